@@ -1,0 +1,214 @@
+"""The one place that sees bytes: frames to typed messages and back."""
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from . import door, limits, topics
+from .errors import Refusal
+from .messages import (
+    Adopted,
+    BrokerMessage,
+    FromWorker,
+    Heartbeat,
+    Hello,
+    Progress,
+    Refuse,
+    Results,
+    ResultsLevel0,
+    Start,
+    StepsLevel0,
+    WorkerMessage,
+)
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode_worker: Final = msgspec.json.Decoder(WorkerMessage).decode
+_decode_broker: Final = msgspec.json.Decoder(BrokerMessage).decode
+_decode_results_level0: Final = msgspec.json.Decoder(ResultsLevel0).decode
+_decode_steps_level0: Final = msgspec.json.Decoder(StepsLevel0).decode
+
+
+def encode(message: Struct) -> bytes:
+    """The JSON of a message, as it follows the topic."""
+    return _encode(message)
+
+
+def frame(topic: bytes, message: Struct) -> bytes:
+    return topic + _encode(message)
+
+
+def split(data: bytes) -> tuple[bytes, bytes]:
+    """(topic with its space, JSON). The JSON starts after the first space."""
+    end = data.find(b" ") + 1
+    if not end:
+        raise Refusal("no_topic" if data else "empty", "the frame has no space after its topic")
+    return data[:end], data[end:]
+
+
+def decode_worker(body: bytes, bytes_max: int = limits.MESSAGE_BYTES_MAX) -> WorkerMessage:
+    """A level-1 message of a worker. Raises Refusal; `unknown_type` is to be ignored, the rest to be answered."""
+    door.check(body, bytes_max)
+    try:
+        message: WorkerMessage = _decode_worker(body)
+    except msgspec.ValidationError as error:
+        raise _refusal(body, str(error)) from None
+    _check_version(message.v)
+    _check_items(message)
+    return message
+
+
+def decode_results_level0(body: bytes, bytes_max: int = limits.MESSAGE_BYTES_MAX) -> ResultsLevel0:
+    """The seed's response document."""
+    value = door.check(body, bytes_max)
+    version = value.get("protocol_version")
+    try:
+        message = _decode_results_level0(body)
+    except msgspec.ValidationError as error:
+        raise _refusal(body, str(error)) from None
+    if version is None and message.error is None:
+        raise Refusal("missing_version", "protocol_version is missing")
+    if version not in (None, limits.PROTOCOL_LEVEL_0):
+        raise Refusal("unknown_version", f"level 0 speaks {limits.PROTOCOL_LEVEL_0}, not {str(version)[:32]!r}")
+    if not message.results and message.error is None:
+        raise Refusal("bad_field", "a batch of results holds at least one - at `$.results`")
+    _refuse_twins([result.step_id for result in message.results])
+    return message
+
+
+def decode_broker(body: bytes) -> BrokerMessage:
+    """A level-1 message of a broker, for workers. The broker has been through the door already."""
+    try:
+        message: BrokerMessage = _decode_broker(body)
+    except msgspec.ValidationError as error:
+        raise _refusal(body, str(error)) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Refusal("not_json", str(error)) from None
+    _check_version(message.v)
+    return message
+
+
+def decode_steps_level0(body: bytes) -> StepsLevel0:
+    try:
+        return _decode_steps_level0(body)
+    except msgspec.ValidationError as error:
+        raise Refusal("bad_field", str(error)) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Refusal("not_json", str(error)) from None
+
+
+def is_level1(body: bytes) -> bool:
+    """Does this message on a topic of both levels carry a `type`? Level 0 has none."""
+    return _peek(body).type is not None
+
+
+class Sender(NamedTuple):
+    """What can still be read of a message that was refused, so that its sender can be told."""
+
+    worker: str | None
+    type: str | None
+    rid: int | None
+
+
+def sender_of(body: bytes) -> Sender:
+    """Only top-level members count: an output may hold a `worker` and a `rid` too, and they are somebody else's."""
+    seen = _peek(body)
+    worker, kind, rid = seen.worker, seen.type, seen.rid
+    return Sender(
+        worker if isinstance(worker, str) and _WORKER.fullmatch(worker) else None,
+        kind if isinstance(kind, str) and _TYPE.fullmatch(kind) else None,
+        rid if type(rid) is int and 1 <= rid <= limits.INTEGER_MAX else None,
+    )
+
+
+# -- what the types cannot say ----------------------------------------------------------------------------------------
+
+_VERSION: Final = re.compile(re.escape(limits.PROTOCOL_LEVEL_1.partition(".")[0]) + r"\.[0-9]{1,4}")
+
+# The lists in which one (step_id, delivery) may stand once.
+_ITEMS: Final[dict[type[FromWorker], Callable[[Any], list[Any]]]] = {
+    Hello: lambda message: message.holding,
+    Heartbeat: lambda message: message.holding,
+    Refuse: lambda message: message.items,
+    Start: lambda message: message.items,
+    Adopted: lambda message: message.items,
+    Progress: lambda message: message.items,
+}
+
+
+def _check_version(v: str, member: str = "v") -> None:
+    if v != limits.PROTOCOL_LEVEL_1 and not _VERSION.fullmatch(v):
+        raise Refusal("unknown_version", f"{member} is {v[:32]!r}, spoken here: {', '.join(limits.VERSIONS_SUPPORTED)}")
+
+
+def _check_items(message: WorkerMessage) -> None:
+    if type(message) is Results:
+        _check_version(message.protocol_version, "protocol_version")
+        items = [(result.step_id, result.delivery) for result in message.results]
+        if UNSET in [delivery for _, delivery in items]:
+            raise Refusal("bad_field", "level 1 needs the delivery of each result - at `$.results[...].delivery`")
+        _refuse_twins(items)
+    elif (items_of := _ITEMS.get(type(message))) and len(held := items_of(message)) > 1:
+        _refuse_twins([item[:2] for item in held])
+
+
+def _refuse_twins(items: list[Any]) -> None:
+    if len(items) > 1 and len(set(items)) != len(items):
+        seen: set[Any] = set()
+        for item in items:
+            if item in seen:
+                raise Refusal("duplicate_item", f"{item} stands twice")
+            seen.add(item)
+
+
+# -- what can be read of a message that is no message -----------------------------------------------------------------
+
+_WORKER: Final = re.compile(topics.WORKER_PATTERN)
+_TYPE: Final = re.compile(r"[a-z_]{1,32}")
+_FIRST_NESTED: Final = re.compile(rb"(?<=.)[\[{]", re.DOTALL)
+_MEMBER: Final = re.compile(
+    rb'"(?:(?P<text>worker|type)"\s*:\s*"(?P<string>[A-Za-z0-9._:-]*)"|rid"\s*:\s*(?P<rid>[0-9]{1,16})\b)'
+)
+
+
+class _Peek(Struct):
+    type: object = None
+    worker: object = None
+    rid: object = None
+    v: object = None
+    protocol_version: object = None
+
+
+_decode_peek: Final = msgspec.json.Decoder(_Peek).decode
+
+
+def _peek(body: bytes) -> _Peek:
+    try:
+        return _decode_peek(body)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        pass
+    # Not JSON. Encoders write the short members first: what stands before the first nesting is still top level.
+    nested = _FIRST_NESTED.search(body)
+    seen = _Peek()
+    for member in _MEMBER.finditer(body[: nested.start()] if nested else body[:4096]):
+        if member["rid"]:
+            seen.rid = int(member["rid"])
+        elif member["text"] == b"worker":
+            seen.worker = member["string"].decode()
+        else:
+            seen.type = member["string"].decode()
+    return seen
+
+
+def _refusal(body: bytes, error: str) -> Refusal:
+    """Give a validation error of msgspec the name it has on the wire."""
+    if error.startswith("Invalid value") and error.endswith("`$.type`"):
+        return Refusal("unknown_type", f"type {str(_peek(body).type)[:32]!r}")
+    for member in ("v", "protocol_version"):
+        if f"missing required field `{member}`" in error and "`$." not in error:
+            return Refusal("missing_version", f"{member} is missing")
+        if error.endswith(f"`$.{member}`"):
+            return Refusal("unknown_version", f"{member} is not a version string: {error}")
+    return Refusal("bad_field", error)

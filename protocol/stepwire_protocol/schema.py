@@ -1,0 +1,200 @@
+"""JSON Schema of every message, made from the types: for whoever has no Python, and for editors and validators.
+
+`python -m stepwire_protocol.schema` writes the files beside SPEC.md; a test fails when they are not what it would
+write. The schema says what a member may hold; what holds for a whole message (no key twice, no integer beyond
+2^53 - 1 in business data, the depth) is in SPEC.md and in the vectors.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec import Struct, inspect
+
+from . import limits, messages
+
+DIRECTORY: Final = Path(__file__).parents[1] / "schema"
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+
+
+class Document(NamedTuple):
+    """One kind of message: the file it has, its type, who sends it, and on which topic."""
+
+    name: str
+    type: type[Struct]
+    sender: str
+    topic: str
+
+
+_TO_BROKER: Final = "results@<broker> "
+_TO_WORKER: Final = "@<worker> "
+
+DOCUMENTS: Final = (
+    Document("hello", messages.Hello, "worker", "workers "),
+    Document("heartbeat", messages.Heartbeat, "worker", "workers "),
+    Document("bye", messages.Bye, "worker", "workers "),
+    Document("gone", messages.Gone, "worker", "workers "),
+    Document("accept", messages.Accept, "worker", _TO_BROKER),
+    Document("refuse", messages.Refuse, "worker", _TO_BROKER),
+    Document("start", messages.Start, "worker", _TO_BROKER),
+    Document("results", messages.Results, "worker", _TO_BROKER),
+    Document("adopted", messages.Adopted, "worker", _TO_BROKER),
+    Document("progress", messages.Progress, "worker", _TO_BROKER),
+    Document("here", messages.Here, "broker", "brokers "),
+    Document("welcome", messages.Welcome, "broker", _TO_WORKER),
+    Document("heartbeat_ack", messages.HeartbeatAck, "broker", _TO_WORKER),
+    Document("steps", messages.Steps, "broker", _TO_WORKER),
+    Document("go", messages.Go, "broker", _TO_WORKER),
+    Document("cancel", messages.Cancel, "broker", _TO_WORKER),
+    Document("ack", messages.Ack, "broker", _TO_WORKER),
+    Document("adopt", messages.Adopt, "broker", _TO_WORKER),
+    Document("reset", messages.Reset, "broker", _TO_WORKER),
+    Document("refused", messages.Refused, "broker", _TO_WORKER),
+    Document("level0_steps", messages.StepsLevel0, "broker", "steps "),
+    Document("level0_results", messages.ResultsLevel0, "worker", "results "),
+)
+
+
+def files() -> dict[str, str]:
+    """The text of every schema file, by its name."""
+    written = {f"{document.name}.json": _text(_of_one(document)) for document in DOCUMENTS}
+    written["bundle.json"] = _text(_of_all())
+    return written
+
+
+def main() -> None:
+    DIRECTORY.mkdir(exist_ok=True)
+    for name, text in files().items():
+        (DIRECTORY / name).write_text(text)
+    sys.stdout.write(f"{len(DOCUMENTS) + 1} files in {DIRECTORY}\n")
+
+
+def _of_one(document: Document) -> dict[str, Any]:
+    definitions: dict[str, Any] = {}
+    _schema(inspect.type_info(document.type), definitions)
+    own = definitions.pop(document.type.__name__)
+    return {
+        "$schema": _DIALECT,
+        "$id": f"stepwire:{limits.PROTOCOL_LEVEL_1}:{document.name}",
+        **own,
+        "description": f"From the {document.sender}, on `{document.topic}`. {own['description']}",
+        **({"$defs": definitions} if definitions else {}),
+    }
+
+
+def _of_all() -> dict[str, Any]:
+    definitions: dict[str, Any] = {}
+    schemas = [_schema(inspect.type_info(document.type), definitions) for document in DOCUMENTS]
+    return {
+        "$schema": _DIALECT,
+        "$id": f"stepwire:{limits.PROTOCOL_LEVEL_1}",
+        "title": "Stepwire",
+        "description": "Any message of the wire, of both levels and both directions.",
+        "oneOf": schemas,
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def _text(schema: dict[str, Any]) -> str:
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+# -- types to schemas -------------------------------------------------------------------------------------------------
+
+_NUMBER_BOUNDS: Final = {"ge": "minimum", "le": "maximum"}
+_STRING_BOUNDS: Final = {"min_length": "minLength", "max_length": "maxLength"}
+_LIST_BOUNDS: Final = {"min_length": "minItems", "max_length": "maxItems"}
+
+
+def _schema(kind: inspect.Type, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a type. Structs go into `definitions` and are referred to."""
+    match kind:
+        case inspect.StructType():
+            return _reference(kind, definitions)
+        case inspect.Metadata():
+            return _schema(kind.type, definitions)
+        case inspect.IntType():
+            return {"type": "integer", **_bounds(kind, _NUMBER_BOUNDS)}
+        case inspect.FloatType():
+            return {"type": "number", **_bounds(kind, _NUMBER_BOUNDS)}
+        case inspect.BoolType():
+            return {"type": "boolean"}
+        case inspect.NoneType():
+            return {"type": "null"}
+        case inspect.StrType():
+            # Elsewhere than in Python, `$` is the end and nothing but the end.
+            pattern = {"pattern": kind.pattern.replace(r"(?!\n)$", "$")} if kind.pattern else {}
+            return {"type": "string", **_bounds(kind, _STRING_BOUNDS), **pattern}
+        case inspect.LiteralType():
+            return {"enum": list(kind.values)}
+        case inspect.ListType():
+            return {"type": "array", "items": _schema(kind.item_type, definitions), **_bounds(kind, _LIST_BOUNDS)}
+        case inspect.TupleType():
+            items = [_schema(item, definitions) for item in kind.item_types]
+            return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
+        case inspect.DictType():
+            names = _schema(kind.key_type, definitions)
+            del names["type"]
+            values = {"additionalProperties": _schema(kind.value_type, definitions)}
+            return {"type": "object", **({"propertyNames": names} if names else {}), **values}
+        case inspect.UnionType():
+            options = [_schema(option, definitions) for option in kind.types]
+            return options[0] if len(options) == 1 else {"anyOf": options}
+        case inspect.RawType() | inspect.AnyType():
+            return {}
+    raise TypeError(f"no schema is written for {kind}: give it a line here")
+
+
+def _bounds(kind: inspect.Type, names: dict[str, str]) -> dict[str, Any]:
+    return {name: bound for field, name in names.items() if (bound := getattr(kind, field)) is not None}
+
+
+# What the codec knows of a whole message. Level 0 is told from level 1 by having no `type`.
+_RULES: Final[dict[type, dict[str, Any]]] = {
+    messages.StepsLevel0: {"not": {"required": ["type"]}},
+    messages.ResultsLevel0: {
+        "not": {"required": ["type"]},
+        "anyOf": [
+            {"required": ["protocol_version", "results"], "properties": {"results": {"minItems": 1}}},
+            {"required": ["error"]},
+        ],
+    },
+}
+
+
+def _reference(kind: inspect.StructType, definitions: dict[str, Any]) -> dict[str, Any]:
+    name = kind.cls.__name__
+    if name not in definitions:
+        definitions[name] = {}  # holds its place
+        properties = {field.encode_name: _member(field, definitions) for field in kind.fields}
+        required = [field.encode_name for field in kind.fields if field.required]
+        if kind.tag_field is not None:
+            properties = {kind.tag_field: {"const": kind.tag}, **properties}
+            required = [kind.tag_field, *required]
+        if kind.cls is messages.Results:
+            # The type of a result is shared with level 0, which has no deliveries.
+            properties["results"]["items"]["required"] = ["delivery"]
+        definitions[name] = {
+            "title": name,
+            "description": " ".join((kind.cls.__doc__ or "").split()),
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            **_RULES.get(kind.cls, {}),
+        }
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def _member(field: inspect.Field, definitions: dict[str, Any]) -> dict[str, Any]:
+    schema = _schema(field.type, definitions)
+    if field.default is not msgspec.NODEFAULT and field.default is not msgspec.UNSET:
+        schema["default"] = json.loads(msgspec.json.encode(field.default))
+    elif field.default_factory is not msgspec.NODEFAULT:
+        schema["default"] = field.default_factory()
+    return schema
+
+
+if __name__ == "__main__":
+    main()
