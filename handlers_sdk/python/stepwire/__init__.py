@@ -1,0 +1,67 @@
+"""Stepwire for Python: write handlers (`Worker`, `Context`, errors) and workflows (`Workflow`), submit tasks
+(`Client`), test without a broker.
+
+from stepwire import Context, Worker
+
+worker = Worker.from_env()
+
+@worker.handler("ship_order")
+async def ship(ctx: Context, order: dict) -> dict:
+    return {"tracking": ...}
+
+worker.run()
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .client import Client, ClientError
+    from .context import Context
+    from .errors import ConfigurationError, OutcomeUnknown, Permanent, Retry, StepError
+    from .worker import Worker
+    from .workflow import Workflow, all_of, any_of, none_of
+
+__all__ = [
+    "Client",
+    "ClientError",
+    "ConfigurationError",
+    "Context",
+    "OutcomeUnknown",
+    "Permanent",
+    "Retry",
+    "StepError",
+    "Worker",
+    "Workflow",
+    "all_of",
+    "any_of",
+    "none_of",
+]
+
+# A client needs no ZeroMQ and a worker no HTTP: each name loads its module when it is first used.
+_HOME = {
+    "Client": "client",
+    "ClientError": "client",
+    "ConfigurationError": "errors",
+    "Context": "context",
+    "OutcomeUnknown": "errors",
+    "Permanent": "errors",
+    "Retry": "errors",
+    "StepError": "errors",
+    "Worker": "worker",
+    "Workflow": "workflow",
+    "all_of": "workflow",
+    "any_of": "workflow",
+    "none_of": "workflow",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'stepwire' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

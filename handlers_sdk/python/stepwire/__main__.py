@@ -1,0 +1,20 @@
+"""The `stepwire` command. It belongs to the broker; the light install only says how to get it."""
+
+import sys
+
+
+def main() -> None:
+    try:
+        from stepwire_broker.cli.main import main as cli
+    except ModuleNotFoundError as error:
+        print(
+            f"stepwire: the command line needs the broker's packages ({error.name} is missing).\n"
+            "Install them with:  pip install '.[broker]'  in a clone of Stepwire's repository",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    cli()
+
+
+if __name__ == "__main__":
+    main()

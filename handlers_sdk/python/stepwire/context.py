@@ -1,0 +1,214 @@
+"""What a handler is given besides its input."""
+
+import logging
+import threading
+from typing import Any, Final, Protocol
+
+import msgspec
+from stepwire_protocol.messages import Item, StepRequest
+
+from .errors import ConfigurationError
+
+logger: Final = logging.getLogger("stepwire.handler")
+
+_decode: Final = msgspec.json.Decoder().decode
+_making: Final = threading.Lock()
+
+
+class Clock(Protocol):
+    def __call__(self) -> float: ...
+
+
+class Report(Protocol):
+    """Where progress goes."""
+
+    def __call__(self, item: Item, done: float, total: float | None, note: str | None) -> None: ...
+
+
+class Signal:
+    """Set once, by the SDK; asked or waited for by the handler. Costs next to nothing until somebody waits."""
+
+    __slots__ = ("_event", "_is_set")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._event: threading.Event | None = None
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    __bool__ = is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until it is set, at most `timeout` seconds. Not for async handlers: those are cancelled."""
+        with _making:
+            if self._event is None:
+                self._event = threading.Event()
+                if self._is_set:
+                    self._event.set()
+            event = self._event
+        return event.wait(timeout)
+
+    def set(self) -> None:
+        with _making:
+            self._is_set = True
+            if self._event is not None:
+                self._event.set()
+
+
+class Context:
+    """One delivery of one step, as its handler sees it.
+
+    `idempotency_key` is the same for every attempt and delivery of the step: pass it to whatever must not happen
+    twice. `delivery` only ever rises: a store that remembers the highest one it saw can fence off an earlier run.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_config",
+        "_log",
+        "_report",
+        "_results",
+        "_started_ms",
+        "_step",
+        "_timeout_at_ms",
+        "cancel_reason",
+        "cancelled",
+        "lease_lost",
+    )
+
+    def __init__(
+        self, step: StepRequest, *, started_ms: float, timeout_at_ms: float, clock: Clock, report: Report
+    ) -> None:
+        self._step = step
+        self._started_ms = started_ms
+        self._timeout_at_ms = timeout_at_ms
+        self._clock = clock
+        self._report = report
+        self._config: Any = None
+        self._results: Any = None
+        self._log: logging.LoggerAdapter[logging.Logger] | None = None
+        self.cancelled = Signal()
+        self.lease_lost = Signal()
+        self.cancel_reason: str | None = None  # timeout, task_cancelled, superseded, shutdown, …
+
+    # -- which step ---------------------------------------------------------------------------------------------------
+
+    @property
+    def task_id(self) -> int:
+        return self._step.task_id
+
+    @property
+    def step_id(self) -> int:
+        return self._step.step_id
+
+    @property
+    def step_name(self) -> str:
+        return self._step.step_name
+
+    @property
+    def handler_class(self) -> str:
+        return self._step.handler_class
+
+    @property
+    def attempt(self) -> int:
+        """How often the step has failed before: 0 the first time."""
+        return self._step.metadata.attempt
+
+    @property
+    def retry_limit(self) -> int:
+        return self._step.metadata.retry_limit
+
+    @property
+    def delivery(self) -> int:
+        return self._step.delivery
+
+    @property
+    def delivery_mode(self) -> str:
+        return self._step.delivery_mode
+
+    @property
+    def idempotency_key(self) -> str:
+        return self._step.metadata.idempotency_key
+
+    @property
+    def traceparent(self) -> str | None:
+        return self._step.metadata.traceparent
+
+    @property
+    def is_shadow(self) -> bool:
+        """This run is a rehearsal: its result is compared and thrown away, so it must have no effects."""
+        return self._step.metadata.shadow
+
+    # -- what it works on ---------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> Any:
+        """The step's `handler_config`."""
+        if self._config is None:
+            self._config = _decode(self._step.handler_config)
+        return self._config
+
+    @property
+    def results(self) -> Any:
+        """The outputs of the steps this one depends on, by step name."""
+        if self._results is None:
+            self._results = _decode(self._step.previous_results)
+        return self._results
+
+    @property
+    def raw_input(self) -> bytes:
+        """The input as JSON: `input` where the workflow maps one, else the whole task context."""
+        step = self._step
+        return bytes(step.task_context if step.input is msgspec.UNSET else step.input)
+
+    # -- how long -----------------------------------------------------------------------------------------------------
+
+    @property
+    def remaining_ms(self) -> float:
+        """What is left of the time-out; infinite where there is none."""
+        return max(0.0, self._timeout_at_ms - self._clock())
+
+    @property
+    def deadline_ms(self) -> float:
+        """When the time-out ends, on the worker's own clock (`stepwire.identity.now_ms`)."""
+        return self._timeout_at_ms
+
+    @property
+    def elapsed_ms(self) -> float:
+        return max(0.0, self._clock() - self._started_ms)
+
+    # -- what it tells ------------------------------------------------------------------------------------------------
+
+    def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
+        """Tell how far it is. Cheap: only the latest is sent, a few times a second."""
+        for number in (done, total):
+            if number is not None and not abs(number) <= 2**53:
+                raise ConfigurationError(f"progress({done!r}, {total!r}): finite numbers up to 2^53")
+        self._report((self._step.step_id, self._step.delivery), done, total, None if note is None else note[:2000])
+
+    @property
+    def log(self) -> "logging.LoggerAdapter[logging.Logger]":
+        """A logger whose records carry the step's ids."""
+        if self._log is None:
+            step = self._step
+            ids = {
+                "task_id": step.task_id,
+                "step_id": step.step_id,
+                "step_name": step.step_name,
+                "attempt": step.metadata.attempt,
+                "delivery": step.delivery,
+            }
+            self._log = logging.LoggerAdapter(logger, ids)
+        return self._log
+
+    logger = log
+
+    def _stop(self, reason: str) -> None:
+        """Raised flags stay up. A lost lease alone cancels nothing: the run may well be the only one."""
+        if reason == "lease_lost":
+            self.lease_lost.set()
+            return
+        if self.cancel_reason is None:
+            self.cancel_reason = reason
+        self.cancelled.set()

@@ -1,0 +1,112 @@
+"""Reads STEPWIRE_* and endpoints, and refuses early, in words, what libzmq would refuse late, in numbers."""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from .actions import Link
+from .errors import ConfigurationError
+
+STEPS_DEFAULT: Final = "ipc://.stepwire/steps.sock"
+RESULTS_DEFAULT: Final = "ipc://.stepwire/results.sock"
+SLOTS_DEFAULT: Final = 10
+SLOTS_MAX: Final = 10_000
+IPC_PATH_BYTES_MAX: Final = 107
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,48}")
+_LABEL: Final = re.compile(r"[^=,]{1,128}")
+
+
+class Environment(NamedTuple):
+    steps: list[str]
+    results: list[str]
+    name: str | None
+    slots: int
+    labels: dict[str, str]
+
+
+def read(environ: Mapping[str, str] = os.environ) -> Environment:
+    return Environment(
+        _list(environ.get("STEPWIRE_STEPS") or STEPS_DEFAULT),
+        _list(environ.get("STEPWIRE_RESULTS") or RESULTS_DEFAULT),
+        environ.get("STEPWIRE_NAME") or None,
+        _slots(environ.get("STEPWIRE_SLOTS") or str(SLOTS_DEFAULT)),
+        _labels(environ.get("STEPWIRE_LABELS") or ""),
+    )
+
+
+def links(steps: list[str], results: list[str], has_context: bool) -> tuple[Link, ...]:
+    """Endpoints in pairs, one pair a broker."""
+    if not steps or len(steps) != len(results):
+        raise ConfigurationError(
+            f"{len(steps)} endpoints for steps and {len(results)} for results: each broker needs one of both, "
+            "in the same order (STEPWIRE_STEPS, STEPWIRE_RESULTS; separate several by commas)"
+        )
+    for kind, endpoints in (("steps", steps), ("results", results)):
+        for endpoint in endpoints:
+            _check_endpoint(kind, endpoint, has_context)
+    return tuple(Link(s, r) for s, r in zip(steps, results, strict=True))
+
+
+def check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(f"worker name {name!r}: it needs 1 to 48 of letters, digits, . _ - (STEPWIRE_NAME)")
+    return name
+
+
+def check_slots(slots: int) -> int:
+    if not 1 <= slots <= SLOTS_MAX:
+        raise ConfigurationError(f"slots is {slots}: it needs to be 1 to {SLOTS_MAX} (STEPWIRE_SLOTS)")
+    return slots
+
+
+def _check_endpoint(kind: str, endpoint: str, has_context: bool) -> None:
+    said = f"the {kind} endpoint {endpoint!r}"
+    scheme, separator, rest = endpoint.partition("://")
+    if not separator or not rest:
+        raise ConfigurationError(f"{said} needs a form like tcp://127.0.0.1:7411 or ipc://.stepwire/{kind}.sock")
+    if scheme == "tcp":
+        try:
+            parts = urlsplit(endpoint)
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise ConfigurationError(f"{said}: {error}") from None
+        if not port:
+            raise ConfigurationError(f"{said} has no port: it needs a form like tcp://127.0.0.1:7411")
+        if not host or host == "*":
+            raise ConfigurationError(f"{said} names no host to connect to: * is for brokers, which bind")
+    elif scheme == "ipc":
+        size = len(os.fsencode(rest))
+        if size > IPC_PATH_BYTES_MAX:
+            raise ConfigurationError(
+                f"{said}: the path has {size} bytes, the system takes {IPC_PATH_BYTES_MAX}; a relative one is shorter"
+            )
+    elif scheme == "inproc":
+        if not has_context:
+            raise ConfigurationError(
+                f"{said} only reaches a broker in this very process: pass its context, Worker(context=...), or use ipc://"
+            )
+    else:
+        raise ConfigurationError(f"{said}: {scheme}:// is not spoken here; tcp://, ipc:// and inproc:// are")
+
+
+def _list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _slots(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,6}", text):
+        raise ConfigurationError(f"STEPWIRE_SLOTS is {text!r}: it needs a whole number, 1 to {SLOTS_MAX}")
+    return check_slots(int(text))
+
+
+def _labels(text: str) -> dict[str, str]:
+    labels = {}
+    for part in _list(text):
+        key, separator, value = part.partition("=")
+        if not separator or not _LABEL.fullmatch(key.strip()):
+            raise ConfigurationError(f"STEPWIRE_LABELS has {part!r}: it needs a form like region=eu,gpu=true")
+        labels[key.strip()] = value.strip()
+    return labels

@@ -1,0 +1,223 @@
+"""A registered handler, and what its return or its exception becomes on the wire."""
+
+import inspect
+import re
+import traceback
+from collections.abc import Callable
+from typing import Any, Final, Literal, TypeAlias, get_type_hints
+
+import msgspec
+from msgspec import UNSET, Raw
+from stepwire_protocol import door, limits
+from stepwire_protocol.errors import Refusal
+from stepwire_protocol.messages import ErrorDetail, Result, ResultMetadata, StepRequest
+
+from .errors import OUTCOME_UNKNOWN, ConfigurationError, Retry, StepError
+from .session import Offer
+
+Kind: TypeAlias = Literal["async", "thread", "process"]
+
+BACKTRACE_BYTES_MAX: Final = 8192
+MESSAGE_CHARS_MAX: Final = 2000
+_NAME: Final = re.compile(r"[A-Za-z0-9_.:*-]{1,128}")
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode_any: Final = msgspec.json.Decoder().decode
+_DIGITS: Final = bytes(0x30 if 0x30 <= c <= 0x39 else 0x20 for c in range(256))
+_BIG: Final = b"0" * 16
+_BRACKETS_SAFE: Final = limits.DEPTH_MAX - 8  # so few brackets cannot nest too deep
+_EMPTY_METADATA: Final = ResultMetadata()
+
+
+class Handler:
+    """A function and how it is to be run. Its input type is read from its second parameter."""
+
+    __slots__ = ("decode", "function", "kind", "offer", "takes_input", "version")
+
+    def __init__(self, function: Callable[..., Any], kind: Kind, offer: Offer, version: str | None = None) -> None:
+        self.function = function
+        self.kind = kind
+        self.offer = offer
+        self.version = version
+        self.takes_input, self.decode = _input_of(function)
+
+    @property
+    def name(self) -> str:
+        return self.offer.pattern
+
+
+def make_handler(
+    function: Callable[..., Any],
+    name: str,
+    *,
+    concurrency: int | None = None,
+    timeout_ms: int | None = None,
+    process: bool = False,
+    shadow_safe: bool = False,
+    version: str | None = None,
+) -> Handler:
+    """Refuses, by ConfigurationError, what could only fail later."""
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(f"handler name {name!r}: 1 to 128 of letters, digits, _ . : - and * for patterns")
+    if concurrency is not None and concurrency < 1:
+        raise ConfigurationError(f"handler {name!r}: concurrency is {concurrency}, it needs to be at least 1")
+    if timeout_ms is not None and timeout_ms < 1:
+        raise ConfigurationError(f"handler {name!r}: timeout_ms is {timeout_ms}, it needs to be at least 1")
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    if is_async and process:
+        raise ConfigurationError(f"handler {name!r}: process=True is for plain functions, this one is async")
+    if process and ("<" in function.__qualname__ or not function.__module__):
+        raise ConfigurationError(
+            f"handler {name!r}: process=True needs a function at the top of a module, not {function.__qualname__}"
+        )
+    kind: Kind = "async" if is_async else "process" if process else "thread"
+    return Handler(function, kind, Offer(name, concurrency, timeout_ms, shadow_safe), version)
+
+
+def bad_input(handler: Handler, step: StepRequest, why: str) -> Result:
+    """The handler was not entered: its input is not what its signature says."""
+    text = f"the input of {step.step_name!r} does not fit handler {handler.name!r}: {why}"
+    return _error(step, "bad_input", text, retryable=False)
+
+
+def read_input(handler: Handler, step: StepRequest) -> Any:
+    """Raises msgspec.DecodeError (its ValidationError included)."""
+    return handler.decode(step.task_context if step.input is UNSET else step.input)
+
+
+def completed(handler: Handler, step: StepRequest, value: Any, took_ms: float) -> Result:
+    """The handler has returned. Only what every language can read and every database can store goes on."""
+    try:
+        output = encode_output(value)
+    except (TypeError, ValueError, OverflowError, RecursionError, UnicodeEncodeError) as error:
+        text = f"the output of {handler.name!r} cannot be sent as JSON: {error}"
+        return sdk_failure(step, "bad_output", text, took_ms=took_ms)
+    metadata = _metadata(took_ms, handler.version)
+    return Result(
+        step_id=step.step_id, delivery=step.delivery, status="completed", output=Raw(output), metadata=metadata
+    )
+
+
+def failed(handler: Handler, step: StepRequest, error: BaseException, took_ms: float) -> Result:
+    """The handler has raised."""
+    code: str | None = type(error).__name__
+    category = retryable = retry_after_ms = None
+    if isinstance(error, StepError):
+        code = clean(error.code, 128) if error.code else None
+        category = clean(error.category, 128) if error.category else None
+        retryable = error.retryable
+        if isinstance(error, Retry):
+            retry_after_ms = error.after_ms
+    is_expected = isinstance(error, StepError)
+    detail = ErrorDetail(
+        message=clean(str(error) or type(error).__name__),
+        code=code,
+        category=category,
+        retryable=retryable,
+        retry_after_ms=retry_after_ms,
+        backtrace=None if is_expected else _backtrace(error),
+    )
+    metadata = _metadata(took_ms, handler.version)
+    return Result(step_id=step.step_id, delivery=step.delivery, status="failed", error=detail, metadata=metadata)
+
+
+def stopped(handler: Handler, step: StepRequest, reason: str, took_ms: float) -> Result:
+    """The handler was asked to stop and did."""
+    text = "the run exceeded its time-out" if reason == "timeout" else f"the run was cancelled: {reason}"
+    code = "timeout" if reason == "timeout" else "cancelled"
+    if step.delivery_mode == "at_most_once":
+        code = OUTCOME_UNKNOWN
+    metadata = _metadata(took_ms, handler.version)
+    detail = ErrorDetail(message=text, code=code)
+    return Result(step_id=step.step_id, delivery=step.delivery, status="failed", error=detail, metadata=metadata)
+
+
+def sdk_failure(
+    step: StepRequest, code: str, text: str, *, retryable: bool = False, took_ms: float | None = None
+) -> Result:
+    """The handler was entered, and the SDK could not bring its outcome home."""
+    if step.delivery_mode == "at_most_once":
+        return _error(step, OUTCOME_UNKNOWN, f"{code}: {text}", retryable=None, took_ms=took_ms)
+    return _error(step, code, text, retryable=retryable, took_ms=took_ms)
+
+
+def encode_output(value: Any) -> bytes:
+    """JSON of what a handler returned. NaN and the infinities become null, as in JavaScript.
+
+    Looks closer only where the bytes give a reason to: long digits, U+0000, many brackets, ready-made JSON.
+    """
+    body = _encode(value)
+    is_suspect = (
+        isinstance(value, Raw)
+        or b"\\u0000" in body
+        or body.count(b"{") + body.count(b"[") > _BRACKETS_SAFE
+        or _BIG in body.translate(_DIGITS)
+    )
+    if is_suspect:
+        try:
+            # As deep as it will be inside a results message.
+            door.check(b'{"results":[{"output":' + body + b"}]}", bytes_max=len(body) + 64)
+        except Refusal as refusal:
+            raise ValueError(str(refusal)) from None
+    return body
+
+
+def clean(text: str, chars_max: int = MESSAGE_CHARS_MAX) -> str:
+    """Text of an exception as the door lets it through: no U+0000, no half surrogates, not endless."""
+    return text[:chars_max].encode("utf-8", "replace").decode().replace("\0", "�")
+
+
+def _metadata(took_ms: float, version: str | None) -> ResultMetadata:
+    """To the microsecond: more digits say nothing, and every broker would look at them as at a long integer."""
+    return ResultMetadata(execution_time_ms=round(took_ms, 3), handler_version=version)
+
+
+def _error(step: StepRequest, code: str, text: str, *, retryable: bool | None, took_ms: float | None = None) -> Result:
+    detail = ErrorDetail(message=clean(text), code=code, retryable=retryable)
+    metadata = _EMPTY_METADATA if took_ms is None else _metadata(took_ms, None)
+    return Result(step_id=step.step_id, delivery=step.delivery, status="error", error=detail, metadata=metadata)
+
+
+def _backtrace(error: BaseException) -> list[str]:
+    """The innermost frames, which say most, within 8 KiB."""
+    lines = [clean(line, 1000) for part in traceback.format_exception(error) for line in part.splitlines()]
+    size, kept = 0, 0
+    for line in reversed(lines):
+        size += len(line.encode()) + 1
+        if size > BACKTRACE_BYTES_MAX:
+            break
+        kept += 1
+    return lines[len(lines) - kept :]
+
+
+def _input_of(function: Callable[..., Any]) -> tuple[bool, Callable[[Any], Any]]:
+    """Does it take an input, and how is that decoded?"""
+    target = function if inspect.isroutine(function) else type(function).__call__
+    try:
+        parameters = [
+            p
+            for p in inspect.signature(function).parameters.values()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+    except (TypeError, ValueError):
+        return True, _decode_any
+    if not parameters:
+        raise ConfigurationError(f"handler {function!r} takes no parameter: it needs one, the Context")
+    if len(parameters) == 1:
+        return False, _decode_any
+    if any(p.default is p.empty for p in parameters[2:]):
+        raise ConfigurationError(f"handler {function!r}: at most two parameters, the Context and the input")
+    try:
+        hint = get_type_hints(target).get(parameters[1].name, Any)
+    except (NameError, AttributeError, TypeError):
+        hint = parameters[1].annotation
+        if hint is parameters[1].empty or isinstance(hint, str):
+            raise ConfigurationError(
+                f"handler {function!r}: the type {hint!r} of its input cannot be resolved where it is registered"
+            ) from None
+    if hint is Any or hint is inspect.Parameter.empty:
+        return True, _decode_any
+    try:
+        return True, msgspec.json.Decoder(hint).decode
+    except TypeError as error:
+        raise ConfigurationError(f"handler {function!r}: its input type cannot be read from JSON: {error}") from None

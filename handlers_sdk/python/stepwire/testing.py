@@ -1,0 +1,162 @@
+"""Run a handler without a broker: what a unit test of a handler wants.
+
+from stepwire import testing
+
+outcome = testing.run(ship, {"order_id": 7}, results={"pay": {"transaction": "t1"}})
+assert outcome.status == "completed" and outcome.output["tracking"]
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Raw
+from stepwire_protocol import limits
+from stepwire_protocol.messages import ErrorDetail, Item, Result, StepMetadata, StepRequest
+
+from .actions import Lease, Run
+from .context import Context
+from .errors import ConfigurationError
+from .handler import Handler, make_handler
+from .identity import now_ms
+from .runners import Call, perform_async, run_plain
+from .session import find_offer
+from .worker import Worker
+
+
+class Progress(NamedTuple):
+    done: float
+    total: float | None
+    note: str | None
+
+
+class Outcome(NamedTuple):
+    """What a broker would have been told."""
+
+    status: Literal["completed", "failed", "error"]
+    output: Any  # after the way through JSON, as a dependent step would read it
+    error: ErrorDetail | None
+    progress: list[Progress]
+
+    @property
+    def is_completed(self) -> bool:
+        return self.status == "completed"
+
+
+def run(
+    handler: Callable[..., Any] | Worker,
+    input: Any = None,
+    *,
+    handler_class: str | None = None,
+    results: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    attempt: int = 0,
+    delivery_mode: Literal["at_least_once", "at_most_once"] = "at_least_once",
+    timeout_ms: int = limits.TIMEOUT_DEFAULT_MS,
+    idempotency_key: str | None = None,
+) -> Outcome:
+    """Run one handler once, with the same decoding, encoding and mapping of errors as in a worker.
+
+    `handler` is the function, or a Worker together with the `handler_class` to look up in it. An async handler is run
+    on a loop of its own, so this is called from plain tests; in an async test, use `run_async`.
+    """
+    call, progress = _call(
+        handler, input, handler_class, results, config, attempt, delivery_mode, timeout_ms, idempotency_key
+    )
+    if call.handler.kind == "async":
+        return _outcome(asyncio.run(_within(call)), progress)
+    return _outcome(run_plain(call), progress)
+
+
+async def run_async(
+    handler: Callable[..., Any] | Worker,
+    input: Any = None,
+    *,
+    handler_class: str | None = None,
+    results: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    attempt: int = 0,
+    delivery_mode: Literal["at_least_once", "at_most_once"] = "at_least_once",
+    timeout_ms: int = limits.TIMEOUT_DEFAULT_MS,
+    idempotency_key: str | None = None,
+) -> Outcome:
+    """`run` for async tests; a plain handler runs in a thread."""
+    call, progress = _call(
+        handler, input, handler_class, results, config, attempt, delivery_mode, timeout_ms, idempotency_key
+    )
+    result = await (_within(call) if call.handler.kind == "async" else asyncio.to_thread(run_plain, call))
+    return _outcome(result, progress)
+
+
+async def _within(call: Call) -> Result | None:
+    """The time-out as a worker enforces it: the handler is cancelled, and has its say."""
+    running = asyncio.ensure_future(perform_async(call, now_ms()))
+
+    def overdue() -> None:
+        call.context._stop("timeout")
+        running.cancel()
+
+    timer = asyncio.get_running_loop().call_later(max(0.0, call.context.remaining_ms) / 1000, overdue)
+    try:
+        return await running
+    finally:
+        timer.cancel()
+
+
+def _call(
+    handler: Callable[..., Any] | Worker,
+    input: Any,
+    handler_class: str | None,
+    results: dict[str, Any] | None,
+    config: dict[str, Any] | None,
+    attempt: int,
+    delivery_mode: Literal["at_least_once", "at_most_once"],
+    timeout_ms: int,
+    idempotency_key: str | None,
+) -> tuple[Call, list[Progress]]:
+    found = _find(handler, handler_class)
+    step = StepRequest(
+        step_id=2,
+        task_id=1,
+        step_name="step",
+        handler_class=handler_class or found.name,
+        handler_config=Raw(msgspec.json.encode(config or {})),
+        task_context=Raw(msgspec.json.encode({} if input is None else input)),
+        previous_results=Raw(msgspec.json.encode(results or {})),
+        delivery=1,
+        delivery_mode=delivery_mode,
+        metadata=StepMetadata(
+            attempt=attempt,
+            retry_limit=3,
+            timeout_ms=timeout_ms,
+            idempotency_key=idempotency_key or f"{secrets.token_hex(16)}/step",
+        ),
+    )
+    progress: list[Progress] = []
+
+    def report(item: Item, done: float, total: float | None, note: str | None) -> None:
+        progress.append(Progress(done, total, note))
+
+    at_ms = now_ms()
+    context = Context(step, started_ms=at_ms, timeout_at_ms=at_ms + timeout_ms, clock=now_ms, report=report)
+    return Call(Run((2, 1), step, 0, at_ms, at_ms + timeout_ms, Lease()), found, context), progress
+
+
+def _find(handler: Callable[..., Any] | Worker, handler_class: str | None) -> Handler:
+    if not isinstance(handler, Worker):
+        return make_handler(handler, handler_class or "tested")
+    if handler_class is None:
+        raise ConfigurationError("testing.run(worker, ...) needs handler_class=: which of its handlers to run")
+    offer = find_offer((h.offer for h in handler.handlers), handler_class)
+    if offer is None:
+        offered = ", ".join(h.name for h in handler.handlers) or "nothing"
+        raise ConfigurationError(f"the worker does not offer {handler_class!r}; it offers {offered}")
+    return handler.handlers[offer]
+
+
+def _outcome(result: Result | None, progress: list[Progress]) -> Outcome:
+    assert result is not None, "only a run that was told to shut down gives its step back"
+    output = msgspec.json.decode(result.output) if result.status == "completed" else None
+    return Outcome(result.status, output, result.error, progress)
