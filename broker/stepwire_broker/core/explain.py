@@ -1,0 +1,453 @@
+"""Why is this step not running? One sentence, from the same data that the dispatcher uses.
+
+A step is told of as it is given: one that is live, or one restored from its committed rows, so that nothing is said of
+what is not durable yet. What is in no row (sessions, leases, the queue) comes from memory, while memory has the step
+where its rows have it. Times are clock readings in UTC, so that a sentence is still true when it is read later.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+import msgspec
+from stepwire_protocol.messages import ErrorDetail
+
+from . import level0
+from .codes import describe
+from .events import Now
+from .placement import offering
+from .ready import route_of
+from .session import WorkerSession
+from .state import BrokerState
+from .states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
+from .task import RESTORED, Step, Task
+
+LOOKED_AT_MAX: Final = 200  # steps of a task, to find what holds it up
+QUEUE_LOOKED_AT_MAX: Final = 2_000
+HOPS_MAX: Final = 100  # from one step that waits to the next
+NAMED_MAX: Final = 5  # of any list in a sentence
+ERROR_CHARACTERS_MAX: Final = 200
+DAY_MS: Final = 24 * 3600 * 1000
+
+# What each code says; the sentence itself has the names and the numbers. Those further up are told of a task first.
+CODES: Final[dict[str, str]] = {
+    "held": "nobody knows whether it ran, and an operator has to say",
+    "paused": "its task is paused",
+    "database_stalled": "the database takes no writes now, so nothing is handed out",
+    "broker_draining": "this broker is stopping and hands nothing out",
+    "no_local_executor": "it is to run inside the broker, which has no executor for that",
+    "no_worker_offers": "no connected worker offers its handler_class",
+    "no_worker_matches": "workers offer its handler_class, and none bears the labels it asks for",
+    "workers_leaving": "every worker that could take it takes nothing new",
+    "runs_alone": "workers died with it before, so it goes alone, and every worker has such a step",
+    "workers_busy": "every worker that could take it is full",
+    "back_off": "an attempt failed, and the next one has its time",
+    "not_loaded": "its task waits in the database for its turn in memory",
+    "payload_fetched": "its payload, or what its rule compares, is being read from the database",
+    "queued": "it stands in the queue, and will be handed out",
+    "committing": "it changes right now: what comes next is being written",
+    "worker_awaited": "it was handed out before this broker started, and its worker may still have it",
+    "handed_out": "a worker has it, and has not started it",
+    "result_awaited": "it has run, and its result is on its way",
+    "running": "a worker runs it",
+    "waits_for": "something it depends on is not final",
+    "completed": "it is completed",
+    "failed": "it has failed",
+    "cancelled": "it was cancelled",
+    "skipped": "it can no longer run",
+}
+
+
+class Why(NamedTuple):
+    code: str
+    message: str
+    since_ms: int | None  # UTC; None where it is not known
+
+
+class WhyTask(NamedTuple):
+    """What a task hangs on: the step, unless it is the task itself."""
+
+    why: Why
+    step: Step | None
+
+
+def step(state: BrokerState, step: Step, now: Now) -> Why:
+    """Why it stands where it stands."""
+    why = _OF_STATE[step.state](state, step, now)
+    assert why.code in CODES, why
+    return why
+
+
+def task(state: BrokerState, task: Task, now: Now) -> WhyTask:
+    """What holds the task up; for one that is over, how it ended."""
+    if task.state in TASK_FINAL:
+        return _ended(state, task, now)
+    moving = [s for s in task.steps if s.state not in STEP_FINAL and s.state is not WAITING]
+    found = [(step(state, each, now), each) for each in moving[:LOOKED_AT_MAX]]
+    if task.state is TaskState.PAUSED and not any(s.state is StepState.DISPATCHED for s in moving):
+        return WhyTask(_paused(task), None)
+    if not found:
+        waiting = [s for s in task.steps if s.state is WAITING][:LOOKED_AT_MAX]
+        found = [(step(state, each, now), each) for each in waiting]
+    if not found:
+        return WhyTask(Why("committing", "everything of it is over, and its end is being written", None), None)
+    why, what = min(found, key=lambda each: _RANK[each[0].code])
+    more = len(moving) - 1
+    others = f"; {more} more of its steps are on their way" if more > 0 else ""
+    return WhyTask(why._replace(message=f"`{what.definition.name}`: {why.message}{others}"), what)
+
+
+# -- by state ---------------------------------------------------------------------------------------------------------
+
+
+def _waiting(state: BrokerState, step: Step, now: Now) -> Why:
+    """The first it waits for, and what that hangs on in the end."""
+    before = _open_before(step)
+    if not before:
+        return Why("payload_fetched", "all before it is final; what its rule compares is being read", None)
+    first = before[0]
+    last = first
+    for _ in range(HOPS_MAX):
+        further = _open_before(last) if last.state is WAITING else None
+        if not further:
+            break
+        last = further[0]
+    if last.state is WAITING and _open_before(last):
+        stands, since = "which waits for others", None
+    else:
+        _, stands, since = _OF_STATE[last.state](state, last, now)
+    name = first.definition.name
+    if last is first:
+        message = f"waits for `{name}` ({stands})"
+    else:
+        message = f"waits for `{name}`, and that for `{last.definition.name}` ({stands})"
+    if len(before) > 1:
+        message += f", and for {len(before) - 1} more"
+    return Why("waits_for", message, since)
+
+
+def _open_before(step: Step) -> list[Step]:
+    steps = (step.task.steps[i] for i in step.definition.depends_on)
+    return [s for s in steps if s.state not in STEP_FINAL]
+
+
+def _ready(state: BrokerState, step: Step, now: Now) -> Why:
+    for check in _READY:
+        why = check(state, step, now)
+        if why is not None:
+            return why
+    raise AssertionError(step)
+
+
+def _dispatched(state: BrokerState, step: Step, now: Now) -> Why:
+    since = step.started_ms or step.dispatched_ms
+    live = _live(state, step)
+    if live is None and step.id in state.steps:
+        return _committing(since)
+    if step.at_level0:
+        return _at_level0(state, step, now)
+    told = f"; it was told to stop: {describe(live.cancel)}" if live is not None and live.cancel else ""
+    where, at = f"`{step.worker}`", _at(step.dispatched_ms, now)
+    if live is None or live.session is None:
+        left_ms = state.safe_at_mono - now.mono
+        rest = f"it has {_span(left_ms)} left to come back" if left_ms > 0 else "it is being asked what it holds"
+        return Why("worker_awaited", f"handed to {where} {at}, before this broker started; {rest}{told}", since)
+    lease = _lease(live.session, now)
+    if live.seen == "done":
+        return Why("result_awaited", f"ran on {where}, whose result is on its way; {lease}{told}", since)
+    if step.started_ms is not None:
+        return Why("running", f"runs on {where}, started {_at(step.started_ms, now)}; {lease}{told}", since)
+    if live.batch is not None and not live.batch.answered:
+        return Why("handed_out", f"handed to {where} {at}, which has not said yet that it has it; {lease}{told}", since)
+    return Why("handed_out", f"handed to {where} {at}, which has not started it; {lease}{told}", since)
+
+
+def _at_level0(state: BrokerState, step: Step, now: Now) -> Why:
+    """Nobody there says what it does: there is what was given to it, and how long it has."""
+    handout = None if step.batch_id is None else state.level0.handouts.get(step.batch_id)
+    message = f"handed to the level-0 handler `{step.worker}` {_at(step.dispatched_ms, now)}"
+    if handout is not None and handout.peer is None:
+        message += ", before this broker started"
+    elif handout is not None and handout.peer is not None and handout.peer.gone:
+        message += ", which has gone since and may still answer"
+    if handout is not None and handout.due_mono:
+        message += f"; it has {_span(handout.due_mono - now.mono)} left to answer"
+    return Why("handed_out", message, step.dispatched_ms)
+
+
+def _lease(session: WorkerSession, now: Now) -> str:
+    if not session.has_lease:
+        return "it sends no heartbeats"
+    return f"lease renewed {_span(now.mono - session.heard_mono)} ago"
+
+
+def _retry_wait(state: BrokerState, step: Step, now: Now) -> Why:
+    until = step.not_before_ms or now.wall
+    left_ms = until - now.wall
+    when = f"until {_at(until, now)}" if left_ms > 0 else "which is over"
+    attempts = f"attempt {step.attempt + 1} of {step.definition.retry_limit + 1} comes next"
+    return Why("back_off", f"in back-off {when}; {attempts}{_last_error(step)}", step.started_ms or step.dispatched_ms)
+
+
+def _held(state: BrokerState, step: Step, now: Now) -> Why:
+    how = f"`stepwire step resolve {step.id}` says what became of it"
+    since = step.started_ms or step.dispatched_ms
+    if step.reason == RESTORED:
+        return Why("held", f"held: {describe(RESTORED)}; {how}", since)
+    gone = "" if step.worker in state.sessions else ", which is gone"
+    granted = f"granted to `{step.worker}` {_at(step.dispatched_ms, now)}{gone}"
+    return Why(
+        "held", f"held: {granted}; {describe(step.reason or 'outcome_unknown')}{_last_error(step)}; {how}", since
+    )
+
+
+def _final(state: BrokerState, step: Step, now: Now) -> Why:
+    at = _at(step.finished_ms, now)
+    match step.state:
+        case StepState.COMPLETED:
+            where = f" on `{step.worker}`" if step.worker else ""
+            message = f"completed{where} {at}"
+        case StepState.FAILED:
+            tries = f" after {step.attempt + 1} attempts" if step.attempt else ""
+            message = f"failed {at}{tries}: {_error(step) or describe(step.reason or 'failed')}"
+        case StepState.CANCELLED:
+            message = f"cancelled {at}: {describe(step.reason or 'task_cancelled')}"
+        case _:
+            message = f"skipped {at}: its trigger rule is false, or something before it did not complete"
+    return Why(str(step.state), message, step.finished_ms)
+
+
+_OF_STATE: Final[dict[StepState, Callable[[BrokerState, Step, Now], Why]]] = {
+    StepState.WAITING: _waiting,
+    StepState.READY: _ready,
+    StepState.DISPATCHED: _dispatched,
+    StepState.RETRY_WAIT: _retry_wait,
+    StepState.HELD: _held,
+    **dict.fromkeys(STEP_FINAL, _final),
+}
+
+
+# -- a ready step: the first of these that holds is why ---------------------------------------------------------------
+
+
+def _is_paused(state: BrokerState, step: Step, now: Now) -> Why | None:
+    return _paused(step.task) if step.task.state is TaskState.PAUSED else None
+
+
+def _is_stalled(state: BrokerState, step: Step, now: Now) -> Why | None:
+    if state.stalled is None:
+        return None
+    message = f"the database takes no writes now ({state.stalled}), so nothing is handed out; it goes on by itself"
+    return Why("database_stalled", message, None)
+
+
+def _is_draining(state: BrokerState, step: Step, now: Now) -> Why | None:
+    if not state.draining:
+        return None
+    return Why("broker_draining", "this broker is draining: it stops, and hands nothing out any more", None)
+
+
+def _is_changing(state: BrokerState, step: Step, now: Now) -> Why | None:
+    return _committing(step.ready_ms) if step.id in state.steps and _live(state, step) is None else None
+
+
+def _is_local(state: BrokerState, step: Step, now: Now) -> Why | None:
+    if step.definition.worker_selector != "local":
+        return None
+    message = "`worker_selector` is local: it is to run inside the broker, which has no executor for that"
+    return Why("no_local_executor", message, step.ready_ms)
+
+
+def _is_offered_by_nobody(state: BrokerState, step: Step, now: Now) -> Why | None:
+    name = step.definition.handler_class
+    offering_it = [s for s in state.sessions.values() if s.offers(name)]
+    if any(name not in s.unknown for s in offering_it) or level0.serves(state, step):
+        return None
+    if level0.offers(state, name):
+        why = "asks for labels, which they do not bear"
+        if step.at_most_once and not state.settings.bus.level0.at_most_once:
+            why = "is at_most_once, which they get only with bus.level0.at_most_once"
+        there = _count(len(state.level0.peers), "level-0 handler")
+        message = f"no worker offers `{name}`; there is {there}, and the step {why}"
+        return Why("no_worker_offers", message, step.ready_ms)
+    if offering_it:
+        rest = f"{_named(s.worker for s in offering_it)} said so and did not know it after all"
+    elif state.sessions:
+        offered = sorted({h for s in state.sessions.values() for h in s.handlers})
+        rest = f"{_count(len(state.sessions), 'worker')} connected, offering {_named(offered)}"
+    else:
+        rest = "no worker is connected"
+    return Why("no_worker_offers", f"no worker offers `{name}` ({rest})", step.ready_ms)
+
+
+def _is_matched_by_nobody(state: BrokerState, step: Step, now: Now) -> Why | None:
+    if offering(state, route_of(step)) or level0.serves(state, step):
+        return None
+    name, selector = step.definition.handler_class, step.definition.worker_selector
+    assert isinstance(selector, dict)
+    have = sorted({f"{k}={v}" for s in state.sessions.values() if s.offers(name) for k, v in s.labels.items()})
+    theirs = f"theirs are {_named(have)}" if have else "they bear none"
+    wanted = _named(f"{k}={v}" for k, v in sorted(selector.items()))
+    message = f"no worker that offers `{name}` bears the labels {wanted} ({theirs})"
+    return Why("no_worker_matches", message, step.ready_ms)
+
+
+def _is_fetched(state: BrokerState, step: Step, now: Now) -> Why | None:
+    live = state.steps.get(step.id)
+    if not any(live is each for steps in state.fetching.values() for each in steps):
+        return None
+    return Why("payload_fetched", "its payload is being read from the database", step.ready_ms)
+
+
+def _is_not_loaded(state: BrokerState, step: Step, now: Now) -> Why | None:
+    if step.id in state.steps:
+        return None
+    room = f"{len(state.tasks)} tasks are in memory, at most {state.settings.limits.max_active_tasks}"
+    message = f"its task waits in the database for its turn: {room}, and {state.unloaded} are not"
+    return Why("not_loaded", message, step.ready_ms)
+
+
+def _is_left_alone(state: BrokerState, step: Step, now: Now) -> Why | None:
+    sessions = offering(state, route_of(step))
+    if any(not (s.draining or s.stuck or s.muted) for s in sessions) or level0.serves(state, step):
+        return None
+    how = _named(f"`{s.worker}` {_leaving(s)}" for s in sessions)
+    return Why("workers_leaving", f"no worker that could take it takes anything new: {how}", step.ready_ms)
+
+
+def _leaving(session: WorkerSession) -> str:
+    if session.draining:
+        return "is draining"
+    if session.stuck:
+        return "is stuck, all it runs being past its time-out"
+    return "does not answer what it is given"
+
+
+def _goes_alone(state: BrokerState, step: Step, now: Now) -> Why | None:
+    with_room = [s for s in offering(state, route_of(step)) if s.credit > 0]
+    if not step.is_suspect or not with_room or any(not s.suspects for s in with_room):
+        return None
+    message = f"{step.lost_sessions} workers died with it, so it goes alone, and every worker has such a step now"
+    return Why("runs_alone", message, step.ready_ms)
+
+
+def _is_too_much(state: BrokerState, step: Step, now: Now) -> Why | None:
+    if level0.serves(state, step):
+        return _peers_are_busy(state, step, now)
+    sessions = [s for s in offering(state, route_of(step)) if not (s.draining or s.stuck or s.muted)]
+    if any(s.credit > 0 for s in sessions):
+        return None
+    slots = _count(sum(s.slots for s in sessions), "slot")
+    whose = f"{_count(len(sessions), 'worker')} that could take it"
+    ahead = _ahead(state, step)
+    return Why("workers_busy", f"all {slots} of the {whose} are busy{ahead}", step.ready_ms)
+
+
+def _peers_are_busy(state: BrokerState, step: Step, now: Now) -> Why | None:
+    peers = state.level0.peers.values()
+    if any(level0.is_free(peer, now) and not (peer.doubted and step.at_most_once) for peer in peers):
+        return None
+    if all(peer.doubted for peer in peers) and step.at_most_once:
+        message = "each level-0 handler let a lease end, and gets nothing at_most_once until it answers; start one anew"
+        return Why("workers_leaving", message, step.ready_ms)
+    message = f"it goes to a level-0 handler, and there is {_count(len(peers), 'such handler')}, none of them free"
+    return Why("workers_busy", f"{message}{_ahead(state, step)}", step.ready_ms)
+
+
+def _is_queued(state: BrokerState, step: Step, now: Now) -> Why:
+    return Why("queued", f"it is handed out with the next commit{_ahead(state, step)}", step.ready_ms)
+
+
+def _ahead(state: BrokerState, step: Step) -> str:
+    ahead = state.ready.ahead_of(step, QUEUE_LOOKED_AT_MAX)
+    return f"; queued behind {_count(ahead, 'step')}" if ahead else ""
+
+
+_READY: Final[tuple[Callable[[BrokerState, Step, Now], Why | None], ...]] = (
+    _is_paused,
+    _is_stalled,
+    _is_draining,
+    _is_changing,
+    _is_local,
+    _is_offered_by_nobody,
+    _is_matched_by_nobody,
+    _is_fetched,
+    _is_not_loaded,
+    _is_left_alone,
+    _goes_alone,
+    _is_too_much,
+    _is_queued,
+)
+
+
+# -- of tasks ---------------------------------------------------------------------------------------------------------
+
+
+def _paused(task: Task) -> Why:
+    return Why("paused", f"the task is paused; `stepwire task resume {task.id}` goes on with it", None)
+
+
+def _ended(state: BrokerState, task: Task, now: Now) -> WhyTask:
+    failed = next((s for s in task.steps if s.state is StepState.FAILED and not s.definition.allow_failure), None)
+    if task.state is TaskState.FAILED and failed is not None:
+        why = _final(state, failed, now)
+        return WhyTask(why._replace(message=f"`{failed.definition.name}`: {why.message}"), failed)
+    code = str(task.state)
+    return WhyTask(Why(code, f"the task is {code} since {_at(task.finished_ms, now)}", task.finished_ms), None)
+
+
+_RANK: Final = {code: rank for rank, code in enumerate(CODES)}
+
+
+# -- what sentences are made of ---------------------------------------------------------------------------------------
+
+
+def _live(state: BrokerState, step: Step) -> Step | None:
+    """The same step in memory, if it stands there as it stands here."""
+    live = state.steps.get(step.id)
+    if live is None or (live.state, live.delivery, live.attempt) != (step.state, step.delivery, step.attempt):
+        return None
+    return live
+
+
+def _committing(since_ms: int | None) -> Why:
+    return Why("committing", "it changes right now: what comes next is being written", since_ms)
+
+
+def _last_error(step: Step) -> str:
+    error = _error(step)
+    return f"; last error: {error}" if error else ""
+
+
+def _error(step: Step) -> str | None:
+    if step.error is None:
+        return None
+    message = msgspec.json.decode(step.error, type=ErrorDetail).message
+    return message if len(message) <= ERROR_CHARACTERS_MAX else f"{message[:ERROR_CHARACTERS_MAX]}…"
+
+
+def _named(names: Iterable[str]) -> str:
+    shown = list(names)
+    more = f" and {len(shown) - NAMED_MAX} more" if len(shown) > NAMED_MAX else ""
+    return ", ".join(shown[:NAMED_MAX]) + more
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _at(ms: int | None, now: Now) -> str:
+    """`at 12:00:03 UTC`; what is a day away or more has no use for seconds."""
+    if ms is None:
+        return "some time ago"
+    if abs(ms - now.wall) >= DAY_MS:
+        days = _count(abs(ms - now.wall) // DAY_MS, "day")
+        return f"{days} ago" if ms < now.wall else f"in {days}"
+    minutes, seconds = divmod(ms % DAY_MS // 1000, 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02} UTC"
+
+
+def _span(ms: int) -> str:
+    seconds = max(0, ms) / 1000
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -1,0 +1,361 @@
+"""The core's one door: `handle(event, now) → Decision`. Deterministic: the same events at the same times, the same out.
+
+What is decided goes three ways. Facts change the live state and mark what has to be written. Sends that rest on
+something wait in the outbox until it is committed; the few that rest on nothing leave at once. Reads, watches and
+timers are asked for. `close(lane)` then yields the lane's next transaction, and its outcome comes back as an event.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from stepwire_protocol import messages as wire
+
+from . import events, level0, orders, placement, residency, results, sessions, submission
+from .answers import Refused
+from .decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
+from .events import Event, Now
+from .group import Committed, Group, Stalled
+from .outbox import SendAck, SendAnswer, SendBatch, SendHandout
+from .progress import discard, expire_retry
+from .residency import keep_loading, load_for, not_found
+from .results import on_results
+from .state import BrokerState, Identity, Load
+from .states import STEP_FINAL
+from .stored import Loaded
+from .submission import on_applied, on_decided
+from .task import Task
+from .workflow import Workflow
+
+NOTHING: Final = Decision()
+
+TaskCommand = events.CancelTask | events.PauseTask | events.ResumeTask | events.RetryTask
+
+
+class Machine:
+    def __init__(self, state: BrokerState, workflows: list[tuple[Workflow, bool]]) -> None:
+        self.state = state
+        for workflow, active in workflows:
+            submission.know(state, workflow, active)
+        submission.keep_numbers(state, 0)
+        if state.unloaded:
+            state.timers.set(0, "load", None)
+        state.timers.set(state.safe_at_mono, "safe", None)
+
+    def handle(self, event: Event, now: Now) -> Decision:
+        """Decide on one event. What is to be done at once is in the Decision."""
+        HANDLERS[type(event)](self.state, event, now)
+        return self._decided(now)
+
+    def close(self, lane: int, now: Now) -> tuple[Group | None, Decision]:
+        """The lane's next transaction, if its writer is free. Ready steps are handed out now, so that a batch holds all
+        that piled up; whole batches also before, while the loop has nothing better to do."""
+        state = self.state
+        is_idle = state.outbox.lanes[lane].is_idle
+        placement.dispatch(state, now, whole_batches=not is_idle)
+        if is_idle and state.level0.peers:
+            level0.dispatch(state, now)
+        return state.outbox.close(lane, now), self._decided(now)
+
+    def take(self, now: Now) -> Decision:
+        """What stands to be done without an event: a message was refused before it could become one."""
+        return self._decided(now)
+
+    @property
+    def wake_at(self) -> int | None:
+        """When a Tick is due, in `mono` milliseconds."""
+        return self.state.timers.wake_at
+
+    def _decided(self, now: Now) -> Decision:
+        state = self.state
+        if state.undecided_steps:
+            residency.fetch_for_rules(state)
+        if state.unloaded > 0:
+            keep_loading(state, now)
+        _release(state, now)
+        decision = state.decision
+        if decision.is_empty:
+            return NOTHING  # not the one that is filled from here on: what comes into it is another turn's
+        state.decision = Decision()
+        return decision
+
+
+def _release(state: BrokerState, now: Now) -> None:
+    """What rests on commits that are done leaves, unless its session is dead or its task's rows were refused."""
+    decision = state.decision
+    for send in state.outbox.released():
+        if isinstance(send, SendBatch):
+            placement.released(state, send.batch, now)
+        elif isinstance(send, SendAck):
+            if not any(task.rejected for task in send.about):
+                decision.sends.append(ToWorker(send.topic, send.message))
+        elif isinstance(send, SendAnswer):
+            _say(state, send)
+        elif isinstance(send, SendHandout):
+            level0.released(state, send, now)
+        elif not send.session.dead and not any(task.rejected for task in send.about):
+            decision.sends.append(ToWorker(send.session.topic, send.message))
+
+
+def _say(state: BrokerState, send: SendAnswer) -> None:
+    task, answer = send.about, send.answer
+    if task is not None and task.rejected:
+        if send.awaits:
+            orders.wait(state, send.request, task.id)  # it has not come so far after all
+            return
+        answer = Refused("refused_by_database", f"the database refused the data of task {task.id}")
+    state.decision.answers.append(ToRequest(send.request, answer))
+
+
+# -- commits ----------------------------------------------------------------------------------------------------------
+
+
+def _on_committed(state: BrokerState, event: Committed, now: Now) -> None:
+    state.stalled = None
+    wrote = state.outbox.committed(event.lane, event.seq)
+    for rejected in event.rejected:
+        _on_rejected(state, rejected.task_id, rejected.error, now)
+    for submitted in event.submissions:
+        on_decided(state, submitted, now)
+    for applied in event.workflows:
+        on_applied(state, applied, now)
+    if event.ids is not None:
+        state.next_id, state.last_id = _joined((state.next_id, state.last_id), event.ids)
+        state.ids_asked = False
+    residency.settle(state, wrote, state.outbox.lanes[event.lane].dirty)
+    if state.large or state.large_contexts:
+        residency.let_go_of_large(state)
+
+
+def _joined(have: tuple[int, int], more: tuple[int, int]) -> tuple[int, int]:
+    """Numbers go on where they were if the new block follows; else what is left of the old one is given up."""
+    return (have[0], more[1]) if more[0] == have[1] + 1 else more
+
+
+def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None:
+    """The database refused this task's rows. It is what it was before, and whatever brought them is parked."""
+    task = state.tasks.get(task_id)
+    if task is None:
+        return
+    culprits = frozenset(s.id for s in task.steps if s.state in STEP_FINAL)
+    discard(state, task, now)
+    state.unloaded += 1
+    request = state.next_read()
+    state.rejected[task_id] = (culprits, error)
+    state.loads[request] = Load("rejected", task_id)
+    state.decision.reads.append(LoadById(request, [task_id]))
+
+
+def _on_stalled(state: BrokerState, event: Stalled, now: Now) -> None:
+    state.stalled = event.code
+
+
+# -- reads ------------------------------------------------------------------------------------------------------------
+
+
+def _on_loaded(state: BrokerState, event: events.LoadedTasks, now: Now) -> None:
+    load = state.loads.pop(event.request)
+    match load.kind:
+        case "page":
+            residency.on_page(state, event.loaded, load.gone, now)
+        case "results":
+            state.unloaded -= residency.insert(state, event.loaded, load.gone, now)
+            HANDLERS[type(load.then)](state, load.then, now, event.absent - _steps_in(event.loaded, load.gone))
+        case "command":
+            _command_on_loaded(state, event.loaded, load.gone, load.then, now)
+        case "rejected":
+            state.unloaded -= residency.insert(state, event.loaded, load.gone, now)
+        case _:
+            raise AssertionError(load.kind)
+
+
+def _steps_in(loaded: Loaded, gone: set[int]) -> frozenset[int]:
+    return frozenset(step.id for step in loaded.steps if step.task_id in gone)
+
+
+def _command_on_loaded(state: BrokerState, loaded: Loaded, gone: set[int], command: Any, now: Now) -> None:
+    """The task a command names was brought. A finished one stays in memory only if the command opens it again."""
+    if not loaded.tasks:
+        state.refuse_now(command.request, not_found(command))
+        return
+    row = loaded.tasks[0]
+    if row.id in gone and row.id not in state.tasks:
+        load_for(state, row.id, command)
+        return
+    if row.id not in state.tasks:
+        if row.finished_ms is None:
+            state.unloaded -= residency.insert(state, loaded, gone, now)
+        else:
+            residency.admit_final(state, residency.restored(state, row, loaded.steps))
+    HANDLERS[type(command)](state, command, now)
+
+
+def _on_payloads(state: BrokerState, event: events.LoadedPayloads, now: Now) -> None:
+    residency.on_payloads(state, event.payloads, state.fetching.pop(event.request), now)
+
+
+def _on_load_failed(state: BrokerState, event: events.LoadFailed, now: Now) -> None:
+    """A read did not work out: what it was for is tried again, or its sender is told to."""
+    steps = state.fetching.pop(event.request, None)
+    if steps is not None:
+        state.timers.set(now.mono + residency.PAGE_PAUSE_MS, "fetch", steps)
+        return
+    load = state.loads.pop(event.request)
+    match load.kind:
+        case "page":
+            state.page_asked = None
+            state.page_after_mono = now.mono + residency.PAGE_PAUSE_MS
+            state.timers.set(state.page_after_mono, "load", None)
+        case "command":
+            state.refuse_now(
+                load.then.request, Refused("database_unavailable", f"the task could not be read: {event.error}")
+            )
+        case "rejected":
+            state.timers.set(now.mono + residency.PAGE_PAUSE_MS, "rejected", load.then)
+        case _:
+            pass  # results: the worker says them again; level 0 does not, and its step runs again
+
+
+# -- commands on tasks ------------------------------------------------------------------------------------------------
+
+
+def _on_command(state: BrokerState, event: Any, now: Now) -> None:
+    task = state.tasks.get(event.task_id)
+    if state.stalled is not None:
+        _refuse_stalled(state, event.request, task)
+    elif task is None:
+        load_for(state, event.task_id, event)
+    else:
+        _TASK_COMMANDS[type(event)](state, task, event, now)
+        residency.leave_if_final(state, task)
+
+
+def _on_resolve(state: BrokerState, event: events.ResolveStep, now: Now) -> None:
+    step = state.steps.get(event.step_id)
+    if state.stalled is not None:
+        _refuse_stalled(state, event.request, step.task if step is not None else None)
+    elif step is None:
+        request = state.next_read()
+        state.loads[request] = Load("command", event)
+        state.decision.reads.append(LoadBySteps(request, [event.step_id], any_state=True))
+    else:
+        orders.on_resolve(state, step, event, now)
+        residency.leave_if_final(state, step.task)
+
+
+def _on_drain_worker(state: BrokerState, event: events.DrainWorker, now: Now) -> None:
+    if not level0.on_drain_worker(state, event):
+        sessions.on_drain_worker(state, event, now)
+
+
+def _refuse_stalled(state: BrokerState, request: int, task: Task | None) -> None:
+    refused = submission.intake_refused(state)
+    assert refused is not None
+    state.refuse_now(request, refused)
+    if task is not None:
+        residency.leave_if_final(state, task)
+
+
+_TASK_COMMANDS: Final[dict[type, Callable[[BrokerState, Task, Any, Now], None]]] = {
+    events.CancelTask: orders.on_cancel,
+    events.PauseTask: orders.on_pause,
+    events.ResumeTask: orders.on_resume,
+    events.RetryTask: orders.on_retry,
+}
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+def _on_tick(state: BrokerState, event: events.Tick, now: Now) -> None:
+    while (due := state.timers.pop_due(now)) is not None:
+        kind, what = due
+        _TIMERS[kind](state, what, now)
+
+
+def _safe(state: BrokerState, what: None, now: Now) -> None:
+    state.safe_is_due = False
+    if now.mono >= state.safe_at_mono:
+        sessions.expire_recovered(state, now)
+    if state.recovered or now.mono < state.safe_at_mono:
+        state.safe_is_due = True
+        state.timers.set(max(state.safe_at_mono, now.mono + residency.PAGE_PAUSE_MS), "safe", None)
+
+
+def _fetch_again(state: BrokerState, steps: list[Any], now: Now) -> None:
+    state.undecided_steps.extend(s for s in steps if s.task.steps)
+
+
+def _reload_rejected(state: BrokerState, task_id: int, now: Now) -> None:
+    if task_id in state.rejected:
+        request = state.next_read()
+        state.loads[request] = Load("rejected", task_id)
+        state.decision.reads.append(LoadById(request, [task_id]))
+
+
+def _on_drain(state: BrokerState, event: events.Drain, now: Now) -> None:
+    state.draining = True
+
+
+_TIMERS: Final[dict[str, Callable[[BrokerState, Any, Now], None]]] = {
+    "retransmit": placement.retransmit,
+    "lease": sessions.check_lease,
+    "adopt": sessions.ask_adoption,
+    "run": sessions.expire_run,
+    "handout": level0.expire,
+    "settled": lambda state, what, now: None,  # there is a peer more to hand something to
+    "unstarted": lambda state, what, now: orders.expire_unstarted(state, what[0], what[1], now),
+    "retry": lambda state, what, now: expire_retry(state, what[0], what[1], now),
+    "queue": lambda state, what, now: orders.expire_queue(state, what[0], what[1], now),
+    "step_deadline": lambda state, what, now: orders.expire_deadline(state, what[0], what[1], now),
+    "task_deadline": lambda state, what, now: orders.expire_task(state, what[0], what[1], now),
+    "safe": _safe,
+    "load": lambda state, what, now: None,  # every event looks whether to load
+    "fetch": _fetch_again,
+    "rejected": _reload_rejected,
+}
+
+HANDLERS: Final[dict[type, Callable[..., None]]] = {
+    # workers
+    wire.Results: on_results,
+    wire.ResultsLevel0: level0.on_results,
+    wire.Accept: results.on_accept,
+    wire.Heartbeat: sessions.on_heartbeat,
+    wire.Hello: sessions.on_hello,
+    wire.Start: results.on_start,
+    wire.Refuse: results.on_refuse,
+    wire.Adopted: sessions.on_adopted,
+    wire.Progress: results.on_progress,
+    wire.Bye: sessions.on_bye,
+    wire.Gone: sessions.on_gone,
+    # the database
+    Committed: _on_committed,
+    Stalled: _on_stalled,
+    events.LoadedTasks: _on_loaded,
+    events.LoadedPayloads: _on_payloads,
+    events.LoadFailed: _on_load_failed,
+    # people and programs
+    events.SubmitTasks: submission.on_submit,
+    events.ApplyWorkflow: submission.on_apply,
+    events.ActivateWorkflow: submission.on_activate,
+    events.AwaitTask: orders.on_await,
+    events.Forget: orders.on_forget,
+    events.CancelTask: _on_command,
+    events.PauseTask: _on_command,
+    events.ResumeTask: _on_command,
+    events.RetryTask: _on_command,
+    events.ResolveStep: _on_resolve,
+    events.DrainWorker: _on_drain_worker,
+    # the world
+    events.Tick: _on_tick,
+    events.Subscribed: sessions.on_subscribed,
+    events.SubscriptionVanished: sessions.on_subscription_vanished,
+    events.PeerSubscribed: level0.on_subscribed,
+    events.PeerVanished: level0.on_vanished,
+    events.PeersUncertain: level0.on_uncertain,
+    events.ProcessDied: sessions.on_process_died,
+    events.LoopWasLate: sessions.on_loop_was_late,
+    events.Drain: _on_drain,
+    events.Leave: sessions.on_leave,
+}
+
+__all__ = ["Identity", "Machine"]

@@ -1,0 +1,140 @@
+"""The ready queue: higher priority first, then age; namespaces take turns, so that one's flood starves nobody.
+
+Steps are kept by namespace and route (handler_class and selector), because whole routes are often without any worker
+and must cost nothing then. Entries are not removed when a step leaves `ready` by another way; they are passed over
+when they come up.
+"""
+
+from collections import deque
+from collections.abc import Container, Iterator
+from heapq import heapify, heappop, heappush
+from typing import TypeAlias
+
+from .states import READY, TaskState
+from .task import Step
+
+# handler_class, selector, whether it goes alone, and whether it is at_most_once: what some cannot take must not bar the
+# way to the rest
+Route: TypeAlias = tuple[str, tuple[tuple[str, str], ...] | str | None, bool, bool]
+
+# priority (negated), ready since, step id; the count makes the order total when a task left memory and came back
+_Entry: TypeAlias = tuple[int, int, int, int, Step]
+
+
+def route_of(step: Step) -> Route:
+    selector = step.definition.worker_selector
+    if selector is None or isinstance(selector, str):
+        return step.definition.handler_class, selector, step.is_suspect, step.at_most_once
+    return step.definition.handler_class, tuple(sorted(selector.items())), step.is_suspect, step.at_most_once
+
+
+class ReadyQueue:
+    def __init__(self, quantum: int) -> None:
+        self.quantum = quantum  # steps a namespace may take before the next one has its turn
+        self._by_namespace: dict[str, dict[Route, list[_Entry]]] = {}
+        self._turns: deque[str] = deque()
+        self._left = quantum  # what the namespace at the front may still take
+        self._puts = 0
+        self.count = 0
+
+    def put(self, step: Step) -> None:
+        """A step became ready. It must not stand here already."""
+        if step.queued:
+            return
+        step.queued = True
+        self.count += 1
+        namespace = step.task.namespace
+        routes = self._by_namespace.get(namespace)
+        if routes is None:
+            routes = self._by_namespace[namespace] = {}
+            self._turns.append(namespace)
+        route = route_of(step)
+        heap = routes.get(route)
+        if heap is None:
+            heap = routes[route] = []
+        rank = -(step.task.priority + step.definition.priority)
+        self._puts += 1
+        heappush(heap, (rank, step.ready_ms or 0, step.id, self._puts, step))
+
+    def routes(self) -> Iterator[Route]:
+        for routes in self._by_namespace.values():
+            yield from routes
+
+    def count_of(self, servable: Container[Route]) -> int:
+        """About how many stand there of these routes."""
+        return sum(
+            len(heap) for routes in self._by_namespace.values() for route, heap in routes.items() if route in servable
+        )
+
+    def next(self, servable: Container[Route]) -> tuple[Route, Step] | None:
+        """The step whose turn it is, among the routes that somebody can serve now. It is taken out."""
+        for _ in range(len(self._turns) + 1):
+            if not self._turns:
+                return None
+            namespace = self._turns[0]
+            best = self._best(self._by_namespace[namespace], servable) if self._left > 0 else None
+            if best is not None:
+                self._left -= 1
+                return best
+            self._left = self.quantum
+            if self._by_namespace[namespace]:
+                self._turns.rotate(-1)
+            else:
+                self._turns.popleft()
+                del self._by_namespace[namespace]
+        return None
+
+    def _best(self, routes: dict[Route, list[_Entry]], servable: Container[Route]) -> tuple[Route, Step] | None:
+        best: tuple[Route, list[_Entry]] | None = None
+        empty: list[Route] = []
+        for route, heap in routes.items():
+            while heap and not _stands(heap[0][-1]):
+                heap[0][-1].queued = False
+                self.count -= 1
+                heappop(heap)
+            if not heap:
+                empty.append(route)
+            elif route in servable and (best is None or heap[0] < best[1][0]):
+                best = route, heap
+        for route in empty:
+            del routes[route]
+        if best is None:
+            return None
+        route, heap = best
+        step = heappop(heap)[-1]
+        step.queued = False
+        self.count -= 1
+        return route, step
+
+    def ahead_of(self, step: Step, look_at_max: int) -> int:
+        """How many of its namespace and route stand before it; of too many to look through, how many there are."""
+        heap = self._by_namespace.get(step.task.namespace, {}).get(route_of(step), [])
+        if len(heap) > look_at_max:
+            return len(heap) - 1
+        own = (-(step.task.priority + step.definition.priority), step.ready_ms or 0, step.id)
+        return sum(entry[:3] < own and _stands(entry[-1]) for entry in heap)
+
+    def standing(self) -> Iterator[tuple[str, int, int]]:
+        """By namespace and route: the handler_class, how many steps stand there, and since when the oldest does."""
+        for routes in self._by_namespace.values():
+            for route, heap in routes.items():
+                since = [entry[1] for entry in heap if _stands(entry[-1])]
+                if since:
+                    yield route[0], len(since), min(since)
+
+    def sweep(self) -> None:
+        """Throw out what has left `ready` by another way, so that a queue nobody serves does not keep it alive."""
+        for routes in self._by_namespace.values():
+            for route, heap in list(routes.items()):
+                kept = [entry for entry in heap if _stands(entry[-1])]
+                if len(kept) != len(heap):
+                    for entry in heap:
+                        if not _stands(entry[-1]):
+                            entry[-1].queued = False
+                    self.count -= len(heap) - len(kept)
+                    heapify(kept)
+                    routes[route] = kept
+
+
+def _stands(step: Step) -> bool:
+    return step.state is READY and step.task.state is TaskState.RUNNING and bool(step.task.steps)

@@ -1,0 +1,185 @@
+"""The workflow format as JSON Schema, for editors: made from the readers that decide what a document means.
+
+What a schema cannot say, only `stepwire workflow validate` does: that names are those of other steps, that there is no
+cycle, that a retry limit fits the delivery mode. What the validator takes, the schema takes.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from . import durations, fields, workflow
+from .settings import LimitSettings
+
+Schema: TypeAlias = dict[str, Any]
+
+_WORD: Final = r"[^.]+"
+_REF_RULE: Final = {"$ref": "#/$defs/rule"}
+
+# Members that are read later than the others, once the steps are known.
+_OF_MEMBER: Final[dict[str, Schema]] = {
+    "steps": {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": LimitSettings().steps_per_workflow,
+        "items": {"$ref": "#/$defs/step"},
+    },
+    "trigger_rule": _REF_RULE,
+}
+
+
+def workflow_schema() -> Schema:
+    """The schema of a workflow file."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Stepwire workflow",
+        "description": "Steps and what each depends on. `stepwire workflow validate FILE` checks the rest.",
+        **_map(workflow.WORKFLOW_READERS, OF_WORKFLOW, required=("name", "steps")),
+        "$defs": {
+            "step": {
+                "description": "One call to one handler.",
+                **_map(workflow.STEP_READERS, OF_STEP, required=("name", "handler_class")),
+            },
+            "backoff": _map(workflow.BACKOFF_READERS, OF_BACKOFF),
+            "rule": _rule(),
+        },
+    }
+
+
+# What each member is for. A test holds that none is left out.
+
+OF_WORKFLOW: Final[dict[str, str]] = {
+    "name": "What tasks are submitted by.",
+    "namespace": "The first part of every step path. May itself hold ::.",
+    "version": "Its content never changes: other content is another version.",
+    "description": "For people.",
+    "deadline_ms": "The whole task, from its submission.",
+    "worker_selector": "Labels that a worker must have, for every step that names none itself.",
+    "steps": "The steps, in any order.",
+    "output": "The task's result: members and the paths of their values. Else the outputs of the last steps.",
+}
+
+OF_STEP: Final[dict[str, str]] = {
+    "name": "What other steps and paths call it.",
+    "handler_class": "Which handler does its work.",
+    "description": "For people.",
+    "depends_on": "Steps that must be over before this one can begin.",
+    "trigger_rule": "When it runs, once what it depends on is over. Else: when all of that is completed.",
+    "handler_config": "Given to the handler as it is.",
+    "input": "Members and the paths of their values, given to the handler in place of the task's context.",
+    "delivery_mode": "at_most_once: never started twice without an operator's word.",
+    "on_unknown": "What becomes of an at_most_once step whose outcome nobody knows.",
+    "retry_limit": "Retries after the first try.",
+    "retry_reported_failures": "Try an at_most_once step again after a failure that its handler reported.",
+    "backoff": "The pause before the next attempt.",
+    "timeout_ms": "One run, from its start.",
+    "queue_timeout_ms": "Ready and not started by then: failed.",
+    "deadline_ms": "All attempts together, from the first time it was ready.",
+    "priority": "Higher is sooner.",
+    "worker_selector": "Labels that its worker must have; {} for none, in place of the workflow's.",
+    "allow_failure": "The task may complete though this step failed.",
+}
+
+OF_BACKOFF: Final[dict[str, str]] = {
+    "kind": "exponential doubles the pause with every attempt.",
+    "base_ms": "The first pause.",
+    "max_ms": "The longest.",
+    "jitter": "full draws the pause evenly between nothing and the whole.",
+}
+
+
+def _map(readers: Mapping[str, fields.Reader], about: Mapping[str, str], required: tuple[str, ...] = ()) -> Schema:
+    """A member that is not required may be null, which is as good as absent; `…_ms` may be a duration without `_ms`."""
+    properties: Schema = {}
+    twice: list[Schema] = []
+    for name, reader in readers.items():
+        own = _OF_MEMBER.get(name) or _of_reader(reader)
+        properties[name] = _said(about[name]) | (own if name in required else _or_null(own))
+        other = name.removesuffix("_ms")
+        if other != name:
+            duration = {"type": ["string", "null"], "pattern": durations.PATTERN, "examples": ["30s", "5m", "7d"]}
+            properties[other] = {**_said(f"{about[name]} A duration like 30s, 5m or 7d."), **duration}
+        if name == "worker_selector":
+            other = "workerSelector"
+            properties[other] = properties[name] | {"deprecated": True}
+        if other != name:
+            twice.append({"not": {"required": [name, other]}})
+    shape: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    if required:
+        shape["required"] = list(required)
+    if twice:
+        shape["allOf"] = twice
+    return shape
+
+
+def _said(about: str) -> Schema:
+    return {"description": about}
+
+
+def _or_null(schema: Schema) -> Schema:
+    if isinstance(schema.get("type"), str) and "enum" not in schema:
+        return schema | {"type": [schema["type"], "null"]}
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _of_reader(reader: fields.Reader) -> Schema:
+    match reader:
+        case fields.Integer(least, most):
+            return {"type": "integer", "minimum": least, "maximum": most}
+        case fields.OneOf(words):
+            return {"type": "string", "enum": list(words)}
+        case fields.Matching(pattern, _, characters_max):
+            bound = {} if characters_max is None else {"maxLength": characters_max}
+            return {"type": "string", "pattern": f"^(?:{pattern})$", **bound}
+    return _OF_READER[reader]
+
+
+_PATH: Final = {"type": "string", "pattern": rf"^{_WORD}(?:\.{_WORD})*$", "maxLength": fields.PATH_CHARACTERS_MAX}
+_LABEL: Final = {"type": ["string", "number", "boolean"], "maxLength": fields.LABEL_CHARACTERS_MAX}
+
+_OF_READER: Final[dict[fields.Reader, Schema]] = {
+    fields.text: {"type": "string", "maxLength": fields.TEXT_CHARACTERS_MAX},
+    fields.boolean: {"type": "boolean"},
+    fields.any_map: {"type": "object"},
+    fields.any_list: {"type": "array"},
+    fields.step_names: {
+        "type": "array",
+        "uniqueItems": True,
+        "items": {"type": "string", "pattern": f"^(?:{fields.NAME_PATTERN})$"},
+    },
+    fields.mapping: {
+        "type": "object",
+        "maxProperties": fields.MEMBERS_MAX,
+        "additionalProperties": {
+            "type": "string",
+            "pattern": rf"^(?:context|results\.{_WORD})(?:\.{_WORD})*$",
+            "maxLength": fields.PATH_CHARACTERS_MAX,
+        },
+    },
+    fields.selector: {
+        "anyOf": [
+            {"type": "object", "maxProperties": fields.LABELS_MAX, "additionalProperties": _LABEL},
+            {"const": "local"},
+            {"type": "string", "pattern": r"^\s*[Ll][Oo][Cc][Aa][Ll]\s*$"},
+        ]
+    },
+    workflow.read_backoff: {"$ref": "#/$defs/backoff"},
+}
+
+
+def _rule() -> Schema:
+    some = {"type": "array", "minItems": 1, "items": _REF_RULE}
+    step = {"type": "string", "pattern": f"^(?:{fields.NAME_PATTERN})$"}
+    forms = [_form(kind, some) for kind in fields.TREES] + [_form(kind, step) for kind in fields.ENDED]
+    for side in ("context", "result"):
+        alone = {"op": {"enum": list(fields.OPS_WITHOUT_VALUE)}}
+        other = {"op": {"enum": [op for op in fields.OPS if op not in fields.OPS_WITHOUT_VALUE]}, "value": True}
+        forms += [_form(side, _PATH, alone), _form(side, _PATH, other)]
+    return {
+        "description": "True or false, by how other steps ended and what is in context and outputs.",
+        "oneOf": forms,
+    }
+
+
+def _form(kind: str, of_kind: Schema, others: Schema | None = None) -> Schema:
+    properties = {kind: of_kind, **(others or {})}
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}

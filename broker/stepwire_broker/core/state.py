@@ -1,0 +1,207 @@
+"""Everything the core knows, and the one way it comes to know more of a task: `record(task, fact)`.
+
+The rooms beside this file (submission, sessions, placement, progress, results, orders, residency) hold the policies,
+as functions over this state.
+"""
+
+from collections import OrderedDict
+from typing import Any, Final
+
+from msgspec import Struct
+from stepwire_protocol.messages import Endpoints
+
+from .answers import Answer, Refused
+from .decision import Decision, ToRequest
+from .events import ApplyWorkflow, Now
+from .facts import Fact
+from .outbox import LaneState, Outbox, Owner, SendAnswer
+from .peer import Level0
+from .ready import ReadyQueue, Route
+from .session import WorkerSession, offer_of
+from .settings import Settings
+from .task import Step, Task, apply, unlink
+from .timers import Timers
+from .workflow import Workflow
+
+
+class Identity(Struct, frozen=True):
+    """Who this broker is, in this run of it."""
+
+    broker: str
+    epoch: int
+    deployment: str
+    nonce: str  # random per start: a restored database must not meet old batch ids
+    host: str = ""
+
+
+class Counters(Struct):
+    """What happened since the start, for metrics and tests."""
+
+    submitted: int = 0
+    completed: int = 0
+    failed: int = 0
+    held: int = 0
+    retried: int = 0
+    dispatched: int = 0
+    redelivered: int = 0
+    retransmitted: int = 0
+    late_results: int = 0
+    lease_expiries: int = 0
+    level0_expiries: int = 0
+    sessions_opened: int = 0
+    deaths_proven: int = 0
+    ignored: int = 0
+    refused: dict[str, int] = {}
+
+
+def is_stale(kind: str, what: Any) -> bool:
+    """A timer of something that is over."""
+    match kind:
+        case "retransmit":
+            return bool(what.answered or what.session.dead)
+        case "handout":
+            return bool(what.over)
+        case "lease" | "adopt":
+            return bool(what.dead)
+        case "task_deadline":
+            return not what[0].steps
+        case "run" | "queue" | "unstarted" | "retry" | "step_deadline":
+            return bool(what[0].is_final or not what[0].task.steps)
+        case _:
+            return False
+
+
+class Load(Struct):
+    """Something is being read. What leaves memory meanwhile goes into `gone`: the read may be older than that."""
+
+    kind: str  # page | results | command | rejected
+    then: Any = None  # the message or the command to take up again
+    gone: set[int] = set()
+
+
+ENDED_REMEMBERED_MAX: Final = 65_536
+DEAD_REMEMBERED_MAX: Final = 65_536
+QUIETED_REMEMBERED_MAX: Final = 65_536
+
+
+class BrokerState:
+    def __init__(
+        self,
+        settings: Settings,
+        identity: Identity,
+        sequences: dict[int, int],
+        ids: tuple[int, int],
+        lease_ms_before: int,
+        now: Now,
+        open_steps: int = 0,
+        unloaded_tasks: int = 0,
+    ) -> None:
+        self.settings = settings
+        self.identity = identity
+        self.outbox = Outbox(Owner(identity.broker, identity.epoch), sequences)
+        self.timers = Timers(is_stale)
+        self.ready = ReadyQueue(quantum=settings.bus.batch.max_steps)
+        self.counters = Counters()
+        self.decision = Decision()
+        # workflows
+        self.workflows: dict[int, Workflow] = {}
+        self.versions: dict[tuple[str, str, str], Workflow] = {}
+        self.active: dict[tuple[str, str], Workflow] = {}
+        # tasks in memory
+        self.tasks: dict[int, Task] = {}
+        self.steps: dict[int, Step] = {}
+        # steps of tasks that ended lately, and their timeout_ms: their results are late
+        self.ended: OrderedDict[int, int] = OrderedDict()
+        self.resident_bytes = 0
+        self.large: list[tuple[LaneState, int, Step]] = []  # outputs to let go once their commit is done
+        self.large_contexts: list[tuple[LaneState, int, Task]] = []
+        self.undecided_steps: list[Step] = []  # their rules compare what has to be fetched first
+        self.open_steps = open_steps  # in memory or not
+        self.waiters: dict[int, list[int]] = {}  # task id → requests
+        self.asked: dict[int, int] = {}  # request → task id, of the waiters
+        # numbers
+        self.next_id, self.last_id = ids
+        self.ids_asked = False
+        self.reads = 0
+        self.batches = 0
+        self.peers: list[Endpoints] = []
+        self.quieted: OrderedDict[str, bool] = OrderedDict()  # workers that get nothing new → are they to quit?
+        # sessions
+        self.sessions: dict[str, WorkerSession] = {}
+        self.dead_k: OrderedDict[str, int] = OrderedDict()  # by worker: the largest number declared dead here
+        self.offer_cache: dict[Route, list[WorkerSession]] = {}
+        self.recovered: dict[str, dict[int, Step]] = {}  # by worker: deliveries of before this start
+        self.safe_at_mono = now.mono + int(1.03 * max(lease_ms_before, settings.bus.lease_ms))
+        self.safe_is_due = True  # a timer stands for it
+        self.level0 = Level0(now.mono, offer_of(settings.bus.level0.handlers))
+        # submissions whose keys are not decided yet
+        self.undecided: dict[int, Any] = {}
+        self.undecided_workflows: dict[int, ApplyWorkflow] = {}
+        # loading
+        self.unloaded = unloaded_tasks
+        self.wants: set[str] = set()
+        self.loads: dict[int, Load] = {}
+        self.page_asked: int | None = None
+        self.page_after_mono = 0
+        self.waits_for_room = False  # more could be loaded if some of what is in memory ended
+        self.evict_from = 0  # where in `tasks` to go on looking for idle ones
+        self.evicted = 0  # since the ready queue was swept
+        self.fetching: dict[int, list[Step]] = {}
+        # tasks whose rows were refused, until they are in memory as they were: culprits, and what the database said
+        self.rejected: dict[int, tuple[frozenset[int], str]] = {}
+        # the broker itself
+        self.draining = False
+        self.stalled: str | None = None
+        self.reserved_tasks = 0
+
+    def record(self, task: Task, fact: Fact) -> None:
+        """Apply a fact and have it written: state, history and rows go into the same transaction."""
+        open_before = task.open
+        apply(task, fact)
+        self.open_steps += task.open - open_before
+        task.facts.append(fact)
+        if task.evicting:
+            task.evicting = False  # something happens to it: it stays
+            task.dirty = True
+        self.outbox.mark(task)
+
+    def hold_bytes(self, task: Task, more: int) -> None:
+        """This much more (or less) of a task's payloads is in memory."""
+        task.resident_bytes += more
+        self.resident_bytes += more
+
+    def lane_of_next(self) -> int:
+        """The lane of a new task, for good."""
+        lanes = self.outbox.lanes
+        return self.next_id % len(lanes) if len(lanes) > 1 else next(iter(lanes))
+
+    def answer(self, request: int, answer: Answer, about: Task | None = None, *, awaits: bool = False) -> None:
+        """Answer when all that was decided until now is durable; otherwise if the rows of `about` are refused."""
+        self.outbox.send(SendAnswer(request, answer, about, awaits))
+
+    def refuse_now(self, request: int, refused: Refused) -> None:
+        """A refusal that rests on nothing stored must not wait for a commit: the database may be away."""
+        self.decision.answers.append(ToRequest(request, refused))
+
+    def next_read(self) -> int:
+        self.reads += 1
+        return self.reads
+
+    def drop(self, task: Task) -> None:
+        """It leaves memory: it is over, or it waits in the database."""
+        self.tasks.pop(task.id, None)
+        self.resident_bytes -= task.resident_bytes
+        for step in task.steps:
+            self.steps.pop(step.id, None)
+            if step.session is not None:
+                step.session.deliveries.pop(step.id, None)
+        for load in self.loads.values():
+            load.gone.add(task.id)
+        unlink(task)
+
+    def remember_ended(self, task: Task) -> None:
+        ended = self.ended
+        for step in task.steps:
+            ended[step.id] = step.definition.timeout_ms
+        while len(ended) > ENDED_REMEMBERED_MAX:
+            ended.popitem(last=False)

@@ -1,0 +1,78 @@
+"""Tasks and workflows as they lie in the database: what the loader brings, row by row."""
+
+from typing import NamedTuple
+
+
+class StoredStep(NamedTuple):
+    """Columns of steps in the order the loader selects them. `output` is None when it is too large to stay resident."""
+
+    id: int
+    task_id: int
+    position: int
+    state: str
+    attempt: int
+    delivery: int
+    accept_from: int
+    batch_id: str | None
+    worker: str | None
+    granted: int
+    lost_sessions: int
+    ready_ms: int | None
+    dispatched_ms: int | None
+    started_ms: int | None
+    not_before_ms: int | None
+    finished_ms: int | None
+    deadline_ms: int | None
+    error: str | None
+    reason: str | None
+    key_number: int
+    earlier: str | None
+    output: str | None
+    output_bytes: int
+
+
+class StoredTask(NamedTuple):
+    """Columns of tasks as the loader selects them. `context` is None when it is too large to stay resident."""
+
+    id: int
+    uid: str
+    workflow_id: int
+    lane: int
+    namespace: str
+    key: str | None
+    state: str
+    attention: str | None
+    cancelling: int
+    priority: int
+    labels: str | None
+    context: str | None
+    context_bytes: int
+    created_ms: int
+    finished_ms: int | None
+    deadline_ms: int | None
+
+
+class StoredWorkflow(NamedTuple):
+    id: int
+    namespace: str
+    name: str
+    version: str
+    digest: str
+    document: str
+    created_ms: int
+    active: int
+
+
+class Loaded(NamedTuple):
+    """What a load of tasks brought."""
+
+    tasks: list[StoredTask]
+    steps: list[StoredStep]  # of those tasks, ordered as the tasks and by position
+    wants: tuple[str, ...] = ()  # what stored tasks wait for, all of them
+
+
+class Payloads(NamedTuple):
+    """What a load of payloads brought: by task id and by step id."""
+
+    contexts: dict[int, bytes]
+    outputs: dict[int, bytes]
