@@ -1,0 +1,33 @@
+"""The broker: owns dependencies, state, retries and time-outs of steps; handlers own the business logic.
+
+`from stepwire_broker import Broker` is the broker inside an application: see embedded.py.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .embedded import Broker, CommandRefused, Task, TaskCancelled, TaskFailed, TaskHeld, TaskNotCompleted, TaskView
+
+__all__ = [
+    "Broker",
+    "CommandRefused",
+    "Task",
+    "TaskCancelled",
+    "TaskFailed",
+    "TaskHeld",
+    "TaskNotCompleted",
+    "TaskView",
+]
+
+
+def __getattr__(name: str) -> object:
+    """The rooms of this package need none of it: it is imported when it is asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module 'stepwire_broker' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(".embedded", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,572 @@
+"""The broker inside an application: no server, no socket of the network, one SQLite file, handlers in the same process.
+
+    async with Broker.open("orders.db", handlers=worker) as broker:
+        await broker.apply({"name": "order", "steps": [{"name": "charge", "handler_class": "shop.charge"}]})
+        task = await broker.submit("order", {"total": 12.5}, key="order-17")
+        result = await task.result()
+
+It is `stepwire serve` without HTTP: the same core, store and bus (over inproc), so the same promises. What
+was acknowledged is stored; kill the application, open the file again, and the work goes on. Everything here belongs to
+the event loop that it was started on; a program without one uses `in_thread`.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Final, Literal, Protocol, Self, TypeAlias, TypeVar
+
+import msgspec
+import structlog
+import zmq
+from msgspec import Struct
+from stepwire.worker import Worker
+from stepwire_protocol.errors import Refusal
+
+from . import broker as core
+from .broker import BrokerStopped
+from .core.answers import Answer, Applied, Done, Refused, Submitted
+from .core.events import ApplyWorkflow, AwaitTask
+from .core.mapping import task_result
+from .core.problems import InvalidWorkflow
+from .core.settings import BusSettings, DatabaseSettings, LimitSettings, Settings
+from .core.states import TASK_FINAL, TaskState
+from .core.workflow import Workflow, read_workflow
+from .stages import documents, requests
+from .stages.requests import Make
+from .store import queries
+
+T = TypeVar("T")
+A = TypeVar("A", bound=Answer)
+F = TypeVar("F", bound=Callable[..., Any])
+
+LOOK_AGAIN_S: Final = 5.0
+SLOTS_DEFAULT: Final = 10
+NAME: Final = "embedded"
+
+Outcome: TypeAlias = Literal["completed", "failed", "retry"]
+_Order: TypeAlias = Callable[[bytes, int, LimitSettings], Make]
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder().decode
+
+
+class CommandRefused(Exception):
+    """It was not carried out, and nothing of it is stored. `code` is the same as over HTTP, `hint` says what to do.
+
+    With `retry_after_ms` the same may be taken later.
+    """
+
+    def __init__(self, code: str, message: str, hint: str = "", retry_after_ms: int | None = None) -> None:
+        super().__init__(f"{code}: {message}" + (f" ({hint})" if hint else ""))
+        self.code = code
+        self.message = message
+        self.hint = hint
+        self.retry_after_ms = retry_after_ms
+
+
+class TaskNotCompleted(Exception):
+    """There is no result. `task` is how it stands."""
+
+    def __init__(self, task: "TaskView", why: str) -> None:
+        super().__init__(f"task {task.task_id} ({task.workflow}) {why}")
+        self.task = task
+
+
+class TaskFailed(TaskNotCompleted):
+    """It is over: one of its steps has failed for good."""
+
+
+class TaskCancelled(TaskNotCompleted):
+    """It is over: somebody cancelled it."""
+
+
+class TaskHeld(TaskNotCompleted):
+    """It is not over, and goes on only when somebody has said what became of its held step: see `Broker.resolve`."""
+
+
+class StepView(Struct, frozen=True, kw_only=True):
+    """A step as it was stored when it was looked at."""
+
+    step_id: int
+    name: str
+    handler_class: str
+    state: str
+    attempt: int
+    worker: str | None
+    reason: str | None
+    error: Any
+    output: Any
+
+
+class TaskView(Struct, frozen=True, kw_only=True):
+    """A task as it was stored when it was looked at. `result` is None until it is completed."""
+
+    task_id: int
+    namespace: str
+    workflow: str
+    version: str
+    state: str
+    attention: str | None
+    key: str | None
+    created_ms: int
+    finished_ms: int | None
+    context: Any
+    result: Any
+    steps: tuple[StepView, ...]
+
+    @property
+    def is_settled(self) -> bool:
+        """It is over, or waits for an operator's word."""
+        return self.state in TASK_FINAL or self.attention is not None
+
+
+class AppliedWorkflow(Struct, frozen=True):
+    """`created` is False when this version was there already, with the same content."""
+
+    namespace: str
+    name: str
+    version: str
+    created: bool
+    warnings: tuple[str, ...]
+
+
+class Run(Protocol):
+    """Waits, in any thread, for what an asynchronous method comes to."""
+
+    def __call__(self, what: Awaitable[T]) -> T: ...
+
+
+class Broker:
+    """`open` says where the state lies and who offers handlers; `async with` starts it and stops it."""
+
+    def __init__(self, settings: Settings, handlers: Worker, slots: int) -> None:
+        self._settings = settings
+        self._offered = handlers
+        self._slots = slots
+        self._core: core.Broker | None = None
+        self._worker: Worker | None = None
+        self._zmq: zmq.Context[zmq.Socket[bytes]] | None = None
+
+    @classmethod
+    def open(
+        cls,
+        database: str | os.PathLike[str],
+        *,
+        handlers: Worker | None = None,
+        slots: int = SLOTS_DEFAULT,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """A broker on this SQLite file, which is made if it is not there. Nothing happens before it is started.
+
+        The handlers of `handlers` (where that would connect to does not matter) and those registered with `handler` run
+        here, at most `slots` at a time. `settings` has the shape of stepwire.yaml with times in `…_ms`, for what the
+        defaults do not fit: limits, retention, `bus.lease_ms`; or `bus.steps` and `bus.results` with ipc:// paths, if
+        handlers in other processes are to join.
+        """
+        defaults = Settings(
+            database=DatabaseSettings(url=f"sqlite:///{os.path.abspath(os.fspath(database))}"),
+            bus=BusSettings(steps="inproc://steps", results="inproc://results"),
+        )
+        asked = _merged(msgspec.to_builtins(defaults), settings or {})
+        try:
+            return cls(msgspec.convert(asked, Settings), handlers or Worker(), slots)
+        except msgspec.ValidationError as error:
+            raise CommandRefused("invalid", f"settings: {error}") from None
+
+    def handler(
+        self,
+        name: str,
+        *,
+        concurrency: int | None = None,
+        timeout_ms: int | None = None,
+        process: bool = False,
+    ) -> Callable[[F], F]:
+        """Register a function for a handler_class before the start, as `Worker.handler` does."""
+        if self._core is not None:
+            raise RuntimeError(f"handler {name!r} comes too late: the broker has started")
+        return self._offered.handler(name, concurrency=concurrency, timeout_ms=timeout_ms, process=process)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the file, go on with what is in it, and let the handlers work.
+
+        Raises stepwire_broker.store.errors.StoreRefused when the file cannot be used, for one when another broker does.
+        """
+        if self._core is not None:
+            raise RuntimeError("this broker was started before: open another one")
+        _log_where_the_application_logs()
+        self._zmq = zmq.Context()
+        self._core = core.Broker(self._settings, context=self._zmq)
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._core.start()
+            if self._offered.handlers:
+                self._worker = self._joined_worker(self._core.endpoints)
+                self._worker.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Take nothing new, let what runs finish for `broker.drain_timeout_ms`, and close. What is open goes on with
+        the next start."""
+        if self._core is None or self._zmq is None:
+            return
+        broker, context, worker = self._core, self._zmq, self._worker
+        self._zmq = self._worker = None
+        try:
+            if worker is not None:
+                # The broker first hands out nothing more, so that what the worker gives back does not come again; and
+                # it leaves last, so that every result is heard and acknowledged.
+                draining = asyncio.ensure_future(broker.drain())
+                await asyncio.sleep(0)
+                await asyncio.to_thread(worker.stop, self._settings.broker.drain_timeout_ms)
+                await draining
+        finally:
+            await broker.stop()
+            await asyncio.to_thread(context.term)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def until_failed(self) -> None:
+        """Wait for the one thing that ends a broker by itself, a database that cannot be trusted any more, and raise
+        BrokerStopped. For a task group beside the application's own work."""
+        await asyncio.shield(self._started().failed)
+
+    @contextmanager
+    def in_thread(self) -> "Iterator[Run]":
+        """For a program without an event loop: start here on a loop in a thread of its own, and stop at the end.
+
+            broker = Broker.open("orders.db", handlers=worker)
+            with broker.in_thread() as run:
+                task = run(broker.submit("order", {"total": 12.5}))
+                print(run(task.result()))
+
+        `run` waits for what an asynchronous method of this broker or of its tasks comes to. Any thread may call it.
+        """
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="stepwire-broker", daemon=True)
+        thread.start()
+
+        def run(what: Awaitable[T]) -> T:
+            return asyncio.run_coroutine_threadsafe(_awaited(what), loop).result()
+
+        try:
+            run(self.start())
+            try:
+                yield run
+            finally:
+                run(self.stop())
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
+    # -- workflows and tasks ------------------------------------------------------------------------------------------
+
+    async def apply(self, workflow: Mapping[str, Any] | str | bytes, *, activate: bool = True) -> AppliedWorkflow:
+        """Store a workflow: a mapping, or the text of a file in YAML or JSON. The same version with the same content
+        again is fine; with other content it is refused."""
+        limits = self._settings.limits
+        try:
+            if isinstance(workflow, Mapping):
+                read = read_workflow(dict(workflow), limits=limits)
+            else:
+                document = documents.read_document(workflow)
+                read = read_workflow(document.value, document.where, limits)
+        except (documents.DocumentError, InvalidWorkflow) as error:
+            raise CommandRefused("invalid_workflow", str(error)) from None
+        done = await self._ask(lambda request: ApplyWorkflow(request, read, activate), Applied)
+        return AppliedWorkflow(done.namespace, done.name, done.version, done.created, tuple(map(str, read.warnings)))
+
+    async def submit(
+        self,
+        workflow: str,
+        context: Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
+        namespace: str | None = None,
+        version: str | None = None,
+        priority: int = 0,
+        labels: Mapping[str, str] | None = None,
+        deadline_ms: int | None = None,
+    ) -> "Task":
+        """Start a task. When this returns it is stored. The same `key` again is the same task: name one for whatever
+        must not be done twice, for an application may be killed between its submission and the answer."""
+        body = _body(workflow, context, key, namespace, version, priority, labels, deadline_ms)
+        (task,) = await self._submit(lambda limits: [requests.read_task(_encode(body), limits)])
+        return task
+
+    async def submit_many(self, tasks: Sequence[Mapping[str, Any]]) -> "list[Task]":
+        """Start all of them or none, at the price of one. Each is a mapping of `submit`'s arguments."""
+        bodies = [_body(**{"context": None, **task}) for task in tasks]
+        return await self._submit(lambda limits: requests.read_tasks(_encode({"tasks": bodies}), limits))
+
+    async def _submit(self, read: Callable[[LimitSettings], list[Any]]) -> "list[Task]":
+        new = _read(lambda: read(self._settings.limits))
+        stored = await self._ask(requests.submission(new), Submitted)
+        return [Task(self, *each) for each in zip(stored.task_ids, stored.created, strict=True)]
+
+    def task(self, task_id: int) -> "Task":
+        """A task of an earlier run, by its number."""
+        return Task(self, task_id, False)
+
+    async def tasks(self, state: str | None = None, *, workflow: str | None = None) -> "AsyncIterator[Task]":
+        """Every task that is stored, the newest first: `async for task in broker.tasks("running")`."""
+        wanted = queries.TaskFilter(state=state, workflow=workflow)
+        while rows := await self._started().read(queries.tasks, wanted):
+            for row in rows:
+                yield Task(self, row.id, False)
+            wanted = wanted._replace(before=rows[-1].id)
+
+    # -- what an operator does ----------------------------------------------------------------------------------------
+
+    async def held_steps(self) -> list[StepView]:
+        """Steps that must not start twice and of which nobody knows whether they ran."""
+        found: list[queries.StepRow] = []
+        wanted = queries.StepFilter(state="held")
+        while rows := await self._started().read(queries.steps, wanted):
+            found += rows
+            wanted = wanted._replace(before=rows[-1].id)
+        return [_step(row) for row in found]
+
+    async def resolve(
+        self,
+        step_id: int,
+        outcome: Outcome,
+        *,
+        reason: str,
+        output: Any = None,
+        message: str | None = None,
+        new_key: bool = False,
+    ) -> None:
+        """Say what became of a held step. `reason` is kept with it."""
+        said = {"outcome": outcome, "reason": reason, "output": output, "message": message, "new_key": new_key}
+        await self._order(requests.resolve, step_id, said)
+
+    # -- asking the core ----------------------------------------------------------------------------------------------
+
+    async def _order(self, order: _Order, number: int, said: Mapping[str, Any]) -> None:
+        body = _encode({name: value for name, value in said.items() if value not in (None, "", False)})
+        await self._ask(_read(lambda: order(body, number, self._settings.limits)), Done)
+
+    async def _ask(self, make: Make, expected: type[A]) -> A:
+        answer = await self._started().ask(make)
+        if isinstance(answer, Refused):
+            raise CommandRefused(answer.code, answer.message, answer.hint, answer.retry_after_ms)
+        assert isinstance(answer, expected), answer
+        return answer
+
+    def _started(self) -> core.Broker:
+        if self._core is None or not hasattr(self._core, "identity"):
+            raise RuntimeError("the broker is not started: use `async with Broker.open(...) as broker`")
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("the broker was started on another event loop: call it there (see Broker.in_thread)")
+        return self._core
+
+    def _joined_worker(self, endpoints: Mapping[str, str]) -> Worker:
+        worker = Worker(
+            steps=endpoints["steps"],
+            results=endpoints["results"],
+            name=NAME,
+            slots=self._slots,
+            heartbeat_ms=self._settings.bus.heartbeat_ms,
+            context=self._zmq,
+        )
+        for handler in self._offered.handlers:
+            worker.add(handler)
+        return worker
+
+
+class Task:
+    """A task to ask about and to give orders to."""
+
+    def __init__(self, broker: Broker, task_id: int, created: bool) -> None:
+        self.id = task_id
+        self.created = created  # False: its key had been submitted before, or it was looked up
+        self._broker = broker
+
+    def __repr__(self) -> str:
+        return f"Task({self.id})"
+
+    async def result(self, timeout_s: float | None = None) -> Any:
+        """What it came to, when it has: its workflow's `output`, or the outputs of its last steps by name.
+
+        Raises TaskFailed, TaskCancelled, TaskHeld, and TimeoutError when it is none of all that after `timeout_s`.
+        Whoever stops waiting can ask again, also after a restart: `broker.task(id).result()`.
+        """
+        found = await self.wait(timeout_s)
+        if found.attention is not None and found.state not in TASK_FINAL:
+            held = ", ".join(f"{step.step_id}/{step.name}" for step in found.steps if step.state == "held")
+            raise TaskHeld(found, f"waits for a word on its held step {held}")
+        if found.state == TaskState.FAILED:
+            failed = ", ".join(f"{step.name}: {step.error}" for step in found.steps if step.state == "failed")
+            raise TaskFailed(found, f"failed ({failed})")
+        if found.state == TaskState.CANCELLED:
+            raise TaskCancelled(found, "was cancelled")
+        return found.result
+
+    async def wait(self, timeout_s: float | None = None) -> TaskView:
+        """The task once it is over, or hangs on a held step. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                told = asyncio.ensure_future(self._broker._ask(lambda request: AwaitTask(request, self.id), Done))
+                try:
+                    await asyncio.sleep(0)  # the core has heard it: what is read from now on is not older than that
+                    found = await self.show()
+                    if found.is_settled:
+                        return found
+                    await asyncio.wait((told,), timeout=LOOK_AGAIN_S)
+                    if told.done():
+                        told.result()
+                finally:
+                    told.cancel()
+                    await asyncio.gather(told, return_exceptions=True)
+
+    async def show(self) -> TaskView:
+        """How it stands. Raises CommandRefused, code `not_found`, when there is no such task (any more)."""
+        broker = self._broker._started()
+        found = await broker.read(_view, self.id, broker.workflows)
+        if found is None:
+            raise CommandRefused("not_found", f"there is no task {self.id}", "it may have been removed after its end")
+        return found
+
+    async def cancel(self, reason: str = "") -> None:
+        """Start nothing more of it, and tell what runs to stop."""
+        await self._broker._order(requests.cancel, self.id, {"reason": reason})
+
+    async def pause(self) -> None:
+        """Start nothing more of it until it is resumed."""
+        await self._broker._order(requests.pause, self.id, {})
+
+    async def resume(self) -> None:
+        await self._broker._order(requests.resume, self.id, {})
+
+    async def retry(
+        self, *, from_step: str | None = None, again: bool = False, new_key: bool = False, reason: str = ""
+    ) -> None:
+        """Run failed, cancelled and skipped steps again; with `from_step`, that one and all after it. What must not
+        start twice is only run again when `again` says so."""
+        said = {"from_step": from_step, "again": again, "new_key": new_key, "reason": reason}
+        await self._broker._order(requests.retry, self.id, said)
+
+
+def _view(connection: queries.Connection, task_id: int, workflows: Mapping[int, Workflow]) -> TaskView | None:
+    """In a reader's thread."""
+    found = queries.task(connection, task_id)
+    if found is None:
+        return None
+    row = found.task
+    result = None
+    if row.state == TaskState.COMPLETED:
+        workflow = workflows[row.workflow_id]
+        last = [workflow.steps[index].name for index in workflow.last]
+        outputs = {step.name: step.output.encode() for step in found.steps if step.output is not None}
+        result = _decode(task_result(workflow.output, last, found.context.encode(), outputs))
+    return TaskView(
+        task_id=row.id,
+        namespace=row.namespace,
+        workflow=row.workflow,
+        version=row.version,
+        state=row.state,
+        attention=row.attention,
+        key=row.key,
+        created_ms=row.created_ms,
+        finished_ms=row.finished_ms,
+        context=_decode(found.context),
+        result=result,
+        steps=tuple(_step(step) for step in found.steps),
+    )
+
+
+def _step(row: queries.StepRow) -> StepView:
+    return StepView(
+        step_id=row.id,
+        name=row.name,
+        handler_class=row.handler_class,
+        state=row.state,
+        attempt=row.attempt,
+        worker=row.worker,
+        reason=row.reason,
+        error=None if row.error is None else _decode(row.error),
+        output=None if row.output is None else _decode(row.output),
+    )
+
+
+def _body(
+    workflow: str,
+    context: Mapping[str, Any] | None,
+    key: str | None = None,
+    namespace: str | None = None,
+    version: str | None = None,
+    priority: int = 0,
+    labels: Mapping[str, str] | None = None,
+    deadline_ms: int | None = None,
+) -> dict[str, Any]:
+    """A submission as it would come over HTTP, so that it passes through the same door."""
+    said = {
+        "workflow": workflow,
+        "context": {} if context is None else dict(context),
+        "idempotency_key": key,
+        "namespace": namespace,
+        "version": version,
+        "priority": priority,
+        "labels": None if labels is None else dict(labels),
+        "deadline_ms": deadline_ms,
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _read(read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except Refusal as refusal:
+        raise CommandRefused(refusal.code, refusal.message) from None
+
+
+def _merged(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for name, value in above.items():
+        known = merged.get(name)
+        merged[name] = _merged(known, value) if isinstance(known, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _log_where_the_application_logs() -> None:
+    """To `logging`, as libraries do, under `stepwire.broker`; unless the application has structlog set up its way."""
+    if not structlog.is_configured():
+        structlog.configure(
+            processors=[structlog.stdlib.filter_by_level, structlog.processors.LogfmtRenderer(key_order=["event"])],
+            wrapper_class=structlog.stdlib.BoundLogger,
+            logger_factory=structlog.stdlib.LoggerFactory(),
+        )
+
+
+async def _awaited(what: Awaitable[T]) -> T:
+    return await what
+
+
+__all__ = [
+    "AppliedWorkflow",
+    "Broker",
+    "BrokerStopped",
+    "CommandRefused",
+    "StepView",
+    "Task",
+    "TaskCancelled",
+    "TaskFailed",
+    "TaskHeld",
+    "TaskNotCompleted",
+    "TaskView",
+]

@@ -1,0 +1,20 @@
+"""Station three, dispatch: what the core decided to say becomes frames on the bus."""
+
+from stepwire_protocol import codec
+
+from stepwire_broker.core.decision import Decision
+from stepwire_broker.core.ports import Wire
+
+
+def send(wire: Wire, decision: Decision) -> None:
+    """Batches first: a `go` or a `cancel` is about what was handed out before it."""
+    for to in decision.grants:
+        wire.grant(to)
+    for batch in decision.batches:
+        wire.send_frame(batch.frame)
+    for handout in decision.handouts:
+        assert handout.peer is not None
+        wire.send_to_peer(handout.peer.to, handout.body)
+        handout.body = b""
+    for message in decision.sends:
+        wire.send(message.topic, codec.encode(message.message))

@@ -1,0 +1,521 @@
+"""The lane: one thread that writes groups, in order, each as one transaction, until each is durable.
+
+What the database says to a write is one of three things. It refuses the data: then the guilty task or submission is
+taken out, kept with its bytes in `parked`, and the rest is written. It cannot write now: then the same group is tried
+again until it can. It has failed to keep what it was given: then nothing is written, or said, ever again.
+
+The first statement of every transaction moves the lane's sequence row from n - 1 to n. So a group is never written
+twice, an outcome that nobody heard is known by looking, and a broker that has lost its lane can write nothing.
+"""
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+
+from stepwire_broker.core.group import (
+    Broken,
+    Committed,
+    Fenced,
+    Group,
+    HistoryRow,
+    Key,
+    Outcome,
+    Parked,
+    Rejected,
+    Stalled,
+    StepChanged,
+    StepCompleted,
+    StepDispatched,
+    StepNew,
+    StepOutput,
+    SubmissionOutcome,
+    TaskChanged,
+    TaskNew,
+    WorkflowNew,
+    WorkflowOutcome,
+)
+
+from . import keys
+
+PAUSE_MS: Final = 50
+PAUSE_MAX_MS: Final = 500
+STALL_REPEAT_MS: Final = 1_000
+
+PARKED_CODE: Final = "refused_by_database"
+PARKED_SOURCE: Final = "store"
+
+Report: TypeAlias = Callable[[Outcome], object]
+
+
+class Trouble(NamedTuple):
+    """What an error of the database means for the lane."""
+
+    kind: Literal["data", "passing", "broken"]
+    code: str  # of Stalled, for a passing one
+    error: str
+
+
+class Rows(NamedTuple):
+    """The rows of a transaction whose keys are decided. Each list has a row at most once."""
+
+    tasks_new: Sequence[TaskNew]
+    steps_new: Sequence[StepNew]
+    steps_dispatched: Sequence[StepDispatched]
+    steps_completed: Sequence[StepCompleted]
+    steps_changed: Sequence[StepChanged]
+    steps_output: Sequence[StepOutput]
+    tasks_changed: Sequence[TaskChanged]
+    history: Sequence[HistoryRow]
+
+
+class Written(NamedTuple):
+    """What came of a group's rows inside the transaction: durable with its COMMIT."""
+
+    submissions: list[SubmissionOutcome]
+    workflows: list[WorkflowOutcome]
+    left_out: set[int]  # tasks of these submissions that were not stored
+    rejected: list[Rejected]
+
+
+class StoredDigest(NamedTuple):
+    id: int
+    digest: str
+
+
+class Writer(Protocol):
+    """The one connection of a lane, in its database's own SQL. Every method may raise what `trouble` explains."""
+
+    def begin(self) -> None: ...
+    def commit(self) -> None: ...
+
+    def abandon(self) -> None:
+        """Leave no transaction open, whatever is left of it. Never raises."""
+
+    def advance(self, seq: int) -> bool:
+        """Move the lane from seq - 1 to seq, if it stands there and is ours."""
+
+    def position(self) -> int | None:
+        """The lane's last committed sequence; None when it is another epoch's."""
+
+    def savepoint(self) -> None: ...
+    def release(self) -> None: ...
+    def undo(self) -> None:
+        """Back to the savepoint, which is gone then."""
+
+    def claim_keys(self, claims: Sequence[Key]) -> int:
+        """Insert those that are free; how many were."""
+
+    def key_owners(self, claims: Sequence[Key]) -> dict[keys.Name, keys.Owner]: ...
+    def release_keys(self, claims: Sequence[Key]) -> None: ...
+    def add_workflow(self, new: WorkflowNew) -> bool:
+        """Insert it unless this version is there."""
+
+    def find_workflow(self, namespace: str, name: str, version: str) -> StoredDigest: ...
+    def activate(self, workflow_id: int) -> None: ...
+    def write(self, rows: Rows) -> None: ...
+    def park(self, parked: Sequence[Parked]) -> None: ...
+    def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, int]: ...
+    def reserve_ids(self, count: int) -> tuple[int, int]: ...
+    def trouble(self, error: Exception) -> Trouble: ...
+    def rest(self, group: Group) -> None:
+        """Housekeeping after the outcome was reported, before the next group."""
+
+    def close(self) -> None: ...
+
+
+class Upkeep(Protocol):
+    """Work that can wait, in pieces so small that a group can wait for one. Called in the writer's thread."""
+
+    def pause_s(self) -> float:
+        """For how long there is nothing to do."""
+
+    def work(self) -> object:
+        """One piece, whole or not at all. May raise what the writer's `trouble` explains."""
+
+    def is_hindered(self, trouble: Trouble) -> None:
+        """The piece raised this."""
+
+
+class Faults(Protocol):
+    """Where a test may stop or fail the writer: just before and just after COMMIT."""
+
+    def before_commit(self, group: Group) -> None: ...
+    def after_commit(self, group: Group) -> None: ...
+
+
+class Lane:
+    """`put` groups numbered without gaps; each is reported, in the writer's thread, once it is durable. After Fenced or
+    Broken nothing more is written or reported."""
+
+    def __init__(
+        self, number: int, writer: Writer, report: Report, faults: Faults | None = None, upkeep: Upkeep | None = None
+    ) -> None:
+        self._number = number
+        self._writer = writer
+        self._report = report
+        self._faults = faults
+        self._upkeep = upkeep
+        self._groups: queue.SimpleQueue[Group | Literal["look", "end"]] = queue.SimpleQueue()
+        self._give_up = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"stepwire-lane-{number}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, group: Group) -> None:
+        self._groups.put(group)
+
+    def look(self) -> None:
+        """There is upkeep to do sooner than it said."""
+        self._groups.put("look")
+
+    def close(self, timeout_s: float) -> bool:
+        """Write what was put, for at most so long. False: not all could be, and nobody was told that it was."""
+        self._groups.put("end")
+        self._thread.join(timeout_s)
+        finished = not self._thread.is_alive()
+        self._give_up.set()
+        self._thread.join()
+        return finished
+
+    def _run(self) -> None:
+        try:
+            while (group := self._next()) is not None:
+                outcome = self._commit(group)
+                if outcome is None:
+                    break
+                self._report(outcome)
+                if not isinstance(outcome, Committed):
+                    break
+                self._aside(partial(self._writer.rest, group))
+        except _IsBroken as broken:
+            self._report(Broken(self._number, broken.error))
+        self._writer.close()
+
+    def _next(self) -> Group | None:
+        """The next group; until it comes, and between two of them at the most once, a piece of upkeep."""
+        upkeep = self._upkeep
+        while True:
+            pause_s = None
+            if upkeep is not None:
+                if upkeep.pause_s() <= 0 and (trouble := self._aside(upkeep.work)) is not None:
+                    upkeep.is_hindered(trouble)
+                pause_s = upkeep.pause_s()
+            try:
+                found = self._groups.get(timeout=pause_s)
+            except queue.Empty:
+                continue
+            if found == "end":
+                return None
+            if found != "look":
+                return found
+
+    def _aside(self, work: Callable[[], object]) -> Trouble | None:
+        """What can be left undone. That the database is broken cannot."""
+        try:
+            work()
+        except Exception as error:
+            trouble = self._writer.trouble(error)
+            if trouble.kind == "broken":
+                raise _IsBroken(trouble.error) from error
+            return trouble
+        return None
+
+    def _commit(self, group: Group) -> Outcome | None:
+        """Until it is durable, or never will be. None: the store was closed while it could not be written."""
+        writing = Writing(self._number, self._writer, group, self._faults)
+        stall = Stall(self._number, group.seq)
+        while isinstance(found := writing.attempt(), Trouble):
+            if (stalled := stall.again(found, time.monotonic())) is not None:
+                self._report(stalled)
+            if self._give_up.wait(stall.pause_s()):
+                return None
+        return found
+
+
+class _IsBroken(Exception):
+    def __init__(self, error: str) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class Writing:
+    """One group on its way into the database. Every attempt is one transaction; it knows nothing of time, so whoever
+    has time to wait in, a thread or a simulation, tries again."""
+
+    def __init__(self, lane: int, writer: Writer, group: Group, faults: Faults | None = None) -> None:
+        self._number = lane
+        self._writer = writer
+        self._group = group
+        self._faults = faults
+        self._written: Committed | None = None  # what the last transaction that came to its COMMIT would have done
+        self._in_pieces = False
+
+    def attempt(self) -> Outcome | Trouble:
+        """What became of it; or what is in the way now, so that it must be tried again."""
+        group, writer = self._group, self._writer
+        while True:
+            try:
+                writer.begin()
+                if not writer.advance(group.seq):
+                    # Ours from before, whose outcome we did not hear; or the lane is not ours any more.
+                    is_ours = writer.position() == group.seq
+                    writer.abandon()
+                    return self._written if is_ours and self._written is not None else Fenced(self._number)
+                done = self._outcome(group, self._write_in_pieces(group) if self._in_pieces else self._write(group))
+                if self._faults is not None:
+                    self._faults.before_commit(group)
+                self._written = done
+                writer.commit()
+                if self._faults is not None:
+                    self._faults.after_commit(group)
+                return done
+            except Exception as error:
+                trouble = writer.trouble(error)
+                writer.abandon()
+            if trouble.kind == "passing":
+                return trouble
+            if trouble.kind == "broken" or self._in_pieces:
+                return Broken(self._number, trouble.error)
+            self._in_pieces = True
+
+    def _outcome(self, group: Group, written: Written) -> Committed:
+        return Committed(
+            lane=self._number,
+            seq=group.seq,
+            submissions=written.submissions,
+            workflows=written.workflows,
+            rejected=written.rejected,
+            ids=self._writer.reserve_ids(group.reserve_ids) if group.reserve_ids else None,
+        )
+
+    def _write(self, group: Group) -> Written:
+        """All of it, inside the open transaction."""
+        writer = self._writer
+        workflows = [self._apply(new) for new in group.workflows]
+        for _, workflow_id in group.activations:
+            writer.activate(workflow_id)
+        submissions = group.submissions
+        verdict = self._claim(group)
+        left_out = verdict.left_out
+        tasks_new = [task for s in submissions for task in s.tasks]
+        steps_new = [step for s in submissions for step in s.steps]
+        history = [row for s in submissions for row in s.history]
+        history += group.history
+        tasks_changed = group.tasks_changed
+        if left_out:
+            tasks_changed = [task for task in tasks_changed if task.id not in left_out]
+            tasks_new = [task for task in tasks_new if task.id not in left_out]
+            steps_new = [step for step in steps_new if step.task_id not in left_out]
+            history = [row for row in history if row.task_id not in left_out]
+        writer.write(
+            Rows(
+                tasks_new,
+                steps_new,
+                group.steps_dispatched,
+                group.steps_completed,
+                group.steps_changed,
+                group.steps_output,
+                tasks_changed,
+                history,
+            )
+        )
+        if group.parked:
+            writer.park(group.parked)
+        return Written(verdict.outcomes, workflows, left_out, [])
+
+    def _claim(self, group: Group) -> keys.Verdict:
+        claims = [key for submission in group.submissions for key in submission.keys]
+        if not claims or self._writer.claim_keys(claims) == len(claims):
+            return keys.all_new(group.submissions)
+        verdict = keys.settle(group.submissions, self._writer.key_owners(claims))
+        if verdict.release:
+            self._writer.release_keys(verdict.release)
+        if verdict.claim:
+            claimed = self._writer.claim_keys(verdict.claim)
+            assert claimed == len(verdict.claim)
+        return verdict
+
+    def _apply(self, new: WorkflowNew) -> WorkflowOutcome:
+        """A version that is there already stays as it is, and so does which version is active: applying it again
+        changes nothing."""
+        created = self._writer.add_workflow(new)
+        stored = self._writer.find_workflow(new.namespace, new.name, new.version)
+        if created and new.activate:
+            self._writer.activate(stored.id)
+        return WorkflowOutcome(new.request, stored.id, created, conflict=stored.digest != new.digest)
+
+    # -- when the database refuses data -------------------------------------------------------------------------------
+
+    def _write_in_pieces(self, group: Group) -> Written:
+        """Halve until the guilty pieces stand alone: they are parked, the others written, in the one transaction."""
+        writer = self._writer
+        whole = Written([], [], set(), [])
+        parked = list(group.parked)
+
+        def write(pieces: Sequence[Piece]) -> None:
+            writer.savepoint()
+            try:
+                part = self._write(_joined(group, pieces, whole.left_out))
+                writer.release()
+            except Exception as error:
+                trouble = writer.trouble(error)
+                if trouble.kind != "data":
+                    raise
+                writer.undo()
+            else:
+                whole.submissions.extend(part.submissions)
+                whole.workflows.extend(part.workflows)
+                whole.left_out.update(part.left_out)
+                return
+            if len(pieces) > 1:
+                middle = len(pieces) // 2
+                write(pieces[:middle])
+                write(pieces[middle:])
+                return
+            (guilty,) = pieces
+            parked.append(_parked(guilty, trouble.error))
+            part = _refused(guilty, trouble.error)
+            whole.submissions.extend(part.submissions)
+            whole.workflows.extend(part.workflows)
+            whole.left_out.update(part.left_out)
+            whole.rejected.extend(part.rejected)
+
+        write(_pieces(group, writer.tasks_of_steps(_step_ids(group))))
+        if parked:
+            writer.park(parked)
+        return whole
+
+
+class Piece(NamedTuple):
+    """What can only be written or refused as a whole: a workflow, a submission, or one task's changes."""
+
+    group: Group
+    tasks: tuple[int, ...]
+    at_ms: int
+
+
+def _pieces(group: Group, tasks_of_steps: dict[int, int]) -> list[Piece]:
+    def empty() -> Group:
+        return Group(lane=group.lane, seq=group.seq)
+
+    now = max((row.at_ms for row in group.history), default=0)
+    pieces = [Piece(_with(empty(), workflows=[new]), (), new.created_ms) for new in group.workflows]
+    # A stored step is its own task's, whatever a refused submission says.
+    task_of = {step.id: step.task_id for s in group.submissions for step in s.steps} | tasks_of_steps
+    by_task: dict[int, Group] = {}
+    stored = set(tasks_of_steps.values())
+    for s in group.submissions:
+        created = max((task.created_ms for task in s.tasks), default=now)
+        part = _with(empty(), submissions=[s])
+        pieces.append(Piece(part, tuple(task.id for task in s.tasks), created))
+        # What has happened to its tasks already is stored with them, or they are not stored.
+        by_task.update((task.id, part) for task in s.tasks if task.id not in stored)
+    new = set(by_task)
+    pieces += [Piece(_with(empty(), activations=[one]), (), now) for one in group.activations]
+    for name in ("steps_dispatched", "steps_completed", "steps_changed", "steps_output"):
+        for row in getattr(group, name):
+            if row.id in task_of:  # a step that is not there can be changed by nobody
+                getattr(by_task.setdefault(task_of[row.id], empty()), name).append(row)
+    for changed in group.tasks_changed:
+        by_task.setdefault(changed.id, empty()).tasks_changed.append(changed)
+    for fact in group.history:
+        by_task.setdefault(fact.task_id, empty()).history.append(fact)
+    pieces += [Piece(part, (task_id,), now) for task_id, part in by_task.items() if task_id not in new]
+    return pieces
+
+
+def _joined(group: Group, pieces: Sequence[Piece], left_out: set[int]) -> Group:
+    """These pieces as one group, without what is said of tasks that were not stored."""
+    joined = Group(lane=group.lane, seq=group.seq)
+    for piece in pieces:
+        part = piece.group
+        if not part.submissions and left_out.intersection(piece.tasks):
+            continue
+        for name in _LISTS:
+            getattr(joined, name).extend(getattr(part, name))
+    return joined
+
+
+_LISTS: Final = (
+    "submissions",
+    "workflows",
+    "activations",
+    "steps_dispatched",
+    "steps_completed",
+    "steps_changed",
+    "steps_output",
+    "tasks_changed",
+    "history",
+)
+
+
+def _refused(piece: Piece, error: str) -> Written:
+    part = piece.group
+    return Written(
+        [SubmissionOutcome(s.request, {}, None, failed=error) for s in part.submissions],
+        [WorkflowOutcome(w.request, 0, created=False, conflict=False, failed=error) for w in part.workflows],
+        set(piece.tasks),
+        [] if part.submissions else [Rejected(task_id, error) for task_id in piece.tasks],
+    )
+
+
+def _with(group: Group, **lists: list[Any]) -> Group:
+    for name, rows in lists.items():
+        setattr(group, name, rows)
+    return group
+
+
+def _step_ids(group: Group) -> list[int]:
+    lists: Iterable[Sequence[Any]] = (
+        group.steps_dispatched,
+        group.steps_completed,
+        group.steps_changed,
+        group.steps_output,
+    )
+    return [row.id for rows in lists for row in rows if -(2**63) <= row.id < 2**63]
+
+
+def _parked(piece: Piece, error: str) -> Parked:
+    """The rows as JSON that any reader can open, whatever was wrong with them."""
+    rows = {name: [_plain(row) for row in getattr(piece.group, name)] for name in _LISTS}
+    body = json.dumps({"error": error, **{name: row for name, row in rows.items() if row}})
+    task_id = piece.tasks[0] if len(piece.tasks) == 1 and 0 < piece.tasks[0] < 2**63 else None
+    return Parked(piece.at_ms, task_id, None, PARKED_CODE, PARKED_SOURCE, body.encode())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _plain(part) for name, part in value._asdict().items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return repr(value)
+
+
+class Stall:
+    """How long to wait before the next try, and when to say again that there is trouble."""
+
+    def __init__(self, lane: int, seq: int) -> None:
+        self._lane = lane
+        self._seq = seq
+        self._code = ""
+        self._said_at = 0.0
+        self._pause_ms = PAUSE_MS // 2
+
+    def again(self, trouble: Trouble, now_s: float) -> Stalled | None:
+        if trouble.code == self._code and now_s - self._said_at < STALL_REPEAT_MS / 1000:
+            return None
+        self._code, self._said_at = trouble.code, now_s
+        return Stalled(self._lane, self._seq, trouble.code, trouble.error)
+
+    def pause_s(self) -> float:
+        self._pause_ms = min(self._pause_ms * 2, PAUSE_MAX_MS)
+        return self._pause_ms / 1000

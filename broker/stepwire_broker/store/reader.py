@@ -1,0 +1,46 @@
+"""Reading beside the writer: a few threads, each with a connection that can only read."""
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stepwire_protocol import patterns
+
+from .sqlite import open_reader
+
+T = TypeVar("T")
+
+
+class Readers:
+    def __init__(self, path: Path, count: int) -> None:
+        self._path = path
+        self._mine = threading.local()
+        self._all: list[sqlite3.Connection] = []
+        self._pool = ThreadPoolExecutor(count, "stepwire-read", initializer=self._open)
+
+    def read(self, query: Callable[..., T], *args: Any) -> Future[T]:
+        """Run `query(connection, *args)`: one or a few statements, a page at most."""
+        return self._pool.submit(self._run, query, *args)
+
+    def close(self) -> None:
+        """What runs is let finish; what has not begun is cancelled."""
+        self._pool.shutdown(cancel_futures=True)
+        for connection in self._all:
+            connection.close()
+
+    def _open(self) -> None:
+        connection = open_reader(self._path)
+        connection.create_function("matches", 2, patterns.matches, deterministic=True)
+        self._mine.connection = connection
+        self._all.append(connection)
+
+    def _run(self, query: Callable[..., T], *args: Any) -> T:
+        connection: sqlite3.Connection = self._mine.connection
+        try:
+            return query(connection, *args)
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")

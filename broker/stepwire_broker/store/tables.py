@@ -1,0 +1,242 @@
+"""The declared schema. What it forbids nobody can write: a step's state decides which of its columns may be filled.
+
+The migrations end at exactly this, and a test holds them to it. Column order follows the row types of core/group.py and
+core/stored.py, with the large payload last: what stands behind it is read by walking through all of it. Times are UTC
+milliseconds, payloads are JSON text, and a column takes its own type and no other. There are no foreign keys on `keys`
+and `history`: a key is claimed before its task is stored, and every history row would pay for a look at its task.
+"""
+
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+metadata: Final = MetaData()
+
+
+# On SQLite only the very word INTEGER makes a primary key the row's own number.
+Number: Final = BigInteger().with_variant(Integer, "sqlite")
+
+# One line a state: what must be filled and what must not. The hot states first, since the first that fits decides.
+STEP_STATES: Final = """
+CASE state
+ WHEN 'dispatched' THEN batch_id IS NOT NULL AND worker IS NOT NULL AND delivery > 0 AND dispatched_ms IS NOT NULL
+  AND finished_ms IS NULL
+ WHEN 'completed' THEN batch_id IS NULL AND finished_ms IS NOT NULL AND output IS NOT NULL
+ WHEN 'waiting' THEN batch_id IS NULL AND finished_ms IS NULL
+ WHEN 'ready' THEN batch_id IS NULL AND finished_ms IS NULL AND ready_ms IS NOT NULL
+ WHEN 'retry_wait' THEN batch_id IS NULL AND finished_ms IS NULL AND not_before_ms IS NOT NULL
+ WHEN 'held' THEN finished_ms IS NULL
+ WHEN 'failed' THEN batch_id IS NULL AND finished_ms IS NOT NULL
+ WHEN 'cancelled' THEN batch_id IS NULL AND finished_ms IS NOT NULL
+ WHEN 'skipped' THEN batch_id IS NULL AND finished_ms IS NOT NULL
+ ELSE FALSE END""".strip()
+
+TASK_STATES: Final = """
+CASE state
+ WHEN 'running' THEN finished_ms IS NULL
+ WHEN 'completed' THEN finished_ms IS NOT NULL
+ WHEN 'pending' THEN finished_ms IS NULL AND owner_epoch = 0
+ WHEN 'paused' THEN finished_ms IS NULL
+ WHEN 'failed' THEN finished_ms IS NOT NULL
+ WHEN 'cancelled' THEN finished_ms IS NOT NULL
+ ELSE FALSE END""".strip()
+
+
+def _where(condition: str) -> dict[str, Any]:
+    """For an index that holds only some rows, whatever the database."""
+    return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
+
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("name", Text, primary_key=True, nullable=False),
+    Column("value", Text, nullable=False),
+    sqlite_strict=True,
+)
+
+brokers = Table(
+    "brokers",
+    metadata,
+    Column("id", Text, primary_key=True, nullable=False),
+    Column("epoch", Number, nullable=False),  # of its last start; no two starts of any brokers have the same
+    Column("lease_until_ms", Number, nullable=False),  # 0 on SQLite, where the lock of the file is the lease
+    Column("lease_ms", Number, nullable=False),  # the longest it gave its workers: how long some may run on
+    CheckConstraint("epoch > 0", name="epoch_is_given"),
+    sqlite_strict=True,
+)
+
+lanes = Table(
+    "lanes",
+    metadata,
+    Column("id", Number, primary_key=True, nullable=False),
+    Column("broker", Text, ForeignKey("brokers.id"), nullable=False),
+    Column("lane", Integer, nullable=False),
+    Column("epoch", Number, nullable=False),
+    Column("seq", Number, nullable=False),  # of its last transaction; goes on over restarts, so it orders the history
+    UniqueConstraint("broker", "lane", name="lanes_of_broker"),
+    CheckConstraint("seq >= 0 AND epoch > 0", name="seq_counts"),
+    sqlite_strict=True,
+)
+
+sequences = Table(
+    "sequences",
+    metadata,
+    Column("name", Text, primary_key=True, nullable=False),
+    Column("next", Number, nullable=False),
+    CheckConstraint("next BETWEEN 1 AND 9007199254740992", name="next_fits_every_language"),
+    sqlite_strict=True,
+)
+
+workflows = Table(
+    "workflows",
+    metadata,
+    Column("id", Number, primary_key=True, nullable=False),
+    Column("namespace", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("document", Text, nullable=False),
+    Column("created_ms", Number, nullable=False),
+    Column("active", Integer, nullable=False),
+    UniqueConstraint("namespace", "name", "version", name="workflows_version"),
+    CheckConstraint("active IN (0, 1)", name="active_is_yes_or_no"),
+    sqlite_strict=True,
+)
+Index("workflows_active", workflows.c.namespace, workflows.c.name, unique=True, **_where("active = 1"))
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("id", Number, primary_key=True, nullable=False),
+    Column("uid", Text, nullable=False),
+    Column("workflow_id", Number, ForeignKey("workflows.id"), nullable=False),
+    Column("lane", Integer, nullable=False),
+    Column("namespace", Text, nullable=False),
+    Column("key", Text),
+    Column("state", Text, nullable=False),
+    Column("attention", Text),
+    Column("cancelling", Integer, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("labels", Text),
+    Column("context_bytes", Number, nullable=False),
+    Column("created_ms", Number, nullable=False),
+    Column("finished_ms", Number),
+    Column("deadline_ms", Number),
+    Column("owner", Text),
+    Column("owner_epoch", Number, nullable=False),
+    Column("wake_ms", Number),
+    Column("wants", Text),
+    Column("context", Text, nullable=False),
+    CheckConstraint(TASK_STATES, name="state_fits"),
+    CheckConstraint("cancelling IN (0, 1)", name="cancelling_is_yes_or_no"),
+    CheckConstraint("length(uid) = 32", name="uid_is_whole"),
+    sqlite_strict=True,
+)
+# What the loader asks, answered from the index alone: it passes over what is in memory and over what nobody offers.
+Index(
+    "tasks_open",
+    tasks.c.priority.desc(),
+    tasks.c.id,
+    tasks.c.owner_epoch,
+    tasks.c.wake_ms,
+    tasks.c.wants,
+    **_where("finished_ms IS NULL"),
+)
+Index("tasks_of_workflow", tasks.c.workflow_id, tasks.c.id)
+Index("tasks_failed", tasks.c.id, **_where("state = 'failed'"))
+# What retention asks: those that ended in this state, the earliest first.
+Index("tasks_ended", tasks.c.state, tasks.c.finished_ms, **_where("finished_ms IS NOT NULL"))
+Index("tasks_with_attention", tasks.c.id, **_where("attention IS NOT NULL"))
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("id", Number, primary_key=True, nullable=False),
+    Column("task_id", Number, ForeignKey("tasks.id"), nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("handler_class", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("attempt", Integer, nullable=False, server_default=text("0")),
+    Column("delivery", Integer, nullable=False, server_default=text("0")),
+    Column("accept_from", Integer, nullable=False, server_default=text("0")),
+    Column("batch_id", Text),
+    Column("worker", Text),
+    Column("granted", Integer, nullable=False, server_default=text("0")),
+    Column("lost_sessions", Integer, nullable=False, server_default=text("0")),
+    Column("ready_ms", Number),
+    Column("dispatched_ms", Number),
+    Column("started_ms", Number),
+    Column("not_before_ms", Number),
+    Column("finished_ms", Number),
+    Column("deadline_ms", Number),
+    Column("error", Text),
+    Column("reason", Text),
+    Column("key_number", Integer, nullable=False, server_default=text("0")),
+    Column("earlier", Text),
+    Column("output_bytes", Number, nullable=False, server_default=text("0")),
+    Column("output", Text),
+    CheckConstraint(STEP_STATES, name="state_fits"),
+    CheckConstraint("granted = 0 OR granted = 1", name="granted_is_yes_or_no"),
+    sqlite_strict=True,
+)
+Index("steps_of_task", steps.c.task_id, steps.c.position, unique=True)
+Index("steps_held", steps.c.id, **_where("state = 'held'"))
+Index("steps_failed", steps.c.id, **_where("state = 'failed'"))
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("namespace", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("task_id", Number, nullable=False),
+    PrimaryKeyConstraint("namespace", "key"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
+# (lane, seq, position) orders a lane's history, and a commit that comes late still comes after its own lane's earlier
+# ones: who follows the history keeps a cursor per lane and skips nothing.
+history = Table(
+    "history",
+    metadata,
+    Column("lane_id", Number, nullable=False),
+    Column("seq", Number, nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("task_id", Number, nullable=False),
+    Column("at_ms", Number, nullable=False),
+    Column("facts", Text, nullable=False),
+    PrimaryKeyConstraint("lane_id", "seq", "position"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+Index("history_of_task", history.c.task_id)
+
+parked = Table(
+    "parked",
+    metadata,
+    Column("id", Number, primary_key=True, nullable=False),
+    Column("at_ms", Number, nullable=False),
+    Column("task_id", Number),
+    Column("step_id", Number),
+    Column("code", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    sqlite_strict=True,
+)
