@@ -1,0 +1,70 @@
+"""The routes: which path is answered by which function. Read it as the table of contents of the API."""
+
+import asyncio
+import functools
+
+from starlette.routing import Route, Router
+
+from . import database, events, exchange, health, metrics, openapi, steps, tasks, workers, workflows
+from .events import Followers
+from .exchange import Requests, Resource
+from .operations import OPERATIONS
+from .ports import BrokerPort
+from .tap import Taps
+from .token import Scope
+
+
+class Application:
+    """The API of one broker, without what guards it (gate.py) and what carries it (server.py)."""
+
+    def __init__(self, broker: BrokerPort) -> None:
+        self.taps = Taps(broker)
+        self.followers = Followers(broker)
+        self.requests = Requests()
+        self._closing = asyncio.Event()
+        resource = functools.partial(Resource, broker, self._closing, _scope_of)
+        self.resources: list[Resource] = [  # the busiest first: they are tried in this order
+            resource("/v1/tasks/batch", POST=tasks.submit_batch),
+            resource("/v1/tasks", POST=tasks.submit, GET=tasks.page),
+            resource("/v1/tasks/{task_id}", GET=tasks.show),
+            resource("/v1/tasks/{task_id}/cancel", POST=tasks.cancel),
+            resource("/v1/tasks/{task_id}/pause", POST=tasks.pause),
+            resource("/v1/tasks/{task_id}/resume", POST=tasks.resume),
+            resource("/v1/tasks/{task_id}/retry", POST=tasks.retry),
+            resource("/v1/tasks/{task_id}/why", GET=tasks.why),
+            resource("/v1/tasks/{task_id}/steps/{name}", GET=tasks.step),
+            resource("/v1/tasks/{task_id}/steps/{name}/why", GET=tasks.why_step),
+            resource("/v1/tasks/{task_id}/events", GET=events.of_task),
+            resource("/v1/events", GET=self.followers.stream),
+            resource("/v1/steps", GET=steps.page),
+            resource("/v1/steps/{step_id}", GET=steps.show),
+            resource("/v1/steps/{step_id}/resolve", POST=steps.resolve),
+            resource("/v1/workflows", POST=workflows.apply, GET=workflows.page),
+            resource("/v1/workflows/{name}", GET=workflows.show),
+            resource("/v1/workflows/{name}/activate", POST=workflows.activate),
+            resource("/v1/workers", GET=workers.all_of_them),
+            resource("/v1/workers/{worker}/drain", POST=workers.drain),
+            resource("/v1/database/prune", POST=database.prune),
+            resource("/v1/tap", GET=self.taps.stream),
+            resource("/openapi.json", GET=openapi.show),
+            resource("/metrics", GET=self._metrics),
+            resource("/readyz", GET=health.readyz),
+            resource("/livez", GET=health.livez),
+        ]
+        self.paths = [each.path for each in self.resources]
+        self.routes = Router(
+            [Route(each.path, each) for each in self.resources], redirect_slashes=False, default=exchange.not_found
+        )
+
+    async def _metrics(self, call: exchange.Call) -> exchange.Reply:
+        return await metrics.show(call, self.requests)
+
+    def close(self) -> None:
+        """End what would not end by itself: waiting clients are told how it stands, streams are over."""
+        self._closing.set()
+        self.taps.close()
+        self.followers.close()
+
+
+def _scope_of(method: str, path: str) -> Scope | None:
+    return OPERATIONS[method, path].scope

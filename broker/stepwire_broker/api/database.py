@@ -1,0 +1,23 @@
+"""`/v1/database`: what its operator wants done with it while the broker runs."""
+
+import time
+
+from msgspec import Struct
+
+from .exchange import Call, Reply, encode
+
+
+class Pruning(Struct, frozen=True):
+    """It has begun, for what had ended so long before `now_ms`. What it does shows in the database."""
+
+    now_ms: int
+    completed_ms: int
+    failed_ms: int
+
+
+async def prune(call: Call) -> Reply:
+    call.query()
+    kept = call.broker.settings.retention
+    now_ms = time.time_ns() // 1_000_000
+    call.broker.prune()
+    return Reply(202, encode(Pruning(now_ms, kept.completed_ms, kept.failed_ms)))

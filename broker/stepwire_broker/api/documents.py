@@ -1,0 +1,191 @@
+"""What the API answers with, as types: msgspec writes them, and the OpenAPI page is drawn from them.
+
+Contexts, outputs, errors and results are JSON already and pass through as they lie in the database. Times are RFC 3339
+in UTC with milliseconds. A member that is null says so: it is there, and empty.
+"""
+
+import functools
+from datetime import UTC, datetime
+from typing import Final
+
+from msgspec import Raw, Struct
+
+NULL: Final = Raw(b"null")
+NO_LABELS: Final = Raw(b"{}")
+
+
+class Created(Struct, frozen=True):
+    """`created` is false when the idempotency key had this task already."""
+
+    task_id: int
+    state: str
+    created: bool
+
+
+class CreatedBatch(Struct, frozen=True):
+    """In the order they were sent; `created` counts those that were new."""
+
+    task_ids: list[int]
+    created: int
+
+
+class Changed(Struct, frozen=True):
+    """A task after an order: cancel, pause, resume, retry, or resolve of one of its steps."""
+
+    task_id: int
+    state: str
+    attention: str | None
+
+
+class WorkflowApplied(Struct, frozen=True):
+    workflow_id: int
+    namespace: str
+    name: str
+    version: str
+    created: bool
+    warnings: list[str]
+
+
+class WorkflowActivated(Struct, frozen=True):
+    workflow_id: int
+    namespace: str
+    name: str
+    version: str
+
+
+class WorkflowSummary(Struct, frozen=True):
+    workflow_id: int
+    namespace: str
+    name: str
+    version: str
+    active: bool
+    created_at: str
+
+
+class WorkflowDocument(WorkflowSummary, frozen=True):
+    document: Raw
+
+
+class Reason(Struct, frozen=True):
+    """Why a step stands where it stands."""
+
+    code: str
+    message: str
+    since: str | None
+
+
+class TaskReason(Struct, frozen=True):
+    """What a task hangs on: the step that is named, unless it is the task itself."""
+
+    task_id: int
+    state: str
+    code: str
+    message: str
+    since: str | None
+    step_id: int | None
+    step: str | None
+
+
+class StepReason(Struct, frozen=True):
+    """Why a step stands where it stands."""
+
+    task_id: int
+    step_id: int
+    step: str
+    state: str
+    code: str
+    message: str
+    since: str | None
+
+
+class StepSummary(Struct, frozen=True, kw_only=True):
+    step_id: int
+    task_id: int
+    name: str
+    handler_class: str
+    state: str
+    attempt: int
+    deliveries: int
+    worker: str | None
+    ready_at: str | None
+    started_at: str | None
+    not_before: str | None
+    finished_at: str | None
+    error: Raw
+    reason: Reason | None
+
+
+class StepDocument(StepSummary, frozen=True, kw_only=True):
+    """`output_omitted`: it has an output, which is too large to stand here; `GET /v1/steps/{step_id}` has it."""
+
+    output: Raw
+    output_bytes: int
+    output_omitted: bool = False
+
+
+class TaskSummary(Struct, frozen=True, kw_only=True):
+    task_id: int
+    namespace: str
+    workflow: str
+    version: str
+    state: str
+    attention: str | None
+    cancelling: bool
+    priority: int
+    labels: Raw
+    idempotency_key: str | None
+    created_at: str
+    finished_at: str | None
+    deadline_at: str | None
+
+
+class TaskDocument(TaskSummary, frozen=True, kw_only=True):
+    """`result_omitted`: the task has a result, which is too large to stand here; its steps' outputs have it."""
+
+    context: Raw
+    result: Raw
+    result_omitted: bool = False
+    steps: list[StepDocument]
+
+
+class WorkflowPage(Struct, frozen=True):
+    workflows: list[WorkflowSummary]
+
+
+class TaskPage(Struct, frozen=True):
+    tasks: list[TaskSummary]
+    next_cursor: str | None
+
+
+class StepPage(Struct, frozen=True):
+    steps: list[StepSummary]
+    next_cursor: str | None
+
+
+def rfc3339(ms: int) -> str:
+    """`2026-11-18T10:17:57.123Z`"""
+    second, rest = divmod(ms, 1000)
+    return f"{_second(second)}.{rest:03}Z"
+
+
+@functools.lru_cache(1024)
+def _second(second: int) -> str:
+    """Most times in one document are of the same few seconds."""
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def milliseconds(text: str) -> int | None:
+    """What `rfc3339` writes, and any other form of it that names its zone; None for everything else."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return None if at.tzinfo is None else int(at.timestamp() * 1000)
+
+
+def time_or_none(ms: int | None) -> str | None:
+    return None if ms is None else rfc3339(ms)
+
+
+def raw_or_null(text: str | None) -> Raw:
+    return NULL if text is None else Raw(text.encode())

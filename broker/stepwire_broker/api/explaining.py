@@ -1,0 +1,121 @@
+"""Why a task or a step stands where it stands: committed rows, told by what the broker's memory knows beside them.
+
+The rows are read first and the sentence is made from them, so nothing is said of what is not durable. Sessions, leases
+and the queue are in no row: of those the core's state tells how it is at this moment.
+"""
+
+from typing import Final
+
+from stepwire_broker.core import explain
+from stepwire_broker.core.explain import Why
+from stepwire_broker.core.residency import restored
+from stepwire_broker.core.states import STEP_FINAL
+from stepwire_broker.core.task import Step, Task, unlink
+from stepwire_broker.store import queries
+
+from . import reading
+from .documents import Reason, StepReason, TaskReason, time_or_none
+from .ports import BrokerPort
+from .problems import Problem, not_found
+from .reading import Explained
+
+EXPLAINED_MAX: Final = 100  # open steps in the document of one task: the others' reasons are what their rows say
+NO_PAYLOADS: Final = 0
+READS_MAX: Final = 3  # of a task that moves on between what is explained and what is shown
+
+
+async def task(broker: BrokerPort, task_id: int) -> reading.Read | None:
+    """The task's document; while the task is in memory, with a sentence for each of its open steps."""
+    for _ in range(READS_MAX):
+        explained: dict[int, Explained] = {}
+        if task_id in broker.state.tasks:
+            found = await _restored(broker, task_id)
+            if found is not None:
+                explained = _explained(broker, found)
+                unlink(found)
+        read = await broker.read(reading.task, task_id, broker.workflows, explained)
+        if read is None or not read.has_moved:
+            break
+    return read
+
+
+async def step_by_id(broker: BrokerPort, step_id: int) -> bytes | None:
+    """A step's document; while its task is in memory, with the sentence."""
+    live = broker.state.steps.get(step_id)
+    if live is None or live.is_final:
+        return await broker.read(reading.step, step_id)
+    found = await _restored(broker, live.task.id)
+    explained = None
+    if found is not None:
+        explained = next((_explain(broker, step) for step in found.steps if step.id == step_id), None)
+        unlink(found)
+    return await broker.read(reading.step, step_id, explained)
+
+
+async def step(broker: BrokerPort, task_id: int, name: str) -> bytes:
+    """The document of a step that is named by its task and its own name."""
+    found = await _restored(broker, task_id)
+    if found is None:
+        raise no_task(task_id)
+    try:
+        step = _named(found, name)
+        explained = None if step.state in STEP_FINAL else _explain(broker, step)
+        document = await broker.read(reading.step, step.id, explained)
+    finally:
+        unlink(found)
+    if document is None:
+        raise no_task(task_id)
+    return document
+
+
+async def why_task(broker: BrokerPort, task_id: int) -> TaskReason:
+    found = await _restored(broker, task_id)
+    if found is None:
+        raise no_task(task_id)
+    why, on = explain.task(broker.state, found, broker.now())
+    unlink(found)
+    step_id, name = (None, None) if on is None else (on.id, on.definition.name)
+    return TaskReason(task_id, found.state, why.code, why.message, time_or_none(why.since_ms), step_id, name)
+
+
+async def why_step(broker: BrokerPort, task_id: int, name: str) -> StepReason:
+    found = await _restored(broker, task_id)
+    if found is None:
+        raise no_task(task_id)
+    try:
+        step = _named(found, name)
+        why = explain.step(broker.state, step, broker.now())
+    finally:
+        unlink(found)
+    return StepReason(task_id, step.id, name, step.state, why.code, why.message, time_or_none(why.since_ms))
+
+
+def no_task(task_id: int) -> Problem:
+    return not_found(f"task {task_id}", "GET /v1/tasks lists what there is; finished tasks are removed in time")
+
+
+async def _restored(broker: BrokerPort, task_id: int) -> Task | None:
+    """The task as its rows have it, without its payloads. Whoever is done with it unlinks it."""
+    loaded = await broker.read(queries.load_tasks, [task_id], NO_PAYLOADS)
+    return restored(broker.state, loaded.tasks[0], loaded.steps) if loaded.tasks else None
+
+
+def _named(task: Task, name: str) -> Step:
+    index = task.workflow.by_name.get(name)
+    if index is None:
+        names = ", ".join(list(task.workflow.by_name)[:20])
+        raise not_found(f"step {name[:200]!r} in task {task.id}", f"its steps: {names}")
+    return task.steps[index]
+
+
+def _explained(broker: BrokerPort, task: Task) -> dict[int, Explained]:
+    still_open = [step for step in task.steps if step.state not in STEP_FINAL]
+    return {step.id: _explain(broker, step) for step in still_open[:EXPLAINED_MAX]}
+
+
+def _explain(broker: BrokerPort, step: Step) -> Explained:
+    return Explained(step.state, step.attempt, step.delivery, _reason(explain.step(broker.state, step, broker.now())))
+
+
+def _reason(why: Why) -> Reason:
+    return Reason(why.code, why.message, time_or_none(why.since_ms))

@@ -1,0 +1,26 @@
+"""For probers: does the loop turn, and may work be sent here?"""
+
+from msgspec import Struct
+
+from .exchange import Call, Reply, encode
+
+
+class Alive(Struct, frozen=True):
+    alive: bool = True
+
+
+class Readiness(Struct, frozen=True):
+    ready: bool
+    reasons: list[str]
+
+
+async def livez(call: Call) -> Reply:
+    """Answered at all, the loop turns. Without a token: it says nothing about anybody."""
+    return Reply(200, encode(Alive()))
+
+
+async def readyz(call: Call) -> Reply:
+    reasons = call.broker.readiness()
+    if reasons:
+        return Reply(503, encode(Readiness(False, reasons)), headers=((b"retry-after", b"1"),))
+    return Reply(200, encode(Readiness(True, [])))

@@ -1,0 +1,67 @@
+"""The HTTP address: what may be listened on, and a sentence for each way it cannot be."""
+
+import socket
+from ipaddress import ip_address
+from typing import Final
+
+from stepwire_broker.core.settings import HttpSettings
+
+BACKLOG: Final = 1024
+
+
+class ListenError(Exception):
+    """The HTTP address cannot be used. The message says whose fault it is and what to do."""
+
+
+def listen(settings: HttpSettings) -> socket.socket:
+    """A listening socket on `http.listen`, or ListenError."""
+    host, port = check_listen(settings)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ListenError(f"http.listen is {settings.listen!r}: {error.strerror or error}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ListenError(
+            f"http.listen is {settings.listen!r}: {error.strerror}; is another broker running there?"
+            " Choose another with http.listen or STEPWIRE_HTTP__LISTEN"
+        ) from None
+    return listener
+
+
+def check_listen(settings: HttpSettings) -> tuple[str, int]:
+    """Host and port of `http.listen`, or ListenError if it is none, or one where tokens would be overheard."""
+    host, port = address_of(settings.listen)
+    if not settings.allow_insecure and not _is_loopback(host):
+        raise ListenError(
+            f"http.listen is {settings.listen!r}, which others can reach, and tokens would travel unencrypted:"
+            " listen on 127.0.0.1 behind a proxy that ends TLS, or say http.allow_insecure: true"
+        )
+    return host, port
+
+
+def address_of(listen: str) -> tuple[str, int]:
+    """`127.0.0.1:7410`, `[::1]:7410` → host and port."""
+    host, colon, port = listen.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ListenError(f"http.listen is {listen!r}: it needs a form like 127.0.0.1:7410 or [::1]:7410")
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,280 @@
+"""What is read for an answer: from the text of a query to rows of the store to the bytes of a document.
+
+The functions that take a connection run in a reader's thread, and build their document there: the loop only sends it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from msgspec import Raw
+from stepwire_protocol.messages import NULL
+
+from stepwire_broker.core import codes
+from stepwire_broker.core.mapping import task_result
+from stepwire_broker.core.states import TASK_FINAL, StepState, TaskState
+from stepwire_broker.core.stored import StoredWorkflow
+from stepwire_broker.core.workflow import Workflow
+from stepwire_broker.store import queries
+from stepwire_broker.store.queries import Connection, StepFilter, StepRow, TaskFilter, TaskRow, WorkflowRow
+
+from .documents import (
+    NO_LABELS,
+    Reason,
+    StepDocument,
+    StepPage,
+    StepSummary,
+    TaskDocument,
+    TaskPage,
+    TaskSummary,
+    WorkflowDocument,
+    WorkflowPage,
+    WorkflowSummary,
+    milliseconds,
+    raw_or_null,
+    rfc3339,
+    time_or_none,
+)
+from .exchange import encode
+from .problems import Problem
+
+TASK_QUERY: Final = ("state", "namespace", "workflow", "label", "since", "limit", "cursor")
+STEP_QUERY: Final = ("state", "handler_class", "limit", "cursor")
+LIMIT_DEFAULT: Final = 50
+LIMIT_MAX: Final = 500
+OUTPUTS_BYTES_MAX: Final = 1024 * 1024  # of one task, in one answer; a step by itself is always whole
+RESULT_BYTES_MAX: Final = 8 * 1024 * 1024
+
+
+# -- what is asked ----------------------------------------------------------------------------------------------------
+
+
+def task_filter(asked: dict[str, str]) -> TaskFilter:
+    return TaskFilter(
+        state=one_of("state", asked.get("state"), tuple(TaskState)),
+        namespace=asked.get("namespace"),
+        workflow=asked.get("workflow"),
+        label=_label(asked.get("label")),
+        since_ms=_since(asked.get("since")),
+        before=_cursor(asked.get("cursor")),
+        limit=limit(asked.get("limit")),
+    )
+
+
+def step_filter(asked: dict[str, str]) -> StepFilter:
+    return StepFilter(
+        state=one_of("state", asked.get("state"), tuple(StepState)),
+        handler_class=asked.get("handler_class"),
+        before=_cursor(asked.get("cursor")),
+        limit=limit(asked.get("limit")),
+    )
+
+
+def number(name: str, text: str, least: int, most: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 16 and least <= int(text) <= most):
+        raise Problem(400, "bad_query", f"`{name}` is {text[:64]!r}: a number from {least} to {most} is needed")
+    return int(text)
+
+
+def flag(name: str, text: str) -> bool:
+    return one_of(name, text, ("true", "false")) == "true"
+
+
+# -- what is answered -------------------------------------------------------------------------------------------------
+
+
+class Read(NamedTuple):
+    """A task's document, and whether there is anything to wait for."""
+
+    document: bytes
+    is_settled: bool  # it has ended, or hangs on a held step
+    has_moved: bool  # a step stands elsewhere than where it was explained
+
+
+class Explained(NamedTuple):
+    """Why a step stood where it stood, and where that was: it means nothing of a step that has moved on."""
+
+    state: str
+    attempt: int
+    delivery: int
+    reason: Reason
+
+
+def task(
+    connection: Connection, task_id: int, workflows: Mapping[int, Workflow], explained: Mapping[int, Explained]
+) -> Read | None:
+    found = queries.task(connection, task_id, OUTPUTS_BYTES_MAX)
+    if found is None:
+        return None
+    result, is_omitted = _result(connection, found, workflows[found.task.workflow_id])
+    document = TaskDocument(
+        **_task(found.task),
+        context=raw_or_null(found.context),
+        result=result,
+        result_omitted=is_omitted,
+        steps=[_step_document(row, explained.get(row.id)) for row in found.steps],
+    )
+    is_settled = found.task.state in TASK_FINAL or found.task.attention is not None
+    return Read(encode(document), is_settled, any(_moved(row, explained.get(row.id)) for row in found.steps))
+
+
+def _moved(row: StepRow, explained: Explained | None) -> bool:
+    return explained is not None and explained[:3] != (row.state, row.attempt, row.delivery)
+
+
+def _result(connection: Connection, found: queries.Task, workflow: Workflow) -> tuple[Raw, bool]:
+    """What the task came to, and whether that is too much to be shown."""
+    if found.task.state != TaskState.COMPLETED:
+        return NULL, False
+    last = [workflow.steps[index].name for index in workflow.last]
+    names = set(last) if workflow.output is None else {path[1] for _, path in workflow.output if path[0] != "context"}
+    wanted = [row for row in found.steps if row.name in names]
+    if sum(row.output_bytes for row in wanted) > RESULT_BYTES_MAX:
+        return NULL, True
+    outputs = {row.name: row.output.encode() for row in wanted if row.output is not None}
+    missing = {row.id: row.name for row in wanted if row.output is None and row.output_bytes}
+    if missing:
+        fetched = queries.load_payloads(connection, [], list(missing)).outputs
+        outputs |= {missing[step_id]: output for step_id, output in fetched.items()}
+    return Raw(task_result(workflow.output, last, found.context.encode(), outputs)), False
+
+
+def _step_document(row: StepRow, explained: Explained | None = None) -> StepDocument:
+    members = _step(row)
+    if explained is not None and not _moved(row, explained):
+        members["reason"] = explained.reason
+    return StepDocument(
+        **members,
+        output=raw_or_null(row.output),
+        output_bytes=row.output_bytes,
+        output_omitted=row.output is None and row.output_bytes > 0,
+    )
+
+
+def tasks(connection: Connection, wanted: TaskFilter) -> bytes:
+    rows = queries.tasks(connection, wanted)
+    return encode(TaskPage([TaskSummary(**_task(row)) for row in rows], _next(rows, wanted.limit)))
+
+
+def step(connection: Connection, step_id: int, explained: Explained | None = None) -> bytes | None:
+    row = queries.step(connection, step_id)
+    return None if row is None else encode(_step_document(row, explained))
+
+
+def steps(connection: Connection, wanted: StepFilter) -> bytes:
+    rows = queries.steps(connection, wanted)
+    return encode(StepPage([StepSummary(**_step(row)) for row in rows], _next(rows, wanted.limit)))
+
+
+def workflow(connection: Connection, namespace: str, name: str, version: str | None) -> bytes | None:
+    row = queries.workflow(connection, namespace, name, version)
+    if row is None:
+        return None
+    return encode(WorkflowDocument(**_workflow(row), document=raw_or_null(row.document)))
+
+
+def workflows(connection: Connection, namespace: str | None) -> bytes:
+    rows = queries.workflow_rows(connection, namespace)
+    return encode(WorkflowPage([WorkflowSummary(**_workflow(row)) for row in rows]))
+
+
+# -- rows to documents ------------------------------------------------------------------------------------------------
+
+
+def _task(row: TaskRow) -> dict[str, Any]:
+    return {
+        "task_id": row.id,
+        "namespace": row.namespace,
+        "workflow": row.workflow,
+        "version": row.version,
+        "state": row.state,
+        "attention": row.attention,
+        "cancelling": bool(row.cancelling),
+        "priority": row.priority,
+        "labels": NO_LABELS if row.labels is None else raw_or_null(row.labels),
+        "idempotency_key": row.key,
+        "created_at": rfc3339(row.created_ms),
+        "finished_at": time_or_none(row.finished_ms),
+        "deadline_at": time_or_none(row.deadline_ms),
+    }
+
+
+def _step(row: StepRow) -> dict[str, Any]:
+    return {
+        "step_id": row.id,
+        "task_id": row.task_id,
+        "name": row.name,
+        "handler_class": row.handler_class,
+        "state": row.state,
+        "attempt": row.attempt,
+        "deliveries": row.delivery,
+        "worker": row.worker,
+        "ready_at": time_or_none(row.ready_ms),
+        "started_at": time_or_none(row.started_ms),
+        "not_before": time_or_none(row.not_before_ms),
+        "finished_at": time_or_none(row.finished_ms),
+        "error": raw_or_null(row.error),
+        "reason": _reason(row),
+    }
+
+
+def _reason(row: StepRow) -> Reason | None:
+    """Why it stands where it stands, and since when, as far as its row says."""
+    if row.reason is None:
+        return None
+    since = row.ready_ms if row.state == StepState.READY else row.finished_ms or row.started_ms or row.dispatched_ms
+    return Reason(row.reason, codes.describe(row.reason), time_or_none(since))
+
+
+def _workflow(row: StoredWorkflow | WorkflowRow) -> dict[str, Any]:
+    return {
+        "workflow_id": row.id,
+        "namespace": row.namespace,
+        "name": row.name,
+        "version": row.version,
+        "active": bool(row.active),
+        "created_at": rfc3339(row.created_ms),
+    }
+
+
+def _next(rows: Sequence[TaskRow] | Sequence[StepRow], limit: int) -> str | None:
+    """A full page may have another one after it."""
+    return str(rows[-1].id) if len(rows) == limit else None
+
+
+# -- the members of a query -------------------------------------------------------------------------------------------
+
+
+def one_of(name: str, text: str | None, known: tuple[str, ...]) -> str | None:
+    if text is not None and text not in known:
+        raise Problem(400, "bad_query", f"`{name}` is {text[:64]!r}", f"one of: {', '.join(known)}")
+    return text
+
+
+def limit(text: str | None) -> int:
+    return LIMIT_DEFAULT if text is None else number("limit", text, 1, LIMIT_MAX)
+
+
+def _cursor(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 16):
+        raise Problem(400, "bad_query", "`cursor` is not one of ours", "take next_cursor of the page before")
+    return int(text)
+
+
+def _label(text: str | None) -> tuple[str, str] | None:
+    if text is None:
+        return None
+    name, equals, value = text.partition("=")
+    if not (equals and name):
+        raise Problem(400, "bad_query", f"`label` is {text[:64]!r}: it needs a form like region=eu")
+    return name, value
+
+
+def _since(text: str | None) -> int | None:
+    if text is None:
+        return None
+    since_ms = milliseconds(text)
+    if since_ms is None:
+        raise Problem(400, "bad_query", f"`since` is {text[:64]!r}: it needs a form like 2026-11-18T10:00:00Z")
+    return since_ms

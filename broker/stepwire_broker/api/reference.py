@@ -1,0 +1,23 @@
+"""The reference pages that the code writes itself: `python -m stepwire_broker.api.reference docs/reference`.
+
+A test holds that what lies in docs/ is what comes out here.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from . import http_page, metrics
+
+PAGES: Final[dict[str, Callable[[], str]]] = {"http.md": http_page.page, "metrics.md": metrics.page}
+
+
+def write(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, page in PAGES.items():
+        (directory / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

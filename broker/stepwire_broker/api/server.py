@@ -1,0 +1,164 @@
+"""The HTTP server inside the broker's loop: uvicorn without its signal handlers, and with the bounds it lacks."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any, Final
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from . import gate
+from .app import Application
+from .listening import BACKLOG, address_of
+from .ports import BrokerPort
+from .token import Tokens
+
+CONNECTIONS_MAX: Final = 2048
+HEAD_BYTES_MAX: Final = 32 * 1024
+HEAD_TIMEOUT_S: Final = 10.0
+DROPPED_BYTES_MAX: Final = 64 * 1024 * 1024  # of bodies that were refused, over one connection
+KEEP_ALIVE_S: Final = 75
+STOP_TIMEOUT_S: Final = 5
+
+
+class Server:
+    """`start` answers requests until `stop`; the socket has been bound before, so that a taken port is known early."""
+
+    def __init__(self, broker: BrokerPort, tokens: Tokens, listener: socket.socket) -> None:
+        self._listener = listener
+        self._application = Application(broker)
+        host, self.port = listener.getsockname()[:2]
+        listen_host, _ = address_of(broker.settings.http.listen)
+        hosts = gate.names_of(listen_host, broker.settings.http.hosts)
+        self.url = f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        self._uvicorn = _Uvicorn(
+            _config(gate.Gate(self._application.routes, tokens, hosts, self._application.requests))
+        )
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._listener]), name="http")
+        ready = asyncio.create_task(self._uvicorn.ready.wait())
+        await asyncio.wait((self._serving, ready), return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self._serving.done():
+            self._serving.result()
+
+    async def stop(self) -> None:
+        """Take no more, let what is being answered finish for a while, end the streams."""
+        self._application.close()
+        self._uvicorn.should_exit = True
+        if self._serving is not None:
+            await self._serving
+
+
+def _config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # a warning for every line of garbage would let strangers fill the log
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        limit_concurrency=CONNECTIONS_MAX,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=STOP_TIMEOUT_S,
+    )
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals are the broker's; and it tells when it serves."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """The C parser collects a head of any size for any time: this one closes the connection on either."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_head = True
+        self._is_refused = False
+        self._head_bytes = 0
+        self._dropped_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._is_too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX:
+                self._refuse_head()
+            elif self._deadline is None:
+                self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._is_too_slow)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._disarm()
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES_MAX:
+            self._refuse_head()
+            return
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if self._is_refused:
+            return
+        if self.cycle.response_complete:
+            # A client that still sends must be let finish to see that it was refused, but not for ever.
+            self._dropped_bytes += len(body)
+            if self._dropped_bytes > DROPPED_BYTES_MAX:
+                self.transport.close()
+            return
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._is_refused:
+            super().on_message_complete()
+
+    def _refuse_head(self) -> None:
+        self._is_refused = True
+        if not self.transport.is_closing():
+            self.transport.write(
+                b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.close()
+
+    def _is_too_slow(self) -> None:
+        self._deadline = None
+        if self._in_head and not self.transport.is_closing():
+            self.transport.close()
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None

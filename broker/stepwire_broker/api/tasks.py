@@ -1,0 +1,135 @@
+"""`/v1/tasks`: submit, look, wait, and give orders."""
+
+import time
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from stepwire_broker.core.answers import Done, Submitted
+from stepwire_broker.core.events import AwaitTask, NewTask
+from stepwire_broker.core.settings import LimitSettings
+from stepwire_broker.core.states import TaskState
+from stepwire_broker.stages import requests
+from stepwire_broker.stages.requests import Make
+from stepwire_broker.store import queries
+
+from . import explaining, reading
+from .documents import Changed, Created, CreatedBatch
+from .exchange import Call, Reply, encode
+from .problems import not_found
+
+WAIT_MS_MAX: Final = 300_000
+LOOK_AGAIN_S: Final = 5.0
+ORDER_BYTES_MAX: Final = 64 * 1024
+
+Order: TypeAlias = Callable[[bytes, int, LimitSettings], Make]
+
+
+async def submit(call: Call) -> Reply:
+    limits = call.broker.settings.limits
+    body = await call.body(limits.payload_bytes)
+    stored = await _store(call, [requests.read_task(body, limits, _key(call))])
+    task_id, created = stored.task_ids[0], stored.created[0]
+    live = call.broker.state.tasks.get(task_id)
+    if created and live is not None and live.state is TaskState.RUNNING:
+        state: str | None = TaskState.RUNNING  # as it was stored: without a look at the database
+    else:
+        state = await call.broker.read(queries.task_state, task_id)
+    if state is None:
+        raise not_found(f"task {task_id} any more", "it ended long ago, and was removed a moment ago")
+    return Reply(201 if created else 200, encode(Created(task_id, state, created)))
+
+
+async def submit_batch(call: Call) -> Reply:
+    limits = call.broker.settings.limits
+    body = await call.body(requests.batch_bytes_max(limits))
+    stored = await _store(call, requests.read_tasks(body, limits, _key(call)))
+    created = sum(stored.created)
+    return Reply(201 if created else 200, encode(CreatedBatch(stored.task_ids, created)))
+
+
+async def show(call: Call) -> Reply:
+    """The task as it is; with `wait_ms`, as it is when it has ended, or hangs on a held step, or the time is over."""
+    task_id = call.number("task_id")
+    wait_ms = call.query("wait_ms").get("wait_ms")
+    if wait_ms is None:
+        found = await explaining.task(call.broker, task_id)
+    else:
+        found = await _wait(call, task_id, reading.number("wait_ms", wait_ms, 0, WAIT_MS_MAX) / 1000)
+    if found is None:
+        raise explaining.no_task(task_id)
+    return Reply(200, found.document)
+
+
+async def why(call: Call) -> Reply:
+    """In one sentence: what the task hangs on, or how it ended."""
+    task_id = call.number("task_id")
+    call.query()
+    return Reply(200, encode(await explaining.why_task(call.broker, task_id)))
+
+
+async def step(call: Call) -> Reply:
+    """A step by its name."""
+    task_id, name = call.number("task_id"), call.scope["path_params"]["name"]
+    call.query()
+    return Reply(200, await explaining.step(call.broker, task_id, name))
+
+
+async def why_step(call: Call) -> Reply:
+    """In one sentence: why the step stands where it stands."""
+    task_id, name = call.number("task_id"), call.scope["path_params"]["name"]
+    call.query()
+    return Reply(200, encode(await explaining.why_step(call.broker, task_id, name)))
+
+
+async def page(call: Call) -> Reply:
+    wanted = reading.task_filter(call.query(*reading.TASK_QUERY))
+    return Reply(200, await call.broker.read(reading.tasks, wanted))
+
+
+async def cancel(call: Call) -> Reply:
+    return await _order(call, requests.cancel)
+
+
+async def pause(call: Call) -> Reply:
+    return await _order(call, requests.pause)
+
+
+async def resume(call: Call) -> Reply:
+    return await _order(call, requests.resume)
+
+
+async def retry(call: Call) -> Reply:
+    return await _order(call, requests.retry)
+
+
+async def _wait(call: Call, task_id: int, timeout_s: float) -> reading.Read | None:
+    """The broker tells when a task ends that is in its memory. What has ended before, or is another broker's, shows in
+    the database only: so we look there once the broker knows that somebody waits, and again after a while."""
+    until = time.monotonic() + timeout_s
+    async with call.until_gone() as client:
+        told = await client.ask(lambda request: AwaitTask(request, task_id), Done)
+        live = call.broker.state.tasks.get(task_id)
+        if live is not None and live.state is TaskState.RUNNING and live.attention is None:
+            await client.wait(told, min(timeout_s, LOOK_AGAIN_S))
+        while True:
+            found = await explaining.task(call.broker, task_id)
+            left_s = until - time.monotonic()
+            if found is None or found.is_settled or left_s <= 0 or call.closing.is_set():
+                return found
+            await client.wait(told, min(left_s, LOOK_AGAIN_S))
+
+
+async def _order(call: Call, order: Order) -> Reply:
+    body = await call.body(ORDER_BYTES_MAX)
+    done = await call.ask(order(body, call.number("task_id"), call.broker.settings.limits), Done)
+    return Reply(200, encode(Changed(done.task_id, done.state, done.attention)))
+
+
+async def _store(call: Call, tasks: list[NewTask]) -> Submitted:
+    return await call.ask(requests.submission(tasks), Submitted)
+
+
+def _key(call: Call) -> str | None:
+    """The Idempotency-Key header; the quotes that its draft standard asks for may be there or not."""
+    key = call.header(b"idempotency-key")
+    return key[1:-1] if key and len(key) > 1 and key[0] == key[-1] == '"' else key

@@ -1,0 +1,260 @@
+"""The API's tokens: who is let in, and to do what. Their values are never logged.
+
+The first start makes one that may everything, in a file that only its owner reads. More of them stand in `tokens_file`
+(or `.stepwire/tokens`), one a line, as their SHA-256:
+
+    sha256:<64 hex digits> name=ci scopes=read,submit expires=2027-01-01T00:00:00Z
+"""
+
+import enum
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from .documents import milliseconds
+
+STATE_DIR: Final = Path(".stepwire")
+TOKEN_FILE: Final = STATE_DIR / "token"
+MORE_TOKENS_FILE: Final = STATE_DIR / "tokens"
+TOKEN_BYTES: Final = 32
+TOKEN_CHARACTERS_MIN: Final = 43  # 256 bits in base64
+
+_HASHED: Final = "sha256:"
+
+
+class TokenError(Exception):
+    """A token file that cannot be trusted or read. The message says whose fault it is and what to do."""
+
+
+class Scope(enum.StrEnum):
+    """What a token may. Each is by itself, but for the last."""
+
+    READ = "read"  # look at tasks, steps, workflows, workers, events, metrics
+    SUBMIT = "submit"  # submit tasks
+    OPERATE = "operate"  # cancel, pause, resume, retry, resolve; drain workers; see the bus
+    ADMIN = "admin"  # everything, and alone: apply and activate workflows, prune
+
+
+class Grant(NamedTuple):
+    """What one token may, and until when."""
+
+    name: str
+    scopes: frozenset[Scope]
+    expires_ms: int | None = None
+
+    def allows(self, scope: Scope) -> bool:
+        return scope in self.scopes or Scope.ADMIN in self.scopes
+
+
+class Line(NamedTuple):
+    """A token as it stands in a file."""
+
+    digest: bytes
+    grant: Grant
+
+
+class Tokens:
+    """Whom the API lets in. `reload` reads the files again: all of it counts at once, or nothing has changed."""
+
+    def __init__(self, file: Path, *more: Path) -> None:
+        self.file = file  # of the token for a client on the same machine
+        self._more = more
+        self._lines = self._read()
+
+    def admit(self, token: bytes) -> Grant | None:
+        """In the same time whatever the token and however many there are."""
+        presented = hashlib.sha256(token).digest()
+        found = None
+        for line in self._lines:
+            if hmac.compare_digest(presented, line.digest):
+                found = line.grant
+        if found is not None and found.expires_ms is not None and found.expires_ms <= time.time_ns() // 1_000_000:
+            return None
+        return found
+
+    def reload(self) -> int:
+        """How many there are now. Raises TokenError, and the former ones still count."""
+        self._lines = self._read()
+        return len(self._lines)
+
+    def _read(self) -> tuple[Line, ...]:
+        lines = read_lines(self.file)
+        if not lines:
+            raise TokenError(f"{self.file} holds no token: one a line")
+        for path in self._more:
+            lines += read_lines(path) if path.exists() else []
+        return tuple(lines)
+
+
+def open_tokens(tokens_file: str | None) -> Tokens:
+    """The tokens of `http.tokens_file`; without one, the generated token under the state directory, and beside it
+    those that `stepwire token new` has made."""
+    if tokens_file is not None:
+        return Tokens(Path(tokens_file))
+    make_state_dir()
+    if not TOKEN_FILE.exists():
+        _generate(TOKEN_FILE)
+    return Tokens(TOKEN_FILE, MORE_TOKENS_FILE)
+
+
+def tokens_file_of(tokens_file: str | None) -> Path:
+    """Where a new token is written to."""
+    return MORE_TOKENS_FILE if tokens_file is None else Path(tokens_file)
+
+
+def add_token(path: Path, grant: Grant) -> str:
+    """A new token, of which the file gets the digest. Its value is nowhere but in the result."""
+    if path.parent == STATE_DIR:
+        make_state_dir()
+    if any(line.grant.name == grant.name for line in (read_lines(path) if path.exists() else [])):
+        raise TokenError(f"{path} has a token {grant.name!r} already: revoke it, or give this one another name")
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    words = [f"{_HASHED}{hashlib.sha256(token.encode()).hexdigest()}", f"name={grant.name}"]
+    words.append(f"scopes={','.join(sorted(grant.scopes))}")
+    if grant.expires_ms is not None:
+        words.append(f"expires={datetime.fromtimestamp(grant.expires_ms / 1000, UTC).isoformat(timespec='seconds')}")
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    _write(path, f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{' '.join(words)}{chr(10)}")
+    return token
+
+
+def revoke_token(path: Path, name: str) -> None:
+    """Take its line out. The others stay as they are, comments too."""
+    if not any(line.grant.name == name for line in (read_lines(path) if path.exists() else [])):
+        raise TokenError(f"{path} has no token {name!r}: see stepwire token list")
+    kept = []
+    for number, text in enumerate(read_private(path).splitlines(keepends=True), 1):
+        line = _line(path, number, text)
+        if line is None or line.grant.name != name:
+            kept.append(text)
+    _write(path, "".join(kept))
+
+
+def read_lines(path: Path) -> list[Line]:
+    """One token a line, or `sha256:` and its digest in hex, and after it what it may; `#` begins a comment."""
+    texts = enumerate(read_private(path).splitlines(), 1)
+    return [line for number, text in texts if (line := _line(path, number, text)) is not None]
+
+
+def first_token(path: Path) -> str:
+    """For a client on the same machine: the first token of a file that is written out."""
+    for line in read_private(path).splitlines():
+        words = line.partition("#")[0].split()
+        if words and not words[0].startswith(_HASHED):
+            return words[0]
+    raise TokenError(f"{path} holds no token that is written out")
+
+
+def make_state_dir(path: Path = STATE_DIR) -> None:
+    """Everything of a broker without configuration lies here, and nobody else may look."""
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:
+        raise TokenError(f"{path} is a file: it has to be a directory for the broker's state") from None
+    except OSError as error:
+        raise TokenError(f"{path} cannot be made ({error.strerror}): start where you may write") from None
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise TokenError(f"{path} can be read by others: chmod 700 {path}")
+
+
+def read_private(path: Path) -> str:
+    """The text of a file that holds a secret; refused if anybody but its owner may read or write it."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                raise TokenError(f"{path} can be read by others: chmod 600 {path}")
+            return file.read()
+    except UnicodeDecodeError:
+        raise TokenError(f"{path} is not text: one token a line") from None
+    except OSError as error:
+        raise TokenError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _generate(path: Path) -> None:
+    """Whole or not at all, and never over a token that another start has made meanwhile."""
+    unfinished = _unfinished(path, secrets.token_urlsafe(TOKEN_BYTES) + "\n")
+    try:
+        os.link(unfinished, path)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise TokenError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _write(path: Path, text: str) -> None:
+    """In the place of what is there, whole or not at all."""
+    unfinished = _unfinished(path, text)
+    try:
+        os.replace(unfinished, path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise TokenError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _unfinished(path: Path, text: str) -> Path:
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise TokenError(f"{path} cannot be written: {error.strerror}") from None
+    return unfinished
+
+
+def _line(path: Path, number: int, text: str) -> Line | None:
+    where = f"{path}, line {number}"
+    words = text.partition("#")[0].split()
+    if not words:
+        return None
+    return Line(_digest(where, words[0]), _grant(where, words[1:], f"line {number}"))
+
+
+def _digest(where: str, token: str) -> bytes:
+    if not token.startswith(_HASHED):
+        if len(token) < TOKEN_CHARACTERS_MIN:
+            raise TokenError(
+                f"{where}: a token has at least {TOKEN_CHARACTERS_MIN} characters;"
+                " make one with: openssl rand -base64 32"
+            )
+        return hashlib.sha256(token.encode()).digest()
+    try:
+        digest = bytes.fromhex(token.removeprefix(_HASHED))
+    except ValueError:
+        digest = b""
+    if len(digest) != hashlib.sha256().digest_size:
+        raise TokenError(f"{where}: after `sha256:` come 64 hex digits")
+    return digest
+
+
+def _grant(where: str, words: list[str], name: str) -> Grant:
+    """Of a token without scopes: everything."""
+    said = dict(word.partition("=")[::2] for word in words)
+    if len(said) != len(words) or (unknown := said.keys() - {"name", "scopes", "expires"}):
+        wrong = "a member stands twice" if len(said) != len(words) else f"{min(unknown)!r} is not known here"
+        raise TokenError(f"{where}: {wrong}; after the token come name=…, scopes=… and expires=…")
+    try:
+        scopes = frozenset(Scope(scope) for scope in said.get("scopes", "admin").split(","))
+    except ValueError as error:
+        raise TokenError(f"{where}: {error}; scopes are {', '.join(Scope)}") from None
+    return Grant(said.get("name", name), scopes, _expires_ms(where, said.get("expires")))
+
+
+def _expires_ms(where: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    expires_ms = milliseconds(text)
+    if expires_ms is None:
+        raise TokenError(f"{where}: expires={text}: it needs a form like expires=2027-01-01T00:00:00Z")
+    return expires_ms

@@ -1,0 +1,53 @@
+"""What is run: the workload that the measurements share, and the words they share."""
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from msgspec import Struct
+
+Progress: TypeAlias = Callable[[float], object]  # so many more tasks are done
+
+NAME: Final = "bench"
+HANDLER: Final = "bench.echo"
+STEPS: Final = ("validate_order", "reserve_stock", "process_payment", "ship_order")
+CONTEXT: Final = {"order_id": 12345, "customer_info": {"name": "x", "email": "y"}}
+OUTPUT: Final = {"tracking_number": "1234567890", "carrier": "UPS"}
+
+
+class Load(Struct, frozen=True):
+    """The settings of a run, printed with its figures. A task is a chain of four steps."""
+
+    rounds: int = 3
+    tasks: int = 10_000  # in every round
+    window: int = 2_000  # tasks in flight
+    submit_tasks: int = 500  # tasks in one submission
+    batch_steps: int = 50  # steps in one message to a worker, at most
+    slots: int = 1_000  # of the one worker
+    lone_tasks: int = 200  # run one at a time in every round, for the latency
+    echo_messages: int = 10_000  # of batch_steps each, in every round
+    echo_window: int = 64  # of them in flight
+
+
+QUICK: Final = Load(rounds=2, tasks=4_000, lone_tasks=100, echo_messages=4_000)
+
+
+class Throughput(NamedTuple):
+    steps: int
+    seconds: float
+
+    @property
+    def steps_per_s(self) -> float:
+        return self.steps / self.seconds
+
+
+class Failed(Exception):
+    """What was measured did not do its work, so there is no figure."""
+
+
+def chain() -> dict[str, Any]:
+    """The workflow: four steps, each after the one before."""
+    steps = [
+        {"name": step, "handler_class": HANDLER, "depends_on": [before] if before else []}
+        for step, before in zip(STEPS, (None, *STEPS), strict=False)
+    ]
+    return {"name": NAME, "version": "1", "steps": steps}

@@ -1,0 +1,214 @@
+"""The product as a user meets it: a broker, a worker and a client in processes of their own, tasks over HTTP, every
+commit synced. Afterwards the history of every task is replayed and compared with the tables.
+"""
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from itertools import groupby
+from math import nan
+from operator import attrgetter
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+import msgspec
+from stepwire.client import Client
+from stepwire_protocol import limits
+
+from stepwire_broker.core import history
+from stepwire_broker.core.stored import StoredStep, StoredTask
+from stepwire_broker.core.workflow import Workflow, stored_workflow
+from stepwire_broker.end_with_parent import end_with_parent
+from stepwire_broker.store import queries, sqlite
+from stepwire_broker.store.queries import TaskFilter
+
+from .load import CONTEXT, NAME, STEPS, Failed, Load, Progress, Throughput, chain
+
+START_TIMEOUT_S: Final = 20.0
+STOP_TIMEOUT_S: Final = 10.0
+TASK_TIMEOUT_S: Final = 60.0
+LOOK_S: Final = 0.005
+CHECK_TASKS: Final = 1_000  # read at a time
+WARM_UP_TASKS: Final = 500
+LAST_WORDS_CHARACTERS: Final = 2_000
+CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+_PYTHON: Final = (sys.executable, "-m")
+
+
+class Cpu(NamedTuple):
+    """Seconds of processor time of each process, all its threads."""
+
+    broker: float
+    worker: float
+    client: float
+
+
+class Product:
+    """A broker and a worker that run."""
+
+    def __init__(self, client: Client, broker_pid: int, worker_pid: int) -> None:
+        self._client = client
+        self._broker_pid = broker_pid
+        self._worker_pid = worker_pid
+
+    def run(self, load: Load, progress: Progress) -> tuple[Throughput, Cpu]:
+        """`load.tasks` tasks with about `load.window` in flight: from before the first submission until the client has
+        been told that none is left. It waits for the last task of each submission; at the end it asks for any that
+        still runs."""
+        batch = [{"workflow": NAME, "context": CONTEXT}] * load.submit_tasks
+        in_flight: deque[list[int]] = deque()
+        submitted = done = 0
+        cpu_before = self._cpu()
+        started = time.perf_counter()
+        while done < load.tasks:
+            while submitted < load.tasks and submitted - done < load.window:
+                in_flight.append(self._client.submit_many(batch[: load.tasks - submitted]))
+                submitted += len(in_flight[-1])
+            task_ids = in_flight.popleft()
+            self._finish(task_ids[-1])
+            done += len(task_ids)
+            progress(len(task_ids))
+        while any(self._client.tasks(state=state, limit=1)["tasks"] for state in ("pending", "running")):
+            time.sleep(LOOK_S)
+        seconds = time.perf_counter() - started
+        cpu = Cpu(*(after - before for before, after in zip(cpu_before, self._cpu(), strict=True)))
+        return Throughput(load.tasks * len(STEPS), seconds), cpu
+
+    def latencies_ms(self, count: int) -> list[float]:
+        """One task at a time on an idle broker: from before its submission until the client has its outputs."""
+        found = []
+        for _ in range(count):
+            started = time.perf_counter()
+            self._finish(self._client.submit(NAME, CONTEXT).task_id)
+            found.append((time.perf_counter() - started) * 1000)
+        return found
+
+    def _finish(self, task_id: int) -> None:
+        document = self._client.wait(task_id, TASK_TIMEOUT_S)
+        if document["state"] != "completed":
+            raise Failed(f"task {task_id} is {document['state']}: {document['steps']}")
+
+    def _cpu(self) -> Cpu:
+        return Cpu(_cpu_s_of(self._broker_pid), _cpu_s_of(self._worker_pid), time.process_time())
+
+
+@contextmanager
+def running(directory: Path, load: Load) -> Iterator[Product]:
+    """Start a broker with its database in this directory, and a worker; whatever happens, both are gone afterwards."""
+    token = directory / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_urlsafe(32) + "\n", encoding="ascii")
+    steps, results = f"ipc://{directory}/steps", f"ipc://{directory}/results"
+    settings = {
+        "http.listen": "127.0.0.1:0",
+        "http.tokens_file": str(token),
+        "database.url": f"sqlite:///{_database(directory)}",
+        "bus.steps": steps,
+        "bus.results": results,
+        "bus.batch.max_steps": str(load.batch_steps),
+    }
+    serve = [*_PYTHON, "stepwire", "serve", "-o", "json", *(f"--set={key}={value}" for key, value in settings.items())]
+    work = [*_PYTHON, f"{__package__}.worker", steps, results, str(load.slots)]
+    with _process(serve, directory) as broker:
+        assert broker.stdout is not None
+        url = _ready(broker.stdout, directory)["http"]
+        with _process(work, directory) as worker, Client(url, token_file=token) as client:
+            client.apply_workflow(chain())
+            _until(lambda: client.workers()["workers"], lambda: f"the worker has not come: {_last_words(directory)}")
+            product = Product(client, broker.pid, worker.pid)
+            product.run(msgspec.structs.replace(load, tasks=WARM_UP_TASKS), lambda _: None)
+            yield product
+
+
+def check(directory: Path, progress: Progress) -> int:
+    """Replay every task's history and compare it with the tables, which nobody writes any more. How many tasks there
+    were; Failed if one is not completed, or its history says otherwise than its rows."""
+    checked = 0
+    with closing(sqlite.open_reader(_database(directory))) as connection:
+        workflows = {row.id: stored_workflow(row) for row in queries.workflows(connection)}
+        page = queries.tasks(connection, TaskFilter(limit=CHECK_TASKS))
+        while page:
+            loaded = queries.load_tasks(connection, [row.id for row in page], limits.MESSAGE_BYTES_MAX)
+            steps = {task_id: list(rows) for task_id, rows in groupby(loaded.steps, attrgetter("task_id"))}
+            for row in loaded.tasks:
+                _check(connection, workflows[row.workflow_id], row, steps[row.id])
+            checked += len(page)
+            progress(len(page))
+            page = queries.tasks(connection, TaskFilter(limit=CHECK_TASKS, before=page[-1].id))
+    return checked
+
+
+def _check(connection: queries.Connection, workflow: Workflow, row: StoredTask, steps: list[StoredStep]) -> None:
+    told = [item.facts.encode() for item in queries.task_events(connection, row.id)]
+    differences = history.differences(history.replay(row.id, workflow, told), row, steps)
+    if row.state != "completed" or differences:
+        raise Failed(
+            f"task {row.id} is {row.state}; between its history and its rows: {differences or 'no difference'}"
+        )
+
+
+def _database(directory: Path) -> Path:
+    return directory / "product.db"
+
+
+@contextmanager
+def _process(command: list[str], directory: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A child that ends with this block: asked to first, made to if it does not."""
+    with (directory / "log").open("ab") as log:
+        child = subprocess.Popen(
+            command,
+            cwd=directory,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            preexec_fn=end_with_parent(),
+        )
+        try:
+            yield child
+        finally:
+            child.terminate()
+            try:
+                child.communicate(timeout=STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.communicate()
+
+
+def _environment() -> dict[str, str]:
+    """Without the user's own settings: what is measured is what is printed."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("STEPWIRE_")}
+
+
+def _ready(stdout: IO[bytes], directory: Path) -> dict[str, Any]:
+    line = stdout.readline()
+    if not line:
+        raise Failed(f"the broker did not start: {_last_words(directory)}")
+    return dict(msgspec.json.decode(line))
+
+
+def _last_words(directory: Path) -> str:
+    return (directory / "log").read_text(encoding="utf-8", errors="replace")[-LAST_WORDS_CHARACTERS:]
+
+
+def _until(is_so: Callable[[], object], failure: Callable[[], str]) -> None:
+    until = time.monotonic() + START_TIMEOUT_S
+    while not is_so():
+        if time.monotonic() > until:
+            raise Failed(failure())
+        time.sleep(LOOK_S)
+
+
+def _cpu_s_of(pid: int) -> float:
+    """Of all its threads, where /proc tells it; elsewhere nothing is known."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return nan
+    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS

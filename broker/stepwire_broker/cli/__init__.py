@@ -1,0 +1,1 @@
+"""The command line. `stepwire.__main__` imports `main`; what is heavy is imported by the command that needs it."""

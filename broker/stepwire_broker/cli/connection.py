@@ -1,0 +1,91 @@
+"""To the broker: the SDK's client, its address and token from the command line, environment or configuration."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from stepwire.client import Client, ClientError
+from stepwire.errors import ConfigurationError
+
+from stepwire_broker.api.token import TokenError, first_token
+from stepwire_broker.core.settings import Settings
+
+from .configuration import load
+from .failure import OF_STATUS, Exit, Failure
+from .options import Options
+
+PAGE_MAX: Final = 500
+UNREACHABLE = 0  # the client's status when there was no answer
+
+_DENIED = "run this where the broker was started, or name its token: --token-file FILE, or STEPWIRE_TOKEN"
+_UNREACHABLE = "start it with: stepwire serve; or name its address: --url URL, or STEPWIRE_URL"
+
+_COMMANDS: Final = {"GET /v1/tasks": "stepwire task list", "GET /v1/workflows": "stepwire workflow list"}
+
+
+@contextmanager
+def broker(options: Options) -> Iterator[Client]:
+    """A client for the time of a command. Whatever goes wrong with it ends the command with its exit code."""
+    try:
+        with open_client(options) as client:
+            yield client
+    except ClientError as error:
+        raise _failure(error) from None
+
+
+def open_client(options: Options, settings: Settings | None = None) -> Client:
+    """A client that has not asked anything yet. With `settings`, the configuration is not read again."""
+    url, token_file = address(options, settings)
+    try:
+        return Client(url, token=first_token(Path(token_file)) if token_file else None)
+    except (ConfigurationError, TokenError) as error:
+        raise Failure(Exit.USAGE, str(error)) from None
+
+
+def address(options: Options, settings: Settings | None = None) -> tuple[str, str | None]:
+    """The broker's URL and, if one is named, the file that holds its token."""
+    token_file = options.token_file or _unless_in_environment(os.environ.get("STEPWIRE_TOKEN_FILE"))
+    url = options.url or os.environ.get("STEPWIRE_URL")
+    if url is not None:
+        return url, token_file
+    http = (settings or load(options).settings).http
+    return f"http://{http.listen}", token_file or _unless_in_environment(http.tokens_file)
+
+
+def all_pages(
+    ask: Callable[..., dict[str, Any]], of: str, limit: int, filters: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], bool]:
+    """Up to `limit` items from as many pages as it takes, and whether there are more."""
+    items: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while len(items) < limit:
+        page = ask(**filters, limit=min(PAGE_MAX, limit - len(items)), cursor=cursor)
+        items += page[of]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return items, False
+    return items, bool(ask(**filters, limit=1, cursor=cursor)[of])
+
+
+def _failure(error: ClientError) -> Failure:
+    if error.status == UNREACHABLE:
+        return Failure(Exit.UNREACHABLE, error.message.rstrip("."), _UNREACHABLE, _problem(error, _UNREACHABLE))
+    hint = _DENIED if error.status == 401 else _as_command(error.hint)
+    return Failure(OF_STATUS.get(error.status, Exit.FAILURE), error.message, hint, _problem(error, hint))
+
+
+def _as_command(hint: str) -> str:
+    """The API speaks of its routes; here the same is a command."""
+    for route, command in _COMMANDS.items():
+        hint = hint.replace(f"{route} lists what there is", f"see: {command}")
+    return hint
+
+
+def _problem(error: ClientError, hint: str) -> dict[str, object]:
+    return {"code": error.code, "status": error.status or None, "detail": error.message, "hint": hint}
+
+
+def _unless_in_environment(token_file: str | None) -> str | None:
+    return None if os.environ.get("STEPWIRE_TOKEN") else token_file

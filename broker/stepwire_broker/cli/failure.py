@@ -1,0 +1,85 @@
+"""How a command ends that does not succeed: one sentence, what to do next, and an exit code that scripts can read."""
+
+import enum
+import sys
+from typing import IO, Any, Final, NoReturn
+
+import click
+
+from .options import Options
+
+
+class Exit(enum.IntEnum):
+    OK = 0
+    FAILURE = 1
+    USAGE = 2  # the command line, the configuration, or a document is wrong
+    NOT_FOUND = 3
+    WRONG_STATE = 4
+    UNREACHABLE = 5
+    DENIED = 6
+    TASK_FAILED = 10
+    TASK_CANCELLED = 11
+    TASK_RUNS = 12  # still, when the wait was over
+    TASK_HELD = 13
+
+
+MEANING: Final[dict[Exit, str]] = {
+    Exit.OK: "It is done.",
+    Exit.FAILURE: "It did not work, for a reason that no other code names.",
+    Exit.USAGE: "The command line, the configuration or a document is wrong.",
+    Exit.NOT_FOUND: "There is no such task, step, workflow or worker.",
+    Exit.WRONG_STATE: "It is there, and not in a state for this.",
+    Exit.UNREACHABLE: "No broker answers.",
+    Exit.DENIED: "The broker does not know the token.",
+    Exit.TASK_FAILED: "The awaited task failed.",
+    Exit.TASK_CANCELLED: "The awaited task was cancelled.",
+    Exit.TASK_RUNS: "What was waited for still runs, and the time is over.",
+    Exit.TASK_HELD: "The awaited task waits on a held step.",
+}
+assert MEANING.keys() == set(Exit)
+
+OF_STATUS: Final[dict[int, Exit]] = {
+    400: Exit.USAGE,
+    401: Exit.DENIED,
+    403: Exit.DENIED,
+    404: Exit.NOT_FOUND,
+    409: Exit.WRONG_STATE,
+    413: Exit.USAGE,
+    415: Exit.USAGE,
+    422: Exit.USAGE,
+}
+
+
+class Failure(click.ClickException):
+    """Ends the command. `hint` names what to do next, best as a command."""
+
+    def __init__(self, code: Exit, message: str, hint: str = "", problem: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = int(code)  # type: ignore[misc]  # click reads it from the instance, and declares it on the class
+        self.hint = hint
+        context = click.get_current_context(silent=True)  # which is gone when the error is shown
+        options = context.find_object(Options) if context else None
+        self._is_json = options is not None and options.output != "text"
+        self.problem = problem or {"code": code.name.lower(), "detail": message, "hint": hint}
+
+    def about(self, what: str) -> "Failure":
+        """The same, of one of several things."""
+        return Failure(Exit(self.exit_code), f"{what}: {self.message}", self.hint, self.problem)
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        if self._is_json:
+            import msgspec
+
+            click.echo(msgspec.json.encode({"error": self.problem}), err=True)
+            return
+        click.echo(f"stepwire: {self.message}", file=file, err=True)
+        if self.hint:
+            click.echo(f"  {self.hint}", file=file, err=True)
+
+
+def usage(message: str, hint: str = "") -> NoReturn:
+    raise Failure(Exit.USAGE, message, hint)
+
+
+def leave(code: Exit) -> NoReturn:
+    sys.exit(int(code))

@@ -1,0 +1,100 @@
+"""`stepwire workflow graph`: which step waits for which, to read here or to draw elsewhere.
+
+Names of workflows and steps are made of letters, digits and a few signs that no notation needs escaped.
+"""
+
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from .connection import broker
+from .failure import Exit, Failure
+from .options import Command, Options
+from .workflow import stored
+
+if TYPE_CHECKING:
+    from stepwire_broker.core.workflow import Workflow
+
+
+@click.command(cls=Command)
+@click.argument("name", metavar="NAME|FILE")
+@click.option("--namespace", metavar="NAME", help="The workflow's namespace.")
+@click.option("--version", metavar="VERSION", help="Without it the active one.")
+@click.option(
+    "-o",
+    "--output",
+    "form",
+    type=click.Choice(["text", "mermaid", "dot"]),
+    default="text",
+    help="Lines to read, or source for Mermaid or Graphviz.",
+)
+@click.pass_obj
+def graph(
+    options: Options,
+    name: str,
+    namespace: str | None,
+    version: str | None,
+    form: Literal["text", "mermaid", "dot"],
+) -> None:
+    """Print which step waits for which: of a stored workflow, or of a file, for which no broker is asked."""
+    from . import definitions
+
+    if definitions.is_definition(name):
+        workflow = _of_file(name)
+    else:
+        from stepwire_broker.core.workflow import read_workflow
+
+        with broker(options) as client:
+            workflow = read_workflow(stored(client, name, namespace, version)["document"])
+    click.echo({"text": text, "mermaid": mermaid, "dot": dot}[form](workflow))
+
+
+def text(workflow: "Workflow") -> str:
+    """A line a step, none before what it waits for, further to the right the later it can begin."""
+    depths: dict[int, int] = {}
+    for index in _in_order(workflow):
+        depths[index] = 1 + max((depths[before] for before in workflow.steps[index].depends_on), default=-1)
+    lines = [f"{workflow.namespace}::{workflow.name} {workflow.version}"]
+    for index in sorted(depths, key=lambda index: (depths[index], index)):
+        step = workflow.steps[index]
+        after = ", ".join(workflow.steps[before].name for before in step.depends_on)
+        lines.append(f"{'  ' * (depths[index] + 1)}{step.name}" + (f"  after {after}" if after else ""))
+    return "\n".join(lines)
+
+
+def mermaid(workflow: "Workflow") -> str:
+    lines = ["flowchart TD"]
+    lines += [f'  s{step.index}["{step.name}"]' for step in workflow.steps]
+    lines += [f"  s{before} --> s{step.index}" for step in workflow.steps for before in step.depends_on]
+    return "\n".join(lines)
+
+
+def dot(workflow: "Workflow") -> str:
+    lines = [f'digraph "{workflow.namespace}::{workflow.name} {workflow.version}" {{']
+    lines += ["  rankdir=TB;", "  node [shape=box, style=rounded];"]
+    lines += [f'  s{step.index} [label="{step.name}"];' for step in workflow.steps]
+    lines += [f"  s{before} -> s{step.index};" for step in workflow.steps for before in step.depends_on]
+    return "\n".join([*lines, "}"])
+
+
+def _of_file(name: str) -> "Workflow":
+    from stepwire_broker.core.problems import InvalidWorkflow
+
+    from . import definitions
+
+    try:
+        return definitions.compiled(definitions.read(name))
+    except InvalidWorkflow as error:
+        raise Failure(Exit.USAGE, f"{name}: {error}", f"see: stepwire workflow validate {name}") from None
+
+
+def _in_order(workflow: "Workflow") -> list[int]:
+    """Every step after all that it waits for. There are no cycles: such a workflow cannot be read."""
+    waits_for = [len(step.depends_on) for step in workflow.steps]
+    order = list(workflow.roots)
+    for index in order:  # which grows meanwhile
+        for later in workflow.steps[index].dependents:
+            waits_for[later] -= 1
+            if waits_for[later] == 0:
+                order.append(later)
+    return order

@@ -1,0 +1,58 @@
+"""Logs on stderr: lines of JSON for machines, colour for a terminal. Everything that logs ends here."""
+
+import logging
+import os
+import sys
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+_LEVELS: Final = logging.getLevelNamesMapping()
+_least = logging.INFO  # loggers are made once and kept, so the level is asked for at each line
+
+
+def set_up(level: str, verbosity: int = 0) -> None:
+    """`-v` and `-q` move the configured level by one each."""
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    is_terminal = sys.stderr.isatty()
+    last: list[Any] = (
+        [structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"))]
+        if is_terminal
+        else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(serializer=_json)]
+    )
+    structlog.configure(
+        processors=[_drop_below_level, *shared, *last],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=_foreign(last)))
+    logging.basicConfig(handlers=[handler], force=True)
+    set_level(level, verbosity)
+
+
+def set_level(level: str, verbosity: int = 0) -> None:
+    """From the next line on."""
+    global _least
+    _least = min(max(_LEVELS[level.upper()] - 10 * verbosity, logging.DEBUG), logging.CRITICAL)
+    logging.getLogger().setLevel(max(_least, logging.WARNING))
+
+
+def _drop_below_level(_logger: Any, method: str, event: Any) -> Any:
+    if _LEVELS["ERROR" if method == "exception" else method.upper()] < _least:
+        raise structlog.DropEvent
+    return event
+
+
+def _foreign(last: list[Any]) -> list[Any]:
+    return [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
+
+
+def _json(event: Any, **_: Any) -> str:
+    return msgspec.json.encode(event, enc_hook=str).decode()

@@ -1,0 +1,37 @@
+"""`stepwire`: the commands by name. Each lives in a file of its own, which is imported when it is called."""
+
+import click
+
+from .options import Group, Options
+
+_HERE = "stepwire_broker.cli"
+
+
+@click.group(
+    cls=Group,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None},
+    lazy={
+        "serve": f"{_HERE}.serve:serve",
+        "workflow": f"{_HERE}.workflow:workflow",
+        "task": f"{_HERE}.task:task",
+        "step": f"{_HERE}.step:step",
+        "why": f"{_HERE}.why:why",
+        "worker": f"{_HERE}.worker:worker",
+        "db": f"{_HERE}.db:db",
+        "tap": f"{_HERE}.tap:tap",
+        "bench": f"{_HERE}.bench:bench",
+        "token": f"{_HERE}.token:token",
+        "config": f"{_HERE}.configuration:configuration",
+        "demo": f"{_HERE}.demo:demo",
+        "dev": f"{_HERE}.dev:dev",
+        "new": f"{_HERE}.new:new",
+        "doctor": f"{_HERE}.doctor:doctor",
+        "top": f"{_HERE}.top:top",
+        "completion": f"{_HERE}.completion:completion",
+        "version": f"{_HERE}.version:version",
+    },
+)
+@click.pass_context
+def main(context: click.Context) -> None:
+    """Workflows of steps whose handlers are written in any language."""
+    context.ensure_object(Options)

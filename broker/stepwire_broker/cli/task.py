@@ -1,0 +1,281 @@
+"""`stepwire task`: submit, look, wait, and give orders."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+from stepwire.client import Client
+
+from . import output
+from .connection import all_pages, broker
+from .failure import Exit, Failure, leave, usage
+from .options import Group, Options
+from .waiting import exit_of, seconds, until_settled
+from .workflow import split_name
+
+BATCH_TASKS_MAX: Final = 1000  # a submission of many tasks goes in batches, so that its progress can be seen
+
+STEP_COLUMNS: Final = [
+    output.Column("step", "name"),
+    output.Column("id", "step_id"),
+    output.Column("state", "state"),
+    output.Column("attempt", "attempt"),
+    output.Column("worker", "worker"),
+    output.Column("why", "why"),
+]
+
+
+@click.group(
+    cls=Group,
+    lazy={"watch": "stepwire_broker.cli.watch:watch", "events": "stepwire_broker.cli.events:events"},
+)
+def task() -> None:
+    """Run workflows: a task is one run."""
+
+
+@task.command()
+@click.argument("workflow")
+@click.option("--namespace", metavar="NAME", help="The workflow's namespace.")
+@click.option("--version", metavar="VERSION", help="Of the workflow; without it the active one.")
+@click.option(
+    "--context", metavar="J|@FILE|-", default="{}", help="A JSON object, the file that holds it, or - for stdin."
+)
+@click.option("--key", metavar="KEY", help="An idempotency key: submitted again, it is the same task.")
+@click.option("--priority", type=int, help="-100 to 100; higher is sooner.")
+@click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="To find it by.")
+@click.option("--wait", is_flag=True, help="Until it has ended; the exit code says how.")
+@click.option("--follow", is_flag=True, help="The same, and show how it goes on.")
+@click.option("--timeout", metavar="DURATION", help="How long to wait at most, e.g. 30s.")
+@click.option("-n", "count", metavar="N", type=click.IntRange(1, 10_000_000), default=1, help="So many of the same.")
+@click.pass_obj
+def submit(
+    options: Options,
+    workflow: str,
+    namespace: str | None,
+    version: str | None,
+    context: str,
+    key: str | None,
+    priority: int | None,
+    labels: tuple[str, ...],
+    wait: bool,
+    follow: bool,
+    timeout: str | None,
+    count: int,
+) -> None:
+    """Submit a task of WORKFLOW, which may be written NAMESPACE::NAME."""
+    namespace, workflow = split_name(workflow, namespace)
+    asked: dict[str, Any] = {
+        "workflow": workflow,
+        "context": _context(context),
+        "namespace": namespace,
+        "version": version,
+        "priority": priority,
+        "labels": dict(map(_label, labels)) or None,
+    }
+    wait_s = seconds(timeout)
+    if follow and count > 1:
+        usage("--follow shows one task: for many, use --wait")
+    with broker(options) as client:
+        if count > 1:
+            task_ids = _submit_many(options, client, asked, key, count)
+            if wait:
+                leave(_wait_for_all(options, client, task_ids, wait_s))
+            return
+        submitted = client.submit(**asked, key=key)
+        if follow:
+            from .watch import follow as show_until_settled
+
+            document = show_until_settled(options, client, submitted.task_id, wait_s)
+            if options.output == "json":
+                output.one(options, document, "")
+            leave(exit_of(document))
+        if wait:
+            document = until_settled(client, submitted.task_id, wait_s)
+            _show(options, document)
+            leave(exit_of(document))
+    found = "" if submitted.created else " (it has this key already)"
+    data = {"task_id": submitted.task_id, "created": submitted.created, "idempotency_key": submitted.key}
+    output.one(options, data, f"task {submitted.task_id}{found}")
+    output.note(options, f"next: stepwire task show {submitted.task_id}")
+
+
+@task.command()
+@click.argument("task_id", metavar="ID", type=int)
+@click.pass_obj
+def show(options: Options, task_id: int) -> None:
+    """Print a task and its steps."""
+    with broker(options) as client:
+        _show(options, client.task(task_id))
+
+
+@task.command()
+@click.argument("task_id", metavar="ID", type=int)
+@click.option("--wait", is_flag=True, help="Until there is one, or there will be none.")
+@click.option("--timeout", metavar="DURATION", help="How long to wait at most, e.g. 30s.")
+@click.pass_obj
+def result(options: Options, task_id: int, wait: bool, timeout: str | None) -> None:
+    """Print what a completed task came to, as JSON. Without a result, the exit code says why there is none."""
+    with broker(options) as client:
+        wait_s = seconds(timeout)
+        document = until_settled(client, task_id, wait_s) if wait else client.task(task_id)
+    code = exit_of(document)
+    if code is not Exit.OK:
+        attention = f", {document['attention']}" if document["attention"] else ""
+        hint = f"see: stepwire task show {task_id}" + ("" if wait else f"; or: stepwire task result {task_id} --wait")
+        raise Failure(code, f"task {task_id} has no result: it is {document['state']}{attention}", hint)
+    click.echo(msgspec.json.encode(document["result"]).decode())
+
+
+@task.command(name="list")
+@click.option("--state", help="Only tasks in this state.")
+@click.option("--workflow", metavar="NAME", help="Only tasks of this workflow.")
+@click.option("--namespace", metavar="NAME", help="Only tasks of this namespace.")
+@click.option("--label", metavar="NAME=VALUE", help="Only tasks with this label.")
+@click.option("--since", metavar="TIME", help="Only tasks created since, e.g. 2026-11-18T10:00:00Z.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="So many at most.")
+@click.pass_obj
+def list_tasks(options: Options, /, limit: int, **filters: str | None) -> None:
+    """Print tasks, the newest first."""
+    with broker(options) as client:
+        tasks, has_more = all_pages(client.tasks, "tasks", limit, filters)
+    titles = ("workflow", "version", "state", "attention", "created_at", "finished_at")
+    columns = [output.Column(title, title) for title in titles]
+    output.several(options, tasks, [output.Column("task", "task_id"), *columns], "no such tasks")
+    if has_more:
+        output.note(options, f"there are more than these {limit}: raise --limit")
+
+
+@task.command()
+@click.argument("task_id", metavar="ID", type=int)
+@click.option("--reason", metavar="TEXT", default="", help="For whoever reads the history.")
+@click.pass_obj
+def cancel(options: Options, task_id: int, reason: str) -> None:
+    """Start nothing more of the task, and tell what runs to stop."""
+    with broker(options) as client:
+        _say(options, client.cancel(task_id, reason))
+
+
+@task.command()
+@click.argument("task_id", metavar="ID", type=int)
+@click.pass_obj
+def pause(options: Options, task_id: int) -> None:
+    """Start nothing more of the task until it is resumed; what runs may finish."""
+    with broker(options) as client:
+        _say(options, client.pause(task_id))
+
+
+@task.command()
+@click.argument("task_id", metavar="ID", type=int)
+@click.pass_obj
+def resume(options: Options, task_id: int) -> None:
+    """Go on with a paused task."""
+    with broker(options) as client:
+        _say(options, client.resume(task_id))
+
+
+@task.command()
+@click.argument("task_id", metavar="ID", type=int)
+@click.option("--from", "from_step", metavar="STEP", help="Run this step again, and all after it.")
+@click.option("--again", is_flag=True, help="Also at_most_once steps that are completed.")
+@click.option("--new-key", is_flag=True, help="Under new idempotency keys: external effects may happen again.")
+@click.option("--reason", metavar="TEXT", default="", help="For whoever reads the history.")
+@click.pass_obj
+def retry(options: Options, task_id: int, from_step: str | None, again: bool, new_key: bool, reason: str) -> None:
+    """Run the failed, cancelled and skipped steps of a task again."""
+    with broker(options) as client:
+        _say(options, client.retry(task_id, from_step=from_step, again=again, new_key=new_key, reason=reason))
+
+
+def _submit_many(options: Options, client: Client, asked: dict[str, Any], key: str | None, count: int) -> list[int]:
+    task_ids: list[int] = []
+    with output.progress(options, "submitted", count) as advance:
+        while len(task_ids) < count:
+            numbers = range(len(task_ids), min(len(task_ids) + BATCH_TASKS_MAX, count))
+            keys = [None if key is None else f"{key}/{n}" for n in numbers]
+            task_ids += client.submit_many([{**asked, "key": each} for each in keys])
+            advance(len(numbers))
+    if options.output == "jsonl":
+        for task_id in task_ids:
+            click.echo(msgspec.json.encode({"task_id": task_id}).decode())
+    else:
+        output.one(options, {"task_ids": task_ids}, f"{count} tasks, {task_ids[0]} to {task_ids[-1]}")
+    return task_ids
+
+
+def _wait_for_all(options: Options, client: Client, task_ids: list[int], wait_s: float | None) -> Exit:
+    """The worst of their ends."""
+    until_s = None if wait_s is None else time.monotonic() + wait_s
+    worst = Exit.OK
+    with output.progress(options, "finished", len(task_ids)) as advance:
+        for task_id in task_ids:
+            left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+            worst = max(worst, exit_of(until_settled(client, task_id, left_s)))
+            advance(1)
+    return worst
+
+
+def _show(options: Options, document: dict[str, Any]) -> None:
+    if options.output != "text":
+        output.one(options, document, "")
+        return
+    attention = f", {document['attention']}" if document["attention"] else ""
+    click.echo(f"task {document['task_id']}  {document['namespace']}::{document['workflow']} {document['version']}")
+    click.echo(f"state    {document['state']}{attention}")
+    click.echo(f"created  {document['created_at']}")
+    if document["finished_at"]:
+        click.echo(f"finished {document['finished_at']}")
+    for name in ("context", "result"):
+        if document[name] is not None:
+            click.echo(f"{name:<8} {output.shortened(document[name])}")
+    click.echo()
+    rows = [{**step, "why": _why(step)} for step in document["steps"]]
+    output.several(options, rows, STEP_COLUMNS, "no steps")
+    for step in document["steps"]:
+        if step["state"] == "held":
+            output.note(
+                options,
+                f"{step['name']} is held: when you know what became of it, stepwire step resolve {step['step_id']}"
+                " --completed JSON | --failed TEXT | --retry, with --reason TEXT",
+            )
+
+
+def _why(step: dict[str, Any]) -> str | None:
+    reason, error = step["reason"], step["error"]
+    if error:
+        return str(error.get("message") or error.get("code") or "failed") if isinstance(error, dict) else str(error)
+    return reason["message"] if reason else None
+
+
+def _say(options: Options, changed: dict[str, Any]) -> None:
+    attention = f", {changed['attention']}" if changed["attention"] else ""
+    output.one(options, changed, f"task {changed['task_id']} is {changed['state']}{attention}")
+
+
+def _context(text: str) -> Any:
+    """A JSON object from the command line, a file, or stdin, checked here so that the message can name the place."""
+    where = "--context"
+    if text == "-":
+        text, where = sys.stdin.read(), "stdin"
+    elif text.startswith("@"):
+        where = text[1:]
+        try:
+            text = Path(where).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            usage(f"--context {text}: the file cannot be read: {error}")
+    try:
+        value = msgspec.json.decode(text.encode())
+    except msgspec.DecodeError as error:
+        usage(f"{where} is not JSON: {error}", """it needs a form like --context '{"order_id": 7}'""")
+    if not isinstance(value, dict):
+        usage(f"{where} is not a JSON object", """it needs a form like --context '{"order_id": 7}'""")
+    return msgspec.Raw(text.encode())  # as it was written: 1.50 stays 1.50
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        usage(f"--label {text}: it needs a form like region=eu")
+    return name, value

@@ -1,0 +1,110 @@
+"""`stepwire token`: who may do what over HTTP. It works on the file; a running broker reads it again at HUP."""
+
+import re
+import secrets
+import time
+from pathlib import Path
+from typing import Final
+
+import click
+
+from stepwire_broker.api.documents import rfc3339
+from stepwire_broker.api.token import Grant, Scope, TokenError, add_token, read_lines, revoke_token, tokens_file_of
+
+from . import output
+from .configuration import load
+from .failure import Exit, Failure, usage
+from .options import Group, Options
+from .waiting import seconds
+
+NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+SCOPES_DEFAULT: Final = (Scope.READ,)
+COLUMNS: Final = [
+    output.Column("name", "name"),
+    output.Column("scopes", "scopes"),
+    output.Column("expires", "expires_at"),
+    output.Column("sha256", "sha256"),
+]
+_NEXT: Final = "a running broker takes it when it hears HUP: kill -HUP PID, or systemctl reload stepwire"
+
+
+@click.group(cls=Group)
+def token() -> None:
+    """Make, list and revoke tokens of the HTTP API: those in http.tokens_file, or beside the generated one."""
+
+
+@token.command()
+@click.argument("name", required=False)
+@click.option(
+    "--scope",
+    "scopes",
+    metavar="SCOPE",
+    multiple=True,
+    help="read, submit, operate, or admin, which is all. Several: --scope read --scope submit. [read]",
+)
+@click.option("--expires", metavar="DURATION", help="When it ends, from now: 12h, 90d. [never]")
+@click.pass_obj
+def new(options: Options, name: str | None, scopes: tuple[str, ...], expires: str | None) -> None:
+    """Make a token and print it, once: the file gets its SHA-256. NAME is what logs and `token list` call it."""
+    name = name or f"token-{secrets.token_hex(3)}"
+    if not NAME.fullmatch(name):
+        usage(f"{name!r} cannot name a token: 1 to 64 letters, digits, . _ and - are taken")
+    expires_s = seconds(expires)
+    expires_ms = None if expires_s is None else time.time_ns() // 1_000_000 + int(expires_s * 1000)
+    grant = Grant(name, _scopes(scopes), expires_ms)
+    file = _file(options)
+    try:
+        value = add_token(file, grant)
+    except TokenError as error:
+        raise Failure(Exit.FAILURE, str(error)) from None
+    output.one(options, {"name": name, "scopes": sorted(grant.scopes), "token": value, "file": str(file)}, value)
+    output.note(options, _NEXT)
+
+
+@token.command(name="list")
+@click.pass_obj
+def list_tokens(options: Options) -> None:
+    """Print who there is and what they may; a token's value is nowhere."""
+    file = _file(options)
+    try:
+        lines = read_lines(file) if file.exists() else []
+    except TokenError as error:
+        raise Failure(Exit.FAILURE, str(error)) from None
+    shown = [
+        {
+            "name": line.grant.name,
+            "scopes": sorted(line.grant.scopes),
+            "expires_at": None if line.grant.expires_ms is None else rfc3339(line.grant.expires_ms),
+            "sha256": line.digest.hex()[:12],
+        }
+        for line in lines
+    ]
+    output.several(options, shown, COLUMNS, f"{file} holds no tokens; make one with: stepwire token new NAME")
+
+
+@token.command()
+@click.argument("names", metavar="NAME..", nargs=-1, required=True)
+@click.pass_obj
+def revoke(options: Options, names: tuple[str, ...]) -> None:
+    """Take tokens away. Who uses one is refused from the broker's next HUP or start on."""
+    file = _file(options)
+    for name in names:
+        try:
+            revoke_token(file, name)
+        except TokenError as error:
+            raise Failure(Exit.NOT_FOUND, str(error)) from None
+        output.one(options, {"name": name, "revoked": True}, f"revoked {name}")
+    output.note(options, _NEXT)
+
+
+def _file(options: Options) -> Path:
+    return tokens_file_of(load(options).settings.http.tokens_file)
+
+
+def _scopes(asked: tuple[str, ...]) -> frozenset[Scope]:
+    """With commas between them too."""
+    words = [word.strip() for text in asked for word in text.split(",")]
+    try:
+        return frozenset(Scope(word) for word in words or SCOPES_DEFAULT)
+    except ValueError as error:
+        usage(f"--scope: {error}", f"scopes are {', '.join(Scope)}")

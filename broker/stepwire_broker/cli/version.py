@@ -1,0 +1,29 @@
+"""`stepwire version`: everything whose version matters in a bug report."""
+
+import click
+
+from . import output
+from .options import Command, Options
+
+
+@click.command(cls=Command)
+@click.pass_obj
+def version(options: Options) -> None:
+    """The versions of Stepwire and of what it stands on."""
+    import platform
+    import sqlite3
+    from importlib.metadata import version as of_package
+
+    import zmq
+    from stepwire_protocol import limits
+
+    versions = {
+        "stepwire": of_package("stepwire"),
+        "protocol": ", ".join(limits.VERSIONS_SUPPORTED),
+        "python": platform.python_version(),
+        "pyzmq": zmq.__version__,
+        "libzmq": zmq.zmq_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "msgspec": of_package("msgspec"),
+    }
+    output.one(options, versions, "\n".join(f"{name:<9} {value}" for name, value in versions.items()))

@@ -1,0 +1,82 @@
+"""What the demo's handlers write, beside the broker and whatever it believes: each run of a step, and the bank's book.
+
+A line is one write to a file opened for appending, so a process that is killed leaves whole lines. The level-0 programs
+write the same lines in their own languages.
+"""
+
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Final, Literal, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+T = TypeVar("T", bound=Struct)
+Event: TypeAlias = Literal["started", "finished", "failed"]
+
+LEDGERS: Final = "ledgers"
+BANK: Final = "bank.jsonl"
+BANK_IS_SLOW: Final = "bank-is-slow"  # while this file is there
+
+
+class Run(Struct, frozen=True):
+    """One event of one run of a handler."""
+
+    at_ns: int
+    event: Event
+    task_id: int
+    step_id: int
+    step: str
+    attempt: int
+    language: str
+    pid: int
+
+
+class Booking(Struct, frozen=True):
+    at_ns: int
+    what: Literal["charge", "refund"]
+    task_id: int
+    key: str
+    cents: int
+    transaction: str
+    pid: int
+
+
+def write_run(event: Event, task_id: int, step_id: int, step: str, attempt: int) -> None:
+    run = Run(time.time_ns(), event, task_id, step_id, step, attempt, "python", os.getpid())
+    _append(f"{LEDGERS}/python-{run.pid}.jsonl", run)
+
+
+def book(what: Literal["charge", "refund"], task_id: int, key: str, cents: int) -> str:
+    """A bank that asks no questions: told twice, it books twice."""
+    transaction = f"txn_{secrets.token_hex(4)}"
+    _append(BANK, Booking(time.time_ns(), what, task_id, key, cents, transaction, os.getpid()))
+    return transaction
+
+
+def read_runs(directory: Path) -> list[Run]:
+    """In the order in which they happened."""
+    files = sorted((directory / LEDGERS).glob("*.jsonl"))
+    return sorted((run for file in files for run in _read(file, Run)), key=lambda run: run.at_ns)
+
+
+def read_bank(directory: Path) -> list[Booking]:
+    return _read(directory / BANK, Booking)
+
+
+def _append(file: str, line: Struct) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, msgspec.json.encode(line) + b"\n")
+    finally:
+        os.close(descriptor)
+
+
+def _read(file: Path, kind: type[T]) -> list[T]:
+    try:
+        whole, _, _ = file.read_bytes().rpartition(b"\n")  # the last line may be on its way
+    except FileNotFoundError:
+        return []
+    return msgspec.json.Decoder(kind).decode_lines(whole)
