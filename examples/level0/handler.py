@@ -1,0 +1,47 @@
+"""Level 0 in plain Python: needs pyzmq, and nothing of Stepwire."""
+
+import json
+import os
+
+import zmq
+
+
+def sum_of(step):
+    field = step["handler_config"]["of"]
+    return {"sum": sum(item[field] * item["count"] for item in step["task_context"]["items"])}
+
+
+def total(step):
+    goods, weight, volume = (step["previous_results"][name]["sum"] for name in ("goods", "weight", "volume"))
+    postage = weight * step["handler_config"]["cents_per_kg"] // 1000
+    parcels = -(-volume // step["handler_config"]["millilitres_per_parcel"])  # rounded up
+    return {"cents": goods + postage, "parcels": parcels}
+
+
+HANDLERS = {"quote.sum": sum_of, "quote.total": total}
+
+
+def run(step):
+    """Whatever happens, there is a result: a step without one is only given up when its time is over."""
+    result = {"step_id": step["step_id"]}
+    try:
+        if step["handler_class"] not in HANDLERS:
+            error = {"code": "unknown_handler", "message": f"python has no {step['handler_class']}", "retryable": False}
+            return result | {"status": "error", "error": error}
+        output = HANDLERS[step["handler_class"]](step) | {"language": "python"}
+        json.dumps(output, allow_nan=False)  # an output that is no JSON is the handler's failure, not the loop's end
+        return result | {"status": "completed", "output": output}
+    except Exception as error:
+        is_in_the_order = isinstance(error, (LookupError, TypeError))  # and will be there the next time too
+        message = f"{type(error).__name__}: {error}"
+        return result | {"status": "failed", "error": {"message": message, "retryable": not is_in_the_order}}
+
+
+steps, results = zmq.Context.instance().socket(zmq.SUB), zmq.Context.instance().socket(zmq.PUB)
+steps.subscribe("steps")
+steps.connect(os.environ.get("STEPWIRE_STEPS", "ipc://.stepwire/steps.sock"))
+results.connect(os.environ.get("STEPWIRE_RESULTS", "ipc://.stepwire/results.sock"))
+while True:
+    batch = json.loads(steps.recv().split(b" ", 1)[1])
+    answer = {"batch_id": batch["batch_id"], "protocol_version": "1.0", "results": [run(s) for s in batch["steps"]]}
+    results.send_string("results " + json.dumps(answer))
