@@ -1,0 +1,45 @@
+"""The brokers that the tests of the API talk to."""
+
+from collections.abc import Iterator
+
+import pytest
+from stepwire import Context, OutcomeUnknown, Worker
+
+from .running_api import WORKFLOW, Api, running, settings_in
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """One broker for the tests of a module: nobody offers handlers, so tasks stay as they are submitted."""
+    directory = tmp_path_factory.mktemp("api", numbered=True)
+    directory.chmod(0o700)
+    with running(directory, settings_in(directory)) as found:
+        assert found.call("POST", "/v1/workflows", WORKFLOW).status == 201
+        yield found
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """A broker with a worker: `charge` does not know what became of an order that says so."""
+    directory = tmp_path_factory.mktemp("served", numbered=True)
+    directory.chmod(0o700)
+    settings = settings_in(directory)
+    with running(directory, settings) as found:
+        assert found.call("POST", "/v1/workflows", WORKFLOW).status == 201
+        worker = Worker(steps=settings.bus.steps, results=settings.bus.results, name="w")
+
+        @worker.handler("shop.reserve")
+        def reserve(context: Context) -> dict[str, int]:
+            return {"seats": 2}
+
+        @worker.handler("shop.charge")
+        def charge(context: Context, order: dict[str, str]) -> dict[str, float]:
+            if order.get("network") == "down":
+                raise OutcomeUnknown("the gateway did not answer")
+            return {"total": 1.5}
+
+        worker.start()
+        try:
+            yield found
+        finally:
+            worker.stop()

@@ -1,0 +1,328 @@
+"""Who is let in: every route with every identity, every Host and Origin, and what is too large or too slow."""
+
+import http.client
+import itertools
+import socket
+
+import pytest
+from stepwire_broker.api import gate, server
+from stepwire_broker.api.app import Application
+from stepwire_broker.api.operations import OPERATIONS
+from stepwire_broker.api.token import Grant, Scope, add_token
+
+from .running_api import Api
+
+ROUTES = [
+    ("GET", "/readyz"),
+    ("GET", "/v1/steps"),
+    ("GET", "/v1/steps/{step_id}"),
+    ("GET", "/v1/tap"),
+    ("GET", "/v1/tasks"),
+    ("GET", "/v1/tasks/{task_id}"),
+    ("GET", "/v1/workers"),
+    ("GET", "/v1/workflows"),
+    ("GET", "/v1/workflows/{name}"),
+    ("POST", "/v1/steps/{step_id}/resolve"),
+    ("POST", "/v1/tasks"),
+    ("POST", "/v1/tasks/batch"),
+    ("POST", "/v1/tasks/{task_id}/cancel"),
+    ("POST", "/v1/tasks/{task_id}/pause"),
+    ("POST", "/v1/tasks/{task_id}/resume"),
+    ("POST", "/v1/tasks/{task_id}/retry"),
+    ("POST", "/v1/workers/{worker}/drain"),
+    ("POST", "/v1/workflows"),
+    ("POST", "/v1/workflows/{name}/activate"),
+    ("GET", "/v1/tasks/{task_id}/why"),
+    ("GET", "/v1/tasks/{task_id}/steps/{name}"),
+    ("GET", "/v1/tasks/{task_id}/steps/{name}/why"),
+    ("GET", "/metrics"),
+    ("GET", "/openapi.json"),
+    ("POST", "/v1/database/prune"),
+    ("GET", "/v1/events"),
+    ("GET", "/v1/tasks/{task_id}/events"),
+    ("GET", "/nowhere"),
+    ("DELETE", "/v1/tasks"),
+]
+BAD_TOKENS = [
+    None,
+    "",
+    "Bearer",
+    "Bearer ",
+    "Bearer " + "x" * 43,
+    "Bearer " + "t" * 42,
+    "Bearer " + "t" * 44,
+    "Basic " + "t" * 43,
+    "t" * 43,
+]
+
+
+def at(path: str) -> str:
+    """A path of this form, of what is not there."""
+    return (
+        path.replace("{task_id}", "999999")
+        .replace("{step_id}", "999999")
+        .replace("{name}", "nothing")
+        .replace("{worker}", "w:0")
+    )
+
+
+def test_the_matrix_has_every_route(api: Api) -> None:
+    assert set(Application(api.broker).paths) - {"/livez"} == {path for _, path in ROUTES[:-2]}
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+@pytest.mark.parametrize("authorization", BAD_TOKENS)
+def test_without_a_good_token_no_route_says_anything(
+    api: Api, method: str, path: str, authorization: str | None
+) -> None:
+    answer = api.call(method, at(path), headers={"Authorization": authorization})
+    assert (answer.status, answer.code) == (401, "unauthorized")
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+@pytest.mark.parametrize(("method", "path"), [route for route in ROUTES if route[1] not in ("/v1/tap", "/v1/events")])
+def test_with_a_good_token_every_route_answers_for_itself(api: Api, method: str, path: str) -> None:
+    assert api.call(method, at(path)).status not in (401, 403, 500)
+
+
+def test_the_word_bearer_may_be_written_in_any_case(api: Api) -> None:
+    assert api.call("GET", "/readyz", headers={"Authorization": f"bEARER  {api.token}"}).status == 200
+
+
+def test_livez_asks_for_nothing(api: Api) -> None:
+    answer = api.call("GET", "/livez", headers={"Authorization": None, "Host": "10.0.0.7:7410"})
+    assert (answer.status, answer.json) == (200, {"alive": True})
+
+
+@pytest.mark.parametrize("path", ["/livez/", "/livez%0A", "//livez", "/LIVEZ", "/livez/../v1/tasks"])
+def test_nothing_but_livez_is_livez(api: Api, path: str) -> None:
+    assert api.call("GET", path, headers={"Authorization": None}).status == 401
+
+
+GOOD_HOSTS = ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST", "[::1]:{port}", "localhost:8000", "stepwire.example"]
+BAD_HOSTS = ["", "evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example:{port}",
+             "[::2]", "0.0.0.0:{port}", "evil.example\t127.0.0.1"]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", GOOD_HOSTS)
+def test_a_host_of_ours_is_taken(api: Api, host: str) -> None:
+    assert api.call("GET", "/readyz", headers={"Host": host.format(port=api.port)}).status == 200
+
+
+@pytest.mark.parametrize("host", BAD_HOSTS)
+@pytest.mark.parametrize("path", ["/readyz", "/v1/tasks", "/nowhere"])
+def test_a_rebound_name_is_refused_even_with_the_token(api: Api, host: str, path: str) -> None:
+    answer = api.call("GET", path, headers={"Host": host.format(port=api.port)})
+    assert (answer.status, answer.code) == (403, "host_refused")
+
+
+@pytest.mark.parametrize("hosts", [[], ["127.0.0.1", "evil.example"], ["127.0.0.1", "127.0.0.1"]])
+def test_a_request_says_one_host(api: Api, hosts: list[str]) -> None:
+    lines = "".join(f"Host: {host}\r\n" for host in hosts)
+    answer = exchange(api, f"GET /readyz HTTP/1.1\r\n{lines}Authorization: Bearer {api.token}\r\n\r\n".encode())
+    assert answer.partition(b"\r\n")[0].split()[1] in (b"400", b"403")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "stepwire.example"])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_page_of_our_own_may_ask(api: Api, scheme: str, host: str) -> None:
+    host = host.format(port=api.port)
+    assert api.call("GET", "/readyz", headers={"Host": host, "Origin": f"{scheme}://{host}"}).status == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["null", "", "http://evil.example", "http://127.0.0.1", "http://127.0.0.1:1", "http://localhost:{port}", "file://",
+     "http://127.0.0.1:{port}.evil.example", "http://evil.example/127.0.0.1:{port}"],
+)  # fmt: skip
+def test_a_page_of_somebody_else_may_not(api: Api, origin: str) -> None:
+    answer = api.call("GET", "/readyz", headers={"Origin": origin.format(port=api.port)})
+    assert (answer.status, answer.code) == (403, "origin_refused")
+
+
+def test_no_page_is_told_that_it_may(api: Api) -> None:
+    answer = api.call("OPTIONS", "/v1/tasks", headers={"Origin": f"http://127.0.0.1:{api.port}"})
+    assert (answer.status, answer.code) == (405, "wrong_method")
+    assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+def test_an_unknown_route_is_not_found_and_a_wrong_method_names_the_right_ones(api: Api) -> None:
+    assert api.call("GET", "/nowhere").code == "not_found"
+    assert api.call("GET", "/v1/tasks/").code == "not_found"
+    for method, path, allow in [("DELETE", "/v1/tasks", "GET, HEAD, POST"), ("GET", "/v1/tasks/batch", "POST")]:
+        answer = api.call(method, path)
+        assert (answer.status, answer.code, answer.headers["allow"]) == (405, "wrong_method", allow)
+
+
+def test_a_head_is_a_get_without_its_body(api: Api) -> None:
+    answer = api.call("HEAD", "/v1/tasks")
+    assert (answer.status, answer.body) == (200, b"")
+    assert int(answer.headers["content-length"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [("application/json", 400), ("application/json; charset=utf-8", 400), ("APPLICATION/JSON", 400),
+     ("text/plain", 415), ("application/x-www-form-urlencoded", 415), ("multipart/form-data", 415),
+     ("application/yaml", 415), (None, 415)],
+)  # fmt: skip
+def test_only_json_is_read(api: Api, kind: str | None, status: int) -> None:
+    assert api.call("POST", "/v1/tasks", b"{}", headers={"Content-Type": kind}).status == status
+
+
+LIMIT = 100_000  # of the settings in conftest.py
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_body_over_the_limit_is_refused_before_it_is_read(api: Api, is_chunked: bool) -> None:
+    length = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: 1000000000000"
+    chunk = b"4000\r\n" + b" " * 0x4000 + b"\r\n"
+    with api.raw() as connection:
+        connection.sendall(
+            b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Authorization: Bearer " + api.token.encode() + b"\r\n" + length + b"\r\n\r\n"
+        )
+        if is_chunked:
+            connection.sendall(chunk * (LIMIT // 0x4000 + 1))  # over the limit by less than a chunk, and no end
+        answer = b""
+        while b"at most 100000 bytes" not in answer:
+            received = connection.recv(65536)
+            assert received, answer
+            answer += received
+    assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_client_that_sends_on_gets_to_read_why(api: Api) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=20)
+    headers = {"Authorization": f"Bearer {api.token}", "Content-Type": "application/json"}
+    connection.request("POST", "/v1/tasks", iter([b" " * 16_384] * 200), headers, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_who_never_stops_sending_what_was_refused_is_cut_off(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "DROPPED_BYTES_MAX", 1_000_000)
+    with api.raw() as connection:
+        connection.sendall(
+            b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000000\r\n"
+            b"Content-Type: application/json\r\nAuthorization: Bearer " + api.token.encode() + b"\r\n\r\n"
+        )
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            connection.sendall(b" " * 1_000_000_000)
+
+
+def test_a_body_at_the_limit_is_read(api: Api) -> None:
+    text = b'{"workflow":"order"}'
+    assert api.call("POST", "/v1/tasks", text + b" " * (LIMIT - len(text))).status == 201
+
+
+def test_a_chunked_body_is_one_body(api: Api) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=20)
+    headers = {"Authorization": f"Bearer {api.token}", "Content-Type": "application/json"}
+    connection.request("POST", "/v1/tasks", iter([b'{"work', b'flow":', b'"order"}']), headers, encode_chunked=True)
+    assert connection.getresponse().status == 201
+    connection.close()
+
+
+def exchange(api: Api, data: bytes) -> bytes:
+    """Send these bytes, and read until the server closes or has answered."""
+    with api.raw() as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        received = b""
+        while chunk := connection.recv(65536):
+            received += chunk
+        return received
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /readyz HTTP/1.1\r\nX: " + b"x" * 40_000 + b"\r\n\r\n",
+        b"GET /" + b"x" * 40_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /readyz HTTP/1.1\r\n" + b"X: y\r\n" * 8_000,
+    ],
+    ids=["one header", "the path", "many headers"],
+)
+def test_a_head_without_an_end_is_cut_off(api: Api, head: bytes) -> None:
+    assert exchange(api, head).startswith(b"HTTP/1.1 431 ")
+
+
+def test_too_many_requests_at_once_are_refused_and_livez_is_not(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "REQUESTS_MAX", 0)
+    answer = api.call("GET", "/readyz")
+    assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "overloaded", "1")
+    assert api.call("GET", "/livez").status == 200
+
+
+def test_a_head_that_takes_too_long_is_cut_off(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.05)
+    for beginning in (b"", b"GET /readyz HTTP/1.1\r\n"):
+        with api.raw() as connection:
+            connection.sendall(beginning)
+            assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x16\x03\x01\x02\x00\x01\x00", b"\0" * 100, b"GET\r\n\r\n", b"GET /readyz HTTP/9.9\r\n\r\n",
+     b"CONNECT a:1 HTTP/1.1\r\n\r\n"],
+)  # fmt: skip
+def test_what_is_no_request_harms_nobody(api: Api, data: bytes) -> None:
+    assert not exchange(api, data).startswith(b"HTTP/1.1 2")
+    assert api.call("GET", "/readyz").status == 200
+
+
+def test_two_requests_on_one_connection_are_two_answers(api: Api) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=20)
+    for _, path in itertools.product(range(3), ["/readyz", "/nowhere", "/v1/tasks"]):
+        connection.request("GET", path, headers={"Authorization": f"Bearer {api.token}"})
+        answer = connection.getresponse()
+        assert answer.read()
+        assert answer.getheader("Cache-Control") == "no-store"
+        assert answer.getheader("X-Content-Type-Options") == "nosniff"
+        assert answer.getheader("Server") is None
+    connection.close()
+
+
+# -- what a token may -------------------------------------------------------------------------------------------------
+
+ASKED = [(method, path) for (method, path), said in OPERATIONS.items() if said.scope is not None]
+
+
+@pytest.fixture(scope="module")
+def tokens_of(api: Api) -> dict[Scope, str]:
+    """A token for each scope, that may this and nothing else, taken in by a running API."""
+    values = {scope: add_token(api.tokens.file, Grant(scope, frozenset({scope}))) for scope in Scope}
+    assert api.on_loop(api.tokens.reload) == 1 + len(Scope)
+    return values
+
+
+def test_every_route_but_livez_names_its_scope() -> None:
+    assert {path for (_, path), said in OPERATIONS.items() if said.scope is None} == {"/livez"}
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+@pytest.mark.parametrize(("method", "path"), ASKED)
+def test_a_token_does_what_its_scope_says_and_nothing_else(
+    api: Api, tokens_of: dict[Scope, str], method: str, path: str, scope: Scope
+) -> None:
+    needed = OPERATIONS[method, path].scope
+    if path in ("/v1/tap", "/v1/events") and scope in (needed, Scope.ADMIN):
+        return  # it would answer without an end
+    answer = api.call(method, at(path), headers={"Authorization": f"Bearer {tokens_of[scope]}"})
+    if scope in (needed, Scope.ADMIN):
+        assert answer.status not in (401, 403, 500), answer
+    else:
+        assert (answer.status, answer.code) == (403, "scope_missing")
+        assert f"`{needed}`" in answer.json["detail"]
+        assert f"stepwire token new --scope {needed}" in answer.json["hint"]
+
+
+def test_scopes_add_up_and_a_head_is_a_get(api: Api, tokens_of: dict[Scope, str]) -> None:
+    headers: dict[str, str | None] = {"Authorization": f"Bearer {tokens_of[Scope.SUBMIT]}"}
+    assert api.call("HEAD", "/v1/tasks", headers=headers).status == 403
+    assert api.call("POST", "/v1/tasks", {"workflow": "order"}, headers=headers).status == 201
+    assert api.call("DELETE", "/v1/tasks", headers=headers).status == 405
+    assert api.call("GET", "/nowhere", headers=headers).status == 404

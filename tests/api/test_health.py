@@ -1,0 +1,19 @@
+"""What probers are told."""
+
+from .running_api import Api
+
+
+def test_a_broker_that_can_accept_work_is_ready(api: Api) -> None:
+    answer = api.call("GET", "/readyz")
+    assert (answer.status, answer.json) == (200, {"ready": True, "reasons": []})
+
+
+def test_one_that_cannot_says_why_and_lives_on(api: Api) -> None:
+    api.broker.reasons = ["disk_full", "draining"]
+    try:
+        answer = api.call("GET", "/readyz")
+        assert (answer.status, answer.json) == (503, {"ready": False, "reasons": ["disk_full", "draining"]})
+        assert answer.headers["retry-after"] == "1"
+        assert api.call("GET", "/livez").status == 200
+    finally:
+        api.broker.reasons = None

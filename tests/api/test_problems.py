@@ -1,0 +1,99 @@
+"""Every way to say no has one status, and says when to come back if that helps."""
+
+from typing import get_args
+
+import pytest
+from stepwire_broker.api import problems
+from stepwire_broker.core.answers import Refused, RefusedCode
+from stepwire_protocol.errors import Refusal
+
+from .running_api import Api
+
+EXPECTED = {
+    "invalid": 400,
+    "not_found": 404,
+    "wrong_state": 409,
+    "version_conflict": 409,
+    "key_conflict": 409,
+    "payload_too_large": 413,
+    "too_many_open_steps": 429,
+    "overloaded": 429,
+    "draining": 503,
+    "starting": 503,
+    "database_locked": 503,
+    "disk_full": 503,
+    "database_read_only": 503,
+    "database_unavailable": 503,
+    "refused_by_database": 422,
+}
+
+
+def test_the_table_knows_every_code_of_the_core() -> None:
+    assert set(EXPECTED) == set(get_args(RefusedCode))
+
+
+@pytest.mark.parametrize(("code", "status"), EXPECTED.items())
+@pytest.mark.parametrize(("method", "path", "body"), [
+    ("POST", "/v1/tasks", {"workflow": "order"}),
+    ("POST", "/v1/tasks/batch", {"tasks": [{"workflow": "order"}]}),
+    ("POST", "/v1/tasks/1/cancel", None),
+    ("POST", "/v1/steps/1/resolve", {"outcome": "retry", "reason": "r"}),
+])  # fmt: skip
+def test_a_refusal_of_the_core_has_its_status(
+    api: Api, method: str, path: str, body: object, code: RefusedCode, status: int
+) -> None:
+    api.broker.next_answer = Refused(code, "said the core", "do this")
+    answer = api.call(method, path, body)
+    assert (answer.status, answer.code) == (status, code)
+    assert (answer.json["detail"], answer.json["hint"]) == ("said the core", "do this")
+    assert answer.json["title"]
+    assert ("retry-after" in answer.headers) == (status in (429, 503))
+
+
+@pytest.mark.parametrize(("retry_after_ms", "seconds"), [(1, "1"), (1000, "1"), (1001, "2"), (60_000, "60")])
+def test_the_core_may_say_when_to_come_back(api: Api, retry_after_ms: int, seconds: str) -> None:
+    api.broker.next_answer = Refused("overloaded", "busy", retry_after_ms=retry_after_ms)
+    answer = api.call("POST", "/v1/tasks", {"workflow": "order"})
+    assert (answer.headers["retry-after"], answer.json["retry_after_ms"]) == (seconds, retry_after_ms)
+
+
+def test_a_code_without_a_hint_of_its_own_gets_the_tables() -> None:
+    assert problems.of_refused(Refused("disk_full", "no space")).hint.startswith("free space")
+    assert problems.of_refused(Refused("disk_full", "no space", "mine")).hint == "mine"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"", 400, "empty"),
+        (b"{", 400, "not_json"),
+        (b"[]", 400, "not_an_object"),
+        (b"\xff", 400, "not_utf8"),
+        (b'{"a":1,"a":2}', 400, "duplicate_key"),
+        (b'{"workflow":"order","context":{"x":"\\u0000"}}', 400, "nul_character"),
+        (b'{"workflow":"order","context":{"x":' + b"9" * 30 + b"}}", 400, "integer_out_of_range"),
+        (b'{"workflow":"order","context":' + b'{"a":' * 40 + b"1" + b"}" * 41, 400, "too_deep"),
+        (b'{"workflw":"order"}', 400, "bad_field"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/tasks", "/v1/tasks/batch"])
+def test_a_body_that_cannot_be_read_is_named(api: Api, path: str, body: bytes, status: int, code: str) -> None:
+    if path.endswith("batch") and body.startswith(b'{"work'):
+        body = b'{"tasks":[' + body + b"]}"
+    answer = api.call("POST", path, body)
+    assert (answer.status, answer.code) == (status, code)
+
+
+def test_what_is_too_large_is_413_wherever_it_is_found() -> None:
+    assert problems.of_refusal(Refusal("too_large")).status == 413
+
+
+def test_a_fault_of_our_own_is_500_and_tells_nothing(api: Api) -> None:
+    class NotAnAnswer:
+        pass
+
+    api.broker.next_answer = NotAnAnswer()  # type: ignore[assignment]
+    answer = api.call("POST", "/v1/tasks", {"workflow": "order"})
+    assert (answer.status, answer.code) == (500, "internal_error")
+    assert "NotAnAnswer" not in answer.body.decode()
+    assert api.call("POST", "/v1/tasks", {"workflow": "order"}).status == 201

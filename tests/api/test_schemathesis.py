@@ -1,0 +1,46 @@
+"""Somebody else's reading of the document: schemathesis takes it from a running broker, draws requests that fit it and
+requests that do not, follows what one answer tells into the next request, and looks at every answer.
+
+test_openapi.py draws its own, which reach deeper; this one knows nothing of us, and takes the document at its word.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from stepwire_broker.api import openapi
+
+from tests.cli.a_place import a_shop
+
+CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
+
+
+def test_the_document_is_an_openapi_document() -> None:
+    document = json.loads(json.dumps(openapi.document()))
+    assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
+
+
+def test_a_broker_keeps_to_its_document(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with a_shop(tmp_path, port) as shop:
+        token = (tmp_path / ".stepwire/token").read_text().strip()
+        command = [sys.executable, "-m", "schemathesis.cli", "--no-color", "--config-file", str(CONFIGURATION), "run"]
+        command += [f"http://127.0.0.1:{port}/openapi.json", "--header", f"Authorization: Bearer {token}"]
+        command += [
+            "--phases",
+            "coverage,fuzzing,stateful",
+            "--continue-on-failure",
+            "--seed",
+            "1",
+            "--warnings",
+            "off",
+        ]
+        done = subprocess.run(
+            command, cwd=shop.directory, env=shop.environ, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stdout[-20_000:] + done.stderr

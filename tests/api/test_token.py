@@ -1,0 +1,175 @@
+"""The API token: made once, for its owner only, and compared without telling anything."""
+
+import hashlib
+import stat
+from pathlib import Path
+
+import pytest
+from stepwire_broker.api import token
+from stepwire_broker.api.token import Grant, Scope, TokenError
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def private(text: str, name: str = "tokens", mode: int = 0o600) -> str:
+    Path(name).write_text(text)
+    Path(name).chmod(mode)
+    return name
+
+
+GOOD = "a" * 43
+
+
+def test_the_first_start_makes_a_token_that_only_its_owner_reads() -> None:
+    tokens = token.open_tokens(None)
+    made = Path(".stepwire/token")
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+    assert stat.S_IMODE(Path(".stepwire").stat().st_mode) == 0o700
+    text = made.read_text().strip()
+    assert len(text) >= 43
+    assert tokens.admit(text.encode())
+    assert [path.name for path in Path(".stepwire").iterdir()] == ["token"]
+
+
+def test_the_next_start_keeps_it() -> None:
+    token.open_tokens(None)
+    first = Path(".stepwire/token").read_text()
+    token.open_tokens(None)
+    assert Path(".stepwire/token").read_text() == first
+
+
+def test_two_places_have_two_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token.open_tokens(None)
+    first = Path(".stepwire/token").read_text()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    token.open_tokens(None)
+    assert Path(".stepwire/token").read_text() != first
+
+
+def test_only_the_very_token_is_admitted() -> None:
+    tokens = token.open_tokens(private(f"# ours\n{GOOD}  # the console's\n\n{'b' * 50}\n"))
+    assert tokens.admit(GOOD.encode())
+    assert tokens.admit(b"b" * 50)
+    for wrong in (b"", b"a" * 42, b"a" * 44, b"A" * 43, b"# ours", hashlib.sha256(GOOD.encode()).hexdigest().encode()):
+        assert not tokens.admit(wrong)
+
+
+def test_a_file_may_hold_digests_instead_of_tokens() -> None:
+    tokens = token.open_tokens(private(f"sha256:{hashlib.sha256(GOOD.encode()).hexdigest()}\n"))
+    assert tokens.admit(GOOD.encode())
+    assert not tokens.admit(f"sha256:{hashlib.sha256(GOOD.encode()).hexdigest()}".encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds no token"),
+        ("# nothing\n", "holds no token"),
+        ("short\n", "line 1: a token has at least 43 characters"),
+        (f"{GOOD}\nsha256:12\n", "line 2: after `sha256:` come 64 hex digits"),
+        ("sha256:" + "x" * 64, "64 hex digits"),
+    ],
+)
+def test_a_file_without_good_tokens_is_refused(text: str, says: str) -> None:
+    with pytest.raises(TokenError, match="tokens") as refused:
+        token.open_tokens(private(text))
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
+def test_a_file_that_others_can_read_or_write_is_refused(mode: int) -> None:
+    with pytest.raises(TokenError, match="chmod 600 tokens"):
+        token.open_tokens(private(GOOD, mode=mode))
+
+
+def test_a_state_directory_that_others_can_enter_is_refused() -> None:
+    Path(".stepwire").mkdir(mode=0o755)
+    Path(".stepwire").chmod(0o755)
+    with pytest.raises(TokenError, match=r"chmod 700 \.stepwire"):
+        token.open_tokens(None)
+
+
+def test_what_cannot_be_read_is_said() -> None:
+    with pytest.raises(TokenError, match="nowhere cannot be read: No such file"):
+        token.open_tokens("nowhere")
+    Path(".stepwire").write_text("")
+    with pytest.raises(TokenError, match="is a file"):
+        token.open_tokens(None)
+
+
+def test_no_message_holds_a_token() -> None:
+    with pytest.raises(TokenError) as refused:
+        token.open_tokens(private("secret-but-short"))
+    assert "secret-but-short" not in str(refused.value)
+    assert GOOD not in repr(token.open_tokens(private(GOOD)))
+
+
+# -- scopes -----------------------------------------------------------------------------------------------------------
+
+DIGEST = "sha256:" + hashlib.sha256(b"c" * 50).hexdigest()
+READ, ADMIN = Scope.READ, Scope.ADMIN
+
+
+def test_a_line_says_what_its_token_may_and_without_a_word_it_may_everything() -> None:
+    tokens = token.open_tokens(
+        private(f"{GOOD}\n{DIGEST} name=ci scopes=read,submit expires=2999-01-01T00:00:00Z # the build\n")
+    )
+    assert tokens.admit(GOOD.encode()) == Grant("line 1", frozenset({ADMIN}))
+    ci = tokens.admit(b"c" * 50)
+    assert ci is not None
+    assert (ci.name, sorted(ci.scopes)) == ("ci", ["read", "submit"])
+    assert [scope for scope in Scope if ci.allows(scope)] == [READ, Scope.SUBMIT]
+    assert all(Grant("x", frozenset({ADMIN})).allows(scope) for scope in Scope)
+
+
+def test_a_token_ends_when_its_time_is_over() -> None:
+    tokens = token.open_tokens(private(f"{GOOD}\n{DIGEST} expires=2020-01-01T00:00:00Z\n"))
+    assert tokens.admit(b"c" * 50) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("scopes=write", "scopes are read, submit, operate, admin"),
+        ("scopes=", "scopes are"),
+        ("scope=read", "'scope' is not known here"),
+        ("scopes=read scopes=admin", "stands twice"),
+        ("expires=tomorrow", "it needs a form like"),
+        ("expires=2027-01-01T00:00:00", "it needs a form like"),
+    ],
+)
+def test_a_line_that_says_something_else_is_refused_whole(words: str, says: str) -> None:
+    with pytest.raises(TokenError, match="tokens, line 1: ") as refused:
+        token.open_tokens(private(f"{DIGEST} {words}\n"))
+    assert says in str(refused.value)
+
+
+def test_tokens_are_made_and_revoked_beside_the_generated_one_and_a_reload_takes_them_in() -> None:
+    tokens = token.open_tokens(None)
+    file = token.tokens_file_of(None)
+    value = token.add_token(file, Grant("ci", frozenset({READ})))
+    assert value not in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert tokens.admit(value.encode()) is None
+    assert tokens.reload() == 2
+    assert tokens.admit(value.encode()) == Grant("ci", frozenset({READ}))
+    with pytest.raises(TokenError, match="already"):
+        token.add_token(file, Grant("ci", frozenset({READ})))
+    file.write_text(f"# ours\n{file.read_text()}")
+    token.revoke_token(file, "ci")
+    assert (tokens.reload(), tokens.admit(value.encode())) == (1, None)
+    assert file.read_text() == "# ours\n"
+    with pytest.raises(TokenError, match="no token 'ci'"):
+        token.revoke_token(file, "ci")
+
+
+def test_a_file_that_went_bad_changes_nothing() -> None:
+    tokens = token.open_tokens(private(GOOD))
+    private("short")
+    with pytest.raises(TokenError):
+        tokens.reload()
+    assert tokens.admit(GOOD.encode())

@@ -1,0 +1,115 @@
+"""Why a task or a step is not running: over HTTP, by a real broker, beside what its rows say."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from stepwire_broker.core.settings import LimitSettings
+
+from .running_api import Api, running, settings_in
+
+
+def submit(api: Api, **members: object) -> int:
+    answer = api.call("POST", "/v1/tasks", {"workflow": "order", **members})
+    assert answer.status == 201, answer
+    task_id: int = answer.json["task_id"]
+    return task_id
+
+
+def test_a_task_says_what_it_hangs_on(api: Api) -> None:
+    task_id = submit(api)
+    why = api.call("GET", f"/v1/tasks/{task_id}/why").json
+    since = why.pop("since")
+    assert why == {
+        "task_id": task_id,
+        "state": "running",
+        "code": "no_worker_offers",
+        "message": "`reserve`: no worker offers `shop.reserve` (no worker is connected)",
+        "step_id": task_id + 1,
+        "step": "reserve",
+    }
+    assert since == api.call("GET", f"/v1/tasks/{task_id}").json["created_at"]
+
+
+def test_a_step_is_shown_and_explained_by_its_name(api: Api) -> None:
+    task_id = submit(api)
+    why = api.call("GET", f"/v1/tasks/{task_id}/steps/charge/why").json
+    assert (why["step_id"], why["state"], why["code"]) == (task_id + 2, "waiting", "waits_for")
+    assert why["message"] == "waits for `reserve` (no worker offers `shop.reserve` (no worker is connected))"
+    shown = api.call("GET", f"/v1/tasks/{task_id}/steps/charge").json
+    assert shown["reason"] == {name: why[name] for name in ("code", "message", "since")}
+    assert api.call("GET", f"/v1/steps/{task_id + 2}").json == shown
+
+
+def test_the_open_steps_of_a_task_say_why(api: Api) -> None:
+    task_id = submit(api)
+    steps = api.call("GET", f"/v1/tasks/{task_id}").json["steps"]
+    assert [step["reason"]["code"] for step in steps] == ["no_worker_offers", "waits_for"]
+    api.call("POST", f"/v1/tasks/{task_id}/pause")
+    steps = api.call("GET", f"/v1/tasks/{task_id}").json["steps"]
+    assert [step["reason"]["code"] for step in steps] == ["paused", "waits_for"]
+    api.call("POST", f"/v1/tasks/{task_id}/cancel")
+    steps = api.call("GET", f"/v1/tasks/{task_id}").json["steps"]
+    assert [step["reason"]["code"] for step in steps] == ["task_cancelled"] * 2
+    assert api.call("GET", f"/v1/tasks/{task_id}/why").json["code"] == "cancelled"
+
+
+def test_what_is_held_says_what_to_do(served: Api) -> None:
+    task_id = submit(served, context={"network": "down"})
+    served.call("GET", f"/v1/tasks/{task_id}?wait_ms=20000")
+    why = served.call("GET", f"/v1/tasks/{task_id}/why").json
+    assert (why["code"], why["step"]) == ("held", "charge")
+    assert f"stepwire step resolve {task_id + 2}" in why["message"]
+    assert served.call("GET", f"/v1/tasks/{task_id}/steps/reserve/why").json["code"] == "completed"
+
+
+def test_what_is_not_in_memory_is_explained_too(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    settings = msgspec.structs.replace(settings_in(tmp_path), limits=LimitSettings(max_active_tasks=1))
+    with running(tmp_path, settings) as api:
+        workflow = {"name": "order", "steps": [{"name": "reserve", "handler_class": "shop.reserve"}]}
+        assert api.call("POST", "/v1/workflows", workflow).status == 201
+        submit(api)
+        answer = api.call("POST", "/v1/tasks", {"workflow": "order"})
+        assert answer.json["state"] == "pending"
+        task_id = answer.json["task_id"]
+        assert api.call("GET", f"/v1/tasks/{task_id}/why").json["code"] == "no_worker_offers"
+        assert api.call("GET", f"/v1/tasks/{task_id}/steps/reserve").json["reason"]["code"] == "no_worker_offers"
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/v1/tasks/999999/why", "GET /v1/tasks lists"),
+        ("/v1/tasks/999999/steps/a", "GET /v1/tasks lists"),
+        ("/v1/tasks/999999/steps/a/why", "GET /v1/tasks lists"),
+        ("/v1/tasks/{task_id}/steps/nothing", "its steps: reserve, charge"),
+        ("/v1/tasks/{task_id}/steps/nothing/why", "its steps: reserve, charge"),
+    ],
+)
+def test_what_is_not_there_is_not_explained(api: Api, path: str, hint: str) -> None:
+    answer = api.call("GET", path.format(task_id=submit(api)))
+    assert (answer.status, answer.code) == (404, "not_found")
+    assert answer.json["hint"].startswith(hint)
+
+
+# -- large outputs ----------------------------------------------------------------------------------------------------
+
+
+def test_outputs_that_are_too_large_together_are_left_out_and_said_to_be(
+    served: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task_id = submit(served)
+    whole: Any = served.call("GET", f"/v1/tasks/{task_id}?wait_ms=20000").json
+    sizes = [step["output_bytes"] for step in whole["steps"]]
+    assert [step["output_omitted"] for step in whole["steps"]] == [False, False]
+    monkeypatch.setattr("stepwire_broker.api.reading.OUTPUTS_BYTES_MAX", sum(sizes) - 1)
+    part = served.call("GET", f"/v1/tasks/{task_id}").json
+    assert [step["output_omitted"] for step in part["steps"]] == [False, True]
+    assert [step["output"] for step in part["steps"]] == [{"seats": 2}, None]
+    assert part["result"] == whole["result"] == {"charge": {"total": 1.5}}
+    assert served.call("GET", f"/v1/steps/{task_id + 2}").json["output"] == {"total": 1.5}
+    monkeypatch.setattr("stepwire_broker.api.reading.RESULT_BYTES_MAX", sizes[1] - 1)
+    less = served.call("GET", f"/v1/tasks/{task_id}").json
+    assert (less["result"], less["result_omitted"]) == (None, True)

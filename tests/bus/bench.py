@@ -1,0 +1,142 @@
+"""A wire on real sockets with everything it reports written down, and peers that are plain ZeroMQ sockets."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import zmq
+from stepwire_broker.bus.wire import Wire
+from stepwire_broker.core.settings import BusSettings
+from stepwire_protocol import topics
+
+BOUND_S = 10.0  # how long a test waits for an event before it calls it missing
+HERE = b'{"type":"here"}'
+
+
+class Log:
+    """What a wire told its owner, in order."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[bytes, bytes]] = []
+        self.refused: list[tuple[str, bytes]] = []
+        self.peers: list[tuple[str, str]] = []
+        self.drains: list[int] = []  # messages seen by the end of each drain
+        self.alarms: list[str] = []
+
+    def after_drain(self) -> None:
+        self.drains.append(len(self.messages))
+
+
+class Bench:
+    """One wire, its log, its context, and peers on it."""
+
+    def __init__(self, settings: BusSettings, context: zmq.Context[Any], **callbacks: Callable[..., Any]) -> None:
+        self.log = log = Log()
+        self.context = context
+        self.sockets: list[zmq.Socket[bytes]] = []
+        self.granted = 0
+        self.wire = Wire(
+            settings,
+            "b1",
+            context=context,
+            **{
+                "on_message": lambda topic, body: log.messages.append((topic, body)),
+                "on_refused": lambda code, data: log.refused.append((code, data)),
+                "on_subscribed": lambda worker: log.peers.append(("subscribed", worker)),
+                "on_vanished": lambda worker: log.peers.append(("vanished", worker)),
+                "on_peer": self._grant,
+                "on_peer_gone": lambda to: log.peers.append(("peer gone", to)),
+                "on_peers_uncertain": lambda: log.peers.append(("uncertain", "")),
+                "after_drain": log.after_drain,
+                "on_alarm": log.alarms.append,
+            }
+            | callbacks,
+        )
+
+    def _grant(self) -> None:
+        """Each level-0 handler gets the next number."""
+        self.granted += 1
+        self.wire.grant(f"1.{self.granted}")
+        self.log.peers.append(("peer", f"1.{self.granted}"))
+
+    def subscriber(self, *wanted: bytes, kind: int = zmq.SUB) -> zmq.Socket[bytes]:
+        """A handler's SUB (or an XSUB, which shows what really arrives) on the steps endpoint."""
+        socket = self._socket(kind)
+        socket.rcvhwm = 0
+        for topic in wanted:
+            socket.send(b"\x01" + topic) if kind == zmq.XSUB else socket.subscribe(topic)
+        socket.connect(self.wire.endpoints["steps"])
+        return socket
+
+    async def publisher(self) -> zmq.Socket[bytes]:
+        """A handler's PUB on the results endpoint, from when the wire hears it."""
+        socket = self._socket(zmq.PUB)
+        socket.sndhwm = 0
+        socket.connect(self.wire.endpoints["results"])
+        probe = b"probe%d" % id(socket)
+
+        def is_heard() -> bool:
+            socket.send(b"workers " + probe)
+            return any(body == probe for _, body in self.log.messages)
+
+        await until(is_heard)
+        # What the probing left behind is not part of any test.
+        socket.send(b"workers last" + probe)
+        await until(lambda: self.log.messages[-1][1] == b"last" + probe)
+        self.log.messages.clear()
+        self.log.drains.clear()
+        return socket
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self.context.socket(kind)
+        socket.linger = 0
+        self.sockets.append(socket)
+        return socket
+
+    async def receive(self, socket: zmq.Socket[bytes]) -> bytes:
+        """The next message; an XSUB hears the greeting whether it wants to or not, and skips it here."""
+        while True:
+            await until(lambda: bool(socket.poll(0)))
+            message = socket.recv()
+            if socket.type != zmq.XSUB or not message.startswith(topics.BROKERS):
+                return message
+
+    async def greeting(self, socket: zmq.Socket[bytes]) -> bytes:
+        await until(lambda: bool(socket.poll(0)))
+        return socket.recv()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait for an event, with a bound. Other work of the loop goes on."""
+    async with asyncio.timeout(BOUND_S):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    settings: BusSettings, context: zmq.Context[Any], here: bytes = HERE, **callbacks: Callable[..., Any]
+) -> AsyncIterator[Bench]:
+    bench = Bench(settings, context, **callbacks)
+    await bench.wire.open(here)
+    try:
+        yield bench
+    finally:
+        bench.wire.close()
+        for socket in bench.sockets:
+            socket.close(0)
+
+
+_numbers = itertools.count(1)
+
+
+def new_worker() -> tuple[str, bytes]:
+    """(its id, its inbox)."""
+    worker = f"test:{next(_numbers):016x}"
+    return worker, topics.to_worker(worker)
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(story)

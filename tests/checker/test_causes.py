@@ -1,0 +1,219 @@
+"""What excuses a second run: each cause alone does, and what only looks like one does not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from .forgeries import SECOND_NS, Forger, Line
+from .good_run import LEASE_MS, Evidence
+from .judge import judge
+
+LEASE_NS = LEASE_MS * 1_000_000
+AGAIN, OVERLAP = "no_step_is_run_again_without_cause", "runs_overlap_only_for_cause"
+
+pytestmark = pytest.mark.xdist_group("tests/system/")  # with the others that need the good run
+
+Excuse = Callable[[Forger, Line], Any]
+
+
+def _fault(event: str, pid: int, at: int, role: str = "worker") -> Line:
+    return {"event": event, "role": role, "pid": pid, "at": at, "program": "forged"}
+
+
+def _done(f: Forger, *faults: Line) -> None:
+    f.lines("faults", lambda line: [line, *faults] if line is not None and line["event"] == "started" else line)
+
+
+def _broker(f: Forger) -> int:
+    """The last one, which was not killed."""
+    return [int(line["pid"]) for line in f.read("faults") if line["role"] == "broker"][-1]
+
+
+def _pause(f: Forger, pid: int, since: int, ns: int, role: str = "worker") -> None:
+    _done(f, _fault("paused", pid, since, role), _fault("resumed", pid, since + ns, role))
+
+
+def _without_wire(f: Forger) -> None:
+    for path in f.evidence.ledgers.glob("wire-*"):
+        path.unlink()
+
+
+def _pause_unheard(f: Forger, pid: int, run: Line, ns: int) -> None:
+    """Of a worker whose beats are recorded, they would tell."""
+    _without_wire(f)
+    _pause(f, pid, run["at"], ns)
+
+
+def _quiet_beats(f: Forger, run: Line, ns: int) -> None:
+    """No beat of its worker is echoed from its start on, for so long."""
+
+    def hush(line: Line) -> Line | None:
+        is_beat = line["event"] in ("beat", "beat_heard") and line["pid"] == run["pid"]
+        return None if is_beat and run["at"] <= line["at"] <= run["at"] + ns else line
+
+    f.lines("wire", hush)
+
+
+def _stopped(f: Forger, run: Line) -> None:
+    f.run("chain-0", "a", "finished", lambda x: x | {"event": "stopped", "reason": "shutdown"})
+    _done(f, _fault("asked_to_end", run["pid"], run["at"]))
+
+
+# Each with the second run so long after the first.
+EXCUSES: list[tuple[str, int, set[str], Excuse]] = [
+    ("nothing", 10, {AGAIN}, lambda f, run: None),
+    ("its worker was killed", 10, set(), lambda f, run: _done(f, _fault("killed", run["pid"], run["at"] + 1))),
+    ("another was killed", 10, {AGAIN}, lambda f, run: _done(f, _fault("killed", 1, run["at"] + 1))),
+    (
+        "it was killed after the second run",
+        10,
+        {AGAIN},
+        lambda f, run: _done(f, _fault("killed", run["pid"], run["at"] + SECOND_NS)),
+    ),
+    (
+        "its broker stood still for a lease",
+        3 * LEASE_MS,
+        set(),
+        lambda f, r: _pause_unheard(f, _broker(f), r, 2 * LEASE_NS),
+    ),
+    (
+        "its broker stood still for less",
+        3 * LEASE_MS,
+        {AGAIN},
+        lambda f, r: _pause_unheard(f, _broker(f), r, LEASE_NS // 2),
+    ),
+    ("its broker was killed", 10, {AGAIN}, lambda f, r: _done(f, _fault("killed", _broker(f), r["at"] + 1, "broker"))),
+    ("its beats had no echo for a lease", 3 * LEASE_MS, set(), lambda f, run: _quiet_beats(f, run, 2 * LEASE_NS)),
+    (
+        "it stood still, and no beats were recorded",
+        3 * LEASE_MS,
+        set(),
+        lambda f, run: _pause_unheard(f, run["pid"], run, 2 * LEASE_NS),
+    ),
+    (
+        "it stood still for less, and no beats were recorded",
+        3 * LEASE_MS,
+        {AGAIN},
+        lambda f, run: _pause_unheard(f, run["pid"], run, LEASE_NS // 2),
+    ),
+    ("it was told to end and stopped it", 10, set(), lambda f, run: _stopped(f, run)),
+    (
+        "it was told to end and had finished it",
+        10,
+        {AGAIN},
+        lambda f, run: _done(f, _fault("asked_to_end", run["pid"], run["at"])),
+    ),
+]
+
+
+@pytest.mark.parametrize(("after_ms", "named", "excuse"), [e[1:] for e in EXCUSES], ids=[e[0] for e in EXCUSES])
+def test_a_second_run_is_excused_by(evidence: Evidence, after_ms: int, named: set[str], excuse: Excuse) -> None:
+    forger = Forger(evidence)
+    run = forger.started("chain-0", "a")
+    excuse(forger, run)
+    # Without a wall time: by that it would be of the future, and not yet to be judged.
+    second = {"at": run["at"] + after_ms * 1_000_000, "wall": 0, "delivery": 2}
+    forger.run("chain-0", "a", "started", lambda x: [x, x | second])
+    assert _named(evidence) & {AGAIN} == named
+
+
+LEVEL0_LEASE_MS = 5_500  # the step's time-out, and 5 s
+
+# Of a level-0 run, with the second run so long after it.
+EXCUSES_AT_LEVEL0: list[tuple[str, int, set[str], Excuse]] = [
+    ("nothing, while it had its lease", LEVEL0_LEASE_MS - 2_000, {AGAIN}, lambda f, run: None),
+    ("the end of its lease", LEVEL0_LEASE_MS, set(), lambda f, run: None),
+    (
+        "no kill: nobody can know of it",
+        LEVEL0_LEASE_MS - 2_000,
+        {AGAIN},
+        lambda f, run: _done(f, _fault("killed", run["pid"], run["at"] + 1)),
+    ),
+    (
+        "no silence: it has none to keep",
+        LEVEL0_LEASE_MS - 2_000,
+        {AGAIN},
+        lambda f, run: _pause(f, run["pid"], run["at"], 2 * LEASE_NS),
+    ),
+    (
+        "the end of its lease, which began while it was stopped",
+        LEVEL0_LEASE_MS - 2_000,
+        set(),
+        lambda f, run: _pause(f, run["pid"], run["at"] - 3 * SECOND_NS, 3 * SECOND_NS - 10_000_000),
+    ),
+    (
+        "no stop that was over long before",
+        LEVEL0_LEASE_MS - 2_000,
+        {AGAIN},
+        lambda f, run: _pause(f, run["pid"], run["at"] - 3 * SECOND_NS, 2 * SECOND_NS),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "named", "excuse"), [e[1:] for e in EXCUSES_AT_LEVEL0], ids=[e[0] for e in EXCUSES_AT_LEVEL0]
+)
+def test_a_second_run_of_what_went_to_level_0_is_excused_by(
+    evidence: Evidence, after_ms: int, named: set[str], excuse: Excuse
+) -> None:
+    forger = Forger(evidence)
+    step_id = forger.step("late-1", "b")
+    (run,) = (x for x in forger.read("worker") if (x["step_id"], x["event"]) == (step_id, "started"))
+    excuse(forger, run)
+    second = {k: v for k, v in run.items() if k != "batch_id"}
+    second |= {"at": run["at"] + after_ms * 1_000_000, "wall": 0, "delivery": 2}
+    forger.run("late-1", "b", "started", lambda x: [x, second])
+    assert _named(evidence) & {AGAIN} == named
+
+
+@pytest.mark.parametrize("frozen_ms_before", [10, 500])
+def test_a_worker_that_was_frozen_as_it_began_may_begin_after_its_successor(
+    evidence: Evidence, frozen_ms_before: int
+) -> None:
+    """Between its last look at the lease and the handler's first instruction; not long after it went on."""
+    forger = Forger(evidence)
+    second = forger.started("slept-0", "a", 2)
+    first = forger.started("slept-0", "a", 1)
+    began = second["at"] + LEASE_NS
+    _without_wire(forger)
+
+    def freeze(line: Line) -> Line | None:
+        if line.get("pid") != first["pid"] or line["event"] not in ("paused", "resumed"):
+            return line
+        at = second["at"] - LEASE_NS if line["event"] == "paused" else began - frozen_ms_before * 1_000_000
+        return line | {"at": at}
+
+    forger.lines("faults", freeze)
+    forger.run("slept-0", "a", "started", lambda x: x | {"at": began}, delivery=1)
+    forger.lines("worker", lambda x: None if _ends(x, first) else x)
+    assert (AGAIN in _named(evidence)) is (frozen_ms_before > 100)
+
+
+def test_two_runs_at_once_are_not_excused_by_a_failure(evidence: Evidence) -> None:
+    forger = Forger(evidence)
+    second = forger.started("flaky-0", "a", 2)
+    forger.run("flaky-0", "a", "failed", lambda x: x | {"at": second["at"] + 1_000_000})
+    assert _named(evidence) >= {OVERLAP}
+    assert AGAIN not in _named(evidence)
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_an_operators_word_excuses_if_somebody_gave_it(evidence: Evidence, is_ordered: bool) -> None:
+    """The slow step's third run began because an operator wanted it; only that, when its time is taken as not over."""
+    forger = Forger(evidence)
+    third = forger.started("slow-0", "a", 3)
+    forger.run("slow-0", "a", "started", lambda x: x | {"at": third["at"] - 50_000_000}, delivery=2)
+    if not is_ordered:
+        forger.lines("client", lambda x: None if x.get("order") == "retry" else x)
+    assert (AGAIN in _named(evidence)) is not is_ordered
+
+
+def _ends(line: Line, run: Line) -> bool:
+    same = (line["step_id"], line.get("delivery"), line["pid"]) == (run["step_id"], run["delivery"], run["pid"])
+    return same and line["event"] != "started"
+
+
+def _named(evidence: Evidence) -> set[str]:
+    verdict = judge(evidence.database, evidence.ledgers, lease_ms=LEASE_MS)
+    return {violation.rule for violation in verdict.violations}

@@ -1,0 +1,193 @@
+"""A directory to run commands in, and a broker in a process of its own, started as people start it."""
+
+import fcntl
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+STEPWIRE = [sys.executable, "-m", "stepwire"]
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Serving(NamedTuple):
+    """A broker in a process of its own, and the line that it said when it was ready."""
+
+    process: "subprocess.Popen[str]"
+    ready: str
+
+    def end(self, number: int | None = None) -> Ended:
+        """Its end, after a signal if there is one to send."""
+        if number is not None:
+            self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=40)
+        return Ended(self.process.returncode, out, err)
+
+
+class Place(NamedTuple):
+    """A directory with a broker's state, and what is in the environment there."""
+
+    directory: Path
+    environ: dict[str, str]
+
+    def stepwire(self, *words: str, stdin: str = "", **environ: str) -> Ended:
+        """One command, to its end."""
+        done = subprocess.run(
+            [*STEPWIRE, *words],
+            cwd=self.directory,
+            env={**self.environ, **environ},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    def on_terminal(self, *words: str, types: str = "", **environ: str) -> Ended:
+        """One command, to its end, for somebody who sits at a terminal and types this. All output is in `out`."""
+        master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        try:
+            process = subprocess.Popen(
+                [*STEPWIRE, *words],
+                cwd=self.directory,
+                env={**self.environ, "TERM": "xterm-256color", **environ},
+                stdin=slave,
+                stdout=slave,
+                stderr=slave,
+                start_new_session=True,
+            )
+            os.close(slave)
+            os.write(master, types.encode())
+            seen = b""
+            try:
+                while chunk := os.read(master, 65536):
+                    seen += chunk
+            except OSError:  # the last one that had it open has closed it
+                pass
+            return Ended(process.wait(timeout=60), seen.decode(errors="replace").replace("\r\n", "\n"), "")
+        finally:
+            os.close(master)
+
+    def work(self, file: str = "worker.py", **environ: str) -> "subprocess.Popen[str]":
+        """A worker of this place's broker."""
+        return subprocess.Popen(
+            [sys.executable, file],
+            cwd=self.directory,
+            env={
+                **self.environ,
+                "STEPWIRE_STEPS": "ipc://.stepwire/steps.sock",
+                "STEPWIRE_RESULTS": "ipc://.stepwire/results.sock",
+                **environ,
+            },
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def serve(self, *words: str) -> "Serving":
+        """A broker that has said it is ready."""
+        process = subprocess.Popen(
+            [*STEPWIRE, "serve", *words],
+            cwd=self.directory,
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            _, err = process.communicate(timeout=20)
+            raise AssertionError(f"the broker did not start:\n{err}")
+        return Serving(process, line)
+
+
+def place(directory: Path, port: int = 0) -> Place:
+    """An environment with nothing of whoever runs the tests. Port 0: nobody listens there."""
+    environ = {
+        name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "VIRTUAL_ENV", "PYTHONPATH")
+    }
+    return Place(directory, {**environ, "HOME": str(directory), "STEPWIRE_HTTP__LISTEN": f"127.0.0.1:{port}"})
+
+
+@contextmanager
+def a_shop(directory: Path, port: int) -> Iterator[Place]:
+    """A place with a broker, two workflows and a worker."""
+    here = place(directory, port)
+    for name, text in zip(("order.yaml", "slow.yaml"), WORKFLOWS, strict=True):
+        (here.directory / name).write_text(text)
+    (here.directory / "worker.py").write_text(WORKER)
+    (here.directory / "worker.py").chmod(0o644)
+    broker = here.serve()
+    worker = None
+    try:
+        applied = here.stepwire("workflow", "apply", "order.yaml", "slow.yaml")
+        assert applied.code == 0, applied
+        worker = here.work()
+        yield here
+    finally:
+        if worker is not None:
+            stop(worker)
+        stop(broker.process)
+
+
+WORKER = """
+from stepwire import Context, OutcomeUnknown, Permanent, Worker
+
+worker = Worker.from_env()
+
+@worker.handler("shop.charge")
+def charge(context: Context, order: dict) -> dict:
+    match order.get("card"):
+        case "broken":
+            raise Permanent("the card is broken")
+        case "unknown":
+            raise OutcomeUnknown("the bank did not answer")
+    return {"total": 1.5}
+
+worker.run()
+"""
+
+WORKFLOWS = (
+    """
+name: order
+namespace: shop
+version: "1"
+steps:
+  - {name: charge, handler_class: shop.charge, delivery_mode: at_most_once}
+""",
+    """
+name: slow
+namespace: shop
+version: "1"
+steps:
+  - {name: dream, handler_class: nobody.offers}
+""",
+)
+
+
+def stop(process: "subprocess.Popen[str]") -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate(timeout=20)

@@ -1,0 +1,85 @@
+"""`stepwire bench`: its figures are figures of work that was really done, and nothing of it stays."""
+
+import os
+import sqlite3
+import tempfile
+from pathlib import Path
+
+import pytest
+from stepwire_broker.bench import product
+from stepwire_broker.bench.load import Failed, Load
+
+from .a_place import Place
+
+SMALL = ["--rounds", "1", "--tasks", "100", "--window", "50", "--quick"]
+LOAD = Load(rounds=1, tasks=100, window=50, submit_tasks=50, lone_tasks=3)
+
+
+def test_a_round_says_what_it_ran_and_leaves_nothing_behind(empty: Place) -> None:
+    # A test's own directory can be too deep for an ipc path.
+    with tempfile.TemporaryDirectory(prefix="sw-") as temporary:
+        empty.environ["TMPDIR"] = temporary
+        done = empty.stepwire("bench", *SMALL, "-o", "json")
+        left = os.listdir(temporary)
+    assert done.code == 0, done
+    found = done.json
+    assert {name: found["load"][name] for name in ("rounds", "tasks", "window", "submit_tasks")} == {
+        "rounds": 1,
+        "tasks": 100,
+        "window": 50,
+        "submit_tasks": 50,
+    }
+    medians = found["medians"]
+    assert medians["tasks_replayed"] >= 100 + found["load"]["lone_tasks"]
+    assert min(medians[name] for name in medians if name.endswith("_per_s")) > 0
+    assert medians["latency_ms"]["p50"] <= medians["latency_ms"]["p99"]
+    assert left == []
+    assert done.err == ""
+
+
+def test_for_people_it_is_a_table_with_its_settings(empty: Place) -> None:
+    done = empty.stepwire("bench", *SMALL)
+    assert "1 rounds of 100 tasks of 4 steps, 50 in flight" in done.out
+    assert "product, over HTTP\t" in done.out
+    assert "no difference to the tables" in done.out
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which the product has run, and is gone."""
+    directory = tmp_path_factory.mktemp("bench")
+    with product.running(directory, LOAD) as running:
+        throughput, cpu = running.run(LOAD, lambda _: None)
+        assert throughput.steps == 400
+        assert cpu.broker >= 0
+        assert len(running.latencies_ms(LOAD.lone_tasks)) == 3
+    return directory
+
+
+def test_every_task_is_replayed(finished: Path) -> None:
+    counted: list[float] = []
+    assert product.check(finished, counted.append) == sum(counted) >= 103
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE steps SET attempt = 1 WHERE id = (SELECT max(id) FROM steps)",
+        "UPDATE tasks SET state = 'failed' WHERE id = (SELECT max(id) FROM tasks)",
+        "UPDATE steps SET output = '{}' WHERE id = (SELECT min(id) FROM steps)",
+    ],
+)
+def test_a_row_that_is_not_what_its_history_says_is_found(finished: Path, change: str) -> None:
+    with sqlite3.connect(finished / "product.db", isolation_level=None) as connection:
+        connection.execute("BEGIN")
+        before = connection.execute("SELECT id, attempt, output FROM steps").fetchall()
+        states = connection.execute("SELECT id, state FROM tasks").fetchall()
+        connection.execute(change)
+        connection.execute("COMMIT")
+        try:
+            with pytest.raises(Failed):
+                product.check(finished, lambda _: None)
+        finally:
+            connection.executemany("UPDATE steps SET attempt = ?2, output = ?3 WHERE id = ?1", before)
+            connection.executemany("UPDATE tasks SET state = ?2 WHERE id = ?1", states)
+    connection.close()

@@ -1,0 +1,293 @@
+"""The commands against a real broker in another process: what they print, and how they end."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from .a_place import STEPWIRE, Ended, Place
+
+OK, FAILURE, USAGE, NOT_FOUND, WRONG_STATE, UNREACHABLE, DENIED = range(7)
+TASK_FAILED, TASK_CANCELLED, TASK_RUNS, TASK_HELD = range(10, 14)
+
+
+def submit(shop: Place, workflow: str = "shop::slow") -> str:
+    done = shop.stepwire("task", "submit", workflow, "--json")
+    assert done.code == OK, done
+    return str(done.json["task_id"])
+
+
+# -- tasks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_is_submitted_and_shown(shop: Place) -> None:
+    done = shop.stepwire("task", "submit", "slow", "--namespace", "shop", "--context", '{"a": 1.50}', "--priority", "3")
+    assert done.code == OK
+    number = done.out.split()[1]
+    assert done.err == f"next: stepwire task show {number}\n"
+    task = shop.stepwire("task", "show", number, "-o", "json").json
+    assert (task["workflow"], task["context"], task["priority"]) == ("slow", {"a": 1.5}, 3)
+    shown = shop.stepwire("task", "show", number)
+    assert shown.out.startswith(f"task {number}  shop::slow 1\nstate    running\n")
+    assert "dream\t" in shown.out
+    assert shown.err == ""
+
+
+def test_a_context_comes_from_the_line_a_file_or_stdin(shop: Place) -> None:
+    (shop.directory / "context.json").write_text('{"from": "file"}')
+    for words, stdin, context in [
+        (["--context", '{"from": "line"}'], "", {"from": "line"}),
+        (["--context", "@context.json"], "", {"from": "file"}),
+        (["--context", "-"], '{"from": "stdin"}', {"from": "stdin"}),
+    ]:
+        done = shop.stepwire("task", "submit", "shop::slow", *words, "--json", stdin=stdin)
+        assert shop.stepwire("task", "show", str(done.json["task_id"]), "--json").json["context"] == context
+
+
+def test_the_same_key_is_the_same_task(shop: Place) -> None:
+    first = shop.stepwire("task", "submit", "shop::slow", "--key", "k1", "--json")
+    again = shop.stepwire("task", "submit", "shop::slow", "--key", "k1", "--json")
+    assert (first.json["created"], again.json["created"]) == (True, False)
+    assert first.json["task_id"] == again.json["task_id"]
+    other = shop.stepwire("task", "submit", "shop::slow", "--key", "k1", "--context", '{"a":1}')
+    assert other.code == WRONG_STATE
+    assert "k1" in other.err
+
+
+def test_many_are_submitted_at_once(shop: Place) -> None:
+    done = shop.stepwire("task", "submit", "shop::slow", "-n", "1200", "--label", "of=many", "-o", "jsonl")
+    ids = [json.loads(line)["task_id"] for line in done.out.splitlines()]
+    assert len(set(ids)) == 1200
+    assert done.err == ""
+    page = shop.stepwire("task", "list", "--workflow", "slow", "--limit", "1", "-o", "jsonl")
+    assert json.loads(page.out)["task_id"] == max(ids)
+
+
+@pytest.mark.parametrize(
+    ("context", "code", "state"),
+    [
+        ("{}", OK, "completed"),
+        ('{"card":"broken"}', TASK_FAILED, "failed"),
+        ('{"card":"unknown"}', TASK_HELD, "running"),
+    ],
+)
+def test_the_exit_code_of_a_wait_says_how_it_ended(shop: Place, context: str, code: int, state: str) -> None:
+    done = shop.stepwire("task", "submit", "shop::order", "--context", context, "--wait", "--json")
+    assert (done.code, done.json["state"]) == (code, state)
+
+
+def test_a_wait_for_what_still_runs_and_what_is_cancelled(shop: Place) -> None:
+    done = shop.stepwire("task", "submit", "shop::slow", "--key", "slow", "--wait", "--timeout", "10ms", "--json")
+    assert (done.code, done.json["state"]) == (TASK_RUNS, "running")
+    assert shop.stepwire("task", "cancel", str(done.json["task_id"]), "--reason", "too slow").code == OK
+    done = shop.stepwire("task", "submit", "shop::slow", "--key", "slow", "--wait", "--json")
+    assert (done.code, done.json["state"]) == (TASK_CANCELLED, "cancelled")
+
+
+def test_orders(shop: Place) -> None:
+    number = submit(shop)
+    for order, state in [("pause", "paused"), ("resume", "running"), ("cancel", "cancelled"), ("retry", "running")]:
+        done = shop.stepwire("task", order, number)
+        assert (done.code, done.out) == (OK, f"task {number} is {state}\n")
+    assert shop.stepwire("task", "cancel", number, "--json").json["state"] == "cancelled"
+    done = shop.stepwire("task", "pause", number)
+    assert (done.code, done.out) == (WRONG_STATE, "")
+    assert done.err.startswith(f"stepwire: task {number} is cancelled")
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_held_step_is_found_and_resolved_by_its_name(shop: Place) -> None:
+    held = shop.stepwire("task", "submit", "shop::order", "--context", '{"card":"unknown"}', "--wait")
+    assert held.code == TASK_HELD
+    assert "stepwire step resolve" in held.err
+    number = held.out.split()[1]
+    steps = [json.loads(line) for line in shop.stepwire("step", "list", "-o", "jsonl").out.splitlines()]
+    (step,) = [step for step in steps if step["task_id"] == int(number)]
+    assert shop.stepwire("step", "list", "--handler-class", "nobody.*").err == "no step is held\n"
+    shown = shop.stepwire("step", "show", f"{number}/charge", "--json")
+    assert (shown.json["step_id"], shown.json["state"]) == (step["step_id"], "held")
+
+    nothing_said = shop.stepwire("step", "resolve", f"{number}/charge", "--reason", "r")
+    assert (nothing_said.code, nothing_said.err) == (
+        USAGE,
+        "stepwire: say one of --completed JSON, --failed TEXT and --retry\n",
+    )
+    assert shop.stepwire("step", "resolve", f"{number}/charge", "--retry").code == USAGE
+    done = shop.stepwire(
+        "step", "resolve", f"{number}/charge", "--completed", '{"total": 2}', "--reason", "asked the bank"
+    )
+    assert done.code == OK, done
+    assert shop.stepwire("task", "show", number, "--json").json["steps"][0]["output"] == {"total": 2}
+    again = shop.stepwire("step", "resolve", str(step["step_id"]), "--retry", "--reason", "r")
+    assert again.code == WRONG_STATE
+
+
+@pytest.mark.parametrize(
+    ("reference", "code"), [("x", USAGE), ("1/", USAGE), ("999999", NOT_FOUND), ("999999/a", NOT_FOUND)]
+)
+def test_a_step_is_a_number_or_a_task_and_a_name(shop: Place, reference: str, code: int) -> None:
+    assert shop.stepwire("step", "show", reference).code == code
+
+
+# -- workflows, workers, the wire -------------------------------------------------------------------------------------
+
+
+def test_a_workflow_is_applied_once_and_never_changed(shop: Place) -> None:
+    assert shop.stepwire("workflow", "apply", "order.yaml").out == "shop::order 1 is there already\n"
+    changed = (shop.directory / "order.yaml").read_text().replace("charge, handler", "chargee, handler")
+    (shop.directory / "changed.yaml").write_text(changed)
+    done = shop.stepwire("workflow", "apply", "changed.yaml")
+    assert done.code == WRONG_STATE
+    assert done.err.startswith("stepwire: changed.yaml: ")
+    names = [one["name"] for one in shop.stepwire("workflow", "list", "--json").json]
+    assert {"order", "slow"} <= set(names)
+
+
+def test_a_workflow_is_checked_without_a_broker(empty: Place) -> None:
+    (empty.directory / "good.yaml").write_text("name: a\nsteps:\n  - {name: s, handler_class: h}\n")
+    (empty.directory / "wrong.yaml").write_text("name: a\nsteps:\n  - {name: s, handler_clas: h}\n")
+    assert empty.stepwire("workflow", "validate", "good.yaml") == Ended(OK, "good.yaml: valid\n", "")
+    done = empty.stepwire("workflow", "validate", "good.yaml", "wrong.yaml")
+    assert (done.code, done.out) == (USAGE, "good.yaml: valid\n")
+    assert "wrong.yaml:3" in done.err
+    assert "handler_class" in done.err
+    found = empty.stepwire("workflow", "validate", "good.yaml", "wrong.yaml", "--json").json
+    assert [one["valid"] for one in found] == [True, False]
+
+
+def test_workers_are_listed(shop: Place) -> None:
+    assert shop.stepwire("task", "submit", "shop::order", "--wait").code == OK  # so one is connected
+    workers = shop.stepwire("worker", "list", "--json").json
+    assert ["shop.charge"] in [worker["handlers"] for worker in workers]
+
+
+def test_the_live_wire_is_shown(shop: Place) -> None:
+    tap = subprocess.Popen(
+        [*STEPWIRE, "tap", "--topic", "@*", "-n", "1", "-o", "jsonl"],
+        cwd=shop.directory,
+        env=shop.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        # A worker's heartbeat is answered every two seconds, whatever else goes on.
+        out, err = tap.communicate(timeout=30)
+    finally:
+        tap.kill()
+    assert (tap.returncode, err) == (OK, "")
+    assert json.loads(out)["direction"] == "out"
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["task", "show", "999999"], NOT_FOUND, "there is no task 999999"),
+        (["task", "show", "999999"], NOT_FOUND, "see: stepwire task list"),
+        (["workflow", "show", "shop::nothing"], NOT_FOUND, "see: stepwire workflow list"),
+        (["task", "submit", "shop::nothing"], NOT_FOUND, "nothing"),
+        (["task", "submit", "shop::slow", "--context", "{"], USAGE, "--context is not JSON"),
+        (["task", "submit", "shop::slow", "--context", "[1]"], USAGE, "is not a JSON object"),
+        (["task", "submit", "shop::slow", "--context", "@nowhere"], USAGE, "cannot be read"),
+        (["task", "submit", "shop::slow", "--priority", "101"], USAGE, "priority"),
+        (["task", "submit", "shop::slow", "--label", "x"], USAGE, "region=eu"),
+        (["task", "submit", "shop::slow", "--timeout", "soon"], USAGE, "30s or 5m"),
+        (["task", "show", "x"], USAGE, "not a valid integer"),
+        (["task", "nothing"], USAGE, "No such command"),
+        (["workflow", "apply", "nowhere.yaml"], USAGE, "nowhere.yaml cannot be read"),
+        (["task", "show", "1", "--token-file", "wrong"], DENIED, "--token-file FILE"),
+        (["task", "show", "1", "--token-file", "nowhere"], USAGE, "nowhere"),
+        (["task", "show", "1", "--token-file", "worker.py"], USAGE, "chmod 600 worker.py"),
+        (["task", "show", "1", "--url", "http://127.0.0.1:1"], UNREACHABLE, "stepwire serve"),
+        (["task", "show", "1", "--url", "nonsense"], USAGE, "it needs a form like"),
+    ],
+)
+def test_errors_have_a_sentence_and_a_code(shop: Place, words: list[str], code: int, says: str) -> None:
+    (shop.directory / "wrong").write_text("x" * 43)
+    (shop.directory / "wrong").chmod(0o600)
+    done = shop.stepwire(*words)
+    assert (done.code, done.out) == (code, "")
+    assert says in done.err
+    assert "Traceback" not in done.err
+
+
+def test_errors_are_json_for_who_reads_json(shop: Place) -> None:
+    done = shop.stepwire("task", "show", "999999", "-o", "json")
+    assert (done.code, done.out) == (NOT_FOUND, "")
+    assert json.loads(done.err)["error"]["code"] == "not_found"
+
+
+def test_options_may_stand_before_or_after_the_command(shop: Place) -> None:
+    number = submit(shop)
+    first = shop.stepwire("-o", "json", "task", "show", number)
+    assert first.json == shop.stepwire("task", "-o", "json", "show", number).json
+    assert first.json == shop.stepwire("task", "show", number, "--json").json
+
+
+def test_the_token_is_found_or_named(shop: Place, empty: Place) -> None:
+    address = f"http://{shop.environ['STEPWIRE_HTTP__LISTEN']}"
+    token_file = shop.directory / ".stepwire/token"
+    listing = ["task", "list", "--url", address]
+    assert empty.stepwire(*listing).code == DENIED
+    (empty.directory / "tokens").write_text(f"# of the shop\nsha256:{'0' * 64}\n{token_file.read_text()}")
+    (empty.directory / "tokens").chmod(0o600)
+    assert empty.stepwire(*listing, "--token-file", "tokens").code == OK
+    assert empty.stepwire(*listing, "--token-file", str(token_file)).code == OK
+    assert empty.stepwire(*listing, STEPWIRE_TOKEN_FILE=str(token_file)).code == OK
+    assert empty.stepwire(*listing, STEPWIRE_TOKEN=token_file.read_text().strip()).code == OK
+    assert empty.stepwire("task", "list", STEPWIRE_URL=address, STEPWIRE_TOKEN_FILE=str(token_file)).code == OK
+
+
+# -- without a broker -------------------------------------------------------------------------------------------------
+
+
+def test_the_configuration_is_shown_with_its_origins(empty: Place) -> None:
+    (empty.directory / "stepwire.yaml").write_text("bus: {lease: 5s}\n")
+    rows = {row["key"]: row for row in empty.stepwire("config", "show", "--origin", "-o", "json").json}
+    assert rows["bus.lease_ms"] == {"key": "bus.lease_ms", "value": 5000, "origin": "stepwire.yaml"}
+    assert rows["http.listen"]["origin"] == "STEPWIRE_HTTP__LISTEN"
+    assert rows["log_level"]["origin"] == "default"
+    text = empty.stepwire("config", "show", "--origin").out.splitlines()
+    assert text[0] == "KEY\tVALUE\tORIGIN"
+    assert "bus.lease_ms\t5000\tstepwire.yaml" in text
+    assert "\tdefault" not in empty.stepwire("config", "show").out
+
+
+def test_the_configuration_is_validated(empty: Place) -> None:
+    assert empty.stepwire("config", "validate").code == OK
+    done = empty.stepwire("config", "validate", STEPWIRE_HTTP__LISTEN="0.0.0.0:7410")
+    assert done.code == USAGE
+    assert "http.allow_insecure: true" in done.err
+    (empty.directory / "stepwire.yaml").write_text("bus: {lese: 5s}\n")
+    done = empty.stepwire("config", "validate")
+    assert done.code == USAGE
+    assert "did you mean bus.lease?" in done.err
+
+
+def test_versions(empty: Place) -> None:
+    assert empty.stepwire("version").out.startswith("stepwire  ")
+    assert set(empty.stepwire("version", "--json").json) >= {"stepwire", "protocol", "python", "libzmq", "sqlite"}
+
+
+def test_help_is_quick_and_lists_the_commands(empty: Place) -> None:
+    done = empty.stepwire("--help")
+    assert done.code == OK
+    for name in ("config", "serve", "step", "tap", "task", "version", "worker", "workflow"):
+        assert f"\n  {name} " in done.out
+    assert "Global options" in empty.stepwire("task", "submit", "--help").out
+
+
+@pytest.mark.parametrize("heavy", ["sqlalchemy", "uvicorn", "starlette", "zmq", "rich.console", "structlog", "yaml"])
+def test_what_is_heavy_is_not_imported_for_the_help(heavy: str) -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from stepwire_broker.cli.main import main;"
+        f" CliRunner().invoke(main, ['--help']); print({heavy!r} in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False\n", done.stderr

@@ -1,0 +1,185 @@
+"""Where a setting comes from, which one wins, and what is said about a wrong one."""
+
+import os
+from pathlib import Path
+
+import pytest
+from stepwire_broker.cli import config
+from stepwire_broker.cli.config import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory to be in, so that no file of whoever runs the tests is found."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(text: str, name: str = "stepwire.yaml", mode: int = 0o600) -> Path:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def load(text: str | None = None, *, flags: dict[str, str] | None = None, **environ: str) -> config.Configuration:
+    if text is not None:
+        write(text)
+    return config.load(None, flags or {}, environ)
+
+
+def shown(loaded: config.Configuration) -> dict[str, object]:
+    return {key: value for key, value, _ in config.show(loaded)}
+
+
+def test_nothing_at_all_is_a_configuration() -> None:
+    loaded = load()
+    assert loaded.file is None
+    assert loaded.settings.http.listen == "127.0.0.1:7410"
+    assert set(loaded.origins.values()) == {"default"}
+
+
+def test_the_first_layer_that_says_something_wins() -> None:
+    text = "bus: {lease_ms: 1, heartbeat_ms: 1, steps_hwm: 1, results_hwm: 1}\n"
+    Path("value").write_text("4\n")
+    loaded = load(
+        text,
+        flags={"bus.lease_ms": "2"},
+        STEPWIRE_BUS__LEASE_MS="3",
+        STEPWIRE_BUS__HEARTBEAT_MS="3",
+        STEPWIRE_BUS__STEPS_HWM_FILE="value",
+    )
+    bus, origins = loaded.settings.bus, loaded.origins
+    assert (bus.lease_ms, origins["bus.lease_ms"]) == (2, "--set bus.lease_ms")
+    assert (bus.heartbeat_ms, origins["bus.heartbeat_ms"]) == (3, "STEPWIRE_BUS__HEARTBEAT_MS")
+    assert (bus.steps_hwm, origins["bus.steps_hwm"]) == (4, "STEPWIRE_BUS__STEPS_HWM_FILE")
+    assert (bus.results_hwm, origins["bus.results_hwm"]) == (1, "stepwire.yaml")
+    assert (bus.steps, origins["bus.steps"]) == ("ipc://.stepwire/steps.sock", "default")
+
+
+def test_the_database_has_a_name_that_others_use_too() -> None:
+    text = 'database: {url: "sqlite:///file.db"}'
+    assert load(text).settings.database.url == "sqlite:///file.db"
+    assert load(text, DATABASE_URL="sqlite:///env.db").settings.database.url == "sqlite:///env.db"
+    ours = load(text, DATABASE_URL="sqlite:///env.db", STEPWIRE_DATABASE__URL="sqlite:///ours.db")
+    assert ours.settings.database.url == "sqlite:///ours.db"
+    assert ours.origins["database.url"] == "STEPWIRE_DATABASE__URL"
+
+
+def test_a_duration_may_be_written_in_every_layer() -> None:
+    assert load("retention: {completed: 7d}").settings.retention.completed_ms == 604_800_000
+    assert load(STEPWIRE_BUS__LEASE="5s").settings.bus.lease_ms == 5000
+    assert load(flags={"broker.drain_timeout": "1m"}).settings.broker.drain_timeout_ms == 60_000
+    assert load("bus: {lease_ms: 1}", STEPWIRE_BUS__LEASE="5s").settings.bus.lease_ms == 5000
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("HTTP__ALLOW_INSECURE", "true", True),
+        ("HTTP__HOSTS", "a.example, b.example", ["a.example", "b.example"]),
+        ("HTTP__HOSTS", "", []),
+        ("HTTP__TOKENS_FILE", "tokens", "tokens"),
+        ("HTTP__TOKENS_FILE", "", None),
+        ("BUS__BATCH__MAX_STEPS", "20", 20),
+        ("BUS__CURVE__SECRET_FILE", "secret", "secret"),
+        ("LOG_LEVEL", "debug", "debug"),
+    ],
+)
+def test_text_of_the_environment_becomes_the_type_of_the_setting(key: str, text: str, value: object) -> None:
+    name = key.lower().replace("__", ".")
+    loaded = load(**{f"STEPWIRE_{key}": text})
+    assert shown(loaded)[name] == value
+    assert loaded.origins[name] == f"STEPWIRE_{key}"
+
+
+def test_names_that_are_not_settings_belong_to_others() -> None:
+    load(STEPWIRE_STEPS="tcp://127.0.0.1:1", STEPWIRE_URL="http://x", STEPWIRE_TOKEN_FILE="t", PATH="/bin")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("bus: {lese_ms: 1}", "bus.lese_ms in stepwire.yaml is not a known setting; did you mean bus.lease_ms?"),
+        ("buss: {lease_ms: 1}", "buss in stepwire.yaml is not a known setting; did you mean bus?"),
+        ("lease_ms: 1", "is not a known setting"),
+        ("bus: 5", "bus in stepwire.yaml has to be a map"),
+        ("[1]", "has to be a map"),
+        ("bus: {lease_ms: 1, lease: 10s}", "are the same setting: keep one"),
+        ("bus: {lease: 10}", "bus.lease in stepwire.yaml is 10: it needs a form like 30s, 5m or 7d"),
+        ("bus: {lease: ten}", "it needs a form like"),
+        ("bus: {lease_ms: 0}", "bus.lease_ms in stepwire.yaml is 0: expected `int` >= 1"),
+        ('bus: {lease_ms: "10"}', "expected `int`, got `str`"),
+        ("bus: {lease_ms: 10.5}", "expected `int`, got `float`"),
+        ("http: {allow_insecure: 1}", "expected `bool`"),
+        ("broker: {id: UPPER}", "broker.id in stepwire.yaml is 'UPPER'"),
+        ("log_level: loud", "invalid enum value 'loud'"),
+        ("bus: {lease_ms: 1, lease_ms: 2}", "stepwire.yaml"),
+        ("bus: &a {lease_ms: 1}", "stepwire.yaml"),
+        ("bus: !!python/object:os.system {}", "stepwire.yaml"),
+        ("bus: {", "stepwire.yaml"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_key_and_place(text: str, says: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load(text)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"STEPWIRE_BUS__LESE_MS": "1"}, "STEPWIRE_BUS__LESE_MS (bus.lese_ms) is not a known setting; did you mean"),
+        ({"STEPWIRE_BUS__LEASE_MS": "ten"}, "STEPWIRE_BUS__LEASE_MS is 'ten': expected `int`"),
+        ({"STEPWIRE_BUS__LEASE_MS": "1", "STEPWIRE_BUS__LEASE": "1s"}, "are the same setting: keep one"),
+        ({"STEPWIRE_BUS__LEASE_MS": "1", "STEPWIRE_BUS__LEASE_MS_FILE": "f"}, "are the same setting: keep one"),
+        ({"STEPWIRE_DATABASE__URL_FILE": "nowhere"}, "URL_FILE names 'nowhere', which cannot be read"),
+        ({"STEPWIRE_CONFIG": "nowhere.yaml"}, "STEPWIRE_CONFIG names nowhere.yaml, which is not a file"),
+    ],
+)  # fmt: skip
+def test_a_wrong_environment_is_refused_by_name(environ: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load(**environ)
+    assert says in str(refused.value)
+
+
+def test_an_empty_file_and_an_empty_section_say_nothing() -> None:
+    assert load("").settings == load("bus:\n").settings == load("# nothing\n").settings
+
+
+def test_the_first_file_that_is_there_is_read(here: Path) -> None:
+    home = here / "home"
+    user = write("log_level: error", str(home / ".config/stepwire/stepwire.yaml"))
+    assert config.find_file(None, {"HOME": str(home)}) == user
+    assert config.find_file(None, {"XDG_CONFIG_HOME": str(home / ".config"), "HOME": "/nowhere"}) == user
+    local = write("log_level: debug")
+    assert config.find_file(None, {"HOME": str(home)}) == local
+    named = write("log_level: info", "other.yaml")
+    assert config.find_file(None, {"STEPWIRE_CONFIG": "other.yaml"}) == named
+    assert config.find_file("stepwire.yaml", {"STEPWIRE_CONFIG": "other.yaml"}) == local
+
+
+def test_a_file_that_others_may_write_is_not_believed() -> None:
+    write("log_level: debug", mode=0o666)
+    with pytest.raises(ConfigurationError, match=r"chmod go-w stepwire\.yaml"):
+        config.load(None, {}, {})
+
+
+def test_a_file_that_others_may_read_must_hold_no_password() -> None:
+    write("log_level: debug", mode=0o644)
+    config.load(None, {}, {})
+    write('database: {url: "postgresql://u:secret@db/s"}', mode=0o644)
+    with pytest.raises(ConfigurationError, match=r"chmod 600 stepwire\.yaml") as refused:
+        config.load(None, {}, {})
+    assert "secret" not in str(refused.value)
+    os.chmod("stepwire.yaml", 0o600)
+    config.load(None, {}, {})
+
+
+def test_a_password_is_never_shown() -> None:
+    loaded = load(STEPWIRE_DATABASE__URL="postgresql://u:p%40ss@db.example:5432/s?x=1")
+    assert shown(loaded)["database.url"] == "postgresql://u:***@db.example:5432/s?x=1"
+    with pytest.raises(ConfigurationError) as refused:
+        load(flags={"database.urll": "postgresql://u:secret@db/s"})
+    assert "secret" not in str(refused.value)

@@ -1,0 +1,212 @@
+"""`stepwire db`: what an operator sees, and how each command ends."""
+
+import contextlib
+import json
+import re
+import shutil
+import signal
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from stepwire_broker.store.backup import open_stored
+from stepwire_broker.store.check import check
+
+from .a_place import Place
+
+STATE = ".stepwire/state.db"
+
+
+@pytest.fixture(scope="module")
+def stored(shop: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A backup of a database with a task that is over, one that is held and one that waits."""
+    for card, code in (("good", 0), ("unknown", 13)):
+        submitted = shop.stepwire("task", "submit", "shop::order", "--context", json.dumps({"card": card}), "--wait")
+        assert submitted.code == code, submitted
+    assert shop.stepwire("task", "submit", "shop::slow").code == 0
+    file = tmp_path_factory.mktemp("stored") / "b.db"
+    made = shop.stepwire("db", "backup", str(file))
+    assert made.code == 0, made
+    return file
+
+
+@pytest.fixture
+def still(empty: Place, stored: Path) -> Place:
+    """A place whose database is that one, and where no broker runs."""
+    (empty.directory / STATE).parent.mkdir(mode=0o700)
+    shutil.copy(stored, empty.directory / STATE)
+    return empty
+
+
+def test_status_says_how_the_database_of_a_running_broker_stands(shop: Place, stored: Path) -> None:
+    said = shop.stepwire("db", "status", "-o", "json").json
+    assert said["path"] == str(shop.directory / STATE)
+    assert said["process"] > 0
+    assert said["schema"] == said["schema_known"]
+    assert said["tasks"]["completed"] >= 1
+    assert said["held_steps"] >= 1
+    assert said["oldest_open_task"] > 0
+    assert said["last_prune"] is None
+    text = shop.stepwire("db", "status")
+    assert f"process {said['process']}" in text.out
+    assert re.search(r"^held steps +[1-9]", text.out, re.MULTILINE)
+    assert "stepwire step list --state held" in text.err
+
+
+def test_status_of_a_database_that_nobody_writes(still: Place) -> None:
+    said = still.stepwire("db", "status", "-o", "json").json
+    assert (said["process"], said["bytes"] > 0) == (None, True)
+    assert "nobody now" in still.stepwire("db", "status").out
+
+
+@pytest.mark.parametrize("command", ["status", "check", "prune", "upgrade", "backup b.db"])
+def test_without_a_database_it_says_so_and_makes_none(empty: Place, command: str) -> None:
+    ended = empty.stepwire("db", *command.split())
+    assert ended.code == 3, ended
+    assert "there is no database" in ended.err
+    assert "stepwire serve" in ended.err
+    assert list(empty.directory.rglob("*.db")) == []
+
+
+def test_a_backup_never_replaces_a_file(still: Place) -> None:
+    (still.directory / "b.db").write_text("precious")
+    ended = still.stepwire("db", "backup", "b.db")
+    assert ended.code == 4
+    assert "b.db is there already" in ended.err
+    assert (still.directory / "b.db").read_text() == "precious"
+
+
+def test_check_replays_every_history_beside_a_running_broker(shop: Place, stored: Path) -> None:
+    ended = shop.stepwire("db", "check")
+    assert ended.code == 0, ended
+    assert re.search(r"(\d+) tasks, \1 histories replayed: all is as it should be", ended.out)
+    assert shop.stepwire("db", "check", "--sample", "1", "-o", "json").json["tasks_replayed"] == 1
+
+
+def by_sql(*statements: str) -> Callable[[Path], None]:
+    def forge(path: Path) -> None:
+        with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("PRAGMA ignore_check_constraints=ON")
+            for statement in statements:
+                assert connection.execute(statement).rowcount > 0, statement
+
+    return forge
+
+
+@pytest.mark.parametrize(
+    ("forge", "says"),
+    [
+        (
+            by_sql("UPDATE steps SET attempt = 7 WHERE state = 'completed'"),
+            r"step charge: attempt is 7, and 0 by its his",
+        ),
+        (by_sql("UPDATE steps SET output = '{\"total\":9.5}' WHERE state = 'completed'"), "output_crc32 is "),
+        (
+            by_sql("UPDATE steps SET state = 'lost' WHERE state = 'held'"),
+            "row .* of steps breaks its constraint state_fits",
+        ),
+        (by_sql("DELETE FROM steps WHERE state = 'held'"), "steps is 0, and 1 by its history"),
+        (by_sql("DELETE FROM tasks WHERE state = 'completed'"), "of steps refers to a row of tasks that is not there"),
+        (by_sql("DELETE FROM tasks WHERE state = 'completed'"), "there is a history of task .*, which is not there"),
+        (by_sql("DELETE FROM history WHERE position >= 0"), "its history does not begin with its submission"),
+        (by_sql("DELETE FROM keys"), "has the idempotency key .*, which belongs to no task"),
+        (
+            by_sql("INSERT INTO keys VALUES ('shop', 'theirs', x'00', 999)"),
+            "the idempotency key 'theirs' of shop belongs to task 999",
+        ),
+        (by_sql("UPDATE sequences SET next = 1"), "the next number is 1, and there are task"),
+        (by_sql("UPDATE lanes SET seq = 0"), "the history of lane 1 goes to"),
+        (by_sql("UPDATE workflows SET document = '{}'"), "workflow shop::.* cannot be read"),
+        (by_sql("DELETE FROM meta WHERE name = 'deployment'"), "has no deployment identity"),
+        (
+            by_sql("UPDATE tasks SET attention = NULL WHERE attention IS NOT NULL"),
+            "attention is nothing, and 'held' by",
+        ),
+    ],
+)
+def test_check_names_what_is_wrong(tmp_path: Path, stored: Path, forge: Callable[[Path], None], says: str) -> None:
+    forged = Path(shutil.copy(stored, tmp_path))
+    forge(forged)
+    with contextlib.closing(open_stored(forged)) as connection:
+        found = check(connection, None, lambda done, total: None).findings
+    assert any(re.search(says, finding) for finding in found), found
+
+
+def test_check_ends_with_1_and_a_sentence_for_what_is_wrong(still: Place) -> None:
+    one = "(SELECT max(id) FROM steps WHERE name = 'charge' AND state = 'completed')"
+    by_sql(f"UPDATE steps SET attempt = 7 WHERE id = {one}")(still.directory / STATE)  # noqa: S608
+    ended = still.stepwire("db", "check")
+    assert ended.code == 1
+    assert re.fullmatch(r"task \d+, step charge: attempt is 7, and 0 by its history\n", ended.out), ended
+    assert "histories replayed" in ended.err
+
+
+def test_check_of_torn_pages(still: Place) -> None:
+    path = still.directory / STATE
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2 // 4096 * 4096)
+        file.write(b"\xff" * 8192)
+    ended = still.stepwire("db", "check", "-o", "json")
+    assert ended.code == 1, ended
+    assert ended.json["findings"]
+
+
+def test_prune_asks_the_broker_that_runs_and_otherwise_does_it(shop: Place, still: Place, stored: Path) -> None:
+    asked = shop.stepwire("db", "prune", "-o", "json")
+    assert (asked.code, asked.json) == (0, {"tasks": 0}), asked
+    assert shop.stepwire("db", "prune", "--compact").code == 4
+    soon = {"STEPWIRE_RETENTION__COMPLETED_MS": "1"}
+    count = still.stepwire("db", "prune", "--dry-run", "-o", "json", **soon).json["tasks"]
+    assert count > 0
+    assert still.stepwire("db", "status", "-o", "json").json["last_prune"] is None
+    done = still.stepwire("db", "prune", "--compact", "-o", "json", **soon).json
+    assert (done["tasks"], done["keys"]) == (count, count)
+    assert done["steps"] >= count
+    said = still.stepwire("db", "status", "-o", "json", **soon).json
+    assert (said["last_prune"]["tasks"], said["free_bytes"], said["expired_tasks"]) == (count, 0, 0)
+    assert "completed" not in said["tasks"]
+    assert still.stepwire("db", "check").code == 0
+
+
+def test_upgrade_says_who_does_it(still: Place) -> None:
+    assert "is this program's" in still.stepwire("db", "upgrade").out
+    by_sql("UPDATE alembic_version SET version_num = '0000'")(still.directory / STATE)
+    said = still.stepwire("db", "upgrade")
+    assert (said.code, "`stepwire serve` brings it to" in said.out) == (0, True)
+
+
+def test_nothing_is_restored_under_a_running_broker_or_without_a_yes(shop: Place, still: Place, stored: Path) -> None:
+    running = shop.stepwire("db", "restore", str(stored), "--yes")
+    assert running.code == 4
+    assert "stop the broker first" in running.err
+    before = (still.directory / STATE).read_bytes()
+    unsaid = still.stepwire("db", "restore", str(stored))
+    assert unsaid.code == 2
+    assert "--yes" in unsaid.err
+    assert (still.directory / STATE).read_bytes() == before
+    (still.directory / "text").write_text("no database at all")
+    assert still.stepwire("db", "restore", "text", "--yes").code == 1
+    assert still.stepwire("db", "restore", "none", "--yes").code == 3
+    assert (still.directory / STATE).read_bytes() == before
+
+
+def test_a_restored_database_says_what_was_done_and_what_to_do_and_serves(empty: Place, stored: Path) -> None:
+    restored = empty.stepwire("db", "restore", str(stored))  # nothing is there, so nothing has to be said yes to
+    assert restored.code == 0, restored
+    assert "stepwire serve" in restored.err
+    assert "submitted again, they run again" in restored.err
+    broker = empty.serve()
+    try:
+        said = empty.stepwire("db", "status", "-o", "json").json
+        assert said["restored"]["deployment"] == said["deployment"]
+        assert said["brokers"]["b1"] > 1_700_000_000
+        assert said["last_backup_ms"] == said["restored"]["made_ms"]
+    finally:
+        assert broker.end(signal.SIGTERM).code == 0
+
+
+def test_a_database_that_is_not_sqlite_is_not_known_yet(empty: Place) -> None:
+    ended = empty.stepwire("db", "status", STEPWIRE_DATABASE__URL="postgresql://localhost/stepwire")
+    assert ended.code == 2
+    assert "SQLite" in ended.err

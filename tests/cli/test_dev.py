@@ -1,0 +1,212 @@
+"""`stepwire new` and `stepwire dev`: from nothing to a finished task, and everything ends when it is told to."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import pytest
+from stepwire_broker.cli import dev
+from stepwire_broker.cli.failure import Failure
+
+from .a_place import STEPWIRE, Place, place
+
+OK, FAILURE, USAGE = range(3)
+
+
+class Dev:
+    """It runs, and what it says is read line by line."""
+
+    def __init__(self, here: Place, *words: str) -> None:
+        self.process = subprocess.Popen(
+            [*STEPWIRE, "dev", *words],
+            cwd=here.directory,
+            env=here.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.said: list[str] = []
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def until(self, *parts: str) -> str:
+        """The first line that holds all of these; it may have been said already."""
+        for line in self.said:
+            if all(part in line for part in parts):
+                return line
+        until_s = time.monotonic() + 40
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, until_s - time.monotonic()))
+            except Empty:
+                line = None
+            assert line is not None, f"never said {parts}:\n{''.join(self.said)}"
+            self.said.append(line)
+            if all(part in line for part in parts):
+                return line
+
+    def end(self, number: int) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(40)
+
+
+@pytest.fixture
+def running(empty: Place) -> Iterator[list[Dev]]:
+    made: list[Dev] = []
+    yield made
+    for one in made:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.wait(20)
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_what_is_new_passes_its_test_and_runs(empty: Place, running: list[Dev]) -> None:
+    done = empty.stepwire("new", "my-shop", "--lang", "python")
+    assert (done.code, done.err) == (OK, "next: cd my-shop && stepwire dev\n")
+    here = place(empty.directory / "my-shop")
+    assert {path.name for path in here.directory.iterdir()} >= {"worker.py", "test_worker.py", "README.md", "Procfile"}
+    for file in here.directory.iterdir():
+        assert "$" not in file.read_text()
+    tests = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=here.directory,
+        env=here.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert tests.returncode == OK, tests.stdout
+    assert "2 passed" in tests.stdout
+    assert here.stepwire("workflow", "validate", "workflow.yaml").code == OK
+
+    running.append(Dev(here))
+    ready = running[0].until("broker | ready: ")
+    here.environ["STEPWIRE_URL"] = ready.split()[3].rstrip(",")
+    assert here.stepwire("workflow", "apply", "workflow.yaml").code == OK
+    task = here.stepwire("task", "submit", "my_shop", "--context", '{"name": "Ada"}', "--wait", "--json")
+    assert (task.code, task.json["result"]) == (OK, {"greet": {"greeting": "Hello, Ada!"}})
+    (worker,) = here.stepwire("worker", "list", "--json").json
+    assert running[0].until("worker | started, process ").endswith(f" {worker['pid']}\n")
+    assert running[0].end(signal.SIGINT) == OK
+    running[0].until("worker | ended with exit code 0")
+    running[0].until("dev    | all have ended")
+    assert "\x1b[" not in "".join(running[0].said)
+
+
+def test_nothing_is_overwritten_without_a_word(empty: Place) -> None:
+    (empty.directory / "shop").mkdir()
+    (empty.directory / "shop/worker.py").write_text("mine")
+    done = empty.stepwire("new", "shop")
+    assert (done.code, (empty.directory / "shop/worker.py").read_text()) == (USAGE, "mine")
+    assert "add --yes" in done.err
+    assert empty.stepwire("new", "shop", "--yes").code == OK
+    for name in ("Shop", "1shop", "sh op"):
+        assert empty.stepwire("new", name).code == USAGE
+    assert empty.stepwire("new", "shop2", "--lang", "cobol").code == USAGE
+
+
+def test_who_dies_is_started_again_and_more_slowly(empty: Place, running: list[Dev]) -> None:
+    (empty.directory / "Procs").write_text(
+        "# two\nsick: echo here I am; exit 3\n\nwell: sh -c 'echo $$ at $STEPWIRE_STEPS; exec sleep 600'\n"
+    )
+    running.append(Dev(empty, "--procfile", "Procs"))
+    pid = int(running[0].until("well   | ", "steps.sock").split()[2])
+    for wait in ("0.5", "1", "2"):
+        running[0].until("sick   | ended with exit code 3; it is started again in ", f" {wait} s")
+        assert any("here I am" in line for line in running[0].said)
+    assert not gone(pid)
+    assert running[0].end(signal.SIGTERM) == OK
+    assert gone(pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word to the children of the dead")
+def test_killed_it_takes_all_with_it(empty: Place, running: list[Dev]) -> None:
+    (empty.directory / "Procfile").write_text("well: sh -c 'echo $$ runs; exec sleep 600'\n")
+    running.append(Dev(empty))
+    pid = int(running[0].until("well   | ", "runs").split()[2])
+    broker = int((empty.directory / ".stepwire/state.db.lock").read_text())
+    running[0].process.kill()
+    running[0].process.wait(20)
+    until_s = time.monotonic() + 40
+    while not (gone(pid) and gone(broker)):
+        assert time.monotonic() < until_s, "they live on"
+
+
+def test_a_lost_broker_ends_all(empty: Place, running: list[Dev]) -> None:
+    (empty.directory / "Procfile").write_text("well: sh -c 'echo $$ runs; exec sleep 600'\n")
+    running.append(Dev(empty))
+    pid = int(running[0].until("well   | ", "runs").split()[2])
+    broker = int((empty.directory / ".stepwire/state.db.lock").read_text())
+    os.kill(broker, signal.SIGKILL)
+    running[0].until("dev    | the broker ended by SIGKILL, so all ends")
+    assert running[0].process.wait(40) == FAILURE
+    assert gone(pid)
+
+
+def test_a_broker_that_cannot_start_says_why(empty: Place, running: list[Dev]) -> None:
+    (empty.directory / "stepwire.yaml").write_text("bus: {lese: 5s}\n")
+    running.append(Dev(empty))
+    running[0].until("broker | ", "did you mean bus.lease?")
+    assert running[0].process.wait(40) == USAGE
+
+
+def test_the_names_have_colours_on_a_terminal(empty: Place) -> None:
+    (empty.directory / "Procfile").write_text("killer: kill -TERM $(ps -o ppid= -p $$)\n")
+    seen = empty.on_terminal("dev")
+    assert seen.code == OK, seen
+    assert "\x1b[3" in seen.out
+    assert "\x1b[3" not in empty.on_terminal("dev", NO_COLOR="1").out
+
+
+@pytest.mark.parametrize(
+    "text", ["worker python worker.py", "worker:", ": python", "a b: c", "a: b\na: c", "broker: x", "dev: x"]
+)
+def test_a_procfile_has_a_form(text: str) -> None:
+    with pytest.raises(Failure) as refused:
+        dev.read_procfile(text, "Procfile")
+    assert "Procfile, line " in refused.value.message
+    assert refused.value.exit_code == USAGE
+
+
+def test_a_procfile_that_is_named_has_to_be_there(empty: Place) -> None:
+    done = empty.stepwire("dev", "--procfile", "nowhere")
+    assert done.code == USAGE
+    assert "nowhere cannot be read" in done.err
+
+
+@pytest.mark.parametrize(
+    ("command", "takes_the_shells_place"),
+    [
+        ("python worker.py", True),
+        ("sh -c 'a; b'", True),
+        ('sh -c "a && \\"b\\""', True),
+        ("cd x && python worker.py", False),
+        ("A=1 python worker.py", False),
+        ("if true; then sleep 1; fi", False),
+        ("exit 3", False),
+        ("a | b", False),
+        ("sh -c 'a'; b", False),
+    ],
+)
+def test_a_single_command_takes_the_shells_place(command: str, takes_the_shells_place: bool) -> None:
+    assert dev._for_shell(command) == ("exec " if takes_the_shells_place else "") + command

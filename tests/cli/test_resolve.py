@@ -1,0 +1,85 @@
+"""Held steps by the dozen: first what it would be, then the question, then the deed."""
+
+import json
+
+import pytest
+
+from .a_place import Place
+
+OK, FAILURE, USAGE, NOT_FOUND, WRONG_STATE = range(5)
+CHOICE = ["--handler-class", "shop.charge", "--retry", "--new-key", "--reason", "the bank says no"]
+
+
+@pytest.fixture
+def held(shop: Place) -> list[int]:
+    """Three tasks that hang, and no other."""
+    shop.stepwire("step", "resolve", "--all", "--failed", "over", "--reason", "another test's", "--yes")
+    submitted = shop.stepwire(
+        "task", "submit", "shop::order", "-n", "3", "--context", '{"card":"unknown"}', "--wait", "--json"
+    )
+    assert submitted.code == 13
+    return list(submitted.json["task_ids"])
+
+
+def held_now(shop: Place) -> int:
+    return len(shop.stepwire("step", "list", "--json", "--limit", "1000").json)
+
+
+def test_a_dry_run_shows_and_changes_nothing(shop: Place, held: list[int]) -> None:
+    done = shop.stepwire("step", "resolve", *CHOICE, "--dry-run", "-o", "jsonl")
+    assert done.code == OK
+    assert sorted(json.loads(line)["task_id"] for line in done.out.splitlines()) == sorted(held)
+    assert done.err == "3 held steps would be resolved; nothing has changed\n"
+    assert held_now(shop) == 3
+
+
+@pytest.mark.parametrize("more", [[], ["--no-input"]])
+def test_without_anybody_to_ask_nothing_is_done(shop: Place, held: list[int], more: list[str]) -> None:
+    done = shop.stepwire("step", "resolve", *CHOICE, *more)
+    assert done.code == USAGE
+    assert len(done.out.splitlines()) == 1 + 3
+    assert "add --yes" in done.err
+    assert held_now(shop) == 3
+
+
+@pytest.mark.parametrize(("types", "code", "left"), [("n\n", FAILURE, 3), ("y\n", OK, 0)])
+def test_at_a_terminal_one_is_asked(shop: Place, held: list[int], types: str, code: int, left: int) -> None:
+    done = shop.on_terminal("step", "resolve", *CHOICE[:2], "--failed", "lost", "--reason", "r", types=types)
+    assert done.code == code
+    assert "Resolve 3 held steps as failed? [y/N]" in done.out
+    assert held_now(shop) == left
+
+
+def test_with_yes_all_that_match_are_resolved(shop: Place, held: list[int]) -> None:
+    words = ["--completed", '{"total": 3}', "--reason", "r", "--yes", "--json"]
+    assert shop.stepwire("step", "resolve", "--handler-class", "other.*", *words).json == []
+    one = shop.stepwire("step", "resolve", "--task", str(held[0]), *words)
+    assert [(r["task_id"], r["resolved"], r["state"]) for r in one.json] == [(held[0], True, "completed")]
+    rest = shop.stepwire("step", "resolve", "--handler-class", "shop.*", *words)
+    assert (rest.code, len(rest.json)) == (OK, 2)
+    assert shop.stepwire("task", "result", str(held[2])).json == {"charge": {"total": 3}}
+
+
+def test_some_that_are_named_may_be_resolved_already(shop: Place, held: list[int]) -> None:
+    first, second, _ = (f"{task_id}/charge" for task_id in held)
+    said = ["--failed", "lost", "--reason", "r"]
+    assert shop.stepwire("step", "resolve", first, *said).code == OK
+    assert shop.stepwire("step", "resolve", first, *said).code == WRONG_STATE
+    both = shop.stepwire("step", "resolve", first, second, *said)
+    assert both.code == FAILURE
+    assert f"step {second} is resolved" in both.out
+    assert f"step {first}" in both.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--retry", "--reason", "r"],
+        ["1", "--all", "--retry", "--reason", "r"],
+        ["--all", "--reason", "r"],
+        ["--all", "--retry"],
+        ["--all", "--failed", "x", "--new-key", "--reason", "r"],
+    ],
+)
+def test_what_is_not_clear_is_refused(shop: Place, words: list[str]) -> None:
+    assert shop.stepwire("step", "resolve", *words).code == USAGE

@@ -1,0 +1,209 @@
+"""`stepwire serve`: what it says, what it makes, and how it ends."""
+
+import json
+import signal
+import socket
+import sqlite3
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from stepwire import Context, Worker
+
+from .a_place import Place, Serving, stop
+
+OK, FAILURE, USAGE = range(3)
+WORKFLOW = "name: w\nsteps:\n  - {name: s, handler_class: slow}\n"
+
+
+@contextmanager
+def serving(place: Place, *words: str) -> Iterator[Serving]:
+    """A broker for a while, and the HTTP address of its own choice."""
+    broker = place.serve("-o", "json", *words)
+    place.environ["STEPWIRE_URL"] = json.loads(broker.ready)["http"]
+    try:
+        yield broker
+    finally:
+        stop(broker.process)
+
+
+def submit(place: Place) -> str:
+    (place.directory / "w.yaml").write_text(WORKFLOW)
+    assert place.stepwire("workflow", "apply", "w.yaml").code == OK
+    return str(place.stepwire("task", "submit", "w", "--json").json["task_id"])
+
+
+def test_one_line_says_everything_that_is_needed(empty: Place) -> None:
+    broker = empty.serve()
+    stop(broker.process)
+    assert broker.ready.startswith("stepwire b1 is ready: http://127.0.0.1:")
+    for word in (
+        "steps.sock",
+        "results.sock",
+        "sqlite:///.stepwire/state.db",
+        ".stepwire/token",
+        "stepwire task submit",
+    ):
+        assert word in broker.ready
+    with serving(empty) as broker:
+        facts = json.loads(broker.ready)
+    assert (facts["broker"], facts["token_file"], facts["config"]) == ("b1", ".stepwire/token", None)
+
+
+def test_a_password_is_not_in_that_line(empty: Place) -> None:
+    done = empty.stepwire("serve", "--database", "postgresql://u:secret@127.0.0.1:1/s")
+    assert done.code == FAILURE
+    assert "secret" not in done.out + done.err
+
+
+def test_nothing_is_needed_and_everything_is_private(empty: Place) -> None:
+    with serving(empty):
+        state = empty.directory / ".stepwire"
+        assert stat.S_IMODE(state.stat().st_mode) == 0o700
+        for made in state.iterdir():
+            assert stat.S_IMODE(made.stat().st_mode) & 0o077 == 0, made
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_stops(empty: Place, number: signal.Signals) -> None:
+    with serving(empty) as broker:
+        ended = broker.end(number)
+    assert (ended.code, ended.out) == (OK, "")
+    events = [json.loads(line)["event"] for line in ended.err.splitlines()]
+    assert events[-1] == "broker_drained"
+    with serving(empty) as again:  # and the next one finds nothing in its way
+        assert again.end(number).code == OK
+
+
+def test_a_second_interrupt_leaves_at_once(empty: Place) -> None:
+    begun, finish = threading.Event(), threading.Event()
+    with serving(empty) as broker:
+        facts = json.loads(broker.ready)
+        worker = Worker(steps=facts["steps"], results=facts["results"])
+
+        @worker.handler("slow")
+        def slow(context: Context) -> None:
+            begun.set()
+            finish.wait(60)
+
+        worker.start()
+        try:
+            submit(empty)
+            assert begun.wait(20)
+            broker.process.send_signal(signal.SIGINT)
+            wait_until_it_drains(empty)
+            ended = broker.end(signal.SIGINT)
+        finally:
+            finish.set()
+            worker.stop(0)
+    assert ended.code == FAILURE
+    assert "Traceback" not in ended.err
+
+
+def wait_until_it_drains(place: Place) -> None:
+    """It answers while it drains, and says that it takes nothing new."""
+    for _ in range(200):
+        if "stopping" in place.stepwire("task", "submit", "w").err:
+            return
+    raise AssertionError("the broker never drained")
+
+
+def test_state_survives_a_kill(empty: Place) -> None:
+    with serving(empty) as broker:
+        number = submit(empty)
+        broker.end(signal.SIGKILL)
+    with serving(empty):
+        assert empty.stepwire("task", "show", number, "--json").json["state"] == "running"
+
+
+def test_a_broker_that_lost_its_database_to_another_ends(empty: Place) -> None:
+    with serving(empty) as broker:
+        submit(empty)
+        other = sqlite3.connect(empty.directory / ".stepwire/state.db", isolation_level=None)
+        other.execute("UPDATE lanes SET epoch = epoch + 1")
+        other.close()
+        assert empty.stepwire("task", "submit", "w").code != OK
+        ended = broker.end()
+    assert ended.code == FAILURE
+    assert "the broker had to stop: another broker has taken over" in ended.err
+
+
+def test_a_second_broker_on_the_same_state_is_refused(empty: Place) -> None:
+    with serving(empty) as broker:
+        done = empty.stepwire("serve")
+        assert done.code == FAILURE
+        assert "another broker" in done.err
+        assert "Traceback" not in done.err
+        assert broker.process.poll() is None
+
+
+def test_a_taken_port_is_refused(empty: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = empty.stepwire("serve", "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert done.code == USAGE
+    assert "Address already in use" in done.err
+    assert "http.listen" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--listen", "nonsense"], "it needs a form like 127.0.0.1:7410"),
+        (["--listen", "0.0.0.0:0"], "http.allow_insecure: true"),
+        (["--set", "bus.lese=5s"], "did you mean bus.lease?"),
+        (["--set", "nonsense"], "it needs a form like bus.lease=5s"),
+        (["--set", "http.tokens_file=nowhere"], "nowhere cannot be read"),
+        (["-c", "nowhere.yaml"], "--config names nowhere.yaml"),
+    ],
+)
+def test_a_wrong_configuration_ends_it_with_one_sentence(empty: Place, words: list[str], says: str) -> None:
+    done = empty.stepwire("serve", *words)
+    assert (done.code, done.out) == (USAGE, "")
+    assert says in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    "url", ["nonsense", "sqlite://:memory:", "sqlite:///state.db?x=1", "sqlite:////proc/x/state.db"]
+)
+def test_a_database_that_cannot_be_used_ends_it_with_one_sentence(empty: Place, url: str) -> None:
+    done = empty.stepwire("serve", "--database", url)
+    assert done.code == FAILURE
+    assert done.err.startswith("stepwire: the broker cannot start: ")
+    assert "Traceback" not in done.err
+
+
+def test_a_bus_endpoint_that_cannot_be_used_ends_it_with_one_sentence(empty: Place) -> None:
+    done = empty.stepwire("serve", "--set", "bus.steps=tcp//:1")
+    assert done.code == FAILURE
+    assert "tcp//:1" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_the_token_is_never_in_the_logs(empty: Place) -> None:
+    with serving(empty, "--set", "log_level=debug", "-v") as broker:
+        submit(empty)
+        token = (empty.directory / ".stepwire/token").read_text().strip()
+        ended = broker.end(signal.SIGTERM)
+    assert token not in broker.ready + ended.out + ended.err
+
+
+def test_a_hangup_reloads_the_log_level_and_says_what_has_to_wait(empty: Place) -> None:
+    file = empty.directory / "stepwire.yaml"
+    file.write_text("log_level: error\n")
+    with serving(empty) as broker:
+        assert broker.process.stderr is not None
+        for text, says in [
+            ("log_level: warning\nbus: {lease: 20s}\n", ("reloaded", "warning", ["bus.lease_ms"])),
+            ("log_level: loud\n", ("reload_refused", None, None)),
+            ("log_level: info\n", ("reloaded", "info", [])),
+        ]:
+            file.write_text(text)
+            broker.process.send_signal(signal.SIGHUP)
+            line = json.loads(broker.process.stderr.readline())
+            assert (line["event"], line.get("log_level"), line.get("needs_restart")) == says
+        ended = broker.end(signal.SIGTERM)
+    assert ended.code == OK
+    assert [json.loads(line)["event"] for line in ended.err.splitlines()] == ["broker_drained"]

@@ -1,0 +1,50 @@
+"""`stepwire token`: made, shown once, taken in at HUP, revoked."""
+
+import json
+import signal
+
+from .a_place import Place, Serving, stop
+
+OK, FAILURE, USAGE, NOT_FOUND, DENIED = 0, 1, 2, 3, 6
+
+
+def reloaded(broker: Serving) -> dict[str, object]:
+    broker.process.send_signal(signal.SIGHUP)
+    assert broker.process.stderr is not None
+    while True:
+        line: dict[str, object] = json.loads(broker.process.stderr.readline())
+        if line["event"] == "reloaded":
+            return line
+
+
+def test_a_token_may_what_it_was_made_for_until_it_is_revoked(empty: Place) -> None:
+    broker = empty.serve("-o", "json")
+    try:
+        empty.environ["STEPWIRE_URL"] = json.loads(broker.ready)["http"]
+        made = empty.stepwire("token", "new", "watcher", "--scope", "read", "--expires", "1h")
+        assert (made.code, "HUP" in made.err) == (OK, True), made
+        value = made.out.strip()
+        assert empty.stepwire("task", "list", STEPWIRE_TOKEN=value).code == DENIED
+        assert reloaded(broker)["tokens"] == 2
+        assert empty.stepwire("task", "list", STEPWIRE_TOKEN=value).code == OK
+        denied = empty.stepwire("task", "cancel", "1", STEPWIRE_TOKEN=value)
+        assert denied.code == DENIED
+        assert "needs the scope `operate`" in denied.err
+        assert "stepwire token new --scope operate" in denied.err
+        (shown,) = empty.stepwire("token", "list", "--json").json
+        assert (shown["name"], shown["scopes"]) == ("watcher", ["read"])
+        assert value not in empty.stepwire("token", "list").out
+        assert empty.stepwire("token", "revoke", "watcher").code == OK
+        assert reloaded(broker)["tokens"] == 1
+        assert empty.stepwire("task", "list", STEPWIRE_TOKEN=value).code == DENIED
+    finally:
+        stop(broker.process)
+
+
+def test_what_cannot_be_is_said(empty: Place) -> None:
+    assert "scopes are read, submit, operate, admin" in empty.stepwire("token", "new", "--scope", "write").err
+    assert empty.stepwire("token", "new", "two words").code == USAGE
+    assert empty.stepwire("token", "revoke", "nobody").code == NOT_FOUND
+    assert empty.stepwire("token", "new", "ci").code == OK
+    assert empty.stepwire("token", "new", "ci").code == FAILURE
+    assert "holds no tokens" in empty.stepwire("token", "list", STEPWIRE_HTTP__TOKENS_FILE="other").err

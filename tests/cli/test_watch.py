@@ -1,0 +1,120 @@
+"""Watching a task: lines for a pipe, a tree for a terminal, and an exit code for a script."""
+
+import json
+import signal
+import subprocess
+
+import pytest
+
+from .a_place import STEPWIRE, Place
+
+OK, FAILURE, USAGE, NOT_FOUND = range(4)
+TASK_FAILED, TASK_CANCELLED, TASK_RUNS, TASK_HELD = range(10, 14)
+
+ENDS = [
+    ("{}", OK, "completed"),
+    ('{"card":"broken"}', TASK_FAILED, "failed"),
+    ('{"card":"unknown"}', TASK_HELD, "held"),
+]
+
+
+def submit(shop: Place, workflow: str, context: str = "{}") -> str:
+    return str(shop.stepwire("task", "submit", workflow, "--context", context, "--json").json["task_id"])
+
+
+@pytest.mark.parametrize(("context", "code", "state"), ENDS)
+def test_a_task_is_followed_line_by_line_to_its_end(shop: Place, context: str, code: int, state: str) -> None:
+    done = shop.stepwire("task", "submit", "shop::order", "--context", context, "--follow")
+    assert done.code == code
+    assert done.err == ""
+    assert any(f" charge is {state}" in line for line in done.out.splitlines()), done.out
+    assert done.out.splitlines()[-1].split(" ", 1)[1].startswith("task ")
+
+
+def test_each_change_is_a_line_of_json(shop: Place) -> None:
+    done = shop.stepwire("task", "submit", "shop::order", "--follow", "-o", "jsonl")
+    changes = [json.loads(line) for line in done.out.splitlines()]
+    assert [c["state"] for c in changes if "name" in c][-1] == "completed"
+    assert (changes[-1]["state"], changes[-1]["attention"]) == ("completed", None)
+    task = shop.stepwire("task", "watch", str(changes[-1]["task_id"]), "--json")
+    assert (task.code, task.json["state"], len(task.json["steps"])) == (OK, "completed", 1)
+
+
+@pytest.mark.parametrize(("context", "code", "state"), ENDS)
+def test_a_terminal_shows_a_tree(shop: Place, context: str, code: int, state: str) -> None:
+    number = submit(shop, "shop::order", context)
+    done = shop.on_terminal("task", "watch", number, NO_COLOR="1")
+    assert done.code == code
+    assert f"task {number}  shop::order 1" in done.out
+    assert "charge" in done.out
+    assert state in done.out
+    assert "\x1b[3" not in done.out, "no colour was wanted"
+    assert "\x1b[3" in shop.on_terminal("task", "watch", number).out
+
+
+def test_watching_ends_when_its_time_is_over(shop: Place) -> None:
+    number = submit(shop, "shop::slow")
+    done = shop.stepwire("task", "watch", number, "--timeout", "10ms")
+    assert (done.code, done.err) == (TASK_RUNS, "")
+    assert f"task {number} is running" in done.out
+    assert shop.stepwire("task", "watch", "999999").code == NOT_FOUND
+
+
+def test_an_interrupt_ends_the_watching_and_not_the_task(shop: Place) -> None:
+    number = submit(shop, "shop::slow")
+    watching = subprocess.Popen(
+        [*STEPWIRE, "task", "watch", number],
+        cwd=shop.directory,
+        env=shop.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    assert watching.stdout.readline()
+    watching.send_signal(signal.SIGINT)
+    _, err = watching.communicate(timeout=30)
+    assert (watching.returncode, err) == (TASK_RUNS, f"task {number} goes on: stepwire task watch {number}\n")
+    assert shop.stepwire("task", "show", number, "--json").json["state"] == "running"
+
+
+def test_a_result_is_printed_and_nothing_else(shop: Place) -> None:
+    number = submit(shop, "shop::order")
+    done = shop.stepwire("task", "result", number, "--wait")
+    assert (done.code, done.json, done.err) == (OK, {"charge": {"total": 1.5}}, "")
+
+
+@pytest.mark.parametrize(
+    ("workflow", "context", "code", "says"),
+    [
+        ("order", '{"card":"broken"}', TASK_FAILED, "it is failed"),
+        ("order", '{"card":"unknown"}', TASK_HELD, "it is running, held"),
+        ("slow", "{}", TASK_RUNS, "it is running"),
+    ],
+)
+def test_without_a_result_the_code_says_why(shop: Place, workflow: str, context: str, code: int, says: str) -> None:
+    number = submit(shop, f"shop::{workflow}", context)
+    wait = ["--wait"] if workflow == "order" else ["--wait", "--timeout", "10ms"]
+    done = shop.stepwire("task", "result", number, *wait)
+    assert (done.code, done.out) == (code, "")
+    assert says in done.err
+    assert f"stepwire task show {number}" in done.err
+
+
+def test_many_are_waited_for_and_the_worst_end_is_the_code(shop: Place) -> None:
+    assert shop.stepwire("task", "submit", "shop::order", "-n", "20", "--wait").code == OK
+    seen = shop.on_terminal("task", "submit", "shop::order", "-n", "20", "--wait", "--context", '{"card":"broken"}')
+    assert seen.code == TASK_FAILED
+    assert "submitted" in seen.out
+    assert "finished" in seen.out
+    assert shop.stepwire("task", "submit", "shop::order", "-n", "2", "--follow").code == USAGE
+
+
+def test_a_list_goes_over_as_many_pages_as_it_takes(shop: Place) -> None:
+    assert shop.stepwire("task", "submit", "shop::slow", "-n", "600", "--label", "of=pages").code == OK
+    done = shop.stepwire("task", "list", "--label", "of=pages", "--limit", "1000", "-o", "jsonl")
+    assert len(done.out.splitlines()) == 600
+    assert done.err == ""
+    done = shop.stepwire("task", "list", "--label", "of=pages", "--limit", "501", "-o", "jsonl")
+    assert len(done.out.splitlines()) == 501
+    assert "there are more" in done.err

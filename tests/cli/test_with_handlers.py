@@ -1,0 +1,123 @@
+"""`stepwire serve --with-handlers`: the module's worker beside the broker, from its start to the right end."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.system.harness import eventually
+
+from .a_place import Place, stop
+
+OK, USAGE = 0, 2
+MODULE = """
+import os, pathlib, time
+from stepwire import Context, Worker
+
+worker = Worker.from_env()
+
+@worker.handler("shop.charge")
+def charge(context: Context, order: dict) -> dict:
+    pathlib.Path("begun").write_text(str(os.getpid()))
+    while order.get("waits") and not pathlib.Path("gate").exists():
+        time.sleep(0.01)
+    return {"total": 1.5}
+"""
+WORKFLOW = "name: w\nsteps:\n  - {name: charge, handler_class: shop.charge}\n"
+
+
+@pytest.fixture
+def shop_place(empty: Place) -> Place:
+    (empty.directory / "shop_handlers.py").write_text(MODULE)
+    (empty.directory / "w.yaml").write_text(WORKFLOW)
+    return empty
+
+
+def begun(place: Place, other_than: int = 0) -> int:
+    """The process of the handlers, once it runs a step."""
+
+    def look() -> int | None:
+        try:
+            pid = int((place.directory / "begun").read_text() or 0)
+        except FileNotFoundError:
+            return None
+        return pid if pid not in (0, other_than) else None
+
+    return eventually(look, "a step to run", 30)
+
+
+def submitted(place: Place, context: str = "{}", *words: str) -> str:
+    done = place.stepwire("task", "submit", "w", "--context", context, "--json", *words)
+    assert done.code == OK, done
+    return str(done.json["task_id"])
+
+
+def serve(place: Place, *words: str) -> "tuple[object, Place]":
+    broker = place.serve("-o", "json", *words)
+    place.environ["STEPWIRE_URL"] = json.loads(broker.ready)["http"]
+    return broker, place
+
+
+def test_a_drain_lets_the_handler_finish_and_hears_its_result(shop_place: Place) -> None:
+    broker, place = serve(shop_place, "--with-handlers", "shop_handlers")
+    try:
+        assert place.stepwire("workflow", "apply", "w.yaml").code == OK
+        number = submitted(place, '{"waits": true}')
+        worker = begun(place)
+        (shown,) = place.stepwire("worker", "list", "--json").json
+        assert (shown["worker"].partition(":")[0], shown["pid"]) == ("shop_handlers", worker)
+        broker.process.send_signal(signal.SIGTERM)
+        eventually(lambda: "stopping" in place.stepwire("task", "submit", "w").err or None, "the drain to begin", 30)
+        (place.directory / "gate").touch()
+        ended = broker.end()
+    finally:
+        stop(broker.process)
+    assert ended.code == OK, ended
+    assert not Path(f"/proc/{worker}").exists()
+    again, place = serve(shop_place)
+    try:
+        assert place.stepwire("task", "show", number, "--json").json["state"] == "completed"
+    finally:
+        stop(again.process)
+
+
+def test_killed_handlers_are_started_again_and_their_step_runs_again(shop_place: Place) -> None:
+    broker, place = serve(shop_place, "--with-handlers", "shop_handlers:worker")
+    try:
+        assert place.stepwire("workflow", "apply", "w.yaml").code == OK
+        number = submitted(place, '{"waits": true}')
+        first = begun(place)
+        os.kill(first, signal.SIGKILL)
+        second = begun(place, other_than=first)
+        (place.directory / "gate").touch()
+        shown = place.stepwire("task", "watch", number, "--json")
+        assert shown.code == OK, shown
+        os.kill(broker.process.pid, signal.SIGKILL)  # and when the broker dies, they hear it
+        eventually(lambda: not Path(f"/proc/{second}").exists() or None, "the handlers to go too", 30)
+    finally:
+        stop(broker.process)
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        ("nowhere_at_all", "there is no module nowhere_at_all"),
+        ("json", "json has no Worker(s), and needs one Worker"),
+        ("shop_handlers:other", "needs a Worker called other"),
+    ],
+)
+def test_a_module_that_cannot_be_used_ends_it_with_a_sentence(shop_place: Place, module: str, says: str) -> None:
+    done = shop_place.stepwire("serve", "--with-handlers", module)
+    assert done.code == USAGE
+    assert says in done.err
+    assert f"--with-handlers {module}: it cannot be used" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_inproc_endpoints_are_refused(shop_place: Place) -> None:
+    words = ["--set", "bus.steps=inproc://steps", "--set", "bus.results=inproc://results"]
+    done = shop_place.stepwire("serve", "--with-handlers", "shop_handlers", *words)
+    assert done.code == USAGE
+    assert "none but the broker's own can reach" in done.err

@@ -1,0 +1,221 @@
+"""Nothing can be seen of what was decided before it is durable; what rests on nothing leaves at once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from stepwire_broker.core import events
+from stepwire_protocol import messages as wire
+
+from .world import CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held
+
+
+def settled(document: dict = CHAIN, *, granted: bool = False) -> tuple[World, int, wire.Steps]:
+    """A task whose first step a worker has, all of it durable; from here on a commit takes its time."""
+    world = World()
+    task_id = world.task(document)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    if granted:
+        world.start(batch)
+    world.auto = False
+    world.forget()
+    return world, task_id, batch
+
+
+def other_write(world: World) -> None:
+    """Something else is on its way to the disk."""
+    world.submit(context=b'{"other":1}')
+    assert world.writing is not None
+
+
+def test_a_result_and_the_dispatch_that_follows_from_it_are_one_transaction_and_nothing_leaves_before_it() -> None:
+    world, _, batch = settled()
+    world.result(batch)
+    assert world.writing is not None
+    assert (len(world.writing.steps_completed), len(world.writing.steps_dispatched)) == (1, 1)
+    assert world.sent == []
+    world.commit()
+    assert {type(m) for _, m in world.sent} == {wire.Ack, wire.Steps}
+
+
+def test_a_duplicates_ack_waits_too_although_it_writes_nothing() -> None:
+    world, _, batch = settled()
+    rid = world.result(batch)
+    world.result(batch, rid=rid)
+    assert world.acked == []
+    world.commit()
+    assert world.acked == [rid, rid]
+
+
+def test_go_waits_for_the_grant_and_so_does_the_repeated_go() -> None:
+    world, _, batch = settled(ONCE)
+    world.start(batch)
+    world.start(batch)
+    assert world.sent == []
+    world.commit()
+    assert [type(m) for _, m in world.sent] == [wire.Go, wire.Go]
+    world.forget()
+    world.start(batch)  # the grant is durable
+    assert [type(m) for _, m in world.sent] == [wire.Go]
+
+
+def test_even_a_go_that_was_committed_long_ago_waits_for_what_is_under_way_now() -> None:
+    world, _, batch = settled(ONCE, granted=True)
+    other_write(world)
+    world.start(batch)
+    assert world.heard(wire.Go) == []
+    world.commit()
+    assert len(world.heard(wire.Go)) == 1
+
+
+@pytest.mark.parametrize(
+    ("say", "kind"),
+    [
+        (lambda w, t, b: w.ask(events.CancelTask, task_id=t), wire.Cancel),
+        (lambda w, t, b: w.start(b), wire.Cancel),  # a paused task's: not granted
+        (lambda w, t, b: w.beat(n=9), wire.Adopt),  # it does not list what it accepted
+        (lambda w, t, b: w.result(b), wire.Ack),
+    ],
+)
+def test_every_message_that_rests_on_the_state_waits_for_all_that_was_decided_before(
+    say: Callable[[World, int, wire.Steps], Any], kind: type
+) -> None:
+    world, task_id, batch = settled(ONCE)
+    if kind is wire.Cancel:
+        world.ask(events.PauseTask, task_id=task_id)
+    other_write(world)
+    say(world, task_id, batch)
+    world.pass_time(0)
+    assert world.heard(kind) == []
+    while world.writing is not None and not world.heard(kind):
+        world.commit()
+    assert len(world.heard(kind)) == 1
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda w, t: w.ask(events.PauseTask, task_id=t),
+        lambda w, t: w.ask(events.CancelTask, task_id=t),
+        lambda w, t: w.ask(events.ResumeTask, task_id=t),  # changes nothing, and waits all the same
+        lambda w, t: w.submit(),
+        lambda w, t: w.apply({**ONE, "version": "2"}),
+        lambda w, t: w.ask(events.ActivateWorkflow, namespace="default", name="flow", version="1"),
+    ],
+)
+def test_an_answer_waits_for_all_that_was_decided_until_then(ask: Callable[[World, int], Any]) -> None:
+    world, task_id, _ = settled()
+    other_write(world)
+    assert ask(world, task_id) is None
+    request = world.requests
+    world.settle()
+    assert request in world.answers
+
+
+def test_whoever_awaits_the_end_hears_of_it_when_it_is_stored() -> None:
+    world, task_id, batch = settled(ONE)
+    world.ask(events.AwaitTask, task_id=task_id)
+    waits = world.requests
+    world.result(batch)
+    assert waits not in world.answers
+    world.commit()
+    assert waits in world.answers
+
+
+def test_what_rests_on_nothing_leaves_at_once() -> None:
+    world, _, batch = settled()
+    other_write(world)
+    world.hello(W2)
+    world.beat(n=3, holding=[held(batch, "running")])
+    world.hello("x:" + "0" * 16, versions=["9.0"])
+    world.beat("y:" + "0" * 16)
+    world.say(wire.Heartbeat(v="2.0", worker="z:" + "0" * 16, n=1))
+    world.result(batch, W2)
+    assert {type(m) for _, m in world.sent} == {
+        wire.Welcome,
+        wire.HeartbeatAck,
+        wire.Reset,
+        wire.Here,
+        wire.Refused,
+    }
+
+
+def test_refusals_of_commands_leave_at_once() -> None:
+    world, _, _ = settled()
+    other_write(world)
+    for asked in (
+        lambda: world.submit("nothing"),
+        lambda: world.ask(events.RetryTask, task_id=1, from_step="nothing"),
+        lambda: world.ask(events.ActivateWorkflow, namespace="default", name="flow", version="77"),
+    ):
+        assert asked().code in ("not_found", "invalid", "wrong_state")
+
+
+def test_what_was_decided_for_a_session_that_died_meanwhile_is_never_said() -> None:
+    world, _, batch = settled(ONCE)
+    world.start(batch)
+    world.mono += DIES_MS
+    world.handle(events.Tick())
+    world.settle()
+    assert world.heard(wire.Go) == []
+
+
+def test_an_ack_is_said_whatever_became_of_the_session() -> None:
+    world, _, batch = settled()
+    rid = world.result(batch)
+    world.mono += DIES_MS
+    world.handle(events.Tick())
+    assert W not in world.state.sessions
+    world.settle()
+    assert world.acked == [rid]
+
+
+def test_while_one_transaction_runs_the_next_fills_and_holds_all_of_it() -> None:
+    world, task_id, batch = settled()
+    other_write(world)
+    in_flight = world.writing
+    assert in_flight is not None
+    world.result(batch)
+    world.ask(events.PauseTask, task_id=task_id)
+    world.submit()
+    world.commit()
+    group = world.writing
+    assert group is not None
+    assert group.seq == in_flight.seq + 1
+    assert (len(group.steps_completed), len(group.submissions)) == (1, 1)
+    assert [row.state for row in group.tasks_changed if row.id == task_id] == ["paused"]
+
+
+def test_steps_are_not_dispatched_while_a_commit_is_under_way() -> None:
+    world, _, batch = settled()
+    other_write(world)
+    world.result(batch)
+    world.submit(count=3)
+    first = world.groups[-1]
+    world.commit()
+    assert world.groups[-1] is not first
+    assert len(world.groups[-1].steps_dispatched) == 4  # all that piled up, in one go
+
+
+def test_messages_leave_in_the_order_they_were_decided() -> None:
+    world, task_id, batch = settled(ONCE)
+    other_write(world)
+    world.start(batch)
+    world.ask(events.CancelTask, task_id=task_id)
+    world.result(batch)
+    world.settle()
+    assert [type(m) for _, m in world.sent if not isinstance(m, wire.Steps)] == [wire.Go, wire.Cancel, wire.Ack]
+
+
+def test_the_answer_to_a_submission_comes_with_its_own_commit() -> None:
+    world = World(auto=False)
+    world.apply(ONE)
+    world.settle()
+    assert world.submit(context=msgspec.json.encode({"a": 1})) is None
+    request = world.requests
+    assert request not in world.answers
+    world.commit()
+    assert request in world.answers

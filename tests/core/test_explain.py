@@ -1,0 +1,405 @@
+"""Every sentence about why a step is not running, each brought about on the real machine."""
+
+from pathlib import Path
+
+import pytest
+from stepwire_broker.core import events, explain
+from stepwire_broker.core.residency import restored
+from stepwire_broker.core.settings import LimitSettings, Settings
+from stepwire_protocol import messages as wire
+
+from .world import BROKER, CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held, once, one, steps
+
+
+def why(world: World, task_id: int, name: str = "only") -> explain.Why:
+    """Of the live step; and its committed rows must tell the same."""
+    rows = world.rows
+    workflow = world.state.workflows[rows.tasks[task_id].workflow_id]
+    task = restored(world.state, rows.task(task_id), rows.steps_of(task_id))
+    stored = explain.step(world.state, task.steps[workflow.by_name[name]], world.now)
+    if task_id in world.state.tasks and stored.code != "committing":
+        assert explain.step(world.state, world.step(task_id, name), world.now) == stored
+    return stored
+
+
+def why_task(world: World, task_id: int) -> explain.WhyTask:
+    task = restored(world.state, world.rows.task(task_id), world.rows.steps_of(task_id))
+    return explain.task(world.state, task, world.now)
+
+
+def clock(world: World, ms: int = 0) -> str:
+    minutes, seconds = divmod((world.now.wall + ms) % 86_400_000 // 1000, 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02} UTC"
+
+
+# -- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def test_it_waits_for_a_step_that_a_worker_runs() -> None:
+    world = World()
+    world.hello()
+    task_id = world.task(CHAIN)
+    world.accept(world.batches()[0])
+    world.stay(W, 4000, [held(world.batches()[0], "running", 1000)])
+    world.pass_time(1000)
+    assert why(world, task_id, "a")[:2] == (
+        "running",
+        f"runs on `{W}`, started {clock(world, -4000)}; lease renewed 1 s ago",
+    )
+    waits = why(world, task_id, "b")
+    assert waits.code == "waits_for"
+    assert waits.message == f"waits for `a` (runs on `{W}`, started {clock(world, -4000)}; lease renewed 1 s ago)"
+    assert why(world, task_id, "c").message.startswith("waits for `b`, and that for `a` (runs on ")
+
+
+def test_it_waits_for_several() -> None:
+    world = World()
+    task_id = world.task(steps({"name": "a"}, {"name": "b"}, {"name": "c", "depends_on": ["a", "b"]}))
+    assert why(world, task_id, "c").message == (
+        "waits for `a` (no worker offers `h` (no worker is connected)), and for 1 more"
+    )
+
+
+def test_a_very_long_chain_is_not_followed_to_its_end() -> None:
+    world = World()
+    chain = [{"name": "s0"}, *({"name": f"s{n}", "depends_on": [f"s{n - 1}"]} for n in range(1, 300))]
+    task_id = world.task(steps(*chain))
+    assert why(world, task_id, "s50").message.startswith("waits for `s49`, and that for `s0` (no worker offers")
+    assert why(world, task_id, "s299").message == "waits for `s298`, and that for `s198` (which waits for others)"
+
+
+def test_what_its_rule_compares_is_being_read() -> None:
+    world = World(Settings(limits=LimitSettings(resident_payload_bytes=30)), answers_reads=False)
+    world.hello()
+    rule = {"context": "a", "op": "exists"}
+    flow = steps({"name": "a"}, {"name": "b", "depends_on": ["a"], "trigger_rule": rule})
+    task_id = world.task(flow, context=b'{"a":"large enough to stay in the database"}')
+    world.result(world.batches()[0])
+    found = why(world, task_id, "b")
+    assert found == ("payload_fetched", "all before it is final; what its rule compares is being read", None)
+    assert why_task(world, task_id).why.message == f"`b`: {found.message}"
+    world.read()
+    assert why(world, task_id, "b").code in ("payload_fetched", "handed_out")  # now for its dispatch
+
+
+# -- ready ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_worker_is_connected() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    found = why(world, task_id)
+    assert found == ("no_worker_offers", "no worker offers `h` (no worker is connected)", world.now.wall)
+
+
+def test_no_worker_offers_it() -> None:
+    world = World()
+    world.hello(handlers=["a", "b::**"])
+    world.hello(W2, handlers=["c", "d", "e", "f"])
+    task_id = world.task(ONE)
+    assert why(world, task_id)[:2] == (
+        "no_worker_offers",
+        "no worker offers `h` (2 workers connected, offering a, b::**, c, d, e and 1 more)",
+    )
+
+
+def test_a_worker_offered_it_and_did_not_know_it_after_all() -> None:
+    world = World()
+    world.hello()
+    task_id = world.task(ONE)
+    world.refuse(world.batches()[0], "unknown_handler")
+    assert why(world, task_id)[:2] == (
+        "no_worker_offers",
+        f"no worker offers `h` ({W} said so and did not know it after all)",
+    )
+
+
+@pytest.mark.parametrize(("labels", "theirs"), [({"region": "us"}, "theirs are region=us"), ({}, "they bear none")])
+def test_no_worker_bears_its_labels(labels: dict[str, str], theirs: str) -> None:
+    world = World()
+    world.hello(labels=labels)
+    task_id = world.task(one(worker_selector={"region": "eu", "gpu": "yes"}))
+    assert why(world, task_id)[:2] == (
+        "no_worker_matches",
+        f"no worker that offers `h` bears the labels gpu=yes, region=eu ({theirs})",
+    )
+
+
+def test_it_is_to_run_inside_the_broker() -> None:
+    world = World()
+    world.hello()
+    assert why(world, world.task(one(worker_selector="local"))).code == "no_local_executor"
+
+
+def test_all_slots_are_busy_and_others_stand_before_it() -> None:
+    world = World()
+    world.hello(slots=2, prefetch=0)
+    first = world.task(ONE)
+    task_ids = [first, *(world.task(ONE) for _ in range(4))]
+    found = [why(world, task_id) for task_id in task_ids]
+    assert [each.code for each in found] == ["handed_out"] * 2 + ["workers_busy"] * 3
+    assert found[2].message == "all 2 slots of the 1 worker that could take it are busy"
+    assert found[4].message == "all 2 slots of the 1 worker that could take it are busy; queued behind 2 steps"
+
+
+def test_it_stands_in_the_queue_until_the_writer_is_free() -> None:
+    world = World(auto=False)
+    world.hello(slots=1, prefetch=0, free={BROKER: 0})
+    world.apply(ONE)
+    world.settle()
+    world.submit()
+    world.submit()
+    world.settle()
+    first, second = sorted(world.rows.tasks)
+    world.submit()  # the writer has this one now
+    world.beat(free=2, n=9)
+    assert why(world, first)[:2] == ("queued", "it is handed out with the next commit")
+    assert why(world, second).message == "it is handed out with the next commit; queued behind 1 step"
+    world.settle()
+    assert why(world, first).code == "handed_out"
+
+
+def test_it_changes_right_now() -> None:
+    world = World(auto=False)
+    task_id = [world.apply(ONE), world.settle(), world.submit(), world.settle(), *world.rows.tasks][-1]
+    world.hello()
+    assert world.writing is not None  # its dispatch
+    assert why(world, task_id)[:2] == ("committing", "it changes right now: what comes next is being written")
+    world.commit()
+    assert why(world, task_id).code == "handed_out"
+
+
+def test_its_payload_is_being_read() -> None:
+    world = World(Settings(limits=LimitSettings(resident_payload_bytes=10)), answers_reads=False)
+    task_id = world.task(ONE, context=b'{"a":"large enough to stay in the database"}')
+    world.hello()
+    assert why(world, task_id)[:2] == ("payload_fetched", "its payload is being read from the database")
+    world.read()
+    assert why(world, task_id).code == "handed_out"
+
+
+def test_its_task_waits_in_the_database() -> None:
+    world = World(Settings(limits=LimitSettings(max_active_tasks=1)), answers_reads=False)
+    world.hello(slots=1, prefetch=0)
+    world.task(ONE)
+    task_id = world.task(ONE)
+    assert task_id not in world.state.tasks
+    assert why(world, task_id)[:2] == (
+        "not_loaded",
+        "its task waits in the database for its turn: 1 tasks are in memory, at most 1, and 1 are not",
+    )
+
+
+def test_the_task_is_paused() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.ask(events.PauseTask, task_id=task_id)
+    paused = ("paused", f"the task is paused; `stepwire task resume {task_id}` goes on with it", None)
+    assert why(world, task_id) == paused
+    assert why_task(world, task_id) == (paused, None)
+
+
+def test_the_database_is_stalled() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.auto = False
+    world.submit()
+    world.stall()
+    world.hello()
+    found = why(world, task_id)
+    assert found.code == "database_stalled"
+    assert "(disk_full)" in found.message
+
+
+def test_the_broker_is_draining() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.handle(events.Drain())
+    assert why(world, task_id).code == "broker_draining"
+
+
+def test_every_worker_that_could_take_it_leaves_or_is_stuck() -> None:
+    world = World()
+    world.hello(slots=1, prefetch=0)
+    world.task(one(timeout_ms=1000))
+    world.beat(holding=[held(world.batches()[0], "running", 60_000)], free=0)
+    world.hello(W2, free={BROKER: 0})
+    world.say(wire.Bye(v="2.0", worker=W2))
+    found = why(world, world.task(ONE))
+    assert found.code == "workers_leaving"
+    assert f"`{W}` is stuck, all it runs being past its time-out" in found.message
+    assert f"`{W2}` is draining" in found.message
+
+
+def test_a_step_that_may_be_what_kills_workers_goes_alone() -> None:
+    world = World()
+    task_ids = [world.task(ONE) for _ in range(2)]
+    for number in (1, 2):
+        world.hello(k=number, n=number * 10, slots=4, prefetch=0)
+        for batch in world.batches():
+            if batch.session == world.session_id(number):
+                world.accept(batch)
+        world.pass_time(DIES_MS)
+    world.hello(k=3, n=50, slots=4, prefetch=0)
+    found = sorted(why(world, task_id).code for task_id in task_ids)
+    assert found == ["handed_out", "runs_alone"]
+
+
+# -- dispatched -------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_has_it_and_has_not_started_it() -> None:
+    world = World()
+    world.hello()
+    task_id = world.task(ONE)
+    at = clock(world)
+    batch = world.batches()[0]
+    world.pass_time(1000)
+    assert why(world, task_id).message == (
+        f"handed to `{W}` {at}, which has not said yet that it has it; lease renewed 1 s ago"
+    )
+    world.accept(batch)
+    world.beat(holding=[held(batch, "queued")])
+    assert why(world, task_id).message == f"handed to `{W}` {at}, which has not started it; lease renewed 0 s ago"
+    world.ask(events.CancelTask, task_id=task_id)
+    assert why(world, task_id).message.endswith("; it was told to stop: its task was cancelled")
+    world.beat(n=5, holding=[held(batch, "done")])
+    assert why(world, task_id).code == "result_awaited"
+
+
+def test_a_worker_without_heartbeats_has_no_lease() -> None:
+    world = World()
+    world.hello(heartbeat_ms=0)
+    assert "it sends no heartbeats" in why(world, world.task(ONE)).message
+
+
+def test_it_was_handed_out_before_this_start() -> None:
+    world = World()
+    world.hello()
+    task_id = world.task(ONE)
+    world.restart()
+    world.pass_time(1)
+    found = why(world, task_id)
+    assert found.code == "worker_awaited"
+    assert found.message.endswith("before this broker started; it has 10 s left to come back")
+
+
+# -- failed, held, over -----------------------------------------------------------------------------------------------
+
+
+def test_it_is_in_back_off() -> None:
+    world = World()
+    world.hello()
+    task_id = world.task(one(retry_limit=4, backoff={"kind": "constant", "base_ms": 30_000, "jitter": "none"}))
+    world.fail(world.batches()[0], message="no route to the bank")
+    found = why(world, task_id)
+    assert found.code == "back_off"
+    assert found.message == (
+        f"in back-off until {clock(world, 30_000)}; attempt 2 of 5 comes next; last error: no route to the bank"
+    )
+    assert why_task(world, task_id).why.message == f"`only`: {found.message}"
+    assert world.state.counters.retried == 1
+
+
+def test_a_long_error_is_shortened_and_a_far_time_is_in_days() -> None:
+    world = World()
+    world.hello()
+    task_id = world.task(
+        one(backoff={"kind": "constant", "base_ms": 200_000_000, "max_ms": 300_000_000, "jitter": "none"})
+    )
+    world.fail(world.batches()[0], message="x" * 1000)
+    message = why(world, task_id).message
+    assert message.startswith("in back-off until in 2 days; ")
+    assert message.endswith("x" * 200 + "…")
+
+
+def test_it_is_held_because_its_worker_died() -> None:
+    world = World()
+    world.hello()
+    task_id = world.task(ONCE)
+    at = clock(world)
+    world.start(world.batches()[0])
+    world.pass_time(DIES_MS)
+    found = why(world, task_id)
+    assert found.code == "held"
+    assert found.message == (
+        f"held: granted to `{W}` {at}, which is gone; it was allowed to start, and nobody knows what became of it;"
+        f" `stepwire step resolve {task_id + 1}` says what became of it"
+    )
+    assert why_task(world, task_id).why.message == f"`only`: {found.message}"
+
+
+def test_it_is_held_because_its_handler_does_not_know() -> None:
+    world = World()
+    world.hello()
+    task_id = world.task(once())
+    world.start(world.batches()[0])
+    world.fail(world.batches()[0], code="outcome_unknown", message="the gateway did not answer")
+    found = why(world, task_id)
+    assert found.code == "held"
+    assert ", which is gone" not in found.message
+    assert f"`stepwire step resolve {task_id + 1}` says what became of it" in found.message
+
+
+@pytest.mark.parametrize("retry_limit", [0, 1])
+def test_it_has_failed(retry_limit: int) -> None:
+    world = World()
+    world.hello()
+    task_id = world.task(one(retry_limit=retry_limit, backoff={"kind": "constant", "base_ms": 50, "jitter": "none"}))
+    for number in range(retry_limit + 1):
+        world.fail(world.batches()[number], message="no")
+        world.pass_time(60)
+    tries = " after 2 attempts" if retry_limit else ""
+    assert why(world, task_id).message == f"failed {clock(world, -60)}{tries}: no"
+    assert why_task(world, task_id).why.message == f"`only`: failed {clock(world, -60)}{tries}: no"
+
+
+def test_it_is_completed_and_so_is_its_task() -> None:
+    world = World()
+    world.hello()
+    task_id = world.task(ONE)
+    world.result(world.batches()[0])
+    assert why(world, task_id) == ("completed", f"completed on `{W}` {clock(world)}", world.now.wall)
+    assert why_task(world, task_id).why.message == f"the task is completed since {clock(world)}"
+
+
+def test_it_was_cancelled_or_skipped() -> None:
+    world = World()
+    task_id = world.task(CHAIN)
+    world.ask(events.CancelTask, task_id=task_id)
+    assert why(world, task_id, "a").message == f"cancelled {clock(world)}: its task was cancelled"
+    other = World()
+    other.hello()
+    task_id = other.task({**CHAIN, "steps": [{**CHAIN["steps"][0], "retry_limit": 0}, *CHAIN["steps"][1:]]})
+    other.fail(other.batches()[0])
+    assert why(other, task_id, "b").message.startswith(f"skipped {clock(other)}: its trigger rule is false")
+
+
+# -- tasks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_tells_what_holds_it_up_most() -> None:
+    world = World()
+    world.hello(handlers=["h"])
+    task_id = world.task(steps({"name": "runs"}, {"name": "starves", "handler_class": "nobody"}, {"name": "runs_too"}))
+    found = why_task(world, task_id)
+    assert found.step is not None
+    assert found.step.definition.name == "starves"
+    assert found.why.message == (
+        "`starves`: no worker offers `nobody` (1 worker connected, offering h); 2 more of its steps are on their way"
+    )
+
+
+def test_a_paused_task_that_still_runs_something_tells_of_that() -> None:
+    world = World()
+    world.hello()
+    task_id = world.task(ONE)
+    world.ask(events.PauseTask, task_id=task_id)
+    assert why_task(world, task_id).why.code == "handed_out"
+
+
+def test_every_code_is_named_by_one_of_these_tests() -> None:
+    """What no situation brings about has no place in the table; the codes of what is over are told in words."""
+    over = ["failed", "cancelled", "skipped"]
+    told = Path(__file__).read_text()
+    assert all(f'"{code}"' in told for code in explain.CODES if code not in over)

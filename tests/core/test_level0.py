@@ -1,0 +1,537 @@
+"""Level 0 in the core: peers take turns, one lease decides, and what comes back late or wrong does no harm."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stepwire_broker.core import events, explain
+from stepwire_broker.core import level0 as level0_core
+from stepwire_broker.core.settings import BusSettings, Level0Settings, Settings
+from stepwire_protocol import messages as wire
+
+from .world import CHAIN, ONE, W, World, once, one, steps
+
+LEASE_MS = 35_000  # a time-out of 30 s, and 5
+
+
+def level0(**members: Any) -> World:
+    return World(Settings(bus=BusSettings(level0=Level0Settings(**members))))
+
+
+def submitted(world: World, count: int, document: dict[str, Any] = ONE) -> list[int]:
+    world.apply(document)
+    return list(world.submit(count=count).task_ids)
+
+
+# -- who gets what ----------------------------------------------------------------------------------------------------
+
+
+def test_peers_take_turns_one_step_at_a_time() -> None:
+    world = World()
+    peers = [world.peer() for _ in range(3)]
+    submitted(world, 9)
+    assert [b.to for b in world.handed] == peers
+    for batch in list(world.handed):
+        world.answer(batch)
+        world.check()
+    assert [b.to for b in world.handed] == peers * 2
+    assert all(len(b.steps) == 1 for b in world.handed)
+    assert len({b.steps[0].step_id for b in world.handed}) == 6
+
+
+def test_a_task_runs_to_its_end_with_nothing_but_level_0() -> None:
+    world = World()
+    world.peer()
+    task_id = world.task(CHAIN, context=b'{"n":1}')
+    for name in "abc":
+        batch = world.handed[-1]
+        assert batch.protocol_version == "1.0"
+        assert batch.steps[0].step_name == name
+        assert bytes(batch.steps[0].task_context) == b'{"n":1}'
+        world.answer(batch)
+        world.check()
+    assert world.stored(task_id).state == "completed"
+
+
+def test_a_newcomer_gets_nothing_until_its_own_pub_can_be_heard() -> None:
+    world = World()
+    submitted(world, 1)
+    world.handle(events.PeerSubscribed())
+    world.pass_time(499)
+    assert not world.handed
+    world.pass_time(1)
+    assert len(world.handed) == 1
+
+
+def test_a_peer_is_free_once_it_can_be_heard_and_while_it_holds_nothing() -> None:
+    world = World()
+    world.handle(events.PeerSubscribed())
+    (peer,) = world.state.level0.peers.values()
+    seen = [level0_core.is_free(peer, world.now)]
+    world.pass_time(500)
+    seen.append(level0_core.is_free(peer, world.now))
+    submitted(world, 1)
+    seen.append(level0_core.is_free(peer, world.now))
+    world.answer(world.handed[-1])
+    seen.append(level0_core.is_free(peer, world.now))
+    assert seen == [False, True, False, True]
+
+
+def test_a_worker_with_a_session_comes_first() -> None:
+    world = World()
+    world.peer()
+    world.hello(free={"b1": 1}, slots=1, prefetch=0)
+    submitted(world, 3)
+    assert len(world.batches(W)) == 1
+    assert not world.handed  # the others wait for the worker
+    world.say(wire.Bye(v="2.0", worker=W))
+    world.flush()
+    assert len(world.handed) == 1
+
+
+@pytest.mark.parametrize(
+    ("members", "document", "is_served"),
+    [
+        ({}, ONE, True),
+        ({"handlers": ("h",)}, ONE, True),
+        ({"handlers": ("Other::**",)}, ONE, False),
+        ({}, one(worker_selector={"gpu": "yes"}), False),
+        ({}, one(worker_selector="local"), False),
+        ({}, once(), False),
+        ({"at_most_once": True}, once(), True),
+    ],
+)
+def test_what_may_go_to_level_0(members: dict[str, Any], document: dict[str, Any], is_served: bool) -> None:
+    world = level0(**members)
+    world.peer()
+    submitted(world, 1, document)
+    assert len(world.handed) == is_served
+
+
+def test_without_any_handlers_allowed_nobody_is_granted_anything() -> None:
+    world = level0(handlers=())
+    world.handle(events.PeerSubscribed())
+    assert not world.granted
+
+
+def test_steps_that_may_not_go_there_do_not_bar_the_way() -> None:
+    world = World()
+    mixed = steps({"name": "once", "delivery_mode": "at_most_once"}, {"name": "often"})
+    submitted(world, 300, mixed)
+    world.peer()
+    assert [b.steps[0].step_name for b in world.handed] == ["often"]
+
+
+def test_a_batch_is_as_large_as_configured_and_shared_out() -> None:
+    world = level0(batch_max_steps=10)
+    for _ in range(3):
+        world.handle(events.PeerSubscribed())
+    submitted(world, 12)
+    world.pass_time(500)
+    assert [len(b.steps) for b in world.handed] == [4, 4, 4]
+    world.check()
+
+
+def test_nothing_leaves_before_its_commit_and_nothing_to_who_left_meanwhile() -> None:
+    world = World(auto=False)
+    world.apply(ONE)
+    world.settle()
+    to = world.peer()
+    world.submit(count=1)
+    assert world.writing is not None
+    assert not world.handed
+    world.commit()
+    assert [b.to for b in world.handed] == [to]
+    (row,) = world.rows.steps.values()
+    assert row.state == "dispatched"
+
+    world = World(auto=False)
+    world.apply(ONE)
+    world.settle()
+    to = world.peer()
+    world.submit(count=1)
+    world.handle(events.PeerVanished(to))
+    world.settle()
+    assert not world.handed
+    (step,) = world.state.steps.values()
+    assert (step.state, step.reason, step.lost_sessions) == ("ready", "unsent", 0)
+
+
+# -- leases -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_answered_in_its_lease_runs_elsewhere() -> None:
+    world = World()
+    dead, heir = world.peer(), world.peer()
+    (task_id,) = submitted(world, 1)
+    assert [b.to for b in world.handed] == [dead]
+    world.handle(events.PeerVanished(dead))
+    world.pass_time(LEASE_MS - 1)
+    assert len(world.handed) == 1
+    world.pass_time(1)
+    assert [b.to for b in world.handed] == [dead, heir]
+    world.answer(world.handed[1])
+    assert world.stored(task_id).state == "completed"
+    world.check()
+
+
+def test_a_late_success_is_taken_and_saves_the_second_run_nothing_but_its_effect() -> None:
+    world = World()
+    world.peer()
+    world.peer()
+    (task_id,) = submitted(world, 1)
+    world.pass_time(LEASE_MS)
+    first, second = world.handed
+    assert first.to != second.to
+    world.answer(first)
+    assert world.stored(task_id).state == "completed"
+    world.answer(second)
+    world.answer(first)
+    assert world.state.counters.late_results == 2
+    assert not any(peer.doubted for peer in world.state.level0.peers.values())
+    world.check()
+
+
+def test_a_late_failure_changes_nothing() -> None:
+    world = World()
+    world.peer()
+    (task_id,) = submitted(world, 1)
+    world.pass_time(LEASE_MS)
+    first, second = world.handed
+    world.answer(first, "failed")
+    assert world.step(task_id).state == "dispatched"
+    world.answer(second)
+    assert world.stored(task_id).state == "completed"
+
+
+def test_a_peer_that_let_a_lease_expire_gets_one_step_at_a_time_until_it_answers() -> None:
+    world = level0(batch_max_steps=3, at_most_once=True)
+    to = world.peer()
+    submitted(world, 9)
+    assert len(world.handed[0].steps) == 3
+    world.pass_time(95_000)
+    assert [len(b.steps) for b in world.handed] == [3, 1]
+    assert world.state.level0.peers[to].doubted
+    world.answer(world.handed[1])
+    assert not world.state.level0.peers[to].doubted
+    world.check()
+
+
+def test_a_doubted_peer_gets_nothing_that_must_not_start_twice() -> None:
+    world = level0(at_most_once=True)
+    world.peer()
+    submitted(world, 1)
+    world.pass_time(LEASE_MS)
+    world.answer(world.handed[0])
+    # Doubted again: the second hand-over of that step is answered by nobody.
+    world.pass_time(LEASE_MS)
+    assert next(iter(world.state.level0.peers.values())).doubted
+    world.apply({**once(), "name": "pay"})
+    (pay,) = world.submit("pay").task_ids
+    assert len(world.handed) == 2
+    why = explain.step(world.state, world.step(pay), world.now)
+    assert (why.code, "start one anew" in why.message) == ("workers_leaving", True)
+    assert world.peer() == world.handed[-1].to
+    assert len(world.handed) == 3
+
+
+def test_a_step_that_three_leases_ended_on_is_given_up() -> None:
+    world = World()
+    world.peer()
+    (task_id,) = submitted(world, 1)
+    world.pass_time(3 * LEASE_MS)
+    assert (world.stored(task_id).state, world.row(task_id).reason) == ("failed", "worker_lost")
+    world.check()
+
+
+def test_time_in_which_the_loop_stood_still_is_not_counted() -> None:
+    world = World()
+    world.peer()
+    submitted(world, 1)
+    world.handle(events.LoopWasLate(gap_ms=20_000))
+    world.pass_time(LEASE_MS + 19_999)
+    assert len(world.handed) == 1
+    world.pass_time(1)
+    assert len(world.handed) == 2
+
+
+# -- at_most_once -----------------------------------------------------------------------------------------------------
+
+
+def test_at_most_once_is_granted_when_it_is_handed_over_sent_once_and_held_at_the_end_of_its_lease() -> None:
+    world = level0(at_most_once=True)
+    world.peer()
+    world.peer()
+    (task_id,) = submitted(world, 1, once())
+    assert world.row(task_id).granted
+    world.pass_time(10 * LEASE_MS)
+    assert len(world.handed) == 1
+    assert world.row(task_id).state == "held"
+    assert world.stored(task_id).attention == "held"
+    world.answer(world.handed[0])
+    assert world.stored(task_id).state == "completed"
+    world.check()
+
+
+def test_a_reported_failure_of_at_most_once_is_a_verdict_also_while_its_task_is_cancelled() -> None:
+    world = level0(at_most_once=True)
+    world.peer()
+    (task_id,) = submitted(world, 1, once(retry_limit=0))
+    world.ask(events.CancelTask, task_id=task_id)
+    world.answer(world.handed[0], "failed")
+    assert world.stored(task_id).state == "cancelled"
+
+
+def test_a_cancelled_task_ends_with_the_answer_or_the_lease() -> None:
+    world = World()
+    world.peer()
+    answered, silent = world.task(ONE), world.task(ONE)
+    for task_id in (answered, silent):
+        world.ask(events.CancelTask, task_id=task_id)
+    assert world.step(answered).state == "dispatched"
+    world.answer(world.handed[0])
+    assert world.stored(answered).state == "completed"
+    assert world.stored(silent).state == "cancelled"
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("members", "state"),
+    [
+        ({"status": "completed"}, "completed"),
+        ({"status": "failed"}, "failed"),
+        ({"status": "error"}, "failed"),
+        ({"results": [], "error": "unexpected token"}, "failed"),
+        ({"results": [], "error": wire.ErrorDetail(message="unexpected token")}, "failed"),
+    ],
+)
+def test_what_an_answer_says_happens(members: dict[str, Any], state: str) -> None:
+    world = World()
+    world.peer()
+    (task_id,) = submitted(world, 1, one(retry_limit=0))
+    world.answer(world.handed[0], **members)
+    assert world.stored(task_id).state == state
+    world.answer(world.handed[0], **members)
+    world.check()
+
+
+def test_an_answer_to_a_part_leaves_the_rest_to_its_lease() -> None:
+    world = level0(batch_max_steps=2)
+    world.peer()
+    submitted(world, 2)
+    (batch,) = world.handed
+    world.answer(batch, results=[wire.Result(step_id=batch.steps[0].step_id, status="completed")])
+    assert len(world.handed) == 1
+    world.check()
+    world.pass_time(65_000)
+    assert [b.steps[0].step_id for b in world.handed[1:]] == [batch.steps[1].step_id]
+
+
+def test_an_answer_that_names_a_step_of_another_batch_is_refused_and_the_rest_of_it_taken() -> None:
+    world = World()
+    world.peer()
+    world.peer()
+    mine, other = submitted(world, 2)
+    first, second = world.handed
+    results = [wire.Result(step_id=b.steps[0].step_id, status="completed") for b in (first, second)]
+    world.answer(first, results=results)
+    assert world.stored(mine).state == "completed"
+    assert world.step(other).state == "dispatched"
+    assert world.state.counters.refused["wrong_batch"] == 1
+    world.check()
+
+
+def test_an_answer_cannot_speak_for_a_worker() -> None:
+    world = World()
+    world.hello()
+    (task_id,) = submitted(world, 1)
+    batch = world.last(wire.Steps)
+    forged = wire.StepsLevel0(batch_id=batch.batch_id, protocol_version="1.0", steps=[])
+    world.answer(forged, results=[wire.Result(step_id=batch.steps[0].step_id, status="completed")])
+    assert world.step(task_id).state == "dispatched"
+    assert world.state.counters.refused["wrong_sender"] == 1
+
+
+def test_a_worker_cannot_speak_for_a_peer() -> None:
+    world = World()
+    world.peer()
+    (task_id,) = submitted(world, 1)
+    world.hello()
+    (batch,) = world.handed
+    world.say(
+        wire.Results(
+            v="2.0",
+            worker=W,
+            session="7.1",
+            deployment="d" * 32,
+            batch_id=batch.batch_id,
+            protocol_version="2.0",
+            rid=1,
+            results=[wire.Result(step_id=batch.steps[0].step_id, delivery=1, status="completed")],
+        )
+    )
+    assert world.step(task_id).state == "dispatched"
+    assert world.state.counters.refused["wrong_sender"] == 1
+
+
+def test_an_answer_to_nothing_we_know_is_late_or_refused_and_does_no_harm() -> None:
+    world = World()
+    world.peer()
+    submitted(world, 1)
+    nobodys = wire.StepsLevel0(batch_id="batch_x_1", protocol_version="1.0", steps=[])
+    world.answer(nobodys, results=[wire.Result(step_id=99_999, status="completed")])
+    assert world.state.counters.late_results == 1
+    world.answer(nobodys, results=[wire.Result(step_id=world.handed[0].steps[0].step_id, status="completed")])
+    assert world.state.counters.refused["wrong_batch"] == 1
+    world.answer(nobodys, results=[], error="all of it")
+    world.check()
+
+
+# -- restarts ---------------------------------------------------------------------------------------------------------
+
+
+def test_after_a_restart_an_answer_of_before_is_taken() -> None:
+    world = World()
+    to = world.peer()
+    (task_id,) = submitted(world, 1)
+    world.restart()
+    world.peer()
+    assert world.granted[-1] != to
+    assert world.step(task_id).state == "dispatched"
+    world.check()
+    world.answer(world.handed[0])
+    assert world.stored(task_id).state == "completed"
+    world.check()
+
+
+def test_after_a_restart_what_was_handed_over_has_its_lease_again() -> None:
+    world = level0(at_most_once=True)
+    for _ in range(2):
+        world.handle(events.PeerSubscribed())
+    often, charge = world.task(ONE), world.task({**once(), "name": "pay"})
+    world.pass_time(500)
+    world.restart()
+    world.peer()
+    world.pass_time(LEASE_MS - 1_000)
+    assert len(world.handed) == 2
+    world.pass_time(1_000)
+    assert [b.steps[0].task_id for b in world.handed[2:]] == [often]
+    assert world.row(charge).state == "held"
+    world.answer(world.handed[2])
+    assert world.stored(often).state == "completed"
+    world.check()
+
+
+# -- what people see --------------------------------------------------------------------------------------------------
+
+
+def test_why_knows_level_0() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    assert explain.step(world.state, world.step(task_id), world.now).code == "no_worker_offers"
+    to = world.peer()
+    why = explain.step(world.state, world.step(task_id), world.now)
+    assert why.code == "handed_out"
+    assert f"level0.{to}" in why.message
+    assert "before this broker started" not in why.message
+    second = world.task(ONE)
+    assert explain.step(world.state, world.step(second), world.now).code == "workers_busy"
+    pay = world.task({**once(), "name": "pay"})
+    why = explain.step(world.state, world.step(pay), world.now)
+    assert why.code == "no_worker_offers"
+    assert "bus.level0.at_most_once" in why.message
+
+
+def test_a_drained_peer_finishes_what_it_has_and_gets_no_more() -> None:
+    world = World()
+    to = world.peer()
+    submitted(world, 2)
+    assert world.ask(events.DrainWorker, worker=f"level0.{to}").worker == f"level0.{to}"
+    world.answer(world.handed[0])
+    assert len(world.handed) == 1
+
+
+# -- whatever happens -------------------------------------------------------------------------------------------------
+
+ORDERS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "peer",
+                "gone",
+                "uncertain",
+                "answer",
+                "again",
+                "fail",
+                "error",
+                "time",
+                "lease",
+                "submit",
+                "restart",
+                "cancel",
+            ]
+        ),
+        st.integers(0, 30),
+    ),
+    max_size=60,
+)
+
+
+@given(ORDERS, st.booleans(), st.integers(1, 4))
+@settings(max_examples=200, deadline=None)
+def test_never_a_second_start_of_at_most_once_never_two_leases_never_more_than_one_batch(
+    orders: list[tuple[str, int]], is_auto: bool, batch_max_steps: int
+) -> None:
+    world = level0(at_most_once=True, batch_max_steps=batch_max_steps)
+    world.apply(steps({"name": "a"}, {"name": "b", "delivery_mode": "at_most_once", "depends_on": ["a"]}))
+    tasks: list[int] = []
+    seen = 0
+    for order, which in orders:
+        peers = list(world.state.level0.peers)
+        match order:
+            case "peer":
+                world.peer()
+            case "gone" if peers:
+                world.handle(events.PeerVanished(peers[which % len(peers)]))
+            case "uncertain":
+                world.handle(events.PeersUncertain())
+            case "answer" | "again" | "fail" | "error" if world.handed:
+                batch = world.handed[which % len(world.handed)] if order == "again" else world.handed[-1]
+                if order == "error":
+                    world.answer(batch, results=[], error="no")
+                else:
+                    world.answer(batch, "failed" if order == "fail" else "completed")
+            case "time":
+                world.pass_time(which * 1_000)
+            case "lease":
+                world.pass_time(4 * LEASE_MS)
+            case "submit":
+                tasks += world.submit(count=which % 3 + 1).task_ids
+            case "restart":
+                world.restart()
+            case "cancel" if tasks:
+                world.ask(events.CancelTask, task_id=tasks[which % len(tasks)])
+        world.check()
+        for batch in world.handed[seen:]:
+            assert len(batch.steps) <= batch_max_steps
+            once_in_it = [s for s in batch.steps if s.step_name == "b"]
+            assert not once_in_it or len(batch.steps) == 1
+        seen = len(world.handed)
+        for peer in world.state.level0.peers.values():
+            assert len(peer.holds) <= 1
+    started = [s.step_id for b in world.handed for s in b.steps if s.step_name == "b"]
+    assert len(started) == len(set(started))
+    deliveries = [(s.step_id, b.batch_id) for b in world.handed for s in b.steps]
+    assert len(deliveries) == len(set(deliveries))
+
+
+def test_an_error_of_a_batch_that_is_over_is_late() -> None:
+    world = World()
+    world.peer()
+    submitted(world, 1)
+    world.pass_time(LEASE_MS)
+    world.answer(world.handed[0], results=[], error="late")
+    assert world.state.counters.late_results == 1

@@ -1,0 +1,462 @@
+"""Who runs what: credit, shares, batches, priorities, fairness, selectors, and steps that may be what kills workers."""
+
+import msgspec
+import pytest
+from stepwire_broker.core.settings import BatchSettings, BusSettings, LimitSettings, Settings
+from stepwire_protocol import codec
+
+from .world import BROKER, DIES_MS, ONE, W2, W, World, one, steps, worker_id
+
+
+def batch_sizes(world: World, worker: str = W) -> list[int]:
+    return [len(b.steps) for b in world.batches(worker)]
+
+
+# -- credit and batches -----------------------------------------------------------------------------------------------
+
+
+def test_no_more_is_sent_than_the_worker_said_it_can_take() -> None:
+    world = World()
+    world.apply(ONE)
+    world.submit(count=20)
+    world.hello(slots=2, prefetch=3)
+    assert sum(batch_sizes(world)) == 5
+    world.check()
+
+
+def test_free_slots_are_filled_before_anybodys_prefetch() -> None:
+    world = World()
+    world.apply(ONE)
+    world.hello(W, slots=2, prefetch=10)
+    world.hello(W2, slots=2, prefetch=10)
+    world.submit(count=4)
+    assert [batch_sizes(world, w) for w in (W, W2)] == [[2], [2]]
+
+
+def test_a_batch_holds_at_most_max_steps() -> None:
+    world = World(Settings(bus=BusSettings(batch=BatchSettings(max_steps=3))))
+    world.apply(ONE)
+    world.submit(count=8)
+    world.hello(slots=8, prefetch=0)
+    assert batch_sizes(world) == [3, 3, 2]
+
+
+def test_a_batch_holds_at_most_max_bytes_and_what_did_not_fit_goes_at_once_in_the_next() -> None:
+    world = World(Settings(bus=BusSettings(batch=BatchSettings(max_bytes=10_000))))
+    world.apply(ONE)
+    world.submit(count=4, context=b'"' + b"x" * 4_000 + b'"')
+    world.hello(slots=10, prefetch=0)
+    assert batch_sizes(world) == [2, 2]
+
+
+def test_credit_is_the_last_free_less_what_is_sent_and_unanswered() -> None:
+    world = World()
+    world.apply(ONE)
+    world.hello(slots=2, prefetch=2)
+    world.submit(count=3)
+    session = world.state.sessions[W]
+    assert session.credit == 1
+    world.beat(n=5, free=4)  # sent before the batches arrived there
+    assert session.credit == 1
+    for batch in world.batches():
+        world.accept(batch, free=1)
+    assert session.credit == 1
+    assert session.unanswered == 0
+    world.check()
+
+
+def test_free_counts_by_n_and_an_older_heartbeat_says_nothing_about_it() -> None:
+    world = World()
+    world.hello()
+    session = world.state.sessions[W]
+    world.beat(n=9, free=3)
+    world.beat(n=8, free=14)
+    assert session.free == 3
+    world.beat(n=10, free=5)
+    assert session.free == 5
+    world.beat(n=11, free=None)  # nothing for this broker is nothing said
+    assert session.free == 5
+
+
+def test_results_carry_free_too_in_the_same_counting() -> None:
+    world = World()
+    world.task(ONE)
+    world.hello(n=5)
+    world.result(world.batches()[0], n=7, free=2)
+    assert world.state.sessions[W].free == 2
+    world.beat(n=6, free=14)
+    assert world.state.sessions[W].free == 2
+
+
+def test_a_result_answers_its_batch_and_gives_the_credit_back_exactly_once() -> None:
+    world = World()
+    world.apply(ONE)
+    world.submit(count=4)
+    world.hello(slots=4, prefetch=0)
+    (batch,) = world.batches()
+    world.result(batch, position=0)
+    session = world.state.sessions[W]
+    assert (session.free, session.unanswered) == (0, 0)
+    world.accept(batch, free=1)
+    assert (session.free, session.unanswered) == (1, 0)
+
+
+def test_a_worker_without_a_word_of_free_gets_nothing_until_it_says_one() -> None:
+    world = World()
+    world.task(ONE)
+    world.hello(free={})
+    assert world.batches() == []
+    world.beat(n=2, free=1)
+    assert batch_sizes(world) == [1]
+
+
+def test_the_batch_number_rises_and_the_nonce_is_of_this_start() -> None:
+    world = World(Settings(bus=BusSettings(batch=BatchSettings(max_steps=1))))
+    world.apply(ONE)
+    world.submit(count=3)
+    world.hello()
+    assert [b.batch_id for b in world.batches()] == ["batch_n7_1", "batch_n7_2", "batch_n7_3"]
+
+
+# -- whom -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_free_share_goes_first_and_ties_go_to_the_longest_idle() -> None:
+    world = World()
+    world.apply(ONE)
+    world.hello(W, slots=10, prefetch=0, free={BROKER: 5})
+    world.hello(W2, slots=4, prefetch=0, free={BROKER: 3})
+    world.submit()
+    assert batch_sizes(world, W2) == [1]  # 3 of 4 is more than 5 of 10
+    world = World()
+    world.apply(ONE)
+    world.hello(W, slots=1, prefetch=1)
+    world.pass_time(1)
+    world.hello(W2, slots=1, prefetch=1)
+    world.pass_time(1)
+    world.submit()
+    world.result(world.batches(W)[0], free=2, n=9)
+    world.pass_time(1)
+    world.submit()
+    assert batch_sizes(world, W2) == [1]
+
+
+def test_only_those_who_offer_the_handler_get_the_step() -> None:
+    world = World()
+    world.hello(W, handlers=["other", "shop::*::x"])
+    world.task(one(handler_class="shop::ship::Ship"))
+    assert world.batches() == []
+    world.hello(W2, handlers=["shop::**"])
+    assert batch_sizes(world, W2) == [1]
+
+
+@pytest.mark.parametrize(
+    ("selector", "labels", "matches"),
+    [
+        ({"gpu": "true"}, {"gpu": "true", "zone": "a"}, True),
+        ({"gpu": "true"}, {"gpu": "false"}, False),
+        ({"gpu": "true"}, {}, False),
+        ({"gpu": ""}, {}, False),
+        ({"gpu": "", "zone": "a"}, {"gpu": "", "zone": "a"}, True),
+    ],
+)
+def test_every_label_of_the_selector_is_on_the_worker(
+    selector: dict[str, str], labels: dict[str, str], matches: bool
+) -> None:
+    world = World()
+    world.hello(labels=labels)
+    world.task(one(worker_selector=selector))
+    assert bool(world.batches()) is matches
+
+
+def test_a_step_that_a_worker_gave_back_goes_to_another_and_to_the_same_only_if_there_is_none() -> None:
+    world = World()
+    world.hello(W, slots=4, prefetch=10)
+    task_id = world.task(ONE)
+    world.refuse(world.batches(W)[0], "busy", free=14)
+    assert batch_sizes(world, W) == [1, 1]  # nobody else
+    world.hello(W2, slots=1, prefetch=0)
+    world.refuse(world.batches(W)[-1], "busy", free=14)
+    assert batch_sizes(world, W2) == [1]
+    assert world.row(task_id).attempt == 0
+
+
+def test_a_step_to_be_kept_from_a_worker_is_not_swept_into_its_next_batch() -> None:
+    world = World(auto=False)
+    world.apply(ONE)
+    world.settle()
+    world.hello(W)
+    world.submit()
+    world.settle()
+    (batch,) = world.batches(W)
+    world.hello(W2, slots=2, prefetch=0, free={BROKER: 1})
+    world.apply({**ONE, "name": "other"})  # the writer has something to do
+    world.submit(priority=1)
+    world.refuse(batch, "busy", free=14)
+    world.commit()
+    world.settle()
+    (kept_from_w,) = world.batches(W2)
+    assert [s.step_id for s in kept_from_w.steps] == [batch.steps[0].step_id]
+    assert len(world.batches(W)) == 2
+    world.check()
+
+
+def test_a_worker_that_does_not_know_a_handler_gets_no_step_of_it_again_in_its_session() -> None:
+    world = World()
+    world.apply(ONE)
+    world.hello(W, slots=1, prefetch=0)
+    world.submit(count=300)
+    world.refuse(world.batches()[0], "unknown_handler", free=1)
+    assert len(world.batches()) == 1
+    task_id = min(world.state.tasks)
+    assert world.row(task_id).state == "ready"
+    assert world.row(task_id).reason == "unknown_handler"
+    # And the many it cannot take do not stand in the way of what it can.
+    other = {"name": "other", "steps": [{"name": "only", "handler_class": "g"}]}
+    world.task(other)
+    assert len(world.batches()) == 2
+    world.hello(W, k=2, slots=1, prefetch=0)
+    assert world.batches()[-1].steps[0].handler_class == "h"
+
+
+# -- order ------------------------------------------------------------------------------------------------------------
+
+
+def test_higher_priority_goes_first_then_age() -> None:
+    world = World(Settings(bus=BusSettings(batch=BatchSettings(max_steps=10))))
+    world.apply(ONE)
+    ids = []
+    for priority in (0, 5, -5, 5):
+        ids.append(world.submit(priority=priority).task_ids[0])
+        world.pass_time(1)
+    world.hello()
+    order = [s.task_id for b in world.batches() for s in b.steps]
+    assert order == [ids[1], ids[3], ids[0], ids[2]]
+
+
+def test_a_steps_priority_adds_to_its_tasks() -> None:
+    world = World()
+    world.apply(steps({"name": "low"}, {"name": "high", "priority": 7}))
+    world.submit()
+    world.hello(slots=2, prefetch=0)
+    assert [s.step_name for s in world.batches()[0].steps] == ["high", "low"]
+
+
+def test_one_namespaces_flood_does_not_starve_another() -> None:
+    world = World(Settings(bus=BusSettings(batch=BatchSettings(max_steps=2))))
+    flow = {"name": "flow", "steps": [{"name": "only", "handler_class": "h"}]}
+    world.apply(flow)
+    world.apply({**flow, "namespace": "small"})
+    world.submit(count=100, priority=9)
+    world.submit(count=2, namespace="small")
+    world.hello(slots=6, prefetch=0)
+    taken = [world.state.tasks[s.task_id].namespace for b in world.batches() for s in b.steps]
+    assert taken.count("small") == 2
+
+
+# -- suspects ---------------------------------------------------------------------------------------------------------
+
+
+def lose(world: World, worker: str) -> None:
+    world.pass_time(DIES_MS)
+    assert worker not in world.state.sessions
+
+
+def test_a_step_that_two_sessions_died_with_goes_alone_and_is_the_only_such_one_of_its_session() -> None:
+    world = World()
+    world.apply(ONE)
+    world.submit(count=2)
+    for number in (1, 2):
+        lose(world, world.hello(worker_id(number=number), slots=2, prefetch=0))
+    world.submit(count=4)
+    world.forget()
+    world.hello(W := worker_id(number=3), slots=10, prefetch=0)
+    sizes = sorted(batch_sizes(world, W))
+    assert sizes == [1, 4]  # one suspect alone; the other waits
+    assert world.state.sessions[W].suspects == 1
+    world.check()
+    suspect = next(b for b in world.batches(W) if len(b.steps) == 1)
+    world.result(suspect, W, free=9, n=9)
+    assert sorted(batch_sizes(world, W)) == [1, 1, 4]
+    world.check()
+
+
+def test_many_suspects_do_not_stand_in_the_way_of_the_others() -> None:
+    world = World()
+    world.apply(ONE)
+    world.submit(count=300, priority=9)
+    for number in (1, 2):
+        lose(world, world.hello(worker_id(number=number), slots=300, prefetch=0))
+    world.submit(count=5)
+    fresh = world.hello(worker_id(number=3), slots=10, prefetch=0)
+    assert sum(batch_sizes(world, fresh)) == 6
+
+
+def test_at_three_lost_sessions_a_step_fails_as_worker_lost() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    for number in (1, 2, 3):
+        lose(world, world.hello(worker_id(number=number)))
+    assert world.row(task_id).state == "failed"
+    assert world.row(task_id).reason == "worker_lost"
+    assert world.row(task_id).lost_sessions == 3
+    assert world.stored(task_id).state == "failed"
+    world.check()
+
+
+# -- what a step carries ----------------------------------------------------------------------------------------------
+
+
+def test_a_step_carries_the_outputs_of_its_direct_dependencies_by_name() -> None:
+    world = World()
+    task_id = world.task(
+        steps({"name": "a"}, {"name": "b", "depends_on": ["a"]}, {"name": "c", "depends_on": ["b"]}), context=b'{"x":1}'
+    )
+    world.hello()
+    world.result(world.batches()[-1], output=msgspec.Raw(b'{"n": [1, 2]}'))
+    second = world.batches()[-1].steps[0]
+    assert bytes(second.previous_results) == b'{"a":{"n":[1,2]}}'
+    assert bytes(second.task_context) == b'{"x":1}'
+    world.result(world.batches()[-1], output=msgspec.Raw(b"2"))
+    assert bytes(world.batches()[-1].steps[0].previous_results) == b'{"b":2}'
+    assert world.row(task_id, "a").output == '{"n":[1,2]}'
+
+
+def test_a_mapped_input_is_sent_beside_the_seeds_fields() -> None:
+    world = World()
+    mapping = {"total": "results.a.sum", "who": "context.user.name", "none": "context.nobody"}
+    world.task(
+        steps({"name": "a"}, {"name": "b", "depends_on": ["a"], "input": mapping}), context=b'{"user":{"name":"eve"}}'
+    )
+    world.hello()
+    world.result(world.batches()[-1], output=msgspec.Raw(b'{"sum":3}'))
+    given = msgspec.json.decode(world.batches()[-1].steps[0].input)
+    assert given == {"total": 3, "who": "eve", "none": None}
+
+
+def test_the_idempotency_key_is_the_same_over_attempts_and_deliveries() -> None:
+    world = World()
+    world.task(one(backoff={"base_ms": 100, "jitter": "none"}))
+    world.hello()
+    first = world.batches()[-1].steps[0]
+    world.refuse(world.batches()[-1], "busy")
+    second = world.batches()[-1].steps[0]
+    world.fail(world.batches()[-1])
+    world.pass_time(100)
+    third = world.batches()[-1].steps[0]
+    assert [s.delivery for s in (first, second, third)] == [1, 2, 3]
+    assert [s.metadata.attempt for s in (first, second, third)] == [0, 0, 1]
+    assert len({s.metadata.idempotency_key for s in (first, second, third)}) == 1
+    assert len({s.metadata.traceparent for s in (first, second, third)}) == 3
+
+
+def test_a_request_that_no_message_holds_fails_as_too_large_and_the_others_go() -> None:
+    world = World(Settings(limits=LimitSettings(resident_payload_bytes=1 << 20)))
+    world.apply(ONE)
+    large = world.submit(context=b'"' + b"x" * 70_000 + b'"').task_ids[0]
+    small = world.submit().task_ids[0]
+    world.hello(max_message_bytes=65_536)
+    assert world.stored(large).state == "failed"
+    assert world.row(large).reason == "too_large"
+    assert [s.task_id for b in world.batches() for s in b.steps] == [small]
+    world.check()
+
+
+@pytest.mark.parametrize("context_bytes", [58_000, 62_000, 63_000, 64_000, 65_000])
+def test_no_message_is_ever_larger_than_its_worker_can_take(context_bytes: int) -> None:
+    name = "n" * 128
+    world = World(Settings(limits=LimitSettings(resident_payload_bytes=1 << 20)))
+    world.apply({"name": "flow", "steps": [{"name": name, "handler_class": "H" * 128}]})
+    world.submit(context=b'"' + b"x" * context_bytes + b'"')
+    world.submit(context=b'"' + b"x" * 200 + b'"', count=12)
+    world.hello("w" * 48 + ":" + "f" * 16, max_message_bytes=65_536, slots=30)
+    for frame in world.frames:
+        _, body = codec.split(frame)
+        assert len(body) <= 65_536
+    assert sum(batch_sizes(world, "w" * 48 + ":" + "f" * 16)) >= 12
+
+
+# -- payloads that are not in memory ----------------------------------------------------------------------------------
+
+LARGE = b'"' + b"y" * 20_000 + b'"'
+
+
+def test_a_large_context_leaves_memory_once_it_is_stored_and_is_fetched_for_the_dispatch() -> None:
+    world = World()
+    world.apply(ONE)
+    task_id = world.submit(context=LARGE).task_ids[0]
+    assert world.state.tasks[task_id].context is None
+    assert world.state.resident_bytes == 0
+    world.answers_reads = False
+    world.hello()
+    assert world.batches() == []
+    world.read()
+    assert bytes(world.batches()[0].steps[0].task_context) == LARGE
+    assert world.step(task_id).payload_context is None
+    world.check()
+
+
+def test_a_large_output_is_fetched_for_the_step_that_depends_on_it() -> None:
+    world = World()
+    world.task(steps({"name": "a"}, {"name": "b", "depends_on": ["a"]}))
+    world.hello()
+    world.result(world.batches()[0], output=msgspec.Raw(LARGE))
+    assert bytes(world.batches()[-1].steps[0].previous_results) == b'{"a":' + LARGE + b"}"
+    world.check()
+
+
+def test_a_fetch_that_failed_is_made_again() -> None:
+    world = World()
+    world.apply(ONE)
+    world.submit(context=LARGE)
+    world.answers_reads = False
+    world.hello()
+    world.fail_read()
+    world.stay(W, 1_001)
+    world.read()
+    assert len(world.batches()) == 1
+
+
+def test_what_is_fetched_at_a_time_is_bounded_in_steps() -> None:
+    world = World()
+    world.apply(ONE)
+    world.submit(count=600, context=LARGE)
+    world.answers_reads = False
+    world.hello(slots=1_000, prefetch=0)
+    world.beat(n=2, free=1_000)
+    assert sum(map(len, world.state.fetching.values())) <= 256
+    world.answers_reads = True
+    while world.reads:
+        world.read()
+    world.stay(W, 4_000)
+    assert sum(batch_sizes(world)) == 600
+
+
+def test_a_rule_that_compares_a_large_output_waits_for_it() -> None:
+    rule = {"result": "a", "op": "contains", "value": "zzz"}
+    world = World()
+    task_id = world.task(
+        steps(
+            {"name": "a"},
+            {"name": "yes", "depends_on": ["a"], "trigger_rule": {"none": [rule]}},
+            {"name": "no", "depends_on": ["a"], "trigger_rule": rule},
+        )
+    )
+    world.hello()
+    world.answers_reads = False
+    world.auto = False
+    world.result(world.batches()[0], output=msgspec.Raw(LARGE))
+    world.settle()
+    world.auto = True
+    while world.reads:
+        world.read()
+    assert world.states(task_id) == {"a": "completed", "yes": "dispatched", "no": "skipped"}
+    world.check()
+
+
+def test_a_steps_deadline_is_told_as_what_is_left_of_it() -> None:
+    world = World()
+    world.task(one(deadline_ms=60_000))
+    world.pass_time(10_000)
+    world.hello()
+    assert world.batches()[0].steps[0].metadata.deadline_ms == 50_000

@@ -1,0 +1,130 @@
+"""The database refuses the rows of one task, or a submission: nothing that rested on them is ever said."""
+
+from stepwire_broker.core import events
+from stepwire_broker.core.answers import Done, Refused
+from stepwire_protocol import messages as wire
+
+from .world import CHAIN, ONE, W, World, steps
+
+
+def test_of_a_refused_submission_nothing_is_dispatched_and_nothing_stays() -> None:
+    world = World()
+    world.apply(ONE)
+    world.hello()
+    world.rows.refuses_submissions = True
+    refused = world.submit(count=3)
+    assert isinstance(refused, Refused)
+    assert refused.code == "refused_by_database"
+    assert world.heard(wire.Steps) == []
+    assert not world.state.tasks
+    assert world.state.open_steps == 0
+    assert world.state.sessions[W].credit == 14
+    world.check()
+    world.rows.refuses_submissions = False
+    world.submit()
+    assert len(world.heard(wire.Steps)) == 1
+
+
+def test_what_is_changed_in_a_task_whose_insert_is_refused_meanwhile_is_written_by_nobody() -> None:
+    world = World(auto=False)
+    world.apply(ONE)
+    world.settle()
+    world.submit()
+    world.rows.refuses_submissions = True
+    (task_id,) = world.state.tasks
+    world.ask(events.CancelTask, task_id=task_id)  # decided while the insert is on its way
+    cancel = world.requests
+    world.settle()
+    assert world.answers[cancel].code == "refused_by_database"
+    assert world.rows.tasks == {}
+    assert world.rows.history == {}
+    world.check()
+
+
+def test_the_result_of_a_task_whose_rows_are_refused_is_not_acked_and_the_step_fails_as_unstorable() -> None:
+    world = World()
+    task_id = world.task(CHAIN)
+    world.hello()
+    (batch,) = world.batches()
+    world.rows.refuses = {task_id}
+    world.answers_reads = False
+    rid = world.result(batch)
+    assert world.acked == []
+    assert task_id not in world.state.tasks
+    assert world.batches() == [batch]  # the next step is not known to be ready
+    world.rows.refuses = set()
+    world.read()
+    assert world.states(task_id) == {"a": "failed", "b": "skipped", "c": "skipped"}
+    assert world.row(task_id, "a").reason == "unstorable"
+    assert [p.code for p in world.rows.parked] == ["unstorable"]
+    world.result(batch, rid=rid)
+    assert world.acked == [rid]
+    assert world.state.open_steps == 0
+    world.check()
+
+
+def test_a_batch_that_holds_a_step_of_a_refused_task_never_leaves_and_the_others_go_in_another() -> None:
+    world = World(auto=False)
+    world.apply(ONE)
+    world.settle()
+    world.submit(count=2)
+    world.settle()
+    first, second = world.state.tasks
+    world.hello()
+    world.rows.refuses = {first}
+    assert world.writing is not None
+    assert {row.id for row in world.writing.steps_dispatched} == {first + 1, second + 1}
+    world.commit()
+    world.rows.refuses = set()
+    world.settle()
+    batches = world.batches()
+    assert [[s.step_id for s in b.steps] for b in batches].count([second + 1]) == 1
+    sent = sorted(s.step_id for b in batches for s in b.steps)
+    assert sent == [first + 1, second + 1]
+    assert world.state.sessions[W].unanswered == 2
+    world.check()
+
+
+def test_who_awaits_a_task_is_not_told_of_an_end_that_was_not_stored() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.ask(events.AwaitTask, task_id=task_id)
+    waits = world.requests
+    world.hello()
+    world.rows.refuses = {task_id}
+    world.answers_reads = False
+    world.result(world.batches()[0])
+    assert waits not in world.answers
+    world.rows.refuses = set()
+    world.read()
+    assert world.answers[waits] == Done(task_id, "failed", None)
+
+
+def test_a_command_whose_rows_are_refused_is_refused() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.rows.refuses = {task_id}
+    world.answers_reads = False
+    refused = world.ask(events.PauseTask, task_id=task_id)
+    assert refused.code == "refused_by_database"
+    world.rows.refuses = set()
+    world.read()
+    assert world.state.tasks[task_id].state == "running"
+    assert world.state.open_steps == 1
+    world.check()
+
+
+def test_a_failed_reload_of_a_refused_task_is_tried_again() -> None:
+    world = World()
+    task_id = world.task(steps({"name": "a"}, {"name": "b"}))
+    world.rows.refuses = {task_id}
+    world.answers_reads = False
+    world.ask(events.PauseTask, task_id=task_id)
+    world.rows.refuses = set()
+    while world.reads:
+        world.fail_read()
+    world.answers_reads = True
+    world.pass_time(1_000)
+    assert world.state.tasks[task_id].state == "running"
+    assert world.state.open_steps == 2
+    world.check()

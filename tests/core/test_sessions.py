@@ -1,0 +1,835 @@
+"""Workers come, stay and go: hello, heartbeats, the lease, what they hold, bye, death, and a broker's own restart."""
+
+import pytest
+from stepwire_broker.core import events
+from stepwire_broker.core.answers import Quieted
+from stepwire_protocol import messages as wire
+
+from .world import (
+    BROKER,
+    DEPLOYMENT,
+    DIES_MS,
+    HOST,
+    LEASE_MS,
+    ONCE,
+    ONE,
+    W2,
+    W,
+    World,
+    held,
+    item_of,
+    once,
+    one,
+    worker_id,
+)
+
+# -- hello ------------------------------------------------------------------------------------------------------------
+
+
+def test_hello_is_welcomed_with_its_n_and_the_terms() -> None:
+    world = World()
+    world.hello(n=41)
+    assert world.last(wire.Welcome) == wire.Welcome(
+        v="2.0",
+        broker=BROKER,
+        epoch=7,
+        session="7.1",
+        deployment=DEPLOYMENT,
+        n=41,
+        lease_ms=10_000,
+        heartbeat_ms=2_000,
+        max_message_bytes=world.settings.bus.max_message_bytes,
+        brokers=[],
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "k", "answer"),
+    [
+        (None, 1, wire.Welcome),
+        (None, 5, wire.Welcome),
+        (3, 3, wire.Welcome),
+        (3, 4, wire.Welcome),
+        (3, 2, None),
+    ],
+)
+def test_a_hello_is_answered_by_its_number(before: int | None, k: int, answer: type | None) -> None:
+    world = World()
+    if before is not None:
+        world.hello(k=before)
+        world.forget()
+    world.hello(k=k, n=2)
+    assert [type(m) for _, m in world.sent] == ([] if answer is None else [answer])
+    assert world.state.sessions[W].k == max(k, before or 0)
+    if answer:
+        assert world.last(wire.Welcome).session == f"7.{k}"
+
+
+def test_a_number_that_was_declared_dead_is_reset_and_a_higher_one_is_welcome() -> None:
+    world = World()
+    world.hello(k=2)
+    world.pass_time(DIES_MS)
+    assert W not in world.state.sessions
+    for k in (1, 2):
+        world.hello(k=k)
+        assert (world.last(wire.Reset).next, world.last(wire.Reset).code) == (k, "expired")
+        assert W not in world.state.sessions
+    world.hello(k=3)
+    assert world.state.sessions[W].id == "7.3"
+
+
+def test_the_same_hello_again_is_welcomed_again_and_changes_nothing() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.hello()
+    session = world.state.sessions[W]
+    world.hello(n=2)
+    assert world.state.sessions[W] is session
+    assert world.last(wire.Welcome).session == "7.1"
+    assert world.step(task_id).session is session
+
+
+def test_a_hello_without_our_number_is_told_who_is_here() -> None:
+    world = World()
+    world.hello(next={"other": 3})
+    assert world.last(wire.Here).deployment == DEPLOYMENT
+    assert not world.state.sessions
+
+
+@pytest.mark.parametrize(
+    ("versions", "welcome"), [(["2.0"], True), (["1.7", "2.9"], True), (["3.0"], False), ([], False)]
+)
+def test_a_version_in_common_is_needed(versions: list[str], welcome: bool) -> None:
+    world = World()
+    world.hello(versions=versions, k=4)
+    assert (W in world.state.sessions) is welcome
+    if not welcome:
+        reset = world.last(wire.Reset)
+        assert (reset.next, reset.code, reset.versions) == (4, "version", ["2.0"])
+
+
+# -- a new session of the same worker ----------------------------------------------------------------------------------
+
+
+def test_what_the_worker_still_holds_moves_to_its_new_session() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    world.hello(k=2, n=9, holding=[held(batch, "running", 700)])
+    step = world.step(task_id)
+    assert step.session is world.state.sessions[W]
+    assert step.session.id == "7.2"
+    assert (step.delivery, step.started_ms) == (1, world.now.wall - 700)
+    assert world.batches() == [batch]
+    world.result(batch, session="7.2")
+    assert world.stored(task_id).state == "completed"
+    world.check()
+
+
+@pytest.mark.parametrize("document", [ONE, ONCE])
+def test_what_the_worker_dropped_goes_back_to_ready_at_once_also_when_granted(document: dict) -> None:
+    world = World()
+    task_id = world.task(document)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    if document is ONCE:
+        world.start(batch)
+    world.hello(k=2, n=9)
+    assert world.batches()[-1].steps[0].delivery == 2
+    assert world.batches()[-1].session == "7.2"
+    assert world.row(task_id).lost_sessions == 0
+    world.check()
+
+
+def test_what_was_on_its_way_to_the_old_session_is_not_sent_any_more() -> None:
+    world = World(auto=False)
+    world.apply(ONE)
+    world.settle()
+    world.hello()
+    world.submit()  # with its first dispatch in the same transaction
+    world.hello(k=2, n=9)
+    world.settle()
+    (batch,) = world.batches()
+    assert (batch.session, batch.steps[0].delivery) == ("7.2", 2)
+    world.check()
+
+
+def test_the_old_sessions_messages_are_ignored_and_its_results_are_taken() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    world.hello(k=2, n=9, holding=[held(batch, "done")])
+    world.forget()
+    world.accept(batch)
+    world.start(batch)
+    assert world.sent == []
+    rid = world.result(batch)
+    assert world.acked == [rid]
+    assert world.stored(task_id).state == "completed"
+
+
+# -- silence and turning away -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("session", "answer"),
+    [("7.1", wire.Reset), ("6.1", wire.Here), ("8.1", wire.Here)],
+)
+def test_a_message_of_an_unknown_session_is_reset_and_one_of_another_epoch_is_told_who_is_here(
+    session: str, answer: type
+) -> None:
+    world = World()
+    world.say(wire.Start(v="2.0", worker=W, session=session, items=[(1, 1)]))
+    ((_, told),) = world.sent
+    assert type(told) is answer
+    if answer is wire.Reset:
+        assert (told.next, told.code) == (1, "unknown_session")
+
+
+def test_a_heartbeat_without_a_session_here_is_told_who_is_here() -> None:
+    world = World()
+    world.say(wire.Heartbeat(v="2.0", worker=W, n=1, sessions={"other": "3.1"}))
+    assert type(world.sent[0][1]) is wire.Here
+
+
+def test_results_for_another_deployment_are_met_with_silence() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.hello()
+    (batch,) = world.batches()
+    world.forget()
+    world.result(batch, deployment="e" * 32)
+    assert world.sent == []
+    assert world.row(task_id).state == "dispatched"
+
+
+# -- heartbeats and the lease -----------------------------------------------------------------------------------------
+
+
+def test_a_heartbeat_is_acked_with_its_n() -> None:
+    world = World()
+    world.hello()
+    world.beat(n=17)
+    ack = world.last(wire.HeartbeatAck)
+    assert (ack.session, ack.n, ack.quiet, ack.quit) == ("7.1", 17, False, False)
+
+
+def test_a_session_lives_while_it_is_heard_and_dies_three_percent_after_its_lease() -> None:
+    world = World()
+    world.hello()
+    world.stay(W, 60_000)
+    world.pass_time(DIES_MS - 1)
+    assert W in world.state.sessions
+    world.pass_time(1)
+    assert W not in world.state.sessions
+
+
+@pytest.mark.parametrize("message", ["accept", "start", "result"])
+def test_only_hello_and_heartbeat_renew_the_lease(message: str) -> None:
+    world = World()
+    world.apply(ONE)
+    world.hello()
+    world.submit()
+    (batch,) = world.batches()
+    world.pass_time(9_000)
+    getattr(world, message)(batch)
+    world.pass_time(DIES_MS - 9_000)
+    assert W not in world.state.sessions
+
+
+def test_while_our_loop_stood_still_nobody_was_silent() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.hello()
+    world.mono += 60_000
+    world.handle(events.LoopWasLate(60_000))
+    world.handle(events.Tick())
+    assert W in world.state.sessions
+    assert not world.state.sessions[W].muted
+    world.beat(n=9)
+    assert world.last(wire.HeartbeatAck).n == 9
+    assert world.row(task_id).delivery == 1
+    world.check()
+
+
+@pytest.mark.parametrize(
+    ("document", "granted", "state"),
+    [
+        (ONE, False, "ready"),
+        (ONCE, False, "ready"),
+        (ONCE, True, "held"),
+        (once(on_unknown="fail"), True, "failed"),
+    ],
+)
+def test_what_a_dead_session_held(document: dict, granted: bool, state: str) -> None:
+    world = World()
+    task_id = world.task(document)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    if granted:
+        world.start(batch)
+    world.pass_time(DIES_MS)
+    assert (world.row(task_id).state, world.row(task_id).delivery) == (state, 1)
+    assert world.stored(task_id).attention == ("held" if state == "held" else None)
+    if state == "failed":
+        assert world.row(task_id).reason == "outcome_unknown"
+    world.check()
+
+
+def test_only_what_could_have_started_counts_as_lost() -> None:
+    """Workers start in the order of sending: the first `slots` of what is unanswered."""
+    world = World()
+    world.apply(ONE)
+    ids = world.submit(count=6).task_ids
+    world.hello(slots=2, prefetch=4)
+    for batch in world.batches():
+        world.accept(batch)
+    fifth = next(b for b in world.batches() if ids[4] + 1 in [s.step_id for s in b.steps])
+    position = [s.task_id for s in fifth.steps].index(ids[4])
+    world.beat(n=2, holding=[held(fifth, "running", position=position)], free=0)
+    world.pass_time(DIES_MS)
+    assert [world.row(i).lost_sessions for i in ids] == [1, 1, 0, 0, 1, 0]
+
+
+def test_a_step_that_may_not_start_without_leave_and_had_none_was_not_lost() -> None:
+    world = World()
+    task_id = world.task(ONCE)
+    world.hello()
+    world.accept(world.batches()[0])
+    world.pass_time(DIES_MS)
+    assert world.row(task_id).lost_sessions == 0
+
+
+# -- steps that are not answered --------------------------------------------------------------------------------------
+
+
+def test_steps_are_said_again_after_300_ms_and_twice_as_long_each_time_up_to_3_s() -> None:
+    world = World()
+    world.hello()
+    world.task(ONE)
+    began = world.mono
+    times = []
+    while world.mono < began + 9_900:
+        seen = len(world.heard(wire.Steps))
+        world.pass_time(100)
+        times += [world.mono - began] * (len(world.heard(wire.Steps)) - seen)
+        if world.mono % 2_000 == 0:
+            world.beat(n=world.mono)
+    assert times == [300, 900, 2_100, 4_500, 7_500]
+    assert len({f for f in world.frames if b'"type":"steps"' in f}) == 1  # the same bytes
+
+
+@pytest.mark.parametrize("answer", ["accept", "refuse", "result", "start"])
+def test_any_answer_ends_the_repetition(answer: str) -> None:
+    world = World()
+    world.task(ONCE)
+    world.hello()
+    (batch,) = world.batches()
+    if answer == "refuse":
+        world.hello(W2, slots=1)
+        world.refuse(batch, "draining")
+    else:
+        getattr(world, answer)(batch)
+    world.forget()
+    world.stay(W, 8_000)
+    assert world.heard(wire.Steps, W) == []
+
+
+def test_a_dead_session_is_sent_nothing_more() -> None:
+    world = World()
+    world.task(ONE)
+    world.hello()
+    world.pass_time(DIES_MS)
+    world.forget()
+    world.pass_time(60_000)
+    assert world.sent == []
+
+
+def test_the_repetition_is_timed_from_when_the_steps_left() -> None:
+    world = World(auto=False)
+    world.apply(ONE)
+    world.settle()
+    world.hello()
+    world.submit()
+    world.pass_time(5_000)  # the commit takes that long
+    world.beat(n=2)
+    assert world.heard(wire.Steps) == []
+    world.commit()
+    assert len(world.heard(wire.Steps)) == 1
+    world.pass_time(299)
+    assert len(world.heard(wire.Steps)) == 1
+    world.pass_time(1)
+    assert len(world.heard(wire.Steps)) == 2
+
+
+def test_who_answers_nothing_for_a_lease_is_not_acked_any_more_and_its_lease_runs_out() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.hello()
+    world.stay(W, 14_000)
+    session = world.state.sessions[W]
+    assert session.muted
+    assert session.credit == 0
+    world.forget()
+    world.beat(n=world.mono)
+    world.hello(n=world.mono)  # the same number renews nothing either
+    assert world.sent == []
+    for _ in range(5):
+        world.pass_time(2_000)
+        world.beat(n=world.mono)
+    assert W not in world.state.sessions
+    assert world.row(task_id).lost_sessions == 0  # it never had it
+    assert world.row(task_id).state == "ready"
+    world.hello(k=2)
+    assert world.batches(W)[-1].steps[0].delivery == 2
+    world.check()
+
+
+def test_a_new_subscription_of_the_inbox_is_worth_saying_it_again_at_once() -> None:
+    world = World()
+    world.task(ONE)
+    world.hello()
+    world.handle(events.Subscribed(W))
+    assert len(world.heard(wire.Steps)) == 2
+
+
+# -- holding ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_start_becomes_known_from_its_age() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.hello()
+    (batch,) = world.batches()
+    world.beat(n=2, holding=[held(batch, "running", 1_234)])
+    assert world.row(task_id).started_ms == world.now.wall - 1_234
+
+
+def test_an_accepted_delivery_that_is_missing_is_asked_for_every_second_until_it_is_known() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    world.beat(n=2)
+    world.beat(n=3)
+    world.pass_time(0)
+    assert [a.items for a in world.heard(wire.Adopt)] == [[item_of(batch)]]
+    world.pass_time(3_000)
+    world.beat(n=4)
+    world.pass_time(3_000)
+    assert len(world.heard(wire.Adopt)) == 7  # one chain of questions, however often it is missing
+    world.adopted(batch, "unknown")
+    assert world.row(task_id).delivery == 2
+    world.accept(world.batches()[-1])
+    world.forget()
+    world.pass_time(3_000)
+    assert world.heard(wire.Adopt) == []
+    world.check()
+
+
+def test_what_is_not_answered_yet_is_not_missing() -> None:
+    world = World()
+    world.task(ONE)
+    world.hello()
+    world.beat(n=2)
+    world.pass_time(2_000)
+    assert world.heard(wire.Adopt) == []
+
+
+@pytest.mark.parametrize("state", ["queued", "asking", "running", "done"])
+def test_what_is_known_after_all_is_not_asked_for_again(state: str) -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    world.beat(n=2)
+    world.adopted(batch, state)
+    world.forget()
+    world.pass_time(5_000)
+    assert world.heard(wire.Adopt) == []
+    assert world.row(task_id).delivery == 1
+
+
+def test_a_granted_step_that_its_live_worker_does_not_hold_may_run_elsewhere() -> None:
+    world = World()
+    task_id = world.task(ONCE)
+    world.hello()
+    (batch,) = world.batches()
+    world.start(batch)
+    world.beat(n=2)
+    world.adopted(batch, "unknown")
+    assert (world.row(task_id).state, world.row(task_id).delivery, world.row(task_id).granted) == ("dispatched", 2, 0)
+
+
+@pytest.mark.parametrize(("state", "told"), [("queued", True), ("running", True), ("done", False)])
+def test_who_holds_what_is_not_his_any_more_is_told_so_at_each_heartbeat(state: str, told: bool) -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.hello()
+    (batch,) = world.batches()
+    world.pass_time(DIES_MS)
+    world.hello(W2)
+    world.hello(k=2)
+    assert world.row(task_id).worker == W2
+    world.forget()
+    for n in (5, 6):
+        world.beat(n=n, k=2, holding=[held(batch, state)])
+    assert [(c.reason, c.items) for c in world.heard(wire.Cancel, W)] == [("superseded", [item_of(batch)])] * (2 * told)
+
+
+def test_of_a_step_that_is_not_in_memory_a_worker_may_hold_what_it_likes() -> None:
+    world = World()
+    world.hello()
+    world.forget()
+    world.beat(n=2, holding=[(99_999, 1, "running", 0)])
+    assert [type(m) for _, m in world.sent] == [wire.HeartbeatAck]
+
+
+# -- stuck ------------------------------------------------------------------------------------------------------------
+
+
+def two_on_one_slot(world: World) -> tuple[list[wire.Steps], list[tuple[int, int]]]:
+    world.apply(one(timeout_ms=1_000, retry_limit=0))
+    world.submit(count=2)
+    world.hello(W, slots=1, prefetch=1)
+    batches = world.batches(W)
+    for batch in batches:
+        world.accept(batch, free=0)
+    return batches, [(s.step_id, s.delivery) for b in batches for s in b.steps]
+
+
+def test_a_session_that_runs_only_what_is_overdue_gets_no_more_and_what_waits_there_goes_elsewhere() -> None:
+    world = World()
+    batches, (first, second) = two_on_one_slot(world)
+    world.beat(W, n=10, holding=[(*first, "running", 0), (*second, "queued", 0)], free=0)
+    for age in (2_000, 4_000, 6_000):
+        world.pass_time(2_000)
+        world.beat(W, n=world.mono, holding=[(*first, "running", age), (*second, "queued", age)], free=1)
+    # The first one's task is over by now, and what it runs is still in the way.
+    assert world.stored(first[0] - 1).state == "failed"
+    assert world.state.sessions[W].stuck
+    assert ("superseded", [second]) in [(c.reason, c.items) for c in world.heard(wire.Cancel)]
+    world.submit()
+    assert len(world.batches(W)) == len(batches)
+    refusal = wire.Refuse(v="2.0", worker=W, session="7.1", batch_id=batches[-1].batch_id, items=[second], code="stale")
+    world.say(refusal)
+    world.hello(W2)
+    assert (second[0], 2) in [(s.step_id, s.delivery) for b in world.batches(W2) for s in b.steps]
+    world.beat(W, n=world.mono + 1, holding=[], free=2)
+    assert not world.state.sessions[W].stuck
+    world.check()
+
+
+def test_what_comes_to_light_in_a_stuck_session_later_is_withdrawn_too() -> None:
+    world = World()
+    _, (first, second) = two_on_one_slot(world)
+    world.beat(W, n=10, holding=[(*first, "running", 6_000)], free=0)
+    assert world.state.sessions[W].stuck
+    assert world.heard(wire.Cancel) == []
+    world.beat(W, n=11, holding=[(*first, "running", 6_000), (*second, "queued", 0)], free=0)
+    assert [(c.reason, c.items) for c in world.heard(wire.Cancel)] == [("superseded", [second])]
+
+
+# -- going ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_says_bye_gets_nothing_new_and_keeps_what_it_has() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    world.say(wire.Bye(v="2.0", worker=W, n=5))
+    world.submit()
+    assert world.batches() == [batch]
+    world.result(batch)
+    assert world.stored(task_id).state == "completed"
+
+
+def test_a_refusal_because_it_drains_is_a_bye_too() -> None:
+    world = World()
+    world.task(ONE)
+    world.hello()
+    world.refuse(world.batches()[0], "draining")
+    assert len(world.batches()) == 1
+    world.hello(W2)
+    assert len(world.batches(W2)) == 1
+
+
+PROCESS = {"host": HOST, "pid": 4711, "pid_started": 99, "proof": True}
+
+
+def test_the_process_of_a_vanished_subscription_is_looked_for_and_its_death_needs_no_lease() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.hello(**PROCESS)
+    world.accept(world.batches()[0])
+    world.handle(events.SubscriptionVanished(W))
+    ((worker, pid, started),) = [(w.worker, w.pid, w.pid_started) for w in world.watches]
+    assert (worker, pid, started) == (W, 4711, 99)
+    assert W in world.state.sessions
+    world.hello(W2)
+    world.handle(events.ProcessDied(W))
+    assert W not in world.state.sessions
+    assert world.row(task_id).worker == W2
+    assert world.row(task_id).lost_sessions == 1
+
+
+@pytest.mark.parametrize("without", [{"proof": False}, {"host": "elsewhere"}, {"pid": 0}])
+def test_without_proof_the_lease_decides(without: dict) -> None:
+    world = World()
+    world.hello(**{**PROCESS, **without})
+    world.handle(events.SubscriptionVanished(W))
+    assert world.watches == []
+    assert W in world.state.sessions
+
+
+def test_a_child_that_its_supervisor_reaped_is_looked_for_here_and_believed_elsewhere() -> None:
+    world = World()
+    world.hello(W, **PROCESS)
+    world.hello(W2, host="elsewhere", pid=1)
+    for worker in (W, W2):
+        world.say(wire.Gone(v="2.0", worker=worker))
+    assert [w.worker for w in world.watches] == [W]
+    assert list(world.state.sessions) == [W]
+
+
+def test_a_leaving_broker_resets_its_sessions() -> None:
+    world = World()
+    world.hello(W)
+    world.hello(W2, k=4)
+    world.handle(events.Leave())
+    assert [(r.next, r.code) for r in world.heard(wire.Reset)] == [(1, "shutdown"), (4, "shutdown")]
+
+
+def test_a_draining_broker_hands_out_nothing_says_so_and_lets_what_runs_finish() -> None:
+    world = World()
+    world.apply(ONE)
+    first, second = world.submit(count=2).task_ids
+    world.hello(slots=1, prefetch=0)
+    (batch,) = world.batches()
+    world.handle(events.Drain())
+    world.beat(n=2, free=14)
+    assert world.last(wire.HeartbeatAck).quiet
+    assert world.submit().code == "draining"
+    world.result(batch)
+    assert world.stored(first).state == "completed"
+    assert world.row(second).state == "ready"
+    assert world.batches() == [batch]
+
+
+def test_a_drained_worker_gets_nothing_new_finishes_what_it_has_and_is_told_to_go() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.hello()
+    (batch,) = world.batches()
+    assert world.ask(events.DrainWorker, worker=W, quit=True) == Quieted(W, True)
+    world.submit()
+    world.beat(n=2, free=14, holding=[held(batch, "running", 5)])
+    ack = world.last(wire.HeartbeatAck)
+    assert (ack.quiet, ack.quit) == (True, False)
+    world.result(batch)
+    assert world.stored(task_id).state == "completed"
+    world.beat(n=3, free=14)
+    ack = world.last(wire.HeartbeatAck)
+    assert (ack.quiet, ack.quit) == (True, True)
+    world.hello(k=2, n=4)  # the same process in a new session is as drained as before
+    assert len(world.batches()) == 1
+    world.hello(W2)
+    assert len(world.batches(W2)) == 1
+
+
+def test_a_worker_that_is_drained_without_a_word_of_going_stays() -> None:
+    world = World()
+    world.hello()
+    assert world.ask(events.DrainWorker, worker=W) == Quieted(W, False)
+    world.beat(n=2)
+    ack = world.last(wire.HeartbeatAck)
+    assert (ack.quiet, ack.quit) == (True, False)
+    assert world.ask(events.DrainWorker, worker=W, quit=True) == Quieted(W, True)
+    assert world.ask(events.DrainWorker, worker=W) == Quieted(W, True), "what was ordered is not taken back"
+    assert world.ask(events.DrainWorker, worker=W2).code == "not_found"
+
+
+# -- a broker's own restart -------------------------------------------------------------------------------------------
+
+
+def restarted(document: dict, *, granted: bool = False, seen: str | None = None) -> tuple[World, int, wire.Steps]:
+    world = World()
+    task_id = world.task(document)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    if granted:
+        world.start(batch)
+    if seen:
+        world.beat(n=2, holding=[held(batch, seen, 500)])
+    world.restart()
+    assert world.state.recovered == {W: {batch.steps[0].step_id: world.step(task_id)}}
+    return world, task_id, batch
+
+
+def test_a_message_of_the_epoch_before_is_told_who_is_here_and_its_results_are_taken() -> None:
+    world, task_id, batch = restarted(ONE)
+    rid = world.result(batch)
+    assert type(world.sent[0][1]) is wire.Here
+    assert world.acked == [rid]
+    assert world.stored(task_id).state == "completed"
+    world.check()
+
+
+def test_what_the_workers_hello_lists_is_adopted_and_not_sent_again() -> None:
+    world, task_id, batch = restarted(ONE, seen="running")
+    world.hello(holding=[held(batch, "running", 900)])
+    assert world.state.recovered == {}
+    assert world.step(task_id).session is world.state.sessions[W]
+    world.stay(W, 30_000, holding=[held(batch, "running", 900)])
+    assert world.row(task_id).delivery == 1
+    assert world.batches() == []
+    world.check()
+
+
+def test_what_the_hello_does_not_list_is_asked_for_and_only_its_own_word_releases_it() -> None:
+    world, task_id, batch = restarted(ONCE, granted=True)
+    world.hello()
+    world.stay(W, 20_000)
+    assert all(a.items == [item_of(batch)] for a in world.heard(wire.Adopt))
+    assert 19 <= len(world.heard(wire.Adopt)) <= 21
+    assert world.row(task_id).state == "dispatched"  # long past safe_at: its worker lives
+    world.adopted(batch, "unknown")
+    assert (world.row(task_id).state, world.row(task_id).delivery) == ("dispatched", 2)
+    world.check()
+
+
+def test_a_delivery_that_was_adopted_is_of_this_epoch_and_is_dropped_with_the_session() -> None:
+    world, task_id, batch = restarted(ONE)
+    world.hello(holding=[held(batch, "queued")])
+    world.hello(k=2, n=9)
+    assert world.row(task_id).delivery == 2
+    assert world.heard(wire.Adopt) == []
+
+
+@pytest.mark.parametrize(
+    ("document", "granted", "state"), [(ONE, False, "ready"), (ONCE, False, "ready"), (ONCE, True, "held")]
+)
+def test_what_nobody_speaks_for_is_given_up_when_it_is_safe_and_not_before(
+    document: dict, granted: bool, state: str
+) -> None:
+    world, task_id, _ = restarted(document, granted=granted)
+    world.hello(W2)
+    world.stay(W2, 10_299)
+    assert world.row(task_id).state == "dispatched"
+    assert world.row(task_id).delivery == 1
+    world.pass_time(1)
+    world.say(wire.Bye(v="2.0", worker=W2))
+    assert world.row(task_id).state in (state, "dispatched")
+    assert world.row(task_id).delivery == (1 if state == "held" else 2)
+    world.check()
+
+
+def test_a_death_that_is_proven_before_it_is_safe_releases_what_it_held() -> None:
+    world, task_id, _ = restarted(ONE, seen="running")
+    world.handle(events.ProcessDied(W))
+    assert world.row(task_id).state == "ready"
+    assert world.row(task_id).lost_sessions == 1
+    assert world.state.recovered == {}
+
+
+def test_a_queued_hello_of_before_the_restart_changes_nothing_for_the_worse() -> None:
+    world, task_id, batch = restarted(ONE)
+    world.hello(k=1, n=1)  # it was on its way when the broker died: it lists nothing
+    assert world.row(task_id).delivery == 1
+    world.hello(k=2, n=3, holding=[held(batch, "running", 100)])
+    assert world.step(task_id).session is world.state.sessions[W]
+    assert world.row(task_id).delivery == 1
+
+
+@pytest.mark.parametrize("has_heard_us", [False, True])
+def test_a_worker_that_may_not_have_heard_of_our_shorter_lease_has_the_one_it_had(has_heard_us: bool) -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    world.lease_before_ms = 30_000
+    world.restart()
+    world.hello(k=2, n=2, holding=[held(batch, "running", 100)])
+    if has_heard_us:
+        world.beat(k=2, n=3, holding=[held(batch, "running", 101)])
+    world.pass_time(11_000)
+    assert (W in world.state.sessions) is not has_heard_us
+    assert world.row(task_id).state == ("ready" if has_heard_us else "dispatched")
+    world.pass_time(20_000)
+    assert W not in world.state.sessions
+    assert world.row(task_id).state == "ready"
+    world.check()
+
+
+# -- workers without heartbeats ---------------------------------------------------------------------------------------
+
+
+def test_a_worker_without_heartbeats_needs_leave_for_every_step_and_has_no_lease() -> None:
+    world = World()
+    task_id = world.task(one(timeout_ms=1_000))
+    world.hello(heartbeat_ms=0, slots=1, prefetch=0)
+    (batch,) = world.batches()
+    assert batch.steps[0].delivery_mode == "at_most_once"
+    world.start(batch)
+    assert world.last(wire.Go).items == [item_of(batch)]
+    world.pass_time(5_999)
+    assert world.row(task_id).state == "dispatched"
+    world.pass_time(1)
+    assert world.row(task_id).state == "retry_wait"
+    assert world.row(task_id).reason == "timeout"
+    assert W in world.state.sessions
+
+
+def test_a_worker_without_heartbeats_that_is_busy_is_asked_again_and_not_muted() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.hello(heartbeat_ms=0, slots=1, prefetch=0)
+    world.pass_time(30_000)
+    assert not world.state.sessions[W].muted
+    assert len(world.heard(wire.Steps)) > 8
+    world.accept(world.batches()[0], free=0)
+    world.start(world.batches()[0])
+    assert world.row(task_id).granted
+    world.check()
+
+
+def test_a_worker_without_heartbeats_that_never_takes_a_step_is_gone_when_its_time_is_over() -> None:
+    world = World()
+    task_id = world.task(one(timeout_ms=1_000))
+    world.hello(heartbeat_ms=0, slots=1, prefetch=0)
+    world.pass_time(6_000)
+    assert W not in world.state.sessions
+    assert world.row(task_id).state == "ready"
+    assert world.row(task_id).lost_sessions == 0
+    world.check()
+
+
+def test_after_a_restart_a_granted_run_of_a_worker_without_heartbeats_has_its_time() -> None:
+    world = World()
+    task_id = world.task(one(timeout_ms=30_000))
+    world.hello(heartbeat_ms=0, slots=1, prefetch=0)
+    world.start(world.batches()[0])
+    world.restart()
+    world.pass_time(35_000)
+    assert world.row(task_id).state == "dispatched"
+    world.pass_time(LEASE_MS + 2_000)
+    assert world.row(task_id).state == "ready"
+
+
+def test_workers_are_told_apart_by_their_whole_id() -> None:
+    world = World()
+    for number in (1, 10):
+        world.hello(worker_id(number=number))
+    assert len(world.state.sessions) == 2

@@ -1,0 +1,579 @@
+# ruff: noqa: E501 - a table reads best with one case a line
+"""Workflow definitions: what they mean, what is wrong with them, and that the stored form means the same."""
+
+import copy
+import json
+import random
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stepwire_broker.core.problems import PROBLEMS_MAX, InvalidWorkflow
+from stepwire_broker.core.rules import Compare, Ended, Every, Some
+from stepwire_broker.core.settings import LimitSettings
+from stepwire_broker.core.stored import StoredWorkflow
+from stepwire_broker.core.workflow import (
+    DOCUMENT_BYTES_MAX,
+    Backoff,
+    Workflow,
+    read_workflow,
+    stored_workflow,
+)
+from stepwire_broker.stages.documents import read_document
+
+ORDER = """\
+name: order_fulfillment
+namespace: shop
+version: "1.0"
+steps:
+  - {name: validate_order, handler_class: "OrderFulfillment::StepHandlers::ValidateOrderHandler"}
+  - name: process_payment
+    handler_class: "OrderFulfillment::StepHandlers::ProcessPaymentHandler"
+    depends_on: [validate_order]
+    handler_config: {gateway: test}
+    delivery_mode: at_most_once
+    on_unknown: hold
+    timeout_ms: 30000
+    input: {order: context.order_id, total: results.validate_order.total}
+  - name: ship_order
+    handler_class: shipping.ship
+    depends_on: [process_payment]
+    retry_limit: 5
+    backoff: {kind: exponential, base_ms: 1000, max_ms: 300000, jitter: full}
+    queue_timeout_ms: 600000
+    deadline_ms: 3600000
+    priority: 0
+    worker_selector: {region: eu}
+  - {name: refund, handler_class: payments.refund, depends_on: [ship_order], trigger_rule: {any: [{failed: ship_order}]}}
+output: {tracking: results.ship_order.tracking_number}
+"""
+
+
+def step(name: str = "a", *depends_on: str, **members: Any) -> dict[str, Any]:
+    return {"name": name, "handler_class": "x", "depends_on": list(depends_on)} | members
+
+
+def workflow(*steps: Any, **members: Any) -> dict[str, Any]:
+    return {"name": "w", "steps": list(steps)} | members
+
+
+def read_one(**members: Any) -> Any:
+    """The compiled second step of a workflow of two, with these members."""
+    return read_workflow(workflow(step("before"), step("a", "before", **members))).steps[1]
+
+
+def problems_of(document: Any, **options: Any) -> list[str]:
+    with pytest.raises(InvalidWorkflow) as caught:
+        read_workflow(document, **options)
+    assert str(caught.value) == "\n".join(map(str, caught.value.problems))
+    return [str(problem) for problem in caught.value.problems]
+
+
+# -- what it means ----------------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_documentation_means_what_it_says() -> None:
+    read = read_workflow(read_document(ORDER).value)
+    assert (read.namespace, read.name, read.version, read.id) == ("shop", "order_fulfillment", "1.0", 0)
+    assert read.by_name == {"validate_order": 0, "process_payment": 1, "ship_order": 2, "refund": 3}
+    assert (read.roots, read.last) == ((0,), (3,))
+    assert read.output == (("tracking", ("results", "ship_order", "tracking_number")),)
+    validate, pay, ship, refund = read.steps
+    assert validate.handler_class == "OrderFulfillment::StepHandlers::ValidateOrderHandler"
+    assert (validate.depends_on, validate.dependents, validate.retry_limit) == ((), (1,), 3)
+    assert (pay.depends_on, pay.delivery_mode, pay.on_unknown, pay.retry_limit) == ((0,), "at_most_once", "hold", 0)
+    assert bytes(pay.handler_config) == b'{"gateway":"test"}'
+    assert pay.input == (("order", ("context", "order_id")), ("total", ("results", "validate_order", "total")))
+    assert (ship.retry_limit, ship.backoff, ship.queue_timeout_ms) == (5, Backoff(), 600_000)
+    assert (ship.deadline_ms, ship.worker_selector) == (3_600_000, {"region": "eu"})
+    assert refund.trigger_rule == Some((Ended("failed", 2),))
+    assert read.warnings == ()
+
+
+def test_what_is_not_said_has_its_default() -> None:
+    read = read_workflow({"name": "w", "steps": [{"name": "a", "handler_class": "x"}]})
+    only = read.steps[0]
+    assert (read.namespace, read.version, read.deadline_ms, read.output) == ("default", "1", None, None)
+    assert bytes(only.handler_config) == b"{}"
+    assert (only.delivery_mode, only.on_unknown, only.retry_limit) == ("at_least_once", "hold", 3)
+    assert (only.timeout_ms, only.queue_timeout_ms, only.deadline_ms) == (30_000, None, None)
+    assert (only.priority, only.allow_failure, only.input) == (0, False, None)
+    assert (only.backoff, only.trigger_rule, only.worker_selector) == (Backoff(), None, None)
+
+
+@pytest.mark.parametrize(
+    ("members", "field", "value"),
+    [
+        ({"timeout_ms": 250}, "timeout_ms", 250),
+        ({"timeout": "250ms"}, "timeout_ms", 250),
+        ({"timeout": "30s"}, "timeout_ms", 30_000),
+        ({"timeout": " 5m "}, "timeout_ms", 300_000),
+        ({"timeout": "1.5h"}, "timeout_ms", 5_400_000),
+        ({"queue_timeout": "7d"}, "queue_timeout_ms", 604_800_000),
+        ({"deadline": "2 h"}, "deadline_ms", 7_200_000),
+        ({"deadline": None}, "deadline_ms", None),
+        ({"backoff": {"base": "2s", "max": "1m"}}, "backoff", Backoff(base_ms=2_000, max_ms=60_000)),
+        ({"backoff": {"kind": "constant", "jitter": "none"}}, "backoff", Backoff(kind="constant", jitter="none")),
+        ({"retry_limit": 0}, "retry_limit", 0),
+        ({"delivery_mode": "at_most_once"}, "retry_limit", 0),
+        ({"delivery_mode": "at_most_once", "retry_limit": 0}, "retry_limit", 0),
+        ({"delivery_mode": "at_most_once", "retry_reported_failures": False}, "retry_limit", 0),
+        ({"delivery_mode": "at_most_once", "retry_reported_failures": True}, "retry_limit", 3),
+        ({"delivery_mode": "at_most_once", "retry_reported_failures": True, "retry_limit": 7}, "retry_limit", 7),
+        ({"worker_selector": "local"}, "worker_selector", "local"),
+        ({"worker_selector": " LOCAL "}, "worker_selector", "local"),
+        ({"workerSelector": {" gpu ": " true "}}, "worker_selector", {"gpu": "true"}),
+        ({"worker_selector": {"gpu": True, "cores": 8, "x": 1.5}}, "worker_selector", {"gpu": "true", "cores": "8", "x": "1.5"}),
+        ({"worker_selector": {}}, "worker_selector", None),
+        ({"allow_failure": True}, "allow_failure", True),
+        ({"priority": -100}, "priority", -100),
+        ({"on_unknown": "fail", "delivery_mode": "at_most_once"}, "on_unknown", "fail"),
+        ({"input": {}}, "input", ()),
+        ({"input": {"all": "context", "b": "results.before"}}, "input", (("all", ("context",)), ("b", ("results", "before")))),
+        ({"trigger_rule": {"completed": "before"}}, "trigger_rule", Ended("completed", 0)),
+        ({"trigger_rule": {"context": "a.b", "op": "exists"}}, "trigger_rule", Compare("context", None, ("a", "b"), "exists")),
+        (
+            {"trigger_rule": {"all": [{"result": "before.x.0", "op": "equals", "value": [1]}, {"skipped": "before"}]}},
+            "trigger_rule",
+            Every((Compare("result", 0, ("x", "0"), "equals", [1]), Ended("skipped", 0))),
+        ),
+        ({"trigger_rule": {"result": "before", "op": "equals", "value": None}}, "trigger_rule", Compare("result", 0, (), "equals")),
+    ],
+)  # fmt: skip
+def test_a_member_means(members: dict[str, Any], field: str, value: Any) -> None:
+    assert getattr(read_one(**members), field) == value
+
+
+@pytest.mark.parametrize(
+    ("of_workflow", "of_step", "value"),
+    [
+        ({"region": "eu"}, None, {"region": "eu"}),
+        ({"region": "eu"}, {"gpu": "true"}, {"gpu": "true"}),
+        ({"region": "eu"}, {}, None),
+        ({"region": "eu"}, "local", "local"),
+        ("local", None, "local"),
+        ("local", {}, None),
+        ({}, None, None),
+    ],
+)
+def test_a_steps_selector_replaces_its_workflows(of_workflow: Any, of_step: Any, value: Any) -> None:
+    read = read_workflow(workflow(step(worker_selector=of_step), worker_selector=of_workflow))
+    assert read.steps[0].worker_selector == value
+    assert read_workflow(json.loads(read.document)) == read
+
+
+def test_a_task_may_have_a_deadline_of_its_own() -> None:
+    assert read_workflow(workflow(step(), deadline="1d")).deadline_ms == 86_400_000
+
+
+# -- what is wrong ----------------------------------------------------------------------------------------------------
+
+NAME = "a name of letters, digits, _ and -, at most 128"
+FORMS = "all, any, none, completed, failed, skipped, context or result"
+OPS = "equals, not_equals, greater_than, less_than, contains, not_contains, exists, not_exists"
+
+
+@pytest.mark.parametrize(
+    ("members", "problem"),
+    [
+        ({"name": "a b"}, f"steps[1].name: it is 'a b', not {NAME}"),
+        ({"name": "a.b"}, f"steps[1].name: it is 'a.b', not {NAME}"),
+        ({"name": "a::b"}, f"steps[1].name: it is 'a::b', not {NAME}"),
+        ({"name": "a/b"}, f"steps[1].name: it is 'a/b', not {NAME}"),
+        ({"name": 'a"'}, f"steps[1].name: it is 'a\"', not {NAME}"),
+        ({"name": "a\n"}, f"steps[1].name: it is 'a\\n', not {NAME}"),
+        ({"name": ""}, f"steps[1].name: it is '', not {NAME}"),
+        ({"name": "x" * 129}, f"steps[1].name: it is '{'x' * 60}…', not {NAME}"),
+        ({"name": 7}, f"steps[1].name: it is 7, not {NAME}; quote it"),
+        ({"name": None}, "steps[1]: it has no name"),
+        ({"handler_class": None}, "steps[1]: it has no handler_class"),
+        ({"handler_class": "a b"}, "steps[1].handler_class: it is 'a b', not the name of a handler: letters, digits, _, ., : and -, at most 128"),
+        ({"retry_limt": 3}, "steps[1].retry_limt: this is not known here; did you mean 'retry_limit'?"),
+        ({"zzz": 3}, "steps[1].zzz: this is not known here"),
+        ({"a b": 3}, "steps[1].'a b': this is not known here"),
+        ({"handler_config": [1]}, "steps[1].handler_config: it is a list, not a map"),
+        ({"handler_config": {"x": 2**53}}, f"steps[1].handler_config: {2**53} is outside ±(2^53 - 1)"),
+        ({"handler_config": {"x": "a\0"}}, "steps[1].handler_config: a string holds U+0000, which databases cannot store"),
+        ({"delivery_mode": "exactly_once"}, "steps[1].delivery_mode: it is 'exactly_once', not at_least_once or at_most_once"),
+        ({"on_unknown": True}, "steps[1].on_unknown: it is true, not hold or fail"),
+        ({"retry_limit": -1}, "steps[1].retry_limit: it is -1, not a whole number from 0 to 10000"),
+        ({"retry_limit": True}, "steps[1].retry_limit: it is true, not a whole number from 0 to 10000"),
+        ({"retry_limit": 1.5}, "steps[1].retry_limit: it is 1.5, not a whole number from 0 to 10000"),
+        ({"retry_limit": "3"}, "steps[1].retry_limit: it is '3', not a whole number from 0 to 10000"),
+        ({"priority": 101}, "steps[1].priority: it is 101, not a whole number from -100 to 100"),
+        ({"allow_failure": "no"}, "steps[1].allow_failure: it is 'no', not true or false"),
+        ({"timeout_ms": 0}, "steps[1].timeout_ms: it is 0, not a whole number from 1 to 31622400000"),
+        ({"timeout_ms": "30s"}, "steps[1].timeout_ms: it is '30s', not a whole number from 1 to 31622400000"),
+        ({"timeout": 30}, "steps[1].timeout: it is 30, not a duration like 250ms, 30s, 5m, 2h or 7d; or write timeout_ms in milliseconds"),
+        ({"timeout": "30"}, "steps[1].timeout: it is '30', not a duration like 250ms, 30s, 5m, 2h or 7d; or write timeout_ms in milliseconds"),
+        ({"timeout": "0.5ms"}, "steps[1].timeout: it is '0.5ms', not a duration like 250ms, 30s, 5m, 2h or 7d; or write timeout_ms in milliseconds"),
+        ({"timeout": "0s"}, "steps[1].timeout: it is 0, not a whole number from 1 to 31622400000"),
+        ({"timeout_ms": 5, "timeout": "5ms"}, "steps[1].timeout: timeout_ms and timeout are the same; keep one"),
+        ({"backoff": "fast"}, "steps[1].backoff: it is 'fast', not a map like {kind: exponential, base_ms: 1000, max_ms: 300000}"),
+        ({"backoff": {"kind": "linear"}}, "steps[1].backoff.kind: it is 'linear', not exponential or constant"),
+        ({"backoff": {"bass": "1s"}}, "steps[1].backoff.bass: this is not known here; did you mean 'base_ms'?"),
+        ({"backoff": {"max_ms": 10}}, "steps[1].backoff: max_ms is 10, less than base_ms, which is 1000"),
+        ({"worker_selector": "gpu"}, "steps[1].worker_selector: it is 'gpu'; a selector is a map of labels, or the word local"),
+        ({"worker_selector": [1]}, "steps[1].worker_selector: it is a list; a selector is a map of labels, or the word local"),
+        ({"worker_selector": {"a": None}}, "steps[1].worker_selector.a: it is nothing; a label's value is a string of at most 256 characters"),
+        ({"worker_selector": {"a": [1]}}, "steps[1].worker_selector.a: it is a list; a label's value is a string of at most 256 characters"),
+        ({"worker_selector": {" ": "x"}}, "steps[1].worker_selector.' ': a label's key is a string of its own, not empty, at most 256 characters"),
+        ({"worker_selector": {"a": "x", " a": "y"}}, "steps[1].worker_selector.' a': a label's key is a string of its own, not empty, at most 256 characters"),
+        ({"worker_selector": {str(i): "x" for i in range(65)}}, "steps[1].worker_selector: it has 65 labels, at most 64"),
+        ({"worker_selector": "local", "workerSelector": "local"}, "steps[1].workerSelector: worker_selector and workerSelector are the same; keep one"),
+        ({"depends_on": "before"}, "steps[1].depends_on: it is 'before'; it is a list of step names"),
+        ({"depends_on": ["before", 1]}, "steps[1].depends_on: it holds 1; it is a list of step names"),
+        ({"depends_on": ["befor"]}, "steps[1].depends_on[0]: 'befor' is not a step of this workflow; did you mean 'before'?"),
+        ({"depends_on": ["zzz"]}, "steps[1].depends_on[0]: 'zzz' is not a step of this workflow"),
+        ({"depends_on": ["a"]}, "steps[1].depends_on[0]: a step cannot depend on itself"),
+        ({"depends_on": ["before", "before"]}, "steps[1].depends_on[1]: 'before' stands twice"),
+        ({"name": "before", "depends_on": []}, "steps[1].name: 'before' is the name of steps[0] already"),
+        ({"delivery_mode": "at_most_once", "retry_limit": 1}, "steps[1].retry_limit: it is 1, but an at_most_once step is not tried again; leave it out, or say "
+         "retry_reported_failures: true if a failure that its handler reports means that nothing happened"),
+        ({"input": "context"}, "steps[1].input: it is 'context', not a map of at most 1000 members to paths"),
+        ({"input": {"x": 1}}, "steps[1].input.x: it is 1, not a path like context.order or results.step.total"),
+        ({"input": {"x": "order"}}, "steps[1].input.x: the path 'order' begins with neither context nor results.<step>"),
+        ({"input": {"x": "results"}}, "steps[1].input.x: the path 'results' begins with neither context nor results.<step>"),
+        ({"input": {"x": "context..y"}}, "steps[1].input.x: 'context..y' is no path; it is words joined by dots, at most 1024 characters"),
+        ({"input": {"x": "results.befor.y"}}, "steps[1].input.x: 'befor' is not in this step's depends_on; did you mean 'before'?"),
+        ({"input": {"x": "results.a.y"}}, "steps[1].input.x: 'a' is not in this step's depends_on"),
+        ({"trigger_rule": "always"}, "steps[1].trigger_rule: it is 'always', not a map"),
+        ({"trigger_rule": {}}, f"steps[1].trigger_rule: a rule has exactly one of {FORMS}; this one has none"),
+        ({"trigger_rule": {"all": [], "any": []}}, f"steps[1].trigger_rule: a rule has exactly one of {FORMS}; this one has all and any"),
+        ({"trigger_rule": {"all": []}}, "steps[1].trigger_rule.all: it is an empty list, not a list of rules"),
+        ({"trigger_rule": {"all": {"failed": "before"}}}, "steps[1].trigger_rule.all: it is a map, not a list of rules"),
+        ({"trigger_rule": {"any": ["before"]}}, f"steps[1].trigger_rule.any[0]: it is 'before'; a rule is a map with one of {FORMS}"),
+        ({"trigger_rule": {"failed": "befor"}}, "steps[1].trigger_rule.failed: 'befor' is not in this step's depends_on; did you mean 'before'?"),
+        ({"trigger_rule": {"failed": "a"}}, "steps[1].trigger_rule.failed: 'a' is not in this step's depends_on"),
+        ({"trigger_rule": {"failed": 1}}, "steps[1].trigger_rule.failed: 1 is not in this step's depends_on"),
+        ({"trigger_rule": {"failed": "before", "op": "exists"}}, "steps[1].trigger_rule.op: this is not known in a rule with failed"),
+        ({"trigger_rule": {"context": "x", "op": "is"}}, f"steps[1].trigger_rule.op: it is 'is', not one of {OPS}"),
+        ({"trigger_rule": {"context": "x"}}, f"steps[1].trigger_rule.op: it is nothing, not one of {OPS}"),
+        ({"trigger_rule": {"context": "x", "op": "equals"}}, "steps[1].trigger_rule: equals needs a value to compare with"),
+        ({"trigger_rule": {"context": "x", "op": "exists", "value": 1}}, "steps[1].trigger_rule.value: exists compares with nothing; leave it out"),
+        ({"trigger_rule": {"context": "x", "op": "exists", "vale": 1}}, "steps[1].trigger_rule.vale: this is not known in a rule with context; did you mean 'value'?"),
+        ({"trigger_rule": {"context": 1, "op": "exists"}}, "steps[1].trigger_rule.context: it is 1, not a path"),
+        ({"trigger_rule": {"context": "", "op": "exists"}}, "steps[1].trigger_rule.context: '' is no path; it is words joined by dots, at most 1024 characters"),
+        ({"trigger_rule": {"result": "a.x", "op": "exists"}}, "steps[1].trigger_rule.result: 'a' is not in this step's depends_on"),
+        ({"trigger_rule": {"none": [{"all": [{"completed": "x"}]}]}}, "steps[1].trigger_rule.none[0].all[0].completed: 'x' is not in this step's depends_on"),
+        ({"description": 1}, "steps[1].description: it is 1, not a text of at most 8192 characters"),
+    ],
+)  # fmt: skip
+def test_a_wrong_member_is_named_with_its_remedy(members: dict[str, Any], problem: str) -> None:
+    assert problems_of(workflow(step("before"), step("a", "before") | members)) == [problem]
+
+
+WORKFLOW_NAME = "a name of letters, digits, _, - and ., at most 128"
+
+
+@pytest.mark.parametrize(
+    ("document", "problems"),
+    [
+        (None, ["the document is nothing, not a map with a name and steps"]),
+        ([], ["the document is a list, not a map with a name and steps"]),
+        ({}, ["it has no name", "it has no steps"]),
+        ({"name": "w", "steps": []}, ["it has no steps"]),
+        ({"name": "w", "steps": {"a": {}}}, ["steps: it is a map, not a list"]),
+        ({"name": "w", "steps": ["a"]}, ["steps[0]: it is 'a', not a map with name and handler_class"]),
+        (workflow(step(), name="a::b"), [f"name: it is 'a::b', not {WORKFLOW_NAME}"]),
+        (workflow(step(), name="../x"), [f"name: it is '../x', not {WORKFLOW_NAME}"]),
+        (workflow(step(), namespace="a::"), ["namespace: it is 'a::', not names of letters, digits, _, - and ., joined by ::"]),
+        (workflow(step(), namespace="a" * 129), ["namespace: it has 129 characters, at most 128"]),
+        (workflow(step(), version=1.0), ["version: it is 1.0, not a version of letters, digits, _, -, . and +, at most 64; quote it"]),
+        (workflow(step(), stepz=1), ["stepz: this is not known here; did you mean 'steps'?"]),
+        (workflow(step(), deadline_ms=0), ["deadline_ms: it is 0, not a whole number from 1 to 31622400000"]),
+        (workflow(step(), output={"x": "results.b"}), ["output.x: 'b' is not a step of this workflow"]),
+        (workflow(step(), output={"x": "task.b"}), ["output.x: the path 'task.b' begins with neither context nor results.<step>"]),
+        (
+            workflow(step(worker_selector={"gpu": "1"}), worker_selector="local"),
+            ["steps[0].worker_selector: the workflow's worker_selector is local, where no worker has labels; remove one of the two"],
+        ),
+        (
+            workflow(step("a", "b"), step("b", "c"), step("c", "a"), step("d", "c")),
+            ["steps[0].depends_on: the steps wait for each other: a needs b, which needs c, which needs a"],
+        ),
+        (
+            workflow(step("a", "b"), step("b", "a"), step("c", "d"), step("d", "c")),
+            [
+                "steps[0].depends_on: the steps wait for each other: a needs b, which needs a",
+                "steps[2].depends_on: the steps wait for each other: c needs d, which needs c",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_workflow_is_named_with_its_remedy(document: Any, problems: list[str]) -> None:
+    assert problems_of(document) == problems
+
+
+def test_a_namespace_may_hold_namespaces() -> None:
+    assert read_workflow(workflow(step(), namespace="acme::shop.eu")).namespace == "acme::shop.eu"
+
+
+def test_all_that_is_wrong_is_said_at_once_each_with_its_line() -> None:
+    text = ORDER.replace("retry_limit: 5", "retry_limt: 5").replace(
+        "depends_on: [process_payment]", "depends_on: [pay]"
+    )
+    text = text.replace("priority: 0", "priority: high").replace("gateway: test", "gateway: test}\n    x: {y: 1")
+    document = read_document(text, "order.yaml")
+    assert problems_of(document.value, where=document.where) == [
+        "order.yaml:10: steps[1].x: this is not known here",
+        "order.yaml:18: steps[2].retry_limt: this is not known here; did you mean 'retry_limit'?",
+        "order.yaml:22: steps[2].priority: it is 'high', not a whole number from -100 to 100",
+        "order.yaml:17: steps[2].depends_on[0]: 'pay' is not a step of this workflow",
+    ]
+
+
+def test_a_long_cycle_is_shown_in_part() -> None:
+    steps = [step(f"s{i}", f"s{(i + 1) % 5000}") for i in range(5000)]
+    (problem,) = problems_of(workflow(*steps))
+    assert problem.endswith("which needs s9, which needs (4990 more), which needs s0")
+
+
+def test_more_problems_than_anybody_reads_are_counted() -> None:
+    problems = problems_of(workflow(*(step(f"s{i}", retry_limit=-1) for i in range(PROBLEMS_MAX + 23))))
+    assert len(problems) == PROBLEMS_MAX + 1
+    assert problems[-1] == "and 23 more problems"
+
+
+def test_too_many_steps_and_edges_are_refused() -> None:
+    limits = LimitSettings(steps_per_workflow=3, edges_per_workflow=2)
+    steps = [step("a"), step("b", "a"), step("c", "a", "b"), step("d")]
+    assert problems_of(workflow(*steps), limits=limits) == ["steps: there are 4 steps, at most 3"]
+    assert problems_of(workflow(*steps[:3]), limits=limits) == ["steps: depends_on names 3 steps in all, at most 2"]
+    assert read_workflow(workflow(*steps[:2]), limits=limits).last == (1,)
+
+
+def test_a_document_that_is_too_deep_or_too_large_is_refused() -> None:
+    deep: Any = {}
+    for _ in range(12):
+        deep = {"x": deep}
+    ok = workflow(step(handler_config=deep))  # the document, its steps and the step are levels 1 to 3
+    assert read_workflow(ok).steps[0].handler_config
+    too_deep = workflow(step(handler_config={"x": deep}))
+    assert problems_of(too_deep) == ["the nesting is deeper than 16"]
+    (problem,) = problems_of(workflow(step(handler_config={"x": "y" * DOCUMENT_BYTES_MAX})))
+    assert "bytes, at most 4194304" in problem
+
+
+def test_ten_thousand_steps_with_fifty_thousand_edges_are_read() -> None:
+    chance = random.Random(7)
+    steps = [step(f"s{i}", *{f"s{chance.randrange(i)}" for _ in range(5)} if i else ()) for i in range(10_000)]
+    chance.shuffle(steps)
+    read = read_workflow(workflow(*steps))
+    assert len(read.steps) == 10_000
+    assert sum(len(each.dependents) for each in read.steps) > 45_000
+
+
+def test_a_wide_fan_out_is_read() -> None:
+    limits = LimitSettings(steps_per_workflow=60_001, edges_per_workflow=60_000)
+    steps = [step("root"), *(step(f"s{i}", "root") for i in range(60_000))]
+    assert len(read_workflow(workflow(*steps), limits=limits).steps[0].dependents) == 60_000
+
+
+# -- what is probably not meant ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("document", "warnings"),
+    [
+        (
+            workflow(step(deadline_ms=1000)),
+            ["steps[0].deadline_ms: its deadline_ms of 1000 can end a run of a before its timeout_ms of 30000"],
+        ),
+        (
+            workflow(step(timeout="2m"), deadline="1m"),
+            ["deadline_ms: the task's deadline_ms of 60000 can end a run of a before its timeout_ms of 120000"],
+        ),
+        (workflow(step(deadline_ms=1000, timeout_ms=1000)), []),
+        (workflow(step(on_unknown="fail")), ["steps[0].on_unknown: it means something only for an at_most_once step"]),
+        (
+            workflow(step(retry_reported_failures=True)),
+            ["steps[0].retry_reported_failures: it means something only for an at_most_once step"],
+        ),
+    ],
+)
+def test_what_is_allowed_and_strange_is_a_warning(document: Any, warnings: list[str]) -> None:
+    assert list(map(str, read_workflow(document).warnings)) == warnings
+
+
+# -- the stored form --------------------------------------------------------------------------------------------------
+
+
+def as_row(read: Workflow) -> StoredWorkflow:
+    document = read.document.decode()
+    return StoredWorkflow(42, read.namespace, read.name, read.version, read.digest, document, 0, 1)
+
+
+def test_the_stored_form_says_only_what_differs_from_the_defaults() -> None:
+    read = read_workflow(read_document(ORDER).value)
+    assert msgspec.json.decode(read.document)["steps"][1:3] == [
+        {
+            "name": "process_payment",
+            "handler_class": "OrderFulfillment::StepHandlers::ProcessPaymentHandler",
+            "depends_on": ["validate_order"],
+            "handler_config": {"gateway": "test"},
+            "input": {"order": "context.order_id", "total": "results.validate_order.total"},
+            "delivery_mode": "at_most_once",
+        },
+        {
+            "name": "ship_order",
+            "handler_class": "shipping.ship",
+            "depends_on": ["process_payment"],
+            "retry_limit": 5,
+            "queue_timeout_ms": 600_000,
+            "deadline_ms": 3_600_000,
+            "worker_selector": {"region": "eu"},
+        },
+    ]
+
+
+def test_a_stored_workflow_is_exactly_what_was_applied() -> None:
+    read = read_workflow(read_document(ORDER).value)
+    assert stored_workflow(as_row(read)) == read.with_id(42)
+
+
+def test_a_stored_workflow_does_not_mind_todays_limits() -> None:
+    wide = LimitSettings(steps_per_workflow=20_000)
+    read = read_workflow(workflow(*(step(f"s{i}") for i in range(15_000))), limits=wide)
+    assert stored_workflow(as_row(read)) == read.with_id(42)
+
+
+SAME = [
+    workflow(step()),
+    {"steps": [{"handler_class": "x", "name": "a"}], "name": "w"},
+    workflow(step(retry_limit=3), namespace="default", version="1"),
+    workflow(step(timeout="30s", handler_config={}, backoff={}, priority=0, deadline=None)),
+    workflow(step(backoff={"kind": "exponential", "base": "1s"}, worker_selector={}), description=""),
+]
+
+
+def test_the_same_meaning_has_the_same_digest_however_it_is_written() -> None:
+    assert len({read_workflow(document).digest for document in SAME}) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"retry_limit": 4},
+        {"timeout_ms": 30_001},
+        {"handler_class": "y"},
+        {"handler_config": {"a": 1}},
+        {"description": "new"},
+        {"backoff": {"jitter": "none"}},
+        {"worker_selector": "local"},
+        {"delivery_mode": "at_most_once"},
+    ],
+)
+def test_another_meaning_has_another_digest(change: dict[str, Any]) -> None:
+    assert read_workflow(workflow(step() | change)).digest != read_workflow(SAME[0]).digest
+
+
+def test_the_order_of_members_of_a_handlers_config_is_kept_and_does_not_count() -> None:
+    one = read_workflow(workflow(step(handler_config={"b": 1, "a": {"d": 1, "c": 2}})))
+    other = read_workflow(workflow(step(handler_config={"a": {"c": 2, "d": 1}, "b": 1})))
+    assert bytes(one.steps[0].handler_config) == b'{"b":1,"a":{"d":1,"c":2}}'
+    assert one.digest == other.digest
+
+
+# -- properties -------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 12).flatmap(lambda n: st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)))))
+def test_a_cycle_is_reported_exactly_when_a_topological_sort_fails(edges: list[tuple[int, int]]) -> None:
+    needs: dict[int, set[int]] = {}
+    for one, other in edges:
+        needs.setdefault(one, set())
+        needs.setdefault(other, set())
+        if one != other:
+            needs[one].add(other)
+    needs = needs or {0: set()}
+    document = workflow(*(step(f"s{i}", *(f"s{j}" for j in sorted(needs[i]))) for i in sorted(needs)))
+    left = copy.deepcopy(needs)
+    while free := [i for i in left if not left[i] & left.keys()]:
+        for i in free:
+            del left[i]
+    try:
+        read_workflow(document)
+    except InvalidWorkflow as invalid:
+        assert left
+        for problem in invalid.problems:
+            names = problem.message.removeprefix("the steps wait for each other: ")
+            names = names.replace(", which needs ", " needs ")
+            cycle = [int(name[1:]) for name in names.split(" needs ") if name.startswith("s")]
+            if "more" not in names:
+                assert cycle[0] == cycle[-1]
+                assert all(b in needs[a] for a, b in zip(cycle, cycle[1:], strict=False))  # noqa: RUF007
+    else:
+        assert not left
+
+
+_durations = st.integers(1, 10**9)
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", max_size=2), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+_members = st.fixed_dictionaries(
+    {},
+    optional={
+        "handler_config": st.dictionaries(st.text("abc", max_size=2), _json, max_size=3),
+        "on_unknown": st.sampled_from(["hold", "fail"]),
+        "retry_limit": st.integers(0, 10_000),
+        "backoff": st.builds(
+            lambda kind, base, more, jitter: {"kind": kind, "base_ms": base, "max_ms": base + more, "jitter": jitter},
+            st.sampled_from(["exponential", "constant"]),
+            _durations,
+            _durations,
+            st.sampled_from(["full", "none"]),
+        ),
+        "timeout_ms": _durations,
+        "queue_timeout_ms": _durations,
+        "deadline_ms": _durations,
+        "priority": st.integers(-100, 100),
+        "worker_selector": st.just("local") | st.dictionaries(st.text("ab", min_size=1, max_size=2), st.text("xy"), max_size=2),
+        "allow_failure": st.booleans(),
+        "description": st.text("ab"),
+        "input": st.dictionaries(st.text("ab", max_size=2), st.sampled_from(["context", "context.a.0"]), max_size=2),
+        "trigger_rule": st.recursive(
+            st.builds(lambda v: {"context": "a.b", "op": "equals", "value": v}, _json) | st.just({"context": "x", "op": "exists"}),
+            lambda inner: st.builds(lambda kind, of: {kind: of}, st.sampled_from(["all", "any", "none"]), st.lists(inner, min_size=1, max_size=2)),
+            max_leaves=3,
+        ),
+    },
+)  # fmt: skip
+
+
+@given(
+    st.lists(_members, min_size=1, max_size=4),
+    st.dictionaries(st.text("ab", max_size=1), st.just("context.x"), max_size=1),
+)
+def test_what_is_read_can_be_stored_and_read_again(members: list[dict[str, Any]], output: dict[str, str]) -> None:
+    steps = [step(f"s{i}", *(f"s{j}" for j in range(i) if (i + j) % 2)) | each for i, each in enumerate(members)]
+    read = read_workflow(workflow(*steps, output=output))
+    again = stored_workflow(as_row(read))
+    assert again == msgspec.structs.replace(read, id=42, warnings=())
+    assert (again.digest, again.document) == (read.digest, read.document)
+
+
+_junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["name", "steps", "handler_class", "depends_on", "trigger_rule", "all", "context", "op", "value",
+                         "backoff", "base", "timeout", "input", "output", "worker_selector", "handler_config", "x"]),
+        inner, max_size=5,
+    ),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(_junk)
+def test_any_document_is_read_or_refused_and_nothing_else(document: Any) -> None:
+    second = {"name": "b", "handler_class": "x", "depends_on": ["a"], "trigger_rule": document, "input": document}
+    for candidate in (document, {"name": "w", "steps": [document]}, workflow(step(), second)):
+        try:
+            read_workflow(candidate)
+        except InvalidWorkflow as invalid:
+            assert invalid.problems  # noqa: PT017

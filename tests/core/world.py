@@ -1,0 +1,458 @@
+"""A small world for the machine: time that a test moves, a database that commits when told, workers that only record.
+
+Everything of the core is real: the machine, its outbox, the codec (what goes out is encoded and decoded). The database
+is rows in memory, see rows.py; the store has its own tests.
+"""
+
+from collections import deque
+from typing import Any
+
+import msgspec
+from stepwire_broker.core import events
+from stepwire_broker.core.decision import Decision, Read
+from stepwire_broker.core.events import NewTask, Now
+from stepwire_broker.core.group import Group, Stalled
+from stepwire_broker.core.level0 import SETTLE_MS
+from stepwire_broker.core.machine import Machine
+from stepwire_broker.core.settings import Settings
+from stepwire_broker.core.state import BrokerState, Identity
+from stepwire_broker.core.states import DISPATCHED, READY, STEP_FINAL
+from stepwire_broker.core.workflow import Workflow, read_workflow
+from stepwire_protocol import codec, topics
+from stepwire_protocol import messages as wire
+
+from .rows import Rows
+
+BROKER = "b1"
+DEPLOYMENT = "d" * 32
+HOST = "h1"
+WALL_MS = 1_800_000_000_000
+
+LEASE_MS = 10_000
+DIES_MS = 10_301  # 3 % later than the lease, and one
+
+
+def worker_id(name: str = "w", number: int = 1) -> str:
+    return f"{name}:{number:016x}"
+
+
+W = worker_id()
+W2 = worker_id(number=2)
+
+
+class World:
+    """One broker's core. With `auto`, every group is committed as soon as it is closed; else `commit` does it. With
+    `answers_reads`, what is to be read is read at once; else `read` does it."""
+
+    def __init__(self, settings: Settings | None = None, *, auto: bool = True, answers_reads: bool = True) -> None:
+        self.mono = 1_000_000
+        self.wall_shift = WALL_MS
+        self.settings = settings or Settings()
+        self.auto = auto
+        self.answers_reads = answers_reads
+        self.rows = Rows()
+        self.sent: list[tuple[str, Any]] = []  # (worker, message), oldest first
+        self.frames: list[bytes] = []
+        self.granted: list[str] = []  # to level-0 peers, oldest first
+        self.handed: list[wire.StepsLevel0] = []  # what they were sent
+        self.groups: list[Group] = []
+        self.answers: dict[int, Any] = {}
+        self.watches: list[Any] = []
+        self.requests = 0
+        self.rid = 0
+        self.documents: dict[int, tuple[Workflow, bool]] = {}
+        self.lease_before_ms = 0  # the longest that an earlier start gave, as the database remembers it
+        self._begin(epoch=7, seq=0, ids=(1, 1 << 40))
+
+    def _begin(self, epoch: int, seq: int, ids: tuple[int, int]) -> None:
+        identity = Identity(BROKER, epoch=epoch, deployment=DEPLOYMENT, nonce=f"n{epoch}", host=HOST)
+        self.state = BrokerState(
+            self.settings,
+            identity,
+            {0: seq},
+            ids,
+            self.lease_before_ms,
+            self.now,
+            open_steps=self.rows.open_steps,
+            unloaded_tasks=self.rows.open_tasks,
+        )
+        self.machine = Machine(self.state, list(self.documents.values()))
+        self.writing: Group | None = None
+        self.reads: deque[Read] = deque()
+
+    def restart(self) -> None:
+        """SIGKILL and a new start on the same database. What was not committed is gone."""
+        epoch = self.state.identity.epoch + 1
+        ids = (self.state.next_id, self.state.last_id)
+        seq = self.state.outbox.lanes[0].committed
+        for number, workflow in self.state.workflows.items():
+            active = self.state.active.get((workflow.namespace, workflow.name)) is workflow
+            self.documents[number] = (workflow, active)
+        self.sent.clear()
+        self._begin(epoch, seq, ids)
+        self.handle(events.Tick())
+
+    @property
+    def now(self) -> Now:
+        return Now(self.mono, self.wall_shift + self.mono)
+
+    # -- events in ----------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Any) -> None:
+        self._act(self.machine.handle(event, self.now))
+        self.flush()
+        if self.answers_reads:
+            while self.reads:
+                self.read()
+
+    def flush(self) -> None:
+        group, decision = self.machine.close(0, self.now)
+        self._act(decision)
+        if group is not None:
+            assert self.writing is None
+            self.writing = group
+            self.groups.append(group)
+            if self.auto:
+                self.commit()
+
+    def commit(self) -> None:
+        """The database says that the group it has is durable."""
+        group, self.writing = self.writing, None
+        assert group is not None, "nothing is being written"
+        self.handle(self.rows.write(group))
+
+    def settle(self) -> None:
+        """Commit until nothing is left to write."""
+        while self.writing is not None:
+            self.commit()
+
+    def stall(self, code: str = "disk_full") -> None:
+        assert self.writing is not None
+        self.handle(Stalled(0, self.writing.seq, code, "for the test"))
+
+    def read(self) -> None:
+        read = self.reads.popleft()
+        resident = self.settings.limits.resident_payload_bytes
+        self.handle(self.rows.read(read, self.state.identity.epoch, self.now.wall, resident))
+
+    def fail_read(self) -> None:
+        self.handle(events.LoadFailed(self.reads.popleft().request, "for the test"))
+
+    def pass_time(self, ms: int) -> None:
+        """Let time pass, with every timer that is due on the way."""
+        end = self.mono + ms
+        while (wake_at := self.machine.wake_at) is not None and wake_at <= end:
+            self.mono = max(self.mono, wake_at)
+            self.handle(events.Tick())
+        self.mono = end
+
+    # -- people -------------------------------------------------------------------------------------------------------
+
+    def ask(self, kind: type, **members: Any) -> Any:
+        """The answer, or None while it is not committed."""
+        self.requests += 1
+        self.handle(kind(request=self.requests, **members))
+        return self.answers.get(self.requests)
+
+    def apply(self, document: dict[str, Any], *, activate: bool = True) -> Any:
+        return self.ask(events.ApplyWorkflow, workflow=read_workflow(document), activate=activate)
+
+    def submit(self, workflow: str = "flow", count: int = 1, **members: Any) -> Any:
+        members.setdefault("namespace", "default")
+        members.setdefault("context", b"{}")
+        members.setdefault("version", None)
+        members.setdefault("key", None)
+        members.setdefault("digest", members["context"])
+        members.setdefault("priority", 0)
+        members.setdefault("labels", None)
+        new = NewTask(workflow=workflow, **members)
+        return self.ask(events.SubmitTasks, tasks=[new] * count, entropy=(self.requests + 1) << 64)
+
+    def task(self, document: dict[str, Any], **members: Any) -> int:
+        """Apply the workflow, submit one task of it, and give its id."""
+        name = (document.get("namespace", "default"), document["name"])
+        if name not in self.state.active:
+            self.apply(document)
+        submitted = self.submit(document["name"], namespace=name[0], **members)
+        return int(submitted.task_ids[0])
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def hello(self, worker: str = W, k: int = 1, n: int = 1, **members: Any) -> str:
+        members.setdefault("handlers", ["**"])
+        members.setdefault("slots", 4)
+        members.setdefault("prefetch", 10)
+        members.setdefault("free", {BROKER: members["slots"] + members["prefetch"]})
+        members.setdefault("next", {BROKER: k})
+        members.setdefault("versions", ["2.0"])
+        self.say(wire.Hello(v="2.0", worker=worker, n=n, **members))
+        return worker
+
+    def beat(
+        self, worker: str = W, n: int = 2, k: int = 1, holding: list[Any] | None = None, free: int | None = 14
+    ) -> None:
+        self.say(
+            wire.Heartbeat(
+                v="2.0",
+                worker=worker,
+                n=n,
+                sessions={BROKER: self.session_id(k)},
+                free={} if free is None else {BROKER: free},
+                holding=holding or [],
+            )
+        )
+
+    def stay(self, worker: str, ms: int, holding: list[Any] | None = None, k: int = 1) -> None:
+        """Let time pass while this worker sends its heartbeats."""
+        end = self.mono + ms
+        while self.mono < end:
+            self.pass_time(min(2000, end - self.mono))
+            self.beat(worker, n=self.mono, k=k, holding=holding)
+
+    def session_id(self, k: int = 1) -> str:
+        return topics.session_id(self.state.identity.epoch, k)
+
+    def say(self, message: Any) -> None:
+        self.handle(codec.decode_worker(codec.encode(message)))
+
+    def accept(self, steps: wire.Steps, worker: str = W, free: int = 10) -> None:
+        self.say(wire.Accept(v="2.0", worker=worker, session=steps.session, batch_id=steps.batch_id, free=free))
+
+    def refuse(self, steps: wire.Steps, code: Any, worker: str = W, position: int = 0, free: int = 10) -> None:
+        items = [item_of(steps, position)]
+        self.say(
+            wire.Refuse(
+                v="2.0",
+                worker=worker,
+                session=steps.session,
+                batch_id=steps.batch_id,
+                items=items,
+                code=code,
+                free=free,
+            )
+        )
+
+    def result(self, steps: wire.Steps, worker: str = W, position: int = 0, **members: Any) -> int:
+        """Say a step's result; the default is a success. Gives the rid."""
+        step = steps.steps[position]
+        members.setdefault("status", "completed")
+        if members["status"] == "completed":
+            members.setdefault("output", msgspec.Raw(b'{"ok":true}'))
+        self.rid += 1
+        envelope = {
+            "session": members.pop("session", steps.session),
+            "deployment": members.pop("deployment", DEPLOYMENT),
+            "batch_id": members.pop("batch_id", steps.batch_id),
+            "rid": members.pop("rid", self.rid),
+            "n": members.pop("n", 0),
+            "free": members.pop("free", None),
+        }
+        members.setdefault("step_id", step.step_id)
+        members.setdefault("delivery", step.delivery)
+        self.say(
+            wire.Results(v="2.0", worker=worker, protocol_version="2.0", results=[wire.Result(**members)], **envelope)
+        )
+        return int(envelope["rid"])
+
+    def fail(self, steps: wire.Steps, worker: str = W, position: int = 0, **error: Any) -> int:
+        """Say that a step's handler failed."""
+        error.setdefault("message", "no")
+        status = error.pop("status", "failed")
+        members = {k: error.pop(k) for k in ("session", "delivery", "rid") if k in error}
+        return self.result(steps, worker, position, status=status, error=wire.ErrorDetail(**error), **members)
+
+    def start(self, steps: wire.Steps, worker: str = W, position: int = 0) -> None:
+        self.say(wire.Start(v="2.0", worker=worker, session=steps.session, items=[item_of(steps, position)]))
+
+    def adopted(self, steps: wire.Steps, held: Any, worker: str = W, k: int = 1, age_ms: int = 0) -> None:
+        items = [(*item_of(steps), held, age_ms)]
+        self.say(wire.Adopted(v="2.0", worker=worker, session=self.session_id(k), items=items))
+
+    # -- level 0 ------------------------------------------------------------------------------------------------------
+
+    def peer(self) -> str:
+        """A level-0 handler comes, and has been there long enough to be given something. Its `to`."""
+        self.handle(events.PeerSubscribed())
+        to = self.granted[-1]
+        self.pass_time(SETTLE_MS)
+        return to
+
+    def answer(self, batch: wire.StepsLevel0, status: Any = "completed", **members: Any) -> None:
+        """All of a batch has this outcome; `results` and `error` say otherwise."""
+        one = {"status": status, "output": msgspec.Raw(b'{"ok":true}')}
+        if status != "completed":
+            one["error"] = wire.ErrorDetail(message="no")
+        members.setdefault("results", [wire.Result(step_id=s.step_id, **one) for s in batch.steps])
+        body = codec.encode(wire.ResultsLevel0(batch_id=batch.batch_id, protocol_version="1.0", **members))
+        self.handle(codec.decode_results_level0(body))
+
+    # -- what was said ------------------------------------------------------------------------------------------------
+
+    def heard(self, kind: type, worker: str | None = None) -> list[Any]:
+        """What workers were sent of this kind, oldest first."""
+        return [m for to, m in self.sent if isinstance(m, kind) and worker in (None, to)]
+
+    def last(self, kind: type, worker: str | None = None) -> Any:
+        return self.heard(kind, worker)[-1]
+
+    def batches(self, worker: str | None = None) -> list[wire.Steps]:
+        """The different batches that were sent, without repetitions."""
+        return list({b.batch_id: b for b in self.heard(wire.Steps, worker)}.values())
+
+    @property
+    def acked(self) -> list[int]:
+        return [rid for ack in self.heard(wire.Ack) for rid in ack.rids]
+
+    def forget(self) -> None:
+        """What was said until now is of no interest."""
+        self.sent.clear()
+
+    def _act(self, decision: Decision) -> None:
+        self.granted += decision.grants
+        for batch in decision.batches:
+            self._deliver(batch.frame)
+        for handout in decision.handouts:
+            assert handout.peer is not None
+            assert handout.body.startswith(topics.to_peer(handout.peer.to).removeprefix(topics.STEPS))
+            self.handed.append(codec.decode_steps_level0(handout.body))
+        for send in decision.sends:
+            self._deliver(send.topic + codec.encode(send.message))
+        for answer in decision.answers:
+            assert answer.request not in self.answers, "a request is answered once"
+            self.answers[answer.request] = answer.answer
+        self.reads.extend(decision.reads)
+        self.watches.extend(decision.watches)
+
+    def _deliver(self, frame: bytes) -> None:
+        self.frames.append(frame)
+        topic, body = codec.split(frame)
+        worker = topics.worker_of(topic)
+        assert worker is not None
+        self.sent.append((worker, codec.decode_broker(body)))
+
+    # -- what is so ---------------------------------------------------------------------------------------------------
+
+    def step(self, task_id: int, name: str = "only") -> Any:
+        """The live step, if its task is in memory."""
+        task = self.state.tasks[task_id]
+        return task.steps[task.workflow.by_name[name]]
+
+    def row(self, task_id: int, name: str = "only") -> Any:
+        """The stored step."""
+        workflow = self.state.workflows[self.rows.tasks[task_id].workflow_id]
+        return self.rows.steps[task_id + 1 + workflow.by_name[name]]
+
+    def stored(self, task_id: int) -> Any:
+        return self.rows.tasks[task_id]
+
+    def states(self, task_id: int) -> dict[str, str]:
+        workflow = self.state.workflows[self.rows.tasks[task_id].workflow_id]
+        return {d.name: self.row(task_id, d.name).state for d in workflow.steps}
+
+    def check(self) -> None:
+        """Every count equals a recount, and what hangs together does."""
+        check_counts(self)
+
+
+def item_of(steps: wire.Steps, position: int = 0) -> tuple[int, int]:
+    return steps.steps[position].step_id, steps.steps[position].delivery
+
+
+def held(steps: wire.Steps, state: str, age_ms: int = 0, position: int = 0) -> tuple[int, int, str, int]:
+    return (*item_of(steps, position), state, age_ms)
+
+
+def check_counts(world: World) -> None:
+    state = world.state
+    resident = 0
+    for task in state.tasks.values():
+        assert task.open == sum(s.state not in STEP_FINAL for s in task.steps)
+        assert task.dispatched == sum(s.state is DISPATCHED for s in task.steps)
+        assert task.moving == sum(s.state in ("ready", "dispatched", "retry_wait") for s in task.steps)
+        sizes = sum(len(s.output) for s in task.steps if s.output is not None) + len(task.context or b"")
+        assert task.resident_bytes == sizes, (task.id, task.resident_bytes, sizes)
+        resident += sizes
+        for step in task.steps:
+            assert state.steps[step.id] is step
+            waits = sum(task.steps[i].state not in STEP_FINAL for i in step.definition.depends_on)
+            assert step.waits == waits, (step, step.waits, waits)
+            if step.state is DISPATCHED:
+                assert step.batch_id is not None
+                assert waits == 0
+                if step.at_level0:
+                    assert (step.id, step.delivery) in state.level0.handouts[step.batch_id].items
+                    assert step.granted == step.at_most_once
+                    assert step.session is None
+                    continue
+                in_recovered = step.id in state.recovered.get(step.worker or "", {})
+                assert in_recovered or (step.session is not None and not step.session.dead)
+            else:
+                assert step.session is None
+            assert bool(step.dirty) == (step in task.dirty_steps)
+        if task.dirty or task.facts or task.dirty_steps:
+            lane = state.outbox.lanes[task.lane]
+            assert lane.dirty.get(task.id) is task
+    for handout in state.level0.handouts.values():
+        assert not handout.over
+        assert handout.peer is None or handout.peer.holds[handout.id] is handout
+    for peer in state.level0.peers.values():
+        assert not peer.gone
+        assert all(state.level0.handouts[batch_id] is handout for batch_id, handout in peer.holds.items())
+    assert state.resident_bytes == resident
+    assert len(state.steps) == sum(len(t.steps) for t in state.tasks.values())
+    for worker, session in state.sessions.items():
+        assert session.worker == worker
+        assert not session.dead
+        assert session.unanswered == sum(len(b.steps) for b in session.unanswered_batches.values())
+        assert session.suspects == sum(s.is_suspect for s in session.deliveries.values())
+        for step_id, step in session.deliveries.items():
+            assert step.id == step_id
+            assert step.session is session
+            assert step.state is DISPATCHED
+        assert session.asking <= set(session.deliveries)
+    for worker, steps in state.recovered.items():
+        assert steps
+        assert all(s.worker == worker and s.session is None and s.state is DISPATCHED for s in steps.values())
+    check_ready(state)
+
+
+def check_ready(state: BrokerState) -> None:
+    entries = [entry[-1] for routes in state.ready._by_namespace.values() for heap in routes.values() for entry in heap]
+    assert state.ready.count == len(entries)
+    assert len(set(map(id, entries))) == len(entries)
+    assert all(step.queued for step in entries)
+    fetching = {id(s) for steps in state.fetching.values() for s in steps} | {id(s) for s in state.undecided_steps}
+    fetching |= {id(s) for _, _, kind, what in state.timers._heap if kind == "fetch" for s in what}
+    for task in state.tasks.values():
+        for step in task.steps:
+            if step.state is READY and task.state == "running":
+                assert step.queued or id(step) in fetching, f"{step.definition.name} is ready and in no queue"
+
+
+ONE: dict[str, Any] = {"name": "flow", "steps": [{"name": "only", "handler_class": "h"}]}
+CHAIN: dict[str, Any] = {
+    "name": "flow",
+    "steps": [
+        {"name": "a", "handler_class": "h"},
+        {"name": "b", "handler_class": "h", "depends_on": ["a"]},
+        {"name": "c", "handler_class": "h", "depends_on": ["b"]},
+    ],
+}
+ONCE: dict[str, Any] = {
+    "name": "flow",
+    "steps": [{"name": "only", "handler_class": "h", "delivery_mode": "at_most_once"}],
+}
+
+
+def one(**members: Any) -> dict[str, Any]:
+    """A workflow of a single step with these members."""
+    return {"name": "flow", "steps": [{"name": "only", "handler_class": "h", **members}]}
+
+
+def once(**members: Any) -> dict[str, Any]:
+    return one(delivery_mode="at_most_once", **members)
+
+
+def steps(*members: dict[str, Any], **head: Any) -> dict[str, Any]:
+    """A workflow of these steps, whose handler_class is `h` unless they say."""
+    return {"name": "flow", **head, "steps": [{"handler_class": "h", **m} for m in members]}

@@ -1,0 +1,94 @@
+"""What the documentation says to type works, and does what it says."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from . import pages
+from .reader import Reader, Wrong, first_missing
+
+PAGES = {str(path.relative_to(pages.REPOSITORY)): path for path in pages.pages()}
+DOCUMENTS = {str(path.relative_to(pages.REPOSITORY)): path for path in pages.documents()}
+LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:)(?P<path>[^)#\s]*)(?:#(?P<place>[^)\s]+))?\)")
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    tmp_path.chmod(0o700)
+    reader = Reader(tmp_path)
+    yield reader
+    reader.close()
+
+
+@pytest.mark.parametrize("name", [name for name, path in PAGES.items() if "```" in path.read_text()])
+def test_the_page_can_be_done_as_it_is_written(name: str, reader: Reader) -> None:
+    reader.read(PAGES[name].read_text())
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_link_leads_somewhere(name: str) -> None:
+    text = DOCUMENTS[name].read_text()
+    for link in LINK.finditer(text):
+        path = (DOCUMENTS[name].parent / link["path"]) if link["path"] else DOCUMENTS[name]
+        assert path.exists(), link[0]
+        if link["place"]:
+            assert link["place"] in places(path.read_text()), link[0]
+
+
+def places(text: str) -> set[str]:
+    """The anchors of a page's headings, as the usual viewers make them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# -- the reader himself -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("```sh\nfalse\n```", "the exit code is 1"),
+        ("```sh\nfalse\ntrue\n```", "the exit code is 1"),
+        ("```console\n$ echo one\ntwo\n```", "no line like"),
+        ("```console\n$ printf 'b\\na\\n'\na\nb\n```", "no line like"),
+        ("```console\n$ exit 3\n```", "the exit code is 3, not 0"),
+        ("```console\n$ true\n[exit 3]\n```", "the exit code is 0, not 3"),
+        ("```console\necho one\n```", "begins with"),
+        ("```python\nassert False\n```", "the exit code is 1"),
+        ("```yaml\nname: w\nsteps: []\n```", "it has no steps"),
+        ("```yaml\nbus: {lese: 5s}\n```", "not a known setting"),
+        ("```bash\ntrue\n```", "'bash' is none of"),
+        ("```sh\ntrue\n", "does not end"),
+        ("<!-- not run: for a reason -->\nwords", "stands above no block"),
+        ("<!-- setup terminal: two words\n$ true\n-->", "is no setup"),
+        ("<!-- terminal: t -->\n```console\n$ echo ready\nsteady\n```", "has not said"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_page_is_found(text: str, says: str, reader: Reader) -> None:
+    with pytest.raises((Wrong, pages.Malformed), match=re.escape(says)):
+        reader.read(text)
+
+
+def test_what_is_right_is_done(reader: Reader, tmp_path: Path) -> None:
+    page = (
+        "<!-- file: deep/a.txt -->\n```text\none\n```\n"
+        "<!-- setup\ncd deep\nNAME=two\n-->\n"
+        "```console\n$ cat a.txt && \\\n> echo $NAME 17\none\n…\ntw… 99\n```\n"
+        "<!-- terminal: t -->\n```console\n$ sh -c 'echo ready 1; sleep 60'\nready 2\n```\n"
+        "<!-- seen in: t -->\n```text\nready 3\n```\n"
+        "```console\n$ sh -c 'echo 1; sleep 60' &\n1\n$ exit 3\n[exit 3]\n```\n"
+        "<!-- not run: it would hurt -->\n```sh\nrm -rf deep\n```\n"
+        "```python\nprint(open('a.txt').read())\n```\n"
+    )
+    reader.read(page)
+    assert (tmp_path / "deep/a.txt").read_text() == "one\n"
+
+
+def test_lines_are_compared_loosely() -> None:
+    said = "task 6591   completed\nat 2026-11-18\n"
+    assert first_missing(["task 1 completed", "at 1-2-3"], said) is None
+    assert first_missing(["task … completed"], said) is None
+    assert first_missing(["task 1"], said) == "task 1"
+    assert first_missing(["at 1-2-3", "task 1 completed"], said) == "task 1 completed"

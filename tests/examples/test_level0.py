@@ -1,0 +1,113 @@
+"""The examples of level 0, each against a broker: no SDK, and the answers are those that the README promises."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.harness import Program, Site, eventually, workflow
+
+from .languages import LANGUAGES, LEVEL0, require
+
+ORDER = {
+    "items": [
+        {"name": "kettle ☕", "cents": 4500, "grams": 1200, "millilitres": 9000, "count": 2},
+        {"name": "tea", "cents": 700, "grams": 250, "millilitres": 900, "count": 3},
+    ]
+}
+SUMS = {"goods": 11_100, "weight": 3_150, "volume": 20_700}
+TOTAL = {"cents": 11_100 + 1_102, "parcels": 2}
+UNKNOWN = workflow("unknown", {"name": "a", "handler_class": "quote.wish"})
+ROUNDS = 20
+
+
+@pytest.fixture(scope="session")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("level0")
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with Site() as site:
+        site.start_broker()
+        applied = site.stepwire("workflow", "apply", str(LEVEL0 / "workflow.yaml"))
+        assert applied.returncode == 0, applied.stderr
+        yield site
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_task_runs_to_its_end_with_nothing_but_the_example(language: str, site: Site, builds: Path) -> None:
+    start(site, {language: require(language, builds)})
+    task = run(site, ORDER)
+    assert task["state"] == "completed", task
+    outputs = {step["name"]: step["output"] for step in task["steps"]}
+    assert outputs == {name: {"sum": sum_, "language": language} for name, sum_ in SUMS.items()} | {
+        "total": {**TOTAL, "language": language}
+    }
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_cannot_be_done_is_answered_once_and_the_loop_goes_on(language: str, site: Site, builds: Path) -> None:
+    """A number that is missing, items that are missing, and a handler that nobody has."""
+    site.apply(UNKNOWN)
+    program = start(site, {language: require(language, builds)})[0]
+    client = site.client()
+    nobody = client.wait(client.submit("unknown", {}).task_id, 20)["steps"][0]
+    assert (nobody["state"], nobody["error"]["code"], nobody["attempt"]) == ("failed", "unknown_handler", 0)
+    for order in ({"items": [{"name": "tea", "count": 3}]}, {}):
+        task = run(site, order)
+        assert task["state"] == "failed", task
+        for step in task["steps"][:3]:
+            assert (step["state"], step["attempt"]) == ("failed", 0), step  # not tried again: it would not help
+            assert step["error"]["message"], step
+    assert run(site, ORDER)["state"] == "completed"
+    assert program.is_running
+
+
+def test_three_languages_share_a_task(site: Site, builds: Path) -> None:
+    """Three steps can run side by side, each program has one at a time: so each runs one of them."""
+    languages = ("python", "ruby", "node")
+    start(site, {language: require(language, builds) for language in languages})
+    # Each gets its first step half a second after it came.
+    eventually(lambda: run(site, ORDER) and all(counts(site)), "all three to take part", 20)
+    before = counts(site)
+    shared = 0
+    for _ in range(ROUNDS):
+        task = run(site, ORDER)
+        assert task["state"] == "completed", task
+        outputs = {step["name"]: step["output"] for step in task["steps"]}
+        assert {name: outputs[name]["sum"] for name in SUMS} == SUMS
+        shared += {outputs[name]["language"] for name in SUMS} == set(languages)
+    assert shared, "no task of them all ran in three languages"
+    done = [after - earlier for after, earlier in zip(counts(site), before, strict=True)]
+    assert sum(done) == ROUNDS * 4
+    assert min(done) >= ROUNDS // 2, done
+
+
+def start(site: Site, commands: dict[str, list[str]]) -> list[Program]:
+    """They run, and the broker gives them work."""
+    endpoints = {f"STEPWIRE_{name.upper()}": site.ready[name] for name in ("steps", "results")}
+    programs = [site.start(language, argv, endpoints) for language, argv in commands.items()]
+
+    def look() -> bool:
+        for program in programs:
+            assert program.is_running, f"{program.name} ended:\n{program.stderr[-3_000:]}"
+        return len(peers(site)) == len(programs)
+
+    eventually(look, "the broker to know them all", 20)
+    return programs
+
+
+def peers(site: Site) -> list[dict[str, Any]]:
+    return [one for one in site.workers() if one["level"] == 0]
+
+
+def counts(site: Site) -> list[int]:
+    """How many steps each has completed."""
+    return [one["completed"] for one in sorted(peers(site), key=lambda one: str(one["worker"]))]
+
+
+def run(site: Site, order: dict[str, Any]) -> dict[str, Any]:
+    client = site.client()
+    return client.wait(client.submit("quote", order, namespace="level0").task_id, 20)

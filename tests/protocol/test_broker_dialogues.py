@@ -1,0 +1,17 @@
+"""The broker keeps to every dialogue that drives a broker: over real sockets, with its database."""
+
+from pathlib import Path
+
+import pytest
+
+from .broker_on_sockets import BrokerOnSockets
+from .dialogue import Dialogue, load, play
+
+DIALOGUES = [dialogue for dialogue in load() if "broker" in dialogue.drives]
+
+
+@pytest.mark.parametrize("dialogue", DIALOGUES, ids=lambda d: d.name)
+def test_the_broker_keeps_to_the_dialogue(dialogue: Dialogue, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with BrokerOnSockets(dialogue, tmp_path) as stage:
+        play(dialogue, "broker", stage)

@@ -1,0 +1,157 @@
+"""The dialogues themselves: every line of them is a message the codec takes, and the played course is consistent."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from stepwire_protocol import codec
+from stepwire_protocol.errors import Refusal
+
+from .dialogue import Bindings, Dialogue, Failed, Frame, load, match, members, play, render
+from .wire_vectors import read_as_broker, read_as_worker
+
+DIALOGUES = load()
+
+
+def spoken(dialogue: Dialogue) -> list[tuple[dict[str, Any], Bindings]]:
+    """Every line that is a message, with what is bound when it is said."""
+    bindings: Bindings = {}
+    said = []
+    for line in dialogue.lines:
+        for one in line.get("any_order", [line]):
+            if "topic" in one:
+                render([one.get("peer"), one.get("message", {})], bindings)
+                said.append((one, dict(bindings)))
+    return said
+
+
+def test_dialogues_have_different_names() -> None:
+    assert len({d.name for d in DIALOGUES}) == len(DIALOGUES)
+
+
+@pytest.mark.parametrize("dialogue", DIALOGUES, ids=lambda d: d.name)
+def test_every_line_is_a_message_of_the_wire(dialogue: Dialogue) -> None:
+    for line, bindings in spoken(dialogue):
+        read = read_as_broker if line["from"] == "worker" else read_as_worker
+        topic = render(line["topic"], bindings).encode()
+        if "text" in line:
+            with pytest.raises(Refusal) as refused:
+                read([topic + render(line["text"], bindings).encode()])
+            assert refused.value.code == line["code"]
+            continue
+        said = render(line["message"], bindings)
+        message = read([topic + msgspec.json.encode(said)])
+        again = read([topic + codec.encode(message)])
+        assert again == message
+        assert list(match(said, members(again), {})) == []
+
+
+@pytest.mark.parametrize("dialogue", DIALOGUES, ids=lambda d: d.name)
+def test_time_goes_forward_in_every_dialogue(dialogue: Dialogue) -> None:
+    times = [line["at_ms"] for line in dialogue.lines]
+    assert times == sorted(times)
+    assert dialogue.drives
+
+
+class Echo:
+    """A real side that says what the dialogue wants, so that the runner itself can be tested; or something else."""
+
+    def __init__(self, dialogue: Dialogue, side: str, spoil: int | None = None) -> None:
+        self._lines = [(line, b) for line, b in spoken(dialogue) if line["from"] == side]
+        self._spoil = spoil
+        self._at = 0
+        self._now_ms = 0
+
+    def receive(self, until_ms: int) -> Frame | None:
+        if self._at >= len(self._lines):
+            self._now_ms = until_ms
+            return None
+        line, bindings = self._lines[self._at]
+        self._at += 1
+        message = render(line["message"], bindings)
+        if self._spoil == self._at:
+            message = _spoilt(message)
+        return Frame(render(line["topic"], bindings), message, render(line.get("peer"), bindings))
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def wait_until(self, at_ms: int) -> None:
+        self._now_ms = max(self._now_ms, at_ms)
+
+    def be_silent(self, for_ms: int) -> None:
+        self._now_ms += for_ms
+
+    def send(self, topic: str, body: bytes, peer: str | None = None) -> None:
+        json.loads(body)
+
+    def subscribe(self, peer: str, topic: str, *, on: bool) -> None: ...
+
+    def act(self, what: str, facts: dict[str, Any]) -> None: ...
+
+    def see(self, what: str, facts: dict[str, Any]) -> str | None:
+        return None
+
+
+def _spoilt(message: dict[str, Any]) -> dict[str, Any]:
+    if "type" not in message:
+        return message | {"protocol_version": "9.9"}
+    return message | {"type": "cancel" if message["type"] != "cancel" else "go"}
+
+
+def without_silence(dialogue: Dialogue) -> Dialogue:
+    """What must not be said is not said by an echo either; it cannot know when to keep still, though."""
+    lines = [line for line in dialogue.lines if "expect_nothing_ms" not in line]
+    return msgspec.structs.replace(dialogue, lines=lines)
+
+
+@pytest.mark.parametrize("dialogue", DIALOGUES, ids=lambda d: d.name)
+def test_a_side_that_keeps_to_its_lines_passes(dialogue: Dialogue) -> None:
+    for side in dialogue.drives:
+        play(without_silence(dialogue), side, Echo(dialogue, side))
+
+
+@pytest.mark.parametrize("dialogue", DIALOGUES, ids=lambda d: d.name)
+def test_a_side_that_says_anything_else_fails(dialogue: Dialogue) -> None:
+    for side in dialogue.drives:
+        count = sum(line["from"] == side for line, _ in spoken(dialogue))
+        for spoil in range(1, count + 1):
+            with pytest.raises(Failed):
+                play(without_silence(dialogue), side, Echo(dialogue, side, spoil))
+
+
+MATCHES: list[tuple[Any, Any, bool]] = [
+    (1, 1, True),
+    (1, 2, False),
+    (1, True, False),
+    (1, 1.0, False),
+    (None, None, True),
+    ("a", "a", True),
+    ("${x}.1", "7.1", True),
+    ("${x}.1", "8.1", False),
+    ({"a": 1}, {"a": 1, "b": 2}, True),
+    ({"a": 1}, {"b": 2}, False),
+    ({"a": 1}, [], False),
+    ([1, 2], [1, 2], True),
+    ([1, 2], [1, 2, 3], False),
+    ({"$any": True, "example": 5}, {"anything": []}, True),
+    ({"$ref": "x"}, 7, True),
+    ({"$ref": "x"}, 8, False),
+    ({"$bind": "x", "example": 1}, 7, True),
+    ({"$bind": "x", "example": 1}, 1, False),
+    ({"$bind": "new", "example": 1}, 99, True),
+]
+
+
+@pytest.mark.parametrize(("pattern", "value", "fits"), MATCHES)
+def test_a_pattern_fits_or_says_what_differs(pattern: Any, value: Any, fits: bool) -> None:
+    assert (list(match(pattern, value, {"x": 7})) == []) is fits
+
+
+def test_what_is_bound_once_is_the_same_from_then_on() -> None:
+    bindings: Bindings = {}
+    assert list(match({"$bind": "id", "example": 1}, 5, bindings)) == []
+    assert render({"$ref": "id"}, bindings) == 5
+    assert render("@${id} ", bindings) == "@5 "
+    assert list(match({"a": {"$bind": "id", "example": 1}}, {"a": 6}, bindings)) != []

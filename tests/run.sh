@@ -1,0 +1,14 @@
+#!/bin/sh
+# Everything a change has to pass, from a fresh clone: sets up .venv, then style, types, layers and tests.
+set -eu
+cd "$(dirname "$0")/.."
+extra=dev
+. tests/venv.sh
+. tests/languages.sh
+export PATH="$PWD/.venv/bin:$PATH"
+
+ruff format --check --quiet .
+ruff check --quiet .
+mypy
+lint-imports
+pytest -n 2 --dist loadgroup "$@"

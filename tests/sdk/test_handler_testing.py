@@ -1,0 +1,189 @@
+"""`stepwire.testing`: handlers without a broker; and what returns and exceptions become."""
+
+import asyncio
+import dataclasses
+import logging
+from typing import TypedDict
+
+import msgspec
+import pytest
+from stepwire import ConfigurationError, Context, Permanent, Worker, testing
+from stepwire.handler import BACKTRACE_BYTES_MAX, completed, encode_output, make_handler
+from stepwire_protocol.messages import StepMetadata, StepRequest
+
+
+@dataclasses.dataclass
+class AsDataclass:
+    n: int
+
+
+class AsStruct(msgspec.Struct):
+    n: int
+
+
+class AsTypedDict(TypedDict):
+    n: int
+
+
+def with_dataclass(ctx: Context, given: AsDataclass) -> int:
+    return given.n
+
+
+def with_struct(ctx: Context, given: AsStruct) -> int:
+    return given.n
+
+
+async def with_typed_dict(ctx: Context, given: AsTypedDict) -> int:
+    return given["n"]
+
+
+def with_dict(ctx: Context, given: dict) -> int:
+    return given["n"]
+
+
+async def with_nothing_said(ctx, given):
+    return given["n"]
+
+
+@pytest.mark.parametrize("handler", [with_dataclass, with_struct, with_typed_dict, with_dict, with_nothing_said])
+def test_the_input_arrives_as_the_signature_says(handler):
+    assert testing.run(handler, {"n": 7}).output == 7
+
+
+@pytest.mark.parametrize("handler", [with_dataclass, with_struct, with_typed_dict])
+def test_an_input_of_another_shape_is_bad_input(handler):
+    outcome = testing.run(handler, {"n": "seven"})
+    assert (outcome.status, outcome.error.code, outcome.error.retryable) == ("error", "bad_input", False)
+
+
+def test_results_config_attempt_and_progress_are_there():
+    def handler(ctx: Context) -> list:
+        ctx.progress(1, 2, "half")
+        return [ctx.results["pay"]["id"], ctx.config["mode"], ctx.attempt, ctx.idempotency_key]
+
+    outcome = testing.run(handler, results={"pay": {"id": 3}}, config={"mode": "x"}, attempt=2, idempotency_key="k")
+    assert outcome.is_completed
+    assert outcome.output == [3, "x", 2, "k"]
+    assert outcome.progress == [(1, 2, "half")]
+
+
+def test_a_worker_is_tested_by_the_name_of_the_handler():
+    worker = Worker()
+    worker.handler("Billing::**")(with_dict)
+    worker.handler("Billing::special")(lambda ctx: "special")
+    assert testing.run(worker, {"n": 1}, handler_class="Billing::a::b").output == 1
+    assert testing.run(worker, handler_class="Billing::special").output == "special"
+    with pytest.raises(ConfigurationError, match=r"it offers Billing::\*\*"):
+        testing.run(worker, handler_class="Shipping")
+
+
+def test_in_an_async_test_the_handler_is_awaited():
+    async def the_test():
+        return [(await testing.run_async(h, {"n": 5})).output for h in (with_typed_dict, with_dict)]
+
+    assert asyncio.run(the_test()) == [5, 5]
+
+
+def test_a_time_out_is_enforced_as_in_a_worker():
+    async def handler(ctx):
+        await asyncio.sleep(60)
+
+    outcome = testing.run(handler, timeout_ms=10)
+    assert (outcome.status, outcome.error.code) == ("failed", "timeout")
+    assert testing.run(handler, timeout_ms=10, delivery_mode="at_most_once").error.code == "outcome_unknown"
+
+
+def test_a_handler_that_cancels_itself_has_failed():
+    async def handler(ctx):
+        raise asyncio.CancelledError
+
+    assert testing.run(handler).error.code == "CancelledError"
+
+
+def test_a_permanent_failure_has_no_backtrace_and_an_unexpected_one_has_a_bounded_one():
+    def deep(n):
+        if n:
+            deep(n - 1)
+        raise RuntimeError("x" * 10_000)
+
+    def handler(ctx):
+        deep(200)
+
+    assert testing.run(lambda ctx: (_ for _ in ()).throw(Permanent("no"))).error.backtrace is None
+    error = testing.run(handler).error
+    assert sum(len(line) + 1 for line in error.backtrace) <= BACKTRACE_BYTES_MAX
+    assert "RuntimeError" in error.backtrace[-1]
+    assert len(error.message) <= 2_000
+
+
+def test_log_records_carry_the_ids(caplog):
+    def handler(ctx: Context) -> None:
+        ctx.log.warning("hot")
+
+    with caplog.at_level(logging.WARNING):
+        testing.run(handler)
+    (record,) = caplog.records
+    assert (record.task_id, record.step_id, record.delivery) == (1, 2, 1)
+
+
+def test_progress_takes_finite_numbers_only():
+    def handler(ctx: Context) -> None:
+        ctx.progress(float("nan"))
+
+    assert testing.run(handler).error.code == "ConfigurationError"
+
+
+@pytest.mark.parametrize(
+    ("value", "body"),
+    [
+        (None, b"null"),
+        (float("nan"), b"null"),
+        ([float("inf"), 1.5], b"[null,1.5]"),
+        (2**53 - 1, b"9007199254740991"),
+        ("ä\n", '"ä\\n"'.encode()),
+        ("\\u0000", b'"\\\\u0000"'),
+        (AsStruct(1), b'{"n":1}'),
+        (AsDataclass(1), b'{"n":1}'),
+        ([[[{}]]] * 20, None),
+        ({str(i): {} for i in range(100)}, None),
+        ("9" * 20, b'"99999999999999999999"'),
+        (msgspec.Raw(b' {"a": 1}'), b' {"a": 1}'),
+    ],
+)
+def test_outputs_that_pass(value, body):
+    assert encode_output(value) == (msgspec.json.encode(value) if body is None else body)
+
+
+def _deep(levels):
+    return [] if levels == 1 else [_deep(levels - 1)]
+
+
+@pytest.mark.parametrize(
+    "value", [2**53, -(2**53), {"a": [2**64 - 1]}, "\0", {"\0": 1}, _deep(30), msgspec.Raw(b"{"), msgspec.Raw(b"NaN")]
+)
+def test_outputs_that_no_broker_would_take_are_stopped_here(value):
+    with pytest.raises(ValueError, match=r"\w"):
+        encode_output(value)
+
+
+def test_an_output_may_be_as_deep_as_a_results_message_allows():
+    assert encode_output(_deep(29))
+
+
+def test_how_long_a_run_took_is_told_to_the_microsecond():
+    async def quick(ctx: Context) -> int:
+        return 1
+
+    handler = make_handler(quick, "quick")
+    step = StepRequest(
+        step_id=1,
+        task_id=1,
+        step_name="s",
+        handler_class="quick",
+        delivery=1,
+        metadata=StepMetadata(attempt=0, retry_limit=0, timeout_ms=0, idempotency_key="k"),
+    )
+    for took_ms in (0.0019540000008419156, 12.3456789, 7.0):
+        metadata = completed(handler, step, 1, took_ms).metadata
+        assert metadata is not None
+        assert metadata.execution_time_ms == round(took_ms, 3)

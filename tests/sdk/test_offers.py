@@ -1,0 +1,33 @@
+"""Which handler a step goes to, and how free places are split."""
+
+import pytest
+from stepwire import credit
+from stepwire.session import Offer, find_offer
+
+
+def test_the_exact_name_wins_then_the_first_pattern():
+    offers = (Offer("a::*"), Offer("**"), Offer("a::b"))
+    assert [find_offer(offers, name) for name in ("a::b", "a::c", "z")] == [2, 0, 1]
+    assert find_offer((Offer("a"),), "b") is None
+
+
+@pytest.mark.parametrize(
+    ("capacity", "loads", "idle", "free"),
+    [
+        (10, [3], [False], [7]),
+        (10, [0, 0], [True, True], [5, 5]),
+        (10, [2, 0], [False, True], [8, 5]),
+        (10, [2, 7], [False, False], [3, 0]),
+        (9, [0, 0, 4], [True, True, False], [3, 3, 5]),
+        (1, [0, 0], [True, True], [1, 0]),
+    ],
+)
+def test_places_are_split_in_shares_and_idle_ones_are_lent(capacity, loads, idle, free):
+    claims = [credit.Claim(*pair) for pair in zip(loads, idle, strict=True)]
+    assert [credit.free(capacity, claims, i, rotation=0) for i in range(len(claims))] == free
+
+
+def test_with_fewer_places_than_brokers_each_has_its_turn():
+    claims = [credit.Claim(0, True)] * 3
+    turns = [[credit.free(2, claims, i, rotation) for i in range(3)] for rotation in range(3)]
+    assert turns == [[1, 1, 0], [1, 0, 1], [0, 1, 1]]

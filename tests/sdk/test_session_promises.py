@@ -1,0 +1,155 @@
+"""What must hold whatever brokers, networks and clocks do. Events are drawn relative to what the session holds."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stepwire.actions import Run
+from stepwire_protocol.messages import Adopted, Result, Results
+
+from .dialogue import Broker, Dialogue, once, step
+
+KINDS = (
+    "steps once repeat go cancel adopt finish fail give_back ack reset here restart welcome beat time time freeze "
+    "other_broker"
+)
+MOVES = st.lists(st.tuples(st.sampled_from(KINDS.split()), st.integers(0, 40)), max_size=60)
+
+
+class World:
+    """Remembers from outside what the session may not get wrong."""
+
+    def __init__(self) -> None:
+        self.dialogue = Dialogue(slots=2, prefetch=3)
+        self.brokers = [Broker(self.dialogue, "b1"), Broker(self.dialogue, "b2")]
+        self.broker = self.brokers[0].welcome()
+        self.sent: list[tuple[Broker, str, tuple, str]] = []  # broker, session, steps, batch
+        self.started: set[tuple[int, int]] = set()
+        self.running: list[tuple[int, int]] = []
+        self.granted: set[tuple[int, int]] = set()
+        self.disowned: set[tuple[int, int]] = set()
+        self.unacked: dict[tuple[int, int], int] = {}
+        self.step_id = 0
+        self.seen = self.heard = 0
+
+    def play(self, move: str, number: int) -> None:
+        d, b = self.dialogue, self.broker
+        match move:
+            case "steps" | "once":
+                kind = step if move == "steps" else once
+                steps = tuple(kind(self.step_id + i) for i in range(1, 1 + number % 4 + 1))
+                self.step_id += len(steps)
+                self.sent.append((b, b.session, steps, b.steps(*steps)))
+            case "repeat" if self.sent:
+                b, session, steps, batch = self.sent[number % len(self.sent)]
+                if b.session == session:
+                    b.steps(*steps, batch_id=batch)
+            case "go":
+                asking = [i for i, s in d.states().items() if s == "asking"]
+                items = asking[:1] if number % 4 else [s.step_id for _, _, ss, _ in self.sent for s in ss][:1]
+                items = [i if isinstance(i, tuple) else (i, 1) for i in items]
+                self.granted |= set(items)
+                b.go(*items)
+            case "cancel" | "adopt":
+                items = [(s.step_id, 1) for _, _, ss, _ in self.sent[-3:] for s in ss] + [(self.step_id + 50, 1)]
+                if move == "cancel":
+                    b.cancel(*items[:: 1 + number % 3])
+                else:
+                    b.adopt(*items[:: 1 + number % 3])
+            case "finish" | "fail" | "give_back" if self.running:
+                item = self.running.pop(number % len(self.running))
+                if move == "finish":
+                    d.finish(*item)
+                elif move == "fail":
+                    d.fail(*item)
+                else:
+                    d.session.give_back(item, d.now)
+                    d.act()
+            case "ack" if self.unacked:
+                rid = sorted(self.unacked.values())[number % len(self.unacked)]
+                self.unacked = {i: r for i, r in self.unacked.items() if r != rid}
+                b.ack(rid)
+            case "reset":
+                b.reset(next=b.k + number % 2)
+            case "here":
+                b.here()
+            case "restart":
+                b.epoch += 1
+            case "welcome":
+                b.welcome()
+            case "beat":
+                b.beat()
+            case "time":
+                d.pass_time(number * 50)
+            case "freeze":
+                d.freeze(number * 400)
+            case "other_broker":
+                self.broker = self.brokers[number % 2]
+        self.look()
+
+    def look(self) -> None:
+        actions, self.seen = self.dialogue.actions[self.seen :], len(self.dialogue.actions)
+        for action in actions:
+            if isinstance(action, Run):
+                assert action.item not in self.started, "a known delivery ran twice"
+                assert action.step.delivery_mode == "at_least_once" or action.item in self.granted, "ran without a go"
+                assert action.started_ms < action.lease.until_ms or action.lease.until_ms == 0, "ran after its lease"
+                assert action.item not in self.disowned, "ran after it was called unknown"
+                self.started.add(action.item)
+                self.running.append(action.item)
+        messages, self.heard = self.dialogue.heard[self.heard :], len(self.dialogue.heard)
+        for message in messages:
+            if isinstance(message, Results):
+                for result in message.results:
+                    self.unacked[result.step_id, result.delivery] = message.rid
+            elif isinstance(message, Adopted):
+                self.disowned |= {i[:2] for i in message.items if i[2] == "unknown"}
+        held = self.dialogue.states()
+        for item in self.running:
+            assert held.get(item) == "running", "a run was forgotten"
+        for item in self.unacked:
+            assert held.get(item) == "done", "a result was forgotten before its ack"
+        session = self.dialogue.session
+        taken = [s for s in held.values() if s in ("running", "asking")]
+        assert len(taken) == session._busy <= 2
+        assert session._load == sum(s != "done" for s in held.values())
+        for peer in session._peers.values():
+            assert peer.load == sum(h.peer is peer and h.state != "done" for h in session._items.values())
+        assert session._outbox_bytes == sum(len(m.body) for m in session._outbox.values())
+
+
+@settings(max_examples=400, deadline=None)
+@given(MOVES)
+def test_never_twice_never_without_go_never_after_the_lease_never_forgetting_a_result(moves):
+    world = World()
+    world.look()
+    for move, number in moves:
+        world.play(move, number)
+
+
+@settings(max_examples=100, deadline=None)
+@given(MOVES)
+def test_the_session_never_wants_to_be_woken_in_vain_for_ever(moves):
+    world = World()
+    for move, number in moves:
+        world.play(move, number)
+    world.dialogue.act()
+    assert world.dialogue.session.wake_at() > world.dialogue.now
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["finish", "fail"]), st.integers(0, 5)), max_size=12), st.integers(1, 4))
+def test_every_result_is_repeated_until_acked_and_then_no_more(ends, slots):
+    dialogue = Dialogue(slots=slots)
+    broker = Broker(dialogue).welcome()
+    broker.steps(*[step(i) for i in range(1, 13)])
+    for kind, number in ends:
+        running = [i for i, s in dialogue.states().items() if s == "running"]
+        item = running[number % len(running)]
+        error = Result(step_id=item[0], delivery=1, status="failed" if kind == "fail" else "completed")
+        dialogue.finish_with(error)
+    dialogue.heard.clear()
+    dialogue.pass_time(600)
+    again = {m.rid for m in dialogue.take(Results)}
+    assert again == set(range(1, len(ends) + 1))
+    broker.ack(*again)
+    dialogue.pass_time(1_500)
+    assert not dialogue.take(Results)

@@ -1,0 +1,496 @@
+"""Steps, answers to repeats, at_most_once, cancels, adoption, time-outs, credit, drain."""
+
+import itertools
+
+import msgspec
+import pytest
+import stepwire.session
+from stepwire.actions import Quit
+from stepwire.held import TOMBSTONES_MAX
+from stepwire.session import Offer
+from stepwire_protocol import codec, topics
+from stepwire_protocol.messages import (
+    Accept,
+    Adopted,
+    Bye,
+    Heartbeat,
+    Progress,
+    Refuse,
+    Result,
+    Results,
+    Start,
+    Steps,
+)
+
+from .dialogue import WORKER, Broker, Dialogue, once, step, welcomed
+
+
+def test_a_batch_is_accepted_once_and_its_steps_run_in_order():
+    dialogue, broker = welcomed(slots=2)
+    batch = broker.steps(step(1), step(2), step(3))
+    (accept,) = dialogue.take(Accept)
+    assert (accept.batch_id, accept.free) == (batch, 2 + 10 - 3)
+    assert dialogue.runs() == [(1, 1), (2, 1)]
+    dialogue.finish(2)
+    assert dialogue.runs() == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_results_that_answer_a_whole_batch_make_its_accept_superfluous():
+    dialogue, broker = welcomed(accept_delay_ms=5)
+    broker.steps(step(1), step(2))
+    dialogue.finish_with(*[_completed(1), _completed(2)])
+    dialogue.pass_time(100)
+    assert len(dialogue.take(Results)) == 1
+    assert not dialogue.take(Accept)
+
+
+def test_results_of_a_part_leave_the_accept_due():
+    dialogue, broker = welcomed(accept_delay_ms=5)
+    broker.steps(step(1), step(2))
+    dialogue.finish(1)
+    dialogue.pass_time(5)
+    assert len(dialogue.take(Accept)) == 1
+
+
+def _completed(step_id, delivery=1):
+    return Result(step_id=step_id, delivery=delivery, status="completed")
+
+
+@pytest.mark.parametrize("state", ["queued", "asking", "running"])
+def test_a_repeat_of_what_is_held_is_accepted_again_and_runs_nothing_twice(state):
+    dialogue, broker = welcomed(slots=1)
+    if state == "queued":
+        broker.steps(step(9))
+    request = once(1) if state == "asking" else step(1)
+    batch = broker.steps(request)
+    assert dialogue.states()[1, 1] == state
+    runs = dialogue.runs()
+    dialogue.take(Accept)
+    broker.steps(request, batch_id=batch)
+    assert [a.batch_id for a in dialogue.take(Accept)] == [batch]
+    assert dialogue.runs() == runs
+
+
+def test_a_repeat_of_what_is_done_is_answered_by_its_results_again():
+    dialogue, broker = welcomed()
+    batch = broker.steps(step(1))
+    dialogue.finish(1, output=b'{"a":1}')
+    first = dialogue.take(Results)
+    broker.steps(step(1), batch_id=batch)
+    assert dialogue.take(Results) == first
+
+
+def test_a_repeat_of_what_was_acked_is_refused_as_stale():
+    dialogue, broker = welcomed()
+    batch = broker.steps(step(1))
+    dialogue.finish(1)
+    broker.ack(1)
+    broker.steps(step(1), batch_id=batch)
+    (refuse,) = dialogue.take(Refuse)
+    assert (refuse.code, refuse.items, refuse.batch_id) == ("stale", [(1, 1)], batch)
+    assert dialogue.runs() == [(1, 1)]
+
+
+def test_a_mixed_repeat_gets_each_part_its_answer():
+    dialogue, broker = welcomed(slots=2)
+    batch = broker.steps(step(1), step(2), step(3))
+    dialogue.finish(1)
+    (results,) = dialogue.take(Results)
+    broker.ack(results.rid)
+    dialogue.finish(2)
+    dialogue.heard.clear()
+    broker.steps(step(1), step(2), step(3), batch_id=batch)
+    assert [r.items for r in dialogue.take(Refuse)] == [[(1, 1)]]
+    assert [r.results[0].step_id for r in dialogue.take(Results)] == [2]
+    assert [a.batch_id for a in dialogue.take(Accept)] == [batch]
+
+
+def test_below_the_sessions_floor_what_is_unknown_is_stale():
+    dialogue, broker = welcomed(slots=1)
+    for first in range(1, TOMBSTONES_MAX + 12, 10):
+        broker.steps(*[step(i, handler="h") for i in range(first, first + 10)])
+        for i in range(first, first + 10):
+            dialogue.session.finished((i, 1), _completed(i), dialogue.now)
+            dialogue.act()
+        broker.ack(*[r.rid for r in dialogue.take(Results)])
+        dialogue.actions.clear()
+    dialogue.heard.clear()
+    broker.steps(step(5_000_000), batch_id="batch_b17_1")
+    assert [r.code for r in dialogue.take(Refuse)] == ["stale"]
+    assert dialogue.runs() == []
+    broker.steps(step(5_000_001))
+    assert dialogue.runs() == [(5_000_001, 1)]
+    dialogue.finish(5_000_001)
+    broker.reset()
+    dialogue.pass_time(300)
+    broker.welcome()
+    broker.steps(step(5_000_002), batch_id="batch_b17_1")  # numbers begin anew with each session
+    assert dialogue.runs()[-1] == (5_000_002, 1)
+    dialogue.finish(5_000_002)
+    for _ in range(30):
+        dialogue.session._tombstones._forget_oldest()  # of the session before: they say nothing about this one
+    broker.steps(step(5_000_003), batch_id="batch_b17_2")
+    assert dialogue.runs()[-1] == (5_000_003, 1)
+
+
+def test_a_handler_nobody_has_is_refused_and_stays_refused():
+    dialogue, broker = welcomed(offers=(Offer("a::*"),))
+    batch = broker.steps(step(1, handler="a::b"), step(2, handler="c"))
+    (refuse,) = dialogue.take(Refuse)
+    assert (refuse.code, refuse.items) == ("unknown_handler", [(2, 1)])
+    broker.steps(step(1, handler="a::b"), step(2, handler="c"), batch_id=batch)
+    assert [r.code for r in dialogue.take(Refuse)] == ["stale"]
+
+
+def test_more_than_twice_the_capacity_is_refused_as_busy():
+    dialogue, broker = welcomed(slots=1, prefetch=1)
+    broker.steps(*[step(i) for i in range(1, 7)])
+    (refuse,) = dialogue.take(Refuse)
+    assert (refuse.code, refuse.items) == ("busy", [(5, 1), (6, 1)])
+
+
+def test_steps_that_cannot_be_read_are_refused_so_that_they_are_not_sent_for_ever():
+    dialogue, _broker = welcomed()
+    good = Steps(
+        v="2.0", broker="b1", epoch=7, session="7.1", batch_id="batch_x_1", protocol_version="2.0", steps=[step(1)]
+    )
+    document = msgspec.json.decode(codec.encode(good))
+    document["steps"][0]["metadata"]["timeout_ms"] = "soon"
+    dialogue.session.receive(topics.to_worker(WORKER), msgspec.json.encode(document), dialogue.now)
+    dialogue.act()
+    (refuse,) = dialogue.take(Refuse)
+    assert (refuse.code, refuse.items) == ("bad_message", [(1, 1)])
+    dialogue.tell(good)
+    assert dialogue.take(Refuse)[0].code == "stale"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"null", b'{"type":"steps"}', b"[" * 100_000])
+def test_rubbish_changes_nothing(body):
+    dialogue, broker = welcomed()
+    dialogue.session.receive(topics.to_worker(WORKER), body, dialogue.now)
+    dialogue.act()
+    broker.steps(step(1))
+    assert dialogue.runs() == [(1, 1)]
+
+
+def test_a_type_of_a_later_version_is_ignored_without_a_word():
+    dialogue, _ = welcomed()
+    body = b'{"type":"dance","v":"2.7","broker":"b1","epoch":7}'
+    dialogue.session.receive(topics.to_worker(WORKER), body, dialogue.now)
+    assert dialogue.act() == []
+
+
+def test_a_handlers_own_concurrency_does_not_hold_up_the_others():
+    dialogue, broker = welcomed(offers=(Offer("slow", concurrency=1), Offer("fast")), slots=3)
+    broker.steps(step(1, handler="slow"), step(2, handler="slow"), step(3, handler="slow"), step(4, handler="fast"))
+    assert dialogue.runs() == [(1, 1), (4, 1)]
+    broker.cancel((2, 1))
+    dialogue.finish(1)
+    assert dialogue.runs() == [(1, 1), (4, 1), (3, 1)]
+
+
+# -- at_most_once -----------------------------------------------------------------------------------------------------
+
+
+def test_an_at_most_once_step_asks_until_it_is_told_and_starts_on_go_only():
+    dialogue, broker = welcomed()
+    broker.steps(once(1))
+    asked = [dialogue.now] * len(dialogue.take(Start))
+    end = dialogue.now + 7_000
+    while dialogue.now < end:
+        dialogue.pass_time(10)
+        asked += [dialogue.now] * len(dialogue.take(Start))
+    gaps = [round(b - a, -2) for a, b in itertools.pairwise(asked)]
+    assert gaps == [300, 600, 1200, 2400]
+    assert dialogue.runs() == []
+    broker.go((1, 1))
+    broker.go((1, 1))
+    assert dialogue.runs() == [(1, 1)]
+    dialogue.pass_time(2_000)
+    assert not dialogue.take(Start)
+
+
+def test_an_asking_step_has_a_slot_and_a_queued_one_does_not_ask():
+    dialogue, broker = welcomed(slots=1)
+    broker.steps(once(1), once(2))
+    assert [s.items for s in dialogue.take(Start)] == [[(1, 1)]]
+    assert dialogue.states() == {(1, 1): "asking", (2, 1): "queued"}
+
+
+def test_a_go_for_what_does_not_ask_starts_nothing():
+    dialogue, broker = welcomed(slots=1)
+    broker.steps(step(1), once(2))
+    broker.go((1, 1), (2, 1), (3, 1))
+    assert dialogue.runs() == [(1, 1)]
+
+
+def test_not_granted_frees_the_slot_for_the_next():
+    dialogue, broker = welcomed(slots=1)
+    batch = broker.steps(once(1), step(2))
+    broker.cancel((1, 1), reason="not_granted")
+    assert dialogue.runs() == [(2, 1)]
+    broker.go((1, 1))
+    broker.steps(once(1), step(2), batch_id=batch)
+    assert dialogue.runs() == [(2, 1)]
+
+
+@pytest.mark.parametrize("end", ["timeout", "cancel", "lease_lost"])
+def test_a_failure_after_an_interruption_is_no_verdict_for_an_at_most_once_step(end):
+    dialogue, broker = welcomed()
+    broker.steps(once(1, timeout_ms=1_000), step(2, timeout_ms=1_000))
+    broker.go((1, 1))
+    if end == "timeout":
+        dialogue.pass_time(1_000)
+    elif end == "cancel":
+        broker.cancel((1, 1), (2, 1))
+    else:
+        broker.reset()
+    dialogue.fail(1, code="boom")
+    dialogue.fail(2, code="boom")
+    codes = [m.results[0].error.code for m in dialogue.take(Results) if m.results[0].error]
+    assert codes == ["outcome_unknown", "boom"]
+
+
+def test_a_reported_failure_of_an_at_most_once_step_is_a_verdict():
+    dialogue, broker = welcomed()
+    broker.steps(once(1))
+    broker.go((1, 1))
+    dialogue.fail(1, code="declined")
+    (results,) = dialogue.take(Results)
+    assert results.results[0].error.code == "declined"
+
+
+# -- time-outs, cancel ------------------------------------------------------------------------------------------------
+
+
+def test_a_time_out_runs_from_the_start_of_the_step_and_not_from_its_receipt():
+    dialogue, broker = welcomed(slots=1)
+    broker.steps(step(1, timeout_ms=5_000), step(2, timeout_ms=1_000))
+    dialogue.pass_time(3_000)
+    dialogue.finish(1)
+    dialogue.pass_time(900)
+    assert dialogue.cancels() == []
+    dialogue.pass_time(100)
+    assert dialogue.cancels() == [((2, 1), "timeout")]
+
+
+def test_a_handlers_own_time_out_only_shortens():
+    dialogue, broker = welcomed(offers=(Offer("h", timeout_ms=500), Offer("long", timeout_ms=9_000)))
+    broker.steps(step(1), step(2, handler="long", timeout_ms=700))
+    dialogue.pass_time(800)
+    assert dialogue.cancels() == [((1, 1), "timeout"), ((2, 1), "timeout")]
+
+
+def test_an_overdue_run_keeps_its_slot_until_it_ends_and_may_still_succeed():
+    dialogue, broker = welcomed(slots=1)
+    broker.steps(step(1, timeout_ms=100), step(2))
+    dialogue.pass_time(200)
+    assert dialogue.runs() == [(1, 1)]
+    dialogue.finish(1)
+    assert dialogue.take(Results)[0].results[0].status == "completed"
+    assert dialogue.runs() == [(1, 1), (2, 1)]
+
+
+def test_a_cancel_buries_what_has_not_started_and_asks_what_runs_to_stop():
+    dialogue, broker = welcomed(slots=1)
+    batch = broker.steps(step(1), step(2))
+    broker.cancel((1, 1), (2, 1), (3, 1))
+    assert dialogue.cancels() == [((1, 1), "task_cancelled")]
+    assert dialogue.states() == {(1, 1): "running"}
+    assert [(r.code, r.items, r.batch_id) for r in dialogue.take(Refuse)] == [("stale", [(2, 1)], batch)]
+    broker.steps(step(3))  # crossed the cancel
+    assert dialogue.take(Refuse)[0].code == "stale"
+
+
+def test_the_rest_of_a_steps_own_deadline_shortens_its_time_out():
+    dialogue, broker = welcomed()
+    request = step(1)
+    broker.steps(msgspec.structs.replace(request, metadata=msgspec.structs.replace(request.metadata, deadline_ms=700)))
+    dialogue.pass_time(699)
+    assert dialogue.cancels() == []
+    dialogue.pass_time(1)
+    assert dialogue.cancels() == [((1, 1), "timeout")]
+
+
+# -- adoption ---------------------------------------------------------------------------------------------------------
+
+
+def test_each_adopted_step_is_answered_with_its_state_and_the_unknown_never_starts():
+    dialogue, broker = welcomed(slots=3)
+    broker.steps(step(1), step(2), once(3), step(4))
+    dialogue.finish(1)
+    dialogue.heard.clear()
+    broker.adopt((1, 1), (2, 1), (3, 1), (4, 1), (5, 1))
+    (adopted,) = dialogue.take(Adopted)
+    states = ["done", "running", "asking", "queued", "unknown"]
+    assert [i[2] for i in adopted.items][:3] == states[:3]
+    assert adopted.items[4] == (5, 1, "unknown", 0)
+    broker.steps(step(5))
+    assert (5, 1) not in dialogue.runs()
+    assert dialogue.take(Refuse)[0].code == "stale"
+
+
+def test_another_broker_that_adopts_gets_the_results():
+    dialogue, b1 = welcomed()
+    b2 = Broker(dialogue, "b2", 3)
+    b2.here()
+    dialogue.pass_time(300)
+    b2.welcome()
+    batch = b1.steps(step(1), step(2))
+    dialogue.finish_with(_completed(1), _completed(2))
+    (both,) = dialogue.take(Results)
+    dialogue.topics.clear()
+    b2.adopt((1, 1))
+    split = dialogue.take(Results)
+    assert [(m.session, m.batch_id, [r.step_id for r in m.results]) for m in split] == [
+        (b1.session, batch, [2]),
+        (b2.session, batch, [1]),
+    ]
+    assert b"results@b2 " in dialogue.topics
+    assert len({m.rid for m in split} | {both.rid}) == 3
+    b1.ack(both.rid)
+    assert len(dialogue.states()) == 2
+    b1.ack(split[0].rid)
+    b2.ack(split[1].rid)
+    assert dialogue.states() == {}
+
+
+def test_a_running_step_adopted_by_another_broker_reports_to_that_one():
+    dialogue, b1 = welcomed()
+    b2 = Broker(dialogue, "b2", 3)
+    b2.here()
+    dialogue.pass_time(300)
+    b2.welcome()
+    b1.steps(step(1))
+    b2.adopt((1, 1))
+    dialogue.pass_time(2_000)
+    assert dialogue.take(Heartbeat)[-1].free == {"b1": 7, "b2": 6}  # its place went with it
+    dialogue.topics.clear()
+    dialogue.finish(1)
+    assert dialogue.topics == [b"results@b2 "]
+    assert dialogue.take(Results)[0].session == b2.session
+
+
+def test_an_asking_step_goes_on_asking_its_new_owner():
+    dialogue, b1 = welcomed()
+    b2 = Broker(dialogue, "b2", 3)
+    b2.here()
+    dialogue.pass_time(300)
+    b2.welcome()
+    b1.steps(once(1))
+    b2.adopt((1, 1))
+    b1.go((1, 1))
+    assert dialogue.runs() == []
+    dialogue.take(Start)
+    dialogue.pass_time(400)
+    assert dialogue.take(Start)[0].session == b2.session
+    b2.go((1, 1))
+    assert dialogue.runs() == [(1, 1)]
+
+
+# -- credit -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_done_takes_no_place_and_results_carry_the_new_credit():
+    dialogue, broker = welcomed(slots=1, prefetch=1)
+    broker.steps(step(1), step(2))
+    assert dialogue.take(Accept)[0].free == 0
+    dialogue.finish(1)
+    (results,) = dialogue.take(Results)
+    assert results.free == 1
+
+
+def test_a_broker_that_does_not_ack_gets_no_more_places_when_the_outbox_is_full(monkeypatch):
+    monkeypatch.setattr(stepwire.session, "OUTBOX_BYTES_MAX", 1_000)
+    dialogue, broker = welcomed()
+    broker.steps(step(1))
+    dialogue.finish(1, output=b'"' + b"x" * 1_000 + b'"')
+    dialogue.pass_time(2_000)
+    assert dialogue.take(Heartbeat)[-1].free == {"b1": 0}
+    broker.ack(1)
+    dialogue.pass_time(2_000)
+    assert dialogue.take(Heartbeat)[-1].free == {"b1": 14}
+
+
+def test_places_are_shared_between_brokers_and_an_idle_one_lends_its_own():
+    dialogue, b1 = welcomed(slots=4, prefetch=6)
+    b2 = Broker(dialogue, "b2", 3)
+    b2.here()
+    dialogue.pass_time(300)
+    b2.welcome()
+    assert dialogue.take(Heartbeat)[-1].free == {"b1": 5, "b2": 5}
+    b1.steps(step(1))
+    assert dialogue.take(Accept)[0].free == 9
+    b2.steps(step(2))
+    assert dialogue.take(Accept)[0].free == 4
+
+
+# -- progress, drain --------------------------------------------------------------------------------------------------
+
+
+def test_only_the_latest_progress_is_told_and_not_too_often():
+    dialogue, broker = welcomed()
+    broker.steps(step(1))
+    for done in range(5):
+        dialogue.session.progressed((1, 1), done, 10, None, dialogue.now)
+        dialogue.act()
+    assert [p.items for p in dialogue.take(Progress)] == [[(1, 1, 0, 10, None)]]
+    dialogue.pass_time(200)
+    assert [p.items for p in dialogue.take(Progress)] == [[(1, 1, 4, 10, None)]]
+
+
+def test_a_drain_gives_back_what_has_not_started_and_quits_when_the_rest_is_acked():
+    dialogue, broker = welcomed(slots=2)
+    batch = broker.steps(step(1), once(2), step(3))
+    dialogue.session.drain(dialogue.now)
+    dialogue.act()
+    (refuse,) = dialogue.take(Refuse)
+    assert (refuse.code, refuse.items, refuse.batch_id) == ("draining", [(2, 1), (3, 1)], batch)
+    assert dialogue.take(Heartbeat)[-1].free == {"b1": 0}
+    assert dialogue.take(Bye)
+    broker.steps(step(4))
+    assert dialogue.take(Refuse)[0].code == "draining"
+    dialogue.finish(1)
+    assert not dialogue.of(Quit)
+    broker.ack(dialogue.take(Results)[0].rid)
+    assert dialogue.of(Quit) == [Quit()]
+    assert dialogue.take(Heartbeat)[-1].holding == []
+    assert dialogue.take(Bye)
+
+
+def test_a_brokers_quit_drains():
+    dialogue, broker = welcomed()
+    dialogue.pass_time(2_000)
+    broker.beat(quit=True)
+    assert dialogue.of(Quit) == [Quit()]
+
+
+def test_a_run_that_never_began_is_given_back():
+    dialogue, broker = welcomed(slots=1)
+    batch = broker.steps(step(1), step(2))
+    dialogue.session.give_back((1, 1), dialogue.now)
+    dialogue.act()
+    assert [(r.code, r.items, r.batch_id) for r in dialogue.take(Refuse)] == [("busy", [(1, 1)], batch)]
+    assert dialogue.runs() == [(1, 1), (2, 1)]
+    broker.steps(step(1), step(2), batch_id=batch)
+    assert dialogue.runs() == [(1, 1), (2, 1)]
+
+
+def test_the_worker_ignores_frames_on_other_topics():
+    dialogue, _broker = welcomed()
+    body = codec.encode(
+        Steps(v="2.0", broker="b1", epoch=7, session="7.1", batch_id="b_1", protocol_version="2.0", steps=[step(1)])
+    )
+    for topic in (b"steps ", b"@w:fedcba9876543210 ", b"brokers "):
+        dialogue.session.receive(topic, body, dialogue.now)
+    dialogue.act()
+    assert dialogue.runs() == []
+
+
+def test_a_worker_with_no_broker_waits_and_does_not_quit():
+    dialogue = Dialogue()
+    dialogue.pass_time(60_000)
+    assert not dialogue.of(Quit)
+    dialogue.session.drain(dialogue.now)
+    dialogue.act()
+    assert dialogue.of(Quit)

@@ -1,0 +1,186 @@
+"""`python -m tests.simulation --seeds 500 --jobs 2`, `--merge FILE…`, `--replay SEED`, `--planted`, `--record`."""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from . import campaign, coverage, planted, shrink
+from .faults import KINDS
+from .world import World
+
+REGRESSIONS = Path(__file__).parent / "regressions"
+TRACE_SHOWN = 120
+COVERED_FROM_SEEDS = 500
+SHRUNK_MAX = 20
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=500)
+    parser.add_argument("--from", dest="first", type=int, default=0, metavar="SEED")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--planted", action="store_true", help="how many seeds each planted bug survives")
+    parser.add_argument("--only", help="this planted bug")
+    parser.add_argument(
+        "--replay", type=int, metavar="SEED", help="run one seed, shrink it if it fails, show its trace"
+    )
+    parser.add_argument("--keep", action="store_true", help="with --replay: store it as a regression")
+    parser.add_argument("--record", action="store_true", help="store a shrunk seed for each bug that was real")
+    parser.add_argument(
+        "--figures",
+        metavar="FILE",
+        help="write the campaign's figures there, as JSON; if they are there, nothing is run",
+    )
+    parser.add_argument("--merge", nargs="+", metavar="FILE", help="add up the figures of several campaigns")
+    options = parser.parse_args()
+    if options.planted:
+        return planted.report(options.first, options.seeds, options.jobs, options.only)
+    if options.record:
+        return _record(options.first, options.seeds)
+    if options.replay is not None:
+        return _replay(options.replay, options.keep)
+    if options.merge:
+        return _merge(options.merge, options.figures)
+    return _campaign(range(options.first, options.first + options.seeds), options.jobs, options.figures)
+
+
+def _campaign(seeds: range, jobs: int, figures: str | None) -> int:
+    commit = _commit()
+    if figures is not None and Path(figures).exists():
+        done = _read(figures)
+        if done.is_whole and (done.ranges, done.commits) == ([(seeds.start, len(seeds))], [commit]):
+            return _report(done)
+    shrunk = 0
+
+    def show(seed: int, violation: str) -> list[str] | None:
+        """The campaign goes on: what is known of this seed must be on the screen now."""
+        nonlocal shrunk
+        print(f"seed {seed} at {commit}: {violation}", flush=True)
+        shrunk += 1
+        if shrunk > SHRUNK_MAX:
+            return None
+        try:
+            kept, runs = shrink.shrink(seed)
+        except AssertionError as error:
+            print(f"seed {seed} did not fail when it was run again: {error}", flush=True)
+            return None
+        print(f"seed {seed} at {commit}: {len(kept)} faults are enough ({runs} runs): {kept}", flush=True)
+        return kept
+
+    def progress(so_far: campaign.Sum) -> None:
+        speed = f"{so_far.seeds / so_far.seconds:.1f} a second, {so_far.seeds / so_far.cpu_seconds:.1f} a CPU second"
+        found = f"{so_far.faults:,} faults, {len(so_far.violations)} seeds broke a promise"
+        print(f"{so_far.seeds:,} of {len(seeds):,} seeds from {seeds.start}: {speed}; {found}", flush=True)
+        write(so_far)
+
+    def write(so_far: campaign.Sum) -> None:
+        so_far.commits = [commit]
+        if figures is not None:
+            _write(figures, so_far)
+
+    total = campaign.run(seeds, jobs, show, progress)
+    write(total)
+    return _report(total)
+
+
+def _merge(files: list[str], figures: str | None) -> int:
+    total = campaign.Sum()
+    for file in files:
+        try:
+            total.merge(_read(file))
+        except ValueError as error:
+            print(f"{file}: {error}", file=sys.stderr)
+            return 2
+    if figures is not None:
+        _write(figures, total)
+    return _report(total)
+
+
+def _read(file: str) -> campaign.Sum:
+    return msgspec.json.decode(Path(file).read_bytes(), type=campaign.Sum)
+
+
+def _write(file: str, total: campaign.Sum) -> None:
+    """All of it or what was there: a campaign may be ended at any time."""
+    beside = Path(file + ".new")
+    beside.write_bytes(msgspec.json.format(msgspec.json.encode(total), indent=1) + b"\n")
+    beside.replace(file)
+
+
+def _report(total: campaign.Sum) -> int:
+    where = ", ".join(f"{first}-{first + count - 1}" for first, count in total.ranges)
+    speed = f"{total.seeds / total.seconds:.1f} a second, {total.seeds / total.cpu_seconds:.1f} a CPU second"
+    print(f"{total.seeds:,} seeds ({where}) at {', '.join(total.commits)}, {speed}")
+    days = total.simulated_ms / 86_400_000
+    print(f"{total.events:,} events in {days:,.2f} simulated days, {days / 365.25:.2f} years")
+    counts = total.counts
+    print(f"{total.faults:,} faults of {len(KINDS)} kinds:")
+    for kind in KINDS:
+        print(f"  {kind:30}{counts['fault', kind]:12,}")
+    print("figures:")
+    for name, count in sorted(total.figures.items()):
+        print(f"  {name:30}{count:12,}  {1000 * count / total.seeds:10.1f} in 1,000 seeds")
+    missing = coverage.missing(counts, total.seeds) if total.seeds >= COVERED_FROM_SEEDS else []
+    for what, which in missing:
+        print(f"never met: {what} {which}")
+    for broken in total.violations:
+        print(f"seed {broken.seed}: {broken.violation}; faults that are enough: {broken.kept}")
+    print(f"{len(total.violations)} seeds broke a promise")
+    return 1 if total.violations or missing else 0
+
+
+def _replay(seed: int, keeps: bool) -> int:
+    report = World(seed, keeps_trace=True).run()
+    if report.violation is None:
+        print(f"seed {seed}: nothing wrong; {report.events} events, {len(report.fired)} faults")
+        return 0
+    print(f"seed {seed} at {_commit()}: {report.violation}")
+    kept, runs = shrink.shrink(seed)
+    print(f"{len(report.fired)} faults shrunk to {len(kept)} in {runs} runs: {kept}")
+    small = World(seed, frozenset(kept), keeps_trace=True).run()
+    for line in small.trace[-TRACE_SHOWN:]:
+        print("  " + line[:400])
+    print(small.violation)
+    if keeps:
+        _keep(f"seed {seed}", seed, kept, small.violation)
+    return 1
+
+
+def _record(first: int, seeds: int) -> int:
+    """The stories in which the bugs that were real would show again."""
+    missed = 0
+    for bug in planted.BUGS:
+        if not bug.was_real:
+            continue
+        found = planted.hunt(bug, first, seeds)
+        if found.seed is None:
+            print(f"{bug.name}: not found in {seeds} seeds")
+            missed += 1
+            continue
+        with planted.planted(bug):
+            kept, runs = shrink.shrink(found.seed)
+            small = World(found.seed, frozenset(kept)).run()
+        _keep(bug.name, found.seed, kept, small.violation)
+        print(f"{bug.name}: seed {found.seed}, {len(kept)} faults after {runs} runs: {small.violation}", flush=True)
+    return 1 if missed else 0
+
+
+def _keep(what: str, seed: int, kept: list[str], violation: str | None) -> None:
+    REGRESSIONS.mkdir(exist_ok=True)
+    case = {"what": what, "seed": seed, "kept": kept, "violation": violation, "commit": _commit()}
+    name = re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-")
+    (REGRESSIONS / f"{name}.json").write_text(json.dumps(case, indent=1, ensure_ascii=False) + "\n")
+
+
+def _commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "an unknown commit"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,510 @@
+"""The broker: everything that is shipped but broker.py, sockets and threads, whose place this file takes.
+
+The turn is the shipped one. What broker.py adds is kept in its order: inbound before timers, one group with the writer
+at a time, outcomes and reads that come back as calls into the loop, a look at the clock after standing still.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from stepwire_broker.broker import LATE_MS, PULSE_MS, WATCH_FOR_MS, WATCH_MS
+from stepwire_broker.core.answers import Answer
+from stepwire_broker.core.decision import Decision, Read, Watch
+from stepwire_broker.core.events import (
+    Drain,
+    Event,
+    Forget,
+    Leave,
+    LoadedTasks,
+    LoadFailed,
+    LoopWasLate,
+    Now,
+    PeerSubscribed,
+    PeerVanished,
+    ProcessDied,
+    Subscribed,
+    SubscriptionVanished,
+    Tick,
+)
+from stepwire_broker.core.group import Broken, Fenced, Group, Outcome
+from stepwire_broker.core.machine import Machine
+from stepwire_broker.core.sessions import here_message, refuse
+from stepwire_broker.core.state import BrokerState, Identity
+from stepwire_broker.core.workflow import Workflow, stored_workflow
+from stepwire_broker.stages import claims, results
+from stepwire_broker.stages.turn import Around, Turn
+from stepwire_broker.store.lane import Stall, Trouble, Writing
+from stepwire_protocol import codec, topics
+from stepwire_protocol.messages import Endpoints
+
+from .clock import Clock
+from .stores import Observed
+from .tables import CannotWriteNow, SyncFailed
+
+if TYPE_CHECKING:
+    from .network import Link
+    from .world import World
+
+BROKER: Final = "b1"
+HOST: Final = "h1"
+
+
+class Killed(Exception):
+    """SIGKILL, here and now."""
+
+
+class BrokerNode:
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.chance = Random(f"{world.seed}/broker")
+        self.clock = Clock(world.clock_rate(), 1_000_000.0 + 1e9 * self.chance.random())
+        self.life = 0
+        self.is_alive = False
+        self.is_paused = False
+        self.deaths = 0
+        self.here_frame = b""
+        self._asking: Link
+        self._backlog: list[tuple[str, tuple[Any, ...]]] = []
+        self._now = (-1.0, 0, Now(0, 0))
+        self._paused_since = 0.0
+        faults = world.faults
+        self._rate = {
+            kind: faults.rate(kind, most)
+            for kind, most in (
+                ("broker_killed_loading", 0.5),
+                ("broker_killed_handed", 0.02),
+                ("broker_killed_before_commit", 0.02),
+                ("broker_killed_after_commit", 0.02),
+                ("broker_killed_before_send", 0.02),
+                ("broker_killed_between_sends", 0.01),
+                ("error_before_commit", 0.2),
+                ("error_after_commit", 0.2),
+                ("fsync_failed", 0.005),
+                ("slow_commit", 0.2),
+                ("read_failed", 0.4),
+                ("slow_read", 0.6),
+            )
+        }
+        self._slow_reads = Random(f"{world.seed}/slow_reads")
+        self._commit_ms = 0.5 + 5.0 * faults.rates["slow_commit"]
+        self.trouble_until_ms = -1.0
+        self.trouble_code = ""
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        world = self.world
+        self.life += 1
+        self.is_alive = True
+        self.is_paused = False
+        self._backlog = []
+        self._requests: dict[int, Callable[[Answer | None], None]] = {}
+        self._commands: dict[int, Any] = {}
+        self._request = 0
+        self._tick_at = float("inf")
+        self._ticks = 0
+        self._flush_due = False
+        self._groups = self._frames = 0
+        self._last_commit_frames = 0
+        settings = self.settings = world.settings_of_next_start()
+        now = self.now()
+        opened, self._writer = world.store.open(BROKER, settings.bus.lease_ms, now.wall, self.chance.getrandbits(128))
+        identity = Identity(
+            broker=BROKER,
+            epoch=opened.epoch,
+            deployment=opened.deployment,
+            nonce=f"{self.chance.getrandbits(48):012x}",
+            host=HOST,
+        )
+        self.state = BrokerState(
+            settings,
+            identity,
+            dict(opened.lanes),
+            opened.ids,
+            opened.lease_ms_before or 0,
+            now,
+            open_steps=opened.open_steps,
+            unloaded_tasks=opened.open_tasks,
+        )
+        self._count_timers()
+        self.machine = Machine(self.state, [(_compiled(row), bool(row.active)) for row in opened.workflows])
+        self.reader = claims.Reader(world.store.queries, opened.epoch, settings.limits.resident_payload_bytes)
+        self.turn = Turn(
+            self.machine,
+            Around(self.now, Frames(self), self._put, self._answer, self._read, self._watch),
+        )
+        self.state.peers = [Endpoints(BROKER, "inproc://steps", "inproc://results")]
+        self.here_frame = topics.BROKERS + codec.encode(here_message(self.state))
+        world.trace("broker_started", self.life)
+        world.checks.broker_started()
+        world.broker_started()
+        if self._hits("broker_killed_loading", self.life):
+            world.schedule.after(400.0 * self.chance.random() ** 2, self._kill_if, self.life)
+        world.network.broker_started()
+        self.post("tick")
+
+    def _count_timers(self) -> None:
+        timers, counts = self.state.timers, self.world.counts
+        pop_due = timers.pop_due
+
+        def counted(now: Now) -> tuple[str, Any] | None:
+            due = pop_due(now)
+            if due is not None:
+                counts["timer", due[0]] += 1
+            return due
+
+        timers.pop_due = counted  # type: ignore[method-assign]
+
+    def _kill_if(self, life: int) -> None:
+        if self.is_alive and self.life == life:
+            self.kill()
+
+    def kill(self) -> None:
+        """Nothing of it is left but its store. It is started again after a while."""
+        world = self.world
+        world.trace("broker_killed", self.life)
+        world.checks.broker_dies()
+        self.is_alive = False
+        self.is_paused = False
+        self.deaths += 1
+        self._backlog = []
+        for callback in list(self._requests.values()):
+            callback(None)
+        self._requests = {}
+        down_ms = 50.0 + 1_500.0 * self.chance.random() ** 2
+        if self.chance.random() < 0.1 and not world.faults.is_over:
+            down_ms += 15_000.0 * self.chance.random()
+        world.schedule.after(down_ms, self.start)
+
+    def pause(self, for_ms: float) -> None:
+        if self.is_alive and not self.is_paused:
+            self.world.trace("broker_paused", int(for_ms))
+            self.is_paused = True
+            self._paused_since = self.world.now
+            self.world.schedule.after(for_ms, self.resume, self.life)
+
+    def resume(self, life: int) -> None:
+        if not self.is_paused or self.life != life:
+            return
+        self.is_paused = False
+        gap_ms = int((self.world.now - self._paused_since) * self.clock.rate - PULSE_MS * self.chance.random())
+        backlog, self._backlog = self._backlog, []
+        # The loop reads its sockets before it looks at its timers, up to a budget.
+        bus_first = self.chance.random() < 0.5
+        for kind, args in backlog:
+            if kind in _BUS and bus_first:
+                self._enter(kind, args)
+        if gap_ms > LATE_MS and self.is_alive:
+            self._enter("event", (LoopWasLate(gap_ms),))
+        for kind, args in backlog:
+            if not (kind in _BUS and bus_first):
+                self._enter(kind, args)
+
+    def drain_and_stop(self) -> None:
+        """SIGTERM: take nothing new, let what runs finish for a while, leave."""
+        if self.is_alive and not self.is_paused:
+            self.post("event", Drain())
+            self.world.schedule.after(3_000.0 * self.chance.random(), self._leave, self.life)
+
+    def _leave(self, life: int) -> None:
+        if self.is_alive and self.life == life:
+            self.post("event", Leave())
+            self.world.schedule.after(5.0, self._kill_if, life)
+
+    # -- events in ----------------------------------------------------------------------------------------------------
+
+    def now(self) -> Now:
+        true_ms, clock = self.world.schedule.now, self.clock
+        looked_ms, jumped_ms, said = self._now
+        if looked_ms != true_ms or jumped_ms != clock.jumped_ms:
+            said = Now(int(clock.mono(true_ms)), clock.wall(true_ms))
+            self._now = true_ms, clock.jumped_ms, said
+        return said
+
+    def post(self, kind: str, *args: Any) -> None:
+        """Something reaches this process; while it stands still, it waits."""
+        if kind == "message" and self.is_alive:
+            self.world.checks.reached(args[0])
+        if self.is_paused:
+            self._backlog.append((kind, args))
+        elif self.is_alive:
+            self._enter(kind, args)
+
+    def _enter(self, kind: str, args: tuple[Any, ...]) -> None:
+        if not self.is_alive:
+            return
+        try:
+            _ON[kind](self, *args)
+        except Killed:
+            self.kill()
+            return
+        self.world.checks.after_event()
+
+    def _on_message(self, frame: bytes) -> None:
+        topic, body = codec.split(frame)
+        message = results.read(topic, body, self.settings.bus.max_message_bytes)
+        if isinstance(message, results.Rejection):
+            if message.worker is not None:
+                refuse(self.state, message.worker, message.code, message.message, message.kind, message.rid)
+                self.turn.take()
+        elif not isinstance(message, results.Unheard):
+            self.world.count("event", type(message).__name__)
+            self.turn.handle(message)
+        self._flush_soon()
+
+    def _on_subscribed(self, worker: str) -> None:
+        self._on_event(Subscribed(worker))
+
+    def _on_vanished(self, worker: str) -> None:
+        self._on_event(SubscriptionVanished(worker))
+
+    def _on_peer(self, link: "Link") -> None:
+        self._asking = link
+        self._on_event(PeerSubscribed())
+
+    def _on_peer_gone(self, link: "Link") -> None:
+        if link.to is not None:
+            self._on_event(PeerVanished(link.to))
+
+    def _on_event(self, event: Event) -> None:
+        self.world.count("event", type(event).__name__)
+        self.turn.handle(event)
+        self._flush()
+
+    def _on_tick(self) -> None:
+        self._tick_at = float("inf")
+        self.world.count("event", "Tick")
+        self.turn.handle(Tick())
+        self._flush()
+
+    def _on_wake(self, tick: int) -> None:
+        if tick == self._ticks:
+            self._on_tick()
+
+    def _on_flush(self) -> None:
+        self._flush()
+
+    def _flush_soon(self) -> None:
+        """When the sockets are drained."""
+        if not self._flush_due:
+            self._flush_due = True
+            self._later(0.3, "flush")
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        self.turn.flush()
+        self._arm()
+
+    def _arm(self) -> None:
+        wake_at = self.machine.wake_at
+        if wake_at is None or wake_at >= self._tick_at:
+            return
+        self._tick_at = wake_at
+        self._ticks += 1
+        left_ms = max(0.0, (wake_at - self.now().mono) / self.clock.rate)
+        self._later(left_ms + 0.5, "wake", self._ticks)
+
+    def _later(self, delay_ms: float, kind: str, *args: Any) -> None:
+        self.world.schedule.after(delay_ms, self._come, self.life, kind, args)
+
+    def _come(self, life: int, kind: str, args: tuple[Any, ...]) -> None:
+        if life == self.life:
+            if self.is_paused:
+                self._backlog.append((kind, args))
+            elif self.is_alive:
+                self._enter(kind, args)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def ask(self, make: Callable[[int], Any], answered: Callable[[Answer | None], None]) -> int | None:
+        """A request over HTTP that has arrived. `answered(None)`: the connection broke."""
+        if not self.is_alive:
+            answered(None)
+            return None
+        self._request += 1
+        self._requests[self._request] = answered
+        self.post("asked", self._request, make)
+        return self._request
+
+    def forget(self, request: int) -> None:
+        if self._requests.pop(request, None) is not None:
+            self.post("event", Forget(request))
+
+    def _on_asked(self, request: int, make: Callable[[int], Any]) -> None:
+        if request in self._requests:
+            command = make(request)
+            self.world.count("event", type(command).__name__)
+            self._commands[request] = command
+            self.turn.handle(command)
+            self._flush_soon()
+
+    def _answer(self, decision: Decision) -> None:
+        for given in decision.answers:
+            self._crash_between_sends()
+            callback = self._requests.pop(given.request, None)
+            if callback is not None:
+                self.world.checks.answered(self._commands.pop(given.request), given.answer)
+                self.world.schedule.after(0.5 + 2.0 * self.chance.random(), callback, given.answer)
+
+    # -- the database -------------------------------------------------------------------------------------------------
+
+    def _hits(self, kind: str, *name: object) -> bool:
+        luck = self.chance.random()
+        return luck < self._rate[kind] and self.world.faults.strikes(kind, ".".join(map(str, name)))
+
+    def _put(self, group: Group) -> None:
+        self.world.checks.handed(group)
+        self._groups += 1
+        name = f"{self.life}.{group.seq}"
+        if self._hits("broker_killed_handed", name):
+            raise Killed
+        wait_ms = self._commit_ms * (0.2 + self.chance.expovariate(1.0))
+        slow_ms = 100.0 + 4_900.0 * self.chance.random() ** 2
+        if self._hits("slow_commit", name):
+            wait_ms += slow_ms
+        writing = Writing(group.lane, self._writer, group, Troubles(self, name))
+        self._later(wait_ms, "attempt", writing, Stall(group.lane, group.seq), name, group)
+
+    def _on_attempt(self, writing: Writing, stall: Stall, name: str, group: Group) -> None:
+        """One transaction, in the writer's thread."""
+        if self._hits("broker_killed_before_commit", name):
+            raise Killed
+        found = writing.attempt()
+        if isinstance(found, Trouble):
+            self.world.trace("database_trouble", found.code)
+            stalled = stall.again(found, self.world.now / 1000)
+            if stalled is not None:
+                self._later(0.1, "outcome", stalled)
+            self._later(stall.pause_s() * 1000, "attempt", writing, stall, name, group)
+            return
+        if self._hits("broker_killed_after_commit", name):
+            raise Killed
+        self.world.trace("committed", group.seq)
+        self._later(0.1 + 0.5 * self.chance.random(), "outcome", found)
+
+    def _on_outcome(self, outcome: Outcome) -> None:
+        self.world.count("event", type(outcome).__name__)
+        if isinstance(outcome, Broken | Fenced):
+            raise Killed
+        self._frames = 0
+        self._may_crash_before_send = self._hits("broker_killed_before_send", self.life, self._groups)
+        self.turn.commit(outcome)
+        self._may_crash_before_send = False
+        self._arm()
+
+    _may_crash_before_send = False
+
+    def _crash_between_sends(self) -> None:
+        if self._may_crash_before_send:
+            raise Killed
+        self._frames += 1
+        if self._hits("broker_killed_between_sends", self.life, self._groups, self._frames):
+            raise Killed
+
+    def _read(self, read: Read) -> None:
+        """In a reader's thread: it sees what is committed when it looks, and is heard later."""
+        self._later(0.2 + 3.0 * self.chance.random() ** 3, "look", read)
+
+    def _on_look(self, read: Read) -> None:
+        wait_ms = 0.2 + 20.0 * self.chance.random() ** 4
+        if self._hits("read_failed", self.life, read.request):
+            self._later(wait_ms, "read", LoadFailed(read.request, "the disk was busy"))
+            return
+        found = claims.perform(self.world.store.connection, self.reader, read, self.now().wall)
+        if isinstance(found, LoadedTasks):
+            self.world.checks.loaded(found)
+        luck, slow_ms = self._slow_reads.random(), 4_000.0 * self._slow_reads.random() ** 2
+        if luck < self._rate["slow_read"] and self.world.faults.strikes("slow_read", f"{self.life}.{read.request}"):
+            wait_ms += slow_ms
+        self._later(wait_ms, "read", found)
+
+    def _on_read(self, event: Event) -> None:
+        self._on_event(event)
+
+    def _watch(self, watch: Watch) -> None:
+        self._later(0.0, "watched", watch, 0)
+
+    def _on_watched(self, watch: Watch, waited_ms: int) -> None:
+        if not self.world.is_process(watch.worker, watch.pid):
+            self._on_event(ProcessDied(watch.worker))
+        elif waited_ms < WATCH_FOR_MS:
+            self._later(WATCH_MS, "watched", watch, waited_ms + WATCH_MS)
+
+
+_BUS: Final = frozenset({"message", "subscribed", "vanished", "peer", "peer_gone"})
+_ON: Final[dict[str, Callable[..., None]]] = {
+    name.removeprefix("_on_"): on for name, on in vars(BrokerNode).items() if name.startswith("_on_")
+}
+
+
+class Frames:
+    """The core's Wire: frames go to the network, after a look at what they say."""
+
+    def __init__(self, node: BrokerNode) -> None:
+        self._node = node
+
+    def send(self, topic: bytes, body: bytes) -> bool:
+        return self._send(topic, body, topic + body)
+
+    def send_frame(self, frame: bytes) -> bool:
+        return self._send(*codec.split(frame), frame)
+
+    def _send(self, topic: bytes, body: bytes, frame: bytes) -> bool:
+        node = self._node
+        worker = topics.worker_of(topic)
+        assert worker is not None, topic
+        node._crash_between_sends()
+        node.world.checks.said(worker, body)
+        node.world.trace("b1>" + worker, body)
+        node.world.network.to_worker(worker, frame)
+        return True
+
+    def grant(self, to: str) -> None:
+        self._node.world.network.grant(self._node._asking, to)
+
+    def send_to_peer(self, to: str, body: bytes) -> bool:
+        node = self._node
+        node._crash_between_sends()
+        node.world.checks.said_level0(to, body)
+        node.world.trace("b1>" + to, body)
+        node.world.network.to_peer(to, body)
+        return True
+
+
+class Troubles:
+    """The lane's Faults: the database fails before or after a commit."""
+
+    def __init__(self, node: BrokerNode, name: str) -> None:
+        self._node = node
+        self._name = name
+        self._tries = 0
+
+    def before_commit(self, group: Group) -> None:
+        node = self._node
+        self._tries += 1
+        if node.world.now < node.trouble_until_ms:
+            raise CannotWriteNow(node.trouble_code)
+        if node._hits("fsync_failed", self._name, self._tries):
+            raise SyncFailed("fsync")
+        if node._hits("error_before_commit", self._name, self._tries):
+            raise CannotWriteNow("database_unavailable")
+
+    def after_commit(self, group: Group) -> None:
+        if self._node._hits("error_after_commit", self._name, self._tries):
+            raise CannotWriteNow("database_unavailable")
+
+
+_workflows: dict[str, Workflow] = {}
+
+
+def _compiled(row: Any) -> Workflow:
+    """Reading a workflow takes longer than simulating it."""
+    known = _workflows.get(row.document)
+    if known is None:
+        known = _workflows[row.document] = stored_workflow(row)
+    return msgspec.structs.replace(known, id=row.id)
+
+
+__all__ = ["BROKER", "HOST", "BrokerNode", "Killed", "Observed"]

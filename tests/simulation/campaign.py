@@ -1,0 +1,150 @@
+"""Many seeds, on several processes, added up; and campaigns of other days or machines, added to one another."""
+
+import gc
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from .world import Report, World
+
+CHUNK: Final = 20
+PROGRESS_EVERY: Final = 2_000
+COLLECT_EVERY: Final = 10
+
+_since_collected = 0
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """A seed that broke a promise, and the faults that are enough for it (None: nobody has looked)."""
+
+    seed: int
+    violation: str
+    kept: list[str] | None = None
+
+
+class Sum(msgspec.Struct):
+    commits: list[str] = []
+    ranges: list[tuple[int, int]] = []  # the first seed and how many; of a campaign that is over
+    seeds: int = 0
+    violations: list[Broken] = []
+    counted: dict[str, dict[str, int]] = {}
+    figures: dict[str, int] = {}
+    events: int = 0
+    simulated_ms: float = 0.0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    @property
+    def counts(self) -> Counter[tuple[str, str]]:
+        return Counter({(what, which): n for what, of in self.counted.items() for which, n in of.items()})
+
+    @property
+    def faults(self) -> int:
+        return sum(self.counted.get("fault", {}).values())
+
+    @property
+    def is_whole(self) -> bool:
+        """It holds the seeds it says, and not just those that came back first."""
+        return self.seeds == sum(count for _, count in self.ranges) > 0
+
+    def _count(self, what: str, which: str, n: int) -> None:
+        of = self.counted.setdefault(what, {})
+        of[which] = of.get(which, 0) + n
+
+    def add(self, report: Report) -> None:
+        self.seeds += 1
+        self.events += report.events
+        self.simulated_ms += report.simulated_ms
+        self.cpu_seconds += report.cpu_s
+        for (what, which), n in report.counts.items():
+            self._count(what, which, n)
+        for kind, n in report.faults.items():
+            self._count("fault", kind, n)
+        for name, n in report.figures.items():
+            self.figures[name] = self.figures.get(name, 0) + n
+
+    def merge(self, other: "Sum") -> None:
+        """The other's seeds must be others, and all there."""
+        if not other.is_whole:
+            raise ValueError(f"a campaign of the seeds {other.ranges} was not ended: run it again")
+        for first, count in other.ranges:
+            for ours, length in self.ranges:
+                if first < ours + length and ours < first + count:
+                    raise ValueError(f"the seeds from {max(first, ours)} are in two of the files")
+        self.ranges = _joined(self.ranges + other.ranges)
+        self.commits = list(dict.fromkeys(self.commits + other.commits))
+        self.seeds += other.seeds
+        self.violations += other.violations
+        for what, of in other.counted.items():
+            for which, n in of.items():
+                self._count(what, which, n)
+        for name, n in other.figures.items():
+            self.figures[name] = self.figures.get(name, 0) + n
+        self.events += other.events
+        self.simulated_ms += other.simulated_ms
+        self.seconds += other.seconds
+        self.cpu_seconds += other.cpu_seconds
+
+
+def run(
+    seeds: range,
+    jobs: int,
+    on_violation: Callable[[int, str], list[str] | None] | None = None,
+    on_progress: Callable[[Sum], None] | None = None,
+) -> Sum:
+    """`on_violation` may say which faults are enough for it. Whatever it finds, the campaign goes on."""
+    began = time.monotonic()
+    total = Sum()
+    for report in _reports(seeds, jobs):
+        total.add(report)
+        if report.violation is not None:
+            kept = None if on_violation is None else on_violation(report.seed, report.violation)
+            total.violations.append(Broken(report.seed, report.violation, kept))
+        if on_progress is not None and total.seeds % PROGRESS_EVERY == 0:
+            total.seconds = time.monotonic() - began
+            on_progress(total)
+    total.seconds = time.monotonic() - began
+    total.ranges = [(seeds.start, len(seeds))]
+    return total
+
+
+def run_seed(seed: int) -> Report:
+    """Without its trace and its list of faults, which are long: whoever wants them runs the seed again."""
+    global _since_collected
+    if gc.isenabled():
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+    began = time.process_time()
+    report = World(seed).run()
+    _since_collected += 1
+    if _since_collected >= COLLECT_EVERY:
+        # A world is one knot: to look for what of it is garbage pays when all of it is.
+        _since_collected = 0
+        gc.collect()
+    return report._replace(trace=[], fired=[], cpu_s=time.process_time() - began)
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for first, count in sorted(ranges):
+        if joined and sum(joined[-1]) == first:
+            joined[-1] = joined[-1][0], joined[-1][1] + count
+        else:
+            joined.append((first, count))
+    return joined
+
+
+def _reports(seeds: range, jobs: int) -> Iterator[Report]:
+    if jobs == 1:
+        try:
+            yield from map(run_seed, seeds)
+        finally:
+            gc.enable()
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(run_seed, seeds, CHUNK)

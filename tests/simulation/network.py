@@ -1,0 +1,224 @@
+"""The bus between one broker and its workers: what ZeroMQ does to messages, and what the network does on top.
+
+Facts that are kept: a bound PUB drops what its peer has not subscribed yet and all of a lost peer's queue; a connected
+PUB keeps its queue while the broker is away and delivers it to whoever comes back; a killed peer's
+subscription vanishes at once; nothing is doubled or reordered on one connection unless a fault says so.
+"""
+
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from stepwire_protocol import topics
+
+if TYPE_CHECKING:
+    from .broker_node import BrokerNode
+    from .peer_node import PeerNode
+    from .worker_node import WorkerNode
+    from .world import World
+
+QUEUE_MAX: Final = 1_000
+BURST_MESSAGES: Final = 500
+BURST_MS: Final = 6_000
+RECONNECT_MS: Final = (20.0, 1_000.0)
+
+
+class Way:
+    """One direction between the broker and one worker process."""
+
+    def __init__(self, network: "Network", name: str) -> None:
+        self.name = name
+        self.count = 0
+        self.last_ms = 0.0
+        self.cut_until_ms = -1.0
+        self.burst_left = 0
+        self.burst_until_ms = -1.0
+        self.deaf_until_ms = -1.0
+        self.stale = 0
+        self.chance = Random(f"{network.world.seed}/{name}")
+
+
+class Link:
+    """A worker process's two connections to the broker."""
+
+    def __init__(self, network: "Network", worker: "WorkerNode | PeerNode", worker_id: str) -> None:
+        self.worker = worker
+        self.id = worker_id
+        self.life = worker.life
+        self.up = Way(network, f"{worker.name}.{worker.life}>b1")
+        self.down = Way(network, f"b1>{worker.name}.{worker.life}")
+        self.joined = 0  # the broker's life that knows its subscription
+        self.knows_subscription = False  # its own PUB does: it queues from then on
+        self.queue: list[bytes] = []
+        self.is_dead = False
+        self.to: str | None = None  # at level 0: what it was granted last
+
+
+class Network:
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.links: dict[str, Link] = {}
+        self.granted: dict[str, Link] = {}  # at level 0, by `to`
+        faults = world.faults
+        self._loss = faults.rate("loss", 0.30, 0.02)
+        self._duplicate = faults.rate("duplicate", 0.50, 0.02)
+        self._late = faults.rate("late_duplicate", 0.05, 0.005)
+        self._reorder = faults.rate("reorder", 0.30, 0.02)
+        self._delay = faults.rate("delay", 0.5, 0.05)
+        self._delay_ms = self._answer_delay_ms = 1.0 + 999.0 * faults.rates["delay"] ** 3
+        if world.focus is not None and world.focus.answer_delay_ms is not None:
+            self._delay_ms, self._answer_delay_ms = 20.0, world.focus.answer_delay_ms
+        self._burst = faults.rate("hwm_burst", 0.004, 0.0005)
+        self._stale = 0.5 if "stale_delivery" in faults.on else 0.0
+        self._base_ms = 0.2 + 3.0 * faults.rates["loss"]
+
+    @property
+    def broker(self) -> "BrokerNode":
+        return self.world.broker
+
+    # -- connecting ---------------------------------------------------------------------------------------------------
+
+    def connect(self, worker: "WorkerNode | PeerNode", worker_id: str) -> Link:
+        link = self.links[worker_id] = Link(self, worker, worker_id)
+        self._join_soon(link, 1.0, 30.0)
+        return link
+
+    def reconnect(self, link: Link) -> None:
+        """The worker built its sockets anew: what its PUB had queued is gone."""
+        link.queue.clear()
+        link.knows_subscription = False
+        if link.joined == self.broker.life and self.broker.is_alive:
+            link.joined = 0
+            self.broker.post("vanished", link.id)
+        self._join_soon(link, 1.0, 30.0)
+
+    def broker_started(self) -> None:
+        for link in self.links.values():
+            if not link.is_dead:
+                self._join_soon(link, *RECONNECT_MS)
+
+    def worker_died(self, link: Link) -> None:
+        link.is_dead = True
+        link.queue.clear()
+        del self.links[link.id]
+        if self.broker.is_alive and link.joined == self.broker.life:
+            self.world.schedule.after(link.down.chance.random() * 5.0, self._vanish, link, self.broker.life)
+
+    def _vanish(self, link: Link, life: int) -> None:
+        if self.broker.is_alive and self.broker.life == life:
+            if link.worker.at_level0:
+                self.broker.post("peer_gone", link)
+            else:
+                self.broker.post("vanished", link.id)
+
+    def _join_soon(self, link: Link, least_ms: float, most_ms: float) -> None:
+        wait_ms = least_ms + (most_ms - least_ms) * link.up.chance.random()
+        self.world.schedule.after(wait_ms, self._join, link, self.broker.life)
+
+    def _join(self, link: Link, life: int) -> None:
+        """The subscription has arrived, both ways, and so does what waited for it."""
+        world, broker = self.world, self.broker
+        if link.is_dead or not broker.is_alive or broker.life != life or link.joined == life:
+            return
+        if link.worker.at_level0 and (link.worker.is_busy or link.worker.is_paused):
+            # Its subscriptions are sent again when it enters its socket, and not before.
+            self._join_soon(link, 20.0, 60.0)
+            return
+        link.joined = life
+        for way in (link.up, link.down):
+            deaf_ms = 100.0 + 1_900.0 * way.chance.random()
+            is_slow = way.chance.random() < 0.5 and "slow_joiner" in world.faults.on
+            if is_slow and world.faults.strikes("slow_joiner", f"{way.name} {life}"):
+                way.deaf_until_ms = world.now + deaf_ms
+        if link.worker.at_level0:
+            broker.post("peer", link)
+        else:
+            broker.post("subscribed", link.id)
+            self.to_worker(link.id, world.broker.here_frame)
+        link.knows_subscription = True
+        queue, link.queue = link.queue, []
+        for frame in queue:
+            self._carry(link, link.up, frame, broker.life)
+
+    # -- carrying -----------------------------------------------------------------------------------------------------
+
+    def to_worker(self, worker_id: str, frame: bytes) -> None:
+        link = self.links.get(worker_id)
+        if link is not None and link.joined == self.broker.life:
+            self._carry(link, link.down, frame, self.broker.life)
+
+    def grant(self, link: Link, to: str) -> None:
+        link.to = to
+        self.granted[to] = link
+
+    def to_peer(self, to: str, body: bytes) -> None:
+        link = self.granted.get(to)
+        if link is not None and not link.is_dead and link.to == to and link.joined == self.broker.life:
+            self._carry(link, link.down, topics.STEPS + body, self.broker.life)
+
+    def to_broker(self, link: Link, frame: bytes) -> None:
+        if link.is_dead or not link.knows_subscription:
+            return
+        if not self.broker.is_alive or link.joined != self.broker.life:
+            if len(link.queue) < QUEUE_MAX:
+                link.queue.append(frame)
+            return
+        self._carry(link, link.up, frame, self.broker.life)
+
+    def _carry(self, link: Link, way: Way, frame: bytes, life: int) -> None:
+        world = self.world
+        faults, now, chance = world.faults, world.now, way.chance.random
+        way.count += 1
+        lost, late, doubled, reordered, burst, luck = chance(), chance(), chance(), chance(), chance(), chance()
+        if now < way.cut_until_ms or now < way.deaf_until_ms:
+            return
+        if way.burst_left > 0 and now < way.burst_until_ms:
+            way.burst_left -= 1
+            return
+        if faults.is_over:
+            self._arrive_at(link, way, frame, life, now + self._base_ms * (0.5 + luck), keeps_order=True)
+            return
+        if burst < self._burst and faults.strikes("hwm_burst", f"{way.name} {way.count}"):
+            way.burst_left, way.burst_until_ms = BURST_MESSAGES, now + BURST_MS
+            return
+        if lost < self._loss and faults.strikes("loss", f"{way.name} {way.count}"):
+            return
+        delay_ms = self._base_ms * (0.5 + luck)
+        if luck < self._delay and faults.strikes("delay", f"{way.name} {way.count}"):
+            mean_ms = self._delay_ms if way is link.up else self._answer_delay_ms
+            delay_ms += mean_ms * way.chance.expovariate(1.0)
+        moved = reordered < self._reorder and faults.strikes("reorder", f"{way.name} {way.count}")
+        if moved:
+            delay_ms += 50.0 * late
+        self._arrive_at(link, way, frame, life, now + delay_ms, keeps_order=not moved)
+        if link.worker.at_level0 and way is link.down:
+            return  # one connection doubles nothing, and nobody here would say it again
+        if doubled < self._duplicate and faults.strikes("duplicate", f"{way.name} {way.count}"):
+            self._arrive_at(link, way, frame, life, now + delay_ms + 300.0 * luck, keeps_order=False)
+        if late < self._late and faults.strikes("late_duplicate", f"{way.name} {way.count}"):
+            # Not of this world's sockets, and promised all the same: much later, also after a restart.
+            self._arrive_at(link, way, frame, 0, now + 1_000.0 + 60_000.0 * luck, keeps_order=False)
+
+    def _arrive_at(self, link: Link, way: Way, frame: bytes, life: int, at_ms: float, *, keeps_order: bool) -> None:
+        if keeps_order:
+            at_ms = way.last_ms = max(at_ms, way.last_ms)
+        if way is link.up:
+            self.world.schedule.at(at_ms, self._reach_broker, link, frame, life)
+        else:
+            self.world.schedule.at(at_ms, self._reach_worker, link, frame)
+
+    def _reach_broker(self, link: Link, frame: bytes, life: int) -> None:
+        broker, world = self.broker, self.world
+        if life in (0, broker.life) and broker.is_alive:
+            broker.post("message", frame)
+        elif not link.is_dead:
+            link.up.stale += 1
+            name = f"{link.up.name} {link.up.stale}"
+            if link.up.chance.random() < self._stale and world.faults.strikes("stale_delivery", name):
+                if broker.is_alive:
+                    broker.post("message", frame)
+                elif len(link.queue) < QUEUE_MAX:
+                    link.queue.append(frame)
+
+    def _reach_worker(self, link: Link, frame: bytes) -> None:
+        if not link.is_dead:
+            link.worker.post("message", frame)

@@ -1,0 +1,53 @@
+"""From a seed that fails to the few faults that make it fail: delta debugging over the named faults.
+
+Luck is drawn whether or not a fault strikes, so what comes before the first fault left out stays as it was.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from .world import Report, World
+
+RUNS_MAX: Final = 400
+
+
+def shrink(seed: int, run: Callable[[int, frozenset[str] | None], Report] | None = None) -> tuple[list[str], int]:
+    """The faults that are left, and how many runs it took. Same promise broken, not necessarily by the same words."""
+    run = run or (lambda seed, kept: World(seed, kept).run())
+    first = run(seed, None)
+    assert first.violation is not None, f"seed {seed} does not fail"
+    promise = _promise(first.violation)
+    runs = 1
+
+    def fails(kept: list[str]) -> bool:
+        nonlocal runs
+        runs += 1
+        found = run(seed, frozenset(kept)).violation
+        return found is not None and _promise(found) == promise
+
+    kept = list(dict.fromkeys(first.fired))
+    if fails([]):
+        return [], runs
+    parts = 2
+    while len(kept) >= 2 and runs < RUNS_MAX:
+        size = -(-len(kept) // parts)
+        chunks = [kept[i : i + size] for i in range(0, len(kept), size)]
+        for i, chunk in enumerate(chunks):
+            rest = [fault for j, other in enumerate(chunks) if j != i for fault in other]
+            if parts == 2 and fails(chunk):
+                kept, parts = chunk, 2
+                break
+            if fails(rest):
+                kept, parts = rest, max(parts - 1, 2)
+                break
+            if runs >= RUNS_MAX:
+                break
+        else:
+            if parts >= len(kept):
+                break
+            parts = min(len(kept), 2 * parts)
+    return kept, runs
+
+
+def _promise(violation: str) -> str:
+    return violation.partition(":")[0]

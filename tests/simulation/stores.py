@@ -1,0 +1,251 @@
+"""What lies behind the broker in a seed: rows in memory, or the shipped SQL on SQLite in memory. Either way the lane's
+own transactions are driven, one attempt at a time, and the checkers read `tables`.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from stepwire_broker.core.group import Parked, TaskNew
+from stepwire_broker.core.stored import StoredStep
+from stepwire_broker.store import queries, store
+from stepwire_broker.store.lane import Rows, Trouble
+from stepwire_broker.store.migrate import migrate
+from stepwire_broker.store.sqlite_writes import SqliteWriter
+from stepwire_broker.store.sqlite_writes import trouble as sqlite_trouble
+from stepwire_broker.store.store import Opened
+
+from . import tables as memory
+from .tables import CannotWriteNow, DataRefused, MemoryWriter, StepRow, SyncFailed, Tables
+
+Refuses = Callable[[Rows], None]
+OnCommit = Callable[[list[Rows]], None]
+NOWHERE: Final = Path("/nonexistent/state.db")
+
+
+class MemoryStore:
+    is_sqlite = False
+
+    def __init__(self, refuses: Refuses, on_commit: OnCommit) -> None:
+        self.tables = Tables()
+        self.queries: Any = self.tables
+        self.connection: Any = None
+        self._refuses = refuses
+        self._on_commit = on_commit
+
+    def open(self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int) -> tuple[Opened, "Observed"]:
+        t = self.tables
+        t.deployment = t.deployment or f"{entropy:032x}"
+        before, t.lease_ms = t.lease_ms, max(t.lease_ms, lease_ms)
+        t.epoch += 1
+        first, t.next_id = t.next_id, t.next_id + memory.ID_BLOCK
+        open_tasks = t.open_tasks
+        opened = Opened(
+            deployment=t.deployment,
+            epoch=t.epoch,
+            ids=(first, t.next_id - 1),
+            lanes={store.LANE: t.seq},
+            lease_ms_before=before,
+            workflows=list(t.workflows.values()),
+            open_tasks=len(open_tasks),
+            open_steps=open_steps(t),
+        )
+        return opened, Observed(MemoryWriter(t, t.epoch), self._refuses, self._on_commit)
+
+    def differences(self) -> list[str]:
+        return []
+
+
+class SqliteStore:
+    """The shipped SQL, and the rows in memory beside it: whatever is written, asked or opened, both say the same."""
+
+    is_sqlite = True
+
+    def __init__(self, refuses: Refuses, on_commit: OnCommit) -> None:
+        self._memory = MemoryStore(refuses, on_commit)
+        self.tables = self._memory.tables
+        self.connection = _fresh()
+        self.queries: Any = BothQueries(self.tables)
+        self._refuses = refuses
+        self._on_commit = on_commit
+
+    def open(self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int) -> tuple[Opened, "Observed"]:
+        lane_id, opened = store.begin_epoch(self.connection, broker_id, lease_ms, wall_ms, entropy)
+        expected, beside = self._memory.open(broker_id, lease_ms, wall_ms, entropy)
+        if opened != expected:
+            raise StoresDiffer(f"opened: {opened}, in memory {expected}")
+        writer = BothWriters(SqliteWriter(self.connection, NOWHERE, lane_id, opened.epoch), beside.writer)
+        return opened, Observed(writer, self._refuses, self._on_commit, sqlite_trouble)
+
+    def differences(self) -> list[str]:
+        """Where SQLite does not hold what the rows in memory say."""
+        found = []
+        for name, ours, theirs in (
+            ("tasks", _tasks(self.tables), _sqlite_tasks(self.connection)),
+            ("steps", _steps(self.tables), _sqlite_steps(self.connection)),
+            ("history", _history(self.tables), _sqlite_history(self.connection)),
+            ("keys", _keys(self.tables), _sqlite_keys(self.connection)),
+        ):
+            if ours != theirs:
+                wrong = [pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]]
+                found.append(f"{name}: {len(ours)} rows in memory, {len(theirs)} in SQLite; {wrong[:1]}")
+        return found
+
+
+class StoresDiffer(AssertionError):
+    """The two databases were told the same, and say different things."""
+
+
+class BothWriters:
+    """Whatever is done to SQLite is done to the rows in memory, and must come to the same."""
+
+    def __init__(self, sqlite: SqliteWriter, memory: MemoryWriter) -> None:
+        self._sqlite = sqlite
+        self._memory = memory
+
+    def __getattr__(self, name: str) -> Any:
+        on_sqlite, in_memory = getattr(self._sqlite, name), getattr(self._memory, name)
+
+        def both(*args: Any) -> Any:
+            try:
+                said = on_sqlite(*args)
+            except sqlite3.IntegrityError as error:
+                try:
+                    in_memory(*args)
+                except DataRefused:
+                    raise error from None
+                raise StoresDiffer(f"{name}: SQLite refused what memory takes: {error}") from error
+            expected = in_memory(*args)
+            if said != expected:
+                raise StoresDiffer(f"{name}{args}: {said}, in memory {expected}")
+            return said
+
+        self.__dict__[name] = both
+        return both
+
+
+class BothQueries:
+    """The same question to both."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def __getattr__(self, name: str) -> Any:
+        on_sqlite, in_memory = getattr(queries, name), getattr(self._tables, name)
+
+        def both(*args: Any) -> Any:
+            said, expected = on_sqlite(*args), in_memory(*args)
+            if said != expected:
+                raise StoresDiffer(f"{name}{args[1:]}: {said}, in memory {expected}")
+            return said
+
+        self.__dict__[name] = both
+        return both
+
+
+class Observed:
+    """A Writer that tells what was committed, row by row, at the instant it is durable; and whose database may fail."""
+
+    def __init__(self, writer: Any, refuses: Refuses, on_commit: OnCommit, trouble: Any = None) -> None:
+        self.writer = self._writer = writer
+        self._refuses = refuses
+        self._on_commit = on_commit
+        self._trouble = trouble or writer.trouble
+        self._rows: list[Rows] = []
+        self._marks: list[int] = []
+        self._parked: list[Parked] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = self.__dict__[name] = getattr(self._writer, name)
+        return found
+
+    def begin(self) -> None:
+        self._rows, self._marks = [], []
+        self._writer.begin()
+
+    def savepoint(self) -> None:
+        self._marks.append(len(self._rows))
+        self._writer.savepoint()
+
+    def release(self) -> None:
+        self._marks.pop()
+        self._writer.release()
+
+    def undo(self) -> None:
+        del self._rows[self._marks.pop() :]
+        self._writer.undo()
+
+    def write(self, rows: Rows) -> None:
+        self._refuses(rows)
+        self._writer.write(rows)
+        self._rows.append(rows)
+
+    def commit(self) -> None:
+        self._writer.commit()
+        rows, self._rows = self._rows, []
+        self._on_commit(rows)
+
+    def trouble(self, error: Exception) -> Trouble:
+        if isinstance(error, DataRefused | CannotWriteNow | SyncFailed):
+            return memory.trouble(error)
+        if isinstance(error, sqlite3.Error | UnicodeError | OverflowError):
+            found: Trouble = self._trouble(error)
+            return found
+        raise error  # a fault of ours, or of a checker: not the database's
+
+
+_template: list[sqlite3.Connection] = []
+
+
+def _fresh() -> sqlite3.Connection:
+    """A migrated database in memory: migrating takes long, copying does not."""
+    if not _template:
+        first = sqlite3.connect(":memory:", isolation_level=None)
+        migrate(first)
+        _template.append(first)
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    _template[0].backup(connection)
+    connection.execute("PRAGMA foreign_keys=ON")
+    return connection
+
+
+def open_steps(t: Tables) -> int:
+    """Steps that hold of `limits.max_open_steps`, as the shipped count says it."""
+    open_tasks = {task.id for task in t.open_tasks}
+    return sum(row.stored.finished_ms is None and row.stored.task_id in open_tasks for row in t.steps.values())
+
+
+def _tasks(t: Tables) -> list[Any]:
+    return [tuple(v.decode() if isinstance(v, bytes) else v for v in t.tasks[i]) for i in sorted(t.tasks)]
+
+
+def _steps(t: Tables) -> list[Any]:
+    rows: list[StepRow] = [t.steps[i] for i in sorted(t.steps)]
+    return [(*row.stored, row.name, row.handler_class) for row in rows]
+
+
+def _history(t: Tables) -> list[Any]:
+    return [(row.task_id, row.at_ms, row.facts.decode()) for row in t.log]
+
+
+def _keys(t: Tables) -> list[Any]:
+    return sorted((*name, owner.digest, owner.task_id) for name, owner in t.keys.items())
+
+
+def _sqlite_keys(connection: sqlite3.Connection) -> list[Any]:
+    return connection.execute("SELECT namespace, key, digest, task_id FROM keys ORDER BY namespace, key").fetchall()
+
+
+def _sqlite_tasks(connection: sqlite3.Connection) -> list[Any]:
+    columns = ", ".join(TaskNew._fields)
+    return connection.execute(f"SELECT {columns} FROM tasks ORDER BY id").fetchall()  # noqa: S608
+
+
+def _sqlite_steps(connection: sqlite3.Connection) -> list[Any]:
+    columns = ", ".join(StoredStep._fields)
+    return connection.execute(f"SELECT {columns}, name, handler_class FROM steps ORDER BY id").fetchall()  # noqa: S608
+
+
+def _sqlite_history(connection: sqlite3.Connection) -> list[Any]:
+    return connection.execute("SELECT task_id, at_ms, facts FROM history ORDER BY lane_id, seq, position").fetchall()

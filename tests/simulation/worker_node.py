@@ -1,0 +1,374 @@
+"""A worker: the shipped SDK session, with this file in the place of its sockets and threads.
+
+Handlers are pretended: they take a while, then succeed, fail in one of the ways a handler can, or do not come back for
+long. What they do to the world outside is written down by the checkers when they are entered.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from stepwire.actions import CancelRun, Connect, Log, Quit, Rebuild, Run, Send
+from stepwire.errors import OutcomeUnknown, Permanent, Retry
+from stepwire.handler import Handler, completed, failed, make_handler, stopped
+from stepwire.session import Config, Offer, Session
+from stepwire_protocol import codec
+from stepwire_protocol.messages import Item
+
+from .broker_node import HOST
+from .clock import Clock
+
+if TYPE_CHECKING:
+    from .world import World
+
+HANDLERS: Final = tuple(f"h{i}" for i in range(4))
+
+
+class Running:
+    """One call of a handler."""
+
+    __slots__ = ("behaviour", "cancel_reason", "done_at_ms", "entered", "has_ended", "run", "started_true_ms", "worker")
+
+    def __init__(self, run: Run, worker: str) -> None:
+        self.run = run
+        self.worker = worker
+        self.entered = False
+        self.has_ended = False
+        self.cancel_reason: str | None = None
+        self.behaviour = ""
+        self.started_true_ms = 0.0
+        self.done_at_ms = 0.0
+
+
+class WorkerNode:
+    at_level0 = False
+
+    def __init__(self, world: "World", number: int) -> None:
+        self.world = world
+        self.name = f"w{number}"
+        self.number = number
+        self.chance = chance = Random(f"{world.seed}/{self.name}")
+        self.clock = Clock(world.clock_rate(), 5_000.0 + 1e8 * chance.random())
+        self.life = 0
+        self.is_alive = False
+        self.is_paused = False
+        self.slots = chance.randint(1, 4)
+        self.prefetch = chance.choice((0, 1, 3, None))
+        self.host = chance.choice((HOST, HOST, "h2"))
+        self.proof = chance.random() < 0.6
+        self.is_provable = self.proof and self.host == HOST
+        offered = HANDLERS if number == 0 or chance.random() < 0.6 else tuple(chance.sample(HANDLERS, 2))
+        self.concurrency = chance.choice((None, None, None, 1))
+        self.offers = tuple(Offer(name, self.concurrency) for name in offered)
+        self.accept_delay_ms = chance.choice((0, 5, 50))
+        self.mood = chance.choice((0.0, 0.1, 0.3))  # how often a handler does anything but succeed
+        self.pace_ms = 10.0 + 1_500.0 * chance.random() ** 3
+        focus = world.focus
+        if focus is not None and focus.pace_ms is not None:
+            self.pace_ms = chance.uniform(*focus.pace_ms)
+        if focus is not None and focus.has_queues:
+            self.slots, self.prefetch, self.concurrency = 1, 4, None
+            self.offers = tuple(Offer(name) for name in HANDLERS)
+        faults = world.faults
+        self._rate = {
+            kind: faults.rate(kind, most)
+            for kind, most in (
+                ("worker_killed_before_start", 0.05),
+                ("worker_killed_after_effect", 0.05),
+                ("worker_killed_after_result", 0.05),
+            )
+        }
+        self._backlog: list[tuple[str, tuple[Any, ...]]] = []
+        self.ran = 0
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """A new process: another worker by name and number."""
+        if self.is_alive:
+            return
+        world = self.world
+        self.life += 1
+        self.is_alive = True
+        self.is_paused = False
+        self._backlog = []
+        self.id = f"{self.name}:{self.chance.getrandbits(64):016x}"
+        self.pid = 100 * (self.number + 1) + self.life
+        self.running: dict[Item, Running] = {}
+        config = Config(
+            worker=self.id,
+            offers=self.offers,
+            slots=self.slots,
+            prefetch=self.prefetch,
+            accept_delay_ms=self.accept_delay_ms,
+            host=self.host,
+            pid=self.pid,
+            pid_started=1 + self.life,
+            proof=self.proof,
+        )
+        self.session = Session(config, Random(f"{world.seed}/{self.id}").random)
+        self._wakes = 0
+        self._wake_at = float("inf")
+        self.link = world.network.connect(self, self.id)
+        world.trace("worker_started", self.id)
+        self.session.start(self.now())
+        self._pump()
+
+    def kill(self) -> None:
+        if not self.is_alive:
+            return
+        world = self.world
+        world.trace("worker_killed", self.id)
+        self._end()
+        down_ms = 100.0 + 4_000.0 * self.chance.random() ** 2
+        if world.faults.is_over or world.restarts_workers:
+            world.schedule.after(down_ms, self.start)
+
+    def _end(self) -> None:
+        self.is_alive = False
+        self.is_paused = False
+        self._backlog = []
+        self.world.checks.died(self)
+        for running in self.running.values():
+            running.has_ended = True
+            self.world.checks.ended(running, None)
+        self.world.network.worker_died(self.link)
+
+    def pause(self, for_ms: float) -> None:
+        if self.is_alive and not self.is_paused:
+            self.world.trace("worker_paused", self.id)
+            self.is_paused = True
+            self.world.schedule.after(for_ms, self.resume, self.life)
+
+    def resume(self, life: int) -> None:
+        if not self.is_paused or self.life != life:
+            return
+        self.is_paused = False
+        backlog, self._backlog = self._backlog, []
+        # The sockets' thread and those of the handlers wake up in any order.
+        handlers_first = self.chance.random() < 0.5
+        for first in (True, False):
+            for kind, args in backlog:
+                if (kind in _OF_HANDLERS) == (handlers_first == first):
+                    self._enter(kind, args)
+
+    def drain(self) -> None:
+        if self.is_alive:
+            self.post("drain")
+
+    # -- events in ----------------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return self.clock.mono(self.world.schedule.now)
+
+    def post(self, kind: str, *args: Any) -> None:
+        if self.is_paused:
+            self._backlog.append((kind, args))
+        elif self.is_alive:
+            self._enter(kind, args)
+
+    def _enter(self, kind: str, args: tuple[Any, ...]) -> None:
+        if self.is_alive:
+            _ON[kind](self, *args)
+
+    def _later(self, delay_ms: float, kind: str, *args: Any) -> None:
+        self.world.schedule.after(delay_ms, self._come, self.life, kind, args)
+
+    def _come(self, life: int, kind: str, args: tuple[Any, ...]) -> None:
+        if life == self.life:
+            if self.is_paused:
+                self._backlog.append((kind, args))
+            elif self.is_alive:
+                self._enter(kind, args)
+
+    def _on_message(self, frame: bytes) -> None:
+        topic, body = codec.split(frame)
+        self.world.checks.given(self, body)
+        self.session.receive(topic, body, self.now())
+        self._pump()
+
+    def _on_wake(self, wake: int) -> None:
+        if wake == self._wakes:
+            self._wake_at = float("inf")
+            self._pump()
+
+    def _on_drain(self) -> None:
+        self.session.drain(self.now())
+        self._pump()
+
+    def _pump(self) -> None:
+        session, now = self.session, self.now()
+        for action in session.actions(now):
+            _ACTS[type(action)](self, action)
+            if not self.is_alive:
+                return
+        wake_at = session.wake_at()
+        if wake_at < self._wake_at:
+            self._wake_at = wake_at
+            self._wakes += 1
+            # Milliseconds are rounded up by the poll.
+            self._later(max(0.0, (wake_at - now) / self.clock.rate) + 0.5, "wake", self._wakes)
+
+    # -- orders of the session ----------------------------------------------------------------------------------------
+
+    def _send(self, action: Send) -> None:
+        self.world.checks.heard_from(self.id, action.body)
+        self.world.trace(self.id + ">b1", action.body)
+        self.world.network.to_broker(self.link, action.topic + action.body)
+
+    def _run(self, action: Run) -> None:
+        if self._hits("worker_killed_before_start", action.item):
+            self.kill()
+            return
+        running = self.running[action.item] = Running(action, self.id)
+        self._later(3.0 * self.chance.random() ** 4, "start", running)
+
+    def _cancel(self, action: CancelRun) -> None:
+        running = self.running.get(action.item)
+        if running is None or running.has_ended:
+            return
+        if running.cancel_reason in (None, "lease_lost"):
+            running.cancel_reason = action.reason
+        self.world.checks.told_to_stop(running, action.reason)
+        heeds = self.chance.random() < 0.6 and running.behaviour != "hangs"
+        if heeds and running.entered and action.reason != "lease_lost":
+            self._later(5.0 + 50.0 * self.chance.random(), "stop", running)
+
+    def _connect(self, action: Connect) -> None:
+        raise AssertionError(f"there is one broker: {action}")
+
+    def _rebuild(self, action: Rebuild) -> None:
+        self.world.network.reconnect(self.link)
+
+    def _quit(self, action: Quit) -> None:
+        world = self.world
+        world.trace("worker_quit", self.id)
+        self._end()
+        world.schedule.after(200.0 + 2_000.0 * self.chance.random(), self.start)
+
+    def _log(self, action: Log) -> None:
+        self.world.checks.logged(self.id, action)
+
+    # -- handlers -----------------------------------------------------------------------------------------------------
+
+    def _on_start(self, running: Running) -> None:
+        """In a handler's thread: the last look, and in."""
+        run = running.run
+        if not (self.now() < run.lease.until_ms and running.cancel_reason is None):
+            self.running.pop(run.item, None)
+            running.has_ended = True
+            self.session.give_back(run.item, self.now())
+            self._pump()
+            return
+        running.entered = True
+        running.started_true_ms = self.world.now
+        self.ran += 1
+        self.world.checks.entered(running, self)
+        running.behaviour, took_ms = self._behaviour(run)
+        running.done_at_ms = self.world.now + took_ms
+        if running.behaviour == "progress":
+            self._later(took_ms / 2, "progress", running)
+        self._later(took_ms, "end", running)
+
+    def _behaviour(self, run: Run) -> tuple[str, float]:
+        chance = self.chance
+        took_ms = 1.0 + chance.expovariate(1.0 / self.pace_ms)
+        luck = chance.random()
+        focus = self.world.focus
+        if focus is not None and luck < focus.unknown_rate and not self.world.faults.is_over:
+            return "unknown", took_ms
+        if self.world.faults.is_over or luck >= self.mood:
+            return "completes", min(took_ms, 2_000.0)
+        behaviour = chance.choices(_KINDS, _SHARES)[0]
+        if behaviour in ("hangs", "slow"):
+            took_ms = run.step.metadata.timeout_ms * (0.8 + 1.5 * chance.random())
+            if behaviour == "hangs":
+                took_ms += 20_000.0 * chance.random()
+        return behaviour, took_ms
+
+    def _on_progress(self, running: Running) -> None:
+        if not running.has_ended:
+            self.session.progressed(running.run.item, 1, 2, "half", self.now())
+            self._pump()
+
+    def _on_stop(self, running: Running) -> None:
+        if not running.has_ended:
+            assert running.cancel_reason is not None
+            step = running.run.step
+            self._finish(running, stopped(_handler(step.handler_class), step, running.cancel_reason, 1.0))
+
+    def _on_end(self, running: Running) -> None:
+        if running.has_ended:
+            return
+        if self._hits("worker_killed_after_effect", running.run.item):
+            self.kill()
+            return
+        step = running.run.step
+        handler = _handler(step.handler_class)
+        error: Exception
+        match running.behaviour:
+            case "fails":
+                error = ValueError("no")
+            case "permanent":
+                error = Permanent("never", code="declined")
+            case "retry":
+                error = Retry("later", after=0.2 + self.chance.random())
+            case "unknown":
+                error = OutcomeUnknown("who knows")
+            case _:
+                value = {"by": self.id, "run": self.ran, "n": step.step_id % 3, "pad": "x" * (step.step_id * 37 % 90)}
+                self._finish(running, completed(handler, step, value, 1.0))
+                return
+        self._finish(running, failed(handler, step, error, 1.0))
+
+    def _finish(self, running: Running, result: Any) -> None:
+        running.has_ended = True
+        item = running.run.item
+        self.running.pop(item, None)
+        self.world.checks.ended(running, result)
+        self.session.finished(item, result, self.now())
+        self._pump()
+        if self.is_alive and self._hits("worker_killed_after_result", item):
+            self.kill()
+
+    def _hits(self, kind: str, item: Item) -> bool:
+        luck = self.chance.random()
+        return luck < self._rate[kind] and self.world.faults.strikes(kind, f"{item[0]}.{item[1]}.{self.life}")
+
+
+_OF_HANDLERS: Final = frozenset({"start", "end", "stop", "progress"})
+_BEHAVIOURS: Final = (
+    ("fails", 0.35),
+    ("permanent", 0.10),
+    ("retry", 0.10),
+    ("unknown", 0.10),
+    ("hangs", 0.08),
+    ("slow", 0.10),
+    ("progress", 0.17),
+)
+_KINDS: Final = tuple(kind for kind, _ in _BEHAVIOURS)
+_SHARES: Final = tuple(share for _, share in _BEHAVIOURS)
+_ACTS: Final[dict[type, Callable[[Any, Any], None]]] = {
+    Send: WorkerNode._send,
+    Run: WorkerNode._run,
+    CancelRun: WorkerNode._cancel,
+    Connect: WorkerNode._connect,
+    Rebuild: WorkerNode._rebuild,
+    Quit: WorkerNode._quit,
+    Log: WorkerNode._log,
+}
+_ON: Final[dict[str, Callable[..., None]]] = {
+    name.removeprefix("_on_"): on for name, on in vars(WorkerNode).items() if name.startswith("_on_")
+}
+_handlers: dict[str, Handler] = {}
+
+
+def _handler(name: str) -> Handler:
+    known = _handlers.get(name)
+    if known is None:
+        known = _handlers[name] = make_handler(lambda context: None, name)
+    return known
+
+
+__all__ = ["HANDLERS", "Running", "WorkerNode", "msgspec"]

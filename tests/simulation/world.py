@@ -1,0 +1,392 @@
+"""One seed: a broker, its database, some workers, people, and what goes wrong among them; then all is well again, and
+everything must come to its end.
+"""
+
+from collections import Counter
+from random import Random
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+import msgspec
+from stepwire_broker.core.group import Group
+from stepwire_broker.core.settings import BatchSettings, BusSettings, Level0Settings, LimitSettings, Settings
+from stepwire_broker.store.lane import Rows
+from stepwire_protocol import limits as limits_of_wire
+
+from . import focus
+from .broker_node import BrokerNode
+from .checks import Checks, Violation
+from .clock import Endless, Schedule
+from .faults import LEVEL0_KINDS, Faults
+from .flows import AT_LEVEL0, COUNT
+from .network import Network
+from .peer_node import HANDLER, PeerNode
+from .people import People
+from .stores import MemoryStore, SqliteStore
+from .tables import DataRefused
+from .worker_node import WorkerNode
+
+HEALED_MS: Final = 600_000.0  # after the last fault everything must be over by then
+JUMPED_MS: Final = 4 * 3_600_000.0
+SETTLED_MS: Final = 60_000.0
+DOUBTED_MS: Final = 40_000.0  # after the last fault: by then each lease of before has ended
+EVENTS_MAX: Final = 400_000
+TRACE_MAX: Final = 4_000
+
+
+class Report(NamedTuple):
+    seed: int
+    violation: str | None
+    trace_hash: int
+    events: int
+    simulated_ms: float
+    faults: dict[str, int]
+    fired: list[str]
+    counts: dict[tuple[str, str], int]
+    figures: dict[str, int]
+    trace: list[str]
+    cpu_s: float = 0.0
+
+
+class Hashes(dict[str, int]):
+    def __missing__(self, text: str) -> int:
+        found = self[text] = crc32(text.encode())
+        return found
+
+
+class World:
+    def __init__(
+        self,
+        seed: int,
+        kept: frozenset[str] | None = None,
+        only: frozenset[str] | None = None,
+        keeps_trace: bool = False,
+        is_sqlite: bool | None = None,
+    ) -> None:
+        self.seed = seed
+        self.chance = Random(f"{seed}/world")
+        self.schedule = Schedule(EVENTS_MAX)
+        self.focus = focus.of(seed) if only is None else None
+        self.faults = Faults(seed, kept, only, self.focus)
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.trace_hash = 0
+        self._traced = Hashes()
+        self.keeps_trace = keeps_trace
+        self.lines: list[str] = []
+        self.settings = self._settings()
+        self._level0 = Random(f"{seed}/level0")
+        peers = 0 if self.focus is not None else self._level0.choice((0, 0, 0, 0, 0, 0, 0, 1, 2, 3))
+        self.flows_count = COUNT
+        if peers:
+            self.settings = self._with_level0(self.settings)
+        self._refused_rate = self.faults.rate("data_refused", 0.02)
+        self._refused_tasks: set[int] = set()
+        self._refused_chance = Random(f"{seed}/refused")
+        on_sqlite = self.chance.random() < 0.2
+        self.checks = Checks(self)
+        kind = SqliteStore if (on_sqlite if is_sqlite is None else is_sqlite) else MemoryStore
+        self.store: Any = kind(self._refuse, self.checks.committed)
+        self.tables = self.store.tables
+        self.restarts_workers = self.chance.random() < 0.8
+        self.network = Network(self)
+        self.broker = BrokerNode(self)
+        workers = self.chance.choice((1, 2, 2, 3, 3, 4, 6))
+        if self.focus is not None:
+            workers = 2 + workers % 2
+        self.workers = [WorkerNode(self, i) for i in range(workers)]
+        self.peers = [PeerNode(self, i) for i in range(peers)]
+        self.people = People(self)
+        self.quieted: set[str] = set()
+        self.phase_ms = 1_000.0 * self.chance.choice((5, 10, 15, 20, 30, 45, 60, 90))
+        if self.chance.random() < 0.05:
+            self.phase_ms = 200_000.0
+        if self.focus is not None:
+            self.phase_ms = self.focus.phase_ms
+
+    @property
+    def now(self) -> float:
+        return self.schedule.now
+
+    def clock_rate(self) -> float:
+        return 1.0 + 0.01 * (2.0 * self.chance.random() - 1.0)
+
+    def _settings(self) -> Settings:
+        chance = self.chance
+        limits = LimitSettings(
+            max_active_tasks=chance.choice((2, 4, 50_000, 50_000)),
+            resident_payload_bytes=chance.choice((40, 100, 16 * 1024, 16 * 1024)),
+            active_bytes=chance.choice((600, 1 << 28, 1 << 28)),
+            uncommitted_bytes=chance.choice((3_000, *(1 << 26,) * 7)),
+            max_open_steps=chance.choice((30, *(1_000_000,) * 7)),
+        )
+        bus = BusSettings(
+            batch=BatchSettings(max_steps=chance.choice((1, 2, 10, 10))),
+            max_message_bytes=chance.choice((4_000, *(limits_of_wire.MESSAGE_BYTES_MAX,) * 7)),
+            lost_sessions_max=chance.choice((1, 3, 3, 3)),
+        )
+        self.leases_ms = chance.choice(((5_000, 10_000, 20_000), *((10_000,),) * 6))
+        if self.focus is not None:
+            limits = self.focus.limits(limits)
+        return Settings(bus=bus, limits=limits)
+
+    def _with_level0(self, settings: Settings) -> Settings:
+        """What is not allowed there must have somebody else to run it."""
+        chance = self._level0
+        level0 = Level0Settings(
+            handlers=chance.choice((("**",), (HANDLER,))),
+            at_most_once=chance.random() < 0.5,
+            batch_max_steps=chance.choice((1, 1, 1, 3)),
+        )
+        self.flows_count += 2 * AT_LEVEL0 if level0.at_most_once else AT_LEVEL0
+        return msgspec.structs.replace(settings, bus=msgspec.structs.replace(settings.bus, level0=level0))
+
+    def settings_of_next_start(self) -> Settings:
+        """The lease may be another one after each start: workers still count on the one before."""
+        lease_ms = self.chance.choice(self.leases_ms)
+        if self.focus is not None and self.focus.leases_ms is not None:
+            lease_ms = self.focus.leases_ms[(self.broker.life - 1) % len(self.focus.leases_ms)]
+        return msgspec.structs.replace(self.settings, bus=msgspec.structs.replace(self.settings.bus, lease_ms=lease_ms))
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Report:
+        violation = None
+        try:
+            self._run()
+        except Violation as found:
+            violation = str(found)
+        except Endless as found:
+            violation = f"P9 no end: {found}"
+        except RecursionError:
+            raise
+        except Exception as error:
+            violation = f"P0 a crash: {type(error).__name__}: {error} at {_place(error)}"
+        return Report(
+            self.seed,
+            violation,
+            self.trace_hash,
+            self.schedule.events,
+            self.now,
+            dict(self.faults.counts),
+            self.faults.fired,
+            dict(self.counts),
+            self.checks.figures(),
+            self.lines,
+        )
+
+    def _run(self) -> None:
+        schedule = self.schedule
+        self.broker.start()
+        for worker in self.workers:
+            schedule.after(200.0 * self.chance.random(), worker.start)
+        for peer in self.peers:
+            schedule.after(200.0 * self._level0.random(), peer.start)
+        self.people.begin(self.phase_ms)
+        self._plan_faults()
+        schedule.run(self.phase_ms)
+        self._heal()
+        bound_ms = HEALED_MS
+        if self.faults.counts["wall_jump"]:
+            bound_ms += JUMPED_MS  # a time that is read from the database may be as wrong as the clocks were
+        is_over = schedule.run(self.now + bound_ms, self._is_all_over)
+        if not is_over:
+            self.checks.stuck()
+        self.checks.is_closing = True
+        if not schedule.run(self.now + SETTLED_MS, self._is_settled):
+            self.checks.unsettled()
+        self.checks.final()
+
+    def _is_all_over(self) -> bool:
+        return not self.checks.open_tasks and self.broker.is_alive and self.people.are_content
+
+    def _is_settled(self) -> bool:
+        broker = self.broker
+        return (
+            broker.is_alive
+            and not broker.state.tasks
+            and len(broker.state.outbox) == 0
+            and all(lane.is_idle and not lane.is_open for lane in broker.state.outbox.lanes.values())
+            and not broker.state.loads
+            and not broker.state.fetching
+            and not broker.state.level0.handouts
+            and not any(peer.is_busy for peer in self.peers)
+            and all(not worker.is_alive or worker.session.is_idle for worker in self.workers)
+        )
+
+    def _heal(self) -> None:
+        """From here on nothing more goes wrong, and whoever is down comes back."""
+        self.faults.is_over = True
+        self.trace("healed", self.seed)
+        self.broker.trouble_until_ms = -1.0
+        for link in self.network.links.values():
+            for way in (link.up, link.down):
+                way.cut_until_ms = way.deaf_until_ms = way.burst_until_ms = -1.0
+        self.broker.resume(self.broker.life)
+        for worker in self.workers:
+            worker.resume(worker.life)
+            if worker.is_alive and worker.id in self.quieted:
+                worker.kill()  # as an operator wanted
+            if not worker.is_alive:
+                self.schedule.after(1_000.0 * self.chance.random(), worker.start)
+        for peer in self.peers:
+            peer.resume(peer.life)
+            if not peer.is_alive:
+                self.schedule.after(1_000.0 * self._level0.random(), peer.start)
+        self.schedule.after(DOUBTED_MS, self._restart_doubted)
+        self.people.tidy()
+
+    def _restart_doubted(self) -> None:
+        """What a level-0 handler was sent, or said, was lost, and it gets nothing at_most_once any more: an operator
+        starts it anew."""
+        for peer in self.peers:
+            if peer.is_alive and not peer.is_busy:
+                peer.kill()
+
+    # -- faults at their times ----------------------------------------------------------------------------------------
+
+    def _plan_faults(self) -> None:
+        plan = (
+            ("broker_killed", 4, self._kill_broker),
+            ("broker_stopped", 2, self._stop_broker),
+            ("broker_paused", 3, self._pause_broker),
+            ("wall_jump", 4, self._jump),
+            ("worker_killed", 6, self._kill_worker),
+            ("worker_paused", 5, self._pause_worker),
+            ("worker_drained", 4, self._drain_worker),
+            ("worker_forgets", 3, self._say_gone),
+            ("peer_killed", 5, self._kill_peer),
+            ("peer_paused", 4, self._pause_peer),
+            ("partition", 6, self._cut),
+            ("disk_full", 2, self._fill_disk),
+            ("locked", 3, self._lock_database),
+        )
+        for kind, most, strike in plan:
+            if self.focus is not None:
+                most *= self.focus.plan_factor
+            chance = Random(f"{self.seed}/plan/{kind}")
+            # Mostly early, where there is work.
+            times = [(self.phase_ms * chance.random() ** 1.7, chance.random(), chance.random()) for _ in range(most)]
+            times = times[: 1 + int(most * self.faults.rates[kind])]
+            if kind in self.faults.on and (self.peers or kind not in LEVEL0_KINDS):
+                for i, (at_ms, luck, size) in enumerate(times):
+                    self.schedule.at(at_ms, self._strike, kind, i, strike, luck, size)
+
+    def _strike(self, kind: str, number: int, strike: Any, luck: float, size: float) -> None:
+        if self.faults.strikes(kind, number):
+            strike(luck, size)
+
+    def _kill_broker(self, luck: float, size: float) -> None:
+        if self.broker.is_alive:
+            self.broker.kill()
+
+    def _stop_broker(self, luck: float, size: float) -> None:
+        self.broker.drain_and_stop()
+
+    def _pause_broker(self, luck: float, size: float) -> None:
+        if self.focus is not None and self.focus.pause_ms is not None:
+            least_ms, most_ms = self.focus.pause_ms
+            self.broker.pause(least_ms + (most_ms - least_ms) * size)
+        else:
+            self.broker.pause(300.0 + (5_000.0 if luck < 0.5 else 85_000.0) * size**2)
+
+    def _jump(self, luck: float, size: float) -> None:
+        hosts = [self.broker, *self.workers]
+        hosts[int(luck * 2) * int(luck * len(hosts))].clock.jump(int(7_200_000 * (size - 0.5)), self.now)
+
+    def _worker(self, luck: float) -> WorkerNode:
+        return self.workers[int(luck * len(self.workers))]
+
+    def _kill_worker(self, luck: float, size: float) -> None:
+        self._worker(luck).kill()
+
+    def _pause_worker(self, luck: float, size: float) -> None:
+        self._worker(luck).pause(1_000.0 + (15_000.0 if size < 0.7 else 85_000.0) * size)
+
+    def _peer(self, luck: float) -> PeerNode:
+        return self.peers[int(luck * len(self.peers))]
+
+    def _kill_peer(self, luck: float, size: float) -> None:
+        self._peer(luck).kill()
+
+    def _pause_peer(self, luck: float, size: float) -> None:
+        self._peer(luck).pause(1_000.0 + (15_000.0 if size < 0.7 else 85_000.0) * size)
+
+    def _drain_worker(self, luck: float, size: float) -> None:
+        self._worker(luck).drain()
+
+    def _say_gone(self, luck: float, size: float) -> None:
+        """A worker dies, and its supervisor says so."""
+        worker = self._worker(luck)
+        if worker.is_alive:
+            gone = msgspec.json.encode({"type": "gone", "v": "2.0", "worker": worker.id})
+            worker.kill()
+            self.schedule.after(50.0 * size, self.broker.post, "message", b"workers " + gone)
+
+    def _cut(self, luck: float, size: float) -> None:
+        worker = self._worker(luck)
+        if worker.is_alive and self.focus is not None and self.focus.cut_ms is not None:
+            least_ms, most_ms = self.focus.cut_ms
+            worker.link.up.cut_until_ms = self.now + least_ms + (most_ms - least_ms) * size
+        elif worker.is_alive:
+            for way in (worker.link.up, worker.link.down)[int(size * 10) % 3 // 2 :][: 1 + int(size * 100) % 2]:
+                way.cut_until_ms = self.now + 1_000.0 + 39_000.0 * size**2
+
+    def broker_started(self) -> None:
+        if self.focus is not None and self.focus.cuts_after_start and self.broker.life % 2 == 0:
+            chance = Random(f"{self.seed}/cuts/{self.broker.life}")
+            for i in range(len(self.workers)):
+                wait_ms, size = 1_500.0 + 3_000.0 * chance.random(), chance.random()
+                self.schedule.after(wait_ms, self._cut_after_start, self.broker.life, i, size)
+
+    def _cut_after_start(self, life: int, worker: int, size: float) -> None:
+        if self.faults.strikes("partition", f"{life}.{worker}"):
+            self._cut((worker + 0.5) / len(self.workers), size)
+
+    def _fill_disk(self, luck: float, size: float) -> None:
+        self.broker.trouble_until_ms, self.broker.trouble_code = self.now + 60_000.0 * size**2, "disk_full"
+
+    def _lock_database(self, luck: float, size: float) -> None:
+        self.broker.trouble_until_ms, self.broker.trouble_code = self.now + 15_000.0 * size, "database_locked"
+
+    def choose_refused(self, group: Group) -> None:
+        """Some task's rows of this group are data that the database will not have, however often it is asked."""
+        self._refused_tasks = set()
+        if self._refused_rate:
+            told = [row.task_id for s in group.submissions for row in s.history]
+            told += [row.task_id for row in group.history]
+            for task_id in dict.fromkeys(told):
+                luck = self._refused_chance.random()
+                if luck < self._refused_rate and self.faults.strikes("data_refused", f"{task_id}.{group.seq}"):
+                    self._refused_tasks.add(task_id)
+
+    def _refuse(self, rows: Rows) -> None:
+        if self._refused_tasks:
+            for told in rows.history:
+                if told.task_id in self._refused_tasks:
+                    raise DataRefused(f"the rows of task {told.task_id}")
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def is_process(self, worker_id: str, pid: int) -> bool:
+        return any(worker.is_alive and worker.id == worker_id and worker.pid == pid for worker in self.workers)
+
+    def count(self, what: str, which: str) -> None:
+        self.counts[what, which] += 1
+
+    def trace(self, what: str, value: object) -> None:
+        now = self.schedule.now
+        said = value if isinstance(value, bytes) else str(value).encode()
+        # The bytes as they are: to print each message takes longer than to simulate what it does.
+        self.trace_hash = crc32(said, (self._traced[what] ^ self.trace_hash ^ int(now * 1_000.0)) & 0xFFFFFFFF)
+        if self.keeps_trace:
+            self.lines.append(f"{now:.3f} {what} {value!s}")
+
+
+def _place(error: BaseException) -> str:
+    trace = error.__traceback__
+    places = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        places.append(f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    return " > ".join(places[-5:])

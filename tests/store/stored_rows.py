@@ -1,0 +1,186 @@
+"""Rows to write, as the core would have them, and the store that writes them, waited for with a bound."""
+
+import queue
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from stepwire_broker.core.group import (
+    Committed,
+    Group,
+    HistoryRow,
+    Key,
+    Outcome,
+    StepChanged,
+    StepCompleted,
+    StepDispatched,
+    StepNew,
+    Submission,
+    TaskChanged,
+    TaskNew,
+    WorkflowNew,
+)
+from stepwire_broker.core.settings import DatabaseSettings, RetentionSettings
+from stepwire_broker.store import Faults, Opened, Store
+
+NOW = 1_700_000_000_000
+PATIENCE_S = 20.0
+
+
+class Running:
+    """A started store, whose outcomes are waited for."""
+
+    def __init__(
+        self,
+        path: Path,
+        broker: str = "b1",
+        faults: Faults | None = None,
+        lease_ms: int = 10_000,
+        retention: RetentionSettings | None = None,
+    ) -> None:
+        settings = DatabaseSettings(url=f"sqlite:///{path}", pool_size=2)
+        self.path = path
+        self.store = Store.open(settings, broker, lease_ms=lease_ms, wall_ms=NOW, entropy=0xABC)
+        self.opened: Opened = self.store.opened
+        self.seq = self.opened.lanes[0]
+        self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self.store.start(self.outcomes.put, faults, retention)
+
+    def put(self, **lists: Any) -> Group:
+        self.seq += 1
+        group = Group(lane=0, seq=self.seq, **lists)
+        self.store.put(group)
+        return group
+
+    def outcome(self) -> Outcome:
+        return self.outcomes.get(timeout=PATIENCE_S)
+
+    def write(self, **lists: Any) -> Committed:
+        self.put(**lists)
+        outcome = self.outcome()
+        assert isinstance(outcome, Committed), outcome
+        return outcome
+
+    def read(self, query: Any, *args: Any) -> Any:
+        return self.store.read(query, *args).result(PATIENCE_S)
+
+    def sql(self, text: str, *values: object) -> list[Any]:
+        return self.read(lambda connection: connection.execute(text, values).fetchall())
+
+    def workflow(self, name: str = "order", version: str = "1", **changes: Any) -> int:
+        outcome = self.write(workflows=[workflow_new(name, version, **changes)])
+        return outcome.workflows[0].workflow_id
+
+    def close(self) -> bool:
+        return self.store.close(PATIENCE_S)
+
+    def __enter__(self) -> "Running":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.store.close(PATIENCE_S if error is None else 0.1)
+
+
+def workflow_new(name: str = "order", version: str = "1", **changes: Any) -> WorkflowNew:
+    new = WorkflowNew(1, "default", name, version, f"digest of {name} {version}", b'{"name":"order"}', NOW, True)
+    return new._replace(**changes)
+
+
+def task_new(task_id: int, **changes: Any) -> TaskNew:
+    new = TaskNew(
+        id=task_id,
+        uid=f"{task_id:032x}",
+        workflow_id=1,
+        lane=0,
+        namespace="default",
+        key=None,
+        state="running",
+        attention=None,
+        cancelling=False,
+        priority=0,
+        labels=None,
+        context=b'{"order_id":12345}',
+        context_bytes=18,
+        created_ms=NOW,
+        finished_ms=None,
+        deadline_ms=None,
+        owner="b1",
+        owner_epoch=1,
+        wake_ms=None,
+        wants=None,
+    )
+    return new._replace(**changes)
+
+
+def task_changed(task_id: int, **changes: Any) -> TaskChanged:
+    changed = TaskChanged(
+        id=task_id,
+        state="running",
+        attention=None,
+        cancelling=False,
+        priority=0,
+        finished_ms=None,
+        deadline_ms=None,
+        owner="b1",
+        owner_epoch=1,
+        wake_ms=None,
+        wants=None,
+    )
+    return changed._replace(**changes)
+
+
+def step_new(step_id: int, task_id: int, position: int = 0, **changes: Any) -> StepNew:
+    return StepNew(step_id, task_id, position, f"step_{position}", "shop::Handler", "waiting", None)._replace(**changes)
+
+
+def dispatched(step_id: int, **changes: Any) -> StepDispatched:
+    return StepDispatched(step_id, 1, f"batch_{step_id}", "w-1", NOW, NOW + 1)._replace(**changes)
+
+
+def completed(step_id: int, output: bytes = b'{"ok":true}') -> StepCompleted:
+    return StepCompleted(step_id, output, len(output), NOW + 2)
+
+
+def step_changed(step_id: int, state: str, **changes: Any) -> StepChanged:
+    changed = StepChanged(
+        id=step_id,
+        state=state,
+        attempt=0,
+        delivery=1,
+        accept_from=0,
+        batch_id=None,
+        worker="w-1",
+        granted=False,
+        lost_sessions=0,
+        ready_ms=NOW,
+        dispatched_ms=NOW + 1,
+        started_ms=None,
+        not_before_ms=None,
+        finished_ms=None,
+        deadline_ms=None,
+        error=None,
+        reason=None,
+        key_number=0,
+        earlier=None,
+    )
+    return changed._replace(**changes)
+
+
+def fact(task_id: int, text: bytes = b"[]") -> HistoryRow:
+    return HistoryRow(task_id, NOW, text)
+
+
+def submission(
+    request: int, *task_ids: int, keys: dict[int, tuple[str, bytes]] | None = None, **changes: Any
+) -> Submission:
+    """Tasks of two steps each, whose ids follow their task's; `keys` by task id: (key, digest)."""
+    keys = keys or {}
+    return Submission(
+        request,
+        [Key("default", *keys[i], i) for i in task_ids if i in keys],
+        [task_new(i, key=keys[i][0] if i in keys else None, **changes) for i in task_ids],
+        [step_new(i + 1 + position, i, position) for i in task_ids for position in range(2)],
+        [fact(i, b'[["submitted"]]') for i in task_ids],
+    )

@@ -1,0 +1,246 @@
+"""A campaign: load without a pause, and processes killed under it, cycle after cycle; in the end the judge.
+
+    python -m tests.system.chaos --seed 7 --cycles 100
+    python -m tests.system.chaos --seed 7 --cycles 100 --faults broker,commit,worker,pause,freeze --lease-ms 2500
+
+Every cycle waits until enough deliveries are in flight, then does one of the faults that were asked for: `broker`
+kills it at any moment, `commit` just before or just after a COMMIT, `worker` kills a worker and starts another,
+`pause` stops a worker past its lease, `freeze` the broker. Clients submit all the while and do not give up until they
+are acknowledged. In the end everything has its time to finish, and whatever was promised and not kept is printed; the
+exit code is 1 then.
+"""
+
+import argparse
+import random
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+from tests.checker import Verdict, judge, page
+
+from .harness import END_BOUND_S, Program, Site, Stuck, eventually, workflow
+from .ledger import now_ns
+
+FAULTS: Final = ("broker", "commit", "worker", "pause", "freeze")
+CYCLE_BOUND_S: Final = 60.0
+SETTLE_BOUND_S: Final = 120.0
+SPREAD_MS: Final = 300  # a kill comes at any moment within so long after its cycle began
+COMMITS_MAX: Final = 40  # groups that a broker may write before it is killed at a commit
+
+
+class Campaign(NamedTuple):
+    seed: int
+    cycles: int
+    faults: tuple[str, ...] = ("broker",)
+    in_flight: int = 100
+    workers: int = 2
+    slots: int = 80
+    clients: int = 4
+    lease_ms: int = 10_000
+    transport: str = "ipc"
+    backlog: int = 400  # tasks open at a time
+
+
+class Cycle(NamedTuple):
+    fault: str
+    in_flight: int
+    ready_s: float  # from the start of the next broker until it says that it is ready
+    down_s: float
+
+
+def mixed(name: str) -> dict[str, Any]:
+    """Some hundreds of milliseconds in three steps, the middle one at_most_once, and one beside it that fails once."""
+    return workflow(
+        name,
+        {"name": "take", "handler_config": {"work_ms": 150}},
+        {"name": "pay", "depends_on": ["take"], "handler_config": {"work_ms": 250}, "delivery_mode": "at_most_once"},
+        {
+            "name": "pack",
+            "depends_on": ["take"],
+            "handler_config": {"work_ms": 100, "failures": 1},
+            "backoff": {"kind": "constant", "base_ms": 50, "jitter": "none"},
+        },
+        {"name": "ship", "depends_on": ["pay", "pack"], "handler_config": {"work_ms": 200}},
+    )
+
+
+def run(site: Site, campaign: Campaign, say: Callable[[str], None]) -> tuple[Verdict, list[Cycle]]:
+    """Leaves the site with everything ended that was acknowledged, or raises Stuck."""
+    chance = random.Random(campaign.seed)
+    is_faulty = "commit" in campaign.faults
+    site.start_broker(with_faults=is_faulty)
+    site.apply(mixed("mixed"))
+    workers = [site.start_worker(f"w{i}", slots=campaign.slots, prefetch=20) for i in range(campaign.workers)]
+    load = Load(site, campaign.clients, campaign.backlog)
+    cycles: list[Cycle] = []
+    try:
+        for number in range(campaign.cycles):
+            fault = chance.choice(campaign.faults)
+            in_flight = eventually(
+                lambda: _in_flight(site, campaign.in_flight),
+                f"{campaign.in_flight} deliveries in flight",
+                CYCLE_BOUND_S,
+            )
+            time.sleep(chance.random() * SPREAD_MS / 1000)
+            done = _FAULTS[fault](site, workers, chance, campaign)
+            cycles.append(Cycle(fault, in_flight, *done))
+            say(
+                f"cycle {number + 1}: {fault}, {in_flight} in flight, {load.acknowledged} tasks acknowledged"
+                + (f", ready again after {done[0]:.2f} s" if done[0] else "")
+            )
+    finally:
+        load.stop()
+    eventually(lambda: open_tasks(site) == 0 or None, "everything to end", SETTLE_BOUND_S)
+    return judge(site.database, site.ledgers, lease_ms=campaign.lease_ms), cycles
+
+
+class Load:
+    """Clients that submit one task after another, as long as not too much is open, and never give one up."""
+
+    def __init__(self, site: Site, clients: int, backlog: int) -> None:
+        self._site = site
+        self._backlog = backlog
+        self._is_over = threading.Event()
+        self._threads = ThreadPoolExecutor(clients, "client")
+        self.acknowledged = 0
+        self._lock = threading.Lock()
+        self._futures = [self._threads.submit(self._submit, i) for i in range(clients)]
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self._threads.shutdown()
+        for future in self._futures:
+            future.result()
+
+    def _submit(self, client: int) -> None:
+        recorded = self._site.recorded_client()
+        number = 0
+        while not self._is_over.is_set():
+            if number % 10 == 0 and open_tasks(self._site) > self._backlog:
+                self._is_over.wait(0.02)
+                continue
+            recorded.submit_until_acknowledged("mixed", f"c{client}-{number}", {"n": number}, CYCLE_BOUND_S)
+            number += 1
+            with self._lock:
+                self.acknowledged += 1
+
+
+Done = tuple[float, float]
+
+
+def _kill_broker(site: Site, workers: list[Program], chance: random.Random, campaign: Campaign) -> Done:
+    assert site.broker is not None
+    site.broker.kill9()
+    return _start_again(site, campaign)
+
+
+def _kill_at_commit(site: Site, workers: list[Program], chance: random.Random, campaign: Campaign) -> Done:
+    assert site.broker is not None
+    order = site.faults / chance.choice(["kill_before", "kill_after"])
+    order.write_text(str(chance.randrange(COMMITS_MAX)))
+    site.broker.wait(END_BOUND_S)
+    order.unlink(missing_ok=True)
+    return _start_again(site, campaign)
+
+
+def _start_again(site: Site, campaign: Campaign) -> Done:
+    down_ns = now_ns()
+    broker = site.start_broker(with_faults="commit" in campaign.faults)
+    ready_ns = now_ns()
+    return (ready_ns - broker.started_ns) / 1e9, (ready_ns - down_ns) / 1e9
+
+
+def _kill_worker(site: Site, workers: list[Program], chance: random.Random, campaign: Campaign) -> Done:
+    index = chance.randrange(len(workers))
+    workers[index].kill9()
+    workers[index] = site.start_worker(f"w{len(site.programs)}", slots=campaign.slots, prefetch=20)
+    return 0.0, 0.0
+
+
+def _pause_worker(site: Site, workers: list[Program], chance: random.Random, campaign: Campaign) -> Done:
+    _stop_past_the_lease(chance.choice(workers), chance, campaign)
+    return 0.0, 0.0
+
+
+def _freeze_broker(site: Site, workers: list[Program], chance: random.Random, campaign: Campaign) -> Done:
+    """It has heard nobody for longer than a lease, and it was not their silence."""
+    assert site.broker is not None
+    _stop_past_the_lease(site.broker, chance, campaign)
+    return 0.0, 0.0
+
+
+def _stop_past_the_lease(program: Program, chance: random.Random, campaign: Campaign) -> None:
+    program.pause()
+    time.sleep(campaign.lease_ms * (1.1 + chance.random() / 2) / 1000)
+    program.go_on()
+
+
+_FAULTS: Final = {
+    "broker": _kill_broker,
+    "commit": _kill_at_commit,
+    "worker": _kill_worker,
+    "pause": _pause_worker,
+    "freeze": _freeze_broker,
+}
+
+
+def _in_flight(site: Site, wanted: int) -> int | None:
+    holding = sum(worker["holding"] for worker in site.workers())
+    return holding if holding >= wanted else None
+
+
+def open_tasks(site: Site) -> int:
+    """Those that hang on a held step have no time to come: they count as ended."""
+    connection = sqlite3.connect(f"{site.database.as_uri()}?mode=ro", uri=True)
+    try:
+        (count,) = connection.execute(
+            "SELECT count(*) FROM tasks WHERE finished_ms IS NULL AND attention IS NULL"
+        ).fetchone()
+        return int(count)
+    finally:
+        connection.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cycles", type=int, default=20)
+    parser.add_argument("--faults", default="broker", help=f"of {','.join(FAULTS)}")
+    parser.add_argument("--in-flight", type=int, default=100)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--slots", type=int, default=80)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--backlog", type=int, default=400)
+    parser.add_argument("--lease-ms", type=int, default=10_000)
+    parser.add_argument("--transport", choices=["ipc", "tcp"], default="ipc")
+    asked = parser.parse_args()
+    faults = tuple(asked.faults.split(","))
+    if unknown := set(faults) - set(FAULTS):
+        parser.error(f"--faults: {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
+    campaign = Campaign(**{**vars(asked), "faults": faults})
+    settings = {"bus.lease_ms": campaign.lease_ms, "bus.heartbeat_ms": campaign.lease_ms // 5}
+    began = time.monotonic()
+    with Site(asked.transport, settings) as site:
+        try:
+            verdict, cycles = run(site, campaign, lambda text: print(text, flush=True))
+        except (Stuck, AssertionError) as error:
+            print(f"seed {campaign.seed}: {error}")
+            print(page(judge(site.database, site.ledgers, lease_ms=campaign.lease_ms, all_ended=False)))
+            for name, text in site.transcripts():
+                print(f"--- {name}\n{text}")
+            sys.exit(1)
+        ready_s = sorted(cycle.ready_s for cycle in cycles if cycle.ready_s)
+        if ready_s:
+            print(f"ready again after {ready_s[len(ready_s) // 2]:.2f} s (median), {ready_s[-1]:.2f} s (longest)")
+        print(f"seed {campaign.seed}, {len(cycles)} cycles in {time.monotonic() - began:.0f} s: {verdict}")
+        if verdict.violations:
+            print(page(verdict))
+        sys.exit(bool(verdict.violations))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Sites for tests, the output of their processes when a test fails, and the figures that were measured."""
+
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import pytest
+
+from .harness import Site
+
+_SITES = pytest.StashKey[list[Site]]()
+_FIGURES = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture
+def new_site(request: pytest.FixtureRequest) -> Iterator[Callable[..., Site]]:
+    """Makes sites that end with the test, whatever becomes of it."""
+    sites: list[Site] = request.node.stash.setdefault(_SITES, [])
+
+    def make(*arguments: Any, **settings: Any) -> Site:
+        site = Site(*arguments, **settings)
+        sites.append(site)
+        return site
+
+    yield make
+    for site in sites:
+        site.close()
+
+
+@pytest.fixture
+def site(new_site: Callable[..., Site]) -> Site:
+    return new_site()
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Something measured, for the summary: it is printed, and never decides a test."""
+    figures: list[str] = request.config.stash.setdefault(_FIGURES, [])
+    return lambda text: figures.append(f"{request.node.name}: {text}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and call.when == "call":
+        for site in item.stash.get(_SITES, []):
+            for name, text in site.transcripts():
+                report.sections.append((name, text))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    figures = config.stash.get(_FIGURES, [])
+    if figures:
+        terminalreporter.section("figures")
+        for text in figures:
+            terminalreporter.write_line(text)

@@ -1,0 +1,31 @@
+"""Level-0 handlers of a site: processes that know no SDK, each with a ledger of its own."""
+
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from .handlers import GATES
+from .harness import Program, Site, eventually
+
+HANDLER: Final = Path(__file__).with_name("level0_handler.py")
+
+
+def start_peers(site: Site, count: int) -> list[Program]:
+    """Known to the broker when this returns."""
+    before = len(peers_of(site))
+    environ = {f"STEPWIRE_{name.upper()}": _endpoint(site, name) for name in ("steps", "results")}
+    started = []
+    for _ in range(count):
+        name = f"level0-{len(site.programs)}"
+        argv = [sys.executable, str(HANDLER), str(site.ledgers / f"worker-{name}.jsonl"), str(site.directory / GATES)]
+        started.append(site.start(name, argv, environ))
+    eventually(lambda: len(peers_of(site)) == before + count or None, f"{count} level-0 handlers more")
+    return started
+
+
+def peers_of(site: Site) -> list[dict[str, Any]]:
+    return [worker for worker in site.workers() if worker["level"] == 0]
+
+
+def _endpoint(site: Site, name: str) -> str:
+    return str(site.settings.get(f"bus.{name}", f"ipc://{site.directory}/.stepwire/{name}.sock"))

@@ -1,0 +1,59 @@
+"""`stepwire serve` whose database writer can be made to stall, fail or die, just before or just after a COMMIT.
+
+    STEPWIRE_FAULTS=DIRECTORY python -m tests.system.serve_with_faults serve …
+
+It is the shipped command; only the writer's fault port is filled. The files of the directory are the orders: `stall`
+while it is there; `fsync` to fail as a disk does that could not sync; `kill_before` or `kill_after` holding the number
+of groups to let pass. What was committed is written to a ledger, `commits-…`, before anybody else can know.
+"""
+
+import os
+import signal
+import sqlite3
+import time
+from functools import partial
+from pathlib import Path
+
+import stepwire_broker.broker
+from stepwire.__main__ import main
+from stepwire_broker.core.group import Group
+
+from .handlers import LEDGERS
+from .ledger import Ledger
+
+
+class FaultsOfFiles:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._commits = Ledger(directory.parent / LEDGERS, f"commits-{os.getpid()}", is_synced=False)
+
+    def before_commit(self, group: Group) -> None:
+        while (self._directory / "stall").exists():
+            time.sleep(0.01)
+        if (self._directory / "fsync").exists():
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+            error.sqlite_errorname = "SQLITE_IOERR_FSYNC"
+            raise error
+        self._die_if_told("kill_before")
+
+    def after_commit(self, group: Group) -> None:
+        self._commits.write("committed", lane=group.lane, seq=group.seq)
+        self._die_if_told("kill_after")
+
+    def _die_if_told(self, order: str) -> None:
+        path = self._directory / order
+        try:
+            left = int(path.read_text())
+        except (FileNotFoundError, ValueError):
+            return
+        if left <= 0:
+            path.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        path.write_text(str(left - 1))
+
+
+if __name__ == "__main__":
+    faults = FaultsOfFiles(Path(os.environ.pop("STEPWIRE_FAULTS")))
+    stepwire_broker.broker.Broker = partial(stepwire_broker.broker.Broker, store_faults=faults)  # type: ignore[misc,assignment]
+    main()

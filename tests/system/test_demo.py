@@ -1,0 +1,233 @@
+"""`stepwire demo`, as a newcomer runs it. What it says is compared with what its handlers wrote down."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stepwire_broker.demo.books import Booking, Run
+from stepwire_broker.demo.proof import Evidence, prove
+
+from tests.cli.a_place import STEPWIRE, Place, place
+
+from .harness import REPOSITORY, eventually
+
+ORDERS = 28
+PROMISE_S = 60
+NODE_MODULES = REPOSITORY / "examples" / "level0" / "node_modules"
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Place]:
+    """A newcomer's directory: nothing in it but, if it is installed here, Node's binding."""
+    with tempfile.TemporaryDirectory(prefix="sw-") as directory:
+        made = place(Path(directory))
+        made.environ["NODE_PATH"] = str(NODE_MODULES)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def told(here: Place) -> str:
+    """What the first run said."""
+    done = here.stepwire("demo")
+    assert (done.code, done.err) == (0, ""), done
+    return done.out
+
+
+@pytest.fixture(scope="module")
+def books(here: Place, told: str) -> Path:
+    return here.directory / ".stepwire-demo"
+
+
+def test_every_card_was_charged_once_whatever_was_killed(told: str, books: Path) -> None:
+    bookings = lines_of(books / "bank.jsonl")
+    charges = Counter(one["key"] for one in bookings if one["what"] == "charge")
+    assert (len(charges), set(charges.values())) == (ORDERS, {1})
+    assert Counter(one["what"] for one in bookings) == {"charge": ORDERS, "refund": 1}
+    assert f"{ORDERS} cards, {ORDERS} charges" in told
+
+
+def test_only_what_a_killed_worker_was_at_ran_twice(told: str, books: Path) -> None:
+    killed = {int(pid) for pid in re.findall(r"^\$ kill -9 (\d+)$", told, re.MULTILINE)}
+    assert len(killed) == 2
+    begun: dict[tuple[int, int], list[int]] = {}
+    for run in sorted(runs_of(books), key=lambda run: run["at_ns"]):
+        if run["event"] == "started":
+            begun.setdefault((run["step_id"], run["attempt"]), []).append(run["pid"])
+    twice = [pids for pids in begun.values() if len(pids) > 1]
+    assert len(twice) > 5
+    assert all(len(pids) == 2 and pids[0] in killed and pids[1] not in killed for pids in twice)
+    (lost,) = re.findall(r"^It was running (\d+) steps", told, re.MULTILINE)
+    assert len(twice) == int(lost) + 1  # and the payment that the operator let run
+
+
+def test_each_act_was_played(told: str, books: Path) -> None:
+    for line in (
+        "stock is retry_wait (attempt 1): the warehouse does not answer",
+        "ship is failed: nobody delivers to Atlantis",
+        "refund is completed",
+        "24 of 24 orders are done.",
+        "$ stepwire step list --state held",
+    ):
+        assert line in told
+    held = re.findall(r"^\d+\t(\d+)\tcharge\tit was allowed to start, and nobody knows", told, re.MULTILINE)
+    assert len(held) == 2
+    assert [f"{task}/charge --{how}" in told for task, how in zip(held, ("completed", "retry"), strict=True)] == [
+        True
+    ] * 2
+    assert told.count("✓") == 4
+    assert "✗" not in told
+
+
+def test_every_language_that_is_here_took_part(told: str, books: Path) -> None:
+    started = {language for language in ("python", "ruby", "node") if f"{language} (" in level0_line(told)}
+    assert "python" in started
+    assert {run["language"] for run in runs_of(books) if run["step"] in ("price", "invoice")} == started
+
+
+def test_nothing_of_it_runs_on(told: str) -> None:
+    pids = [int(pid) for pid in re.findall(r"\((\d+)\)", told)]
+    assert len(pids) >= 5
+    assert [pid for pid in pids if is_running(pid)] == []
+
+
+def test_what_it_left_can_be_checked_and_played_with(here: Place, told: str, books: Path) -> None:
+    checked = Place(books, here.environ).stepwire("db", "check")
+    assert checked.code == 0, checked
+    assert {"Procfile", "order.json"} <= {path.name for path in books.iterdir()}
+
+
+def test_it_goes_on_where_it_was_on_a_terminal_too(
+    here: Place, told: str, books: Path, figure: Callable[[str], None]
+) -> None:
+    again = here.on_terminal("demo")
+    assert again.code == 0, again.out
+    assert "run 2 in .stepwire-demo/" in re.sub(r"\x1b\[[0-9;]*m", "", again.out)
+    assert "↷ refund" in again.out
+    took_s = int(re.findall(r"That took (\d+) s", again.out)[0])
+    figure(f"the demo took {took_s} s, pauses for the reader included (promise {PROMISE_S} s)")
+    charges = Counter(one["key"] for one in lines_of(books / "bank.jsonl") if one["what"] == "charge")
+    assert (len(charges), set(charges.values())) == (2 * ORDERS, {1})
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_ends_everything_and_the_next_run_takes_the_rest(number: int, figure: Any) -> None:
+    with tempfile.TemporaryDirectory(prefix="sw-") as directory:
+        here = place(Path(directory))
+        process = subprocess.Popen(
+            [*STEPWIRE, "demo"],
+            cwd=directory,
+            env={**here.environ, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        said: list[str] = []
+        assert process.stdout is not None
+        reader = threading.Thread(target=said.extend, args=(process.stdout,), daemon=True)
+        reader.start()
+        try:
+            eventually(lambda: any("kill -9" in line for line in said), "the kill", PROMISE_S)
+            process.send_signal(number)
+            code = process.wait(30)
+        finally:
+            process.kill()
+            process.wait()
+        reader.join(10)
+        assert process.stderr is not None
+        error = process.stderr.read()
+        assert (code, "the state is kept in .stepwire-demo/" in error) == (1, True), error
+        pids = [int(pid) for pid in re.findall(r"\((\d+)\)", "".join(said))]
+        assert [pid for pid in pids if is_running(pid)] == []
+        if number == signal.SIGTERM:
+            return  # the same, but for whoever runs it
+        again = here.stepwire("demo", "-o", "json")
+        assert (again.code, again.json["run"]) == (0, 2), again
+
+
+def test_two_at_once_in_one_place_are_refused(here: Place, told: str, books: Path) -> None:
+    broker = Place(books, here.environ).serve()
+    try:
+        second = here.stepwire("demo")
+    finally:
+        broker.end(signal.SIGTERM)
+    assert second.code == 1
+    assert "the broker did not start" in second.err
+    assert "belongs to another broker that runs now" in second.err
+    assert "Traceback" not in second.err
+
+
+# -- the judge --------------------------------------------------------------------------------------------------------
+
+NEEDS = {"charge": [], "ship": ["charge"], "refund": ["charge", "ship"]}
+STATES = {"charge": "completed", "ship": "completed", "refund": "skipped"}
+
+
+def evidence(
+    *, states: dict[str, str] | None = None, charges: int = 1, ship_at: int = 30, second_pid: int | None = None
+) -> Evidence:
+    """One order. Process 7 was killed."""
+    task = {
+        "task_id": 1,
+        "state": "completed",
+        "steps": [{"name": name, "state": state} for name, state in {**STATES, **(states or {})}.items()],
+    }
+    runs = [run(10, "started", 2, "charge", 7), run(20, "finished", 2, "charge", 7)]
+    runs += [run(ship_at, "started", 3, "ship", 8), run(40, "finished", 3, "ship", 8)]
+    if second_pid is not None:
+        runs += [run(50, "started", 3, "ship", second_pid), run(60, "finished", 3, "ship", second_pid)]
+    booked = [Booking(15 + i, "charge", 1, "key", 100, f"t{i}", 7) for i in range(charges)]
+    return Evidence([task], sorted(runs, key=lambda one: one.at_ns), booked, NEEDS, {7}, set())
+
+
+def run(at_ns: int, event: Any, step_id: int, step: str, pid: int) -> Run:
+    return Run(at_ns, event, 1, step_id, step, 0, "python", pid)
+
+
+@pytest.mark.parametrize(
+    ("found", "holds"),
+    [
+        (evidence(), [True, True, True, True]),
+        (evidence(states={"ship": "failed"}), [False, True, True, True]),
+        (evidence(charges=2), [True, False, True, True]),
+        (evidence(charges=0), [True, False, True, True]),
+        (evidence(states={"ship": "failed", "refund": "completed"}), [True, False, True, True]),
+        (evidence(ship_at=19), [True, True, False, True]),
+        (evidence(second_pid=9), [True, True, True, False]),
+    ],
+)
+def test_what_is_not_so_is_not_said_to_be(found: Evidence, holds: list[bool]) -> None:
+    assert [proof.holds for proof in prove(found)] == holds
+
+
+def level0_line(told: str) -> str:
+    return next(line for line in told.splitlines() if line.startswith("  level 0"))
+
+
+def runs_of(books: Path) -> list[dict[str, Any]]:
+    """Of the first run; a second one puts its ledgers aside."""
+    aside = books / "ledgers-of-run-1"
+    return [
+        line for file in (aside if aside.exists() else books / "ledgers").glob("*.jsonl") for line in lines_of(file)
+    ]
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return sys.platform != "linux" or Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
