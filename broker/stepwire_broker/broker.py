@@ -25,7 +25,9 @@ from .core import level0
 from .core.answers import Answer, Refused
 from .core.decision import Read, Watch
 from .core.events import (
+    Attached,
     Command,
+    Detached,
     Drain,
     Event,
     Forget,
@@ -363,6 +365,30 @@ class Broker:
             }
             for s in self._state.sessions.values()
         ]
+
+    def attach(self, worker: str, executor: str, deliver: Callable[[bytes, bytes], None]) -> Callable[[], None]:
+        """A worker that does not come over the bus: what is for its inbox goes to `deliver(topic, body)`, soon, and it
+        gets what is routed to `executor`. It speaks by `hear`. The result lets it go; what it held is lost then."""
+        assert self._wire is not None
+
+        def later(topic: bytes, body: bytes) -> None:
+            self._loop.call_soon(deliver, topic, body)  # never inside of what the core is being asked
+
+        detach = self._wire.attach(topics.to_worker(worker), later)
+        self._handle(Attached(worker, executor))
+
+        def let_go() -> None:
+            detach()
+            self._handle(Detached(worker))
+            self._flush_soon()
+
+        return let_go
+
+    def hear(self, topic: bytes, body: bytes) -> None:
+        """What an attached worker says."""
+        if self._is_open:
+            self._on_message(topic, body)
+            self._flush_soon()
 
     def add_tap(self, callback: Tap) -> Callable[[], None]:
         """Call back with (direction, topic, body, refusal code) of every message, until the result is called."""

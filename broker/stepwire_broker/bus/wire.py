@@ -121,6 +121,7 @@ class Wire:
         self._is_context_ours = context is None
         self._taps: list[Tap] = []
         self._pipes: dict[bytes, int] = {}  # inbox topic → pipes that receive it
+        self._attached: dict[bytes, Callable[[bytes, bytes], None]] = {}  # by inbox topic: who has no pipe
         self._peers: dict[str, bytes] = {}  # level-0 peers: `to` → what their pipe receives
         self._askers: dict[int, _Asker] = {}  # the same, and those without a grant, by their connection's descriptor
         self._unseen: list[_Asker] = []  # the same, of inproc, which has no descriptors
@@ -242,9 +243,25 @@ class Wire:
     def send(self, topic: bytes, body: bytes) -> bool:
         """False: it was dropped, because nobody receives the topic, or its receiver reads too slowly."""
         if topic not in self._pipes:
-            self.counters.dropped["nobody"] += 1
-            return False
+            deliver = self._attached.get(topic)
+            if deliver is None:
+                self.counters.dropped["nobody"] += 1
+                return False
+            if self._taps:
+                self._show("out", topic, body)
+            deliver(topic, body)
+            return True
         return self._send(topic, body)
+
+    def attach(self, topic: bytes, deliver: Callable[[bytes, bytes], None]) -> Callable[[], None]:
+        """What is sent to this topic goes to `deliver`, and not over the sockets, until the result is called."""
+        self._attached[topic] = deliver
+
+        def detach() -> None:
+            if self._attached.get(topic) is deliver:
+                del self._attached[topic]
+
+        return detach
 
     def _send(self, topic: bytes, body: bytes) -> bool:
         counters = self.counters

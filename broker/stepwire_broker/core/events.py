@@ -137,6 +137,19 @@ Command: TypeAlias = (
 # -- facts of the world -----------------------------------------------------------------------------------------------
 
 
+class Attached(Struct, frozen=True):
+    """A worker that does not come over the bus: what runs there is this executor's."""
+
+    worker: str
+    executor: str
+
+
+class Detached(Struct, frozen=True):
+    """That worker is no more."""
+
+    worker: str
+
+
 class Subscribed(Struct, frozen=True):
     """A peer subscribed this worker's inbox."""
 
@@ -210,6 +223,8 @@ Event: TypeAlias = (
     | ResultsLevel0
     | Command
     | Outcome
+    | Attached
+    | Detached
     | Subscribed
     | SubscriptionVanished
     | PeerSubscribed

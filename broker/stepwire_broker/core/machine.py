@@ -347,6 +347,8 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.DrainWorker: _on_drain_worker,
     # the world
     events.Tick: _on_tick,
+    events.Attached: sessions.on_attached,
+    events.Detached: sessions.on_detached,
     events.Subscribed: sessions.on_subscribed,
     events.SubscriptionVanished: sessions.on_subscription_vanished,
     events.PeerSubscribed: level0.on_subscribed,

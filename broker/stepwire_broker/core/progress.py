@@ -43,7 +43,7 @@ def make_ready(state: BrokerState, step: Step, now: Now) -> None:
 
 def watch_deadline(state: BrokerState, step: Step, now: Now) -> None:
     """From when it is in memory its deadline is the monotonic clock's, whatever is done to the other one."""
-    if step.deadline_ms is not None:
+    if step.deadline_ms is not None and not step.is_final:
         if step.deadline_mono is None:
             step.deadline_mono = now.mono + max(0, step.deadline_ms - now.wall)
         state.timers.set(step.deadline_mono, "step_deadline", (step, step.deadline_ms))

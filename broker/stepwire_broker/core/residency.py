@@ -19,7 +19,8 @@ from .outbox import NEVER_MS, resting_place
 from .placement import missing_payloads, offering
 from .progress import await_retry, decide_again, enqueue, fail_for, watch_deadline
 from .ready import route_of
-from .sessions import ask_soon
+from .session import died_with
+from .sessions import ask_soon, lost
 from .state import BrokerState, Load
 from .states import (
     COMPLETED,
@@ -204,6 +205,9 @@ def admit(state: BrokerState, task: Task, now: Now) -> None:
             assert step.worker is not None
             if step.at_level0:
                 level0.recover(state, step, now)
+            elif died_with(step.worker, state.identity.broker, state.identity.epoch):
+                lost(state, step, now, suspicious=False)
+                watch_deadline(state, step, now)
             else:
                 state.recovered.setdefault(step.worker, {})[step.id] = step
                 step.cancel = "task_cancelled" if task.cancelling else None

@@ -5,12 +5,27 @@ when a session is dead here, its worker has started nothing of it for a while.
 """
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from msgspec import Struct
 from stepwire_protocol import limits, patterns, topics
 from stepwire_protocol.messages import Hello
 
 from .task import Step
+
+
+BUS: Final = "bus"  # the executor of every worker that comes over the bus
+
+
+def own_worker(executor: str, broker: str, epoch: int, number: int) -> str:
+    """The id of a worker inside the broker's process. It tells the epoch, so that the next one knows it for dead."""
+    return f"{executor}.{broker}:{epoch:012x}{number:04x}"
+
+
+def died_with(worker: str, broker: str, epoch: int) -> bool:
+    """Was this a worker inside an earlier process of this broker? Others have random digits there."""
+    name, _, digits = worker.partition(":")
+    return name.endswith(f".{broker}") and int(digits[:12], 16) < epoch
 
 
 class Batch(Struct, gc=False, weakref=False, eq=False):
@@ -48,6 +63,7 @@ class WorkerSession(Struct, weakref=False, eq=False):
     heard_mono: int
     told_mono: int  # when it last said what it holds
     topic: bytes
+    executor: str = BUS
     free: int = 0  # what the worker last said it could take
     free_n: int = -1  # and when, in its own counting
     unanswered: int = 0  # steps sent since, that no accept, refusal or result has answered

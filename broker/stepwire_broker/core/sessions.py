@@ -24,10 +24,20 @@ from . import facts
 from .answers import Quieted
 from .answers import Refused as Refusal
 from .decision import ToRequest, ToWorker, Watch
-from .events import DrainWorker, Leave, LoopWasLate, Now, ProcessDied, Subscribed, SubscriptionVanished
+from .events import (
+    Attached,
+    Detached,
+    DrainWorker,
+    Leave,
+    LoopWasLate,
+    Now,
+    ProcessDied,
+    Subscribed,
+    SubscriptionVanished,
+)
 from .outbox import SendMessage
 from .progress import fail_for, hand_to, undeliver, unknown_outcome
-from .session import WorkerSession, opened
+from .session import BUS, WorkerSession, opened
 from .state import DEAD_REMEMBERED_MAX, QUIETED_REMEMBERED_MAX, BrokerState
 from .states import DISPATCHED
 from .task import Step
@@ -86,6 +96,7 @@ def _open(state: BrokerState, hello: Hello, k: int, before: WorkerSession | None
     """A new session. Of the old one: what the worker still holds moves over, the rest it has dropped unstarted."""
     session = opened(hello, k, state.identity.epoch, state.identity.broker, now.mono, now.wall)
     session.draining = hello.worker in state.quieted
+    session.executor = state.attached.get(hello.worker, BUS)
     state.sessions[hello.worker] = session
     state.offer_cache.clear()
     state.counters.sessions_opened += 1
@@ -324,6 +335,15 @@ def on_subscribed(state: BrokerState, event: Subscribed, now: Now) -> None:
                 state.decision.batches.append(batch)
 
 
+def on_attached(state: BrokerState, event: Attached, now: Now) -> None:
+    state.attached[event.worker] = event.executor
+
+
+def on_detached(state: BrokerState, event: Detached, now: Now) -> None:
+    state.attached.pop(event.worker, None)
+    _bury_worker(state, event.worker, now)
+
+
 def on_process_died(state: BrokerState, event: ProcessDied, now: Now) -> None:
     state.counters.deaths_proven += 1
     _bury_worker(state, event.worker, now)
@@ -334,7 +354,7 @@ def _bury_worker(state: BrokerState, worker: str, now: Now) -> None:
     if session is not None:
         bury(state, session, now)
     for step in list(state.recovered.get(worker, {}).values()):
-        _lost(state, step, now, suspicious=False)
+        lost(state, step, now, suspicious=False)
 
 
 def check_lease(state: BrokerState, session: WorkerSession, now: Now) -> None:
@@ -366,10 +386,11 @@ def bury(state: BrokerState, session: WorkerSession, now: Now) -> None:
     # Workers start what they get in the order they get it: only the first `slots` can have been running.
     for position, step in enumerate(list(session.deliveries.values())):
         unread = session.muted and step.batch is not None and not step.batch.answered
-        _lost(state, step, now, suspicious=position < session.slots and session.has_lease and not unread)
+        lost(state, step, now, suspicious=position < session.slots and session.has_lease and not unread)
 
 
-def _lost(state: BrokerState, step: Step, now: Now, *, suspicious: bool) -> None:
+def lost(state: BrokerState, step: Step, now: Now, *, suspicious: bool) -> None:
+    """Whoever had it is no more: what never starts twice is held if it may have started, the rest runs again."""
     lost = step.granted or step.started_ms is not None or (suspicious and not step.at_most_once)
     if step.at_most_once and step.granted:
         unknown_outcome(state, step, "outcome_unknown", now)
@@ -388,7 +409,7 @@ def expire_recovered(state: BrokerState, now: Now) -> None:
                 may_run_ms = step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS
                 if now.mono < state.safe_at_mono + may_run_ms:
                     continue
-            _lost(state, step, now, suspicious=False)
+            lost(state, step, now, suspicious=False)
 
 
 def expire_run(state: BrokerState, run: tuple[Step, int, int], now: Now) -> None:

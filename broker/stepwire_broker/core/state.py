@@ -128,6 +128,7 @@ class BrokerState:
         self.quieted: OrderedDict[str, bool] = OrderedDict()  # workers that get nothing new → are they to quit?
         # sessions
         self.sessions: dict[str, WorkerSession] = {}
+        self.attached: dict[str, str] = {}  # by worker that does not come over the bus: its executor
         self.dead_k: OrderedDict[str, int] = OrderedDict()  # by worker: the largest number declared dead here
         self.offer_cache: dict[Route, list[WorkerSession]] = {}
         self.recovered: dict[str, dict[int, Step]] = {}  # by worker: deliveries of before this start
