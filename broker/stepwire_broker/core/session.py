@@ -13,7 +13,6 @@ from stepwire_protocol.messages import Hello
 
 from .task import Step
 
-
 BUS: Final = "bus"  # the executor of every worker that comes over the bus
 
 

@@ -1,6 +1,6 @@
 """The typed configuration. Every key, its default and its unit; `stepwire.yaml` has the same shape."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 from stepwire_protocol import limits
@@ -56,6 +56,98 @@ class BusSettings(Struct, frozen=True, forbid_unknown_fields=True):
     max_message_bytes: Size = limits.MESSAGE_BYTES_MAX
 
 
+Percent: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
+ExecutorKey: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+Labels: TypeAlias = dict[str, str]
+
+
+class CanarySettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """So many of a rule's tasks go elsewhere: to another executor, to other workers, or both."""
+
+    percent: Percent
+    executor: ExecutorKey | None = None
+    worker_selector: Labels | None = None
+
+
+class ShadowSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """A copy of each step goes there too, and what it says is compared."""
+
+    executor: ExecutorKey | None = None
+    worker_selector: Labels | None = None
+    percent: Percent = 100.0
+
+
+class RuleSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Steps whose path matches go there."""
+
+    match: str
+    executor: ExecutorKey | None = None
+    worker_selector: Labels | None = None
+    canary: CanarySettings | None = None
+    shadow: ShadowSettings | None = None
+
+
+class ExecutionSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    default_execution_mode: Literal["local", "distributed"] | None = None  # None: distributed if the bus is
+    default_executor: ExecutorKey = "bus"
+    on_missing: Literal["error", "local"] = "error"
+    rules: tuple[RuleSettings, ...] = ()
+
+
+class LocalSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    modules: tuple[str, ...] = ()  # package.module:worker
+    threads: Limit = 8
+
+
+class CommandSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is run for a handler_class: never a shell, unless it is one."""
+
+    argv: tuple[str, ...]
+    cwd: str | None = None
+    env: dict[str, str] = {}
+    shadow_safe: bool = False
+
+
+class ExecSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    commands: dict[str, CommandSettings | tuple[str, ...]] = {}  # by handler_class, or a pattern of them
+    slots: Limit = 8
+    runs_dir: str = ".stepwire/runs"  # what runs is recorded there, for whoever comes after us
+
+
+class PollSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    enabled: bool = True
+
+
+class ExecutorsSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    local: LocalSettings = LocalSettings()
+    exec: ExecSettings = ExecSettings()
+    poll: PollSettings = PollSettings()
+    options: dict[str, dict[str, Any]] = {}  # of executors that others have made, by their key
+
+
+class BreakerSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    enabled: bool = True
+    failure_threshold: Limit = 5  # in a row
+    window_ms: PositiveMs = 30_000
+    window_outcomes: Limit = 20  # in the window, at least; more than `window_percent` of them failures
+    window_percent: Percent = 50.0
+    open_ms: PositiveMs = 5_000  # doubled each time, up to
+    open_max_ms: PositiveMs = 120_000
+    success_threshold: Limit = 2
+
+
+class RetryBudgetSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    percent: Percent = 20.0  # of a handler's starts; 100: no bound
+    at_least: Limit = 10
+    window_ms: PositiveMs = 60_000
+
+
+class DispatchSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    unroutable_after_ms: PositiveMs = 10_000
+    breaker: BreakerSettings = BreakerSettings()
+    retry_budget: RetryBudgetSettings = RetryBudgetSettings()
+
+
 class HttpSettings(Struct, frozen=True, forbid_unknown_fields=True):
     listen: str = "127.0.0.1:7410"
     tokens_file: str | None = None
@@ -84,6 +176,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     broker: BrokerSettings = BrokerSettings()
     database: DatabaseSettings = DatabaseSettings()
     bus: BusSettings = BusSettings()
+    execution: ExecutionSettings = ExecutionSettings()
+    executors: ExecutorsSettings = ExecutorsSettings()
+    dispatch: DispatchSettings = DispatchSettings()
     http: HttpSettings = HttpSettings()
     limits: LimitSettings = LimitSettings()
     retention: RetentionSettings = RetentionSettings()
