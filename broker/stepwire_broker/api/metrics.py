@@ -11,8 +11,9 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from stepwire_broker.bus.wire import Counters as WireCounters
 from stepwire_broker.core.events import Now
+from stepwire_broker.core.figures import Histogram
 from stepwire_broker.core.state import BrokerState, Counters
-from stepwire_broker.stages.measures import COMMIT_S, GROUP_ROWS, LOOP_LAG_S, Histogram, Measures
+from stepwire_broker.stages.measures import COMMIT_S, GROUP_ROWS, LOOP_LAG_S, Measures
 from stepwire_broker.store import queries
 
 from .exchange import Call, Reply, Requests

@@ -3,31 +3,16 @@
 Once a group or once a pulse, never once a step.
 """
 
-from bisect import bisect_left
 from typing import Final
 
 from msgspec import Struct
 
+from stepwire_broker.core.figures import Histogram
 from stepwire_broker.core.group import Group
 
 COMMIT_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 GROUP_ROWS: Final = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_000.0, 10_000.0, 30_000.0)
 LOOP_LAG_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-
-
-class Histogram:
-    """Counts by upper bound; the last count is of what is above all of them."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
 
 
 class Measures(Struct, frozen=True):
