@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 import zmq
@@ -67,6 +67,7 @@ COMMIT_LATE_MS: Final = 1_000  # a commit that takes longer is trouble with the 
 TURNS_PUT_OFF_MAX: Final = 50  # under steady load there is always something to read, and time goes on all the same
 WATCH_MS: Final = 250
 WATCH_FOR_MS: Final = 5_000
+SETTLE_S: Final = 2.0  # for what was said last to be stored
 LINGER_MS: Final = 1_000
 COMPLAIN_EVERY_S: Final = 10.0
 STORE_CLOSE_S: Final = 5.0
@@ -84,6 +85,22 @@ class BrokerStopped(Exception):
     """Why a running broker had to stop."""
 
 
+class Companion(Protocol):
+    """What begins and ends with a broker, inside its process."""
+
+    async def prepare(self) -> None:
+        """Before anything is taken up. Raises CannotStart."""
+        ...
+
+    def start(self, broker: "Broker") -> None: ...
+
+    async def drain(self, drain_ms: float) -> None:
+        """Nothing more is handed out: let what runs finish, and have the rest stop."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class Broker:
     """`start`, then `ask` and `read`, then `drain` and `stop`. `failed` is set when it cannot go on."""
 
@@ -93,8 +110,10 @@ class Broker:
         *,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         store_faults: Any = None,
+        companion: Companion | None = None,
     ) -> None:
         self.settings = settings
+        self._companion = companion
         self.failed: asyncio.Future[None]
         self._context = context
         self._store_faults = store_faults
@@ -170,11 +189,15 @@ class Broker:
         self._turn = Turn(self._machine, around)
         self._is_open = True
         self._store.start(self._report, self._store_faults, self.settings.retention)
+        if self._companion is not None:
+            await self._companion.prepare()
         await self._wire.open(codec.encode(here_message(self._state)))
         endpoints = self._wire.endpoints
         told = {name: advertised(bound, self.settings.bus.advertise) for name, bound in endpoints.items()}
         self._state.peers = [Endpoints(identity.broker, told["steps"], told["results"])]
         self._last_turn_mono = read_clocks().mono
+        if self._companion is not None:
+            self._companion.start(self)
         self._beat()
         self._tick()
         log.info(
@@ -191,12 +214,26 @@ class Broker:
         """Take nothing new, hand out nothing, and let what runs finish for `broker.drain_timeout_ms`."""
         self._handle(Drain())
         self._flush()
-        deadline = self._loop.time() + self.settings.broker.drain_timeout_ms / 1000
+        drain_ms = self.settings.broker.drain_timeout_ms
+        deadline = self._loop.time() + drain_ms / 1000
+        leaving = None
+        if self._companion is not None:
+            leaving = asyncio.ensure_future(self._companion.drain(drain_ms))
+        try:
+            await self._until_idle(deadline)
+            if leaving is not None:
+                await leaving
+                await self._until_idle(self._loop.time() + SETTLE_S)
+        finally:
+            if leaving is not None:
+                leaving.cancel()
+        log.info("broker_drained", running=self._running())
+
+    async def _until_idle(self, deadline: float) -> None:
         while self._loop.time() < deadline and not self.failed.done():
             if not self._running() and self._is_settled():
                 break
             await asyncio.sleep(PULSE_MS / 5000)
-        log.info("broker_drained", running=self._running())
 
     def _running(self) -> int:
         """Steps that somebody may be at."""
@@ -205,6 +242,8 @@ class Broker:
 
     async def stop(self) -> None:
         """Say good-bye and close. What was acknowledged is stored; what was not comes again."""
+        if self._companion is not None:
+            await self._companion.close()
         if self._is_open:
             self._handle(Leave())
             self._flush()

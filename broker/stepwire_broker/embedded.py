@@ -34,6 +34,8 @@ from .core.problems import InvalidWorkflow
 from .core.settings import BusSettings, DatabaseSettings, LimitSettings, Settings
 from .core.states import TASK_FINAL, TaskState
 from .core.workflow import Workflow, read_workflow
+from .executors.contract import Executor
+from .executors.registry import Executors
 from .stages import documents, requests
 from .stages.requests import Make
 from .store import queries
@@ -149,6 +151,7 @@ class Broker:
         self._core: core.Broker | None = None
         self._worker: Worker | None = None
         self._zmq: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._executors = Executors()
 
     @classmethod
     def open(
@@ -189,6 +192,10 @@ class Broker:
             raise RuntimeError(f"handler {name!r} comes too late: the broker has started")
         return self._offered.handler(name, concurrency=concurrency, timeout_ms=timeout_ms, process=process)
 
+    def register_executor(self, key: str, executor: Executor) -> None:
+        """Have steps run by this, too: see `executors/contract.py`. Before the start."""
+        self._executors.register(key, executor)
+
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -200,7 +207,7 @@ class Broker:
             raise RuntimeError("this broker was started before: open another one")
         _log_where_the_application_logs()
         self._zmq = zmq.Context()
-        self._core = core.Broker(self._settings, context=self._zmq)
+        self._core = core.Broker(self._settings, context=self._zmq, companion=self._executors)
         self._loop = asyncio.get_running_loop()
         try:
             await self._core.start()

@@ -13,12 +13,13 @@ from stepwire_protocol.messages import Hello
 
 from .task import Step
 
+NAME_MAX: Final = 48  # of a worker's id, before its digits
 BUS: Final = "bus"  # the executor of every worker that comes over the bus
 
 
 def own_worker(executor: str, broker: str, epoch: int, number: int) -> str:
     """The id of a worker inside the broker's process. It tells the epoch, so that the next one knows it for dead."""
-    return f"{executor}.{broker}:{epoch:012x}{number:04x}"
+    return f"{executor[: NAME_MAX - 1 - len(broker)]}.{broker}:{epoch:012x}{number:04x}"
 
 
 def died_with(worker: str, broker: str, epoch: int) -> bool:

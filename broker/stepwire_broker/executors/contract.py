@@ -200,18 +200,18 @@ class BaseExecutor(abc.ABC):
     async def _counted(self, many: int, runs: Awaitable[list[ExecutionResult]]) -> list[ExecutionResult]:
         begun = monotonic()
         self.active += many
-        statuses: list[Status] = ["failed"] * many
+        are_completed = [False] * many
         try:
             results = await runs
-            statuses = [result.status for result in results]
+            are_completed = [getattr(result, "status", None) == "completed" for result in results]
             return results
         except NoCapacity:
-            statuses = []
+            are_completed = []
             raise
         finally:
             self.active -= many
-            for status in statuses:
-                self.figures.ended(status == "completed", (monotonic() - begun) * 1000)
+            for is_completed in are_completed:
+                self.figures.ended(is_completed, (monotonic() - begun) * 1000)
 
 
 class BatchExecutor(BaseExecutor):

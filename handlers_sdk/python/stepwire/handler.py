@@ -121,13 +121,13 @@ def failed(handler: Handler, step: StepRequest, error: BaseException, took_ms: f
     return Result(step_id=step.step_id, delivery=step.delivery, status="failed", error=detail, metadata=metadata)
 
 
-def stopped(handler: Handler, step: StepRequest, reason: str, took_ms: float) -> Result:
-    """The handler was asked to stop and did."""
+def stopped(step: StepRequest, reason: str, took_ms: float, version: str | None = None) -> Result:
+    """The run was asked to stop and did."""
     text = "the run exceeded its time-out" if reason == "timeout" else f"the run was cancelled: {reason}"
     code = "timeout" if reason == "timeout" else "cancelled"
     if step.delivery_mode == "at_most_once":
         code = OUTCOME_UNKNOWN
-    metadata = _metadata(took_ms, handler.version)
+    metadata = _metadata(took_ms, version)
     detail = ErrorDetail(message=text, code=code)
     return Result(step_id=step.step_id, delivery=step.delivery, status="failed", error=detail, metadata=metadata)
 

@@ -85,7 +85,7 @@ class Lane:
                     reason = context.cancel_reason or "timeout"
                     if reason == "shutdown" and step.delivery_mode == "at_least_once":
                         return None
-                    return stopped(handler, step, reason, now_ms() - started_ms)
+                    return stopped(step, reason, now_ms() - started_ms, handler.version)
                 frame = pipe.recv_bytes()
                 if frame[:1] == _RESULT:
                     return _decode_result(frame[1:])

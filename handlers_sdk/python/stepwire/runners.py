@@ -63,7 +63,7 @@ def run_plain(call: Call) -> Result:
     except BaseException as error:
         took_ms = now_ms() - started_ms
         if context.cancel_reason == "timeout":
-            return stopped(handler, step, "timeout", took_ms)
+            return stopped(step, "timeout", took_ms, handler.version)
         return failed(handler, step, error, took_ms)
     return completed(handler, step, value, now_ms() - started_ms)
 
@@ -237,7 +237,7 @@ async def perform_async(
         if reason is not None and (isinstance(error, asyncio.CancelledError) or reason == "timeout"):
             if reason == "shutdown" and step.delivery_mode == "at_least_once":
                 return GIVE_BACK
-            return stopped(handler, step, reason, took_ms)
+            return stopped(step, reason, took_ms, handler.version)
         return failed(handler, step, error, took_ms)
     return completed(handler, step, output, now_ms() - started_ms)
 

@@ -126,6 +126,7 @@ class Session:
         self._sent_ms: dict[int, float] = {}  # by n
         self._rotation = 0
         self._is_quiet = False
+        self._is_full = False
         self._is_draining = False
         self._has_quit = False
 
@@ -208,6 +209,12 @@ class Session:
         """Take nothing new; go on with what is here."""
         self._is_quiet = True
         self._heartbeat_at = now_ms
+
+    def full(self, is_full: bool, now_ms: float) -> None:
+        """Whoever runs the steps takes no more for now, whatever slots there are; or does again."""
+        if is_full != self._is_full:
+            self._is_full = is_full
+            self._heartbeat_at = now_ms
 
     def drain(self, now_ms: float) -> None:
         """Give back what has not started, finish what runs, then `Quit`."""
@@ -918,8 +925,8 @@ class Session:
 
     def _free(self, peer: Peer, now_ms: float) -> int:
         """The places this broker may fill."""
-        is_closed = self._is_draining or self._is_quiet or peer.is_quiet or self._outbox_bytes > OUTBOX_BYTES_MAX
-        if is_closed:
+        is_closed = self._is_draining or self._is_quiet or self._is_full or peer.is_quiet
+        if is_closed or self._outbox_bytes > OUTBOX_BYTES_MAX:
             return 0
         if len(self._peers) == 1:
             return max(0, self._capacity - self._load)

@@ -1,0 +1,68 @@
+"""A real broker on a real file, with executors that do what a test tells them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stepwire_broker import broker as core
+from stepwire_broker.embedded import Broker, Task
+from stepwire_broker.executors.contract import BaseExecutor, ExecutionResult, Executor, StepReady
+
+T = TypeVar("T")
+
+SOON_S = 20.0
+
+
+class Told(BaseExecutor):
+    """Does what `how` says, and remembers what it was given."""
+
+    def __init__(self, how: Callable[[StepReady], Awaitable[Any]], max_concurrent: int = 4) -> None:
+        super().__init__("told", max_concurrent)
+        self.how = how
+        self.given: list[StepReady] = []
+
+    async def run(self, step: StepReady) -> ExecutionResult:
+        self.given.append(step)
+        result: ExecutionResult = await self.how(step)
+        return result
+
+
+@asynccontextmanager
+async def running(directory: Path, executor: Executor, **settings: Any) -> AsyncIterator[Broker]:
+    broker = Broker.open(directory / "state.db", settings=settings)
+    broker.register_executor("told", executor)
+    async with broker:
+        yield broker
+
+
+async def submit(
+    broker: Broker, many: int = 1, workflow: str = "w", context: dict[str, Any] | None = None, **step: Any
+) -> list[Task]:
+    """Tasks of one step."""
+    only = {"name": "s", "handler_class": "H", "backoff": {"base_ms": 1, "max_ms": 1}, **step}
+    await broker.apply({"name": workflow, "namespace": "n", "steps": [only]})
+    task = {"workflow": workflow, "namespace": "n", "context": context or {}}
+    return await broker.submit_many([task] * many)
+
+
+def core_of(broker: Broker) -> core.Broker:
+    found = broker._core
+    assert found is not None
+    return found
+
+
+async def eventually(look: Callable[[], T | None], what: str) -> T:
+    """Whatever it looks at changes on this loop: so a look each turn is soon enough."""
+    async with asyncio.timeout(SOON_S):
+        try:
+            while not (found := look()):  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        except TimeoutError:
+            raise AssertionError(f"waited in vain for {what}") from None
+    return found
+
+
+def states(broker: Broker) -> list[str]:
+    return sorted(str(step.state) for step in core_of(broker).state.steps.values())

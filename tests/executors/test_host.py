@@ -1,0 +1,430 @@
+"""An executor behind a real broker: what it says becomes of the step what the promises say."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import pytest
+from stepwire_broker.embedded import StepView
+from stepwire_broker.executors.contract import (
+    BatchExecutor,
+    ExecutionFailed,
+    ExecutionResult,
+    NoCapacity,
+    NoExecutor,
+    RunEnd,
+    StepReady,
+    completed,
+    failed,
+    held,
+    retry,
+)
+from stepwire_broker.executors.host import BadExecutor, Host
+
+from .running import Told, core_of, eventually, running, states, submit
+
+ONCE: Final = {"delivery_mode": "at_most_once"}
+
+
+# -- what it says, and what becomes of the step -----------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    first: Any  # what the first run returns or raises; every later one completes with its attempt
+    step: dict[str, Any]
+    state: str
+    output: Any = None
+    code: str | None = None
+    runs: int = 1
+
+
+CASES: Final = {
+    "completed": Case(completed({"a": [1]}), {}, "completed", {"a": [1]}),
+    "failed is final": Case(failed("no", code="declined"), {}, "failed", code="declined"),
+    "a failure may ask to be retried": Case(
+        ExecutionResult(status="failed", error="no", should_retry=True), {}, "completed", 2, runs=2
+    ),
+    "retry is retried": Case(retry("later", retry_after_ms=1), {}, "completed", 2, runs=2),
+    "retry without attempts left": Case(retry("later", code="busy"), {"retry_limit": 0}, "failed", code="busy"),
+    "held runs again where it may": Case(held("who knows"), {}, "completed", 2, runs=2),
+    "held is held where it must not": Case(held("who knows"), ONCE, "held"),
+    "an exception leaves the outcome unknown: again": Case(RuntimeError("broke"), {}, "completed", 2, runs=2),
+    "an exception leaves the outcome unknown: held": Case(RuntimeError("broke"), ONCE, "held"),
+    "no capacity is quiet": Case(NoCapacity("full"), {"retry_limit": 0}, "completed", 1, runs=2),
+    "no capacity is quiet, also once granted": Case(NoCapacity("full"), ONCE, "completed", 1, runs=2),
+    "no executor is permanent": Case(NoExecutor("no cluster"), {}, "failed", code="no_executor"),
+    "no executor did nothing": Case(NoExecutor("no cluster"), ONCE, "failed", code="no_executor"),
+    "it has failed: by policy": Case(ExecutionFailed("no"), {}, "completed", 2, runs=2),
+    "it has failed: for good": Case(ExecutionFailed("no", should_retry=False, code="x"), {}, "failed", code="x"),
+    "a failure of at_most_once is a word": Case(ExecutionFailed("no", code="x"), ONCE, "failed", code="x"),
+    "nonsense for a result": Case("done!", {}, "failed", code="bad_result"),
+    "nonsense for a result, which may have run": Case("done!", ONCE, "held"),
+    "an output that is no JSON": Case(completed({1, 2, object()}), {}, "failed", code="bad_output"),
+    "it cancels itself": Case(asyncio.CancelledError(), {}, "completed", 2, runs=2),
+}
+
+
+def test_what_comes_of_a_run(tmp_path: Path) -> None:
+    """All at once, in one broker: each case is a workflow of its own."""
+    runs: dict[str, int] = dict.fromkeys(CASES, 0)
+
+    async def how(step: StepReady) -> Any:
+        name = msgspec.json.decode((await step.request()).task_context)["case"]
+        runs[name] += 1
+        first = CASES[name].first
+        if runs[name] > 1:
+            return completed(step.attempt)
+        if isinstance(first, BaseException):
+            raise first
+        return first
+
+    async def tried() -> dict[str, tuple[Any, ...]]:
+        found = {}
+        async with running(tmp_path, Told(how)) as broker:
+            tasks = {
+                name: (await submit(broker, workflow=f"w{number}", context={"case": name}, **case.step))[0]
+                for number, (name, case) in enumerate(CASES.items())
+            }
+            for name, task in tasks.items():
+                step = (await task.wait(20)).steps[0]
+                code = step.error["code"] if step.state == "failed" else None
+                found[name] = step.state, step.output, code, runs[name]
+        return found
+
+    assert asyncio.run(tried()) == {name: (c.state, c.output, c.code, c.runs) for name, c in CASES.items()}
+
+
+def test_it_is_told_all_that_it_needs_and_asks_for_the_rest(tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    async def how(step: StepReady) -> ExecutionResult:
+        request = await step.request()
+        asked.append((msgspec.json.decode(request.task_context), msgspec.json.decode(request.handler_config)))
+        return completed()
+
+    executor = Told(how)
+
+    async def tried() -> None:
+        async with running(tmp_path, executor) as broker:
+            (task,) = await submit(
+                broker, context={"n": 1}, retry_limit=4, timeout_ms=7_000, handler_config={"gateway": "test"}
+            )
+            await task.result(20)
+
+    asyncio.run(tried())
+    (step,) = executor.given
+    assert (step.path, step.handler_class, step.attempt, step.max_attempts) == ("n::w::s", "H", 1, 5)
+    assert (step.timeout_ms, step.delivery_mode, step.delivery) == (7_000, "at_least_once", 1)
+    assert step.idempotency_key.endswith("/s")
+    assert asked == [({"n": 1}, {"gateway": "test"})]
+
+
+# -- capacity ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_executor_at_its_limit_leaves_steps_ready_until_it_is_released(tmp_path: Path) -> None:
+    async def tried() -> None:
+        go_on = asyncio.Event()
+        most = 0
+
+        async def how(step: StepReady) -> ExecutionResult:
+            nonlocal most
+            most = max(most, executor.active)
+            await go_on.wait()
+            return completed(step.task_id)
+
+        executor = Told(how, 2)
+        async with running(tmp_path, executor) as broker:
+            tasks = await submit(broker, 5)
+            await eventually(lambda: executor.active == 2, "two runs")
+            assert states(broker) == ["dispatched"] * 2 + ["ready"] * 3
+            go_on.set()
+            assert [await task.result(20) for task in tasks] == [{"s": task.id} for task in tasks]
+        assert most == 2
+
+    asyncio.run(tried())
+
+
+def test_an_executor_without_capacity_is_given_nothing_and_steps_go_on_when_it_has_some(tmp_path: Path) -> None:
+    class Moody(Told):
+        is_willing = False
+        asked = 0
+
+        def has_capacity(self) -> bool:
+            self.asked += 1
+            return self.is_willing
+
+    async def tried() -> None:
+        async def how(step: StepReady) -> ExecutionResult:
+            return completed()
+
+        executor = Moody(how)
+        async with running(tmp_path, executor) as broker:
+            tasks = await submit(broker, 3)
+            asked = executor.asked
+            await eventually(lambda: executor.asked > asked + 3, "it to be asked again")
+            assert states(broker) == ["ready"] * 3
+            assert {step.delivery for step in core_of(broker).state.steps.values()} == {0}
+            executor.is_willing = True
+            for task in tasks:
+                await task.result(20)
+
+    asyncio.run(tried())
+
+
+def test_a_step_waits_for_an_executor_that_says_it_can_and_then_cannot_without_turning_in_circles(
+    tmp_path: Path,
+) -> None:
+    async def how(step: StepReady) -> ExecutionResult:
+        if len(executor.given) < 4:
+            raise NoCapacity
+        return completed(step.delivery)
+
+    executor = Told(how)
+
+    async def tried() -> None:
+        async with running(tmp_path, executor) as broker:
+            (task,) = await submit(broker)
+            begun = asyncio.get_running_loop().time()
+            assert await task.result(20) == {"s": 4}
+            assert asyncio.get_running_loop().time() - begun > 0.1 + 0.2 + 0.4
+
+    asyncio.run(tried())
+
+
+# -- stopping ---------------------------------------------------------------------------------------------------------
+
+
+async def hang(_step: StepReady) -> ExecutionResult:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("step", "state", "code"),
+    [({"retry_limit": 0}, "failed", "timeout"), (ONCE, "held", None)],
+    ids=["at_least_once fails", "at_most_once is held"],
+)
+def test_a_run_is_cancelled_at_its_time_out(step: dict[str, Any], state: str, code: str | None, tmp_path: Path) -> None:
+    async def tried() -> StepView:
+        async with running(tmp_path, executor) as broker:
+            (task,) = await submit(broker, timeout_ms=50, **step)
+            return (await task.wait(20)).steps[0]
+
+    executor = Told(hang)
+    found = asyncio.run(tried())
+    assert found.state == state
+    assert code is None or found.error["code"] == code
+    assert executor.active == 0
+
+
+def test_a_cancelled_task_cancels_its_run(tmp_path: Path) -> None:
+    async def tried() -> None:
+        executor = Told(hang)
+        async with running(tmp_path, executor) as broker:
+            (task,) = await submit(broker)
+            await eventually(lambda: executor.active, "the run")
+            await task.cancel()
+            assert (await task.wait(20)).steps[0].state == "cancelled"
+            assert executor.active == 0
+
+    asyncio.run(tried())
+
+
+def test_an_executor_with_a_cancel_of_its_own_is_asked_by_it_once(tmp_path: Path) -> None:
+    class Own(Told):
+        def __init__(self) -> None:
+            super().__init__(self.wait)
+            self.told = asyncio.Event()
+            self.reasons: list[str] = []
+
+        async def wait(self, step: StepReady) -> ExecutionResult:
+            await self.told.wait()
+            return failed("stopped as asked")
+
+        def cancel(self, step: StepReady, reason: RunEnd) -> None:
+            self.reasons.append(reason)
+            self.told.set()
+
+    async def tried() -> None:
+        executor = Own()
+        async with running(tmp_path, executor) as broker:
+            (task,) = await submit(broker)
+            await eventually(lambda: executor.active, "the run")
+            await task.cancel()
+            assert (await task.wait(20)).steps[0].state == "cancelled"
+        assert executor.reasons == ["task_cancelled"]
+
+    asyncio.run(tried())
+
+
+def test_what_stops_slowly_is_not_interrupted_again(tmp_path: Path) -> None:
+    """The broker repeats a cancel until the step is gone from what its worker holds."""
+
+    async def tried() -> None:
+        interrupts = 0
+        done = asyncio.Event()
+
+        async def how(step: StepReady) -> ExecutionResult:
+            nonlocal interrupts
+            while not done.is_set():
+                try:
+                    await done.wait()
+                except asyncio.CancelledError:
+                    interrupts += 1
+            raise asyncio.CancelledError
+
+        executor = Told(how)
+        async with running(tmp_path, executor, bus={"heartbeat_ms": 100}) as broker:
+            (task,) = await submit(broker)
+            await eventually(lambda: executor.active, "the run")
+            session = next(iter(core_of(broker).state.sessions.values()))
+            await task.cancel()
+            since = session.heard_mono
+            await eventually(lambda: session.heard_mono > since + 300, "some heartbeats")
+            done.set()
+            assert (await task.wait(20)).steps[0].state == "cancelled"
+            assert interrupts == 1
+
+    asyncio.run(tried())
+
+
+def test_a_run_longer_than_the_lease_is_not_lost(tmp_path: Path) -> None:
+    async def tried() -> None:
+        executor = Told(hang)
+        async with running(tmp_path, executor, bus={"heartbeat_ms": 100, "lease_ms": 500}) as broker:
+            (task,) = await submit(broker)
+            await eventually(lambda: executor.active, "the run")
+            session = next(iter(core_of(broker).state.sessions.values()))
+            since = session.heard_mono
+            await eventually(lambda: session.heard_mono > since + 800, "heartbeats for longer than the lease")
+            assert len(executor.given) == 1
+            assert not session.dead
+            await task.cancel()
+
+    asyncio.run(tried())
+
+
+# -- batches ----------------------------------------------------------------------------------------------------------
+
+
+class Together(BatchExecutor):
+    def __init__(self, how: Callable[[Sequence[StepReady]], Coroutine[Any, Any, Any]]) -> None:
+        super().__init__("together", 10)
+        self.how = how
+        self.sizes: list[int] = []
+
+    async def run_many(self, steps: Sequence[StepReady]) -> list[ExecutionResult]:
+        self.sizes.append(len(steps))
+        results: list[ExecutionResult] = await self.how(steps)
+        return results
+
+
+def test_steps_that_come_together_run_together(tmp_path: Path) -> None:
+    async def how(steps: Sequence[StepReady]) -> list[ExecutionResult]:
+        return [completed(step.task_id) if step.task_id % 2 else failed("even") for step in steps]
+
+    executor = Together(how)
+
+    async def tried() -> None:
+        async with running(tmp_path, executor) as broker:
+            tasks = await submit(broker, 10)
+            found = [await task.wait(20) for task in tasks]
+            assert [t.state for t in found] == ["completed" if t.id % 2 else "failed" for t in tasks]
+
+    asyncio.run(tried())
+    assert sum(executor.sizes) == 10
+    assert max(executor.sizes) > 1
+
+
+def test_a_batch_that_answers_for_the_wrong_number_of_steps_answers_for_none(tmp_path: Path) -> None:
+    async def how(steps: Sequence[StepReady]) -> list[ExecutionResult]:
+        return [completed()] * (len(steps) + 1)
+
+    class Loose(Together):
+        async def execute_many(self, steps: Sequence[StepReady]) -> list[ExecutionResult]:
+            return await self.run_many(steps)
+
+    async def tried() -> None:
+        async with running(tmp_path, Loose(how)) as broker:
+            for task in await submit(broker, 3):
+                step = (await task.wait(20)).steps[0]
+                assert (step.state, step.error["code"]) == ("failed", "bad_result")
+
+    asyncio.run(tried())
+
+
+# -- draining ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_drain_lets_runs_finish_and_leaves_the_rest_ready(tmp_path: Path) -> None:
+    async def tried() -> None:
+        go_on = asyncio.Event()
+
+        async def how(step: StepReady) -> ExecutionResult:
+            await go_on.wait()
+            return completed()
+
+        executor = Told(how, 2)
+        async with running(tmp_path, executor) as broker:
+            await submit(broker, 4)
+            await eventually(lambda: executor.active == 2, "two runs")
+            core = core_of(broker)
+            draining = asyncio.ensure_future(core.drain())
+            await eventually(lambda: all(s.draining for s in core.state.sessions.values()), "the drain")
+            assert executor.active == 2
+            go_on.set()
+            await asyncio.wait_for(draining, 20)
+            assert states(broker) == ["ready"] * 2
+
+    asyncio.run(tried())
+
+
+@pytest.mark.parametrize(
+    ("step", "after"), [({"retry_limit": 0}, "ready"), (ONCE, "held")], ids=["at_least_once", "at_most_once"]
+)
+def test_a_run_that_outlasts_the_drain_is_cancelled(step: dict[str, Any], after: str, tmp_path: Path) -> None:
+    async def tried() -> None:
+        executor = Told(hang)
+        async with running(tmp_path, executor, broker={"drain_timeout_ms": 50}) as broker:
+            (task,) = await submit(broker, **step)
+            await eventually(lambda: executor.active, "the run")
+            await core_of(broker).drain()
+            assert executor.active == 0
+            found = (await task.show()).steps[0]
+            assert (found.state, found.attempt) == (after, 0)
+
+    asyncio.run(tried())
+
+
+# -- what cannot be an executor ---------------------------------------------------------------------------------------
+
+
+def test_what_an_executor_lacks_is_said_when_it_is_registered() -> None:
+    class Half:
+        name = "half"
+
+        def has_capacity(self) -> bool:
+            return True
+
+    class Plain(Told):
+        def execute(self, step: StepReady) -> Any:  # type: ignore[override]
+            return completed()
+
+    class Word(Told):
+        handlers = "reports.*"
+
+    class Zero(Told):
+        def metrics(self) -> Any:
+            return None
+
+    for executor, lack in (
+        (Half(), r"Half lacks metrics, execute"),
+        (Plain(hang), r"`execute` has to be an async function"),
+        (Word(hang), r"`handlers` is 'reports\.\*'"),
+        (Zero(hang), r"max_concurrent is None"),
+    ):
+        with pytest.raises(BadExecutor, match=lack):
+            Host("told", executor, 0)  # type: ignore[arg-type]
