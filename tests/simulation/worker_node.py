@@ -296,7 +296,8 @@ class WorkerNode:
         if not running.has_ended:
             assert running.cancel_reason is not None
             step = running.run.step
-            self._finish(running, stopped(_handler(step.handler_class), step, running.cancel_reason, 1.0))
+            version = _handler(step.handler_class).version
+            self._finish(running, stopped(step, running.cancel_reason, 1.0, version))
 
     def _on_end(self, running: Running) -> None:
         if running.has_ended:
