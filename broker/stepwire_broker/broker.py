@@ -423,6 +423,22 @@ class Broker:
 
         return let_go
 
+    def expect(self, worker: str, executor: str) -> Callable[[], None]:
+        """A worker that will come over `inner_endpoints`, and gets what is routed to `executor`. The result says that
+        it is no more: what it held is lost then."""
+        self._handle(Attached(worker, executor))
+
+        def gone() -> None:
+            self._handle(Detached(worker))
+            self._flush_soon()
+
+        return gone
+
+    def inner_endpoints(self) -> tuple[zmq.Context[zmq.Socket[bytes]], str, str]:
+        """Where a worker in this process connects to: a context, steps and results. It ends before the broker stops."""
+        assert self._wire is not None
+        return (self._wire.context, *self._wire.inner_endpoints())
+
     def hear(self, topic: bytes, body: bytes) -> None:
         """What an attached worker says."""
         if self._is_open:

@@ -46,7 +46,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 LOOK_AGAIN_S: Final = 5.0
 SLOTS_DEFAULT: Final = 10
-NAME: Final = "embedded"
 
 Outcome: TypeAlias = Literal["completed", "failed", "retry"]
 _Order: TypeAlias = Callable[[bytes, int, LimitSettings], Make]
@@ -149,9 +148,8 @@ class Broker:
         self._offered = handlers
         self._slots = slots
         self._core: core.Broker | None = None
-        self._worker: Worker | None = None
         self._zmq: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._executors = Executors()
+        self._executors = Executors(settings)
 
     @classmethod
     def open(
@@ -201,19 +199,18 @@ class Broker:
     async def start(self) -> None:
         """Open the file, go on with what is in it, and let the handlers work.
 
-        Raises stepwire_broker.store.errors.StoreRefused when the file cannot be used, for one when another broker does.
+        Raises stepwire_broker.store.errors.StoreRefused when the file cannot be used, for one when another broker does,
+        and stepwire_broker.broker.CannotStart when an executor cannot.
         """
         if self._core is not None:
             raise RuntimeError("this broker was started before: open another one")
         _log_where_the_application_logs()
+        self._executors.configure(self._offered.handlers, self._slots)
         self._zmq = zmq.Context()
         self._core = core.Broker(self._settings, context=self._zmq, companion=self._executors)
         self._loop = asyncio.get_running_loop()
         try:
             await self._core.start()
-            if self._offered.handlers:
-                self._worker = self._joined_worker(self._core.endpoints)
-                self._worker.start()
         except BaseException:
             await self.stop()
             raise
@@ -223,16 +220,11 @@ class Broker:
         the next start."""
         if self._core is None or self._zmq is None:
             return
-        broker, context, worker = self._core, self._zmq, self._worker
-        self._zmq = self._worker = None
+        broker, context = self._core, self._zmq
+        self._zmq = None
         try:
-            if worker is not None:
-                # The broker first hands out nothing more, so that what the worker gives back does not come again; and
-                # it leaves last, so that every result is heard and acknowledged.
-                draining = asyncio.ensure_future(broker.drain())
-                await asyncio.sleep(0)
-                await asyncio.to_thread(worker.stop, self._settings.broker.drain_timeout_ms)
-                await draining
+            if self._executors.hosts and hasattr(broker, "identity"):
+                await broker.drain()
         finally:
             await broker.stop()
             await asyncio.to_thread(context.term)
@@ -381,19 +373,6 @@ class Broker:
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError("the broker was started on another event loop: call it there (see Broker.in_thread)")
         return self._core
-
-    def _joined_worker(self, endpoints: Mapping[str, str]) -> Worker:
-        worker = Worker(
-            steps=endpoints["steps"],
-            results=endpoints["results"],
-            name=NAME,
-            slots=self._slots,
-            heartbeat_ms=self._settings.bus.heartbeat_ms,
-            context=self._zmq,
-        )
-        for handler in self._offered.handlers:
-            worker.add(handler)
-        return worker
 
 
 class Task:

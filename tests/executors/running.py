@@ -31,7 +31,9 @@ class Told(BaseExecutor):
 
 @asynccontextmanager
 async def running(directory: Path, executor: Executor, **settings: Any) -> AsyncIterator[Broker]:
-    broker = Broker.open(directory / "state.db", settings=settings)
+    """Everything goes to this executor, whose key is `told`."""
+    execution = {"default_execution_mode": "distributed", "default_executor": "told"}
+    broker = Broker.open(directory / "state.db", settings={"execution": execution, **settings})
     broker.register_executor("told", executor)
     async with broker:
         yield broker

@@ -119,6 +119,7 @@ class Wire:
         self._on_alarm = on_alarm
         self._context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
         self._is_context_ours = context is None
+        self._inner: tuple[str, str] | None = None  # the endpoints for who lives in this process
         self._taps: list[Tap] = []
         self._pipes: dict[bytes, int] = {}  # inbox topic → pipes that receive it
         self._attached: dict[bytes, Callable[[bytes, bytes], None]] = {}  # by inbox topic: who has no pipe
@@ -194,6 +195,19 @@ class Wire:
         self._claims.clear()
         self._pipes.clear()
         self._peers.clear()
+
+    @property
+    def context(self) -> zmq.Context[zmq.Socket[bytes]]:
+        """Whoever connects to `inner_endpoints` needs it, and closes his sockets before we close."""
+        return self._context
+
+    def inner_endpoints(self) -> tuple[str, str]:
+        """(steps, results) for workers in this process: bound when first asked for, wherever else we listen."""
+        if self._inner is None:
+            self._inner = (f"inproc://steps-{id(self)}", f"inproc://results-{id(self)}")
+            self._sub.bind(self._inner[1])
+            self._xpub.bind(self._inner[0])
+        return self._inner
 
     def _watch_partings(self) -> None:
         """A pipe that dies takes its subscriptions back without saying whose they were; the monitor says which

@@ -6,7 +6,6 @@ for every worker. (`stepwire_broker.Broker` is the broker for who wants one proc
 """
 
 import asyncio
-import importlib
 import signal
 import sys
 import time
@@ -110,31 +109,18 @@ def _worker_name(module: str) -> str:
 
 def run(named: str) -> int:
     """Import `pkg.mod` or `pkg.mod:name`, and run the Worker that it holds."""
-    from stepwire import ConfigurationError, Worker
+    from stepwire import ConfigurationError
 
-    module_name, _, name = named.partition(":")
+    from stepwire_broker.executors.modules import NoWorker, worker_in
+
     try:
-        module: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        return _refuse(f"there is no module {module_name}: it is looked for from the directory that serve was run in")
-    except ConfigurationError as error:
-        return _refuse(f"{module_name}: {error}")
-    found = {id(value): value for value in vars(module).values() if isinstance(value, Worker)}
-    if name:
-        value = getattr(module, name, None)
-        found = {id(value): value} if isinstance(value, Worker) else {}
-    if len(found) != 1:
-        said = f"a Worker called {name}" if name else "one Worker"
-        return _refuse(
-            f"{module_name} has {len(found) or 'no'} Worker(s), and needs {said}: worker = Worker.from_env()"
-        )
-    (worker,) = found.values()
+        worker = worker_in(named)
+    except NoWorker as error:
+        return _refuse(str(error))
     try:
         worker.run()
     except ConfigurationError as error:
-        return _refuse(f"{module_name}: {error}")
+        return _refuse(f"{named.partition(':')[0]}: {error}")
     return Exit.OK
 
 

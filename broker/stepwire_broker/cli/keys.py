@@ -85,7 +85,7 @@ LATER: Final = frozenset(
         "bus.batch.linger_ms",
         "bus.curve.secret_file",
         "bus.curve.clients_dir",
-        *(key for key in KEYS if key.startswith(("execution.", "executors.", "dispatch."))),
+        *(key for key in KEYS if key.startswith(("execution.", "executors.exec.", "executors.poll.", "dispatch."))),
     }
 )
 

@@ -40,9 +40,20 @@ COLLECT_AFTER = (50_000, 20, 100)  # objects, and collections of each younger ag
     multiple=True,
     help="Run the Worker of this Python module too, in a process of its own. Also PKG.MOD:NAME.",
 )
+@click.option(
+    "--local",
+    metavar="PKG.MOD",
+    multiple=True,
+    help="Run the Worker of this Python module in the broker's own process. [executors.local.modules]",
+)
 @click.pass_obj
 def serve(
-    options: Options, listen: str | None, database: str | None, settings: tuple[str, ...], modules: tuple[str, ...]
+    options: Options,
+    listen: str | None,
+    database: str | None,
+    settings: tuple[str, ...],
+    modules: tuple[str, ...],
+    local: tuple[str, ...],
 ) -> None:
     """Run the broker. TERM or Ctrl-C drains it and stops it; a second Ctrl-C stops it at once.
 
@@ -50,6 +61,8 @@ def serve(
     """
     flags = dict(_setting(text) for text in settings)
     flags |= {key: value for key, value in (("http.listen", listen), ("database.url", database)) if value is not None}
+    if local:
+        flags["executors.local.modules"] = ",".join(local)
     loaded = configuration.load(options, flags)
 
     configuration.say_notes(options, loaded)
@@ -69,7 +82,9 @@ async def _serve(
     from stepwire_broker.api.listening import ListenError, listen
     from stepwire_broker.api.server import Server
     from stepwire_broker.api.token import TokenError, open_tokens
-    from stepwire_broker.broker import Broker
+    from stepwire_broker.broker import Broker, CannotStart
+    from stepwire_broker.executors.host import BadExecutor
+    from stepwire_broker.executors.registry import Executors
 
     settings = loaded.settings
     if modules and settings.bus.steps.startswith("inproc://"):
@@ -83,7 +98,13 @@ async def _serve(
         listener = listen(settings.http)
     except (TokenError, ListenError) as error:
         raise Failure(Exit.USAGE, str(error)) from None
-    broker = Broker(settings)
+    executors = Executors(settings)
+    try:
+        executors.configure()
+    except (CannotStart, BadExecutor) as error:
+        listener.close()
+        raise Failure(Exit.USAGE, f"the broker cannot start: {error}", getattr(error, "hint", "")) from error
+    broker = Broker(settings, companion=executors)
     systemd = Systemd()
     asked = _Signals(asyncio.get_running_loop(), _Reload(options, loaded, flags, tokens, systemd))
     try:

@@ -79,6 +79,7 @@ class Worker:
         self._heartbeat_ms = heartbeat_ms
         self._zmq_context = context
         self._handlers: list[Handler] = []
+        self._given_id: str | None = None  # by the broker in whose process this is, which has to know it before
         self._shell: _Shell | None = None
         self._shell_pid = 0
 
@@ -190,7 +191,7 @@ class Worker:
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         process = identity.this_process()
         config = Config(
-            worker=identity.new_worker_id(self._name),
+            worker=self._given_id or identity.new_worker_id(self._name),
             offers=tuple(handler.offer for handler in self._handlers),
             slots=self._slots,
             prefetch=self._prefetch,
@@ -265,6 +266,7 @@ class _Shell:
         self._loop: Loop | None = None
         self._threads: Threads | None = None
         self._lanes: Threads | None = None
+        self._processes: _Lanes | None = None
         self._async_calls: list[Call] = []
         self._act: dict[type, Callable[[Any], None]] = {
             Send: self._send,
@@ -455,8 +457,8 @@ class _Shell:
         if "thread" in kinds:
             self._threads = Threads(self._config.slots, "stepwire-handler", self.report, run_plain)
         if "process" in kinds:
-            lanes = _Lanes()
-            self._lanes = Threads(self._config.slots, "stepwire-process", self.report, lanes.perform)
+            self._processes = _Lanes()
+            self._lanes = Threads(self._config.slots, "stepwire-process", self.report, self._processes.perform)
         self._sub: zmq.Socket[bytes] = context.socket(zmq.SUB)
         self._pub: zmq.Socket[bytes] = context.socket(zmq.PUB)
         for sock in (self._sub, self._pub):
@@ -497,6 +499,8 @@ class _Shell:
         for threads in (self._threads, self._lanes):
             if threads is not None:
                 threads.stop(0.5)
+        if self._processes is not None:
+            self._processes.kill()
 
 
 class _Lanes:
@@ -504,11 +508,18 @@ class _Lanes:
 
     def __init__(self) -> None:
         self._own = threading.local()
+        self._all: list[Lane] = []
+
+    def kill(self) -> None:
+        """None of them is to be left, in a program that goes on without the worker."""
+        for lane in self._all:
+            lane.kill()
 
     def perform(self, call: Call) -> Result | None:
         lane: Lane | None = getattr(self._own, "lane", None)
         if lane is None:
             lane = self._own.lane = Lane()
+            self._all.append(lane)
         return lane.perform(call)
 
 

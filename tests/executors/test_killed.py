@@ -1,0 +1,134 @@
+"""The broker's process is killed while executors inside it run steps: they died with it, and the next start knows."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.a_place import Place, Serving, place, stop
+from tests.system.harness import eventually
+
+from .installed import install
+
+PYPROJECT = """
+[project]
+name = "noting"
+version = "1"
+entry-points."stepwire.executors".noting = "noting:Noting"
+"""
+
+# Notes each run in a file; the first run of a step never ends. Threads, processes and the executor do the same.
+MODULE = """
+import asyncio, json, os, pathlib, threading
+from stepwire import Context, Worker
+from stepwire_broker.executors.contract import BaseExecutor, completed
+
+NOTES = pathlib.Path("notes")
+worker = Worker()
+
+def note(step, delivery):
+    with NOTES.open("a") as notes:
+        notes.write(json.dumps({"step": step, "delivery": delivery, "pid": os.getpid()}) + "\\n")
+    return delivery == 1
+
+@worker.handler("in.thread")
+def in_thread(context: Context):
+    if note(context.step_name, context.delivery):
+        threading.Event().wait()
+
+@worker.handler("in.process", process=True)
+def in_process(context: Context):
+    in_thread(context)
+
+class Noting(BaseExecutor):
+    handlers = ("in.executor",)
+
+    async def run(self, step):
+        if note(step.path.rpartition("::")[2], step.delivery):
+            await asyncio.Event().wait()
+        return completed()
+
+    def __init__(self):
+        super().__init__("noting")
+"""
+CONFIG = """
+bus: {lease: 60s}
+executors:
+  local: {modules: [noting]}
+  options: {noting: {}}
+execution:
+  default_execution_mode: distributed
+  rules:
+    - {match: "**::e_*", executor: noting}
+    - {match: "**", executor: local}
+"""
+KINDS = {"e": "in.executor", "p": "in.process", "t": "in.thread"}
+MODES = ("at_least_once", "at_most_once")
+STEPS = {f"{kind}_{mode}": {"handler_class": of, "delivery_mode": mode} for kind, of in KINDS.items() for mode in MODES}
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Place:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "pyproject.toml").write_text(PYPROJECT)
+    (package / "noting.py").write_text(MODULE)
+    install(package, tmp_path / "installed")
+    found = place(tmp_path)
+    found.environ["PYTHONPATH"] = f"{tmp_path / 'installed'}:{found.environ.get('PYTHONPATH', '')}"
+    (tmp_path / "stepwire.yaml").write_text(CONFIG)
+    (tmp_path / "stepwire.yaml").chmod(0o600)
+    steps = [{"name": name, **step} for name, step in STEPS.items()]
+    (tmp_path / "w.yaml").write_text(json.dumps({"name": "w", "steps": steps}))
+    return found
+
+
+def serve(here: Place) -> Serving:
+    broker = here.serve("-o", "json")
+    here.environ["STEPWIRE_URL"] = json.loads(broker.ready)["http"]
+    return broker
+
+
+def notes(here: Place) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in (here.directory / "notes").read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+
+
+def test_at_least_once_runs_again_at_once_and_at_most_once_is_held(here: Place) -> None:
+    """At once: the lease is a minute, and nothing here waits as long."""
+    broker = serve(here)
+    try:
+        assert here.stepwire("workflow", "apply", "w.yaml").code == 0
+        number = str(here.stepwire("task", "submit", "w", "--json").json["task_id"])
+        eventually(lambda: len(notes(here)) == len(STEPS) or None, "all to run", 30)
+        ran = {note["step"]: note["pid"] for note in notes(here)}
+        broker.process.send_signal(signal.SIGKILL)
+        broker.process.communicate()
+        eventually(lambda: not Path(f"/proc/{ran['p_at_most_once']}").exists() or None, "its process to die with it")
+    finally:
+        stop(broker.process)
+
+    broker = serve(here)
+    try:
+        done = here.stepwire("task", "watch", number, "--json")
+        assert done.code == 13, done  # waits on held steps
+        eventually(lambda: len(notes(here)) == len(STEPS) + len(KINDS) or None, "the others to run again", 30)
+
+        def settled() -> dict[str, str] | None:
+            steps = here.stepwire("task", "show", number, "--json").json["steps"]
+            states = {step["name"]: step["state"] for step in steps}
+            return None if set(states.values()) & {"ready", "dispatched"} else states
+
+        held = {"at_least_once": "completed", "at_most_once": "held"}
+        assert eventually(settled, "all to be over or held", 30) == {
+            n: held[s["delivery_mode"]] for n, s in STEPS.items()
+        }
+        again = notes(here)[len(STEPS) :]
+        assert sorted(note["step"] for note in again) == [f"{kind}_at_least_once" for kind in KINDS]
+        assert {note["delivery"] for note in again} == {2}
+    finally:
+        stop(broker.process)
