@@ -21,6 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ONE_AFTER_THE_OTHER = ("tests/system/",)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook, and what it does not see then is no group
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         room = next((room for room in ONE_AFTER_THE_OTHER if item.nodeid.startswith(room)), None)

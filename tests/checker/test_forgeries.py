@@ -14,7 +14,7 @@ from .judge import Verdict, judge, page
 from .language import LANGUAGE_RULES
 
 # The good run is one of real processes: one after the other with those of the system.
-pytestmark = pytest.mark.xdist_group("tests/system/")
+pytestmark = pytest.mark.xdist_group("the good run")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

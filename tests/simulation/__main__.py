@@ -27,6 +27,9 @@ def main() -> int:
     parser.add_argument("--planted", action="store_true", help="how many seeds each planted bug survives")
     parser.add_argument("--only", help="this planted bug")
     parser.add_argument(
+        "--note", action="store_true", help="with --planted: note the seeds, for the tests to begin with"
+    )
+    parser.add_argument(
         "--replay", type=int, metavar="SEED", help="run one seed, shrink it if it fails, show its trace"
     )
     parser.add_argument("--keep", action="store_true", help="with --replay: store it as a regression")
@@ -39,7 +42,7 @@ def main() -> int:
     parser.add_argument("--merge", nargs="+", metavar="FILE", help="add up the figures of several campaigns")
     options = parser.parse_args()
     if options.planted:
-        return planted.report(options.first, options.seeds, options.jobs, options.only)
+        return planted.report(options.first, options.seeds, options.jobs, options.only, options.note)
     if options.record:
         return _record(options.first, options.seeds)
     if options.replay is not None:

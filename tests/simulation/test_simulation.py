@@ -105,7 +105,7 @@ def hunted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, planted.Found]
     with open(f"{shared}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not shared.exists():
-            shared.write_bytes(msgspec.json.encode(list(planted.hunt_all(0, SEEDS_FOR_A_BUG, jobs=2))))
+            shared.write_bytes(msgspec.json.encode(list(planted.hunt_all_again(SEEDS_FOR_A_BUG, jobs=2))))
     return {found.name: found for found in msgspec.json.decode(shared.read_bytes(), type=list[planted.Found])}
 
 
