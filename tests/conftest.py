@@ -6,6 +6,7 @@ runs on whichever is free.
 
 import os
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -18,12 +19,24 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 # A shell that runs this in the background has interrupts ignored, and whatever we start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-ONE_AFTER_THE_OTHER = ("tests/system/",)
+ONE_AFTER_THE_OTHER = ("tests/system/", "tests/checker/")  # the checker's good run is one of real processes too
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook, and what it does not see then is no group
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        room = next((room for room in ONE_AFTER_THE_OTHER if item.nodeid.startswith(room)), None)
-        if room is not None:
-            item.add_marker(pytest.mark.xdist_group(room))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A module's tests stay on one process, so what they share is made once; and some rooms' do altogether.
+
+    Not by marks of groups: xdist 3.8 hands those on by changing the tests' ids, which pytest 9.2 ignores.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Rooms(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return together(nodeid)
+
+    return Rooms(config, log)
+
+
+def together(nodeid: str) -> str:
+    """What the tests that stay on one process have in common."""
+    return "real processes" if nodeid.startswith(ONE_AFTER_THE_OTHER) else nodeid.partition("::")[0]

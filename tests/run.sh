@@ -11,4 +11,4 @@ ruff format --check --quiet .
 ruff check --quiet .
 mypy
 lint-imports
-pytest -n 2 --dist loadgroup "$@"
+pytest -n 2 --dist loadscope "$@"

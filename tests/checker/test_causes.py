@@ -12,8 +12,6 @@ from .judge import judge
 LEASE_NS = LEASE_MS * 1_000_000
 AGAIN, OVERLAP = "no_step_is_run_again_without_cause", "runs_overlap_only_for_cause"
 
-pytestmark = pytest.mark.xdist_group("the good run")
-
 Excuse = Callable[[Forger, Line], Any]
 
 

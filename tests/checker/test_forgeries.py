@@ -13,9 +13,6 @@ from .good_run import LEASE_MS, Evidence
 from .judge import Verdict, judge, page
 from .language import LANGUAGE_RULES
 
-# The good run is one of real processes: one after the other with those of the system.
-pytestmark = pytest.mark.xdist_group("the good run")
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
