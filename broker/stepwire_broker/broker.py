@@ -49,6 +49,8 @@ from .core.sessions import here_message, refuse
 from .core.settings import Settings
 from .core.state import BrokerState, Identity
 from .core.workflow import Workflow, stored_workflow
+from .runs.earlier import end_earlier_runs
+from .runs.records import RunsRefused
 from .stages import claims, results
 from .stages.finish import Waiting
 from .stages.measures import nothing_yet, rows_of
@@ -149,6 +151,7 @@ class Broker:
             wall_ms=now.wall,
             entropy=entropy,
         )
+        await self._end_earlier_runs()
         opened = self._store.opened
         identity = Identity(
             broker=self.settings.broker.id,
@@ -209,6 +212,14 @@ class Broker:
             open_steps=opened.open_steps,
             **endpoints,
         )
+
+    async def _end_earlier_runs(self) -> None:
+        """What is handed out again must not still run: here for sure, whoever is to have it now."""
+        settings = self.settings.executors.exec
+        try:
+            await asyncio.to_thread(end_earlier_runs, settings.runs_dir, is_used=bool(settings.commands))
+        except RunsRefused as error:
+            raise CannotStart(str(error)) from None
 
     async def drain(self) -> None:
         """Take nothing new, hand out nothing, and let what runs finish for `broker.drain_timeout_ms`."""

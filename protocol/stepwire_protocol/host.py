@@ -8,13 +8,20 @@ nobody's death is ever proven there: the lease decides.
 import os
 from typing import NamedTuple
 
-_STATE, _STARTED = 0, 19  # fields of /proc/<pid>/stat after the name, which may itself hold anything
+_STATE, _GROUP, _SESSION, _STARTED = (
+    0,
+    2,
+    3,
+    19,
+)  # fields of /proc/<pid>/stat after the name, which may itself hold anything
 
 
 class Process(NamedTuple):
     """One look at /proc/<pid>/stat."""
 
     state: str  # R, S, D, T, … or Z for a zombie, X for a dead one
+    group: int  # the process group and the session that it is in, each named by the pid of who made it
+    session: int
     started: int  # clock ticks since boot: with the pid it names one process, and no later one
 
 
@@ -39,7 +46,7 @@ def process(pid: int) -> Process | None:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
         fields = stat[stat.rindex(b")") + 2 :].split()
-        return Process(fields[_STATE].decode(), int(fields[_STARTED]))
+        return Process(fields[_STATE].decode(), int(fields[_GROUP]), int(fields[_SESSION]), int(fields[_STARTED]))
     except (OSError, ValueError, IndexError):
         return None
 

@@ -1,0 +1,95 @@
+"""Which program runs which handler_class, read from the settings and checked before anything is run."""
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+from stepwire_protocol import patterns
+
+from stepwire_broker.core.settings import CommandSettings, ExecSettings
+
+from .program import SHELL
+
+INHERITED: Final = ("PATH", "HOME", "LANG", "TZ")  # of our own environment; everything else in it is ours alone
+_HANDLERS: Final = re.compile(r"[A-Za-z0-9_.:*-]{1,128}")
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class BadCommand(ValueError):
+    """A command that cannot be run. The message says which key is wrong, and how it should be."""
+
+
+class Command(Struct, frozen=True):
+    """A program with its arguments, as it is started."""
+
+    handlers: str  # a handler_class, or a pattern of them
+    argv: tuple[str, ...]
+    cwd: str | None
+    environ: dict[str, str]
+    shadow_safe: bool
+
+
+class Commands:
+    """All of them. Raises BadCommand."""
+
+    def __init__(self, settings: ExecSettings, environ: Mapping[str, str]) -> None:
+        inherited = {name: environ[name] for name in INHERITED if name in environ}
+        inherited.setdefault("PATH", os.defpath)
+        self._all = tuple(_command(key, said, inherited) for key, said in settings.commands.items())
+        if self._all and not os.access(SHELL, os.X_OK):
+            raise BadCommand(f"executors.exec starts programs by {SHELL}, which is not there")
+        self._exact = {command.handlers: command for command in self._all if not patterns.is_pattern(command.handlers)}
+        self._patterns = [command for command in self._all if patterns.is_pattern(command.handlers)]
+
+    @property
+    def handlers(self) -> tuple[str, ...]:
+        return tuple(command.handlers for command in self._all)
+
+    @property
+    def shadow_safe(self) -> tuple[str, ...]:
+        return tuple(command.handlers for command in self._all if command.shadow_safe)
+
+    def find(self, handler_class: str) -> Command | None:
+        """That of its own name, else of the first pattern that matches it."""
+        exact = self._exact.get(handler_class)
+        if exact is not None:
+            return exact
+        return next((c for c in self._patterns if patterns.matches(c.handlers, handler_class)), None)
+
+
+def _command(key: str, said: CommandSettings | tuple[str, ...], inherited: dict[str, str]) -> Command:
+    where = f"executors.exec.commands.{key}"
+    if not _HANDLERS.fullmatch(key) or any(not segment for segment in key.split(patterns.SEPARATOR)):
+        raise BadCommand(
+            f"{where}: it needs to be a handler_class (letters, digits, _, ., : and -, at most 128) or a pattern of "
+            "them, as in shop::* or shop::**"
+        )
+    settings = CommandSettings(argv=said) if isinstance(said, tuple) else said
+    if not settings.argv or not settings.argv[0]:
+        raise BadCommand(f"{where}: it names no program; it needs a form like [/usr/bin/convert, -strip]")
+    if any("\0" in word for word in (*settings.argv, *settings.env.values(), settings.cwd or "")):
+        raise BadCommand(f"{where}: it holds a NUL character, which no program can be given")
+    for name in settings.env:
+        if not _NAME.fullmatch(name):
+            raise BadCommand(f"{where}: env.{name} is no name of a variable: letters, digits and _")
+    if settings.cwd is not None and not os.path.isdir(settings.cwd):
+        raise BadCommand(f"{where}: its cwd {settings.cwd} is not a directory")
+    environ = {**inherited, **settings.env}
+    _check_program(where, settings.argv[0], settings.cwd, environ["PATH"])
+    return Command(key, settings.argv, settings.cwd, environ, settings.shadow_safe)
+
+
+def _check_program(where: str, program: str, cwd: str | None, path: str) -> None:
+    """As it will be looked for: with a slash from its directory, without one along its PATH."""
+    if "/" not in program:
+        if shutil.which(program, path=path) is None:
+            raise BadCommand(f"{where}: there is no program {program} in its PATH ({path})")
+        return
+    file = os.path.join(cwd or os.getcwd(), program)
+    if not os.path.exists(file):
+        raise BadCommand(f"{where}: there is no program {file}")
+    if not os.path.isfile(file) or not os.access(file, os.X_OK):
+        raise BadCommand(f"{where}: {file} is not an executable file; chmod +x it, or name what runs it first")

@@ -1,0 +1,148 @@
+"""The executor `exec`: any executable runs a step. Its request on standard input, its output on standard output.
+
+What an exit code means is in `outcome.py`; how a program is started, put on record and ended for certain is in
+`program.py`.
+"""
+
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Final
+
+import structlog
+from stepwire.actions import RunEnd
+from stepwire_protocol import codec, limits
+from stepwire_protocol.messages import StepRequest
+
+from stepwire_broker.core.settings import Settings
+from stepwire_broker.executors.contract import (
+    BaseExecutor,
+    ExecutionFailed,
+    ExecutionResult,
+    NoCapacity,
+    NoExecutor,
+    StepReady,
+)
+from stepwire_broker.runs.groups import MARK
+from stepwire_broker.runs.records import Record, Records
+
+from .commands import Command, Commands
+from .outcome import outcome_of
+from .program import Ended, NotStarted, Order, Program
+
+KEY: Final = "exec"
+RESULT_OVERHEAD_BYTES: Final = 1_500  # what a results message holds beside the output
+TOLD_MAX: Final = 1_000
+
+log = structlog.get_logger("stepwire.exec")
+
+
+class Exec(BaseExecutor):
+    """Raises BadCommand when a command cannot be run."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(KEY, settings.executors.exec.slots)
+        self._commands = Commands(settings.executors.exec, os.environ)
+        self.handlers = self._commands.handlers
+        self.shadow_safe = self._commands.shadow_safe
+        self._runs_dir = settings.executors.exec.runs_dir
+        room = settings.bus.max_message_bytes - RESULT_OVERHEAD_BYTES
+        self._stdout_bytes_max = max(0, min(settings.limits.payload_bytes, room))
+        self._programs: dict[tuple[int, int], Program] = {}
+        self._told: dict[tuple[int, int], RunEnd] = {}
+        self._records: Records | None = None
+
+    async def start(self) -> None:
+        """Raises RunsRefused. What an earlier process left running, the broker has ended by now."""
+        self._records = Records(self._runs_dir)
+
+    async def stop(self) -> None:
+        if self._records is not None:
+            self._records.close()
+            self._records = None
+
+    async def run(self, step: StepReady) -> ExecutionResult:
+        run = (step.step_id, step.delivery)
+        try:
+            command = self._commands.find(step.handler_class)
+            if command is None:
+                raise NoExecutor(f"executors.exec.commands has none for {step.handler_class}")
+            request = await step.request()
+            mark = secrets.token_hex(8)
+            order = Order(
+                argv=command.argv,
+                cwd=command.cwd,
+                environ=_environ(command, step, request, mark),
+                request=codec.encode(request),
+                stdout_bytes_max=self._stdout_bytes_max,
+            )
+            program = Program(order, lambda pid: self._register(pid, mark, command, step))
+            if run in self._told:
+                raise NoCapacity(f"it was told to end before it began: {self._told[run]}")
+            self._programs[run] = program
+            ended = await program.run()
+        except NotStarted as error:
+            raise ExecutionFailed(str(error), code="not_started", category="unavailable") from None
+        finally:
+            self._programs.pop(run, None)
+            self._told.pop(run, None)
+        return self._outcome(step, ended)
+
+    def cancel(self, step: StepReady, reason: RunEnd) -> None:
+        run = (step.step_id, step.delivery)
+        program = self._programs.get(run)
+        if program is not None:
+            program.end(reason)
+            log.info("run_told_to_end", step_id=step.step_id, delivery=step.delivery, reason=reason)
+        elif len(self._told) < TOLD_MAX:
+            self._told[run] = reason  # it is about to begin
+
+    def _outcome(self, step: StepReady, ended: Ended) -> ExecutionResult:
+        at_most_once = step.delivery_mode == "at_most_once"
+        if ended.told_to_end == "shutdown" and not at_most_once:
+            raise NoCapacity("the broker stops; it runs again after that")
+        if ended.stderr:
+            log.debug("run_said", step_id=step.step_id, stderr=ended.stderr.decode("utf-8", "replace"))
+        return outcome_of(ended, at_most_once=at_most_once, stdout_bytes_max=self._stdout_bytes_max)
+
+    def _register(self, pid: int, mark: str, command: Command, step: StepReady) -> tuple[Record, Path]:
+        if self._records is None:
+            raise OSError("the broker stops")
+        record = self._records.record(
+            pid,
+            mark=mark,
+            handler_class=step.handler_class,
+            ids=(step.task_id, step.step_id, step.delivery),
+            program=command.argv[0],
+        )
+        if not record.started:
+            raise OSError("its process is gone")
+        return record, self._records.add(record)
+
+
+def _environ(command: Command, step: StepReady, request: StepRequest, mark: str) -> dict[str, str]:
+    """Clean, but for what every program needs, what its command says, and which run this is."""
+    metadata = request.metadata
+    timeout_ms = step.timeout_ms or limits.TIMEOUT_DEFAULT_MS
+    if metadata.deadline_ms is not None:
+        timeout_ms = min(timeout_ms, metadata.deadline_ms)
+    environ = {
+        **command.environ,
+        "STEPWIRE_TASK_ID": str(step.task_id),
+        "STEPWIRE_STEP_ID": str(step.step_id),
+        "STEPWIRE_STEP_NAME": request.step_name,
+        "STEPWIRE_HANDLER_CLASS": step.handler_class,
+        "STEPWIRE_DELIVERY": str(step.delivery),
+        "STEPWIRE_ATTEMPT": str(metadata.attempt),
+        "STEPWIRE_RETRY_LIMIT": str(metadata.retry_limit),
+        "STEPWIRE_IDEMPOTENCY_KEY": step.idempotency_key,
+        "STEPWIRE_TIMEOUT_MS": str(timeout_ms),
+        "STEPWIRE_DEADLINE_MS": str(time.time_ns() // 1_000_000 + timeout_ms),
+        MARK: mark,
+    }
+    if metadata.shadow:
+        environ["STEPWIRE_SHADOW"] = "1"
+    if metadata.traceparent:
+        environ["TRACEPARENT"] = metadata.traceparent
+    return environ
