@@ -65,20 +65,25 @@ def _completed(stdout: bytes, at_most_once: bool) -> ExecutionResult:
     output = stdout.strip(_WHITE_SPACE)
     if not output:
         return ExecutionResult(status="completed", output=_NULL)
-    try:
-        _decode(output)
-        # As deep as it will be inside a results message.
-        door.check(b'{"results":[{"output":' + output + b"}]}", bytes_max=len(output) + 64)
-    except Refusal as refusal:
-        return _bad_output(str(refusal), output, at_most_once)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        return _bad_output(str(error), output, at_most_once)
+    why = _refused(output)
+    if why is not None:
+        text = f"its output is not one JSON value that can be stored: {why}; it begins with {_shown(output)}"
+        return _no_word(BAD_OUTPUT, text, at_most_once, retryable=False)
     return ExecutionResult(status="completed", output=Raw(output))
 
 
-def _bad_output(why: str, output: bytes, at_most_once: bool) -> ExecutionResult:
-    text = f"its output is not one JSON value that can be stored: {why}; it begins with {_shown(output)}"
-    return _no_word(BAD_OUTPUT, text, at_most_once, retryable=False)
+def _refused(output: bytes) -> str | None:
+    """As deep as it will be inside a results message; and one value by itself, not two that would fit in there."""
+    try:
+        door.check(b'{"results":[{"output":' + output + b"}]}", bytes_max=len(output) + 64)
+    except Refusal as refusal:
+        if refusal.code != "not_json":
+            return str(refusal)
+    try:
+        _decode(output)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return str(error)
+    return None
 
 
 def _failed(ended: Ended, at_most_once: bool) -> ExecutionResult:

@@ -1,0 +1,226 @@
+"""One run of a program: what it is given, what is read of it, and that nothing of it is left."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stepwire_broker.executors.exec import program as module
+from stepwire_broker.executors.exec.program import NotStarted
+from stepwire_broker.runs.records import Records
+
+from .programs import each_dead, lives, pids, program, run, wait_for, written
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Iterator[Records]:
+    found = Records(str(tmp_path / "runs"))
+    yield found
+    assert [path.name for path in found.directory.iterdir()] == ["lock"]  # whatever happened, nothing is on record
+    found.close()
+
+
+def test_a_program_gets_the_request_on_stdin_to_its_end(records: Records) -> None:
+    request = b'{"a":"' + b"x" * 300_000 + b'\\n"}'
+    ended = asyncio.run(run(records, "cat; echo; echo done >&2", request=request))
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (0, request + b"\n", b"done\n")
+
+
+def test_arguments_are_words_and_not_shell(records: Records) -> None:
+    words = ["$HOME", "a b", "", "*", "'\"\\", "-n"]
+    ended = asyncio.run(run(records, "printf", "%s|", *words))
+    assert ended.stdout.decode() == "".join(f"{word}|" for word in words)
+
+
+@pytest.mark.parametrize(
+    ("script", "exit_code", "killed_by"),
+    [("exit 0", 0, None), ("exit 75", 75, None), ("kill -9 $$", None, 9), ("kill -TERM $$", None, 15)],
+)
+def test_its_end_is_its_exit_code_or_the_signal_that_killed_it(
+    records: Records, script: str, exit_code: int | None, killed_by: int | None
+) -> None:
+    ended = asyncio.run(run(records, script))
+    assert (ended.exit_code, ended.killed_by) == (exit_code, killed_by)
+
+
+def test_a_program_is_alone_in_its_session_and_group_and_has_no_other_files(records: Records) -> None:
+    script = "read -r pid comm state ppid pgrp session rest < /proc/$$/stat; echo $$ $pgrp $session; ls /proc/$$/fd"
+    ended = asyncio.run(run(records, script))
+    first, *descriptors = ended.stdout.decode().splitlines()
+    pid, group, session = first.split()
+    assert pid == group == session != str(os.getpid())
+    assert descriptors == ["0", "1", "2"]
+
+
+def test_it_is_on_record_before_it_begins(records: Records) -> None:
+    ended = asyncio.run(run(records, f"cat {records.directory}/$$-*.run"))
+    assert b'"step_id":2' in ended.stdout
+
+
+def test_a_program_that_cannot_be_put_on_record_never_begins(records: Records, tmp_path: Path) -> None:
+    started: list[int] = []
+
+    def full(pid: int) -> None:
+        started.append(pid)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(NotStarted, match="No space left on device"):
+        asyncio.run(run(records, f"touch {tmp_path}/begun", register=full))
+    assert each_dead(started)
+    assert not (tmp_path / "begun").exists()
+
+
+def test_a_directory_that_is_gone_starts_nothing(records: Records, tmp_path: Path) -> None:
+    with pytest.raises(NotStarted, match="No such file"):
+        asyncio.run(run(records, "exit 0", cwd=str(tmp_path / "gone")))
+
+
+def test_it_runs_in_its_directory(records: Records, tmp_path: Path) -> None:
+    assert asyncio.run(run(records, "pwd", cwd=str(tmp_path))).stdout.decode().strip() == str(tmp_path)
+
+
+# -- what it says -----------------------------------------------------------------------------------------------------
+
+
+def test_a_program_that_never_reads_its_input_is_not_waited_for(records: Records) -> None:
+    ended = asyncio.run(run(records, "echo 1", request=b"x" * 8_000_000))
+    assert (ended.exit_code, ended.stdout) == (0, b"1\n")
+
+
+def test_a_program_that_closes_its_input_goes_on(records: Records) -> None:
+    ended = asyncio.run(run(records, "exec <&-; echo 1", request=b"x" * 8_000_000))
+    assert (ended.exit_code, ended.stdout) == (0, b"1\n")
+
+
+def test_a_flood_on_stderr_neither_stops_it_nor_stays_in_memory(records: Records) -> None:
+    ended = asyncio.run(run(records, "head -c 20000000 /dev/zero | tr '\\0' x >&2; echo last >&2; echo 1"))
+    assert (ended.exit_code, ended.stdout, ended.stderr_cut) == (0, b"1\n", True)
+    assert ended.stderr.endswith(b"xlast\n")
+    assert len(ended.stderr) == module.STDERR_BYTES_MAX
+
+
+def test_output_without_end_is_cut_and_its_program_killed(records: Records) -> None:
+    ended = asyncio.run(run(records, "yes | tee /dev/null", bytes_max=100_000))
+    assert ended.too_much
+    assert ended.killed_by == signal.SIGKILL
+    assert len(ended.stdout) == module.KEPT_BYTES_MAX
+
+
+def test_output_may_be_as_large_as_the_limit(records: Records) -> None:
+    ended = asyncio.run(run(records, "head -c 100000 /dev/zero", bytes_max=100_000))
+    assert (ended.too_much, len(ended.stdout)) == (False, 100_000)
+
+
+def test_a_program_that_closes_its_output_may_go_on(records: Records, tmp_path: Path) -> None:
+    ended = asyncio.run(run(records, f"echo 1; exec >&- 2>&-; sleep 0.1; touch {tmp_path}/later; exit 3"))
+    assert (ended.exit_code, ended.stdout) == (3, b"1\n")
+    assert (tmp_path / "later").exists()
+
+
+# -- what it leaves behind --------------------------------------------------------------------------------------------
+
+
+def test_what_finishes_its_output_after_its_end_is_heard(records: Records) -> None:
+    ended = asyncio.run(run(records, "(sleep 0.1; echo 1) & exit 0"))
+    assert (ended.exit_code, ended.stdout) == (0, b"1\n")
+
+
+def test_what_holds_its_output_open_after_its_end_is_killed_and_not_waited_for(
+    records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FINISH_S", 0.05)
+    ended = asyncio.run(run(records, f"echo 1; sleep 1000 & echo $! > {tmp_path}/pid; exit 0"))
+    assert (ended.exit_code, ended.stdout) == (0, b"1\n")
+    assert each_dead(wait_for(pids(tmp_path / "pid", 1), "the pid"))
+
+
+def test_what_it_leaves_running_in_silence_is_killed_too(records: Records, tmp_path: Path) -> None:
+    ended = asyncio.run(run(records, f"sleep 1000 <&- >&- 2>&- & echo $! > {tmp_path}/pid"))
+    assert ended.exit_code == 0
+    assert each_dead(wait_for(pids(tmp_path / "pid", 1), "the pid"))
+
+
+STUBBORN = "trap '' TERM; sleep 1000 & echo $$ $! > {file}; wait; wait; sleep 1000"
+IN_ANOTHER_GROUP = "timeout 1000 sleep 1000 & echo $$ $! > {file}; wait"
+
+
+@pytest.mark.parametrize("script", ["sleep 1000 & echo $$ $! > {file}; wait", STUBBORN, IN_ANOTHER_GROUP])
+def test_who_is_told_to_end_ends_with_all_it_started(
+    records: Records, tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GRACE_S", 0.1)
+
+    async def tell() -> tuple[list[int], module.Ended]:
+        it = program(records, script.format(file=tmp_path / "pids"))
+        running = asyncio.ensure_future(it.run())
+        found = await asyncio.to_thread(wait_for, pids(tmp_path / "pids", 2), "both")
+        it.end("timeout")
+        it.end("shutdown")  # the first word counts
+        return found, await running
+
+    found, ended = asyncio.run(tell())
+    assert ended.told_to_end == "timeout"
+    assert each_dead(found)
+
+
+def test_whoever_is_told_to_end_may_clean_up_first(records: Records, tmp_path: Path) -> None:
+    async def tell() -> module.Ended:
+        it = program(records, f"trap 'touch {tmp_path}/clean; exit 0' TERM; echo > {tmp_path}/begun; sleep 1000 & wait")
+        running = asyncio.ensure_future(it.run())
+        await asyncio.to_thread(wait_for, written(tmp_path / "begun"), "its begin")
+        it.end("timeout")
+        return await running
+
+    assert asyncio.run(tell()).exit_code == 0
+    assert (tmp_path / "clean").exists()
+
+
+def test_a_cancelled_run_is_over_when_its_program_is(records: Records, tmp_path: Path) -> None:
+    async def cancel() -> list[int]:
+        running = asyncio.ensure_future(run(records, f"sleep 1000 & echo $$ $! > {tmp_path}/pids; wait"))
+        found = await asyncio.to_thread(wait_for, pids(tmp_path / "pids", 2), "both")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        return found
+
+    assert each_dead(asyncio.run(cancel()))
+
+
+def test_what_has_ended_by_itself_was_not_told_to(records: Records, tmp_path: Path) -> None:
+    async def late() -> module.Ended:
+        it = program(records, f"echo $$ > {tmp_path}/pid; (sleep 0.2; echo 1) & exit 0")
+        running = asyncio.ensure_future(it.run())
+        (pid,) = await asyncio.to_thread(wait_for, pids(tmp_path / "pid", 1), "its begin")
+        await asyncio.to_thread(wait_for, lambda: not lives(pid), "its end")
+        await asyncio.sleep(0)
+        it.end("timeout")
+        return await running
+
+    ended = asyncio.run(late())
+    assert (ended.exit_code, ended.stdout, ended.told_to_end) == (0, b"1\n", None)
+
+
+def test_an_end_that_somebody_else_has_waited_for_is_not_known(records: Records) -> None:
+    """An application that does not want to hear of its children has the system wait for all of them, ours too."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        ended = asyncio.run(run(records, "exit 3"))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert (ended.exit_code, ended.killed_by) == (None, None)
+
+
+def test_many_at_a_time_leave_no_descriptor_and_no_process(records: Records) -> None:
+    async def many() -> tuple[int, int]:
+        await run(records, "exit 0")
+        before = len(os.listdir("/proc/self/fd"))
+        await asyncio.gather(*(run(records, "exit 0") for _ in range(20)))
+        return before, len(os.listdir("/proc/self/fd"))
+
+    before, after = asyncio.run(many())
+    assert before == after
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
