@@ -31,7 +31,7 @@ from .core.answers import Answer, Applied, Done, Refused, Submitted
 from .core.events import ApplyWorkflow, AwaitTask
 from .core.mapping import task_result
 from .core.problems import InvalidWorkflow
-from .core.settings import BusSettings, DatabaseSettings, LimitSettings, Settings
+from .core.settings import BusSettings, DatabaseSettings, ExecSettings, ExecutorsSettings, LimitSettings, Settings
 from .core.states import TASK_FINAL, TaskState
 from .core.workflow import Workflow, read_workflow
 from .executors.contract import Executor
@@ -167,9 +167,11 @@ class Broker:
         defaults do not fit: limits, retention, `bus.lease_ms`; or `bus.steps` and `bus.results` with ipc:// paths, if
         handlers in other processes are to join.
         """
+        path = os.path.abspath(os.fspath(database))
         defaults = Settings(
-            database=DatabaseSettings(url=f"sqlite:///{os.path.abspath(os.fspath(database))}"),
+            database=DatabaseSettings(url=f"sqlite:///{path}"),
             bus=BusSettings(steps="inproc://steps", results="inproc://results"),
+            executors=ExecutorsSettings(exec=ExecSettings(runs_dir=f"{path}.runs")),
         )
         asked = _merged(msgspec.to_builtins(defaults), settings or {})
         try:

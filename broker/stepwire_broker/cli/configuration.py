@@ -39,11 +39,13 @@ def show(options: Options, origin: bool) -> None:
 def validate(options: Options) -> None:
     """Read the configuration as `serve` would, and say what is wrong with it."""
     from stepwire_broker.api.listening import ListenError, check_listen
+    from stepwire_broker.executors.exec import BadCommand, Commands
 
     loaded = load(options)
     try:
         check_listen(loaded.settings.http)
-    except ListenError as error:
+        Commands(loaded.settings.executors.exec, os.environ)
+    except (ListenError, BadCommand) as error:
         raise Failure(Exit.USAGE, str(error)) from None
     where = str(loaded.file) if loaded.file else "no file: everything is a default or from the environment"
     facts = {"valid": True, "file": loaded.file and str(loaded.file), "notes": loaded.notes}

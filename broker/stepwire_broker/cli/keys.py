@@ -41,10 +41,11 @@ ABOUT: Final[dict[str, str]] = {
     "execution.rules": "Which steps go where, by path (namespace::workflow::step). The first that matches wins.",
     "executors.local.modules": "Python workers to run in this process: package.module:worker.",
     "executors.local.threads": "Handlers of theirs at a time.",
-    "executors.exec.commands": "By handler_class, or a pattern: the program and its arguments, step on stdin, output "
-    "on stdout.",
+    "executors.exec.commands": "By handler_class, or a pattern: the program and its arguments, or a map of argv, "
+    "cwd, env and shadow_safe. Step on stdin, output on stdout.",
     "executors.exec.slots": "Programs at a time.",
-    "executors.exec.runs_dir": "What runs is recorded there, so that a restarted broker can end it.",
+    "executors.exec.runs_dir": "What runs is recorded there, so that a restarted broker can end it. Each broker has "
+    "its own.",
     "executors.poll.enabled": "May handlers lease steps over HTTP?",
     "executors.options": "Options of further executors, by their key.",
     "dispatch.unroutable_after_ms": "After so long without anybody who could take a step, an alarm is raised.",
@@ -85,7 +86,7 @@ LATER: Final = frozenset(
         "bus.batch.linger_ms",
         "bus.curve.secret_file",
         "bus.curve.clients_dir",
-        *(key for key in KEYS if key.startswith(("execution.", "executors.exec.", "executors.poll.", "dispatch."))),
+        *(key for key in KEYS if key.startswith(("execution.", "executors.poll.", "dispatch."))),
     }
 )
 

@@ -15,8 +15,10 @@ from stepwire.handler import Handler
 from stepwire_broker.broker import Broker, CannotStart
 from stepwire_broker.core.session import BUS, LOCAL
 from stepwire_broker.core.settings import Settings
+from stepwire_broker.runs.records import RunsRefused
 
 from .contract import Executor
+from .exec import BadCommand, Exec
 from .host import BadExecutor, Host
 from .local import Local, handlers_of
 
@@ -66,6 +68,11 @@ class Executors:
         handlers = (*handlers, *handlers_of(local.modules, handlers))
         if handlers:
             self._hosts[LOCAL] = Local(handlers, slots or local.threads, next(self._numbers))
+        if self._settings.executors.exec.commands:
+            try:
+                self._add(EXEC, Exec(self._settings))
+            except BadCommand as error:
+                raise CannotStart(str(error)) from None
         options = self._settings.executors.options
         for key in _named(self._settings):
             if key in self._hosts:
@@ -92,6 +99,8 @@ class Executors:
         for host in self._hosts.values():
             try:
                 await host.prepare()
+            except RunsRefused as error:
+                raise CannotStart(str(error)) from None
             except Exception as error:
                 raise CannotStart(f"executor {host.key} cannot start: {error!r}") from error
 

@@ -88,7 +88,7 @@ def _check_program(where: str, program: str, cwd: str | None, path: str) -> None
         if shutil.which(program, path=path) is None:
             raise BadCommand(f"{where}: there is no program {program} in its PATH ({path})")
         return
-    file = os.path.join(cwd or os.getcwd(), program)
+    file = os.path.normpath(os.path.join(cwd or os.getcwd(), program))
     if not os.path.exists(file):
         raise BadCommand(f"{where}: there is no program {file}")
     if not os.path.isfile(file) or not os.access(file, os.X_OK):

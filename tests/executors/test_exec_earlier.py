@@ -1,0 +1,262 @@
+"""What a broker process leaves running when it is killed, and what the next one does about it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from stepwire_broker.runs import earlier
+from stepwire_broker.runs.earlier import end_earlier_runs
+from stepwire_broker.runs.records import Record, Records, RunsInUse, RunsRefused
+from stepwire_protocol import host
+
+from .programs import MARK, each_dead, lives, pids, run, wait_for
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def started() -> Iterator[list[int]]:
+    """What a test has seen running is not left so."""
+    found: list[int] = []
+    yield found
+    for pid in found:
+        if lives(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def elsewhere(do: Callable[[], None]) -> int:
+    """In a process of its own, which ends with 0 when that returns."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            do()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return pid
+
+
+def end_of(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def left_running(runs: Path, script: str, file: Path, many: int) -> list[int]:
+    """The processes of a program whose broker was killed."""
+    broker = elsewhere(lambda: asyncio.run(run(Records(str(runs)), script)) and None)
+    found = wait_for(pids(file, many), "the program")
+    os.kill(broker, signal.SIGKILL)
+    end_of(broker)
+    assert all(lives(pid) for pid in found)
+    return found
+
+
+def on_record(runs: Path) -> list[str]:
+    return sorted(path.name for path in runs.iterdir() if path.name != "lock")
+
+
+# -- the gate ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_on_record", [False, True])
+def test_a_broker_that_is_killed_before_it_opens_the_gate_has_started_nothing(
+    runs: Path, tmp_path: Path, is_on_record: bool
+) -> None:
+    def killed_at_the_gate() -> None:
+        records = Records(str(runs))
+
+        def register(pid: int) -> None:
+            if is_on_record:
+                records.add(records.record(pid, mark=MARK, handler_class="h", ids=(1, 2, 3), program="p"))
+            (tmp_path / "gate").write_text(f"{pid}\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        asyncio.run(run(records, f"touch {tmp_path}/begun", register=register))
+
+    assert end_of(elsewhere(killed_at_the_gate)) == -signal.SIGKILL
+    (pid,) = wait_for(pids(tmp_path / "gate", 1), "what waited at the gate")
+    wait_for(lambda: not lives(pid), "its end")
+    assert not (tmp_path / "begun").exists()
+    assert len(on_record(runs)) == is_on_record
+    end_earlier_runs(str(runs), is_used=True)
+    assert on_record(runs) == []
+
+
+# -- ending them ------------------------------------------------------------------------------------------------------
+
+WITH_A_CHILD = "sleep 1000 & echo $$ $! > {file}; wait"
+STUBBORN = "trap '' TERM; sleep 1000 & echo $$ $! > {file}; wait; sleep 1000"
+IN_ANOTHER_GROUP = "timeout 1000 sleep 1000 & echo $$ $! > {file}; wait"
+
+
+@pytest.mark.parametrize(
+    ("script", "is_used"),
+    [(WITH_A_CHILD, True), (WITH_A_CHILD, False), (STUBBORN, True), (IN_ANOTHER_GROUP, True)],
+)
+def test_a_program_and_all_it_started_is_gone_before_anything_else_happens(
+    runs: Path, tmp_path: Path, started: list[int], script: str, is_used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(earlier, "GRACE_S", 0.1)
+    started += left_running(runs, script.format(file=tmp_path / "pids"), tmp_path / "pids", 2)
+    end_earlier_runs(str(runs), is_used=is_used)
+    assert each_dead(started)
+    assert on_record(runs) == []
+
+
+def test_what_outlives_its_first_process_is_known_by_its_mark(runs: Path, tmp_path: Path, started: list[int]) -> None:
+    started += left_running(runs, WITH_A_CHILD.format(file=tmp_path / "pids"), tmp_path / "pids", 2)
+    first, second = started
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: host.process(first) is None or not lives(first), "its end")
+    assert lives(second)
+    end_earlier_runs(str(runs), is_used=True)
+    assert each_dead(started)
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process of its own session that has nothing to do with us."""
+    process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def recorded(runs: Path, pid: int, **changes: Any) -> Path:
+    records = Records(str(runs))
+    record = records.record(pid, mark=MARK, handler_class="h", ids=(1, 2, 3), program="p")
+    path = records.add(msgspec.structs.replace(record, **changes))
+    records.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"started": 1},  # the pid was given to another
+        {"host": "another-boot:1:1"},
+        {"host": "of another namespace"},
+    ],
+)
+def test_a_process_that_only_has_the_same_number_is_left_alone(
+    runs: Path, stranger: "subprocess.Popen[bytes]", changes: dict[str, Any]
+) -> None:
+    if "namespace" in changes.get("host", ""):
+        changes = {"host": f"{host.identity().partition(':')[0]}:1:1"}
+    recorded(runs, stranger.pid, **changes)
+    end_earlier_runs(str(runs), is_used=True)
+    assert stranger.poll() is None
+    assert on_record(runs) == []
+
+
+def test_a_program_that_has_ended_needs_no_ending(runs: Path) -> None:
+    recorded(runs, 2**22 + 1, started=5)
+    end_earlier_runs(str(runs), is_used=True)
+    assert on_record(runs) == []
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"{}", b'{"pid": 1}', b"\xff" * 100, b"x" * 100_000])
+def test_a_record_that_cannot_be_read_is_put_aside_and_stops_nobody(
+    runs: Path, stranger: "subprocess.Popen[bytes]", text: bytes
+) -> None:
+    recorded(runs, stranger.pid)
+    (runs / "1-1.run").write_bytes(text)
+    end_earlier_runs(str(runs), is_used=True)
+    assert on_record(runs) == ["1-1.unreadable"]
+    assert wait_for(stranger.poll, "the end of the one that can be read") == -signal.SIGTERM
+
+
+def test_a_record_of_process_1_is_none(runs: Path) -> None:
+    Records(str(runs)).close()
+    record = Record(
+        pid=1,
+        started=1,
+        host=host.identity(),
+        mark="m",
+        handler_class="h",
+        task_id=1,
+        step_id=1,
+        delivery=1,
+        program="p",
+    )
+    (runs / "1-1.run").write_bytes(msgspec.json.encode(record))
+    end_earlier_runs(str(runs), is_used=True)
+    assert on_record(runs) == ["1-1.unreadable"]
+
+
+def test_what_cannot_be_ended_stops_the_start_and_says_which(
+    runs: Path, stranger: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(earlier, "PATIENCE_S", -1.0)
+    path = recorded(runs, stranger.pid)
+    with pytest.raises(RunsRefused) as refused:
+        end_earlier_runs(str(runs), is_used=True)
+    for words in (f"process {stranger.pid} of an earlier run (p, step 2) cannot be ended", f"remove {path}"):
+        assert words in str(refused.value)
+    assert path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to be somebody else")
+def test_a_process_that_is_another_users_now_stops_the_start(stranger: "subprocess.Popen[bytes]") -> None:
+    """`stranger` is root's, and the broker somebody else's."""
+
+    def somebody_else() -> None:
+        os.setresuid(65534, 65534, 65534)
+        runs = Path(directory, "runs")
+        recorded(runs, stranger.pid)
+        with pytest.raises(RunsRefused, match="it is another user's now"):
+            end_earlier_runs(str(runs), is_used=True)
+
+    with tempfile.TemporaryDirectory() as directory:
+        os.chown(directory, 65534, 65534)
+        assert end_of(elsewhere(somebody_else)) == 0
+    assert stranger.poll() is None
+
+
+# -- the directory ----------------------------------------------------------------------------------------------------
+
+
+def test_where_nothing_was_ever_run_nothing_is_made(runs: Path) -> None:
+    end_earlier_runs(str(runs), is_used=False)
+    assert not runs.exists()
+    end_earlier_runs(str(runs), is_used=True)
+    assert runs.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_live_brokers_records_are_its_own(runs: Path, stranger: "subprocess.Popen[bytes]") -> None:
+    path = recorded(runs, stranger.pid)
+    other = Records(str(runs))
+    try:
+        with pytest.raises(RunsInUse, match=f"another broker \\(process {os.getpid()}\\) keeps its records"):
+            end_earlier_runs(str(runs), is_used=True)
+        end_earlier_runs(str(runs), is_used=False)
+    finally:
+        other.close()
+    assert path.exists()
+    assert stranger.poll() is None
+
+
+def test_a_directory_that_others_may_write_is_refused(runs: Path) -> None:
+    runs.mkdir()
+    runs.chmod(0o777)
+    with pytest.raises(RunsRefused, match="chmod 700"):
+        end_earlier_runs(str(runs), is_used=True)
+
+
+def test_half_a_record_is_of_nothing_that_was_started(runs: Path) -> None:
+    Records(str(runs)).close()
+    (runs / "77-5.new").write_bytes(b'{"pid"')
+    end_earlier_runs(str(runs), is_used=True)
+    assert on_record(runs) == []

@@ -1,0 +1,137 @@
+"""A broker that is killed while its programs run, and the one that comes after it. The programs write down what they
+do, so that two runs of a step at a time would be seen."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.a_place import Place, Serving, place, stop
+
+from .programs import each_dead, lives, pids, wait_for
+
+WORKFLOW = """
+name: {name}
+steps:
+  - {{name: s, handler_class: {name}, delivery_mode: {mode}}}
+"""
+
+# A run says that it begins, stays, and is in the way of any other: `mkdir` works for one at a time.
+PROGRAM = """#!/bin/sh
+mkdir "$1.lock" || {{ echo overlap >> "$1"; exit 65; }}
+trap 'rmdir "$1.lock"; exit 143' TERM
+echo $$ >> "$1"
+echo begun >> "$1.begun"
+{stay}
+rmdir "$1.lock"
+echo "{{\\"delivery\\": $STEPWIRE_DELIVERY}}"
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Place:
+    tmp_path.chmod(0o700)
+    found = place(tmp_path)
+    for name, mode in (("again", "at_least_once"), ("once", "at_most_once")):
+        (tmp_path / f"{name}.yaml").write_text(WORKFLOW.format(name=name, mode=mode))
+    configure(found, "sleep 1000 & wait")
+    return found
+
+
+def configure(here: Place, stay: str, commands: bool = True) -> None:
+    program = here.directory / "program"
+    program.write_text(PROGRAM.format(stay=stay))
+    program.chmod(0o700)
+    argv = {name: ["./program", name] for name in ("again", "once")} if commands else {}
+    settings = {
+        "execution": {"default_executor": "exec" if commands else "bus"},
+        "executors": {"exec": {"commands": argv}},
+    }
+    (here.directory / "stepwire.yaml").write_text(json.dumps(settings))
+    (here.directory / "stepwire.yaml").chmod(0o600)
+
+
+def begin(here: Place) -> Serving:
+    broker = here.serve("-o", "json")
+    here.environ["STEPWIRE_URL"] = json.loads(broker.ready)["http"]
+    return broker
+
+
+def submitted(here: Place, *names: str) -> list[str]:
+    assert here.stepwire("workflow", "apply", *(f"{name}.yaml" for name in names)).code == 0
+    return [str(here.stepwire("task", "submit", name, "--json").json["task_id"]) for name in names]
+
+
+def running(here: Place, name: str, many: int = 1) -> list[int]:
+    return wait_for(pids(here.directory / name, many), f"the program of {name}")
+
+
+HELD, COMPLETED = 13, 0
+
+
+def test_a_killed_brokers_programs_are_dead_before_their_steps_run_again_or_are_held(
+    here: Place,
+) -> None:
+    broker = begin(here)
+    try:
+        again, once = submitted(here, "again", "once")
+        left = [*running(here, "again"), *running(here, "once")]
+        broker.end(signal.SIGKILL)
+        assert all(map(lives, left))
+        for lock in ("again.lock", "once.lock"):
+            assert (here.directory / lock).exists()
+        configure(here, ":")
+        broker = begin(here)
+        assert each_dead(left)
+        assert here.stepwire("task", "watch", again).code == COMPLETED
+        assert here.stepwire("task", "watch", once).code == HELD
+        shown = here.stepwire("task", "show", again, "--json").json
+        assert shown["result"] == {"s": {"delivery": 2}}
+        said = broker.end(signal.SIGTERM).err
+    finally:
+        stop(broker.process)
+    assert "overlap" not in (here.directory / "again").read_text()
+    assert len(running(here, "again", 2)) == 2
+    assert len(running(here, "once", 1)) == 1
+    ended = {line["pid"] for line in map(json.loads, said.splitlines()) if line["event"] == "earlier_run_ended"}
+    assert set(left) <= ended
+
+
+def test_they_are_dead_too_where_no_program_is_run_any_more(here: Place) -> None:
+    broker = begin(here)
+    try:
+        submitted(here, "again")
+        left = running(here, "again")
+        broker.end(signal.SIGKILL)
+        configure(here, ":", commands=False)
+        broker = begin(here)
+        assert each_dead(left)
+    finally:
+        stop(broker.process)
+
+
+def test_a_second_interrupt_kills_what_runs_and_leaves(here: Place) -> None:
+    broker = begin(here)
+    try:
+        (once,) = submitted(here, "once")
+        left = running(here, "once")
+        broker.process.send_signal(signal.SIGINT)
+        for _ in range(200):
+            if "stopping" in here.stepwire("task", "submit", "once").err:
+                break
+        broker.end(signal.SIGINT)
+        assert each_dead(left)
+        broker = begin(here)
+        assert here.stepwire("task", "watch", once).code == HELD
+    finally:
+        stop(broker.process)
+
+
+@pytest.mark.parametrize("words", [["serve"], ["config", "validate"]])
+def test_a_command_that_cannot_be_run_is_told_before_anything_starts(here: Place, words: list[str]) -> None:
+    (here.directory / "stepwire.yaml").write_text("executors: {exec: {commands: {again: [./nothing]}}}\n")
+    done = here.stepwire(*words)
+    assert (done.code, done.out) == (2, "")
+    assert f"executors.exec.commands.again: there is no program {here.directory}/nothing" in done.err
+    assert "Traceback" not in done.err
