@@ -60,6 +60,23 @@ def decode_worker(body: bytes, bytes_max: int = limits.MESSAGE_BYTES_MAX) -> Wor
     return message
 
 
+def decode_call(
+    body: bytes, decode: Callable[[bytes], Any], items_of: Callable[[Any], list[Any]] | None, bytes_max: int
+) -> Any:
+    """A worker's call over HTTP: see polling.py. `items_of` is None for results. Raises Refusal."""
+    door.check(body, bytes_max)
+    try:
+        call = decode(body)
+    except msgspec.ValidationError as error:
+        raise _refusal(body, str(error)) from None
+    _check_version(call.v)
+    if items_of is None:
+        _check_results(call)
+    else:
+        _refuse_twins([item[:2] for item in items_of(call)])
+    return call
+
+
 def decode_results_level0(body: bytes, bytes_max: int = limits.MESSAGE_BYTES_MAX) -> ResultsLevel0:
     """The seed's response document."""
     value = door.check(body, bytes_max)
@@ -145,13 +162,17 @@ def _check_version(v: str, member: str = "v") -> None:
 
 def _check_items(message: WorkerMessage) -> None:
     if type(message) is Results:
-        _check_version(message.protocol_version, "protocol_version")
-        items = [(result.step_id, result.delivery) for result in message.results]
-        if UNSET in [delivery for _, delivery in items]:
-            raise Refusal("bad_field", "level 1 needs the delivery of each result - at `$.results[...].delivery`")
-        _refuse_twins(items)
+        _check_results(message)
     elif (items_of := _ITEMS.get(type(message))) and len(held := items_of(message)) > 1:
         _refuse_twins([item[:2] for item in held])
+
+
+def _check_results(message: Any) -> None:
+    _check_version(message.protocol_version, "protocol_version")
+    items = [(result.step_id, result.delivery) for result in message.results]
+    if UNSET in [delivery for _, delivery in items]:
+        raise Refusal("bad_field", "level 1 needs the delivery of each result - at `$.results[...].delivery`")
+    _refuse_twins(items)
 
 
 def _refuse_twins(items: list[Any]) -> None:

@@ -1,0 +1,90 @@
+"""Over HTTP: what SPEC.md prints are bodies as they travel, and every member of them is described."""
+
+import json
+import re
+
+import msgspec
+import pytest
+from msgspec import Struct, inspect
+from stepwire_protocol import polling
+from stepwire_protocol.errors import Refusal
+
+from .test_spec import SPEC, section, shown
+
+HTTP = section("23. Over HTTP", "##")
+SECTIONS: dict[str, tuple[type[polling.FromPoller], type[polling.ToPoller]]] = {
+    "Lease": (polling.LeaseCall, polling.Leased),
+    "Heartbeat": (polling.HeartbeatCall, polling.HeartbeatAnswer),
+    "Start": (polling.StartCall, polling.StartAnswer),
+    "Results": (polling.ResultsCall, polling.ResultsAnswer),
+    "Bye": (polling.ByeCall, polling.ByeAnswer),
+}
+COMMON = {"type", "v", "broker", "epoch"}
+
+
+def about(title: str) -> str:
+    found = re.search(rf"^### {title}\n(.*?)(?=^### |\Z)", HTTP, re.S | re.M)
+    assert found
+    return found[1]
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_the_examples_are_what_is_read_and_written(title: str) -> None:
+    call, answer = SECTIONS[title]
+    seen: set[type[Struct]] = set()
+    for block in re.findall(r"```json\n(.*?)```", about(title), re.S):
+        for line in block.splitlines():
+            if '"type"' in line:
+                told = msgspec.json.decode(line, type=answer)
+                assert json.loads(msgspec.json.encode(told)).keys() == json.loads(line).keys()
+            else:
+                polling.read(call, line.encode(), 100_000)
+            seen.add(answer if '"type"' in line else call)
+    assert seen == {call, answer}
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_every_member_is_described(title: str) -> None:
+    text = about(title)
+    for field in inspect.type_info(SECTIONS[title][0]).fields:  # type: ignore[attr-defined]
+        if field.name in COMMON or (title == "Results" and f"`{field.name}`" in text):
+            continue
+        row = re.search(rf"^\|[^|]*`{field.name}`[^|]*\|[^|]*\|([^|]*)\|", text, re.M)
+        if title == "Results":
+            assert field.name in ("worker", "session", "deployment", "batch_id", "results"), field.name
+            continue
+        assert row, f"{field.name} has no row"
+        assert ("always" in row[1]) is field.required, row[0]
+        if not field.required and "as in" not in row[1]:
+            assert shown(field) in row[1], row[0]
+    for name in SECTIONS[title][1].__struct_fields__:
+        assert name in COMMON or f"`{name}`" in text or f'"{name}"' in text, name
+
+
+def test_every_code_of_it_is_printed() -> None:
+    """As the gateway says them; tests/api/test_polling.py brings each about."""
+    for code in ("unknown_session", "stale_call", "worker_taken", "not_granted", "other_deployment", "not_enabled"):
+        assert re.search(rf"^\| `{code}` \| 40[49] \|", SPEC, re.M), code
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "code"),
+    [
+        (polling.HeartbeatCall, {"session": "1.1", "v": "3.0"}, "unknown_version"),
+        (polling.HeartbeatCall, {"session": "1"}, "bad_field"),
+        (polling.StartCall, {"session": "1.1", "items": [[1, 1], [1, 1]]}, "duplicate_item"),
+        (polling.LeaseCall, {"n": 1, "handlers": [], "slots": 1, "holding": [[1, 1, "lost", 0]]}, "bad_field"),
+        (
+            polling.ResultsCall,
+            {"session": "1.1", "deployment": "", "batch_id": "b", "results": [{"step_id": 1, "status": "failed"}]},
+            "bad_field",
+        ),
+    ],
+)
+def test_what_is_not_as_it_should_be_is_refused(
+    kind: type[polling.FromPoller], said: dict[str, object], code: str
+) -> None:
+    body = json.dumps({"worker": "w:0123456789abcdef", **said}).encode()
+    with pytest.raises(Refusal) as refused:
+        polling.read(kind, body, 100_000)
+    assert refused.value.code == code
