@@ -21,7 +21,12 @@ from .running_api import Api
 DOCUMENT = openapi.document()
 STREAMS = ("/v1/tap", "/v1/events")
 # The worker is needed, and what may be retried or resolved stands just so for one order only.
-SELDOM_TAKEN = ("/v1/workers/{worker}/drain", "/v1/tasks/{task_id}/retry", "/v1/steps/{step_id}/resolve")
+SELDOM_TAKEN = (
+    "/v1/workers/{worker}/drain",
+    "/v1/tasks/{task_id}/retry",
+    "/v1/steps/{step_id}/resolve",
+    *(f"/v1/worker/{call}" for call in ("heartbeat", "start", "results")),  # of a session, of this database
+)
 
 
 def test_every_route_is_described_and_nothing_else(api: Api) -> None:
@@ -135,6 +140,8 @@ def of_schema(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
             members = {name: of_member(name, of) for name, of in properties.items()}
             required = {name: members.pop(name) for name in schema.get("required", ())}
             return st.fixed_dictionaries(required, optional=members)
+        case {"type": "array", "prefixItems": items}:
+            return st.tuples(*map(of_schema, items)).map(list)
         case {"type": "array", "items": items}:
             return st.lists(of_schema(items), min_size=schema.get("minItems", 0), max_size=3)
         case {"type": "integer"}:

@@ -134,7 +134,7 @@ def test_a_token_ends_when_its_time_is_over() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("scopes=write", "scopes are read, submit, operate, admin"),
+        ("scopes=write", "scopes are read, submit, work, operate, admin"),
         ("scopes=", "scopes are"),
         ("scope=read", "'scope' is not known here"),
         ("scopes=read scopes=admin", "stands twice"),

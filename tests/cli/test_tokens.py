@@ -42,7 +42,7 @@ def test_a_token_may_what_it_was_made_for_until_it_is_revoked(empty: Place) -> N
 
 
 def test_what_cannot_be_is_said(empty: Place) -> None:
-    assert "scopes are read, submit, operate, admin" in empty.stepwire("token", "new", "--scope", "write").err
+    assert "scopes are read, submit, work, operate, admin" in empty.stepwire("token", "new", "--scope", "write").err
     assert empty.stepwire("token", "new", "two words").code == USAGE
     assert empty.stepwire("token", "revoke", "nobody").code == NOT_FOUND
     assert empty.stepwire("token", "new", "ci").code == OK

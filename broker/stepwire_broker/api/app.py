@@ -9,6 +9,7 @@ from . import database, events, exchange, health, metrics, openapi, steps, tasks
 from .events import Followers
 from .exchange import Requests, Resource
 from .operations import OPERATIONS
+from .polling.gateway import Gateway
 from .ports import BrokerPort
 from .tap import Taps
 from .token import Scope
@@ -20,12 +21,18 @@ class Application:
     def __init__(self, broker: BrokerPort) -> None:
         self.taps = Taps(broker)
         self.followers = Followers(broker)
+        self.polling = Gateway(broker)
         self.requests = Requests()
         self._closing = asyncio.Event()
         resource = functools.partial(Resource, broker, self._closing, _scope_of)
         self.resources: list[Resource] = [  # the busiest first: they are tried in this order
             resource("/v1/tasks/batch", POST=tasks.submit_batch),
             resource("/v1/tasks", POST=tasks.submit, GET=tasks.page),
+            resource("/v1/worker/lease", POST=self.polling.lease),
+            resource("/v1/worker/heartbeat", POST=self.polling.heartbeat),
+            resource("/v1/worker/start", POST=self.polling.start),
+            resource("/v1/worker/results", POST=self.polling.results),
+            resource("/v1/worker/bye", POST=self.polling.bye),
             resource("/v1/tasks/{task_id}", GET=tasks.show),
             resource("/v1/tasks/{task_id}/cancel", POST=tasks.cancel),
             resource("/v1/tasks/{task_id}/pause", POST=tasks.pause),
@@ -62,6 +69,7 @@ class Application:
     def close(self) -> None:
         """End what would not end by itself: waiting clients are told how it stands, streams are over."""
         self._closing.set()
+        self.polling.close()
         self.taps.close()
         self.followers.close()
 

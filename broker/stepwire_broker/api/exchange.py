@@ -183,7 +183,7 @@ class Waiting:
         await asyncio.sleep(0)
         return asking
 
-    async def wait(self, asking: "asyncio.Future[A]", timeout_s: float) -> None:
+    async def wait(self, asking: "asyncio.Future[Any]", timeout_s: float) -> None:
         """Until it is answered, the time is over, or the server is about to stop."""
         what = (asking, self._going, self._closing)
         await asyncio.wait(what, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

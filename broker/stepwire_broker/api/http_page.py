@@ -122,8 +122,8 @@ Generated from the code by `python -m stepwire_broker.api.reference`; `GET /open
 
 Every route but `/livez` wants `Authorization: Bearer <token>`; the token of a broker without configuration lies in
 `.stepwire/token` and may everything. Others (`stepwire token new`) may what their scopes say: `read`, `submit`,
-`operate`, or `admin`, which is all of them; what is missing is a 403 with the code `scope_missing`. Bodies are JSON
-with names in snake_case, times are RFC 3339 in UTC, ids are integers below 2^53. An error is
+`work`, `operate`, or `admin`, which is all of them; what is missing is a 403 with the code `scope_missing`. Bodies are
+JSON with names in snake_case, times are RFC 3339 in UTC, ids are integers below 2^53. An error is
 `application/problem+json`: `code` is for programs, `detail` says what is wrong, `hint` what to do.
 """.strip()
 _FORM: Final = (

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
-from stepwire_protocol import limits
+from stepwire_protocol import limits, messages, polling
 
 from stepwire_broker.core.states import StepState, TaskState
 from stepwire_broker.stages import requests
@@ -36,13 +36,17 @@ from .token import Scope
 from .workers import WorkerDrains, WorkerList
 
 
-def _shape(name: str, of: type[msgspec.Struct], **instead: Any) -> type[msgspec.Struct]:
+def _shape(
+    name: str, of: type[msgspec.Struct], /, *, is_open: bool = False, needs: tuple[str, ...] = (), **instead: Any
+) -> type[msgspec.Struct]:
     """The same type for its schema: a default that is raw JSON cannot be written there, so it is just optional; and
-    `instead` says what the code checks by hand."""
+    `instead` says what the code checks by hand. `is_open`: members that are not known are ignored."""
     fields: list[Any] = []
     for field in msgspec.structs.fields(of):
         kind = instead.get(field.name, field.type)
-        if isinstance(field.default, Raw):
+        if field.name in needs:
+            fields.append((field.encode_name, kind))
+        elif isinstance(field.default, Raw):
             fields.append((field.encode_name, (Any if kind is Raw else kind) | UnsetType, UNSET))
         elif field.default is not msgspec.NODEFAULT:
             fields.append((field.encode_name, kind, field.default))
@@ -50,7 +54,16 @@ def _shape(name: str, of: type[msgspec.Struct], **instead: Any) -> type[msgspec.
             fields.append((field.encode_name, kind, msgspec.field(default_factory=field.default_factory)))
         else:
             fields.append((field.encode_name, kind))
-    return msgspec.defstruct(name, fields, forbid_unknown_fields=True, kw_only=True)
+    said = {"__doc__": of.__doc__} if is_open else {}
+    return msgspec.defstruct(
+        name,
+        fields,
+        namespace=said,
+        forbid_unknown_fields=not is_open,
+        kw_only=True,
+        tag_field=of.__struct_config__.tag_field,
+        tag=of.__struct_config__.tag,
+    )
 
 
 KEY_PATTERN: Final = rf"^[\x21-\x7e]{{1,{requests.KEY_CHARACTERS_MAX}}}$"
@@ -63,6 +76,16 @@ TaskBody: Final = _shape(
 )
 BatchBody: Final = _shape("BatchBody", requests.BatchBody, tasks=Annotated[list[TaskBody], Meta(min_length=1)])  # type: ignore[valid-type]
 ResolveBody: Final = _shape("ResolveBody", requests.ResolveBody)
+
+StepToRun: Final = _shape("StepToRun", messages.StepRequest, is_open=True)
+StepResult: Final = _shape("StepResult", messages.Result, is_open=True, needs=("delivery",), delivery=messages.Id)
+Leased: Final = _shape("Leased", polling.Leased, is_open=True, steps=list[StepToRun])  # type: ignore[valid-type]
+ResultsCall: Final = _shape(
+    "ResultsCall",
+    polling.ResultsCall,
+    is_open=True,
+    results=Annotated[list[StepResult], Meta(min_length=1, max_length=limits.BATCH_ITEMS_MAX)],  # type: ignore[valid-type]
+)
 
 
 class Parameter(NamedTuple):
@@ -138,6 +161,7 @@ IN_HEADER: Final[dict[str, Parameter]] = {
 GATE: Final = (400, 401, 403, 500, 503)  # what any request may be answered: the gate, a wrong query, a fault of ours
 _BODY: Final = (408, 413, 415)
 _ORDER: Final = (*_BODY, 404, 409, 422, 429)
+_POLLING: Final = (*_BODY, 404, 409, 429)
 _STEP_STATES: Final = ("step_state", "handler_class", "limit", "cursor")
 
 OPERATIONS: Final[dict[tuple[str, str], Operation]] = {
@@ -253,6 +277,46 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = {
         {200: WorkerDrains},
         (*_BODY, 404),
         body=requests.DrainBody,
+    ),
+    ("POST", "/v1/worker/lease"): Operation(
+        Scope.WORK,
+        "For workers without ZeroMQ: wait for steps to run. Opens a session, or answers in it. See protocol/SPEC.md.",
+        {200: Leased},
+        _POLLING,
+        body=polling.LeaseCall,
+        is_body_needed=True,
+    ),
+    ("POST", "/v1/worker/heartbeat"): Operation(
+        Scope.WORK,
+        "The worker lives: renews its lease, and hears what is to stop.",
+        {200: polling.HeartbeatAnswer},
+        _POLLING,
+        body=polling.HeartbeatCall,
+        is_body_needed=True,
+    ),
+    ("POST", "/v1/worker/start"): Operation(
+        Scope.WORK,
+        "May these at_most_once steps run? 409 `not_granted`: none of them.",
+        {200: polling.StartAnswer},
+        _POLLING,
+        body=polling.StartCall,
+        is_body_needed=True,
+    ),
+    ("POST", "/v1/worker/results"): Operation(
+        Scope.WORK,
+        "What came of steps. Answered when it is committed; may be said again.",
+        {200: polling.ResultsAnswer},
+        _POLLING,
+        body=ResultsCall,
+        is_body_needed=True,
+    ),
+    ("POST", "/v1/worker/bye"): Operation(
+        Scope.WORK,
+        "The worker goes. Its session ends, now or with what it still holds.",
+        {200: polling.ByeAnswer},
+        _POLLING,
+        body=polling.ByeCall,
+        is_body_needed=True,
     ),
     ("POST", "/v1/database/prune"): Operation(
         Scope.ADMIN, "Remove now what has been kept for long enough.", {202: Pruning}

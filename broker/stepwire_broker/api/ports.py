@@ -77,3 +77,12 @@ class BrokerPort(Protocol):
     def add_tap(self, callback: Tap) -> Callable[[], None]:
         """Call back with every message of the bus until the returned function is called."""
         ...
+
+    def attach(self, worker: str, executor: str, deliver: Callable[[bytes, bytes], None]) -> Callable[[], None]:
+        """A worker that does not come over the bus, for what is routed to `executor`. What is for its inbox goes to
+        `deliver(topic, body)`. The result lets it go: what it held is lost then."""
+        ...
+
+    def hear(self, topic: bytes, body: bytes) -> None:
+        """What an attached worker says."""
+        ...

@@ -47,6 +47,10 @@ class Server:
         if self._serving.done():
             self._serving.result()
 
+    def stop_waiting(self) -> None:
+        """The broker drains: who waits for steps over HTTP is told so now."""
+        self._application.polling.stop_waiting()
+
     async def stop(self) -> None:
         """Take no more, let what is being answered finish for a while, end the streams."""
         self._application.close()

@@ -37,6 +37,7 @@ class Scope(enum.StrEnum):
 
     READ = "read"  # look at tasks, steps, workflows, workers, events, metrics
     SUBMIT = "submit"  # submit tasks
+    WORK = "work"  # lease steps over HTTP, and say what came of them
     OPERATE = "operate"  # cancel, pause, resume, retry, resolve; drain workers; see the bus
     ADMIN = "admin"  # everything, and alone: apply and activate workflows, prune
 

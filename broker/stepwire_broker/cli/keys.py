@@ -88,7 +88,7 @@ LATER: Final = frozenset(
         "bus.curve.clients_dir",
         *(key for key in KEYS if key.startswith(("execution.", "executors.poll.", "dispatch."))),
     }
-)
+) - {"executors.poll.enabled"}
 
 
 def sections() -> list[tuple[str, list[str]]]:

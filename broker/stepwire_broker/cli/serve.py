@@ -157,7 +157,7 @@ async def _until_told(
         systemd.stopping("draining")
         if not broker.failed.done():
             at_once = asyncio.ensure_future(asked.second.wait())
-            draining = asyncio.ensure_future(_drain(broker, handlers))
+            draining = asyncio.ensure_future(_drain(broker, server, handlers))
             await asyncio.wait((at_once, draining, broker.failed), return_when=asyncio.FIRST_COMPLETED)
             at_once.cancel()
             draining.cancel()
@@ -176,12 +176,13 @@ async def _until_told(
         await broker.stop()
 
 
-async def _drain(broker: "Broker", handlers: list[Handlers]) -> None:
+async def _drain(broker: "Broker", server: Any, handlers: list[Handlers]) -> None:
     """The broker hands out nothing more before the handlers give anything back, and hears all that they still say: it
     leaves last."""
     draining = asyncio.ensure_future(broker.drain())
     try:
         await asyncio.sleep(0)
+        server.stop_waiting()
         drain_s = broker.settings.broker.drain_timeout_ms / 1000
         await asyncio.gather(*(each.stop(drain_s) for each in handlers))
         await draining

@@ -40,7 +40,7 @@ def token() -> None:
     "scopes",
     metavar="SCOPE",
     multiple=True,
-    help="read, submit, operate, or admin, which is all. Several: --scope read --scope submit. [read]",
+    help="read, submit, work, operate, or admin, which is all. Several: --scope read --scope submit. [read]",
 )
 @click.option("--expires", metavar="DURATION", help="When it ends, from now: 12h, 90d. [never]")
 @click.pass_obj

@@ -1,0 +1,656 @@
+"""Workers over HTTP, call by call: what each is answered, and what is never concluded from an answer that was lost."""
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+from stepwire_broker.api import token
+from stepwire_broker.api.polling import gateway
+from stepwire_broker.core.settings import ExecutorsSettings, PollSettings, Settings
+from stepwire_broker.core.states import StepState
+
+from .poller import Item, Poller
+from .running_api import Answer, Api, running, settings_in
+
+T = TypeVar("T")
+
+WORKFLOWS: list[dict[str, Any]] = [
+    {"name": "one", "steps": [{"name": "a"}]},
+    {"name": "once", "steps": [{"name": "a", "delivery_mode": "at_most_once"}]},
+    {"name": "many", "steps": [{"name": f"s{i}"} for i in range(25)]},
+    {
+        "name": "order",
+        "steps": [
+            {"name": "reserve"},
+            {"name": "charge", "depends_on": ["reserve"], "delivery_mode": "at_most_once"},
+        ],
+    },
+]
+LEASE_MS = 600
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    directory = tmp_path_factory.mktemp("polling", numbered=True)
+    directory.chmod(0o700)
+    with running(directory, settings_in(directory)) as found:
+        yield found
+
+
+@pytest.fixture
+def api(shared: Api) -> Api:
+    """One broker for most of these tests, each with a handler of its own."""
+    apply(shared)
+    return shared
+
+
+@pytest.fixture
+def fresh(directory: Path) -> Iterator[Api]:
+    with running(directory, settings_in(directory)) as found:
+        apply(found)
+        yield found
+
+
+@pytest.fixture
+def hasty(directory: Path) -> Iterator[Api]:
+    """A broker with a short lease."""
+    with running(directory, short(directory)) as found:
+        apply(found)
+        yield found
+
+
+def short(directory: Path) -> Settings:
+    settings = settings_in(directory)
+    bus = msgspec.structs.replace(settings.bus, lease_ms=LEASE_MS, heartbeat_ms=100)
+    return msgspec.structs.replace(settings, bus=bus)
+
+
+def apply(api: Api) -> None:
+    """A new version of each, and nobody else offers its handler."""
+    version = next(VERSIONS)
+    Poller.offers = f"h{version}.a"
+    for workflow in WORKFLOWS:
+        steps = [{**step, "handler_class": Poller.offers} for step in workflow["steps"]]
+        made = {"name": workflow["name"], "version": str(version), "steps": steps}
+        assert api.call("POST", "/v1/workflows", made).status == 201
+
+
+VERSIONS = itertools.count(1)
+
+
+def submit(api: Api, workflow: str, **more: Any) -> int:
+    task_id: int = api.call("POST", "/v1/tasks", {"workflow": workflow, **more}).json["task_id"]
+    return task_id
+
+
+def step_of(api: Api, task_id: int, index: int = 0) -> dict[str, Any]:
+    step: dict[str, Any] = api.call("GET", f"/v1/tasks/{task_id}").json["steps"][index]
+    return step
+
+
+def item_of(step: dict[str, Any]) -> Item:
+    return step["step_id"], step["delivery"]
+
+
+def eventually(look: Callable[[], T | None]) -> T:
+    until = time.monotonic() + 20
+    while (found := look()) is None or found is False:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return found
+
+
+def has_steps(api: Api, poller: Poller) -> bool:
+    """The broker has answered a call of this worker with steps, as far as it knows."""
+
+    def look() -> bool:
+        session = api.broker.state.sessions.get(poller.id)
+        return session is not None and bool(session.deliveries) and not session.unanswered
+
+    return bool(api.on_loop(look))
+
+
+def waits(api: Api, poller: Poller) -> bool:
+    session = api.on_loop(lambda: api.broker.state.sessions.get(poller.id))
+    return session is not None and session.free > 0
+
+
+def lose_an_answer(api: Api, poller: Poller, **said: Any) -> None:
+    """A call for a lease whose client goes away when it has been answered, and before it has read the answer."""
+    poller.n += 1
+    usual = {
+        "worker": poller.id,
+        "n": poller.n,
+        "session": poller.session,
+        "handlers": list(poller.handlers),
+        "slots": poller.slots,
+        "holding": poller.holding(),
+    }
+    body = json.dumps(usual | said).encode()
+    with api.raw() as connection:
+        connection.sendall(
+            b"POST /v1/worker/lease HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Authorization: Bearer " + api.token.encode() + b"\r\n"
+            b"Content-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body
+        )
+        eventually(lambda: has_steps(api, poller))
+
+
+def in_background(call: Callable[[], Answer]) -> Callable[[], Answer]:
+    found: list[Answer] = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+
+    def answer() -> Answer:
+        thread.join(30)
+        assert found, "no answer"
+        return found[0]
+
+    return answer
+
+
+# -- the good case ----------------------------------------------------------------------------------------------------
+
+
+def test_a_task_runs_to_its_end(api: Api) -> None:
+    poller = Poller(api)
+    task_id = submit(api, "order")
+    (reserve,) = poller.lease()
+    assert poller.report(item_of(reserve)).json["rids"] == [1]
+    (charge,) = poller.lease()
+    assert charge["delivery_mode"] == "at_most_once"
+    assert charge["previous_results"] == {"reserve": {"by": poller.id}}
+    assert poller.start(item_of(charge)).json["items"] == [list(item_of(charge))]
+    assert poller.report(item_of(charge)).status == 200
+    assert api.call("GET", f"/v1/tasks/{task_id}").json["state"] == "completed"
+
+
+def test_a_session_is_opened_at_once_and_named_from_then_on(api: Api) -> None:
+    submit(api, "one")
+    poller = Poller(api)
+    opened = poller.lease_call()
+    assert opened.json["steps"] == []
+    assert opened.json["batch_id"] is None
+    assert opened.json["lease_ms"] == 10_000
+    poller.session = opened.json["session"]
+    assert len(poller.lease_call().json["steps"]) == 1
+
+
+def test_an_answer_holds_no_more_than_is_free(api: Api) -> None:
+    submit(api, "many")
+    poller = Poller(api, slots=3)
+    assert len(poller.lease()) == 3
+    assert poller.lease(wait_ms=0) == []
+    assert len(poller.lease(free=50)) == 10  # one answer is one batch
+    assert len(poller.lease(free=50)) == 10
+    assert len(poller.lease(free=50)) == 2
+
+
+def test_a_call_without_patience_gets_what_is_ready(api: Api) -> None:
+    poller = Poller(api)
+    poller.open()
+    assert poller.lease(wait_ms=0) == []
+    submit(api, "one")
+    assert len(poller.lease(wait_ms=0)) == 1
+
+
+def test_who_was_idle_longest_is_first_and_urgent_steps_are_too(api: Api) -> None:
+    pollers = [Poller(api, slots=1, name=f"p{i}") for i in range(3)]
+    for poller in pollers:
+        poller.open()
+    later, first = submit(api, "one", priority=1), submit(api, "one", priority=9)
+    (urgent,) = pollers[0].lease()
+    assert urgent["task_id"] == first
+    (other,) = pollers[1].lease()
+    assert other["task_id"] == later
+    for poller, step in zip(pollers, (urgent, other), strict=False):
+        poller.report(item_of(step))
+    answers = []
+    for poller in pollers:
+        answers.append(in_background(poller.lease_call))
+        eventually(lambda poller=poller: waits(api, poller))  # type: ignore[misc]
+    submit(api, "one")
+    assert len(answers[2]().json["steps"]) == 1, "the one that has had nothing yet"
+    submit(api, "one")
+    assert len(answers[0]().json["steps"]) == 1
+    submit(api, "one")
+    assert len(answers[1]().json["steps"]) == 1
+
+
+# -- lost answers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workflow", ["one", "once"])
+def test_what_was_in_a_lost_answer_is_given_back_by_the_next_call(api: Api, workflow: str) -> None:
+    poller = Poller(api)
+    poller.open()
+    task_id = submit(api, workflow)
+    lose_an_answer(api, poller)
+    (again,) = poller.lease()
+    assert again["delivery"] == 2
+    if workflow == "once":
+        assert poller.start(item_of(again)).status == 200
+    assert poller.report(item_of(again)).status == 200
+    step = step_of(api, task_id)
+    assert (step["state"], step["attempt"], step["deliveries"]) == ("completed", 0, 2)
+
+
+def test_what_may_be_on_its_way_is_not_given_back_by_a_heartbeat(api: Api) -> None:
+    poller = Poller(api)
+    poller.open()
+    task_id = submit(api, "one")
+    lose_an_answer(api, poller)
+    other = Poller(api)
+    for _ in range(3):
+        assert poller.heartbeat(holding=[]).status == 200
+        assert other.lease(wait_ms=0) == []
+    assert step_of(api, task_id)["deliveries"] == 1
+
+
+def test_a_call_outside_of_the_session_gives_nothing_back(api: Api) -> None:
+    """It may be older than the answer that it knows nothing of."""
+    poller = Poller(api)
+    poller.open()
+    task_id = submit(api, "one")
+    lose_an_answer(api, poller)
+    assert poller.lease_call(session="1.9999").json["session"] == poller.session
+    assert step_of(api, task_id)["deliveries"] == 1
+    (again,) = poller.lease()
+    assert again["delivery"] == 2
+
+
+def test_a_step_that_is_named_in_holding_is_kept(api: Api) -> None:
+    poller = Poller(api)
+    submit(api, "one")
+    (step,) = poller.lease()
+    for _ in range(3):
+        assert poller.lease(wait_ms=0) == []
+    assert poller.report(item_of(step)).status == 200
+
+
+def test_a_granted_step_that_the_client_never_started_may_run_elsewhere(api: Api) -> None:
+    """The answer to `start` was lost too, and the worker says that it does not hold the step."""
+    poller = Poller(api)
+    task_id = submit(api, "once")
+    (step,) = poller.lease()
+    assert poller.start(item_of(step)).status == 200
+    poller.held.clear()
+    (again,) = poller.lease()
+    assert again["delivery"] == 2
+    assert poller.start(item_of(step)).code == "not_granted"
+    assert poller.start(item_of(again)).status == 200
+    assert poller.report(item_of(again)).status == 200
+    assert step_of(api, task_id)["state"] == "completed"
+
+
+# -- two calls --------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_call_ends_the_first_with_an_empty_answer(api: Api) -> None:
+    poller = Poller(api)
+    poller.open()
+    first = in_background(lambda: poller.lease_call(wait_ms=60_000))
+    eventually(lambda: waits(api, poller))
+    second = in_background(poller.lease_call)
+    assert first().json["steps"] == []
+    submit(api, "one")
+    assert len(second().json["steps"]) == 1
+
+
+def test_a_call_that_is_older_than_another_says_nothing(api: Api) -> None:
+    """A proxy may say it again when the steps of a later one run already."""
+    poller = Poller(api)
+    task_id = submit(api, "one")
+    poller.open()
+    old = poller.n
+    poller.lease()
+    for n in (old, poller.n):
+        assert (
+            poller.call("lease", n=n, session=poller.session, handlers=list(poller.handlers), slots=1, holding=[]).code
+            == "stale_call"
+        )
+        assert poller.call("bye", n=n, session=poller.session).code == "stale_call"
+    assert step_of(api, task_id)["deliveries"] == 1
+
+
+def test_a_new_process_must_not_take_the_id_of_one_that_has_steps(api: Api) -> None:
+    poller = Poller(api)
+    submit(api, "once")
+    (step,) = poller.lease()
+    assert poller.start(item_of(step)).status == 200
+    poller.held.clear()
+    assert poller.lease_call(session=None, n=1_000).code == "worker_taken"
+
+
+def test_a_worker_of_the_bus_cannot_be_spoken_for(served: Api) -> None:
+    bus = eventually(lambda: next(iter(served.call("GET", "/v1/workers").json["workers"]), None))
+    poller = Poller(served)
+    poller.id = bus["worker"]
+    assert poller.lease_call().code == "worker_taken"
+    assert len(served.call("GET", "/v1/workers").json["workers"]) == 1
+
+
+# -- who is not there -------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_goes_away_waits_no_more(api: Api) -> None:
+    gone, other = Poller(api), Poller(api)
+    gone.open()
+    other.open()
+    body = json.dumps(
+        {"worker": gone.id, "n": 2, "session": gone.session, "handlers": list(gone.handlers), "slots": 1}
+    ).encode()
+    with api.raw() as connection:
+        connection.sendall(
+            b"POST /v1/worker/lease HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Authorization: Bearer " + api.token.encode() + b"\r\n"
+            b"Content-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body
+        )
+        eventually(lambda: waits(api, gone))
+    eventually(lambda: not waits(api, gone))
+    task_id = submit(api, "one")
+    (step,) = other.lease()
+    assert (step["task_id"], step["delivery"]) == (task_id, 1)
+
+
+def test_steps_that_come_when_nobody_waits_are_for_the_next_call_or_for_another_worker(api: Api) -> None:
+    poller, other = Poller(api), Poller(api, slots=30)
+    poller.open()
+    other.open()
+    state = api.broker.state
+    api.on_loop(lambda: setattr(state.sessions[poller.id], "free", 20))  # as if its call had ended just now
+    submit(api, "many")
+    eventually(lambda: has_steps(api, poller))
+    assert {step["delivery"] for step in poller.lease(wait_ms=0)} == {1}
+    # What it does not ask for is another's a second later.
+    found: list[dict[str, Any]] = []
+    while len(found) < 15:
+        found += other.lease()
+    assert {step["delivery"] for step in found} == {1, 2}
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_a_worker_that_falls_silent_loses_its_steps_with_its_lease(hasty: Api, granted: bool) -> None:
+    poller, other = Poller(hasty), Poller(hasty)
+    task_id = submit(hasty, "once" if granted else "one")
+    (step,) = poller.lease()
+    if granted:
+        assert poller.start(item_of(step)).status == 200
+        eventually(lambda: step_of(hasty, task_id)["state"] == "held")
+    else:
+        while not (found := other.lease()):
+            pass
+        assert found[0]["delivery"] == 2
+    for answer in (poller.heartbeat(), poller.start(item_of(step))):
+        assert answer.code == "unknown_session"
+        assert "lease again" in answer.json["hint"]
+    # It lives after all, and says so: it is told that the run is not its own any more.
+    session, poller.held[item_of(step)] = poller.session, "running"
+    again = poller.lease_call()
+    assert again.json["session"] != session
+    poller.session = again.json["session"]
+    told = eventually(lambda: poller.heartbeat().json["cancel"])
+    assert told == [[*item_of(step), "superseded"]]
+    # And what it did counts.
+    assert poller.report(item_of(step)).status == 200
+    assert step_of(hasty, task_id)["state"] == "completed"
+
+
+def test_a_worker_that_waits_and_holds_nothing_keeps_its_session(hasty: Api) -> None:
+    poller = Poller(hasty)
+    poller.open()
+    answer = in_background(lambda: poller.lease_call(wait_ms=20_000))
+    since = time.monotonic()
+    eventually(lambda: time.monotonic() - since > 2.5 * LEASE_MS / 1000)
+    task_id = submit(hasty, "one")
+    (step,) = poller.take(answer().json)
+    assert step["task_id"] == task_id
+    assert poller.heartbeat().status == 200
+
+
+def test_a_call_that_waits_does_not_keep_steps_alive(hasty: Api) -> None:
+    """Its client may be gone, and its connection not know it."""
+    poller = Poller(hasty, slots=2)
+    submit(hasty, "one")
+    poller.lease()
+    assert poller.lease_call(wait_ms=3 * LEASE_MS).code == "unknown_session"
+
+
+def test_who_is_silent_is_forgotten(hasty: Api) -> None:
+    pollers = [Poller(hasty) for _ in range(5)]
+    for poller in pollers:
+        poller.open()
+    pollers[0].call("results", session="1.1", deployment=pollers[0].deployment, batch_id="b", results=[RESULT])
+    assert hasty.on_loop(lambda: len(hasty.broker.state.attached)) == 5
+    eventually(lambda: hasty.on_loop(lambda: not hasty.broker.state.attached and not hasty.broker.state.sessions))
+
+
+def test_there_are_no_more_of_them_than_there_may_be(fresh: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "WORKERS_MAX", 2)
+    first, second, third = Poller(fresh), Poller(fresh), Poller(fresh)
+    first.open()
+    second.open()
+    refused = third.lease_call()
+    assert (refused.status, refused.code, refused.headers["retry-after"]) == (429, "too_many_workers", "10")
+    first.bye()
+    third.open()
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+RESULT = {"step_id": 1, "delivery": 1, "status": "completed"}
+
+
+def test_results_may_be_said_again(api: Api) -> None:
+    poller = Poller(api)
+    submit(api, "one")
+    (step,) = poller.lease()
+    for _ in range(3):
+        assert poller.report(item_of(step)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [
+        ({"batch_id": "batch_of_others"}, "wrong_batch"),
+        ({"worker": "else:0123456789abcdef"}, "wrong_sender"),
+        ({"results": [{"delivery": 7}]}, "unknown_delivery"),
+        ({"deployment": "another"}, "other_deployment"),
+    ],
+)
+def test_results_that_cannot_be_of_this_delivery_are_refused_by_name(api: Api, what: dict[str, Any], code: str) -> None:
+    poller = Poller(api)
+    task_id = submit(api, "one")
+    (step,) = poller.lease()
+    item = item_of(step)
+    if "results" in what:
+        what = {"results": [{**RESULT, "step_id": item[0], **what["results"][0]}]}
+    assert poller.report(item, **what).code == code
+    assert step_of(api, task_id)["state"] == "dispatched"
+    assert poller.report(item).status == 200
+
+
+def test_a_failure_is_retried_by_the_steps_policy(api: Api) -> None:
+    poller = Poller(api)
+    task_id = submit(api, "one")
+    (step,) = poller.lease()
+    error = {"message": "not yet", "retry_after_ms": 1}
+    failed = {"step_id": step["step_id"], "delivery": step["delivery"], "status": "failed", "error": error}
+    assert poller.report(item_of(step), results=[failed]).status == 200
+    (again,) = poller.lease()
+    assert (again["delivery"], again["metadata"]["attempt"]) == (2, 1)
+    assert poller.report(item_of(again)).status == 200
+    assert step_of(api, task_id)["state"] == "completed"
+
+
+def test_a_body_that_is_too_large_is_refused(api: Api) -> None:
+    poller = Poller(api)
+    submit(api, "one")
+    (step,) = poller.lease()
+    huge = {**RESULT, "step_id": step["step_id"], "output": "x" * 5_000_000}
+    assert poller.report(item_of(step), results=[huge]).status == 413
+    assert poller.lease_call(lang="x" * 600_000).status == 413
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("lease", {"handlers": ["**"], "slots": 1}),
+        ("lease", {"n": 1, "handlers": ["**"], "slots": 1, "wait_ms": 60_001}),
+        ("lease", {"n": 1, "handlers": ["**"], "slots": 1, "holding": [[1, 1, "unknown", 0]]}),
+        ("heartbeat", {}),
+        ("start", {"session": "1.1", "items": []}),
+        ("results", {"session": "1.1", "deployment": "d", "batch_id": "b", "results": [{**RESULT, "delivery": 0}]}),
+        ("bye", {"session": "1.1"}),
+    ],
+)
+def test_what_is_malformed_is_refused(api: Api, what: str, said: dict[str, Any]) -> None:
+    assert Poller(api).call(what, **said).code == "bad_field"
+
+
+def test_the_same_step_twice_is_refused(api: Api) -> None:
+    poller = Poller(api)
+    poller.open()
+    assert poller.heartbeat(holding=[[1, 1, "running", 0], [1, 1, "done", 0]]).code == "duplicate_item"
+
+
+# -- orders -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_cancel_reaches_what_runs_and_what_asks(api: Api) -> None:
+    poller = Poller(api)
+    running_task, asking_task = submit(api, "one"), submit(api, "once")
+    steps = {step["task_id"]: step for step in poller.lease()}
+    poller.held[item_of(steps[running_task])] = "running"
+    assert poller.heartbeat().json["cancel"] == []
+    for task_id in steps:
+        assert api.call("POST", f"/v1/tasks/{task_id}/cancel").status == 200
+    told = {tuple(item): why for *item, why in poller.heartbeat().json["cancel"]}
+    assert told[item_of(steps[running_task])] == "task_cancelled"
+    assert poller.start(item_of(steps[asking_task])).code == "not_granted"
+    del poller.held[item_of(steps[asking_task])]
+    poller.lease(wait_ms=0)
+    failed = {**RESULT, "step_id": item_of(steps[running_task])[0], "status": "failed"}
+    assert poller.report(item_of(steps[running_task]), results=[failed]).status == 200
+    for task_id in steps:
+        assert api.call("GET", f"/v1/tasks/{task_id}").json["state"] == "cancelled"
+    assert poller.heartbeat().json["cancel"] == []
+
+
+def test_an_operator_can_drain_it(api: Api) -> None:
+    poller = Poller(api)
+    poller.open()
+    answer = in_background(lambda: poller.lease_call(wait_ms=60_000))
+    eventually(lambda: waits(api, poller))
+    assert api.call("POST", f"/v1/workers/{poller.id}/drain", {"quit": True}).status == 200
+    assert answer().json["quit"] is True
+    assert poller.heartbeat().json["quit"] is True
+
+
+def test_a_worker_that_goes_gives_back_what_it_has_not_started(api: Api) -> None:
+    poller, other = Poller(api), Poller(api)
+    task_ids = {submit(api, "one"), submit(api, "one")}
+    first, second = poller.lease()
+    del poller.held[item_of(second)]
+    poller.held[item_of(first)] = "running"
+    assert poller.bye().json["ended"] is False
+    (given,) = other.lease()
+    assert (given["step_id"], given["delivery"]) == (second["step_id"], 2)
+    assert poller.lease(wait_ms=0) == []
+    assert poller.report(item_of(first)).status == 200
+    assert poller.heartbeat().code == "unknown_session"
+    assert poller.bye().json["ended"] is True
+    assert other.report(item_of(given)).status == 200
+    for task_id in task_ids:
+        step = step_of(api, task_id)
+        assert (step["state"], step["attempt"]) == ("completed", 0)
+
+
+def test_a_worker_that_goes_at_once_leaves_what_it_ran_to_others(api: Api) -> None:
+    poller, other = Poller(api), Poller(api)
+    kept, lost = submit(api, "once"), submit(api, "one")
+    steps = {step["task_id"]: step for step in poller.lease()}
+    assert poller.start(item_of(steps[kept])).status == 200
+    assert poller.bye(drain=False).json["ended"] is True
+    eventually(lambda: step_of(api, kept)["state"] == "held")
+    (again,) = other.lease()
+    assert (again["task_id"], again["delivery"]) == (lost, 2)
+
+
+# -- the broker -------------------------------------------------------------------------------------------------------
+
+
+def test_a_hundred_waiting_calls_are_answered_when_the_broker_stops(directory: Path) -> None:
+    with running(directory, settings_in(directory)) as api:
+        pollers = [Poller(api) for _ in range(100)]
+        for poller in pollers:
+            poller.open()
+        answers = [in_background(lambda p=poller: p.lease_call(wait_ms=60_000)) for poller in pollers]  # type: ignore[misc]
+        for poller in pollers:
+            eventually(lambda p=poller: waits(api, p))  # type: ignore[misc]
+    for answer in answers:
+        assert (answer().status, answer().code) == (503, "draining")
+
+
+def test_after_a_restart_what_runs_is_adopted_and_the_rest_is_given_again(directory: Path) -> None:
+    with running(directory, settings_in(directory)) as api:
+        apply(api)
+        task_ids = [submit(api, "once"), submit(api, "one"), submit(api, "one")]
+        poller = Poller(api)
+        steps = poller.lease()
+        runs, done, dropped = (item_of(next(s for s in steps if s["task_id"] == t)) for t in task_ids)
+        assert poller.start(runs).status == 200
+        poller.held[runs], poller.held[done] = "running", "done"
+    with running(directory, settings_in(directory)) as api:
+        poller.api = api
+        assert poller.heartbeat().code == "unknown_session"
+        assert poller.start(runs).code == "unknown_session"
+        assert poller.report(done).status == 200  # results need no session
+        del poller.held[dropped]
+        # Said outside of the session: it takes nothing away from anybody.
+        stale = poller.lease_call(holding=[])
+        assert stale.json["steps"] == []
+        assert step_of(api, task_ids[0])["state"] == "dispatched"
+        assert step_of(api, task_ids[0])["deliveries"] == 1
+        assert step_of(api, task_ids[2])["deliveries"] == 1
+        poller.session = stale.json["session"]
+        (again,) = poller.lease()
+        assert again["step_id"] == dropped[0]
+        assert again["delivery"] == 2
+        assert poller.heartbeat().json["cancel"] == []
+        assert poller.report(runs).status == 200
+        assert poller.report(item_of(again)).status == 200
+        for task_id in task_ids:
+            assert step_of(api, task_id)["state"] == StepState.COMPLETED
+        assert step_of(api, task_ids[0])["deliveries"] == 1
+
+
+def test_it_can_be_switched_off(directory: Path) -> None:
+    off = msgspec.structs.replace(settings_in(directory), executors=ExecutorsSettings(poll=PollSettings(enabled=False)))
+    with running(directory, off) as api:
+        assert Poller(api).lease_call().code == "not_enabled"
+
+
+def test_a_token_for_it_is_for_nothing_else(fresh: Api, directory: Path) -> None:
+    api = fresh
+    work, reads = (
+        token.add_token(directory / "tokens", token.Grant(str(scope), frozenset({scope})))
+        for scope in (token.Scope.WORK, token.Scope.READ)
+    )
+    api.tokens.reload()
+    worker = Poller(api._replace(token=work))
+    worker.open()
+    assert worker.api.call("GET", "/v1/workers").code == "scope_missing"
+    assert Poller(api._replace(token=reads)).lease_call().code == "scope_missing"
