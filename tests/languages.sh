@@ -9,6 +9,8 @@ done
 ruby -e 'require "ffi-rzmq"' >/dev/null 2>&1 || missing="$missing ruby ruby-ffi-rzmq"
 command -v node >/dev/null || missing="$missing nodejs"
 command -v npm >/dev/null || missing="$missing npm"
+command -v curl >/dev/null || missing="$missing curl"
+command -v jq >/dev/null || missing="$missing jq"
 command -v go >/dev/null || missing="$missing golang-go"
 if [ -n "$missing" ]; then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
