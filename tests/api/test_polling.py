@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from stepwire_broker.api import token
 from stepwire_broker.api.polling import gateway
-from stepwire_broker.core.settings import ExecutorsSettings, PollSettings, Settings
+from stepwire_broker.core.settings import ExecutionSettings, ExecutorsSettings, PollSettings, Settings
 from stepwire_broker.core.states import StepState
 
 from .poller import Item, Poller
@@ -45,7 +45,7 @@ def directory(tmp_path: Path) -> Path:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     directory = tmp_path_factory.mktemp("polling", numbered=True)
     directory.chmod(0o700)
-    with running(directory, settings_in(directory)) as found:
+    with running(directory, polled(directory)) as found:
         yield found
 
 
@@ -58,7 +58,7 @@ def api(shared: Api) -> Api:
 
 @pytest.fixture
 def fresh(directory: Path) -> Iterator[Api]:
-    with running(directory, settings_in(directory)) as found:
+    with running(directory, polled(directory)) as found:
         apply(found)
         yield found
 
@@ -71,8 +71,12 @@ def hasty(directory: Path) -> Iterator[Api]:
         yield found
 
 
+def polled(directory: Path) -> Settings:
+    return msgspec.structs.replace(settings_in(directory), execution=ExecutionSettings(default_executor="poll"))
+
+
 def short(directory: Path) -> Settings:
-    settings = settings_in(directory)
+    settings = polled(directory)
     bus = msgspec.structs.replace(settings.bus, lease_ms=LEASE_MS, heartbeat_ms=100)
     return msgspec.structs.replace(settings, bus=bus)
 
@@ -593,7 +597,7 @@ def test_a_worker_that_goes_at_once_leaves_what_it_ran_to_others(api: Api) -> No
 
 
 def test_a_hundred_waiting_calls_are_answered_when_the_broker_stops(directory: Path) -> None:
-    with running(directory, settings_in(directory)) as api:
+    with running(directory, polled(directory)) as api:
         pollers = [Poller(api) for _ in range(100)]
         for poller in pollers:
             poller.open()
@@ -605,7 +609,7 @@ def test_a_hundred_waiting_calls_are_answered_when_the_broker_stops(directory: P
 
 
 def test_after_a_restart_what_runs_is_adopted_and_the_rest_is_given_again(directory: Path) -> None:
-    with running(directory, settings_in(directory)) as api:
+    with running(directory, polled(directory)) as api:
         apply(api)
         task_ids = [submit(api, "once"), submit(api, "one"), submit(api, "one")]
         poller = Poller(api)
@@ -613,7 +617,7 @@ def test_after_a_restart_what_runs_is_adopted_and_the_rest_is_given_again(direct
         runs, done, dropped = (item_of(next(s for s in steps if s["task_id"] == t)) for t in task_ids)
         assert poller.start(runs).status == 200
         poller.held[runs], poller.held[done] = "running", "done"
-    with running(directory, settings_in(directory)) as api:
+    with running(directory, polled(directory)) as api:
         poller.api = api
         assert poller.heartbeat().code == "unknown_session"
         assert poller.start(runs).code == "unknown_session"
@@ -638,7 +642,7 @@ def test_after_a_restart_what_runs_is_adopted_and_the_rest_is_given_again(direct
 
 
 def test_it_can_be_switched_off(directory: Path) -> None:
-    off = msgspec.structs.replace(settings_in(directory), executors=ExecutorsSettings(poll=PollSettings(enabled=False)))
+    off = msgspec.structs.replace(polled(directory), executors=ExecutorsSettings(poll=PollSettings(enabled=False)))
     with running(directory, off) as api:
         assert Poller(api).lease_call().code == "not_enabled"
 

@@ -17,7 +17,7 @@ LANGUAGES: Final = {"python": [sys.executable, str(POLL / "handler.py")], "sh": 
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with Site(settings={"bus.lease_ms": 3_000, "bus.heartbeat_ms": 300}) as site:
+    with Site(settings={"bus.lease_ms": 3_000, "bus.heartbeat_ms": 300, "execution.default_executor": "poll"}) as site:
         site.start_broker()
         applied = site.stepwire("workflow", "apply", str(POLL / "workflow.yaml"))
         assert applied.returncode == 0, applied.stderr
