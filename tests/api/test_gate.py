@@ -30,6 +30,7 @@ ROUTES = [
     ("POST", "/v1/tasks/{task_id}/resume"),
     ("POST", "/v1/tasks/{task_id}/retry"),
     ("POST", "/v1/workers/{worker}/drain"),
+    *(("POST", f"/v1/worker/{call}") for call in ("lease", "heartbeat", "start", "results", "bye")),
     ("POST", "/v1/workflows"),
     ("POST", "/v1/workflows/{name}/activate"),
     ("GET", "/v1/tasks/{task_id}/why"),
