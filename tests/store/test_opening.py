@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import create_engine
 from stepwire_broker.core.settings import DatabaseSettings
 from stepwire_broker.store import Store, StoreRefused
-from stepwire_broker.store.migrate import HEAD, revision
+from stepwire_broker.store.migrate import HEAD, SCHEMA, revision, schema
 from stepwire_broker.store.sqlite import path_of
 from stepwire_broker.store.tables import metadata
 
@@ -36,6 +36,11 @@ def test_the_migrated_schema_is_the_declared_one(database: Path) -> None:
 
 
 _SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL{} ORDER BY name"
+
+
+def test_a_new_database_is_made_of_what_the_migrations_come_to() -> None:
+    """`python -m stepwire_broker.store.migrations` writes it anew."""
+    assert SCHEMA.read_text() == schema()
 
 
 def test_head_is_the_newest_migration_there_is() -> None:

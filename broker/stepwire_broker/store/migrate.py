@@ -1,6 +1,11 @@
-"""Bringing a database to the schema of this program. Migrations only add; a database of a newer program is refused."""
+"""Bringing a database to the schema of this program. Migrations only add; a database of a newer program is refused.
+
+A new database is made at once, from schema.sql: what the migrations come to. `python -m
+stepwire_broker.store.migrations` writes that file anew, and a test holds the two together.
+"""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +14,7 @@ from .errors import StoreRefused
 HEAD: Final = "0001"  # the newest of migrations/versions
 
 _SCRIPTS: Final = Path(__file__).parent / "migrations"
+SCHEMA: Final = Path(__file__).with_name("schema.sql")
 
 
 def migrate(connection: sqlite3.Connection) -> None:
@@ -16,7 +22,30 @@ def migrate(connection: sqlite3.Connection) -> None:
     now = revision(connection)
     if now == HEAD:
         return
-    # Alembic is slow to import, and an ordinary start has nothing to migrate.
+    if now is None and (table := _any_table(connection)):
+        raise StoreRefused(
+            f"the database holds a table {table!r} that is not Stepwire's: give the broker a database of its own"
+        )
+    if now is None:
+        _create(connection)
+    else:
+        upgrade(connection, now)
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for statement in SCHEMA.read_text(encoding="utf-8").split(";\n"):
+            connection.execute(statement)
+        connection.execute("INSERT INTO alembic_version (version_num) VALUES (?)", (HEAD,))
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.rollback()
+        raise
+
+
+def upgrade(connection: sqlite3.Connection, now: str | None) -> None:
+    """By the migrations. Slow to import: an ordinary start has nothing to migrate."""
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
@@ -30,10 +59,6 @@ def migrate(connection: sqlite3.Connection) -> None:
         raise StoreRefused(
             f"the database has schema {now!r}, which this program (schema {HEAD!r}) does not know: it was written by a "
             "newer Stepwire. Start that one, or restore a backup of before"
-        )
-    if now is None and (table := _any_table(connection)):
-        raise StoreRefused(
-            f"the database holds a table {table!r} that is not Stepwire's: give the broker a database of its own"
         )
     engine = create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
     with engine.connect() as transaction:
@@ -54,3 +79,11 @@ def revision(connection: sqlite3.Connection) -> str | None:
 def _any_table(connection: sqlite3.Connection) -> str | None:
     row = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 1").fetchone()
     return None if row is None else str(row[0])
+
+
+def schema() -> str:
+    """What the migrations come to, as the statements that make it."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        upgrade(connection, None)
+        rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
+        return ";\n".join(str(sql) for (sql,) in rows) + "\n"

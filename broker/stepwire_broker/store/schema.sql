@@ -1,0 +1,191 @@
+CREATE TABLE alembic_version (
+	version_num VARCHAR(32) NOT NULL, 
+	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+);
+CREATE TABLE meta (
+	name TEXT NOT NULL, 
+	value TEXT NOT NULL, 
+	PRIMARY KEY (name)
+)
+ STRICT
+
+;
+CREATE TABLE brokers (
+	id TEXT NOT NULL, 
+	epoch INTEGER NOT NULL, 
+	lease_until_ms INTEGER NOT NULL, 
+	lease_ms INTEGER NOT NULL, 
+	PRIMARY KEY (id), 
+	CONSTRAINT epoch_is_given CHECK (epoch > 0)
+)
+ STRICT
+
+;
+CREATE TABLE lanes (
+	id INTEGER NOT NULL, 
+	broker TEXT NOT NULL, 
+	lane INTEGER NOT NULL, 
+	epoch INTEGER NOT NULL, 
+	seq INTEGER NOT NULL, 
+	PRIMARY KEY (id), 
+	CONSTRAINT lanes_of_broker UNIQUE (broker, lane), 
+	CONSTRAINT seq_counts CHECK (seq >= 0 AND epoch > 0), 
+	FOREIGN KEY(broker) REFERENCES brokers (id)
+)
+ STRICT
+
+;
+CREATE TABLE sequences (
+	name TEXT NOT NULL, 
+	next INTEGER NOT NULL, 
+	PRIMARY KEY (name), 
+	CONSTRAINT next_fits_every_language CHECK (next BETWEEN 1 AND 9007199254740992)
+)
+ STRICT
+
+;
+CREATE TABLE workflows (
+	id INTEGER NOT NULL, 
+	namespace TEXT NOT NULL, 
+	name TEXT NOT NULL, 
+	version TEXT NOT NULL, 
+	digest TEXT NOT NULL, 
+	document TEXT NOT NULL, 
+	created_ms INTEGER NOT NULL, 
+	active INTEGER NOT NULL, 
+	PRIMARY KEY (id), 
+	CONSTRAINT workflows_version UNIQUE (namespace, name, version), 
+	CONSTRAINT active_is_yes_or_no CHECK (active IN (0, 1))
+)
+ STRICT
+
+;
+CREATE UNIQUE INDEX workflows_active ON workflows (namespace, name) WHERE active = 1;
+CREATE TABLE tasks (
+	id INTEGER NOT NULL, 
+	uid TEXT NOT NULL, 
+	workflow_id INTEGER NOT NULL, 
+	lane INTEGER NOT NULL, 
+	namespace TEXT NOT NULL, 
+	"key" TEXT, 
+	state TEXT NOT NULL, 
+	attention TEXT, 
+	cancelling INTEGER NOT NULL, 
+	priority INTEGER NOT NULL, 
+	labels TEXT, 
+	context_bytes INTEGER NOT NULL, 
+	created_ms INTEGER NOT NULL, 
+	finished_ms INTEGER, 
+	deadline_ms INTEGER, 
+	owner TEXT, 
+	owner_epoch INTEGER NOT NULL, 
+	wake_ms INTEGER, 
+	wants TEXT, 
+	context TEXT NOT NULL, 
+	PRIMARY KEY (id), 
+	CONSTRAINT state_fits CHECK (CASE state
+ WHEN 'running' THEN finished_ms IS NULL
+ WHEN 'completed' THEN finished_ms IS NOT NULL
+ WHEN 'pending' THEN finished_ms IS NULL AND owner_epoch = 0
+ WHEN 'paused' THEN finished_ms IS NULL
+ WHEN 'failed' THEN finished_ms IS NOT NULL
+ WHEN 'cancelled' THEN finished_ms IS NOT NULL
+ ELSE FALSE END), 
+	CONSTRAINT cancelling_is_yes_or_no CHECK (cancelling IN (0, 1)), 
+	CONSTRAINT uid_is_whole CHECK (length(uid) = 32), 
+	FOREIGN KEY(workflow_id) REFERENCES workflows (id)
+)
+ STRICT
+
+;
+CREATE INDEX tasks_open ON tasks (priority DESC, id, owner_epoch, wake_ms, wants) WHERE finished_ms IS NULL;
+CREATE INDEX tasks_of_workflow ON tasks (workflow_id, id);
+CREATE INDEX tasks_failed ON tasks (id) WHERE state = 'failed';
+CREATE INDEX tasks_ended ON tasks (state, finished_ms) WHERE finished_ms IS NOT NULL;
+CREATE INDEX tasks_with_attention ON tasks (id) WHERE attention IS NOT NULL;
+CREATE TABLE steps (
+	id INTEGER NOT NULL, 
+	task_id INTEGER NOT NULL, 
+	position INTEGER NOT NULL, 
+	name TEXT NOT NULL, 
+	handler_class TEXT NOT NULL, 
+	state TEXT NOT NULL, 
+	attempt INTEGER DEFAULT 0 NOT NULL, 
+	delivery INTEGER DEFAULT 0 NOT NULL, 
+	accept_from INTEGER DEFAULT 0 NOT NULL, 
+	batch_id TEXT, 
+	worker TEXT, 
+	granted INTEGER DEFAULT 0 NOT NULL, 
+	lost_sessions INTEGER DEFAULT 0 NOT NULL, 
+	ready_ms INTEGER, 
+	dispatched_ms INTEGER, 
+	started_ms INTEGER, 
+	not_before_ms INTEGER, 
+	finished_ms INTEGER, 
+	deadline_ms INTEGER, 
+	error TEXT, 
+	reason TEXT, 
+	key_number INTEGER DEFAULT 0 NOT NULL, 
+	earlier TEXT, 
+	output_bytes INTEGER DEFAULT 0 NOT NULL, 
+	output TEXT, 
+	PRIMARY KEY (id), 
+	CONSTRAINT state_fits CHECK (CASE state
+ WHEN 'dispatched' THEN batch_id IS NOT NULL AND worker IS NOT NULL AND delivery > 0 AND dispatched_ms IS NOT NULL
+  AND finished_ms IS NULL
+ WHEN 'completed' THEN batch_id IS NULL AND finished_ms IS NOT NULL AND output IS NOT NULL
+ WHEN 'waiting' THEN batch_id IS NULL AND finished_ms IS NULL
+ WHEN 'ready' THEN batch_id IS NULL AND finished_ms IS NULL AND ready_ms IS NOT NULL
+ WHEN 'retry_wait' THEN batch_id IS NULL AND finished_ms IS NULL AND not_before_ms IS NOT NULL
+ WHEN 'held' THEN finished_ms IS NULL
+ WHEN 'failed' THEN batch_id IS NULL AND finished_ms IS NOT NULL
+ WHEN 'cancelled' THEN batch_id IS NULL AND finished_ms IS NOT NULL
+ WHEN 'skipped' THEN batch_id IS NULL AND finished_ms IS NOT NULL
+ ELSE FALSE END), 
+	CONSTRAINT granted_is_yes_or_no CHECK (granted = 0 OR granted = 1), 
+	FOREIGN KEY(task_id) REFERENCES tasks (id)
+)
+ STRICT
+
+;
+CREATE UNIQUE INDEX steps_of_task ON steps (task_id, position);
+CREATE INDEX steps_held ON steps (id) WHERE state = 'held';
+CREATE INDEX steps_failed ON steps (id) WHERE state = 'failed';
+CREATE TABLE keys (
+	namespace TEXT NOT NULL, 
+	"key" TEXT NOT NULL, 
+	digest BLOB NOT NULL, 
+	task_id INTEGER NOT NULL, 
+	PRIMARY KEY (namespace, "key")
+)
+ WITHOUT ROWID,
+ STRICT
+
+;
+CREATE TABLE history (
+	lane_id INTEGER NOT NULL, 
+	seq INTEGER NOT NULL, 
+	position INTEGER NOT NULL, 
+	task_id INTEGER NOT NULL, 
+	at_ms INTEGER NOT NULL, 
+	facts TEXT NOT NULL, 
+	PRIMARY KEY (lane_id, seq, position)
+)
+ WITHOUT ROWID,
+ STRICT
+
+;
+CREATE INDEX history_of_task ON history (task_id);
+CREATE TABLE parked (
+	id INTEGER NOT NULL, 
+	at_ms INTEGER NOT NULL, 
+	task_id INTEGER, 
+	step_id INTEGER, 
+	code TEXT NOT NULL, 
+	source TEXT NOT NULL, 
+	body BLOB NOT NULL, 
+	PRIMARY KEY (id)
+)
+ STRICT
+
+
