@@ -35,7 +35,7 @@ def migrate(connection: sqlite3.Connection) -> None:
 def _create(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for statement in SCHEMA.read_text(encoding="utf-8").split(";\n"):
+        for statement in SCHEMA.read_text(encoding="utf-8").split(";\n")[:-1]:
             connection.execute(statement)
         connection.execute("INSERT INTO alembic_version (version_num) VALUES (?)", (HEAD,))
         connection.execute("COMMIT")
@@ -86,4 +86,4 @@ def schema() -> str:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         upgrade(connection, None)
         rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
-        return ";\n".join(str(sql) for (sql,) in rows) + "\n"
+        return "".join(f"{sql};\n" for (sql,) in rows)

@@ -188,4 +188,4 @@ CREATE TABLE parked (
 )
  STRICT
 
-
+;
