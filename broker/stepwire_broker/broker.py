@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
+import msgspec
 import structlog
 import zmq
 from stepwire_protocol import codec, host, topics
@@ -43,8 +44,10 @@ from .core.events import (
     SubscriptionVanished,
     Tick,
 )
+from .core.figures import ExecutorMetrics
 from .core.group import Broken, Committed, Fenced, Group, Outcome, Stalled
 from .core.machine import Machine
+from .core.session import BUS
 from .core.sessions import here_message, refuse
 from .core.settings import Settings
 from .core.state import BrokerState, Identity
@@ -101,6 +104,10 @@ class Companion(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+    def metrics(self) -> Mapping[str, ExecutorMetrics | None]:
+        """By key, all that steps can go to. None: what the core has counted of it is all there is to know."""
+        ...
 
 
 class Broker:
@@ -415,6 +422,33 @@ class Broker:
             }
             for s in self._state.sessions.values()
         ]
+
+    def executors(self) -> list[dict[str, Any]]:
+        """Where steps can go, and how it does there. `is_hosted`: it runs in this process, and counts for itself."""
+        known: Mapping[str, ExecutorMetrics | None] = (
+            {BUS: None} if self._companion is None else self._companion.metrics()
+        )
+        return [self._executor(key, known.get(key)) for key in dict.fromkeys((*known, *self._state.executors))]
+
+    def _executor(self, key: str, own: ExecutorMetrics | None) -> dict[str, Any]:
+        level0_state, of = self._state.level0, self._state.executor(key)
+        sessions = [s for s in self._state.sessions.values() if s.of is of]
+        peers = list(level0_state.peers.values()) if key == BUS else []
+        handouts = level0_state.handouts.values() if key == BUS else ()
+        active = sum(len(s.deliveries) for s in sessions) + sum(len(handout.items) for handout in handouts)
+        slots = sum(s.slots for s in sessions) + len(peers)
+        now = read_clocks()
+        is_free = any(s.credit > 0 for s in sessions) or any(level0.is_free(peer, now) for peer in peers)
+        metrics = of.figures.metrics(active, slots) if own is None else own
+        return {
+            "executor": key,
+            "is_hosted": own is not None,
+            "paused_since_ms": of.paused_wall,
+            "workers": len(sessions) + len(peers),
+            "handlers": sorted({handler for s in sessions for handler in s.handlers}),
+            "has_capacity": is_free and of.paused_wall is None,
+            **msgspec.structs.asdict(metrics),
+        }
 
     def attach(self, worker: str, executor: str, deliver: Callable[[bytes, bytes], None]) -> Callable[[], None]:
         """A worker that does not come over the bus: what is for its inbox goes to `deliver(topic, body)`, soon, and it

@@ -20,6 +20,10 @@ ROUTES = [
     ("GET", "/v1/tasks"),
     ("GET", "/v1/tasks/{task_id}"),
     ("GET", "/v1/workers"),
+    ("GET", "/v1/executors"),
+    ("GET", "/v1/executors/{executor}"),
+    ("POST", "/v1/executors/{executor}/pause"),
+    ("POST", "/v1/executors/{executor}/resume"),
     ("GET", "/v1/workflows"),
     ("GET", "/v1/workflows/{name}"),
     ("POST", "/v1/steps/{step_id}/resolve"),
@@ -64,6 +68,7 @@ def at(path: str) -> str:
         .replace("{step_id}", "999999")
         .replace("{name}", "nothing")
         .replace("{worker}", "w:0")
+        .replace("{executor}", "nothing")
     )
 
 

@@ -180,7 +180,10 @@ def requests_of(
     """A request of this operation: its target, body and headers."""
     said = DOCUMENT["paths"][path][method.lower()]
     ids = st.sampled_from([task_id + 2 * path.startswith("/v1/steps") for task_id in task_ids])
-    names = st.just("order") if path.startswith("/v1/workflows") else STEPS
+    names = STEPS
+    for room, known_name in (("/v1/workflows", "order"), ("/v1/executors", "bus")):
+        if path.startswith(room):
+            names = st.just(known_name)
     target, query, headers = path, {}, {}
     for parameter in said.get("parameters", ()):
         name = parameter["name"]

@@ -218,6 +218,35 @@ def test_the_broker_is_draining() -> None:
     assert why(world, task_id).code == "broker_draining"
 
 
+def test_its_executor_is_paused() -> None:
+    world = World()
+    world.hello()
+    world.ask(events.PauseExecutor, executor="bus")
+    task_id = world.task(ONE)
+    found = why(world, task_id)
+    assert found.code == "executor_paused"
+    assert "`stepwire executor resume bus`" in found.message
+    assert world.batches() == []
+    world.ask(events.ResumeExecutor, executor="bus")
+    assert why(world, task_id).code == "handed_out"
+
+
+def test_its_executor_is_full_or_says_so() -> None:
+    world = World()
+    world.handle(events.Attached(W, "told"))
+    world.hello(slots=1, prefetch=0)
+    _, second = world.task(ONE), world.task(ONE)
+    found = why(world, second)
+    assert found.code == "executor_full"
+    assert found.message.startswith("the executor `told` has 1 step, and takes no more than 1 at a time")
+    world.handle(events.Detached(W))
+    world.handle(events.Attached(W2, "told"))
+    world.hello(W2, slots=1, prefetch=0, free={BROKER: 0})
+    found = why(world, second)
+    assert found.code == "executor_full"
+    assert "says that it has no capacity now" in found.message
+
+
 def test_every_worker_that_could_take_it_leaves_or_is_stuck() -> None:
     world = World()
     world.hello(slots=1, prefetch=0)

@@ -5,7 +5,7 @@ import functools
 
 from starlette.routing import Route, Router
 
-from . import database, events, exchange, health, metrics, openapi, steps, tasks, workers, workflows
+from . import database, events, exchange, executors, health, metrics, openapi, steps, tasks, workers, workflows
 from .events import Followers
 from .exchange import Requests, Resource
 from .operations import OPERATIONS
@@ -51,6 +51,10 @@ class Application:
             resource("/v1/workflows/{name}/activate", POST=workflows.activate),
             resource("/v1/workers", GET=workers.all_of_them),
             resource("/v1/workers/{worker}/drain", POST=workers.drain),
+            resource("/v1/executors", GET=executors.all_of_them),
+            resource("/v1/executors/{executor}", GET=executors.show),
+            resource("/v1/executors/{executor}/pause", POST=executors.pause),
+            resource("/v1/executors/{executor}/resume", POST=executors.resume),
             resource("/v1/database/prune", POST=database.prune),
             resource("/v1/tap", GET=self.taps.stream),
             resource("/openapi.json", GET=openapi.show),

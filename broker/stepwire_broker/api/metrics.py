@@ -7,11 +7,11 @@ from an index of the database. Nothing here depends on a commit, so it also answ
 import asyncio
 import importlib.metadata
 from collections.abc import Callable, Iterable
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from stepwire_broker.bus.wire import Counters as WireCounters
 from stepwire_broker.core.events import Now
-from stepwire_broker.core.figures import Histogram
+from stepwire_broker.core.figures import DURATION_S, Histogram
 from stepwire_broker.core.state import BrokerState, Counters
 from stepwire_broker.stages.measures import COMMIT_S, GROUP_ROWS, LOOP_LAG_S, Measures
 from stepwire_broker.store import queries
@@ -42,6 +42,7 @@ class Seen(NamedTuple):
     ready: dict[str, tuple[int, int]]  # by handler_class: how many, and since when (UTC) the oldest
     held: int | None  # None when the database did not answer in time
     now: Now
+    executors: list[dict[str, Any]]
 
 
 class Metric(NamedTuple):
@@ -49,7 +50,7 @@ class Metric(NamedTuple):
     kind: Kind
     labels: Labels
     help: str
-    read: Callable[[Seen], Iterable[tuple[Labels, Value]] | Value | Histogram | None]
+    read: Callable[[Seen], Iterable[tuple[Labels, Value | Histogram]] | Value | Histogram | None]
 
 
 METRICS: Final[tuple[Metric, ...]] = (
@@ -274,6 +275,49 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Always 1: which broker this is, of what version, and which start of it.",
         lambda seen: [((seen.broker.broker_id, VERSION, str(seen.broker.epoch)), 1)],
     ),
+    # executors
+    Metric(
+        "stepwire_executor_active_steps",
+        "gauge",
+        ("executor",),
+        "Steps that an executor has been handed and has not answered.",
+        lambda seen: [((one["executor"],), one["active"]) for one in seen.executors],
+    ),
+    Metric(
+        "stepwire_executor_max_concurrent",
+        "gauge",
+        ("executor",),
+        "How many it runs at a time.",
+        lambda seen: [((one["executor"],), one["max_concurrent"]) for one in seen.executors],
+    ),
+    Metric(
+        "stepwire_executor_paused",
+        "gauge",
+        ("executor",),
+        "1 while an operator has paused it.",
+        lambda seen: [((one["executor"],), int(one["paused_since_ms"] is not None)) for one in seen.executors],
+    ),
+    Metric(
+        "stepwire_executor_executed_total",
+        "counter",
+        ("executor",),
+        "Runs that it has answered for, however they ended.",
+        lambda seen: [((key,), of.figures.executed) for key, of in seen.state.executors.items()],
+    ),
+    Metric(
+        "stepwire_executor_failed_total",
+        "counter",
+        ("executor",),
+        "Those of them that did not complete.",
+        lambda seen: [((key,), of.figures.failed) for key, of in seen.state.executors.items()],
+    ),
+    Metric(
+        "stepwire_executor_duration_seconds",
+        "histogram",
+        ("executor",),
+        "How long its runs took.",
+        lambda seen: [((key,), of.figures.duration_s) for key, of in seen.state.executors.items()],
+    ),
     # the bus
     Metric(
         "stepwire_bus_messages_total",
@@ -321,7 +365,16 @@ async def show(call: Call, requests: Requests) -> Reply:
     held = await _held(broker)
     ready = _ready(state)
     seen = Seen(
-        broker, state, state.counters, broker.measures, broker.wire_counters, requests, ready, held, broker.now()
+        broker,
+        state,
+        state.counters,
+        broker.measures,
+        broker.wire_counters,
+        requests,
+        ready,
+        held,
+        broker.now(),
+        broker.executors(),
     )
     return Reply(200, b"".join(_text(metric, seen) for metric in METRICS), TEXT_FORMAT)
 
@@ -360,17 +413,21 @@ def _text(metric: Metric, seen: Seen) -> bytes:
     elif found is not None:
         for values, value in found:
             labels = ",".join(f'{name}="{_escaped(text)}"' for name, text in zip(metric.labels, values, strict=True))
-            lines.append(f"{metric.name}{{{labels}}} {_number(value)}")
+            if isinstance(value, Histogram):
+                lines += _histogram(metric.name, value, labels)
+            else:
+                lines.append(f"{metric.name}{{{labels}}} {_number(value)}")
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _histogram(name: str, histogram: Histogram) -> list[str]:
+def _histogram(name: str, histogram: Histogram, labels: str = "") -> list[str]:
     """Each count holds those below it: so the format wants it."""
     lines, below = [], 0
+    before, whole = (f"{labels},", f"{{{labels}}}") if labels else ("", "")
     for bound, count in zip((*histogram.bounds, None), histogram.counts, strict=True):
         below += count
-        lines.append(f'{name}_bucket{{le="{"+Inf" if bound is None else _number(bound)}"}} {below}')
-    return [*lines, f"{name}_sum {_number(histogram.total)}", f"{name}_count {below}"]
+        lines.append(f'{name}_bucket{{{before}le="{"+Inf" if bound is None else _number(bound)}"}} {below}')
+    return [*lines, f"{name}_sum{whole} {_number(histogram.total)}", f"{name}_count{whole} {below}"]
 
 
 def _number(value: Value) -> str:
@@ -413,4 +470,5 @@ _BOUNDS: Final = {
     "stepwire_commit_duration_seconds": COMMIT_S,
     "stepwire_group_rows": GROUP_ROWS,
     "stepwire_loop_lag_seconds": LOOP_LAG_S,
+    "stepwire_executor_duration_seconds": DURATION_S,
 }

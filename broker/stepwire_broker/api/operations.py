@@ -30,6 +30,7 @@ from .documents import (
     WorkflowPage,
 )
 from .events import KINDS, EventDocument, EventPage
+from .executors import ExecutorDocument, ExecutorList, ExecutorStands
 from .health import Alive, Readiness
 from .tap import TapMessage
 from .token import Scope
@@ -127,6 +128,7 @@ IN_PATH: Final[dict[str, Parameter]] = {
     "task_id": Parameter(ID, "The task's number."),
     "step_id": Parameter(ID, "The step's number. Tasks and steps are numbered in one sequence."),
     "name": Parameter({"type": "string"}, "The name of a step or a workflow."),
+    "executor": Parameter({"type": "string"}, "The executor's key."),
     "worker": Parameter({"type": "string"}, "The worker, as `GET /v1/workers` names it."),
 }
 IN_QUERY: Final[dict[str, Parameter]] = {
@@ -317,6 +319,18 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = {
         _POLLING,
         body=polling.ByeCall,
         is_body_needed=True,
+    ),
+    ("GET", "/v1/executors"): Operation(Scope.READ, "Where steps can go, and how it does there.", {200: ExecutorList}),
+    ("GET", "/v1/executors/{executor}"): Operation(Scope.READ, "An executor.", {200: ExecutorDocument}, (404,)),
+    ("POST", "/v1/executors/{executor}/pause"): Operation(
+        Scope.OPERATE,
+        "Hand it nothing new until it is resumed, or the broker restarts: its steps stay ready.",
+        {200: ExecutorStands},
+        (*_BODY, 404),
+        body=requests.NothingBody,
+    ),
+    ("POST", "/v1/executors/{executor}/resume"): Operation(
+        Scope.OPERATE, "Go on handing it steps.", {200: ExecutorStands}, (*_BODY, 404), body=requests.NothingBody
     ),
     ("POST", "/v1/database/prune"): Operation(
         Scope.ADMIN, "Remove now what has been kept for long enough.", {202: Pruning}

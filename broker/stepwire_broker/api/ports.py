@@ -74,6 +74,10 @@ class BrokerPort(Protocol):
         """The live worker sessions, which are in no database."""
         ...
 
+    def executors(self) -> list[dict[str, Any]]:
+        """Where steps can go, and how it does there."""
+        ...
+
     def add_tap(self, callback: Tap) -> Callable[[], None]:
         """Call back with every message of the bus until the returned function is called."""
         ...

@@ -17,6 +17,7 @@ _HERE = "stepwire_broker.cli"
         "step": f"{_HERE}.step:step",
         "why": f"{_HERE}.why:why",
         "worker": f"{_HERE}.worker:worker",
+        "executor": f"{_HERE}.executor:executor",
         "db": f"{_HERE}.db:db",
         "tap": f"{_HERE}.tap:tap",
         "bench": f"{_HERE}.bench:bench",

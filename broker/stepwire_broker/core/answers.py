@@ -65,4 +65,11 @@ class Quieted(Struct, frozen=True, tag="quieted"):
     quit: bool
 
 
-Answer: TypeAlias = Refused | Submitted | Applied | Done | Quieted
+class ExecutorPaused(Struct, frozen=True, tag="executor_paused"):
+    """It is handed nothing since then (UTC); None: it is again."""
+
+    executor: str
+    since_ms: int | None
+
+
+Answer: TypeAlias = Refused | Submitted | Applied | Done | Quieted | ExecutorPaused

@@ -119,6 +119,18 @@ class DrainWorker(Struct, frozen=True):
     quit: bool = False
 
 
+class PauseExecutor(Struct, frozen=True):
+    """Hand this executor nothing new until it is resumed, or this process ends."""
+
+    request: int
+    executor: str
+
+
+class ResumeExecutor(Struct, frozen=True):
+    request: int
+    executor: str
+
+
 Command: TypeAlias = (
     SubmitTasks
     | ApplyWorkflow
@@ -131,6 +143,8 @@ Command: TypeAlias = (
     | RetryTask
     | ResolveStep
     | DrainWorker
+    | PauseExecutor
+    | ResumeExecutor
 )
 
 

@@ -16,7 +16,7 @@ from .codes import describe
 from .events import Now
 from .placement import offering
 from .ready import route_of
-from .session import WorkerSession
+from .session import BUS, LOCAL, WorkerSession
 from .state import BrokerState
 from .states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
 from .task import RESTORED, Step, Task
@@ -32,6 +32,7 @@ DAY_MS: Final = 24 * 3600 * 1000
 CODES: Final[dict[str, str]] = {
     "held": "nobody knows whether it ran, and an operator has to say",
     "paused": "its task is paused",
+    "executor_paused": "the executor that it goes to is paused",
     "database_stalled": "the database takes no writes now, so nothing is handed out",
     "broker_draining": "this broker is stopping and hands nothing out",
     "no_local_executor": "it is to run inside the broker, which has no executor for that",
@@ -40,6 +41,7 @@ CODES: Final[dict[str, str]] = {
     "workers_leaving": "every worker that could take it takes nothing new",
     "runs_alone": "workers died with it before, so it goes alone, and every worker has such a step",
     "workers_busy": "every worker that could take it is full",
+    "executor_full": "the executor that it goes to runs as much as it can, or says that it has no capacity",
     "back_off": "an attempt failed, and the next one has its time",
     "not_loaded": "its task waits in the database for its turn in memory",
     "payload_fetched": "its payload, or what its rule compares, is being read from the database",
@@ -291,6 +293,19 @@ def _is_matched_by_nobody(state: BrokerState, step: Step, now: Now) -> Why | Non
     return Why("no_worker_matches", message, step.ready_ms)
 
 
+def _is_of_a_paused_executor(state: BrokerState, step: Step, now: Now) -> Why | None:
+    if level0.serves(state, step):
+        paused = [state.executor(BUS)]
+    else:
+        paused = list({s.of.key: s.of for s in offering(state, route_of(step))}.values())
+    if not paused or any(executor.paused_wall is None for executor in paused):
+        return None
+    which = _named(f"`{executor.key}`" for executor in paused)
+    since = max(executor.paused_wall or 0 for executor in paused)
+    how = f"`stepwire executor resume {paused[0].key}` goes on with it"
+    return Why("executor_paused", f"the executor {which} is paused since {_at(since, now)}; {how}", since)
+
+
 def _is_fetched(state: BrokerState, step: Step, now: Now) -> Why | None:
     live = state.steps.get(step.id)
     if not any(live is each for steps in state.fetching.values() for each in steps):
@@ -336,10 +351,21 @@ def _is_too_much(state: BrokerState, step: Step, now: Now) -> Why | None:
     sessions = [s for s in offering(state, route_of(step)) if not (s.draining or s.stuck or s.muted)]
     if any(s.credit > 0 for s in sessions):
         return None
+    hosts = {s.executor for s in sessions}
+    if len(hosts) == 1 and BUS not in hosts and LOCAL not in hosts:
+        return Why("executor_full", f"{_at_its_limit(sessions)}{_ahead(state, step)}", step.ready_ms)
     slots = _count(sum(s.slots for s in sessions), "slot")
     whose = f"{_count(len(sessions), 'worker')} that could take it"
     ahead = _ahead(state, step)
     return Why("workers_busy", f"all {slots} of the {whose} are busy{ahead}", step.ready_ms)
+
+
+def _at_its_limit(sessions: list[WorkerSession]) -> str:
+    """Of one executor."""
+    key, slots, held = sessions[0].executor, sum(s.slots for s in sessions), sum(len(s.deliveries) for s in sessions)
+    if held >= slots:
+        return f"the executor `{key}` has {_count(held, 'step')}, and takes no more than {slots} at a time"
+    return f"the executor `{key}` says that it has no capacity now; it has {_count(held, 'step')}"
 
 
 def _peers_are_busy(state: BrokerState, step: Step, now: Now) -> Why | None:
@@ -370,6 +396,7 @@ _READY: Final[tuple[Callable[[BrokerState, Step, Now], Why | None], ...]] = (
     _is_local,
     _is_offered_by_nobody,
     _is_matched_by_nobody,
+    _is_of_a_paused_executor,
     _is_fetched,
     _is_not_loaded,
     _is_left_alone,

@@ -3,9 +3,11 @@
 from bisect import bisect_left
 from typing import Final
 
-DURATION_MS: Final = (
-    *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1_000.0, 2_500.0, 5_000.0, 10_000.0, 30_000.0),
-    *(60_000.0, 300_000.0, 1_800_000.0, 7_200_000.0),
+from msgspec import Struct
+
+DURATION_S: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+    *(60.0, 300.0, 1_800.0, 7_200.0),
 )
 
 
@@ -42,19 +44,41 @@ class Histogram:
         return below
 
 
+class ExecutorMetrics(Struct, frozen=True, kw_only=True):
+    """Since the start. `total_failed` is part of `total_executed`; None where nothing has run yet."""
+
+    active: int
+    total_executed: int
+    total_failed: int
+    max_concurrent: int
+    mean_ms: float | None = None
+    p95_ms: float | None = None
+
+
 class Figures:
     """What one executor has done since the start. `failed` is part of `executed`."""
 
-    __slots__ = ("duration_ms", "executed", "failed")
+    __slots__ = ("duration_s", "executed", "failed")
 
     def __init__(self) -> None:
         self.executed = 0
         self.failed = 0
-        self.duration_ms = Histogram(DURATION_MS)
+        self.duration_s = Histogram(DURATION_S)
 
-    def ended(self, is_completed: bool, duration_ms: float | None) -> None:
+    def ended(self, is_completed: bool, duration_s: float | None) -> None:
         """Once a run. Its time counts where it is known."""
         self.executed += 1
         self.failed += not is_completed
-        if duration_ms is not None:
-            self.duration_ms.observe(duration_ms)
+        if duration_s is not None:
+            self.duration_s.observe(duration_s)
+
+    def metrics(self, active: int, max_concurrent: int) -> ExecutorMetrics:
+        mean_s, p95_s = self.duration_s.mean(), self.duration_s.quantile(0.95)
+        return ExecutorMetrics(
+            active=active,
+            total_executed=self.executed,
+            total_failed=self.failed,
+            max_concurrent=max_concurrent,
+            mean_ms=None if mean_s is None else round(mean_s * 1000, 3),
+            p95_ms=None if p95_s is None else round(p95_s * 1000, 3),
+        )

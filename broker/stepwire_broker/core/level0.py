@@ -33,6 +33,7 @@ from .placement import ASIDE_MAX, FETCHES_IN_FLIGHT_MAX, REQUEST_OVERHEAD_BYTES,
 from .progress import enqueue, fail_for, undeliver, unknown_outcome
 from .ready import Route, route_of
 from .results import apply_result, look_up
+from .session import BUS
 from .state import BrokerState
 from .states import DISPATCHED, STEP_FINAL
 from .task import LEVEL0, Step
@@ -103,7 +104,7 @@ def _serves(state: BrokerState, route: Route) -> bool:
 
 def dispatch(state: BrokerState, now: Now) -> None:
     """Who holds nothing gets something, those first who have waited longest, and the doubted last."""
-    if state.draining or state.stalled is not None or not state.ready.count:
+    if state.draining or state.stalled is not None or not state.ready.count or is_paused(state):
         return
     free = [peer for peer in state.level0.peers.values() if is_free(peer, now)]
     if not free:
@@ -129,6 +130,11 @@ def dispatch(state: BrokerState, now: Now) -> None:
         enqueue(state, step)
     if fetch:
         fetch_for(state, fetch)
+
+
+def is_paused(state: BrokerState) -> bool:
+    """What comes over the bus is the bus's, with a session or without one."""
+    return state.executor(BUS).paused_wall is not None
 
 
 def is_free(peer: Peer, now: Now) -> bool:

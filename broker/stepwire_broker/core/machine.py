@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from stepwire_protocol import messages as wire
 
-from . import events, level0, orders, placement, residency, results, sessions, submission
+from . import events, executor, level0, orders, placement, residency, results, sessions, submission
 from .answers import Refused
 from .decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
 from .events import Event, Now
@@ -345,6 +345,8 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.RetryTask: _on_command,
     events.ResolveStep: _on_resolve,
     events.DrainWorker: _on_drain_worker,
+    events.PauseExecutor: executor.on_pause,
+    events.ResumeExecutor: executor.on_resume,
     # the world
     events.Tick: _on_tick,
     events.Attached: sessions.on_attached,

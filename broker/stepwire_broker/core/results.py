@@ -23,13 +23,13 @@ from stepwire_protocol.messages import (
     Start,
 )
 
-from . import facts
+from . import executor, facts
 from .decision import LoadBySteps
 from .events import Now
 from .group import Parked
 from .outbox import SendAck, SendMessage
 from .progress import cancel_step, complete, fail, fail_for, undeliver, unknown_outcome
-from .session import Batch, WorkerSession
+from .session import BUS, Batch, WorkerSession
 from .sessions import current, refuse, turn_away
 from .state import BrokerState, Load
 from .states import DISPATCHED, HELD, READY, RETRY_WAIT, STEP_FINAL, TaskState
@@ -230,6 +230,7 @@ def apply_result(state: BrokerState, step: Step, result: Result, now: Now, sessi
             _withdraw(state, step)
         if session is not None:
             session.completed += 1
+        _count(state, session, step, result, now)
         complete(state, step, delivery, _compact(bytes(result.output)), now)
         return
     if delivery != step.delivery or step.batch_id is None or step.state not in (DISPATCHED, HELD):
@@ -237,6 +238,7 @@ def apply_result(state: BrokerState, step: Step, result: Result, now: Now, sessi
         return
     if session is not None:
         session.failed += 1
+    _count(state, session, step, result, now)
     error = result.error or ErrorDetail(message="the handler gave no reason")
     if error.code == "outcome_unknown":
         unknown_outcome(state, step, "outcome_unknown", now)
@@ -260,6 +262,11 @@ def apply_result(state: BrokerState, step: Step, result: Result, now: Now, sessi
         reported=result.status == "failed",
         retry_after_ms=None if error.retry_after_ms is None else min(error.retry_after_ms, RETRY_AFTER_MAX_MS),
     )
+
+
+def _count(state: BrokerState, session: WorkerSession | None, step: Step, result: Result, now: Now) -> None:
+    of = state.executor(BUS) if session is None else session.of
+    executor.count(of.figures, step, result, now)
 
 
 RETRY_AFTER_MAX_MS: Final = 366 * 24 * 3600 * 1000

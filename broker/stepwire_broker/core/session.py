@@ -11,6 +11,7 @@ from msgspec import Struct
 from stepwire_protocol import limits, patterns, topics
 from stepwire_protocol.messages import Hello
 
+from .figures import Figures
 from .task import Step
 
 NAME_MAX: Final = 48  # of a worker's id, before its digits
@@ -27,6 +28,14 @@ def died_with(worker: str, broker: str, epoch: int) -> bool:
     """Was this a worker inside an earlier process of this broker? Others have random digits there."""
     name, _, digits = worker.partition(":")
     return name.endswith(f".{broker}") and int(digits[:12], 16) < epoch
+
+
+class ExecutorState(Struct, weakref=False, eq=False):
+    """An executor as the core sees it: sessions that bear its key, whoever stands behind them."""
+
+    key: str
+    figures: Figures
+    paused_wall: int | None = None  # since when it is handed nothing, if an operator said so
 
 
 class Batch(Struct, gc=False, weakref=False, eq=False):
@@ -64,7 +73,7 @@ class WorkerSession(Struct, weakref=False, eq=False):
     heard_mono: int
     told_mono: int  # when it last said what it holds
     topic: bytes
-    executor: str = BUS
+    of: ExecutorState
     free: int = 0  # what the worker last said it could take
     free_n: int = -1  # and when, in its own counting
     unanswered: int = 0  # steps sent since, that no accept, refusal or result has answered
@@ -85,9 +94,13 @@ class WorkerSession(Struct, weakref=False, eq=False):
     failed: int = 0
 
     @property
+    def executor(self) -> str:
+        return self.of.key
+
+    @property
     def credit(self) -> int:
         """How many more steps may be sent now."""
-        if self.draining or self.stuck or self.muted or self.dead:
+        if self.draining or self.stuck or self.muted or self.dead or self.of.paused_wall is not None:
             return 0
         return self.free - self.unanswered
 
@@ -102,7 +115,7 @@ class WorkerSession(Struct, weakref=False, eq=False):
         return self.heartbeat_ms > 0
 
 
-def opened(hello: Hello, k: int, epoch: int, broker: str, mono: int, wall: int) -> WorkerSession:
+def opened(hello: Hello, k: int, epoch: int, broker: str, of: ExecutorState, mono: int, wall: int) -> WorkerSession:
     return WorkerSession(
         worker=hello.worker,
         k=k,
@@ -124,6 +137,7 @@ def opened(hello: Hello, k: int, epoch: int, broker: str, mono: int, wall: int) 
         heard_mono=mono,
         told_mono=mono,
         topic=topics.to_worker(hello.worker),
+        of=of,
         free=hello.free.get(broker, 0),
         free_n=hello.n,
         idle_since_mono=mono,

@@ -94,9 +94,9 @@ def on_hello(state: BrokerState, hello: Hello, now: Now) -> None:
 
 def _open(state: BrokerState, hello: Hello, k: int, before: WorkerSession | None, now: Now) -> WorkerSession:
     """A new session. Of the old one: what the worker still holds moves over, the rest it has dropped unstarted."""
-    session = opened(hello, k, state.identity.epoch, state.identity.broker, now.mono, now.wall)
+    executor = state.executor(state.attached.get(hello.worker, BUS))
+    session = opened(hello, k, state.identity.epoch, state.identity.broker, executor, now.mono, now.wall)
     session.draining = hello.worker in state.quieted
-    session.executor = state.attached.get(hello.worker, BUS)
     state.sessions[hello.worker] = session
     state.offer_cache.clear()
     state.counters.sessions_opened += 1

@@ -14,10 +14,11 @@ from .answers import Answer, Refused
 from .decision import Decision, ToRequest
 from .events import ApplyWorkflow, Now
 from .facts import Fact
+from .figures import Figures
 from .outbox import LaneState, Outbox, Owner, SendAnswer
 from .peer import Level0
 from .ready import ReadyQueue, Route
-from .session import WorkerSession, offer_of
+from .session import ExecutorState, WorkerSession, offer_of
 from .settings import Settings
 from .task import Step, Task, apply, unlink
 from .timers import Timers
@@ -128,6 +129,7 @@ class BrokerState:
         self.quieted: OrderedDict[str, bool] = OrderedDict()  # workers that get nothing new → are they to quit?
         # sessions
         self.sessions: dict[str, WorkerSession] = {}
+        self.executors: dict[str, ExecutorState] = {}  # by key, as they come to our notice
         self.attached: dict[str, str] = {}  # by worker that does not come over the bus: its executor
         self.dead_k: OrderedDict[str, int] = OrderedDict()  # by worker: the largest number declared dead here
         self.offer_cache: dict[Route, list[WorkerSession]] = {}
@@ -154,6 +156,12 @@ class BrokerState:
         self.draining = False
         self.stalled: str | None = None
         self.reserved_tasks = 0
+
+    def executor(self, key: str) -> ExecutorState:
+        found = self.executors.get(key)
+        if found is None:
+            found = self.executors[key] = ExecutorState(key, Figures())
+        return found
 
     def record(self, task: Task, fact: Fact) -> None:
         """Apply a fact and have it written: state, history and rows go into the same transaction."""

@@ -19,7 +19,7 @@ from msgspec import Struct
 from stepwire.actions import RunEnd
 from stepwire_protocol.messages import DeliveryMode, StepRequest
 
-from stepwire_broker.core.figures import Figures
+from stepwire_broker.core.figures import ExecutorMetrics, Figures
 
 Status: TypeAlias = Literal["completed", "failed", "retry", "held"]
 
@@ -120,17 +120,6 @@ class ExecutionFailed(ExecutorError):
         self.category = category
 
 
-class ExecutorMetrics(Struct, frozen=True, kw_only=True):
-    """Since the start. `total_failed` is part of `total_executed`; None where nothing has run yet."""
-
-    active: int
-    total_executed: int
-    total_failed: int
-    max_concurrent: int
-    mean_ms: float | None = None
-    p95_ms: float | None = None
-
-
 @runtime_checkable
 class Executor(Protocol):
     """What every executor has. `metrics().max_concurrent` is how many runs it takes at a time.
@@ -181,14 +170,7 @@ class BaseExecutor(abc.ABC):
         return self.active < self.max_concurrent
 
     def metrics(self) -> ExecutorMetrics:
-        return ExecutorMetrics(
-            active=self.active,
-            total_executed=self.figures.executed,
-            total_failed=self.figures.failed,
-            max_concurrent=self.max_concurrent,
-            mean_ms=self.figures.duration_ms.mean(),
-            p95_ms=self.figures.duration_ms.quantile(0.95),
-        )
+        return self.figures.metrics(self.active, self.max_concurrent)
 
     async def execute(self, step: StepReady) -> ExecutionResult:
         (result,) = await self._counted(1, self._alone(step))
@@ -211,7 +193,7 @@ class BaseExecutor(abc.ABC):
         finally:
             self.active -= many
             for is_completed in are_completed:
-                self.figures.ended(is_completed, (monotonic() - begun) * 1000)
+                self.figures.ended(is_completed, monotonic() - begun)
 
 
 class BatchExecutor(BaseExecutor):

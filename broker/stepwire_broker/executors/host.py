@@ -25,7 +25,7 @@ from stepwire_broker.core.session import own_worker
 from stepwire_broker.core.sessions import here_message
 
 from . import outcome
-from .contract import EVERYTHING, Executor, ExecutorError, NoCapacity, StepReady
+from .contract import EVERYTHING, Executor, ExecutorError, ExecutorMetrics, NoCapacity, StepReady
 
 log = structlog.get_logger("stepwire.executor")
 
@@ -119,6 +119,12 @@ class Host:
         end = getattr(self.executor, "stop", None)
         if end is not None and self._is_prepared:
             await end()
+
+    def metrics(self) -> ExecutorMetrics:
+        found = self.executor.metrics()
+        if not isinstance(found, ExecutorMetrics):
+            raise TypeError(f"metrics() returned {type(found).__name__}: it has to be ExecutorMetrics")
+        return found
 
     # -- session ------------------------------------------------------------------------------------------------------
 

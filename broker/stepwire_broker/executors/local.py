@@ -50,6 +50,9 @@ class Local:
         self._gone = broker.expect(worker._given_id, LOCAL)
         worker.start()
 
+    def metrics(self) -> None:
+        """Its results pass the core like everybody's, and are counted there."""
+
     async def drain(self, drain_ms: float) -> None:
         """The broker has been told before that it is to hand out nothing: what is given back does not come again."""
         if self._worker is not None:

@@ -17,7 +17,7 @@ from stepwire_broker.core.session import BUS, LOCAL
 from stepwire_broker.core.settings import Settings
 from stepwire_broker.runs.records import RunsRefused
 
-from .contract import Executor
+from .contract import Executor, ExecutorMetrics
 from .exec import BadCommand, Exec
 from .host import BadExecutor, Host
 from .local import Local, handlers_of
@@ -107,6 +107,15 @@ class Executors:
     def start(self, broker: Broker) -> None:
         for host in self._hosts.values():
             host.start(broker)
+
+    def metrics(self) -> dict[str, ExecutorMetrics | None]:
+        found: dict[str, ExecutorMetrics | None] = dict.fromkeys(self.keys())
+        for key, host in self._hosts.items():
+            try:
+                found[key] = host.metrics()
+            except Exception as error:
+                log.error("executor_broke", executor=key, what="metrics", error=repr(error))
+        return found
 
     async def drain(self, drain_ms: float) -> None:
         await asyncio.gather(*(host.drain(drain_ms) for host in self._hosts.values()))

@@ -22,8 +22,10 @@ from stepwire_broker.core.events import (
     Command,
     DrainWorker,
     NewTask,
+    PauseExecutor,
     PauseTask,
     ResolveStep,
+    ResumeExecutor,
     ResumeTask,
     RetryTask,
     SubmitTasks,
@@ -160,6 +162,16 @@ def retry(body: bytes, task_id: int, limits: LimitSettings) -> Make:
 def drain_worker(body: bytes, worker: str, limits: LimitSettings) -> Make:
     _, said = _read(body or b"{}", _drain, limits.payload_bytes)
     return lambda request: DrainWorker(request, worker, said.quit)
+
+
+def pause_executor(body: bytes, executor: str, limits: LimitSettings) -> Make:
+    _read(body or b"{}", _nothing, limits.payload_bytes)
+    return lambda request: PauseExecutor(request, executor)
+
+
+def resume_executor(body: bytes, executor: str, limits: LimitSettings) -> Make:
+    _read(body or b"{}", _nothing, limits.payload_bytes)
+    return lambda request: ResumeExecutor(request, executor)
 
 
 def resolve(body: bytes, step_id: int, limits: LimitSettings) -> Make:

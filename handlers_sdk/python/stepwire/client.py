@@ -259,6 +259,21 @@ class Client:
         answer: dict[str, Any] = self._call("POST", path, {"quit": quit}, is_safe=True)
         return answer
 
+    def executors(self) -> dict[str, Any]:
+        return self._get("/v1/executors")
+
+    def executor(self, key: str) -> dict[str, Any]:
+        return self._get(f"/v1/executors/{quote(key, safe='')}")
+
+    def pause_executor(self, key: str) -> dict[str, Any]:
+        """Hand it nothing new until it is resumed, or the broker restarts."""
+        answer: dict[str, Any] = self._call("POST", f"/v1/executors/{quote(key, safe='')}/pause", {}, is_safe=True)
+        return answer
+
+    def resume_executor(self, key: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self._call("POST", f"/v1/executors/{quote(key, safe='')}/resume", {}, is_safe=True)
+        return answer
+
     def is_alive(self) -> bool:
         """Does a broker answer at this address at all? Asked once, and without a token."""
         try:

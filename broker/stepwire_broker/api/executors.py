@@ -1,0 +1,88 @@
+"""`/v1/executors`: where steps can go, how it does there, and the word that it is to be handed nothing for a while."""
+
+from typing import Any, Final
+
+from msgspec import Struct
+
+from stepwire_broker.core.answers import ExecutorPaused
+from stepwire_broker.stages import requests
+
+from . import problems
+from .documents import rfc3339
+from .exchange import Call, Reply, encode
+
+ORDER_BYTES_MAX: Final = 64 * 1024
+
+
+class ExecutorDocument(Struct, frozen=True, kw_only=True):
+    """An executor, since this broker's start. `is_hosted`: it runs inside the broker and counts for itself; of the
+    others it is counted what they say. `active`: handed over, and not answered. `total_failed` is part of
+    `total_executed`. A pause ends with the process."""
+
+    executor: str
+    is_hosted: bool
+    paused_since: str | None
+    workers: int
+    handlers: list[str]
+    has_capacity: bool
+    active: int
+    max_concurrent: int
+    total_executed: int
+    total_failed: int
+    mean_ms: float | None
+    p95_ms: float | None
+
+
+class ExecutorList(Struct, frozen=True):
+    broker: str
+    epoch: int
+    executors: list[ExecutorDocument]
+
+
+class ExecutorStands(Struct, frozen=True):
+    executor: str
+    paused_since: str | None
+
+
+async def all_of_them(call: Call) -> Reply:
+    call.query()
+    broker = call.broker
+    return Reply(200, encode(ExecutorList(broker.broker_id, broker.epoch, [_shown(one) for one in broker.executors()])))
+
+
+async def show(call: Call) -> Reply:
+    call.query()
+    return Reply(200, encode(_shown(_named(call))))
+
+
+async def pause(call: Call) -> Reply:
+    """Nothing new for this executor; steps stay ready. What it has it finishes."""
+    return await _order(call, requests.pause_executor)
+
+
+async def resume(call: Call) -> Reply:
+    return await _order(call, requests.resume_executor)
+
+
+async def _order(call: Call, order: Any) -> Reply:
+    call.query()
+    body = await call.body(ORDER_BYTES_MAX)
+    key = _named(call)["executor"]
+    done = await call.ask(order(body, key, call.broker.settings.limits), ExecutorPaused)
+    return Reply(200, encode(ExecutorStands(done.executor, None if done.since_ms is None else rfc3339(done.since_ms))))
+
+
+def _named(call: Call) -> dict[str, Any]:
+    key = call.scope["path_params"]["executor"]
+    executors = call.broker.executors()
+    found = next((one for one in executors if one["executor"] == key), None)
+    if found is None:
+        there = ", ".join(one["executor"] for one in executors)
+        raise problems.Problem(404, "not_found", f"there is no executor {key}", f"there are {there}")
+    return found
+
+
+def _shown(executor: dict[str, Any]) -> ExecutorDocument:
+    members = {name: value for name, value in executor.items() if name != "paused_since_ms"}
+    since_ms = executor["paused_since_ms"]
+    return ExecutorDocument(paused_since=None if since_ms is None else rfc3339(since_ms), **members)

@@ -1,0 +1,185 @@
+"""What is seen of executors, and what a pause does: figures, reasons, HTTP and commands."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stepwire_broker.core import explain
+from stepwire_broker.core.events import PauseExecutor, ResumeExecutor
+from stepwire_broker.embedded import Broker
+from stepwire_broker.executors.contract import ExecutionResult, StepReady, completed, failed
+
+from tests.cli.a_place import Place, place, stop
+from tests.system.harness import eventually as eventually_outside
+
+from .installed import install
+from .running import Told, core_of, eventually, running, states, submit
+from .test_killed import PYPROJECT
+
+
+def why(broker: Broker) -> tuple[str, str]:
+    core = core_of(broker)
+    step = max(core.state.steps.values(), key=lambda step: step.id)  # the last in the queue
+    found = explain.step(core.state, step, core.now())
+    return found.code, found.message
+
+
+def shown(broker: Broker, key: str = "told") -> dict[str, Any]:
+    (found,) = [one for one in core_of(broker).executors() if one["executor"] == key]
+    return found
+
+
+# -- why --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_whose_executor_is_paused_or_full_says_so_and_goes_on_afterwards(tmp_path: Path) -> None:
+    async def tried() -> None:
+        go_on = asyncio.Event()
+
+        async def how(step: StepReady) -> ExecutionResult:
+            await go_on.wait()
+            return completed()
+
+        class Moody(Told):
+            is_willing = True
+
+            def has_capacity(self) -> bool:
+                return self.is_willing
+
+        executor = Moody(how, 2)
+        async with running(tmp_path, executor) as broker:
+            core = core_of(broker)
+            tasks = await submit(broker, 3)
+            await eventually(lambda: executor.active == 2, "two runs")
+            code, text = why(broker)
+            assert code == "executor_full"
+            assert text.startswith("the executor `told` has 2 steps, and takes no more than 2 at a time")
+
+            await core.ask(lambda request: PauseExecutor(request, "told"))
+            code, text = why(broker)
+            assert (code, "`stepwire executor resume told`" in text) == ("executor_paused", True)
+            go_on.set()
+            for task in tasks[:2]:
+                await task.wait(20)  # a pause takes nothing back
+            assert states(broker) == ["ready"]
+            assert (shown(broker)["has_capacity"], shown(broker)["paused_since_ms"] is None) == (False, False)
+
+            executor.is_willing = False
+            await core.ask(lambda request: ResumeExecutor(request, "told"))
+            await eventually(lambda: why(broker)[0] == "executor_full", "it to say that it has no capacity")
+            assert "says that it has no capacity now" in why(broker)[1]
+            executor.is_willing = True
+            await tasks[2].result(20)
+
+    asyncio.run(tried())
+
+
+def test_every_executor_has_its_figures_from_whoever_counts(tmp_path: Path) -> None:
+    async def how(step: StepReady) -> ExecutionResult:
+        return completed() if step.task_id % 2 else failed("even")
+
+    async def tried() -> None:
+        async with running(tmp_path, Told(how)) as broker:
+            tasks = await submit(broker, 6)
+            ends = [(await task.wait(20)).state for task in tasks]
+            found, core = shown(broker), core_of(broker)
+            assert (found["total_executed"], found["total_failed"]) == (6, ends.count("failed"))
+            assert (found["active"], found["max_concurrent"], found["is_hosted"]) == (0, 4, True)
+            assert 0 <= found["mean_ms"] <= 20_000
+            counted = core.state.executor("told").figures
+            assert (counted.executed, counted.failed) == (6, ends.count("failed"))
+            assert sum(counted.duration_s.counts) == 6
+            assert shown(broker, "bus")["total_executed"] == 0
+
+    asyncio.run(tried())
+
+
+# -- over HTTP, and by hand -------------------------------------------------------------------------------------------
+
+MODULE = """
+from stepwire import Context, Worker
+from stepwire_broker.executors.contract import BaseExecutor, completed
+
+worker = Worker()
+
+@worker.handler("here")
+def here(context: Context): ...
+
+class Noting(BaseExecutor):
+    handlers = ("there",)
+
+    def __init__(self):
+        super().__init__("noting", 3)
+
+    async def run(self, step):
+        return completed()
+"""
+CONFIG = """
+executors:
+  local: {modules: [noting]}
+  options: {noting: {}}
+execution:
+  default_execution_mode: distributed
+  rules:
+    - {match: "**::there", executor: noting}
+    - {match: "**", executor: local}
+"""
+WORKFLOW = "name: w\nsteps: [{name: here, handler_class: here}, {name: there, handler_class: there}]\n"
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    directory = tmp_path_factory.mktemp("standing")
+    directory.chmod(0o700)
+    package = directory / "package"
+    package.mkdir()
+    (package / "pyproject.toml").write_text(PYPROJECT)
+    (package / "noting.py").write_text(MODULE)
+    install(package, directory / "installed")
+    found = place(directory)
+    found.environ["PYTHONPATH"] = f"{directory / 'installed'}:{found.environ.get('PYTHONPATH', '')}"
+    (directory / "stepwire.yaml").write_text(CONFIG)
+    (directory / "stepwire.yaml").chmod(0o600)
+    (directory / "w.yaml").write_text(WORKFLOW)
+    broker = found.serve("-o", "json")
+    try:
+        found.environ["STEPWIRE_URL"] = json.loads(broker.ready)["http"]
+        assert found.stepwire("workflow", "apply", "w.yaml").code == 0
+        assert found.stepwire("task", "submit", "w", "--wait").code == 0
+        yield found
+    finally:
+        stop(broker.process)
+
+
+def test_executors_are_listed_with_what_they_did(serving: Place) -> None:
+    listed = {one["executor"]: one for one in serving.stepwire("executor", "list", "--json").json}
+    assert listed.keys() == {"bus", "local", "noting", "poll"}
+    did = {key: (one["total_executed"], one["total_failed"], one["max_concurrent"]) for key, one in listed.items()}
+    assert did == {"bus": (0, 0, 0), "local": (1, 0, 8), "noting": (1, 0, 3), "poll": (0, 0, 0)}
+    assert (listed["noting"]["handlers"], listed["local"]["handlers"]) == (["there"], ["here"])
+    text = serving.stepwire("executor", "list").out
+    assert "noting" in text
+    assert "nobody there" in text
+    assert serving.stepwire("executor", "show", "noting", "--json").json["is_hosted"] is True
+    missing = serving.stepwire("executor", "show", "nothing")
+    assert (missing.code, "there are bus, local, noting, poll" in missing.err) == (3, True)
+
+
+def test_a_pause_keeps_steps_ready_and_says_so(serving: Place) -> None:
+    paused = serving.stepwire("executor", "pause", "noting", "--json").json
+    again = serving.stepwire("executor", "pause", "noting", "--json").json
+    assert paused["paused_since"] == again["paused_since"]
+    number = str(serving.stepwire("task", "submit", "w", "--json").json["task_id"])
+
+    def told() -> dict[str, Any] | None:
+        reason: dict[str, Any] = serving.stepwire("why", f"{number}/there", "--json").json
+        return reason if reason["code"] == "executor_paused" else None
+
+    reason = eventually_outside(told, "the reason", 20)
+    assert "the executor `noting` is paused since" in reason["message"]
+    assert "paused" in serving.stepwire("executor", "list").out
+    assert serving.stepwire("executor", "resume", "noting", "--json").json["paused_since"] is None
+    assert serving.stepwire("task", "watch", number).code == 0
