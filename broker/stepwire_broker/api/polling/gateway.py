@@ -198,10 +198,10 @@ class Gateway:
                     return steps
                 if mine.done():
                     mine = worker.waiter = loop.create_future()
+                if not worker.is_alive:
+                    _no_session()
                 left_s = until - loop.time()
                 if left_s <= 0 or free <= 0 or worker.quit:
-                    if not worker.is_alive:
-                        _no_session()
                     return None
                 await client.wait(mine, min(left_s, beat_s))
                 if worker.waiter is mine and not worker.held:

@@ -1,0 +1,226 @@
+"""A worker over HTTP with several slots, from the standard library: it does what SPEC.md asks of it and no more, writes
+down what it does, and loses answers when it is told to.
+
+    python -m tests.system.poll_worker DIRECTORY NAME URL [--slots N] [--loses 0.3] [--seed N]
+
+Its handlers are those of handlers.py, as far as `work_ms` and `gate` go.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import random
+import secrets
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from .handlers import GATE_POLL_S, GATES, LEDGERS, token
+from .ledger import Ledger
+
+AGAIN = (0, 429, 500, 503)
+Item = tuple[int, int]
+
+
+class Held:
+    def __init__(self, session: str) -> None:
+        self.session = session
+        self.state = "queued"
+        self.since = time.monotonic()
+        self.stop = threading.Event()
+
+
+class PollWorker:
+    def __init__(self, directory: Path, name: str, url: str, slots: int, loses: float, seed: int) -> None:
+        self.id = f"{name}:{secrets.token_hex(8)}"
+        self.slots = slots
+        self._gates = directory / GATES
+        self._ledger = Ledger(directory / LEDGERS, f"worker-{name}-{os.getpid()}")
+        self._token = (directory / ".stepwire" / "token").read_text().strip()
+        self._host = urlsplit(url).netloc
+        self._loses = loses
+        self._random = random.Random(seed)
+        self._lock = threading.Condition()
+        self._held: dict[Item, Held] = {}
+        self._session: str | None = None
+        self._lease_until = 0.0
+        self._n = 0
+        self._heartbeat_s = 0.1
+        self._is_lost = False  # the session is over: the broker is to hear what still runs
+
+    def run(self) -> None:
+        threading.Thread(target=self._heartbeats, daemon=True).start()
+        try:
+            while True:
+                with self._lock:
+                    while not (self._is_lost or self._free() > 0):
+                        self._lock.wait()
+                self._lease()
+        finally:
+            self._call("bye", n=self._n + 1, session=self._session, drain=False)
+
+    def _lease(self) -> None:
+        with self._lock:
+            self._n += 1
+            said = {"n": self._n, "session": self._session, "holding": self._holding(), "free": self._free()}
+        sent = time.monotonic()
+        status, answer = self._call(
+            "lease", **said, handlers=["system.*"], slots=self.slots, lang="test", pid=os.getpid(), wait_ms=3_000
+        )
+        if status == 409:
+            self._lose_session()
+        if status != 200:
+            time.sleep(0.05)
+            return
+        with self._lock:
+            if answer["session"] != self._session:
+                self._drop_queued()
+                self._session, self._is_lost, self._lease_until = answer["session"], False, 0.0
+            self._heartbeat_s = answer["heartbeat_ms"] / 1000
+            self._renew(sent, answer)
+            steps = [(step, Held(answer["session"])) for step in answer["steps"]]
+            for step, held in steps:
+                item = (step["step_id"], step["delivery"])
+                assert item not in self._held, f"{item} was given twice"
+                self._held[item] = held
+        for step, held in steps:
+            threading.Thread(target=self._do, args=(step, held, answer), daemon=True).start()
+
+    def _do(self, step: dict[str, Any], held: Held, answer: dict[str, Any]) -> None:
+        item = (step["step_id"], step["delivery"])
+        result = self._started(step, held, item)
+        if result is None:
+            with self._lock:
+                self._held.pop(item, None)
+                self._lock.notify_all()
+            return
+        with self._lock:
+            held.state = "done"
+            self._lock.notify_all()
+        said = {name: answer[name] for name in ("deployment", "batch_id")}
+        result = {"step_id": item[0], "delivery": item[1], **result}
+        while self._call("results", session=held.session, **said, results=[result])[0] in AGAIN:
+            time.sleep(0.05)
+        with self._lock:
+            self._held.pop(item, None)
+
+    def _started(self, step: dict[str, Any], held: Held, item: Item) -> dict[str, Any] | None:
+        """None: it must not start."""
+        if step["delivery_mode"] == "at_most_once":
+            while (status := self._call("start", session=held.session, items=[item])[0]) in AGAIN:
+                time.sleep(0.05)
+            if status != 200:
+                return None
+        while True:
+            with self._lock:
+                if held.session != self._session or self._is_lost or item not in self._held or held.stop.is_set():
+                    return None
+                if time.monotonic() < self._lease_until:
+                    held.state, held.since = "running", time.monotonic()
+                    break
+            self._heartbeat()
+        config, key = step["handler_config"], step["metadata"]["idempotency_key"]
+        seen = {name: output.get("token") for name, output in step["previous_results"].items()}
+        self._write("started", step, mode=step["delivery_mode"], key=key, seen=seen)
+        gate = config.get("gate")
+        while gate is not None and not (self._gates / gate).exists() and not held.stop.wait(GATE_POLL_S):
+            pass
+        if held.stop.wait(config.get("work_ms", 0) / 1000):
+            self._write("stopped", step, reason="cancel")
+            return {"status": "failed", "error": {"message": "stopped", "code": "outcome_unknown"}}
+        self._write("effect", step, key=key)
+        self._write("finished", step)
+        return {"status": "completed", "output": {"token": token(*item, os.getpid())}}
+
+    def _heartbeats(self) -> None:
+        while True:
+            time.sleep(self._heartbeat_s)
+            if self._held:
+                self._heartbeat()
+
+    def _heartbeat(self) -> None:
+        with self._lock:
+            session, holding = self._session, self._holding()
+        sent = time.monotonic()
+        status, answer = self._call("heartbeat", session=session, holding=holding)
+        with self._lock:
+            if status == 200 and session == self._session:
+                self._renew(sent, answer)
+                for step_id, delivery, _ in answer["cancel"]:
+                    if (held := self._held.get((step_id, delivery))) is not None:
+                        held.stop.set()
+        if status == 409 and session == self._session:
+            self._lose_session()
+
+    def _lose_session(self) -> None:
+        with self._lock:
+            self._is_lost = True
+            self._drop_queued()
+            self._lock.notify_all()
+
+    def _drop_queued(self) -> None:
+        for item, held in list(self._held.items()):
+            if held.state == "queued":
+                held.stop.set()
+                del self._held[item]
+
+    def _renew(self, sent: float, answer: dict[str, Any]) -> None:
+        self._lease_until = max(self._lease_until, sent + answer["lease_ms"] * 0.97 / 1000)
+
+    def _holding(self) -> list[list[Any]]:
+        now = time.monotonic()
+        return [[*item, held.state, int((now - held.since) * 1000)] for item, held in self._held.items()]
+
+    def _free(self) -> int:
+        return self.slots - sum(held.state != "done" for held in self._held.values())
+
+    def _write(self, event: str, step: dict[str, Any], **facts: Any) -> None:
+        self._ledger.write(
+            event,
+            step_id=step["step_id"],
+            task_id=step["task_id"],
+            step=step["step_name"],
+            delivery=step["delivery"],
+            attempt=step["metadata"]["attempt"],
+            pid=os.getpid(),
+            **facts,
+        )
+
+    def _call(self, what: str, **said: Any) -> tuple[int, dict[str, Any]]:
+        """Status 0: there was no answer, or it was lost."""
+        connection = http.client.HTTPConnection(self._host, timeout=20)
+        try:
+            body = json.dumps({"worker": self.id, **said})
+            headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+            connection.request("POST", f"/v1/worker/{what}", body, headers)
+            if self._random.random() < self._loses:
+                time.sleep(self._random.random() * 0.03)
+                return 0, {}
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        except (OSError, ValueError, http.client.HTTPException):
+            return 0, {}
+        finally:
+            connection.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("name")
+    parser.add_argument("url")
+    parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--loses", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    PollWorker(asked.directory, asked.name, asked.url, asked.slots, asked.loses, asked.seed).run()
+
+
+if __name__ == "__main__":
+    main()
