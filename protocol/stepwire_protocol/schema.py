@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Struct, inspect
 
-from . import limits, messages
+from . import limits, messages, polling
 
 DIRECTORY: Final = Path(__file__).parents[1] / "schema"
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -56,10 +56,24 @@ DOCUMENTS: Final = (
     Document("level0_results", messages.ResultsLevel0, "worker", "results "),
 )
 
+_ON: Final = "POST /v1/worker/{}"
+
+OVER_HTTP: Final = tuple(
+    Document(f"http_{call}{suffix}", kind, sender, _ON.format(call))
+    for call, body, answer in (
+        ("lease", polling.LeaseCall, polling.Leased),
+        ("heartbeat", polling.HeartbeatCall, polling.HeartbeatAnswer),
+        ("start", polling.StartCall, polling.StartAnswer),
+        ("results", polling.ResultsCall, polling.ResultsAnswer),
+        ("bye", polling.ByeCall, polling.ByeAnswer),
+    )
+    for suffix, kind, sender in (("", body, "worker"), ("_answer", answer, "broker"))
+)
+
 
 def files() -> dict[str, str]:
     """The text of every schema file, by its name."""
-    written = {f"{document.name}.json": _text(_of_one(document)) for document in DOCUMENTS}
+    written = {f"{document.name}.json": _text(_of_one(document)) for document in (*DOCUMENTS, *OVER_HTTP)}
     written["bundle.json"] = _text(_of_all())
     return written
 
@@ -68,7 +82,7 @@ def main() -> None:
     DIRECTORY.mkdir(exist_ok=True)
     for name, text in files().items():
         (DIRECTORY / name).write_text(text)
-    sys.stdout.write(f"{len(DOCUMENTS) + 1} files in {DIRECTORY}\n")
+    sys.stdout.write(f"{len(files())} files in {DIRECTORY}\n")
 
 
 def _of_one(document: Document) -> dict[str, Any]:
@@ -173,7 +187,7 @@ def _reference(kind: inspect.StructType, definitions: dict[str, Any]) -> dict[st
         if kind.tag_field is not None:
             properties = {kind.tag_field: {"const": kind.tag}, **properties}
             required = [kind.tag_field, *required]
-        if kind.cls is messages.Results:
+        if kind.cls in (messages.Results, polling.ResultsCall):
             # The type of a result is shared with level 0, which has no deliveries.
             properties["results"]["items"]["required"] = ["delivery"]
         definitions[name] = {

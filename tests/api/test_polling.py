@@ -465,6 +465,16 @@ def test_results_may_be_said_again(api: Api) -> None:
         assert poller.report(item_of(step)).status == 200
 
 
+def test_a_call_that_left_before_its_results_were_acked_does_not_bring_them_back(hasty: Api) -> None:
+    """Else the broker would think that the worker holds something, and not keep its session while it waits."""
+    poller = Poller(hasty)
+    submit(hasty, "one")
+    (step,) = poller.lease()
+    assert poller.report(item_of(step)).status == 200
+    answer = in_background(lambda: poller.lease_call(holding=[[*item_of(step), "done", 0]], wait_ms=2 * LEASE_MS))
+    assert answer().status == 200
+
+
 @pytest.mark.parametrize(
     ("what", "code"),
     [
@@ -553,8 +563,8 @@ def test_a_cancel_reaches_what_runs_and_what_asks(api: Api) -> None:
     assert poller.heartbeat().json["cancel"] == []
 
 
-def test_an_operator_can_drain_it(api: Api) -> None:
-    poller = Poller(api)
+def test_an_operator_can_drain_it(hasty: Api) -> None:
+    api, poller = hasty, Poller(hasty)
     poller.open()
     answer = in_background(lambda: poller.lease_call(wait_ms=60_000))
     eventually(lambda: waits(api, poller))

@@ -3,10 +3,11 @@
 import json
 import re
 
+import jsonschema
 import msgspec
 import pytest
 from msgspec import Struct, inspect
-from stepwire_protocol import polling
+from stepwire_protocol import polling, schema
 from stepwire_protocol.errors import Refusal
 
 from .test_spec import SPEC, section, shown
@@ -39,7 +40,10 @@ def test_the_examples_are_what_is_read_and_written(title: str) -> None:
                 assert json.loads(msgspec.json.encode(told)).keys() == json.loads(line).keys()
             else:
                 polling.read(call, line.encode(), 100_000)
-            seen.add(answer if '"type"' in line else call)
+            suffix = "_answer" if '"type"' in line else ""
+            said = json.loads((schema.DIRECTORY / f"http_{title.lower()}{suffix}.json").read_text())
+            jsonschema.Draft202012Validator(said).validate(json.loads(line))
+            seen.add(answer if suffix else call)
     assert seen == {call, answer}
 
 

@@ -41,6 +41,7 @@ from stepwire_broker.api.ports import BrokerPort
 V: Final = limits.PROTOCOL_LEVEL_1
 GIVE_BACK_S: Final = 1.0  # steps that come when no call waits are kept so long for the next one
 HELD_MAX: Final = limits.BATCH_ITEMS_MAX
+ACKED_REMEMBERED_MAX: Final = limits.BATCH_ITEMS_MAX
 NO_BATCH: Final = "none"  # an accept of this says how much is free, and nothing else
 
 _RANK: Final[dict[HeldState, int]] = {"queued": 0, "asking": 1, "running": 2, "done": 3}
@@ -86,6 +87,7 @@ class PollWorker:
         self._broker = broker
         self._starting: list[Starting] = []
         self._reporting: dict[int, Reporting] = {}
+        self._acked: dict[Item, None] = {}  # a call may have left before the client knew
         self._n = 0
         self._rid = 0
         self._batch = 0  # the latest: their numbers rise within a session
@@ -204,7 +206,11 @@ class PollWorker:
     def reported(self, call: ResultsCall) -> None:
         for result in call.results:
             assert isinstance(result.delivery, int)
-            self._forget((result.step_id, result.delivery))
+            item = (result.step_id, result.delivery)
+            self._forget(item)
+            self._acked[item] = None
+        while len(self._acked) > ACKED_REMEMBERED_MAX:
+            del self._acked[next(iter(self._acked))]
 
     def leave(self) -> None:
         """Nothing more for it; the session ends with what it holds."""
@@ -349,7 +355,7 @@ class PollWorker:
         for step_id, delivery, state, age_ms in holding:
             held = self.held.get((step_id, delivery))
             if held is None:
-                if len(self.held) < HELD_MAX:
+                if len(self.held) < HELD_MAX and (step_id, delivery) not in self._acked:
                     self.held[step_id, delivery] = Held(state, now - age_ms)
             else:
                 held.is_given = True
