@@ -1,13 +1,12 @@
 """A small HTTP client of the broker: submit tasks, look at them, operate them. Standard library and msgspec only."""
 
-import http.client
 import os
 import random
 import secrets
-import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
@@ -15,6 +14,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 from msgspec import Struct
 
+from .connection import Connection
 from .errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Client:
         self._token = _find_token(token, token_file)
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._connection: http.client.HTTPConnection | None = None
+        self._connection: Connection | None = None
 
     def __enter__(self) -> "Client":
         return self
@@ -278,7 +278,7 @@ class Client:
         """Does a broker answer at this address at all? Asked once, and without a token."""
         try:
             return self._ask("GET", "/livez", None, is_safe=True).status == 200
-        except (OSError, http.client.HTTPException):
+        except OSError:
             return False
 
     def prune(self) -> dict[str, Any]:
@@ -291,7 +291,7 @@ class Client:
         """`{"ready": true, "reasons": []}`, or why the broker accepts no work now. Asked once."""
         try:
             answer = self._ask("GET", "/readyz", None, is_safe=True)
-        except (OSError, http.client.HTTPException) as error:
+        except OSError as error:
             raise self._unreachable(error) from error
         if answer.status not in (200, 503):
             raise _problem(answer)
@@ -301,19 +301,18 @@ class Client:
     def tap(self, topic: str | None = None, task: int | None = None) -> Iterator[dict[str, Any]]:
         """The messages of the bus as they pass, for ever; `{"dropped": n}` says that n were too many to be shown."""
         query = urlencode({name: value for name, value in (("topic", topic), ("task", task)) if value is not None})
-        connection = self._connect()
         try:
-            connection.request("GET", f"{self._prefix}/v1/tap?{query}", headers=self._headers("text/event-stream"))
-            response = connection.getresponse()
-            if response.status >= 400:
-                raise _problem(_Answer(response.status, response.read(), 0.0))
-            for line in response:
-                if line.startswith(b"data: "):
-                    yield msgspec.json.decode(line[6:])
-        except (OSError, http.client.HTTPException) as error:
+            with closing(self._connect()) as connection:
+                status, lines = connection.follow(
+                    "GET", f"{self._prefix}/v1/tap?{query}", self._headers("text/event-stream")
+                )
+                if status >= 400:
+                    raise _problem(_Answer(status, b"".join(lines), 0.0))
+                for line in lines:
+                    if line.startswith(b"data: "):
+                        yield msgspec.json.decode(line[6:])
+        except OSError as error:
             raise self._unreachable(error) from error
-        finally:
-            connection.close()
 
     def task_events(self, task_id: int, **page: Any) -> dict[str, Any]:
         """A page of what happened to a task, from its beginning: `events` and `next_cursor`. Page: limit, cursor."""
@@ -338,27 +337,24 @@ class Client:
         last_id: str | None = None
         heard_s = time.monotonic()
         while True:
-            connection = self._connect()
             headers = self._headers("text/event-stream") | ({"Last-Event-ID": last_id} if last_id else {})
             try:
-                connection.request("GET", path, headers=headers)
-                response = connection.getresponse()
-                if response.status >= 400 and not (last_id and response.status in _RETRIED):
-                    raise _problem(_Answer(response.status, response.read(), 0.0))
-                for line in response if response.status < 400 else ():
-                    heard_s = time.monotonic()
-                    if line.startswith(b"id: "):
-                        told_id = line[4:].strip().decode()
-                    elif line.startswith(b"data: ") and line.endswith(b"\n"):  # whole: it may break off anywhere
-                        last_id = told_id
-                        yield msgspec.json.decode(line[6:])
-                    elif line == b"\n":
-                        last_id = told_id
-            except (OSError, http.client.HTTPException) as error:
+                with closing(self._connect()) as connection:
+                    status, lines = connection.follow("GET", path, headers)
+                    if status >= 400 and not (last_id and status in _RETRIED):
+                        raise _problem(_Answer(status, b"".join(lines), 0.0))
+                    for line in lines if status < 400 else ():
+                        heard_s = time.monotonic()
+                        if line.startswith(b"id: "):
+                            told_id = line[4:].strip().decode()
+                        elif line.startswith(b"data: ") and line.endswith(b"\n"):  # whole: it may break off anywhere
+                            last_id = told_id
+                            yield msgspec.json.decode(line[6:])
+                        elif line == b"\n":
+                            last_id = told_id
+            except OSError as error:
                 if last_id is None or time.monotonic() - heard_s > RECONNECT_S:
                     raise self._unreachable(error) from error
-            finally:
-                connection.close()
             time.sleep(random.uniform(0, BACKOFF_BASE_S * 4))
 
     # -- one call -----------------------------------------------------------------------------------------------------
@@ -382,7 +378,7 @@ class Client:
             wait_s = random.uniform(0, min(BACKOFF_MAX_S, BACKOFF_BASE_S * 2**tries))
             try:
                 answer = self._ask(method, path, data, is_safe, content_type)
-            except (OSError, http.client.HTTPException) as error:
+            except OSError as error:
                 if tries < TRIES_MAX and is_safe:
                     time.sleep(wait_s)
                     continue
@@ -408,15 +404,13 @@ class Client:
             if self._connection is None:
                 self._connection = self._connect()
             try:
-                self._connection.request(method, self._prefix + path, data, headers)
-                response = self._connection.getresponse()
-                body = response.read()
+                answer = self._connection.ask(method, self._prefix + path, headers, data)
             except BaseException:
                 self._disconnect()  # half an answer may be on its way: this connection is of no use any more
                 raise
-            if response.will_close:
+            if not self._connection.is_reusable:
                 self._disconnect()
-        return _Answer(response.status, body, _seconds(response.getheader("Retry-After")))
+        return _Answer(answer.status, answer.body, _seconds(answer.headers.get("retry-after")))
 
     def _headers(self, accept: str) -> dict[str, str]:
         headers = {"Accept": accept}
@@ -431,11 +425,8 @@ class Client:
             hint="Is the broker running (stepwire serve)?",
         )
 
-    def _connect(self) -> http.client.HTTPConnection:
-        if self._is_tls:
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=context)
-        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+    def _connect(self) -> Connection:
+        return Connection(self._host, self._port, is_tls=self._is_tls, timeout_s=self._timeout_s)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
