@@ -24,7 +24,7 @@ from .bus.wire import Counters as WireCounters
 from .bus.wire import Wire
 from .core import level0
 from .core.answers import Answer, Refused
-from .core.decision import Read, Watch
+from .core.decision import Read, Turned, Watch
 from .core.events import (
     Attached,
     Command,
@@ -195,7 +195,7 @@ class Broker:
             after_drain=self._flush,
             on_alarm=lambda text: log.warning("bus_alarm", text=text),
         )
-        around = Around(read_clocks, self._wire, self._put, self._waiting.answer, self._read, self._watch)
+        around = Around(read_clocks, self._wire, self._put, self._waiting.answer, self._read, self._watch, _tell)
         self._turn = Turn(self._machine, around)
         self._is_open = True
         self._store.start(self._report, self._store_faults, self.settings.retention)
@@ -704,6 +704,20 @@ class Broker:
             if late_ms > COMMIT_LATE_MS and self._state.stalled is None:
                 text = f"a commit has taken {late_ms} ms so far"
                 self._on_outcome(Stalled(lane.number, lane.handed, "database_unavailable", text))
+
+
+def _tell(turned: Turned) -> None:
+    """A breaker that opens is trouble; that it closes is news."""
+    say = log.warning if turned.state == "open" else log.info
+    event = {"open": "breaker_opened", "closed": "breaker_closed"}.get(turned.state, "breaker_half_open")
+    say(
+        event,
+        handler_class=turned.handler_class,
+        by="an operator" if turned.is_forced else "itself",
+        cause=turned.cause,
+        reason=turned.reason,
+        left_ms=turned.left_ms,
+    )
 
 
 def read_clocks() -> Now:

@@ -19,6 +19,8 @@ ROUTES = [
     ("GET", "/v1/tap"),
     ("GET", "/v1/tasks"),
     ("GET", "/v1/tasks/{task_id}"),
+    ("GET", "/v1/breakers"),
+    ("POST", "/v1/breakers/{handler_class}"),
     ("GET", "/v1/workers"),
     ("GET", "/v1/executors"),
     ("GET", "/v1/executors/{executor}"),

@@ -20,9 +20,10 @@ from .running_api import Api
 
 DOCUMENT = openapi.document()
 STREAMS = ("/v1/tap", "/v1/events")
-# The worker is needed, and what may be retried or resolved stands just so for one order only.
+# The worker is needed, and the handlers; and what may be retried or resolved stands just so for one order only.
 SELDOM_TAKEN = (
     "/v1/workers/{worker}/drain",
+    "/v1/breakers/{handler_class}",
     "/v1/tasks/{task_id}/retry",
     "/v1/steps/{step_id}/resolve",
     *(f"/v1/worker/{call}" for call in ("heartbeat", "start", "results")),  # of a session, of this database

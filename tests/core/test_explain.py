@@ -427,6 +427,63 @@ def test_a_paused_task_that_still_runs_something_tells_of_that() -> None:
     assert why_task(world, task_id).why.code == "handed_out"
 
 
+def test_the_breaker_of_its_handler_is_open_then_half_open() -> None:
+    world = World()
+    world.hello(slots=20, prefetch=0)
+    world.apply(one(retry_limit=0))
+    world.apply({**ONCE, "name": "pay"})
+    for _ in range(5):
+        world.submit()
+        world.fail(world.batches()[-1], category="unavailable", message="no network")
+    task_id = world.submit().task_ids[0]
+    opened = clock(world)
+    left_ms = world.state.guards.by_handler["h"].breaker.until_mono - world.mono
+    assert why(world, task_id)[:2] == (
+        "breaker_open",
+        f"the breaker for `h` is open since {opened}, after 5 failures in a row (the last: failed: no network); "
+        f"it is tried again at {clock(world, left_ms)}",
+    )
+    more = world.submit(count=2).task_ids
+    (money,) = world.submit("pay").task_ids
+    world.pass_time(left_ms)
+    half_open = f"the breaker for `h` is half-open since {clock(world)}: 2 steps out to try it, 2 of which must succeed"
+    assert why(world, task_id).code == "handed_out"
+    assert why(world, more[1])[:2] == ("breaker_half_open", half_open)
+    rest = ", and what is at_most_once waits until it is closed"
+    assert why(world, money)[:2] == ("breaker_half_open", half_open + rest)
+
+
+def test_only_what_never_starts_twice_is_there_to_try_a_handler_with() -> None:
+    world = World()
+    world.hello(slots=20, prefetch=0)
+    world.apply({**ONCE, "name": "pay"})
+    world.ask(events.SetBreaker, handler_class="h", state="open")
+    (money,) = world.submit("pay").task_ids
+    assert why(world, money)[:2] == (
+        "breaker_open",
+        f"the breaker for `h` is held open by an operator since {clock(world)}; `stepwire breaker auto h` leaves it to "
+        "itself",
+    )
+
+
+def test_retries_of_its_handler_wait_for_their_share() -> None:
+    world = World()
+    world.hello(slots=20, prefetch=0)
+    world.apply(one(backoff={"kind": "constant", "base_ms": 100, "jitter": "none"}))
+    ids = world.submit(count=20).task_ids
+    for batch in world.batches():
+        for position in range(len(batch.steps)):
+            world.fail(batch, position=position)
+    world.beat(n=99, free=20)
+    world.pass_time(100)
+    assert why(world, ids[0]).code == "handed_out"
+    assert why(world, ids[19])[:2] == (
+        "retries_wait",
+        "retries of `h` wait: in the last 60 s 10 of its 10 starts were retries, and 20 % may be, or 10; "
+        "first attempts are not held up",
+    )
+
+
 def test_every_code_is_named_by_one_of_these_tests() -> None:
     """What no situation brings about has no place in the table; the codes of what is over are told in words."""
     over = ["failed", "cancelled", "skipped"]

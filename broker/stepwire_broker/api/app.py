@@ -5,7 +5,20 @@ import functools
 
 from starlette.routing import Route, Router
 
-from . import database, events, exchange, executors, health, metrics, openapi, steps, tasks, workers, workflows
+from . import (
+    breakers,
+    database,
+    events,
+    exchange,
+    executors,
+    health,
+    metrics,
+    openapi,
+    steps,
+    tasks,
+    workers,
+    workflows,
+)
 from .events import Followers
 from .exchange import Requests, Resource
 from .operations import OPERATIONS
@@ -55,6 +68,8 @@ class Application:
             resource("/v1/executors/{executor}", GET=executors.show),
             resource("/v1/executors/{executor}/pause", POST=executors.pause),
             resource("/v1/executors/{executor}/resume", POST=executors.resume),
+            resource("/v1/breakers", GET=breakers.all_of_them),
+            resource("/v1/breakers/{handler_class}", POST=breakers.put),
             resource("/v1/database/prune", POST=database.prune),
             resource("/v1/tap", GET=self.taps.stream),
             resource("/openapi.json", GET=openapi.show),

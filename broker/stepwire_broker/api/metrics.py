@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from stepwire_broker.bus.wire import Counters as WireCounters
+from stepwire_broker.core.breaker import State
 from stepwire_broker.core.events import Now
 from stepwire_broker.core.figures import DURATION_S, Histogram
+from stepwire_broker.core.guard import Guard
 from stepwire_broker.core.state import BrokerState, Counters
 from stepwire_broker.stages.measures import COMMIT_S, GROUP_ROWS, LOOP_LAG_S, Measures
 from stepwire_broker.store import queries
@@ -24,6 +26,8 @@ HANDLERS_MAX: Final = 500  # handler classes with a number of their own; what is
 THE_OTHERS: Final = "(others)"
 READ_TIMEOUT_S: Final = 1.0
 VERSION: Final = importlib.metadata.version("stepwire")
+
+_BREAKER: Final[dict[State, int]] = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 
 Labels: TypeAlias = tuple[str, ...]
 Value: TypeAlias = int | float
@@ -210,6 +214,44 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Batches that a level-0 handler did not answer within their lease.",
         lambda seen: seen.counters.level0_expiries,
     ),
+    # handlers that fail
+    Metric(
+        "stepwire_breaker_state",
+        "gauge",
+        ("handler_class",),
+        "The breaker of a handler that failed lately: 0 closed, 1 half-open, 2 open.",
+        lambda seen: [((name,), _BREAKER[guard.breaker.state]) for name, guard in _guards(seen)],
+    ),
+    Metric(
+        "stepwire_breakers_opened_total",
+        "counter",
+        (),
+        "How often a breaker opened, of whatever handler.",
+        lambda seen: seen.counters.breakers_opened,
+    ),
+    Metric(
+        "stepwire_probes_total",
+        "counter",
+        (),
+        "Steps that were handed out to try a handler whose breaker was half-open.",
+        lambda seen: seen.counters.probes,
+    ),
+    Metric(
+        "stepwire_infrastructure_failures_total",
+        "counter",
+        (),
+        "Failures that breakers count: of sessions, deliveries and results, and those of the category `unavailable`.",
+        lambda seen: seen.counters.infrastructure_failures,
+    ),
+    Metric(
+        "stepwire_retry_budget_room",
+        "gauge",
+        ("handler_class",),
+        "How many retries of a handler may be handed out now; at 0 they wait.",
+        lambda seen: [
+            ((name,), guard.budget.room(seen.now.mono)) for name, guard in _guards(seen) if guard.budget is not None
+        ],
+    ),
     # the database, and the memory that waits for it
     Metric(
         "stepwire_commit_duration_seconds",
@@ -385,6 +427,12 @@ async def _held(broker: BrokerPort) -> int | None:
             return await broker.read(queries.held_count)
     except Exception:  # whatever is wrong with the database: the other numbers are wanted now more than ever
         return None
+
+
+def _guards(seen: Seen) -> list[tuple[str, Guard]]:
+    """Those that are not closed first, if there are too many."""
+    guards = sorted(seen.state.guards.by_handler.items(), key=lambda each: -_BREAKER[each[1].breaker.state])
+    return guards[:HANDLERS_MAX]
 
 
 def _ready(state: BrokerState) -> dict[str, tuple[int, int]]:

@@ -13,6 +13,7 @@ from stepwire_broker.core.states import StepState, TaskState
 from stepwire_broker.stages import requests
 
 from . import reading, tasks
+from .breakers import BreakerList, BreakerPut
 from .database import Pruning
 from .documents import (
     Changed,
@@ -129,6 +130,7 @@ IN_PATH: Final[dict[str, Parameter]] = {
     "step_id": Parameter(ID, "The step's number. Tasks and steps are numbered in one sequence."),
     "name": Parameter({"type": "string"}, "The name of a step or a workflow."),
     "executor": Parameter({"type": "string"}, "The executor's key."),
+    "handler_class": Parameter({"type": "string"}, "The handler, as workflows and workers name it."),
     "worker": Parameter({"type": "string"}, "The worker, as `GET /v1/workers` names it."),
 }
 IN_QUERY: Final[dict[str, Parameter]] = {
@@ -331,6 +333,20 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = {
     ),
     ("POST", "/v1/executors/{executor}/resume"): Operation(
         Scope.OPERATE, "Go on handing it steps.", {200: ExecutorStands}, (*_BODY, 404), body=requests.NothingBody
+    ),
+    ("GET", "/v1/breakers"): Operation(
+        Scope.READ,
+        "Handlers that failed lately: their breakers, and how many retries of them may go.",
+        {200: BreakerList},
+    ),
+    ("POST", "/v1/breakers/{handler_class}"): Operation(
+        Scope.OPERATE,
+        "Hand out nothing of this handler (`open`), or everything (`closed`), whatever becomes of it; or leave that to "
+        "its breaker again (`auto`). Kept in memory only: until the broker ends.",
+        {200: BreakerPut},
+        (*_BODY, 404, 409, 422),
+        body=requests.BreakerBody,
+        is_body_needed=True,
     ),
     ("POST", "/v1/database/prune"): Operation(
         Scope.ADMIN, "Remove now what has been kept for long enough.", {202: Pruning}

@@ -56,7 +56,7 @@ ABOUT: Final[dict[str, str]] = {
     "dispatch.breaker.window_percent": "Such a share of failures among them opens it, too.",
     "dispatch.breaker.open_ms": "How long it stays open at first; doubled each time.",
     "dispatch.breaker.open_max_ms": "How long at most.",
-    "dispatch.breaker.success_threshold": "So many probes at a time, and so many that succeed to close it.",
+    "dispatch.breaker.success_threshold": "So many steps are tried at a time then; so many that succeed close it.",
     "dispatch.retry_budget.percent": "Retries of a handler among its starts, at most; 100 is without a bound.",
     "dispatch.retry_budget.at_least": "So many are always allowed.",
     "dispatch.retry_budget.window_ms": "The time in which both are counted.",
@@ -86,9 +86,10 @@ LATER: Final = frozenset(
         "bus.batch.linger_ms",
         "bus.curve.secret_file",
         "bus.curve.clients_dir",
-        *(key for key in KEYS if key.startswith(("execution.", "executors.poll.", "dispatch."))),
+        "dispatch.unroutable_after_ms",
+        *(key for key in KEYS if key.startswith("execution.")),
     }
-) - {"executors.poll.enabled"}
+)
 
 
 def sections() -> list[tuple[str, list[str]]]:

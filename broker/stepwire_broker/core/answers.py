@@ -72,4 +72,12 @@ class ExecutorPaused(Struct, frozen=True, tag="executor_paused"):
     since_ms: int | None
 
 
-Answer: TypeAlias = Refused | Submitted | Applied | Done | Quieted | ExecutorPaused
+class BreakerSet(Struct, frozen=True, tag="breaker_set"):
+    """A handler's breaker is as it was put."""
+
+    handler_class: str
+    state: str
+    is_forced: bool
+
+
+Answer: TypeAlias = Refused | Submitted | Applied | Done | Quieted | ExecutorPaused | BreakerSet

@@ -64,6 +64,17 @@ class Watch(Struct, frozen=True):
     pid_started: int
 
 
+class Turned(Struct, frozen=True):
+    """A handler's breaker has changed its state: something for whoever keeps the log."""
+
+    handler_class: str
+    state: str
+    is_forced: bool
+    cause: str  # of its last opening: how much failed
+    reason: str  # what failed last, or what an operator said
+    left_ms: int | None  # while it is open: how long
+
+
 class Decision(Struct):
     """Things to do at once, in this order."""
 
@@ -74,11 +85,19 @@ class Decision(Struct):
     answers: list[ToRequest] = []
     reads: list[Read] = []
     watches: list[Watch] = []
+    turned: list[Turned] = []
 
     @property
     def is_empty(self) -> bool:
         return not (
-            self.batches or self.sends or self.answers or self.reads or self.watches or self.handouts or self.grants
+            self.batches
+            or self.sends
+            or self.answers
+            or self.reads
+            or self.watches
+            or self.handouts
+            or self.grants
+            or self.turned
         )
 
 

@@ -131,6 +131,15 @@ class ResumeExecutor(Struct, frozen=True):
     executor: str
 
 
+class SetBreaker(Struct, frozen=True):
+    """Keep a handler's breaker open or closed, or leave it to itself again."""
+
+    request: int
+    handler_class: str
+    state: Literal["open", "closed", "auto"]
+    reason: str = ""
+
+
 Command: TypeAlias = (
     SubmitTasks
     | ApplyWorkflow
@@ -145,6 +154,7 @@ Command: TypeAlias = (
     | DrainWorker
     | PauseExecutor
     | ResumeExecutor
+    | SetBreaker
 )
 
 

@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 import msgspec
 from stepwire_protocol.messages import ErrorDetail
 
-from . import level0
+from . import guarding, level0
+from .breaker import State
 from .codes import describe
 from .events import Now
 from .placement import offering
@@ -40,6 +41,9 @@ CODES: Final[dict[str, str]] = {
     "no_worker_matches": "workers offer its handler_class, and none bears the labels it asks for",
     "workers_leaving": "every worker that could take it takes nothing new",
     "runs_alone": "workers died with it before, so it goes alone, and every worker has such a step",
+    "breaker_open": "the breaker of its handler is open: what that needs has failed, and it is left alone",
+    "breaker_half_open": "the breaker of its handler is half-open: a few steps are out to try the handler",
+    "retries_wait": "it is a retry, and retries of its handler have had their share",
     "workers_busy": "every worker that could take it is full",
     "executor_full": "the executor that it goes to runs as much as it can, or says that it has no capacity",
     "back_off": "an attempt failed, and the next one has its time",
@@ -306,6 +310,42 @@ def _is_of_a_paused_executor(state: BrokerState, step: Step, now: Now) -> Why | 
     return Why("executor_paused", f"the executor {which} is paused since {_at(since, now)}; {how}", since)
 
 
+def _is_barred(state: BrokerState, step: Step, now: Now) -> Why | None:
+    name = step.definition.handler_class
+    guard = state.guards.barred.get(name)
+    if guard is None:
+        return None
+    breaker, since = guard.breaker, f"since {_at(guard.since_wall, now)}"
+    if breaker.is_forced:
+        said = f": {guard.reason}" if guard.reason else ""
+        message = f"the breaker for `{name}` is held open by an operator {since}{said}; `stepwire breaker auto {name}`"
+        return Why("breaker_open", f"{message} leaves it to itself", guard.since_wall)
+    if breaker.state is State.OPEN:
+        message = f"the breaker for `{name}` is open {since}, after {breaker.cause} (the last: {guard.reason})"
+        return Why("breaker_open", f"{message}; it is tried again at {_at(guard.until_wall, now)}", guard.since_wall)
+    if breaker.room and not step.at_most_once:
+        return None  # it may be what it is tried with
+    out = f"{_count(breaker.under_way, 'step')} out to try it, {breaker.needed} of which must succeed"
+    if not breaker.under_way:
+        out = "no step that may be run twice is there to try it with"
+    rest = ", and what is at_most_once waits until it is closed" if step.at_most_once else ""
+    message = f"the breaker for `{name}` is half-open {since}: {out}{rest}"
+    return Why("breaker_half_open", message, guard.since_wall)
+
+
+def _waits_for_budget(state: BrokerState, step: Step, now: Now) -> Why | None:
+    name = step.definition.handler_class
+    if not guarding.waits_for_budget(state, state.steps.get(step.id, step), now):
+        return None
+    budget = state.guards.by_handler[name].budget
+    assert budget is not None
+    starts, retries = budget.lately(now.mono)
+    of = state.settings.dispatch.retry_budget
+    lately = f"in the last {_span(of.window_ms)} {retries} of its {_count(starts, 'start')} were retries"
+    message = f"retries of `{name}` wait: {lately}, and {of.percent:g} % may be, or {of.at_least}"
+    return Why("retries_wait", f"{message}; first attempts are not held up", step.ready_ms)
+
+
 def _is_fetched(state: BrokerState, step: Step, now: Now) -> Why | None:
     live = state.steps.get(step.id)
     if not any(live is each for steps in state.fetching.values() for each in steps):
@@ -397,6 +437,8 @@ _READY: Final[tuple[Callable[[BrokerState, Step, Now], Why | None], ...]] = (
     _is_offered_by_nobody,
     _is_matched_by_nobody,
     _is_of_a_paused_executor,
+    _is_barred,
+    _waits_for_budget,
     _is_fetched,
     _is_not_loaded,
     _is_left_alone,

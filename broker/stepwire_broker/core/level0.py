@@ -23,7 +23,7 @@ from stepwire_protocol.messages import (
     StepsLevel0,
 )
 
-from . import facts
+from . import facts, guarding
 from .answers import Quieted
 from .decision import ToRequest
 from .events import DrainWorker, Now, PeerSubscribed, PeersUncertain, PeerVanished
@@ -90,7 +90,7 @@ def serves(state: BrokerState, step: Step) -> bool:
 
 
 def _serves(state: BrokerState, route: Route) -> bool:
-    handler_class, selector, _, at_most_once = route
+    handler_class, selector, _, at_most_once = route[:4]
     return (
         selector is None
         and state.level0.allows(handler_class)
@@ -110,6 +110,7 @@ def dispatch(state: BrokerState, now: Now) -> None:
     if not free:
         return
     routes = {route for route in state.ready.routes() if _serves(state, route)}
+    rooms = guarding.limits(state, routes, now)
     free.sort(key=lambda peer: (peer.doubted, peer.turn))
     share = -(-state.ready.count_of(routes) // len(free))
     aside: list[Step] = []
@@ -117,12 +118,17 @@ def dispatch(state: BrokerState, now: Now) -> None:
     while free and routes and len(aside) <= ASIDE_MAX:
         if free[0].doubted:
             routes = {route for route in routes if not route[3]}
+        if rooms:
+            routes = {route for route in routes if route not in rooms or rooms[route].left > 0}
         found = state.ready.next(routes)
         if found is None:
             break
-        step = found[1]
+        route, step = found
         peer = _choose(free, step)
-        steps, requests = _gather(state, peer, step, routes, share, aside, fetch, now)
+        others = {} if route in rooms else routes - rooms.keys()
+        steps, requests = _gather(state, peer, step, others, share, aside, fetch, now)
+        if route in rooms:
+            rooms[route].left -= 1
         if requests:
             free.remove(peer)
             _hand(state, peer, steps, requests, now)
@@ -217,6 +223,8 @@ def _hand(state: BrokerState, peer: Peer, steps: list[Step], requests: list[Step
             state.record(step.task, facts.Granted(now.wall, index, request.delivery))
         step.payload_context = None
         step.fetched_outputs = None
+    if state.guards.by_handler:
+        guarding.handed(state, steps, now)
     level0.handouts[handout.id] = peer.holds[handout.id] = handout
     state.counters.dispatched += len(steps)
     state.outbox.send(SendHandout(handout, tuple({s.task.id: s.task for s in steps}.values())))
@@ -366,6 +374,7 @@ def expire(state: BrokerState, handout: Handout, now: Now) -> None:
         expired[handout.id] = peer
         if len(expired) > EXPIRED_REMEMBERED_MAX:
             expired.popitem(last=False)
+        guarding.lost(state, left, left, now)
     for step in left:
         if step.at_most_once:
             unknown_outcome(state, step, "outcome_unknown", now)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from stepwire_protocol import messages as wire
 
-from . import events, executor, level0, orders, placement, residency, results, sessions, submission
+from . import events, executor, guarding, level0, orders, placement, residency, results, sessions, submission
 from .answers import Refused
 from .decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
 from .events import Event, Now
@@ -308,6 +308,9 @@ _TIMERS: Final[dict[str, Callable[[BrokerState, Any, Now], None]]] = {
     "queue": lambda state, what, now: orders.expire_queue(state, what[0], what[1], now),
     "step_deadline": lambda state, what, now: orders.expire_deadline(state, what[0], what[1], now),
     "task_deadline": lambda state, what, now: orders.expire_task(state, what[0], what[1], now),
+    "breaker": guarding.on_breaker_timer,
+    "budget": guarding.on_budget_timer,
+    "guards": guarding.on_sweep_timer,
     "safe": _safe,
     "load": lambda state, what, now: None,  # every event looks whether to load
     "fetch": _fetch_again,
@@ -347,6 +350,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.DrainWorker: _on_drain_worker,
     events.PauseExecutor: executor.on_pause,
     events.ResumeExecutor: executor.on_resume,
+    events.SetBreaker: guarding.on_set_breaker,
     # the world
     events.Tick: _on_tick,
     events.Attached: sessions.on_attached,

@@ -266,11 +266,11 @@ def resting_place(task: Task) -> tuple[int | None, str | None]:
             continue  # no deadline ends these
         if task.deadline_ms is not None:
             times.append(task.deadline_ms)
-        times += [t for t in (step.not_before_ms, step.deadline_ms) if t is not None]
+        times += [t for t in (step.not_before_ms, step.deadline_ms, step.rests_until_ms) if t is not None]
         if step.state == "ready":
             if step.definition.queue_timeout_ms is not None and step.ready_ms is not None:
                 times.append(step.ready_ms + step.definition.queue_timeout_ms)
-            if task.state == "running":
+            if task.state == "running" and step.rests_until_ms is None:
                 wants = wants or step.definition.handler_class
     if wants is not None and not times:
         return None, wants

@@ -9,7 +9,7 @@ from msgspec import UNSET, Raw, UnsetType
 from stepwire_protocol import codec, limits
 from stepwire_protocol.messages import StepMetadata, StepRequest, Steps
 
-from . import facts
+from . import facts, guarding
 from .decision import FetchPayloads
 from .events import Now
 from .mapping import mapped
@@ -36,13 +36,25 @@ def dispatch(state: BrokerState, now: Now, *, whole_batches: bool = False) -> No
     aside: list[Step] = []
     fetch: list[Step] = []
     takers = _takers(state)
+    rooms = guarding.limits(state, takers, now)
+    if rooms:
+        takers = _with_room(takers, rooms)
     while takers and len(aside) <= ASIDE_MAX and state.ready.count_of(takers) >= least:
         found = state.ready.next(takers)
         if found is None:
             break
         route, step = found
         session = _choose(takers[route], step)
-        _fill(state, session, route, step, takers, aside, fetch, now)
+        room = rooms.get(route)
+        if room is None:
+            others = {r: s for r, s in takers.items() if r not in rooms} if rooms else takers
+            _fill(state, session, route, step, others, aside, fetch, now)
+        else:
+            stood = state.ready.count + 1
+            others = {} if room.is_for_probes else {route: takers[route]}
+            _fill(state, session, route, step, others, aside, fetch, now, most=room.left)
+            room.left -= stood - state.ready.count
+            takers = _with_room(takers, rooms)
         if session.credit <= 0 or session.suspects:
             takers = _without(takers, session)
     for step in aside:
@@ -72,11 +84,18 @@ def _without(takers: dict[Route, list[WorkerSession]], session: WorkerSession) -
     return {route: sessions for route, sessions in left.items() if sessions}
 
 
+def _with_room(
+    takers: dict[Route, list[WorkerSession]], rooms: dict[Route, guarding.Room]
+) -> dict[Route, list[WorkerSession]]:
+    """Without those routes of which nothing more may go now."""
+    return {r: sessions for r, sessions in takers.items() if r not in rooms or rooms[r].left > 0}
+
+
 def offering(state: BrokerState, route: Route) -> list[WorkerSession]:
     """Live sessions that offer this handler_class and bear the selector's labels."""
     cached = state.offer_cache.get(route)
     if cached is None:
-        handler_class, selector, _, _ = route
+        handler_class, selector = route[:2]
         wanted = selector if isinstance(selector, tuple) else ()
         cached = state.offer_cache[route] = (
             []
@@ -111,12 +130,14 @@ def _fill(
     aside: list[Step],
     fetch: list[Step],
     now: Now,
+    *,
+    most: int = limits.BATCH_ITEMS_MAX,
 ) -> None:
     """One batch for this session, beginning with this step; a step that goes alone is all of it."""
     settings = state.settings.bus.batch
     # Free slots are shared out before anybody's prefetch is filled.
     slots_free = session.credit - session.prefetch
-    room = min(settings.max_steps, slots_free if slots_free > 0 else session.credit)
+    room = min(settings.max_steps, most, slots_free if slots_free > 0 else session.credit)
     bytes_left = min(settings.max_bytes, session.max_message_bytes - REQUEST_OVERHEAD_BYTES)
     own = set() if route[2] else {r for r, sessions in takers.items() if session in sessions and not r[2]}
     fetching = sum(map(len, state.fetching.values()))
@@ -189,6 +210,8 @@ def _send(state: BrokerState, session: WorkerSession, steps: list[Step], request
             ahead = len(session.deliveries)
             due = now.mono + ahead * (step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS)
             state.timers.set(due, "unstarted", (step, request.delivery))
+    if state.guards.by_handler:
+        guarding.handed(state, steps, now)
     session.unanswered += len(steps)
     session.unanswered_batches[batch_id] = batch
     session.idle_since_mono = now.mono

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from stepwire_protocol.messages import ErrorDetail
 
-from . import facts, retry, rules
+from . import facts, guarding, retry, rules
 from .answers import Done
 from .codes import describe
 from .events import Now
@@ -27,7 +27,7 @@ from .states import (
     WAITING,
     TaskState,
 )
-from .task import Step, Task, held, outputs
+from .task import RETRY_COUNTED, Step, Task, held, outputs
 
 
 def make_ready(state: BrokerState, step: Step, now: Now) -> None:
@@ -57,6 +57,8 @@ def enqueue(state: BrokerState, step: Step) -> None:
 def complete(state: BrokerState, step: Step, delivery: int, output: bytes, now: Now) -> None:
     task = step.task
     let_go(state, step)
+    if step.retry is RETRY_COUNTED:
+        guarding.retried(state, step, now)
     step.output = output
     state.record(task, facts.Completed(now.wall, step.definition.index, delivery, len(output), crc32(output)))
     state.counters.completed += 1
@@ -93,6 +95,7 @@ def fail(
         state.record(task, facts.BackedOff(now.wall, definition.index, step.delivery, code, now.wall + pause_ms))
         state.timers.set(now.mono + pause_ms, "retry", (step, step.not_before_ms))
         state.counters.retried += 1
+        guarding.will_retry(state, step, named=retry_after_ms is not None, now=now)
         _notice(state, task, now)
     elif task.cancelling and step.state is DISPATCHED:
         state.record(task, facts.StepCancelled(now.wall, definition.index, "task_cancelled"))
@@ -185,6 +188,8 @@ def let_go(state: BrokerState, step: Step) -> None:
         of_worker = state.recovered.get(step.worker)
         if of_worker is not None and of_worker.pop(step.id, None) is not None and not of_worker:
             del state.recovered[step.worker]
+    if state.guards.probes:
+        guarding.gave_up(state, step)
     step.batch = None
     step.seen = step.cancel = step.progress = None
 

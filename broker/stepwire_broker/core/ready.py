@@ -13,19 +13,32 @@ from typing import TypeAlias
 from .states import READY, TaskState
 from .task import Step
 
-# handler_class, selector, whether it goes alone, and whether it is at_most_once: what some cannot take must not bar the
-# way to the rest
-Route: TypeAlias = tuple[str, tuple[tuple[str, str], ...] | str | None, bool, bool]
+# handler_class, selector, whether it goes alone, whether it is at_most_once, and whether it is a retry that the budget
+# of its handler may hold up: what some cannot take must not bar the way to the rest
+Route: TypeAlias = tuple[str, tuple[tuple[str, str], ...] | str | None, bool, bool, bool]
 
 # priority (negated), ready since, step id; the count makes the order total when a task left memory and came back
 _Entry: TypeAlias = tuple[int, int, int, int, Step]
 
 
 def route_of(step: Step) -> Route:
-    selector = step.definition.worker_selector
-    if selector is None or isinstance(selector, str):
-        return step.definition.handler_class, selector, step.is_suspect, step.at_most_once
-    return step.definition.handler_class, tuple(sorted(selector.items())), step.is_suspect, step.at_most_once
+    definition = step.definition
+    selector = definition.worker_selector
+    labels = tuple(sorted(selector.items())) if isinstance(selector, dict) else selector
+    is_retry = step.attempt > 0 and step.retry is None
+    return definition.handler_class, labels, step.is_suspect, step.at_most_once, is_retry
+
+
+def handler_of(route: Route) -> str:
+    return route[0]
+
+
+def is_once(route: Route) -> bool:
+    return route[-2]
+
+
+def is_held_to_budget(route: Route) -> bool:
+    return route[-1]
 
 
 class ReadyQueue:

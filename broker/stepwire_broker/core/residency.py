@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from . import facts, level0
+from . import facts, guarding, level0
 from .answers import Refused
 from .decision import FetchPayloads, LoadById, LoadPage
 from .events import Now, ResolveStep
@@ -43,6 +43,7 @@ PAGE_PAUSE_MS: Final = 1_000  # before looking again when a page brought nothing
 EVICT_TASKS: Final = 2_000  # looked at in one go
 SWEEP_AFTER: Final = 10_000
 FAR_OFF_MS: Final = 5_000  # who waits longer than this may wait in the database
+BUDGET_REST_MS: Final = 30_000  # how long a retry waits there that its handler's budget holds up
 
 _earlier: Final = msgspec.json.Decoder(list[Delivery]).decode
 
@@ -63,7 +64,10 @@ def keep_loading(state: BrokerState, now: Now) -> None:
     request = state.next_read()
     state.page_asked = request
     wants = [
-        w for w in sorted(state.wants) if level0.offers(state, w) or any(s.offers(w) for s in state.sessions.values())
+        w
+        for w in sorted(state.wants)
+        if (level0.offers(state, w) or any(s.offers(w) for s in state.sessions.values()))
+        and not guarding.is_shut(state, w, FAR_OFF_MS, now)
     ]
     state.loads[request] = Load("page")
     state.decision.reads.append(LoadPage(request, min(PAGE_TASKS, room), wants))
@@ -346,6 +350,9 @@ def _make_room(state: BrokerState, now: Now) -> None:
     looked_at = list(islice(state.tasks.values(), state.evict_from, state.evict_from + EVICT_TASKS))
     for task in looked_at:
         if not task.evicting and _is_idle(state, task, now):
+            for step in task.steps:
+                is_late = step.state is READY and guarding.waits_for_budget(state, step, now)
+                step.rests_until_ms = now.wall + BUDGET_REST_MS if is_late else None
             task.evicting = True
             task.dirty = True
             state.outbox.mark(task)
@@ -361,7 +368,10 @@ def _is_idle(state: BrokerState, task: Task, now: Now) -> bool:
         if step.state is RETRY_WAIT and (step.not_before_ms or 0) - now.wall > FAR_OFF_MS:
             continue
         if step.state is READY and (
-            task.state is TaskState.PAUSED or not (offering(state, route_of(step)) or level0.serves(state, step))
+            task.state is TaskState.PAUSED
+            or not (offering(state, route_of(step)) or level0.serves(state, step))
+            or guarding.is_shut(state, step.definition.handler_class, FAR_OFF_MS, now)
+            or guarding.waits_for_budget(state, step, now)
         ):
             continue
         return False

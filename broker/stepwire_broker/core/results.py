@@ -23,7 +23,7 @@ from stepwire_protocol.messages import (
     Start,
 )
 
-from . import executor, facts
+from . import executor, facts, guarding
 from .decision import LoadBySteps
 from .events import Now
 from .group import Parked
@@ -71,9 +71,11 @@ def on_refuse(state: BrokerState, message: Refuse, now: Now) -> None:
     session.free = message.free
     if message.code == "draining":
         session.draining = True
-    for step_id, delivery in message.items:
-        step = session.deliveries.get(step_id)
-        if step is None or step.delivery != delivery or step.state is not DISPATCHED:
+    named = [(session.deliveries.get(step_id), delivery) for step_id, delivery in message.items]
+    given_back = [s for s, delivery in named if s is not None and s.delivery == delivery and s.state is DISPATCHED]
+    guarding.refused(state, given_back, message.code, now)
+    for step in given_back:
+        if step.state is not DISPATCHED:
             continue
         if message.code in ("bad_message", "too_large"):
             lane = state.outbox.touch(step.task.lane)
@@ -231,6 +233,8 @@ def apply_result(state: BrokerState, step: Step, result: Result, now: Now, sessi
         if session is not None:
             session.completed += 1
         _count(state, session, step, result, now)
+        if state.guards.by_handler:
+            guarding.answered(state, step, delivery, None, result.status, now)
         complete(state, step, delivery, _compact(bytes(result.output)), now)
         return
     if delivery != step.delivery or step.batch_id is None or step.state not in (DISPATCHED, HELD):
@@ -240,6 +244,7 @@ def apply_result(state: BrokerState, step: Step, result: Result, now: Now, sessi
         session.failed += 1
     _count(state, session, step, result, now)
     error = result.error or ErrorDetail(message="the handler gave no reason")
+    guarding.answered(state, step, delivery, error, result.status, now)
     if error.code == "outcome_unknown":
         unknown_outcome(state, step, "outcome_unknown", now)
         return

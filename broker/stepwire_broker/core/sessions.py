@@ -20,7 +20,7 @@ from stepwire_protocol.messages import (
     Welcome,
 )
 
-from . import facts
+from . import facts, guarding
 from .answers import Quieted
 from .answers import Refused as Refusal
 from .decision import ToRequest, ToWorker, Watch
@@ -383,10 +383,18 @@ def bury(state: BrokerState, session: WorkerSession, now: Now) -> None:
         state.dead_k.popitem(last=False)
     state.sessions.pop(session.worker, None)
     state.offer_cache.clear()
+    held = list(session.deliveries.values())
     # Workers start what they get in the order they get it: only the first `slots` can have been running.
-    for position, step in enumerate(list(session.deliveries.values())):
-        unread = session.muted and step.batch is not None and not step.batch.answered
-        lost(state, step, now, suspicious=position < session.slots and session.has_lease and not unread)
+    suspects = [
+        position < session.slots
+        and session.has_lease
+        and not (session.muted and step.batch is not None and not step.batch.answered)
+        for position, step in enumerate(held)
+    ]
+    ran = [s for s, suspicious in zip(held, suspects, strict=True) if suspicious or s.granted or s.started_ms]
+    guarding.lost(state, held, ran, now)
+    for step, suspicious in zip(held, suspects, strict=True):
+        lost(state, step, now, suspicious=suspicious)
 
 
 def lost(state: BrokerState, step: Step, now: Now, *, suspicious: bool) -> None:
@@ -428,6 +436,7 @@ def expire_run(state: BrokerState, run: tuple[Step, int, int], now: Now) -> None
         _cancel(state, session, [(step.id, delivery)], "timeout")
     if step.at_most_once and not step.granted:
         return
+    guarding.overdue(state, step, now)
     if step.at_most_once:
         unknown_outcome(state, step, "outcome_unknown", now)
     else:

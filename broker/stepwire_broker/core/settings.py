@@ -129,7 +129,7 @@ class BreakerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool = True
     failure_threshold: Limit = 5  # in a row
     window_ms: PositiveMs = 30_000
-    window_outcomes: Limit = 20  # in the window, at least; more than `window_percent` of them failures
+    window_outcomes: Limit = 20  # in the window, at least; `window_percent` of them failures
     window_percent: Percent = 50.0
     open_ms: PositiveMs = 5_000  # doubled each time, up to
     open_max_ms: PositiveMs = 120_000

@@ -15,6 +15,7 @@ from .decision import Decision, ToRequest
 from .events import ApplyWorkflow, Now
 from .facts import Fact
 from .figures import Figures
+from .guard import Guards
 from .outbox import LaneState, Outbox, Owner, SendAnswer
 from .peer import Level0
 from .ready import ReadyQueue, Route
@@ -51,6 +52,9 @@ class Counters(Struct):
     level0_expiries: int = 0
     sessions_opened: int = 0
     deaths_proven: int = 0
+    infrastructure_failures: int = 0
+    breakers_opened: int = 0
+    probes: int = 0
     ignored: int = 0
     refused: dict[str, int] = {}
 
@@ -66,6 +70,8 @@ def is_stale(kind: str, what: Any) -> bool:
             return bool(what.dead)
         case "task_deadline":
             return not what[0].steps
+        case "breaker":
+            return bool(what[0].breaker.turn != what[1])
         case "run" | "queue" | "unstarted" | "retry" | "step_deadline":
             return bool(what[0].is_final or not what[0].task.steps)
         case _:
@@ -137,6 +143,7 @@ class BrokerState:
         self.safe_at_mono = now.mono + int(1.03 * max(lease_ms_before, settings.bus.lease_ms))
         self.safe_is_due = True  # a timer stands for it
         self.level0 = Level0(now.mono, offer_of(settings.bus.level0.handlers))
+        self.guards = Guards(identity.broker, settings.dispatch)  # of handlers that fail
         # submissions whose keys are not decided yet
         self.undecided: dict[int, Any] = {}
         self.undecided_workflows: dict[int, ApplyWorkflow] = {}

@@ -38,6 +38,8 @@ DIRTY_OUTPUT: Final = 8
 
 EARLIER_MAX: Final = 32  # of so many a late result is still taken
 LEVEL0: Final = "level0."  # what such a worker's name begins with; no worker can call itself so
+RETRY_COUNTED: Final = "counted"  # it was handed out, and the budget knows of it
+RETRY_NAMED: Final = "named"  # its handler said when it is to be tried again
 RESTORED: Final = "restored"  # the reason of a step that is held since its database was
 
 
@@ -88,6 +90,8 @@ class Step(Struct, gc=False, weakref=False, eq=False):
     payload_context: bytes | None = None  # fetched for its next dispatch or for its rule, and let go after it
     fetched_outputs: dict[int, bytes] | None = None
     progress: tuple[float, float | None, str | None] | None = None
+    rests_until_ms: int | None = None  # it may leave memory until then, whoever offers its handler
+    retry: str | None = None  # of its next attempt: RETRY_COUNTED, RETRY_NAMED; None: its handler's budget decides
 
     @property
     def is_final(self) -> bool:

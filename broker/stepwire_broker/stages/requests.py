@@ -28,6 +28,7 @@ from stepwire_broker.core.events import (
     ResumeExecutor,
     ResumeTask,
     RetryTask,
+    SetBreaker,
     SubmitTasks,
 )
 from stepwire_broker.core.settings import LimitSettings, PositiveMs
@@ -85,6 +86,13 @@ class DrainBody(Struct, frozen=True, forbid_unknown_fields=True):
     """`POST /v1/workers/{worker}/drain`."""
 
     quit: bool = False
+
+
+class BreakerBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /v1/breakers/{handler_class}`. `auto`: it is left to itself again."""
+
+    state: Literal["open", "closed", "auto"]
+    reason: Text = ""
 
 
 class ResolveBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -174,6 +182,11 @@ def resume_executor(body: bytes, executor: str, limits: LimitSettings) -> Make:
     return lambda request: ResumeExecutor(request, executor)
 
 
+def set_breaker(body: bytes, handler_class: str, limits: LimitSettings) -> Make:
+    _, said = _read(body, _breaker, limits.payload_bytes)
+    return lambda request: SetBreaker(request, handler_class, said.state, said.reason)
+
+
 def resolve(body: bytes, step_id: int, limits: LimitSettings) -> Make:
     _, said = _read(body, _resolve, limits.payload_bytes)
     output = Raw(bytes(said.output)) if said.output else None
@@ -197,6 +210,7 @@ _reason: Final = msgspec.json.Decoder(ReasonBody)
 _nothing: Final = msgspec.json.Decoder(NothingBody)
 _retry: Final = msgspec.json.Decoder(RetryBody)
 _drain: Final = msgspec.json.Decoder(DrainBody)
+_breaker: Final = msgspec.json.Decoder(BreakerBody)
 _resolve: Final = msgspec.json.Decoder(ResolveBody)
 
 _NO_CONTEXT: Final[dict[str, Any]] = {}
@@ -274,5 +288,6 @@ _MEMBERS: Final[dict[Any, tuple[str, ...]]] = {
     NothingBody: (),
     RetryBody: RetryBody.__struct_fields__,
     DrainBody: DrainBody.__struct_fields__,
+    BreakerBody: BreakerBody.__struct_fields__,
     ResolveBody: ResolveBody.__struct_fields__,
 }

@@ -6,7 +6,7 @@ Nothing here knows sockets, threads or clocks: the broker's loop and the simulat
 from collections.abc import Callable
 from typing import NamedTuple
 
-from stepwire_broker.core.decision import Decision, Read, Watch
+from stepwire_broker.core.decision import Decision, Read, Turned, Watch
 from stepwire_broker.core.events import Event
 from stepwire_broker.core.group import Group, Outcome
 from stepwire_broker.core.machine import Machine
@@ -24,6 +24,7 @@ class Around(NamedTuple):
     answer: Callable[[Decision], None]
     read: Callable[[Read], None]
     watch: Callable[[Watch], None]
+    tell: Callable[[Turned], None]
 
 
 class Turn:
@@ -66,3 +67,5 @@ class Turn:
             around.read(read)
         for watch in decision.watches:
             around.watch(watch)
+        for turned in decision.turned:
+            around.tell(turned)

@@ -274,6 +274,16 @@ class Client:
         answer: dict[str, Any] = self._call("POST", f"/v1/executors/{quote(key, safe='')}/resume", {}, is_safe=True)
         return answer
 
+    def breakers(self) -> dict[str, Any]:
+        """Handlers that failed lately, and what is handed out of them."""
+        return self._get("/v1/breakers")
+
+    def set_breaker(self, handler_class: str, state: str, *, reason: str = "") -> dict[str, Any]:
+        """`open`: hand out nothing of this handler; `closed`: everything; `auto`: its breaker decides again."""
+        path = f"/v1/breakers/{quote(handler_class, safe='')}"
+        answer: dict[str, Any] = self._call("POST", path, {"state": state, "reason": reason}, is_safe=True)
+        return answer
+
     def is_alive(self) -> bool:
         """Does a broker answer at this address at all? Asked once, and without a token."""
         try:

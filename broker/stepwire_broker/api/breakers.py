@@ -1,0 +1,96 @@
+"""`/v1/breakers`: handlers that failed lately, and what is handed out of them. Only memory knows of these."""
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from stepwire_broker.core.answers import BreakerSet
+from stepwire_broker.core.events import Now
+from stepwire_broker.core.guard import Guard
+from stepwire_broker.stages import requests
+
+from .documents import rfc3339, time_or_none
+from .exchange import Call, Reply, encode
+
+ORDER_BYTES_MAX: Final = 64 * 1024
+
+
+class RetryBudgetDocument(Struct, frozen=True):
+    """Of the last while: steps that were handed out, and how many of those were retries. `room`: so many may go now."""
+
+    starts: int
+    retries: int
+    room: int
+
+
+class BreakerDocument(Struct, frozen=True, kw_only=True):
+    """`forced`: an operator put it so, and it stays so until it is `auto` or the broker ends. `reason` is what failed
+    last, or what the operator said; `cause` what opened it last. `probes`: steps that are out to try the handler."""
+
+    handler_class: str
+    state: Literal["closed", "open", "half_open"]
+    forced: bool
+    since: str
+    next_probe: str | None
+    cause: str
+    reason: str
+    failures_in_row: int
+    outcomes: int
+    failures: int
+    opened: int
+    probes: int
+    retry_budget: RetryBudgetDocument | None
+
+
+class BreakerList(Struct, frozen=True):
+    """Handlers that are not in it have not failed lately: their breakers are closed."""
+
+    broker: str
+    epoch: int
+    breakers: list[BreakerDocument]
+
+
+class BreakerPut(Struct, frozen=True):
+    handler_class: str
+    state: Literal["closed", "open"]
+    forced: bool
+
+
+async def all_of_them(call: Call) -> Reply:
+    call.query()
+    broker = call.broker
+    now = broker.now()
+    guards = sorted(broker.state.guards.by_handler.values(), key=lambda guard: guard.handler_class)
+    return Reply(200, encode(BreakerList(broker.broker_id, broker.epoch, [_shown(guard, now) for guard in guards])))
+
+
+async def put(call: Call) -> Reply:
+    """In memory only: a broker that starts has all its breakers closed."""
+    call.query()
+    body = await call.body(ORDER_BYTES_MAX)
+    make = requests.set_breaker(body, call.scope["path_params"]["handler_class"], call.broker.settings.limits)
+    done = await call.ask(make, BreakerSet)
+    return Reply(
+        200, encode(BreakerPut(done.handler_class, "open" if done.state == "open" else "closed", done.is_forced))
+    )
+
+
+def _shown(guard: Guard, now: Now) -> BreakerDocument:
+    breaker, budget = guard.breaker, guard.budget
+    outcomes, failures = breaker.lately(now.mono)
+    shown = None if budget is None else RetryBudgetDocument(*budget.lately(now.mono), budget.room(now.mono))
+    return BreakerDocument(
+        handler_class=guard.handler_class,
+        state=breaker.state.value,
+        forced=breaker.is_forced,
+        since=rfc3339(guard.since_wall),
+        next_probe=time_or_none(guard.until_wall),
+        cause=breaker.cause,
+        reason=guard.reason,
+        failures_in_row=breaker.failures_in_row,
+        outcomes=outcomes,
+        failures=failures,
+        opened=breaker.opened,
+        probes=breaker.under_way,
+        retry_budget=shown,
+    )

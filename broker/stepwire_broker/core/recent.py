@@ -1,0 +1,51 @@
+"""What happened lately, counted: sums over a last while, in pieces, so that memory does not grow with what is counted.
+
+What is older than the window is forgotten a piece at a time. So a sum is of nine to ten tenths of the window, never of
+more than the window.
+"""
+
+from typing import Final
+
+PIECES: Final = 10
+
+
+class Recent:
+    """Counts of the last `window_ms`, in `columns` columns. Times never go back."""
+
+    __slots__ = ("_piece", "_pieces", "_sums", "piece_ms")
+
+    def __init__(self, window_ms: int, columns: int) -> None:
+        self.piece_ms = max(1, window_ms // PIECES)
+        self._piece = 0  # the number of the newest piece, counted from the clock's zero
+        self._pieces = [[0] * columns for _ in range(PIECES)]
+        self._sums = [0] * columns
+
+    def add(self, column: int, mono: int, count: int = 1) -> None:
+        self._roll(mono)
+        self._pieces[self._piece % PIECES][column] += count
+        self._sums[column] += count
+
+    def sum(self, column: int, mono: int) -> int:
+        self._roll(mono)
+        return self._sums[column]
+
+    def next_roll(self, mono: int) -> int:
+        """When the oldest piece is forgotten next."""
+        return (mono // self.piece_ms + 1) * self.piece_ms
+
+    def clear(self) -> None:
+        for piece in self._pieces:
+            piece[:] = [0] * len(piece)
+        self._sums = [0] * len(self._sums)
+
+    def _roll(self, mono: int) -> None:
+        newest = mono // self.piece_ms
+        if newest - self._piece >= PIECES:
+            self.clear()
+            self._piece = newest
+        while self._piece < newest:
+            self._piece += 1
+            oldest = self._pieces[self._piece % PIECES]
+            for column, count in enumerate(oldest):
+                self._sums[column] -= count
+                oldest[column] = 0
