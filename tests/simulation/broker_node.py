@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from stepwire_broker.broker import LATE_MS, PULSE_MS, WATCH_FOR_MS, WATCH_MS
 from stepwire_broker.core.answers import Answer
-from stepwire_broker.core.decision import Decision, Read, Watch
+from stepwire_broker.core.decision import Decision, Read, Turned, Watch
 from stepwire_broker.core.events import (
     Drain,
     Event,
@@ -133,7 +133,7 @@ class BrokerNode:
         self.reader = claims.Reader(world.store.queries, opened.epoch, settings.limits.resident_payload_bytes)
         self.turn = Turn(
             self.machine,
-            Around(self.now, Frames(self), self._put, self._answer, self._read, self._watch),
+            Around(self.now, Frames(self), self._put, self._answer, self._read, self._watch, self._tell),
         )
         self.state.peers = [Endpoints(BROKER, "inproc://steps", "inproc://results")]
         self.here_frame = topics.BROKERS + codec.encode(here_message(self.state))
@@ -339,6 +339,9 @@ class BrokerNode:
             self._commands[request] = command
             self.turn.handle(command)
             self._flush_soon()
+
+    def _tell(self, turned: Turned) -> None:
+        self.world.breakers.turned(turned)
 
     def _answer(self, decision: Decision) -> None:
         for given in decision.answers:

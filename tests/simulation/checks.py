@@ -241,6 +241,9 @@ class Checks:
                 book.dispatched[fact[3]] = (fact[4], fact[5], self.world.now)
                 self.dispatched_ms = self.world.now
                 before_it = self._definition(task_id, fact[2]).depends_on
+                definition = self._definition(task_id, fact[2])
+                is_once = definition.delivery_mode == "at_most_once"
+                self.world.breakers.dispatched(definition.handler_class, is_once, fact)
                 dispatched.append((task_id, fact, step_id, {i: self.steps[task_id + 1 + i].state for i in before_it}))
                 if task.paused:
                     self.fail("G18 a paused task hands nothing out", f"step {step_id}")
@@ -339,6 +342,7 @@ class Checks:
         if worker.is_provable:
             self.provable.add(worker.id)
         self.died_ms[worker.id] = self.world.now
+        self.world.breakers.died()
 
     def _found_dead(self, step_id: int, worker_id: str, wall_ms: int) -> None:
         """Where only workers die, each death is known in time."""
@@ -787,6 +791,8 @@ class Checks:
             if stored.task_id not in broker.state.tasks and len(broker.state.tasks) >= active_max:
                 continue  # the active set is full of what runs
             name = self.world.tables.steps[step_id].handler_class
+            if not self.world.breakers.is_closed(name):
+                continue  # it was at work before that start, and said by now that it is down
             if self.tasks[stored.task_id].state == "running" and any(
                 s.credit > 0 and s.offers(name) for s in broker.state.sessions.values()
             ):
@@ -857,6 +863,7 @@ class Checks:
             "asked": len(state.asked),
             "recovered": len(state.recovered),
             "handouts": len(state.level0.handouts),
+            "probes": len(state.guards.probes),
             "large": len(state.large),
             "large_contexts": len(state.large_contexts),
             "fetching": len(state.fetching),

@@ -63,6 +63,11 @@ class Clock:
         self.jumped_ms += by_ms
         self._jumps.append((now_ms, self.jumped_ms))
 
+    @property
+    def set_back_ms(self) -> int:
+        """How much earlier it is than it was at the most."""
+        return max(jumped_ms for _, jumped_ms in self._jumps) - self.jumped_ms
+
     def true_of_wall(self, wall_ms: int, now_ms: float) -> float:
         """When it last said so."""
         until_ms = now_ms

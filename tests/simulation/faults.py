@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from .focus import Focus
 
 LEVEL0_KINDS: Final = ("peer_killed", "peer_paused")
+BREAKER_KINDS: Final = (
+    "handler_unavailable",  # what a handler needs is down, and it says so
+    "operator_breaker",
+)
 KINDS: Final = (
     # messages
     "loss",
@@ -61,7 +65,9 @@ KINDS: Final = (
     "operator_resolve",
     *LEVEL0_KINDS,
     "slow_read",  # what was read is long not so any more when it is heard
+    *BREAKER_KINDS,
 )
+OFTEN: Final = 0.7  # in the half of the seeds that can have them
 MESSAGE_KINDS: Final = frozenset(
     {"loss", "duplicate", "late_duplicate", "delay", "reorder", "hwm_burst", "slow_joiner"}
 )
@@ -106,7 +112,8 @@ class Faults:
         # In the order in which they came to be: a seed stays what it was.
         chances = dict.fromkeys(KINDS, chance) | dict.fromkeys(LEVEL0_KINDS, Random(f"faults/level0/{seed}"))
         chances["slow_read"] = Random(f"faults/slow_read/{seed}")
-        self.on = {kind for kind in KINDS if chances[kind].random() < share}
+        chances |= dict.fromkeys(BREAKER_KINDS, Random(f"faults/breakers/{seed}"))
+        self.on = {kind for kind in KINDS if chances[kind].random() < (OFTEN if kind in BREAKER_KINDS else share)}
         if only is not None:
             self.on = set(only)
         self.rates = {kind: chances[kind].random() for kind in KINDS}

@@ -21,10 +21,12 @@ from stepwire_broker.core.events import (
     ResolveStep,
     ResumeTask,
     RetryTask,
+    SetBreaker,
     SubmitTasks,
 )
 
 from . import flows
+from .worker_node import HANDLERS
 
 if TYPE_CHECKING:
     from .world import World
@@ -113,6 +115,7 @@ class People:
             at_ms = 50.0 + phase_ms * 0.8 * self.chance.random() ** 2
             made += self._plan(at_ms)
         self._plan_orders(phase_ms)
+        self._plan_breakers(phase_ms)
 
     # -- workflows ----------------------------------------------------------------------------------------------------
 
@@ -284,6 +287,24 @@ class People:
                 for step_id in world.checks.held_steps()[:3]:
                     self.resolve(step_id)
 
+    def _plan_breakers(self, phase_ms: float) -> None:
+        world, chance = self.world, Random(f"{self.world.seed}/operator_breaker")
+        times = [(phase_ms * chance.random(), chance.random(), chance.random()) for _ in range(chance.randint(1, 4))]
+        if "operator_breaker" in world.faults.on:
+            for i, (at_ms, luck, size) in enumerate(times):
+                world.schedule.at(at_ms, self._put_breaker, i, luck, size)
+
+    def _put_breaker(self, number: int, luck: float, size: float) -> None:
+        """And after a while they leave it to itself again."""
+        if self.world.faults.strikes("operator_breaker", number):
+            handler = HANDLERS[int(luck * len(HANDLERS))]
+            state: Any = "open" if luck * 100 % 1 < 0.6 else "closed"
+            self.order(lambda r: SetBreaker(r, handler, state, "an operator wanted it"))
+            self.world.schedule.after(500.0 + 9_000.0 * size, self._let_breaker_be, handler)
+
+    def _let_breaker_be(self, handler: str) -> None:
+        self.order(lambda r: SetBreaker(r, handler, "auto"))
+
     def order(self, make: Callable[[int], Any]) -> None:
         Asking(self.world, self.chance, make, lambda answer: None)
 
@@ -304,6 +325,10 @@ class People:
         for row in self.world.tables.open_tasks:
             if row.state == "paused":
                 self.order(lambda r, i=row.id: ResumeTask(r, i))  # type: ignore[misc]
+        broker = self.world.broker
+        for guard in broker.state.guards.by_handler.values() if broker.is_alive else ():
+            if guard.breaker.is_forced:
+                self._let_breaker_be(guard.handler_class)
         if not checks.is_closing:
             self.world.schedule.after(4_000.0, self.tidy)
 

@@ -20,6 +20,7 @@ from stepwire import session as sdk
 from stepwire_broker.core import (
     decision,
     facts,
+    guarding,
     machine,
     orders,
     outbox,
@@ -299,6 +300,17 @@ def _gone_ignored(plant: Plant) -> None:
     plant.function(residency.insert, insert)
 
 
+# -- breakers ---------------------------------------------------------------------------------------------------------
+
+
+def _tried_with_once(plant: Plant) -> None:
+    plant.function(ready.is_once, lambda _, route: False)
+
+
+def _open_for_ever(plant: Plant) -> None:
+    plant.function(guarding._set_timer, lambda _, state, guard, now: None)
+
+
 # -- the database -----------------------------------------------------------------------------------------------------
 
 
@@ -544,6 +556,8 @@ BUGS: Final = (
     Bug("key ignored", _key_ignored),
     Bug("key decided before its commit", _key_decided_early),
     Bug("a page is older than what left memory", _gone_ignored),
+    Bug("breaker: an at_most_once step as probe", _tried_with_once),
+    Bug("breaker: nothing wakes it at the end of its open time", _open_for_ever),
     Bug("unknown commit taken for failed", _unknown_is_failed),
     Bug("unknown commit applied twice", _applied_twice),
     Bug("worker: lease counted from the answer's arrival", _lease_from_arrival),

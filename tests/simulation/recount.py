@@ -59,6 +59,19 @@ def check(state: BrokerState) -> None:
             assert (step.worker, step.session) == (worker, None), f"step {step.id} is recovered for another"
             assert step.state is DISPATCHED, f"step {step.id} is {step.state} and recovered"
     _check_ready(state)
+    _check_guards(state)
+
+
+def _check_guards(state: BrokerState) -> None:
+    guards = state.guards
+    for step_id, probe in guards.probes.items():
+        step = state.steps[step_id]
+        assert (step.state, step.delivery) == (DISPATCHED, probe.delivery), f"step {step_id} is a probe no more"
+        assert probe.guard.breaker.turn == probe.call, f"step {step_id} is a probe of a turn that is over"
+    for name, guard in guards.by_handler.items():
+        of_it = sum(probe.guard is guard for probe in guards.probes.values())
+        assert guard.breaker.under_way == of_it, f"{name}: {guard.breaker.under_way} probes under way, in truth {of_it}"
+        assert (guard.breaker.state == "closed") == (name not in guards.barred), f"{name} is {guard.breaker.state}"
 
 
 def _check_ready(state: BrokerState) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from stepwire.actions import CancelRun, Connect, Log, Quit, Rebuild, Run, Send
-from stepwire.errors import OutcomeUnknown, Permanent, Retry
+from stepwire.errors import OutcomeUnknown, Permanent, Retry, StepError
 from stepwire.handler import Handler, completed, failed, make_handler, stopped
 from stepwire.session import Config, Offer, Session
 from stepwire_protocol import codec
@@ -308,6 +308,9 @@ class WorkerNode:
         step = running.run.step
         handler = _handler(step.handler_class)
         error: Exception
+        if self.world.breakers.is_down(step.handler_class):
+            self._finish(running, failed(handler, step, StepError("down", category="unavailable"), 1.0))
+            return
         match running.behaviour:
             case "fails":
                 error = ValueError("no")

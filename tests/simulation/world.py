@@ -14,10 +14,11 @@ from stepwire_broker.store.lane import Rows
 from stepwire_protocol import limits as limits_of_wire
 
 from . import focus
+from .breakers import Breakers
 from .broker_node import BrokerNode
 from .checks import Checks, Violation
 from .clock import Endless, Schedule
-from .faults import LEVEL0_KINDS, Faults
+from .faults import BREAKER_KINDS, LEVEL0_KINDS, Faults
 from .flows import AT_LEVEL0, COUNT
 from .network import Network
 from .peer_node import HANDLER, PeerNode
@@ -27,10 +28,9 @@ from .tables import DataRefused
 from .worker_node import WorkerNode
 
 HEALED_MS: Final = 600_000.0  # after the last fault everything must be over by then
-JUMPED_MS: Final = 4 * 3_600_000.0
 SETTLED_MS: Final = 60_000.0
 DOUBTED_MS: Final = 40_000.0  # after the last fault: by then each lease of before has ended
-EVENTS_MAX: Final = 400_000
+EVENTS_MAX: Final = 600_000
 TRACE_MAX: Final = 4_000
 
 
@@ -79,6 +79,10 @@ class World:
         self.flows_count = COUNT
         if peers:
             self.settings = self._with_level0(self.settings)
+        self.breakers = Breakers(self)
+        self.settings = self.breakers.settings(self.settings)
+        if not self.breakers.is_on:
+            self.faults.on -= set(BREAKER_KINDS)
         self._refused_rate = self.faults.rate("data_refused", 0.02)
         self._refused_tasks: set[int] = set()
         self._refused_chance = Random(f"{seed}/refused")
@@ -185,10 +189,8 @@ class World:
         self._plan_faults()
         schedule.run(self.phase_ms)
         self._heal()
-        bound_ms = HEALED_MS
-        if self.faults.counts["wall_jump"]:
-            bound_ms += JUMPED_MS  # a time that is read from the database may be as wrong as the clocks were
-        is_over = schedule.run(self.now + bound_ms, self._is_all_over)
+        # A time that is read from the database may be as wrong as the clock was.
+        is_over = schedule.run(self.now + HEALED_MS + self.broker.clock.set_back_ms, self._is_all_over)
         if not is_over:
             self.checks.stuck()
         self.checks.is_closing = True
@@ -259,6 +261,7 @@ class World:
             ("partition", 6, self._cut),
             ("disk_full", 2, self._fill_disk),
             ("locked", 3, self._lock_database),
+            ("handler_unavailable", 5, self.breakers.strike),
         )
         for kind, most, strike in plan:
             if self.focus is not None:
@@ -332,6 +335,7 @@ class World:
                 way.cut_until_ms = self.now + 1_000.0 + 39_000.0 * size**2
 
     def broker_started(self) -> None:
+        self.breakers.broker_started()
         if self.focus is not None and self.focus.cuts_after_start and self.broker.life % 2 == 0:
             chance = Random(f"{self.seed}/cuts/{self.broker.life}")
             for i in range(len(self.workers)):

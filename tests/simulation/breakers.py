@@ -1,0 +1,130 @@
+"""Handlers that are down for a while, breakers and budgets that are quick to act, and what must be true of them.
+
+In about half of the seeds. In the others neither acts, so that they hide nothing and the older stories stay what they
+were. The books here are of what the broker tells its log, and of what is committed.
+"""
+
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from stepwire_broker.core.decision import Turned
+from stepwire_broker.core.settings import BreakerSettings, DispatchSettings, RetryBudgetSettings, Settings
+
+from .faults import BREAKER_KINDS, DEATH_KINDS
+from .worker_node import HANDLERS
+
+if TYPE_CHECKING:
+    from .world import World
+
+OFF: Final = DispatchSettings(breaker=BreakerSettings(enabled=False), retry_budget=RetryBudgetSettings(percent=100.0))
+MARGIN_MS: Final = 5.0  # between a reading of the broker's clock, in whole milliseconds, and the true time
+LATE_MS: Final = 600.0
+
+
+class Breakers:
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        chance = Random(f"{world.seed}/breakers")
+        self.is_on = world.focus is None and chance.random() < 0.5
+        self.dispatch = self._drawn(chance) if self.is_on else OFF
+        self._down_until_ms: dict[str, float] = {}
+        self._turns: dict[str, list[tuple[float, str]]] = {}  # by handler, in this life of the broker: when, to what
+        self._died_ms: list[float] = []
+
+    def _drawn(self, chance: Random) -> DispatchSettings:
+        if chance.random() < 0.2:
+            return DispatchSettings()
+        open_ms = chance.choice((200, 1_000, 3_000))
+        return DispatchSettings(
+            breaker=BreakerSettings(
+                failure_threshold=chance.choice((1, 2, 3, 3)),
+                window_ms=chance.choice((2_000, 10_000)),
+                window_outcomes=chance.choice((3, 20)),
+                window_percent=chance.choice((30.0, 50.0)),
+                open_ms=open_ms,
+                open_max_ms=open_ms * chance.choice((1, 4, 10)),
+                success_threshold=chance.choice((1, 2, 3)),
+            ),
+            retry_budget=RetryBudgetSettings(
+                percent=chance.choice((0.0, 5.0, 20.0, 100.0)),
+                at_least=chance.choice((1, 2, 10)),
+                window_ms=chance.choice((2_000, 10_000, 60_000)),
+            ),
+        )
+
+    def settings(self, drawn: Settings) -> Settings:
+        return msgspec.structs.replace(drawn, dispatch=self.dispatch)
+
+    # -- what goes wrong ----------------------------------------------------------------------------------------------
+
+    def strike(self, luck: float, size: float) -> None:
+        """What a handler needs is down for a while."""
+        handler = HANDLERS[int(luck * len(HANDLERS))]
+        self.world.trace("handler_unavailable", handler)
+        self._down_until_ms[handler] = self.world.now + 500.0 + 12_000.0 * size
+
+    def is_down(self, handler_class: str) -> bool:
+        return self.world.now < self._down_until_ms.get(handler_class, -1.0) and not self.world.faults.is_over
+
+    # -- what must be true --------------------------------------------------------------------------------------------
+
+    def broker_started(self) -> None:
+        self._turns = {}
+
+    def died(self) -> None:
+        self._died_ms.append(self.world.now)
+
+    def is_closed(self, handler_class: str) -> bool:
+        turns = self._turns.get(handler_class)
+        return turns is None or turns[-1][1] == "closed"
+
+    def turned(self, turned: Turned) -> None:
+        world = self.world
+        world.trace("breaker", f"{turned.handler_class} {turned.state} after {turned.cause}, {turned.reason}")
+        world.count("breaker", turned.state)
+        turns = self._turns.setdefault(turned.handler_class, [])
+        turns.append((world.now, turned.state))
+        if turned.state == "open" and not turned.is_forced:
+            self._has_cause(turned, turns[-2][0] if len(turns) > 1 else 0.0)
+            assert turned.left_ms is not None
+            after_ms = 1.02 * turned.left_ms + LATE_MS
+            world.schedule.after(after_ms, self._is_tried, world.broker.life, turned.handler_class, len(turns))
+
+    def _has_cause(self, turned: Turned, since_ms: float) -> None:
+        """Where nothing happens but that workers die, each death is one failure, however much was running there. It may
+        have been found a lease later."""
+        world = self.world
+        if world.faults.on - set(BREAKER_KINDS) <= DEATH_KINDS and not self._down_until_ms:
+            if turned.cause.endswith("tried again"):
+                return
+            of = self.dispatch.breaker
+            least = min(of.failure_threshold, -int(-of.window_outcomes * of.window_percent // 100))
+            found_within_ms = 1.1 * world.broker.settings.bus.lease_ms + 2_000.0
+            deaths = sum(at_ms >= since_ms - found_within_ms for at_ms in self._died_ms)
+            if deaths < least:
+                world.checks.fail("P7 one death is one failure", f"{turned}, after {deaths} deaths")
+
+    def _is_tried(self, life: int, handler_class: str, turns: int) -> None:
+        broker = self.world.broker
+        if not broker.is_alive or broker.life != life or len(self._turns[handler_class]) != turns:
+            return
+        if broker.is_paused:
+            self.world.schedule.after(1_000.0, self._is_tried, life, handler_class, turns)
+            return
+        self.world.checks.fail("P6 an open breaker is tried again in time", handler_class)
+
+    def dispatched(self, handler_class: str, is_once: bool, fact: list[Any]) -> None:
+        """What an open breaker bars is not handed out; nor is what never starts twice, to try it with."""
+        turns = self._turns.get(handler_class)
+        clock = self.world.broker.clock
+        if turns is None or clock.jumped_ms:
+            return
+        at_ms = clock.true_of_wall(fact[1], self.world.now)
+        for i, (since_ms, state) in enumerate(turns):
+            until_ms = turns[i + 1][0] if i + 1 < len(turns) else float("inf")
+            if since_ms + MARGIN_MS < at_ms < until_ms - MARGIN_MS:
+                if state == "open":
+                    self.world.checks.fail("P6 nothing goes to a handler whose breaker is open", f"{fact}")
+                if state == "half_open" and is_once:
+                    self.world.checks.fail("P5 an at_most_once step is not what a handler is tried with", f"{fact}")
