@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from stepwire_broker.api import token
 from stepwire_broker.api.polling import gateway
-from stepwire_broker.core.settings import ExecutionSettings, ExecutorsSettings, PollSettings, Settings
+from stepwire_broker.core.settings import BatchSettings, ExecutionSettings, ExecutorsSettings, PollSettings, Settings
 from stepwire_broker.core.states import StepState
 
 from .poller import Item, Poller
@@ -102,6 +102,11 @@ def submit(api: Api, workflow: str, **more: Any) -> int:
 def step_of(api: Api, task_id: int, index: int = 0) -> dict[str, Any]:
     step: dict[str, Any] = api.call("GET", f"/v1/tasks/{task_id}").json["steps"][index]
     return step
+
+
+def steps_of(api: Api, task_id: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = api.call("GET", f"/v1/tasks/{task_id}").json["steps"]
+    return found
 
 
 def item_of(step: dict[str, Any]) -> Item:
@@ -200,6 +205,35 @@ def test_an_answer_holds_no_more_than_is_free(api: Api) -> None:
     assert len(poller.lease(free=50)) == 10  # one answer is one batch
     assert len(poller.lease(free=50)) == 10
     assert len(poller.lease(free=50)) == 2
+
+
+def test_steps_that_fill_more_than_a_message_come_with_the_next_calls(directory: Path) -> None:
+    """All of them were decided on together; one answer is one batch."""
+    settings = polled(directory)
+    bus = msgspec.structs.replace(settings.bus, batch=BatchSettings(max_bytes=200_000))
+    with running(directory, msgspec.structs.replace(settings, bus=bus)) as api:
+        apply(api)
+        poller = Poller(api, slots=25)
+        poller.open()
+        submit(api, "many", context={"text": "x" * 80_000})
+        found: list[dict[str, Any]] = []
+        while len(found) < 25:
+            steps = poller.lease()
+            assert len(steps) <= 2
+            found += steps
+        assert {step["delivery"] for step in found} == {1}
+
+
+def test_steps_that_there_is_no_room_for_any_more_are_given_back(api: Api) -> None:
+    poller = Poller(api)
+    poller.open()
+    state = api.broker.state
+    api.on_loop(lambda: setattr(state.sessions[poller.id], "free", 10))  # as if its call had ended just now
+    task_id = submit(api, "many")
+    eventually(lambda: has_steps(api, poller))
+    assert poller.lease(free=0) == []
+    eventually(lambda: {step["state"] for step in steps_of(api, task_id)} == {"ready"})
+    assert len(poller.lease(free=3)) == 3
 
 
 def test_a_call_without_patience_gets_what_is_ready(api: Api) -> None:

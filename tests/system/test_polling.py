@@ -54,6 +54,10 @@ def wait(site: Site, task_ids: list[int], bound_s: float = 60) -> None:
     assert {site.task(task_id)["state"] for task_id in task_ids} == {"completed"}
 
 
+def kept(site: Site, **how: Any) -> None:
+    assert_kept(site.database, site.ledgers, lease_ms=LEASE_MS, **how)
+
+
 def starts(site: Site) -> Counter[int]:
     return Counter(run["step_id"] for run in site.runs("started"))
 
@@ -66,7 +70,7 @@ def test_three_workers_share_two_hundred_steps_and_none_runs_twice(site: Site) -
     by_worker = Counter(run["pid"] for run in site.runs("started"))
     assert by_worker.keys() == {worker.pid for worker in workers}
     assert min(by_worker.values()) > 20, by_worker
-    assert_kept(site.database, site.ledgers)
+    kept(site)
 
 
 def test_when_answers_are_lost_nothing_else_is_and_nothing_runs_twice(site: Site) -> None:
@@ -76,7 +80,7 @@ def test_when_answers_are_lost_nothing_else_is_and_nothing_runs_twice(site: Site
     task_ids = submit(site, "mixed", 40)
     wait(site, task_ids)
     assert set(starts(site).values()) == {1}
-    assert_kept(site.database, site.ledgers)
+    kept(site)
     deliveries = sum(step["deliveries"] for task_id in task_ids for step in _steps(site, task_id))
     assert deliveries > len(starts(site)), "no answer with steps was lost"
 
@@ -98,7 +102,22 @@ def test_what_a_killed_worker_ran_is_run_by_another_after_its_lease_or_held(site
     eventually(lambda: _states(site, task_id) == {"least": "completed", "once": "held"}, "the second run's end")
     steps = {step["name"]: step["step_id"] for step in _steps(site, task_id)}
     assert starts(site) == {steps["least"]: 2, steps["once"]: 1}
-    assert_kept(site.database, site.ledgers, all_ended=False)
+    kept(site, all_ended=False)
+
+
+def test_a_worker_that_stood_still_for_longer_than_its_lease_is_told_so(site: Site) -> None:
+    first = start(site, "first")
+    (task_id,) = submit(site, "gated", 1)
+    eventually(lambda: len(site.runs("started")) == 2, "both to start")
+    second = start(site, "second")
+    first.pause()
+    eventually(lambda: site.runs("started", pid=second.pid), "one of them to start again", 4 * LEASE_MS / 1000)
+    eventually(lambda: _states(site, task_id)["once"] == "held", "the other to be held")
+    first.go_on()
+    eventually(lambda: len(site.runs("stopped", pid=first.pid)) == 2, "it to hear that both are not its own any more")
+    site.open_gate("g")
+    eventually(lambda: _states(site, task_id) == {"least": "completed", "once": "held"}, "the second run's end")
+    kept(site, all_ended=False)
 
 
 def _states(site: Site, task_id: int) -> dict[str, str]:
@@ -117,7 +136,7 @@ def test_a_broker_that_was_killed_finds_what_runs_still_running(site: Site) -> N
     site.open_gate("g")
     wait(site, task_ids)
     assert set(starts(site).values()) == {1}
-    assert_kept(site.database, site.ledgers)
+    kept(site)
 
 
 def test_killed_again_and_again_under_load_nothing_is_lost_and_nothing_doubled(site: Site) -> None:
@@ -132,7 +151,7 @@ def test_killed_again_and_again_under_load_nothing_is_lost_and_nothing_doubled(s
         site.start_broker()
     wait(site, task_ids)
     assert set(starts(site).values()) == {1}
-    assert_kept(site.database, site.ledgers)
+    kept(site)
 
 
 def test_a_broker_that_is_asked_to_end_answers_who_waits_and_takes_what_still_comes(site: Site) -> None:

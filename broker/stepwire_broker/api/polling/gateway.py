@@ -67,8 +67,8 @@ class Gateway:
             await asyncio.sleep(0)
             return self._leased(worker, said, None)
         worker.keep_whole(said.holding)
-        free = 0 if worker.batches else self._free(worker, said)
-        if not worker.beat(said.holding, free):
+        free = self._free(worker, said)
+        if not worker.beat(said.holding, 0 if worker.batches else free):
             _no_session()
         async with call.until_gone() as client:
             return self._leased(worker, said, await self._steps(call, client, worker, said, free))
@@ -194,7 +194,7 @@ class Gateway:
                     raise _stopping()
                 if worker.waiter is not mine:
                     return None
-                if (steps := worker.take_batch()) is not None:
+                if (steps := worker.take_batch(free)) is not None:
                     return steps
                 if mine.done():
                     mine = worker.waiter = loop.create_future()

@@ -170,14 +170,17 @@ class PollWorker:
         if self.is_alive:
             self._tell(Accept(v=V, worker=self.id, session=self.session or "", batch_id=NO_BATCH, free=0))
 
-    def take_batch(self) -> Steps | None:
-        """Steps for an answer that leaves now."""
-        if not self.batches:
-            return None
-        steps = self.batches.pop(next(iter(self.batches)))
-        for item in _items(steps):
-            self.held[item].is_given = True
-        return steps
+    def take_batch(self, free: int) -> Steps | None:
+        """Steps for an answer that leaves now. A batch that was asked for when there was more room is given back."""
+        for batch_id, steps in list(self.batches.items()):
+            if len(steps.steps) > free:
+                self.give_back(batch_id)
+                continue
+            del self.batches[batch_id]
+            for item in _items(steps):
+                self.held[item].is_given = True
+            return steps
+        return None
 
     def start(self, items: list[Item]) -> Starting:
         starting = Starting(set(items), asyncio.get_running_loop().create_future(), [], [])
@@ -274,7 +277,7 @@ class PollWorker:
         self._wake()
 
     def give_back(self, batch_id: str) -> None:
-        """No call came for it: let somebody else run it. It was in no answer, so that is safe."""
+        """No call came for it, or none that has room: let somebody else run it. It was in no answer, so it is safe."""
         message = self.batches.pop(batch_id, None)
         if message is not None:
             self._refuse(batch_id, _items(message), "busy")
