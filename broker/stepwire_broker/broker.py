@@ -8,7 +8,7 @@ lane's next group is closed and handed to its writer, before what the last commi
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -40,6 +40,7 @@ from .core.events import (
     PeersUncertain,
     PeerVanished,
     ProcessDied,
+    Reconfigure,
     Subscribed,
     SubscriptionVanished,
     Tick,
@@ -47,9 +48,11 @@ from .core.events import (
 from .core.figures import ExecutorMetrics
 from .core.group import Broken, Committed, Fenced, Group, Outcome, Stalled
 from .core.machine import Machine
-from .core.session import BUS
+from .core.routes import stored_rules
+from .core.routing import Router, RulesRefused, check, hidden
+from .core.session import BUS, LOCAL
 from .core.sessions import here_message, refuse
-from .core.settings import Settings
+from .core.settings import ExecutionSettings, Settings
 from .core.state import BrokerState, Identity
 from .core.workflow import Workflow, stored_workflow
 from .runs.earlier import end_earlier_runs
@@ -66,6 +69,7 @@ Tap = Callable[[str, bytes, bytes, str | None], None]
 
 log = structlog.get_logger("stepwire.broker")
 
+INPROC: Final = "inproc://"
 PULSE_MS: Final = 250  # how often the loop looks whether it stood still
 LATE_MS: Final = 500  # a gap longer than this is nobody's silence but ours
 COMMIT_LATE_MS: Final = 1_000  # a commit that takes longer is trouble with the database
@@ -92,6 +96,10 @@ class BrokerStopped(Exception):
 
 class Companion(Protocol):
     """What begins and ends with a broker, inside its process."""
+
+    def keys(self) -> Collection[str]:
+        """Executors that it brings."""
+        ...
 
     async def prepare(self) -> None:
         """Before anything is taken up. Raises CannotStart."""
@@ -123,6 +131,7 @@ class Broker:
     ) -> None:
         self.settings = settings
         self._companion = companion
+        self._executors = frozenset((BUS, LOCAL, *(() if companion is None else companion.keys())))
         self.failed: asyncio.Future[None]
         self._context = context
         self._store_faults = store_faults
@@ -148,6 +157,7 @@ class Broker:
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.failed = self._loop.create_future()
+        self._check_rules(self.settings.execution)
         now = read_clocks()
         entropy = int.from_bytes(os.urandom(16), "big")
         self._store = await asyncio.to_thread(
@@ -168,6 +178,7 @@ class Broker:
             host=host.identity() or "",
         )
         self.identity = identity
+        runtime_rules = stored_rules(opened.rules)
         self._state = BrokerState(
             self.settings,
             identity,
@@ -177,6 +188,13 @@ class Broker:
             now,
             open_steps=opened.open_steps,
             unloaded_tasks=opened.open_tasks,
+            router=Router(
+                self.settings.execution,
+                self._executors,
+                bus_is_distributed=not self.settings.bus.steps.startswith(INPROC),
+                runtime=runtime_rules,
+            ),
+            runtime_rules=runtime_rules,
         )
         workflows = [(stored_workflow(row), bool(row.active)) for row in opened.workflows]
         self._machine = Machine(self._state, workflows)
@@ -210,6 +228,7 @@ class Broker:
             self._companion.start(self)
         self._beat()
         self._tick()
+        self._warn_of_hidden_rules()
         log.info(
             "broker_started",
             broker=identity.broker,
@@ -227,6 +246,23 @@ class Broker:
             await asyncio.to_thread(end_earlier_runs, settings.runs_dir, is_used=bool(settings.commands))
         except RunsRefused as error:
             raise CannotStart(str(error)) from None
+
+    def _check_rules(self, execution: ExecutionSettings) -> None:
+        try:
+            check(execution, self._executors)
+        except RulesRefused as error:
+            raise CannotStart(str(error), "`stepwire config validate` looks at the rules as well") from None
+
+    def reconfigure(self, execution: ExecutionSettings) -> None:
+        """Route by this from now on; what was handed out stays where it is. Raises RulesRefused."""
+        check(execution, self._executors)
+        self._handle(Reconfigure(execution))
+        self._flush_soon()
+        self._warn_of_hidden_rules()
+
+    def _warn_of_hidden_rules(self) -> None:
+        for rule, earlier in hidden(self._state.router.rules):
+            log.warning("rule_never_matches", rule=rule.match, number=rule.number, because_of=earlier.match)
 
     async def drain(self) -> None:
         """Take nothing new, hand out nothing, and let what runs finish for `broker.drain_timeout_ms`."""
@@ -459,19 +495,18 @@ class Broker:
             self._loop.call_soon(deliver, topic, body)  # never inside of what the core is being asked
 
         detach = self._wire.attach(topics.to_worker(worker), later)
-        self._handle(Attached(worker, executor))
+        gone = self.expect(worker, executor)
 
         def let_go() -> None:
             detach()
-            self._handle(Detached(worker))
-            self._flush_soon()
+            gone()
 
         return let_go
 
-    def expect(self, worker: str, executor: str) -> Callable[[], None]:
-        """A worker that will come over `inner_endpoints`, and gets what is routed to `executor`. The result says that
-        it is no more: what it held is lost then."""
-        self._handle(Attached(worker, executor))
+    def expect(self, worker: str, executor: str, *, joins_bus: bool = False) -> Callable[[], None]:
+        """A worker that will come over `inner_endpoints`, and gets what is routed to `executor`; with `joins_bus`, what
+        goes to the bus as well. The result says that it is no more: what it held is lost then."""
+        self._handle(Attached(worker, executor, joins_bus))
 
         def gone() -> None:
             self._handle(Detached(worker))

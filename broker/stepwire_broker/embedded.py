@@ -149,7 +149,7 @@ class Broker:
         self._slots = slots
         self._core: core.Broker | None = None
         self._zmq: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._executors = Executors(settings)
+        self._executors = Executors(settings, is_embedded=True)
 
     @classmethod
     def open(

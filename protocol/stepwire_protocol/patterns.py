@@ -58,6 +58,34 @@ def matches(pattern: str, name: str) -> bool:
     return compile_pattern(pattern).matches(name)
 
 
+def covers(wide: Pattern, narrow: Pattern) -> bool:
+    """Does `wide` match whatever `narrow` does?"""
+    known: dict[tuple[int, int], bool] = {}
+
+    def from_here(w: int, n: int) -> bool:
+        key = (w, n)
+        if key not in known:
+            known[key] = False  # while it is being found out
+            known[key] = _covers(w, n)
+        return known[key]
+
+    def _covers(w: int, n: int) -> bool:
+        if w == len(wide.globs):
+            return n == len(narrow.globs)
+        if wide.globs[w] is None:
+            return from_here(w + 1, n) or (n < len(narrow.globs) and from_here(w, n + 1))
+        if n == len(narrow.globs) or narrow.globs[n] is None:
+            return False
+        # What its stars stand for can be anything, so it is something that no literal has.
+        sample = _NEVER_WRITTEN.join(narrow.globs[n] or ())
+        return _segment_matches(wide.globs[w] or (), sample) and from_here(w + 1, n + 1)
+
+    return from_here(0, 0)
+
+
+_NEVER_WRITTEN: Final = "\0"
+
+
 def _segment_matches(pieces: tuple[str, ...], segment: str) -> bool:
     """First and last piece at the ends, the others in order between: the leftmost place is always as good as any."""
     if len(pieces) == 1:

@@ -29,6 +29,7 @@ class Rows:
         self.history: dict[int, list[HistoryRow]] = {}
         self.keys: dict[tuple[str, str], tuple[bytes, int]] = {}
         self.parked: list[Parked] = []
+        self.kept: dict[str, str] = {}
         self.workflow_ids: dict[tuple[str, str, str], tuple[int, str]] = {}
         self.active: set[int] = set()
         self.next_id = 1 << 30
@@ -49,6 +50,7 @@ class Rows:
             if row.task_id not in left_out:
                 self.history.setdefault(row.task_id, []).append(row)
         self.parked += group.parked
+        self.kept.update(group.kept)
         workflows = []
         for new in group.workflows:
             name = (new.namespace, new.name, new.version)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from stepwire_broker.core import events, explain
 from stepwire_broker.core.residency import restored
-from stepwire_broker.core.settings import LimitSettings, Settings
+from stepwire_broker.core.settings import LimitSettings, RuleSettings, Settings
 from stepwire_protocol import messages as wire
 
 from .world import BROKER, CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held, once, one, steps
@@ -128,7 +128,21 @@ def test_no_worker_bears_its_labels(labels: dict[str, str], theirs: str) -> None
 def test_it_is_to_run_inside_the_broker() -> None:
     world = World()
     world.hello()
-    assert why(world, world.task(one(worker_selector="local"))).code == "no_local_executor"
+    assert why(world, world.task(one(worker_selector="local")))[:2] == (
+        "no_worker_offers",
+        "no worker of executor `local` offers `h` (no worker is connected); its worker_selector keeps it inside the"
+        " broker",
+    )
+
+
+def test_its_executor_is_not_there_any_more() -> None:
+    rule = RuleSettings("**", executor="k8s")
+    world = World(executors=["k8s"])
+    world.ask(events.SetRule, match="**", rule=rule)
+    task_id = world.task(ONE)
+    world.executors.discard("k8s")
+    world.restart()
+    assert why(world, task_id)[:2] == ("no_executor", "executor `k8s`, which rule 1 (**) names, is not configured")
 
 
 def test_all_slots_are_busy_and_others_stand_before_it() -> None:

@@ -5,6 +5,7 @@ is rows in memory, see rows.py; the store has its own tests.
 """
 
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -14,6 +15,9 @@ from stepwire_broker.core.events import NewTask, Now
 from stepwire_broker.core.group import Group, Stalled
 from stepwire_broker.core.level0 import SETTLE_MS
 from stepwire_broker.core.machine import Machine
+from stepwire_broker.core.routes import KEPT_AS, stored_rules
+from stepwire_broker.core.routing import Router
+from stepwire_broker.core.session import BUS, LOCAL
 from stepwire_broker.core.settings import Settings
 from stepwire_broker.core.state import BrokerState, Identity
 from stepwire_broker.core.states import DISPATCHED, READY, STEP_FINAL
@@ -44,7 +48,17 @@ class World:
     """One broker's core. With `auto`, every group is committed as soon as it is closed; else `commit` does it. With
     `answers_reads`, what is to be read is read at once; else `read` does it."""
 
-    def __init__(self, settings: Settings | None = None, *, auto: bool = True, answers_reads: bool = True) -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        auto: bool = True,
+        answers_reads: bool = True,
+        executors: Collection[str] = (),
+        bus_is_distributed: bool = True,
+    ) -> None:
+        self.executors = {BUS, LOCAL, *executors}
+        self.bus_is_distributed = bus_is_distributed
         self.mono = 1_000_000
         self.wall_shift = WALL_MS
         self.settings = settings or Settings()
@@ -66,6 +80,9 @@ class World:
 
     def _begin(self, epoch: int, seq: int, ids: tuple[int, int]) -> None:
         identity = Identity(BROKER, epoch=epoch, deployment=DEPLOYMENT, nonce=f"n{epoch}", host=HOST)
+        rules = stored_rules(self.rows.kept.get(KEPT_AS))
+        execution = self.settings.execution
+        router = Router(execution, self.executors, bus_is_distributed=self.bus_is_distributed, runtime=rules)
         self.state = BrokerState(
             self.settings,
             identity,
@@ -75,6 +92,8 @@ class World:
             self.now,
             open_steps=self.rows.open_steps,
             unloaded_tasks=self.rows.open_tasks,
+            router=router,
+            runtime_rules=rules,
         )
         self.machine = Machine(self.state, list(self.documents.values()))
         self.writing: Group | None = None
@@ -178,7 +197,10 @@ class World:
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
-    def hello(self, worker: str = W, k: int = 1, n: int = 1, **members: Any) -> str:
+    def hello(self, worker: str = W, k: int = 1, n: int = 1, executor: str | None = None, **members: Any) -> str:
+        """With `executor`, a worker inside the broker's process."""
+        if executor is not None:
+            self.handle(events.Attached(worker, executor))
         members.setdefault("handlers", ["**"])
         members.setdefault("slots", 4)
         members.setdefault("prefetch", 10)

@@ -64,6 +64,7 @@ class Tables:
         self.history: dict[int, list[HistoryRow]] = {}
         self.log: list[HistoryRow] = []
         self.parked: list[Parked] = []
+        self.kept: dict[str, str] = {}
         self.deployment = ""
         self.epoch = 0
         self.lease_ms = 0
@@ -311,6 +312,16 @@ class MemoryWriter:
             if (row.namespace, row.name) == (wanted.namespace, wanted.name):
                 workflows[row.id] = row._replace(active=int(row.id == workflow_id))
                 self._undo.append(lambda r=row: workflows.__setitem__(r.id, r))  # type: ignore[misc]
+
+    def keep(self, name: str, value: str) -> None:
+        kept, before = self._tables.kept, dict(self._tables.kept)
+        kept[name] = value
+
+        def undo() -> None:
+            kept.clear()
+            kept.update(before)
+
+        self._undo.append(undo)
 
     def write(self, rows: Rows) -> None:
         if self._refuses is not None:

@@ -14,6 +14,7 @@ from stepwire_broker.core.breaker import State
 from stepwire_broker.core.events import Now
 from stepwire_broker.core.figures import DURATION_S, Histogram
 from stepwire_broker.core.guard import Guard
+from stepwire_broker.core.ready import handler_of
 from stepwire_broker.core.state import BrokerState, Counters
 from stepwire_broker.stages.measures import COMMIT_S, GROUP_ROWS, LOOP_LAG_S, Measures
 from stepwire_broker.store import queries
@@ -437,7 +438,8 @@ def _guards(seen: Seen) -> list[tuple[str, Guard]]:
 
 def _ready(state: BrokerState) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
-    for name, count, since in state.ready.standing():
+    for route, count, since in state.ready.standing():
+        name = handler_of(route)
         key = name if name in found or len(found) < HANDLERS_MAX else THE_OTHERS
         count_before, since_before = found.get(key, (0, since))
         found[key] = (count_before + count, min(since, since_before))

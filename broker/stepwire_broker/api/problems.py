@@ -18,6 +18,8 @@ STATUS: Final[dict[RefusedCode, int]] = {
     "version_conflict": 409,
     "key_conflict": 409,
     "payload_too_large": 413,
+    # the broker, as it is configured
+    "no_executor": 503,
     # the broker, now; the same request may be taken later
     "too_many_open_steps": 429,
     "overloaded": 429,

@@ -10,6 +10,7 @@ import difflib
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import GenericAlias
 from typing import Any, Final, NamedTuple, get_type_hints
 from urllib.parse import urlsplit, urlunsplit
 
@@ -129,6 +130,10 @@ def _keys(struct: type[Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
 KEYS: Final[dict[str, Any]] = dict(_keys(Settings))  # dotted key → type
 _DURATIONS: Final = {key.removesuffix("_ms"): key for key in KEYS if key.endswith("_ms")}
 _SECTIONS: Final = {key.rpartition(".")[0] for key in KEYS} | {key.split(".")[0] for key in KEYS if "." in key}
+_OTHER_SPELLINGS: Final = {
+    "defaultExecutionMode": "execution.default_execution_mode",
+    "execution.defaultExecutionMode": "execution.default_execution_mode",
+}
 _URLS: Final = ("database.url", "database.listen_url")
 
 
@@ -214,7 +219,7 @@ def _flat(value: Any, path: Path, prefix: str = "") -> Iterator[Given]:
 
 def _typed(given: Given) -> tuple[str, Any]:
     """The key without its ways to write it, and the value as the setting's type."""
-    key, value = given.key, given.value
+    key, value = _OTHER_SPELLINGS.get(given.key, given.key), given.value
     if key in _DURATIONS:
         key = _DURATIONS[key]
         ms = durations.milliseconds(value) if isinstance(value, str) else None
@@ -224,16 +229,19 @@ def _typed(given: Given) -> tuple[str, Any]:
     if key not in KEYS:
         raise ConfigurationError(_unknown(given))
     kind = KEYS[key]
-    if given.is_text and isinstance(value, str):
-        value = _of_text(value, kind)
     try:
+        if given.is_text and isinstance(value, str):
+            value = _of_text(value, kind)
         return key, msgspec.convert(value, kind, strict=not given.is_text)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise ConfigurationError(f"{_said(given)}: {_plain(str(error))}") from None
 
 
 def _of_text(text: str, kind: Any) -> Any:
-    """A list is written with commas; nothing at all means none, where none is allowed."""
+    """A list of words is written with commas, what has a structure as JSON; nothing at all means none, where none is
+    allowed."""
+    if text[:1] in ("[", "{") and isinstance(kind, GenericAlias):
+        return msgspec.json.decode(text)
     if "tuple" in str(kind) or "list" in str(kind):
         return [part.strip() for part in text.split(",") if part.strip()]
     return None if not text and "None" in str(kind) else text

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -11,6 +11,9 @@ from . import config, output
 from .asking import confirm
 from .failure import Exit, Failure, leave
 from .options import Group, Options
+
+if TYPE_CHECKING:
+    from stepwire_broker.core.settings import Settings
 
 
 @click.group(name="config", cls=Group)
@@ -39,18 +42,37 @@ def show(options: Options, origin: bool) -> None:
 def validate(options: Options) -> None:
     """Read the configuration as `serve` would, and say what is wrong with it."""
     from stepwire_broker.api.listening import ListenError, check_listen
+    from stepwire_broker.core import routing
     from stepwire_broker.executors.exec import BadCommand, Commands
+    from stepwire_broker.executors.registry import known
 
     loaded = load(options)
+    settings = loaded.settings
     try:
-        check_listen(loaded.settings.http)
-        Commands(loaded.settings.executors.exec, os.environ)
-    except (ListenError, BadCommand) as error:
+        check_listen(settings.http)
+        Commands(settings.executors.exec, os.environ)
+        routing.check(settings.execution, known(settings))
+    except (ListenError, BadCommand, routing.RulesRefused) as error:
         raise Failure(Exit.USAGE, str(error)) from None
+    notes = [*loaded.notes, *_of_rules(settings)]
     where = str(loaded.file) if loaded.file else "no file: everything is a default or from the environment"
-    facts = {"valid": True, "file": loaded.file and str(loaded.file), "notes": loaded.notes}
+    facts = {"valid": True, "file": loaded.file and str(loaded.file), "notes": notes}
     output.one(options, facts, f"valid ({where})")
-    say_notes(options, loaded)
+    for text in notes:
+        output.note(options, text)
+
+
+def _of_rules(settings: "Settings") -> list[str]:
+    """Rules that are in order, and can do nothing."""
+    from stepwire_broker.core import routing
+    from stepwire_broker.executors.registry import known
+
+    router = routing.Router(settings.execution, known(settings), bus_is_distributed=True)
+    return [
+        f"execution.rules[{rule.number - 1}] ({rule.match}) never matches: all that it would is taken by"
+        f" rules[{earlier.number - 1}] ({earlier.match}), which stands before it"
+        for rule, earlier in routing.hidden(router.rules)
+    ]
 
 
 @configuration.command()

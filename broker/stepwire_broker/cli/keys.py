@@ -87,7 +87,6 @@ LATER: Final = frozenset(
         "bus.curve.secret_file",
         "bus.curve.clients_dir",
         "dispatch.unroutable_after_ms",
-        *(key for key in KEYS if key.startswith("execution.")),
     }
 )
 

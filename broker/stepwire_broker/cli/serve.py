@@ -106,7 +106,7 @@ async def _serve(
         raise Failure(Exit.USAGE, f"the broker cannot start: {error}", getattr(error, "hint", "")) from error
     broker = Broker(settings, companion=executors)
     systemd = Systemd()
-    asked = _Signals(asyncio.get_running_loop(), _Reload(options, loaded, flags, tokens, systemd))
+    asked = _Signals(asyncio.get_running_loop(), _Reload(options, loaded, flags, tokens, systemd, broker))
     try:
         await _start(broker, listener)
         server = Server(broker, tokens, listener)
@@ -191,8 +191,8 @@ async def _drain(broker: "Broker", server: Any, handlers: list[Handlers]) -> Non
 
 
 class _Reload:
-    """The configuration again. Only the log level and the tokens can change while a broker runs; the rest is said to
-    wait."""
+    """The configuration again. The log level, the tokens and the routes can change while a broker runs; the rest is
+    said to wait."""
 
     def __init__(
         self,
@@ -201,7 +201,9 @@ class _Reload:
         flags: dict[str, str],
         tokens: "Tokens",
         systemd: Systemd,
+        broker: "Broker",
     ) -> None:
+        self._broker = broker
         self._tokens = tokens
         self._options = options
         self._systemd = systemd
@@ -219,21 +221,23 @@ class _Reload:
         import structlog
 
         from stepwire_broker.api.token import TokenError
+        from stepwire_broker.core.routing import RulesRefused
 
         from . import logs
 
         log = structlog.get_logger("stepwire.serve")
         try:
             loaded = config.load(self._options.config_file, self._flags, os.environ)
+            self._broker.reconfigure(loaded.settings.execution)
             tokens = self._tokens.reload()
-        except (config.ConfigurationError, TokenError) as error:
+        except (config.ConfigurationError, RulesRefused, TokenError) as error:
             log.warning("reload_refused", error=str(error))
             return
         level = loaded.settings.log_level
         running = self._running.settings
         waiting = [key for key in config.KEYS if config.value_of(loaded.settings, key) != config.value_of(running, key)]
         logs.set_level(level, self._options.verbosity)
-        needs_restart = [key for key in waiting if key != "log_level"]
+        needs_restart = [key for key in waiting if key != "log_level" and not key.startswith("execution.")]
         log.warning("reloaded", log_level=level, tokens=tokens, needs_restart=needs_restart)
 
 

@@ -12,6 +12,8 @@ RefusedCode: TypeAlias = Literal[
     "version_conflict",  # (namespace, name, version) exists with other content
     "key_conflict",  # the idempotency key belongs to another submission
     "payload_too_large",
+    # the broker, as it is configured
+    "no_executor",
     # the broker, now; try again later
     "too_many_open_steps",
     "overloaded",
@@ -80,4 +82,11 @@ class BreakerSet(Struct, frozen=True, tag="breaker_set"):
     is_forced: bool
 
 
-Answer: TypeAlias = Refused | Submitted | Applied | Done | Quieted | ExecutorPaused | BreakerSet
+class Routed(Struct, frozen=True, tag="routed"):
+    """Steps go by this rule now, or (`is_set` is False) by it no longer."""
+
+    match: str
+    is_set: bool
+
+
+Answer: TypeAlias = Refused | Submitted | Applied | Done | Quieted | ExecutorPaused | BreakerSet | Routed

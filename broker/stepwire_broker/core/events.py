@@ -10,6 +10,7 @@ from msgspec import Raw, Struct
 from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
 
 from .group import Outcome
+from .settings import ExecutionSettings, RuleSettings
 from .stored import Loaded, Payloads
 from .workflow import Workflow
 
@@ -140,6 +141,14 @@ class SetBreaker(Struct, frozen=True):
     reason: str = ""
 
 
+class SetRule(Struct, frozen=True):
+    """Route by this rule from now on, also after a restart. None: no longer."""
+
+    request: int
+    match: str
+    rule: RuleSettings | None
+
+
 Command: TypeAlias = (
     SubmitTasks
     | ApplyWorkflow
@@ -155,6 +164,7 @@ Command: TypeAlias = (
     | PauseExecutor
     | ResumeExecutor
     | SetBreaker
+    | SetRule
 )
 
 
@@ -162,10 +172,12 @@ Command: TypeAlias = (
 
 
 class Attached(Struct, frozen=True):
-    """A worker that does not come over the bus: what runs there is this executor's."""
+    """A worker of the broker's own process: what runs there is this executor's. With `joins_bus` it takes what goes to
+    the bus as well."""
 
     worker: str
     executor: str
+    joins_bus: bool = False
 
 
 class Detached(Struct, frozen=True):
@@ -234,6 +246,12 @@ class Tick(Struct, frozen=True):
     """A timer is due."""
 
 
+class Reconfigure(Struct, frozen=True):
+    """The configuration of routing is this one now. It was checked by `routing.check`."""
+
+    execution: ExecutionSettings
+
+
 class Drain(Struct, frozen=True):
     """The broker is to stop: no intake, no dispatch; running steps may finish."""
 
@@ -260,6 +278,7 @@ Event: TypeAlias = (
     | LoadFailed
     | LoopWasLate
     | Tick
+    | Reconfigure
     | Drain
     | Leave
 )

@@ -16,7 +16,7 @@ from .breaker import State
 from .codes import describe
 from .events import Now
 from .placement import offering
-from .ready import route_of
+from .routing import NOBODY, Decided, Target, missing_text
 from .session import BUS, LOCAL, WorkerSession
 from .state import BrokerState
 from .states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
@@ -36,9 +36,9 @@ CODES: Final[dict[str, str]] = {
     "executor_paused": "the executor that it goes to is paused",
     "database_stalled": "the database takes no writes now, so nothing is handed out",
     "broker_draining": "this broker is stopping and hands nothing out",
-    "no_local_executor": "it is to run inside the broker, which has no executor for that",
+    "no_executor": "the executor that it is routed to is not there",
     "no_worker_offers": "no connected worker offers its handler_class",
-    "no_worker_matches": "workers offer its handler_class, and none bears the labels it asks for",
+    "no_worker_matches": "workers offer its handler_class, and none has the labels that it, or its rule, asks for",
     "workers_leaving": "every worker that could take it takes nothing new",
     "runs_alone": "workers died with it before, so it goes alone, and every worker has such a step",
     "breaker_open": "the breaker of its handler is open: what that needs has failed, and it is left alone",
@@ -256,58 +256,77 @@ def _is_changing(state: BrokerState, step: Step, now: Now) -> Why | None:
     return _committing(step.ready_ms) if step.id in state.steps and _live(state, step) is None else None
 
 
-def _is_local(state: BrokerState, step: Step, now: Now) -> Why | None:
-    if step.definition.worker_selector != "local":
+def _has_no_executor(state: BrokerState, step: Step, now: Now) -> Why | None:
+    if state.router.target(step).executor != NOBODY:
         return None
-    message = "`worker_selector` is local: it is to run inside the broker, which has no executor for that"
-    return Why("no_local_executor", message, step.ready_ms)
+    place = state.router.place(step.task.workflow, step.definition.index)
+    return Why("no_executor", missing_text(place), step.ready_ms)
 
 
 def _is_offered_by_nobody(state: BrokerState, step: Step, now: Now) -> Why | None:
-    name = step.definition.handler_class
-    offering_it = [s for s in state.sessions.values() if s.offers(name)]
+    name, target = step.definition.handler_class, state.router.target(step)
+    there = _of_executor(state, target.executor)
+    offering_it = [s for s in there if s.offers(name)]
     if any(name not in s.unknown for s in offering_it) or level0.serves(state, step):
         return None
-    if level0.offers(state, name):
+    if target.executor == BUS and level0.offers(state, name):
         why = "asks for labels, which they do not bear"
         if step.at_most_once and not state.settings.bus.level0.at_most_once:
             why = "is at_most_once, which they get only with bus.level0.at_most_once"
-        there = _count(len(state.level0.peers), "level-0 handler")
-        message = f"no worker offers `{name}`; there is {there}, and the step {why}"
+        count = _count(len(state.level0.peers), "level-0 handler")
+        message = f"no worker offers `{name}`; there is {count}, and the step {why}"
         return Why("no_worker_offers", message, step.ready_ms)
     if offering_it:
         rest = f"{_named(s.worker for s in offering_it)} said so and did not know it after all"
-    elif state.sessions:
-        offered = sorted({h for s in state.sessions.values() for h in s.handlers})
-        rest = f"{_count(len(state.sessions), 'worker')} connected, offering {_named(offered)}"
+    elif there:
+        offered = sorted({h for s in there for h in s.handlers})
+        rest = f"{_count(len(there), 'worker')} connected, offering {_named(offered)}"
     else:
         rest = "no worker is connected"
-    return Why("no_worker_offers", f"no worker offers `{name}` ({rest})", step.ready_ms)
+    whose = "" if target.executor == BUS else f" of executor `{target.executor}`"
+    return Why("no_worker_offers", f"no worker{whose} offers `{name}` ({rest}){_rule(state, step)}", step.ready_ms)
+
+
+def _of_executor(state: BrokerState, executor: str) -> list[WorkerSession]:
+    anyone = Target(executor)
+    return [s for s in state.sessions.values() if anyone.takes(s)]
+
+
+def _rule(state: BrokerState, step: Step) -> str:
+    """Why there and nowhere else, if that is not what everybody would expect."""
+    place = state.router.place(step.task.workflow, step.definition.index)
+    if place.rule is not None:
+        side = " as canary" if state.router.target(step) is place.canary else ""
+        return f"; rule {place.rule.number} ({place.rule.match}) sends it there{side}"
+    if place.decided is Decided.LOCAL:
+        by = "its worker_selector" if step.definition.worker_selector == LOCAL else "the default_execution_mode"
+        return f"; {by} keeps it inside the broker"
+    return ""
 
 
 def _is_matched_by_nobody(state: BrokerState, step: Step, now: Now) -> Why | None:
-    if offering(state, route_of(step)) or level0.serves(state, step):
+    if offering(state, state.route_of(step)) or level0.serves(state, step):
         return None
-    name, selector = step.definition.handler_class, step.definition.worker_selector
-    assert isinstance(selector, dict)
-    have = sorted({f"{k}={v}" for s in state.sessions.values() if s.offers(name) for k, v in s.labels.items()})
+    name, target = step.definition.handler_class, state.router.target(step)
+    there = [s for s in _of_executor(state, target.executor) if s.offers(name)]
+    have = sorted({f"{k}={v}" for s in there for k, v in s.labels.items()})
     theirs = f"theirs are {_named(have)}" if have else "they bear none"
-    wanted = _named(f"{k}={v}" for k, v in sorted(selector.items()))
-    message = f"no worker that offers `{name}` bears the labels {wanted} ({theirs})"
+    asks = _named(f"{k}={v}" for k, v in target.selector)
+    shuns = _named(f"{k}={v}" for k, v in target.without)
+    wanted = f"bears the labels {asks}" if asks else ""
+    if shuns:
+        wanted += f"{' and ' if asks else ''}is not one of the canary's ({shuns})"
+    message = f"no worker that offers `{name}` {wanted} ({theirs}){_rule(state, step)}"
     return Why("no_worker_matches", message, step.ready_ms)
 
 
 def _is_of_a_paused_executor(state: BrokerState, step: Step, now: Now) -> Why | None:
-    if level0.serves(state, step):
-        paused = [state.executor(BUS)]
-    else:
-        paused = list({s.of.key: s.of for s in offering(state, route_of(step))}.values())
-    if not paused or any(executor.paused_wall is None for executor in paused):
+    executor = state.executor(state.router.target(step).executor)
+    since = executor.paused_wall
+    if since is None:
         return None
-    which = _named(f"`{executor.key}`" for executor in paused)
-    since = max(executor.paused_wall or 0 for executor in paused)
-    how = f"`stepwire executor resume {paused[0].key}` goes on with it"
-    return Why("executor_paused", f"the executor {which} is paused since {_at(since, now)}; {how}", since)
+    how = f"`stepwire executor resume {executor.key}` goes on with it"
+    return Why("executor_paused", f"the executor `{executor.key}` is paused since {_at(since, now)}; {how}", since)
 
 
 def _is_barred(state: BrokerState, step: Step, now: Now) -> Why | None:
@@ -362,7 +381,7 @@ def _is_not_loaded(state: BrokerState, step: Step, now: Now) -> Why | None:
 
 
 def _is_left_alone(state: BrokerState, step: Step, now: Now) -> Why | None:
-    sessions = offering(state, route_of(step))
+    sessions = offering(state, state.route_of(step))
     if any(not (s.draining or s.stuck or s.muted) for s in sessions) or level0.serves(state, step):
         return None
     how = _named(f"`{s.worker}` {_leaving(s)}" for s in sessions)
@@ -378,7 +397,7 @@ def _leaving(session: WorkerSession) -> str:
 
 
 def _goes_alone(state: BrokerState, step: Step, now: Now) -> Why | None:
-    with_room = [s for s in offering(state, route_of(step)) if s.credit > 0]
+    with_room = [s for s in offering(state, state.route_of(step)) if s.credit > 0]
     if not step.is_suspect or not with_room or any(not s.suspects for s in with_room):
         return None
     message = f"{step.lost_sessions} workers died with it, so it goes alone, and every worker has such a step now"
@@ -388,7 +407,7 @@ def _goes_alone(state: BrokerState, step: Step, now: Now) -> Why | None:
 def _is_too_much(state: BrokerState, step: Step, now: Now) -> Why | None:
     if level0.serves(state, step):
         return _peers_are_busy(state, step, now)
-    sessions = [s for s in offering(state, route_of(step)) if not (s.draining or s.stuck or s.muted)]
+    sessions = [s for s in offering(state, state.route_of(step)) if not (s.draining or s.stuck or s.muted)]
     if any(s.credit > 0 for s in sessions):
         return None
     hosts = {s.executor for s in sessions}
@@ -433,7 +452,7 @@ _READY: Final[tuple[Callable[[BrokerState, Step, Now], Why | None], ...]] = (
     _is_stalled,
     _is_draining,
     _is_changing,
-    _is_local,
+    _has_no_executor,
     _is_offered_by_nobody,
     _is_matched_by_nobody,
     _is_of_a_paused_executor,

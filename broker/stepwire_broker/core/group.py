@@ -174,6 +174,7 @@ class Group(Struct):
     submissions: list[Submission] = []
     workflows: list[WorkflowNew] = []
     activations: list[tuple[int, int]] = []  # (request, workflow_id)
+    kept: list[tuple[str, str]] = []  # UPSERT into meta: name and value
     steps_dispatched: list[StepDispatched] = []
     steps_completed: list[StepCompleted] = []
     steps_changed: list[StepChanged] = []

@@ -31,7 +31,7 @@ from .outbox import SendHandout
 from .peer import EXPIRED_REMEMBERED_MAX, Handout, Peer
 from .placement import ASIDE_MAX, FETCHES_IN_FLIGHT_MAX, REQUEST_OVERHEAD_BYTES, fetch_for, offering, request_of
 from .progress import enqueue, fail_for, undeliver, unknown_outcome
-from .ready import Route, route_of
+from .ready import Route
 from .results import apply_result, look_up
 from .session import BUS
 from .state import BrokerState
@@ -86,13 +86,14 @@ def offers(state: BrokerState, handler_class: str) -> bool:
 
 
 def serves(state: BrokerState, step: Step) -> bool:
-    return bool(state.level0.peers) and _serves(state, route_of(step))
+    return bool(state.level0.peers) and _serves(state, state.route_of(step))
 
 
 def _serves(state: BrokerState, route: Route) -> bool:
-    handler_class, selector, _, at_most_once = route[:4]
+    target, handler_class, _, at_most_once, _ = route
     return (
-        selector is None
+        target.executor == BUS
+        and not target.selector
         and state.level0.allows(handler_class)
         and (not at_most_once or state.settings.bus.level0.at_most_once)
         and all(session.draining for session in offering(state, route))

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from stepwire_protocol import messages as wire
 
-from . import events, executor, guarding, level0, orders, placement, residency, results, sessions, submission
+from . import events, executor, guarding, level0, orders, placement, residency, results, routes, sessions, submission
 from .answers import Refused
 from .decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
 from .events import Event, Now
@@ -351,6 +351,8 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.PauseExecutor: executor.on_pause,
     events.ResumeExecutor: executor.on_resume,
     events.SetBreaker: guarding.on_set_breaker,
+    events.SetRule: routes.on_set_rule,
+    events.Reconfigure: routes.on_reconfigure,
     # the world
     events.Tick: _on_tick,
     events.Attached: sessions.on_attached,

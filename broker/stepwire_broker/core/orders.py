@@ -34,7 +34,7 @@ from .states import (
     WAITING,
     TaskState,
 )
-from .submission import intake_refused
+from .submission import intake_refused, no_executor
 from .task import Step, Task, counted
 
 
@@ -107,6 +107,9 @@ def on_retry(state: BrokerState, task: Task, event: RetryTask, now: Now) -> None
     refused = intake_refused(state)
     if refused is not None:
         state.refuse_now(event.request, refused)
+        return
+    if (missing := state.router.refusal(task.workflow)) is not None:
+        state.refuse_now(event.request, no_executor(task.workflow, missing))
         return
     if event.from_step is not None and event.from_step not in task.workflow.by_name:
         names = ", ".join(sorted(task.workflow.by_name)[:20])

@@ -89,6 +89,7 @@ class LaneState(Struct):
     submissions: list[Submission] = []
     workflows: list[WorkflowNew] = []
     activations: list[tuple[int, int]] = []
+    kept: list[tuple[str, str]] = []
     parked: list[Parked] = []
     reserve_ids: int = 0
     promised: bool = False  # sends wait for the open group, so it comes, even if nothing is left to write in it
@@ -104,6 +105,7 @@ class LaneState(Struct):
             or self.submissions
             or self.workflows
             or self.activations
+            or self.kept
             or self.parked
             or self.reserve_ids
             or self.promised
@@ -166,6 +168,7 @@ class Outbox:
             submissions=lane.submissions,
             workflows=lane.workflows,
             activations=lane.activations,
+            kept=lane.kept,
             parked=lane.parked,
             reserve_ids=lane.reserve_ids,
             bytes=lane.bytes,
@@ -177,7 +180,7 @@ class Outbox:
         lane.handed += 1
         lane.handed_mono = now.mono
         lane.dirty = {}
-        lane.submissions, lane.workflows, lane.activations, lane.parked = [], [], [], []
+        lane.submissions, lane.workflows, lane.activations, lane.kept, lane.parked = [], [], [], [], []
         lane.reserve_ids = lane.bytes = 0
         lane.promised = False
         self._barrier = None

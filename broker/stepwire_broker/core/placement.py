@@ -92,22 +92,15 @@ def _with_room(
 
 
 def offering(state: BrokerState, route: Route) -> list[WorkerSession]:
-    """Live sessions that offer this handler_class and bear the selector's labels."""
+    """Live sessions of the route's executor that offer this handler_class and bear the labels asked for."""
     cached = state.offer_cache.get(route)
     if cached is None:
-        handler_class, selector = route[:2]
-        wanted = selector if isinstance(selector, tuple) else ()
-        cached = state.offer_cache[route] = (
-            []
-            if selector == "local"
-            else [
-                s
-                for s in state.sessions.values()
-                if s.offers(handler_class)
-                and handler_class not in s.unknown
-                and all(s.labels.get(key) == value for key, value in wanted)
-            ]
-        )
+        target, handler_class = route[:2]
+        cached = state.offer_cache[route] = [
+            s
+            for s in state.sessions.values()
+            if target.takes(s) and s.offers(handler_class) and handler_class not in s.unknown
+        ]
     return cached
 
 

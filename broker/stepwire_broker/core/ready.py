@@ -1,48 +1,42 @@
 """The ready queue: higher priority first, then age; namespaces take turns, so that one's flood starves nobody.
 
-Steps are kept by namespace and route (handler_class and selector), because whole routes are often without any worker
-and must cost nothing then. Entries are not removed when a step leaves `ready` by another way; they are passed over
-when they come up.
+Steps are kept by namespace and route (where they go, and their handler_class), because whole routes are often without
+any worker and must cost nothing then. Entries are not removed when a step leaves `ready` by another way; they are
+passed over when they come up.
 """
 
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
+from .routing import Target
 from .states import READY, TaskState
 from .task import Step
 
-# handler_class, selector, whether it goes alone, whether it is at_most_once, and whether it is a retry that the budget
-# of its handler may hold up: what some cannot take must not bar the way to the rest
-Route: TypeAlias = tuple[str, tuple[tuple[str, str], ...] | str | None, bool, bool, bool]
+# where it goes, handler_class, whether it goes alone, whether it is at_most_once, and whether it is a retry that the
+# budget of its handler may hold up: what some cannot take must not bar the way to the rest
+Route: TypeAlias = tuple[Target, str, bool, bool, bool]
 
 # priority (negated), ready since, step id; the count makes the order total when a task left memory and came back
 _Entry: TypeAlias = tuple[int, int, int, int, Step]
 
 
-def route_of(step: Step) -> Route:
-    definition = step.definition
-    selector = definition.worker_selector
-    labels = tuple(sorted(selector.items())) if isinstance(selector, dict) else selector
-    is_retry = step.attempt > 0 and step.retry is None
-    return definition.handler_class, labels, step.is_suspect, step.at_most_once, is_retry
-
-
 def handler_of(route: Route) -> str:
-    return route[0]
+    return route[1]
 
 
 def is_once(route: Route) -> bool:
-    return route[-2]
+    return route[3]
 
 
 def is_held_to_budget(route: Route) -> bool:
-    return route[-1]
+    return route[4]
 
 
 class ReadyQueue:
-    def __init__(self, quantum: int) -> None:
+    def __init__(self, quantum: int, route_of: Callable[[Step], Route]) -> None:
+        self._route_of = route_of
         self.quantum = quantum  # steps a namespace may take before the next one has its turn
         self._by_namespace: dict[str, dict[Route, list[_Entry]]] = {}
         self._turns: deque[str] = deque()
@@ -61,7 +55,7 @@ class ReadyQueue:
         if routes is None:
             routes = self._by_namespace[namespace] = {}
             self._turns.append(namespace)
-        route = route_of(step)
+        route = self._route_of(step)
         heap = routes.get(route)
         if heap is None:
             heap = routes[route] = []
@@ -121,19 +115,33 @@ class ReadyQueue:
 
     def ahead_of(self, step: Step, look_at_max: int) -> int:
         """How many of its namespace and route stand before it; of too many to look through, how many there are."""
-        heap = self._by_namespace.get(step.task.namespace, {}).get(route_of(step), [])
+        heap = self._by_namespace.get(step.task.namespace, {}).get(self._route_of(step), [])
         if len(heap) > look_at_max:
             return len(heap) - 1
         own = (-(step.task.priority + step.definition.priority), step.ready_ms or 0, step.id)
         return sum(entry[:3] < own and _stands(entry[-1]) for entry in heap)
 
-    def standing(self) -> Iterator[tuple[str, int, int]]:
-        """By namespace and route: the handler_class, how many steps stand there, and since when the oldest does."""
+    def standing(self, of: Callable[[Route], bool] = lambda _: True) -> Iterator[tuple[Route, int, int]]:
+        """By namespace and route: how many steps stand there, and since when the oldest does."""
         for routes in self._by_namespace.values():
             for route, heap in routes.items():
+                if not of(route):
+                    continue
                 since = [entry[1] for entry in heap if _stands(entry[-1])]
                 if since:
-                    yield route[0], len(since), min(since)
+                    yield route, len(since), min(since)
+
+    def sort_again(self) -> None:
+        """Where steps go has changed: each stands in its new route, and keeps its place by priority and age."""
+        standing = [e[-1] for routes in self._by_namespace.values() for heap in routes.values() for e in heap]
+        self._by_namespace = {}
+        self._turns.clear()
+        self._left = self.quantum
+        self.count = 0
+        for step in standing:
+            step.queued = False
+            if _stands(step):
+                self.put(step)
 
     def sweep(self) -> None:
         """Throw out what has left `ready` by another way, so that a queue nobody serves does not keep it alive."""

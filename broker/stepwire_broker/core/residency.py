@@ -18,7 +18,6 @@ from .group import Parked
 from .outbox import NEVER_MS, resting_place
 from .placement import missing_payloads, offering
 from .progress import await_retry, decide_again, enqueue, fail_for, watch_deadline
-from .ready import route_of
 from .session import died_with
 from .sessions import ask_soon, lost
 from .state import BrokerState, Load
@@ -369,7 +368,7 @@ def _is_idle(state: BrokerState, task: Task, now: Now) -> bool:
             continue
         if step.state is READY and (
             task.state is TaskState.PAUSED
-            or not (offering(state, route_of(step)) or level0.serves(state, step))
+            or not (offering(state, state.route_of(step)) or level0.serves(state, step))
             or guarding.is_shut(state, step.definition.handler_class, FAR_OFF_MS, now)
             or guarding.waits_for_budget(state, step, now)
         ):

@@ -74,6 +74,7 @@ class WorkerSession(Struct, weakref=False, eq=False):
     told_mono: int  # when it last said what it holds
     topic: bytes
     of: ExecutorState
+    joins_bus: bool = False  # whatever its executor is
     free: int = 0  # what the worker last said it could take
     free_n: int = -1  # and when, in its own counting
     unanswered: int = 0  # steps sent since, that no accept, refusal or result has answered

@@ -94,9 +94,11 @@ def on_hello(state: BrokerState, hello: Hello, now: Now) -> None:
 
 def _open(state: BrokerState, hello: Hello, k: int, before: WorkerSession | None, now: Now) -> WorkerSession:
     """A new session. Of the old one: what the worker still holds moves over, the rest it has dropped unstarted."""
-    executor = state.executor(state.attached.get(hello.worker, BUS))
+    attached = state.attached.get(hello.worker)
+    executor = state.executor(BUS if attached is None else attached.executor)
     session = opened(hello, k, state.identity.epoch, state.identity.broker, executor, now.mono, now.wall)
     session.draining = hello.worker in state.quieted
+    session.joins_bus = attached is not None and attached.joins_bus
     state.sessions[hello.worker] = session
     state.offer_cache.clear()
     state.counters.sessions_opened += 1
@@ -336,7 +338,7 @@ def on_subscribed(state: BrokerState, event: Subscribed, now: Now) -> None:
 
 
 def on_attached(state: BrokerState, event: Attached, now: Now) -> None:
-    state.attached[event.worker] = event.executor
+    state.attached[event.worker] = event
 
 
 def on_detached(state: BrokerState, event: Detached, now: Now) -> None:

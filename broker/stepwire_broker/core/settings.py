@@ -58,7 +58,7 @@ class BusSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 Percent: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
 ExecutorKey: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
-Labels: TypeAlias = dict[str, str]
+Labels: TypeAlias = dict[str, Any]  # as in a workflow: numbers and truth values become strings
 
 
 class CanarySettings(Struct, frozen=True, forbid_unknown_fields=True):

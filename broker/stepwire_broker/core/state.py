@@ -12,15 +12,16 @@ from stepwire_protocol.messages import Endpoints
 
 from .answers import Answer, Refused
 from .decision import Decision, ToRequest
-from .events import ApplyWorkflow, Now
+from .events import ApplyWorkflow, Attached, Now
 from .facts import Fact
 from .figures import Figures
 from .guard import Guards
 from .outbox import LaneState, Outbox, Owner, SendAnswer
 from .peer import Level0
 from .ready import ReadyQueue, Route
-from .session import ExecutorState, WorkerSession, offer_of
-from .settings import Settings
+from .routing import Router
+from .session import BUS, LOCAL, ExecutorState, WorkerSession, offer_of
+from .settings import RuleSettings, Settings
 from .task import Step, Task, apply, unlink
 from .timers import Timers
 from .workflow import Workflow
@@ -102,12 +103,16 @@ class BrokerState:
         now: Now,
         open_steps: int = 0,
         unloaded_tasks: int = 0,
+        router: Router | None = None,
+        runtime_rules: tuple[RuleSettings, ...] = (),
     ) -> None:
         self.settings = settings
         self.identity = identity
         self.outbox = Outbox(Owner(identity.broker, identity.epoch), sequences)
         self.timers = Timers(is_stale)
-        self.ready = ReadyQueue(quantum=settings.bus.batch.max_steps)
+        self.router = router or Router(settings.execution, {BUS, LOCAL}, bus_is_distributed=True)
+        self.runtime_rules = runtime_rules
+        self.ready = ReadyQueue(settings.bus.batch.max_steps, self.route_of)
         self.counters = Counters()
         self.decision = Decision()
         # workflows
@@ -136,7 +141,7 @@ class BrokerState:
         # sessions
         self.sessions: dict[str, WorkerSession] = {}
         self.executors: dict[str, ExecutorState] = {}  # by key, as they come to our notice
-        self.attached: dict[str, str] = {}  # by worker that does not come over the bus: its executor
+        self.attached: dict[str, Attached] = {}  # by worker: those of our own process
         self.dead_k: OrderedDict[str, int] = OrderedDict()  # by worker: the largest number declared dead here
         self.offer_cache: dict[Route, list[WorkerSession]] = {}
         self.recovered: dict[str, dict[int, Step]] = {}  # by worker: deliveries of before this start
@@ -169,6 +174,17 @@ class BrokerState:
         if found is None:
             found = self.executors[key] = ExecutorState(key, Figures())
         return found
+
+    def route_of(self, step: Step) -> Route:
+        definition = step.definition
+        is_retry = step.attempt > 0 and step.retry is None
+        return self.router.target(step), definition.handler_class, step.is_suspect, step.at_most_once, is_retry
+
+    def route_by(self, router: Router) -> None:
+        """From here on steps go by this one; those that were handed out stay where they are."""
+        self.router = router
+        self.offer_cache.clear()
+        self.ready.sort_again()
 
     def record(self, task: Task, fact: Fact) -> None:
         """Apply a fact and have it written: state, history and rows go into the same transaction."""

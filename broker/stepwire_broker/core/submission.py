@@ -71,6 +71,9 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
             if workflow is None:
                 refused = _no_such_workflow(new, number, len(event.tasks))
                 break
+            if not state.router.has_distributed and (missing := state.router.refusal(workflow)) is not None:
+                refused = no_executor(workflow, missing)
+                break
             workflows.append(workflow)
             steps += len(workflow.steps)
     if refused is None and state.open_steps + steps > state.settings.limits.max_open_steps:
@@ -111,6 +114,14 @@ def _no_such_workflow(new: NewTask, number: int, count: int) -> Refused:
         "not_found",
         f"{where}there is no workflow {new.namespace}/{new.workflow}{version}",
         "apply it first: stepwire workflow apply FILE",
+    )
+
+
+def no_executor(workflow: Workflow, missing: str) -> Refused:
+    return Refused(
+        "no_executor",
+        f"{workflow.namespace}/{workflow.name}: {missing}",
+        "configure the executor, or let such steps run inside the broker with execution.on_missing: local",
     )
 
 

@@ -24,10 +24,11 @@ class Local:
 
     key: Final = LOCAL
 
-    def __init__(self, handlers: Iterable[Handler], slots: int, number: int) -> None:
+    def __init__(self, handlers: Iterable[Handler], slots: int, number: int, *, joins_bus: bool) -> None:
         self.handlers = tuple(handlers)
         self.slots = slots
         self._number = number
+        self._joins_bus = joins_bus
         self._worker: Worker | None = None
         self._gone: Callable[[], None] | None = None
 
@@ -47,7 +48,7 @@ class Local:
         worker._given_id = own_worker(LOCAL, broker.broker_id, broker.epoch, self._number)
         for handler in self.handlers:
             worker.add(handler)
-        self._gone = broker.expect(worker._given_id, LOCAL)
+        self._gone = broker.expect(worker._given_id, LOCAL, joins_bus=self._joins_bus)
         worker.start()
 
     def metrics(self) -> None:

@@ -36,8 +36,10 @@ Hosted: TypeAlias = Host | Local
 class Executors:
     """`register` them, give this to the Broker as its companion, and they do what it does."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, is_embedded: bool = False) -> None:
+        """`is_embedded`: inside an application. There is no HTTP, and its own handlers join those on the bus."""
         self._settings = settings
+        self._is_embedded = is_embedded
         self._hosts: dict[str, Hosted] = {}
         self._numbers = itertools.count()
         self._is_started = False
@@ -49,7 +51,7 @@ class Executors:
 
     def keys(self) -> tuple[str, ...]:
         """All that steps can be routed to."""
-        polled = (POLL,) if self._settings.executors.poll.enabled else ()
+        polled = (POLL,) if self._settings.executors.poll.enabled and not self._is_embedded else ()
         return (BUS, *self._hosts, *polled)
 
     def register(self, key: str, executor: Executor) -> None:
@@ -67,7 +69,9 @@ class Executors:
         local = self._settings.executors.local
         handlers = (*handlers, *handlers_of(local.modules, handlers))
         if handlers:
-            self._hosts[LOCAL] = Local(handlers, slots or local.threads, next(self._numbers))
+            self._hosts[LOCAL] = Local(
+                handlers, slots or local.threads, next(self._numbers), joins_bus=self._is_embedded
+            )
         if self._settings.executors.exec.commands:
             try:
                 self._add(EXEC, Exec(self._settings))
@@ -127,6 +131,14 @@ class Executors:
         for host, ended in zip(hosts, ends, strict=True):
             if isinstance(ended, Exception):
                 log.error("executor_broke", executor=host.key, what="stop", error=repr(ended))
+
+
+def known(settings: Settings) -> frozenset[str]:
+    """All that the settings could speak of, without a look at what is behind it."""
+    executors = settings.executors
+    there = {EXEC: bool(executors.exec.commands), POLL: executors.poll.enabled}
+    installed = (point.name for point in entry_points(group=GROUP))
+    return frozenset((BUS, LOCAL, *installed, *(key for key, is_there in there.items() if is_there)))
 
 
 def _named(settings: Settings) -> Iterator[str]:

@@ -116,6 +116,9 @@ class Writer(Protocol):
 
     def find_workflow(self, namespace: str, name: str, version: str) -> StoredDigest: ...
     def activate(self, workflow_id: int) -> None: ...
+    def keep(self, name: str, value: str) -> None:
+        """In `meta`, in place of what was there."""
+
     def write(self, rows: Rows) -> None: ...
     def park(self, parked: Sequence[Parked]) -> None: ...
     def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, int]: ...
@@ -299,6 +302,8 @@ class Writing:
         workflows = [self._apply(new) for new in group.workflows]
         for _, workflow_id in group.activations:
             writer.activate(workflow_id)
+        for name, value in group.kept:
+            writer.keep(name, value)
         submissions = group.submissions
         verdict = self._claim(group)
         left_out = verdict.left_out
@@ -417,6 +422,7 @@ def _pieces(group: Group, tasks_of_steps: dict[int, int]) -> list[Piece]:
         by_task.update((task.id, part) for task in s.tasks if task.id not in stored)
     new = set(by_task)
     pieces += [Piece(_with(empty(), activations=[one]), (), now) for one in group.activations]
+    pieces += [Piece(_with(empty(), kept=[one]), (), now) for one in group.kept]
     for name in ("steps_dispatched", "steps_completed", "steps_changed", "steps_output"):
         for row in getattr(group, name):
             if row.id in task_of:  # a step that is not there can be changed by nobody
@@ -445,6 +451,7 @@ _LISTS: Final = (
     "submissions",
     "workflows",
     "activations",
+    "kept",
     "steps_dispatched",
     "steps_completed",
     "steps_changed",

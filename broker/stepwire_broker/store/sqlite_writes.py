@@ -226,6 +226,12 @@ class SqliteWriter:
             [(lane_id, seq, i, a, b, c.decode()) for i, (a, b, c) in enumerate(history, first)],
         )
 
+    def keep(self, name: str, value: str) -> None:
+        self._execute(
+            "INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            (name, value),
+        )
+
     def park(self, parked: Sequence[Parked]) -> None:
         """What was refused once must not be refused here: names are made writable, bodies are bytes."""
         PARKED.run(self._execute, [row._replace(source=_safe(row.source), code=_safe(row.code)) for row in parked])

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct
 
 from stepwire_broker.core.group import Group
+from stepwire_broker.core.routes import KEPT_AS
 from stepwire_broker.core.settings import DatabaseSettings, RetentionSettings
 from stepwire_broker.core.stored import StoredWorkflow
 
@@ -37,6 +38,7 @@ class Opened(Struct, frozen=True):
     workflows: list[StoredWorkflow]
     open_tasks: int
     open_steps: int
+    rules: str | None = None  # of routing, set while a broker ran, as JSON
 
 
 class Store:
@@ -141,6 +143,7 @@ def begin_epoch(
         "SELECT id, epoch, seq FROM lanes WHERE broker = ? AND lane = ?", (broker_id, LANE)
     ).fetchone()
     counts = queries.open_counts(connection)
+    rules = connection.execute("SELECT value FROM meta WHERE name = ?", (KEPT_AS,)).fetchone()
     return lane_id, Opened(
         deployment=deployment,
         epoch=epoch,
@@ -150,4 +153,5 @@ def begin_epoch(
         workflows=queries.workflows(connection),
         open_tasks=counts.tasks,
         open_steps=counts.steps,
+        rules=None if rules is None else rules[0],
     )

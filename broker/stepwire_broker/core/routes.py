@@ -1,0 +1,79 @@
+"""Rules of routing that change while the broker runs. What was handed out stays where it is; what is ready goes by the
+new rules at once, in the transaction that stores them.
+"""
+
+from typing import Final
+
+import msgspec
+
+from .answers import Refused, Routed
+from .events import Now, Reconfigure, SetRule
+from .routing import Router, RulesRefused, check_rule
+from .settings import RuleSettings
+from .state import BrokerState
+from .submission import intake_refused
+
+KEPT_AS: Final = "rules"  # in `meta`
+RULES_MAX: Final = 256
+
+_encode: Final = msgspec.json.encode
+_decode: Final = msgspec.json.Decoder(tuple[RuleSettings, ...]).decode
+
+
+def stored_rules(kept: str | None) -> tuple[RuleSettings, ...]:
+    return () if kept is None else _decode(kept)
+
+
+def on_set_rule(state: BrokerState, event: SetRule, now: Now) -> None:
+    """Set this rule, or forget what was set for its `match`."""
+    before = state.runtime_rules
+    others = tuple(rule for rule in before if rule.match != event.match)
+    refused = intake_refused(state)
+    if refused is None and event.rule is None and len(others) == len(before):
+        text = f"no rule was set at run time for {event.match}"
+        refused = Refused(
+            "not_found", text, "`stepwire executor routes` lists them; the others stand in the configuration"
+        )
+    if refused is None and len(others) >= RULES_MAX:
+        refused = Refused(
+            "invalid", f"{len(others)} rules were set at run time already: write them into the configuration"
+        )
+    if refused is None and event.rule is not None:
+        try:
+            check_rule(event.rule, state.router.executors)
+        except RulesRefused as error:
+            refused = Refused("invalid", str(error))
+    if refused is not None:
+        state.refuse_now(event.request, refused)
+        return
+    # A rule that is changed keeps its place; a new one comes first.
+    if event.rule is None:
+        after = others
+    elif len(others) == len(before):
+        after = (event.rule, *before)
+    else:
+        after = tuple(event.rule if rule.match == event.match else rule for rule in before)
+    state.runtime_rules = after
+    lane = state.outbox.touch(min(state.outbox.lanes))
+    lane.kept.append((KEPT_AS, _encode(after).decode()))
+    state.route_by(_router(state, state.router))
+    state.answer(event.request, Routed(event.match, event.rule is not None))
+
+
+def on_reconfigure(state: BrokerState, event: Reconfigure, now: Now) -> None:
+    """The configuration was read again, and checked."""
+    before = state.router
+    state.route_by(
+        Router(
+            event.execution,
+            before.executors,
+            bus_is_distributed=before.bus_is_distributed,
+            runtime=state.runtime_rules,
+        )
+    )
+
+
+def _router(state: BrokerState, before: Router) -> Router:
+    return Router(
+        before.settings, before.executors, bus_is_distributed=before.bus_is_distributed, runtime=state.runtime_rules
+    )

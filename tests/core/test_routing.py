@@ -1,0 +1,423 @@
+"""Where a step runs: the table, the rules, and that every way to start a step asks the same function."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stepwire_broker.core import events
+from stepwire_broker.core.answers import Refused
+from stepwire_broker.core.routing import (
+    Decided,
+    Router,
+    RulesRefused,
+    check,
+    check_rule,
+    decide,
+    hidden,
+    near_miss,
+)
+from stepwire_broker.core.session import LOCAL, own_worker
+from stepwire_broker.core.settings import (
+    CanarySettings,
+    ExecutionSettings,
+    RuleSettings,
+    Settings,
+    ShadowSettings,
+)
+from stepwire_protocol.patterns import matches
+
+from .vectors import vectors
+from .world import W2, W, World
+
+EXECUTORS = frozenset({"bus", "local", "exec", "poll"})
+
+
+def router(*rules: RuleSettings, executors: Any = EXECUTORS, bus: bool = True, **execution: Any) -> Router:
+    return Router(ExecutionSettings(rules=rules, **execution), executors, bus_is_distributed=bus)
+
+
+def executor_of(router: Router, path: str, selector: Any = None) -> str:
+    return router.route(path, selector).target.executor
+
+
+# -- the decision -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("force_local", "has_distributed", "has_labels", "mode", "on_missing", "result"), vectors("decisions")
+)
+def test_the_decision_is_as_the_table_says(
+    force_local: bool, has_distributed: bool, has_labels: bool, mode: Any, on_missing: Any, result: str
+) -> None:
+    found = decide(
+        force_local=force_local,
+        has_distributed=has_distributed,
+        has_labels=has_labels,
+        mode=mode,
+        on_missing=on_missing,
+    )
+    assert found == result
+
+
+@given(st.booleans(), st.booleans(), st.booleans(), st.sampled_from(["local", "distributed"]))
+def test_it_is_never_silently_local(force: bool, there: bool, labels: bool, mode: Any) -> None:
+    found = decide(force_local=force, has_distributed=there, has_labels=labels, mode=mode, on_missing="error")
+    is_asked_for = force or (mode == "local" and not labels)
+    assert (found is Decided.LOCAL) is is_asked_for
+
+
+@pytest.mark.parametrize(
+    ("bus_is_distributed", "configured", "executor"),
+    [(True, None, "bus"), (False, None, "local"), (True, "local", "local"), (True, "distributed", "bus")],
+)
+def test_a_broker_distributes_by_default_if_its_bus_does(
+    bus_is_distributed: bool, configured: Any, executor: str
+) -> None:
+    """A Stepwire broker is there to distribute; with an inproc bus only there is nobody to distribute to."""
+    assert executor_of(router(bus=bus_is_distributed, default_execution_mode=configured), "n::w::s") == executor
+
+
+def test_an_inproc_bus_is_no_distributed_executor() -> None:
+    place = router(executors={"bus", "local"}, bus=False, default_execution_mode="distributed").route("n::w::s", None)
+    assert place.decided is Decided.NO_EXECUTOR
+
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_rule_that_matches_wins() -> None:
+    rules = RuleSettings("batch::**", executor="exec"), RuleSettings("**", executor="poll")
+    found = router(*rules)
+    assert executor_of(found, "batch::nightly::clean") == "exec"
+    assert executor_of(found, "shop::order::charge") == "poll"
+
+
+def test_rules_are_for_what_is_distributed() -> None:
+    found = router(RuleSettings("**", executor="exec"), default_execution_mode="local")
+    assert executor_of(found, "n::w::s") == LOCAL
+    assert executor_of(found, "n::w::s", {"gpu": "true"}) == "exec"
+    assert executor_of(router(RuleSettings("**", executor="exec")), "n::w::s", "local") == LOCAL
+
+
+def test_a_steps_selector_replaces_its_rules() -> None:
+    found = router(RuleSettings("**", worker_selector={"gpu": True, "zone": 4}))
+    assert found.route("n::w::s", None).target.selector == (("gpu", "true"), ("zone", "4"))
+    assert found.route("n::w::s", {"zone": "5"}).target.selector == (("zone", "5"),)
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ([RuleSettings("a::**", executor="k8s")], "k8s is not an executor here: bus, exec, local, poll"),
+        ([RuleSettings("**", canary=CanarySettings(10, executor="k8s"))], "k8s is not an executor here"),
+        ([RuleSettings("**", shadow=ShadowSettings(executor="k8s"))], "k8s is not an executor here"),
+        ([RuleSettings("**", canary=CanarySettings(10))], "canary: it needs an executor, a worker_selector, or both"),
+        ([RuleSettings("a::::b")], "empty segment"),
+        ([RuleSettings("")], "it needs 1 to 512"),
+        ([RuleSettings("a::b**")], "** is a segment of its own"),
+        ([RuleSettings("**", worker_selector={"a": None})], "worker_selector.a"),
+    ],
+)
+def test_rules_that_cannot_be_used_are_refused_by_name(rules: list[RuleSettings], says: str) -> None:
+    with pytest.raises(RulesRefused) as refused:
+        check(ExecutionSettings(rules=tuple(rules)), EXECUTORS)
+    assert says in str(refused.value)
+    with pytest.raises(RulesRefused):
+        check_rule(rules[0], EXECUTORS)
+
+
+def test_a_default_executor_has_to_be_there() -> None:
+    with pytest.raises(RulesRefused, match=r"default_executor is k8s, which is not an executor here: bus, exec"):
+        check(ExecutionSettings(default_executor="k8s"), EXECUTORS)
+
+
+def test_a_rule_that_never_matches_is_found_with_the_one_that_hides_it() -> None:
+    rules = [RuleSettings("shop::**"), RuleSettings("shop::order::*"), RuleSettings("*::order::charge")]
+    assert [(one.match, by.match) for one, by in hidden(router(*rules).rules)] == [("shop::order::*", "shop::**")]
+
+
+@pytest.mark.parametrize(
+    ("match", "path", "says"),
+    [
+        ("*::ml::*", "public::embedded::ml::train", None),
+        ("*::ml::train", "public::a::ml::train", "*::ml::train"),
+        ("shop::*", "shop::order::charge", "its * is exactly one segment; shop::** would match"),
+        ("Shop::**", "shop::order::charge", "it differs in upper and lower case"),
+        ("shop::order::pay", "shop::order::charge", "only its segment pay differs"),
+        ("order::charge", "shop::order::charge", "the path has more segments"),
+    ],
+)
+def test_a_rule_that_nearly_matches_is_named(match: str, path: str, says: str | None) -> None:
+    found = near_miss(router(RuleSettings("zzz::yyy::xxx::www"), RuleSettings(match)).rules, path)
+    assert found is not None
+    assert found.rule.match == match
+    assert says is None or says in found.why
+
+
+# -- canaries ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_canary_takes_its_share_and_a_task_stays_on_its_side() -> None:
+    found = router(RuleSettings("**::charge", canary=CanarySettings(10, worker_selector={"release": "next"})))
+    (rule,) = found.rules
+    assert rule.canary is not None
+    chosen = {task_id for task_id in range(20_000) if rule.part(task_id) < rule.canary.below}
+    assert 1_800 < len(chosen) < 2_200
+    again = router(*(RuleSettings("**::charge", canary=CanarySettings(30, worker_selector={"release": "next"})),))
+    (wider,) = again.rules
+    assert wider.canary is not None
+    assert chosen <= {task_id for task_id in range(20_000) if wider.part(task_id) < wider.canary.below}
+
+
+def test_a_canarys_workers_are_not_for_the_others() -> None:
+    settings = Settings(
+        execution=ExecutionSettings(
+            rules=(RuleSettings("**", canary=CanarySettings(50, worker_selector={"release": "next"})),)
+        )
+    )
+    world = World(settings)
+    world.hello(W, labels={"release": "next"}, slots=200)
+    world.hello(W2, slots=200)
+    for _ in range(60):
+        world.task(ONE)
+    (rule,) = world.state.router.rules
+    assert rule.canary is not None
+    for worker, is_canary in ((W, True), (W2, False)):
+        tasks = [step.task_id for batch in world.batches(worker) for step in batch.steps]
+        assert len(tasks) > 10
+        assert all((rule.part(task_id) < rule.canary.below) is is_canary for task_id in tasks)
+
+
+@pytest.mark.parametrize(("percent", "worker"), [(0, W2), (100, W)])
+def test_a_canary_of_nothing_or_all_is_a_switch(percent: float, worker: str) -> None:
+    canary = CanarySettings(percent, worker_selector={"release": "next"})
+    world = World(Settings(execution=ExecutionSettings(rules=(RuleSettings("**", canary=canary),))))
+    world.hello(W, labels={"release": "next"})
+    world.hello(W2)
+    world.task(ONE)
+    assert [len(world.batches(w)) for w in (worker, W if worker is W2 else W2)] == [1, 0]
+
+
+# -- every way to start a step ----------------------------------------------------------------------------------------
+
+ONE: dict[str, Any] = {
+    "name": "flow",
+    "steps": [{"name": "s", "handler_class": "h", "retry_limit": 1, "backoff": {"base_ms": 0, "jitter": "none"}}],
+}
+ONCE: dict[str, Any] = {"name": "once", "steps": [{"name": "s", "handler_class": "h", "delivery_mode": "at_most_once"}]}
+TWO: dict[str, Any] = {
+    "name": "two",
+    "steps": [{"name": "a", "handler_class": "first"}, {"name": "s", "handler_class": "h", "depends_on": ["a"]}],
+}
+
+
+def submitted(world: World) -> None:
+    world.task(ONE)
+
+
+def depended(world: World) -> None:
+    world.task(TWO)
+    world.result(world.batches(W)[-1], W)
+
+
+def retried_by_itself(world: World) -> None:
+    world.task(ONE)
+    world.fail(world.batches(W2)[-1], W2)
+    world.pass_time(10)
+
+
+def retried_by_an_operator(world: World) -> None:
+    task_id = world.task(ONE)
+    world.fail(world.batches(W2)[-1], W2, retryable=False)
+    world.ask(events.RetryTask, task_id=task_id)
+
+
+def resumed(world: World) -> None:
+    task_id = world.task(TWO)
+    world.ask(events.PauseTask, task_id=task_id)
+    world.result(world.batches(W)[-1], W)
+    assert not world.batches(W2)
+    world.ask(events.ResumeTask, task_id=task_id)
+
+
+def resolved(world: World) -> None:
+    world.task(ONCE)
+    steps = world.batches(W2)[-1]
+    world.start(steps, W2)
+    world.fail(steps, W2, code="outcome_unknown")
+    world.ask(events.ResolveStep, step_id=steps.steps[0].step_id, outcome="retry", reason="looked")
+
+
+def given_back(world: World) -> None:
+    world.task(ONE)
+    world.refuse(world.batches(W2)[-1], "busy", W2)
+
+
+def lost(world: World) -> None:
+    world.task(ONE)
+    world.handle(events.ProcessDied(W2))
+    world.hello(W2, k=2)
+
+
+def loaded_after_a_restart(world: World) -> None:
+    world.hello(W2, k=2, handlers=["nothing"])
+    world.task(ONE)
+    world.restart()
+    world.hello(W)
+    world.hello(W2, executor="exec")
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        submitted,
+        depended,
+        retried_by_itself,
+        retried_by_an_operator,
+        resumed,
+        resolved,
+        given_back,
+        lost,
+        loaded_after_a_restart,
+    ],
+)
+def test_every_way_to_start_a_step_asks_the_router(way: Callable[[World], None]) -> None:
+    """The steps are for `exec`. A worker on the bus offers them too, and gets none, however they come to be ready."""
+    rules = (RuleSettings("*::*::s", executor="exec"),)
+    world = World(Settings(execution=ExecutionSettings(rules=rules)), executors=["exec"])
+    world.hello(W)
+    world.hello(W2, executor="exec")
+    way(world)
+    assert world.batches(W2)[-1].steps[-1].step_name == "s"
+    assert all(step.step_name != "s" for batch in world.batches(W) for step in batch.steps)
+
+
+FAR: dict[str, Any] = {"name": "far", "steps": [{**ONE["steps"][0], "worker_selector": {"gpu": "yes"}}]}
+
+
+def test_a_submission_without_an_executor_is_refused_and_not_run_here() -> None:
+    world = World(bus_is_distributed=False)
+    world.hello(W, executor=LOCAL)
+    world.apply(FAR)
+    answer = world.submit("far")
+    assert isinstance(answer, Refused)
+    assert answer.code == "no_executor"
+
+
+def test_a_retry_without_an_executor_is_refused_and_not_run_here() -> None:
+    world = World()
+    world.hello(W, labels={"gpu": "yes"})
+    task_id = world.task(FAR)
+    world.fail(world.batches(W)[-1], W, retryable=False)
+    world.bus_is_distributed = False
+    world.restart()
+    world.hello(W2, executor=LOCAL)
+    answer = world.ask(events.RetryTask, task_id=task_id)
+    assert isinstance(answer, Refused)
+    assert answer.code == "no_executor"
+
+
+def test_on_missing_local_runs_it_inside_the_broker() -> None:
+    settings = Settings(execution=ExecutionSettings(default_execution_mode="distributed", on_missing="local"))
+    world = World(settings, bus_is_distributed=False)
+    world.hello(W, executor=LOCAL)
+    world.task(ONE)
+    assert len(world.batches(W)) == 1
+
+
+# -- changes at run time ----------------------------------------------------------------------------------------------
+
+
+def test_a_rule_set_at_run_time_moves_what_is_ready_and_nothing_else() -> None:
+    world = World(executors=["exec"])
+    world.hello(W, slots=1, prefetch=0)
+    world.task(ONE)
+    world.task(ONE)
+    world.hello(W2, executor="exec")
+    assert [len(world.batches(w)) for w in (W, W2)] == [1, 0]
+    answer = world.ask(events.SetRule, match="default::**", rule=RuleSettings("default::**", executor="exec"))
+    assert answer.is_set
+    assert [len(world.batches(w)) for w in (W, W2)] == [1, 1]
+    world.result(world.batches(W)[0], W)
+    assert len(world.state.tasks) == 1
+
+
+def test_it_is_kept_over_a_restart_and_can_be_taken_back() -> None:
+    world = World(executors=["exec"])
+    world.ask(events.SetRule, match="**", rule=RuleSettings("**", executor="exec"))
+    world.restart()
+    assert executor_of(world.state.router, "n::w::s") == "exec"
+    assert not world.ask(events.SetRule, match="**", rule=None).is_set
+    world.restart()
+    assert executor_of(world.state.router, "n::w::s") == "bus"
+    assert world.ask(events.SetRule, match="**", rule=None).code == "not_found"
+
+
+def test_a_configured_rule_is_changed_in_its_place_and_others_come_first() -> None:
+    configured = RuleSettings("a::**", executor="exec"), RuleSettings("b::**", executor="exec")
+    runtime = [RuleSettings("c::**"), RuleSettings("b::**", executor="poll")]
+    found = Router(ExecutionSettings(rules=configured), EXECUTORS, bus_is_distributed=True, runtime=runtime)
+    assert [(r.number, r.match, r.executor, r.origin) for r in found.rules] == [
+        (1, "c::**", None, "runtime"),
+        (2, "a::**", "exec", "config"),
+        (3, "b::**", "poll", "runtime"),
+    ]
+
+
+def test_a_rule_that_cannot_be_used_changes_nothing() -> None:
+    world = World()
+    answer = world.ask(events.SetRule, match="**", rule=RuleSettings("**", executor="k8s"))
+    assert answer.code == "invalid"
+    assert not world.state.router.rules
+
+
+def test_a_rule_is_told_when_it_is_stored() -> None:
+    world = World(auto=False, executors=["exec"])
+    world.settle()
+    assert world.ask(events.SetRule, match="**", rule=RuleSettings("**", executor="exec")) is None
+    world.commit()
+    assert world.answers[world.requests].is_set
+
+
+def test_a_configuration_that_is_read_again_moves_what_is_ready() -> None:
+    world = World(executors=["exec"])
+    world.task(ONE)
+    world.hello(W2, executor="exec")
+    assert not world.batches(W2)
+    world.handle(events.Reconfigure(ExecutionSettings(rules=(RuleSettings("**", executor="exec"),))))
+    assert len(world.batches(W2)) == 1
+
+
+# -- workers inside the process ---------------------------------------------------------------------------------------
+
+
+def test_a_worker_of_an_earlier_process_of_this_broker_is_known_to_be_dead() -> None:
+    world = World(executors=["exec"])
+    own = own_worker("exec", world.state.identity.broker, world.state.identity.epoch, 1)
+    world.ask(events.SetRule, match="**", rule=RuleSettings("**", executor="exec"))
+    world.hello(own, executor="exec")
+    first, second = world.task(ONE), world.task(ONCE)
+    world.start(world.batches(own)[-1], own)
+    world.restart()
+    states = {t.id: t.steps[0].state for t in world.state.tasks.values()}
+    assert states == {first: "ready", second: "held"}
+
+
+def test_a_worker_that_is_let_go_loses_what_it_held() -> None:
+    world = World()
+    world.hello(W, executor=LOCAL)
+    task_id = world.task({**ONE, "steps": [{**ONE["steps"][0], "worker_selector": "local"}]})
+    world.handle(events.Detached(W))
+    assert world.state.tasks[task_id].steps[0].state == "ready"
+    assert W not in world.state.sessions
+
+
+@given(st.text("ab*:", max_size=12), st.text("ab:", max_size=12))
+def test_routing_agrees_with_matching(pattern: str, path: str) -> None:
+    try:
+        found = router(RuleSettings(pattern, executor="exec"))
+    except RulesRefused:
+        return
+    assert (executor_of(found, path) == "exec") is matches(pattern, path)
