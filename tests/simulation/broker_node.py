@@ -61,6 +61,7 @@ class BrokerNode:
         self.chance = Random(f"{world.seed}/broker")
         self.clock = Clock(world.clock_rate(), 1_000_000.0 + 1e9 * self.chance.random())
         self.life = 0
+        self.leaving: int | None = None  # the life that was told to stop
         self.is_alive = False
         self.is_paused = False
         self.deaths = 0
@@ -205,6 +206,7 @@ class BrokerNode:
     def drain_and_stop(self) -> None:
         """SIGTERM: take nothing new, let what runs finish for a while, leave."""
         if self.is_alive and not self.is_paused:
+            self.leaving = self.life
             self.post("event", Drain())
             self.world.schedule.after(3_000.0 * self.chance.random(), self._leave, self.life)
 

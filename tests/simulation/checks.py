@@ -638,7 +638,9 @@ class Checks:
                 self._again(before, book, running, is_once)
         if step.metadata.attempt > step.metadata.retry_limit:
             self.fail("P6 retries are bounded", f"step {step_id} starts with attempt {step.metadata.attempt}")
-        book.runs.append(Run(running, worker, self.world.now, book.reopened))
+        # Handed out before an operator's last word, it is of the time before, whenever it starts.
+        era = book.reopened if delivery > book.reopened_delivery else book.reopened - 1
+        book.runs.append(Run(running, worker, self.world.now, era))
         self.numbers["runs"] += 1
 
     def _sees_what_was_committed(
@@ -781,6 +783,8 @@ class Checks:
         broker = self.world.broker
         if not broker.is_alive or broker.life != life or self.dispatched_ms > since_ms:
             return
+        if broker.leaving == life:
+            return  # it was told to hand out nothing more
         active_max = broker.settings.limits.max_active_tasks
         self.numbers["restarts timed"] += 1
         ready_by = broker.now().wall - RESTARTED_MS

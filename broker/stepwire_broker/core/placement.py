@@ -5,6 +5,7 @@ Called when the lane's writer is about to take a group, so that a batch holds al
 
 from typing import Final
 
+import msgspec
 from msgspec import UNSET, Raw, UnsetType
 from stepwire_protocol import codec, limits
 from stepwire_protocol.messages import StepMetadata, StepRequest, Steps
@@ -310,10 +311,34 @@ def retransmit(state: BrokerState, batch: Batch, now: Now) -> None:
         # It renews its lease and says nothing of what it was given: let the lease run out, then the steps are ours.
         session.muted = True
         return
+    if not say_again(state, batch):
+        return
     state.counters.retransmitted += 1
-    state.decision.batches.append(batch)
     batch.pause_ms = min(batch.pause_ms * 2, limits.STEPS_RETRANSMIT_MAX_MS)
     state.timers.set(now.mono + batch.pause_ms, "retransmit", batch)
+
+
+def say_again(state: BrokerState, batch: Batch) -> bool:
+    """The same bytes, without what has been taken back meanwhile: a worker that has not heard of a delivery would start
+    it. False: nothing is left of the batch."""
+    current = [step for step in batch.steps if step.batch is batch]
+    if len(current) < len(batch.steps):
+        session = batch.session
+        session.unanswered -= len(batch.steps) - len(current)
+        batch.steps = current
+        if not current:
+            batch.answered = True
+            del session.unanswered_batches[batch.id]
+            return False
+        topic, body = codec.split(batch.frame)
+        message = codec.decode_broker(body)
+        assert isinstance(message, Steps)
+        ids = {step.id for step in current}
+        left = [request for request in message.steps if request.step_id in ids]
+        batch.deliveries = [request.delivery for request in left]
+        batch.frame = codec.frame(topic, msgspec.structs.replace(message, steps=left))
+    state.decision.batches.append(batch)
+    return True
 
 
 def released(state: BrokerState, batch: Batch, now: Now) -> None:

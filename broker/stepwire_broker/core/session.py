@@ -72,6 +72,7 @@ class WorkerSession(Struct, weakref=False, eq=False):
     since_wall: int
     heard_mono: int
     told_mono: int  # when it last said what it holds
+    told_n: int  # and in which message: older ones are late, or came twice
     topic: bytes
     of: ExecutorState
     joins_bus: bool = False  # whatever its executor is
@@ -137,6 +138,7 @@ def opened(hello: Hello, k: int, epoch: int, broker: str, of: ExecutorState, mon
         since_wall=wall,
         heard_mono=mono,
         told_mono=mono,
+        told_n=-1,
         topic=topics.to_worker(hello.worker),
         of=of,
         free=hello.free.get(broker, 0),

@@ -36,6 +36,7 @@ from .events import (
     SubscriptionVanished,
 )
 from .outbox import SendMessage
+from .placement import say_again
 from .progress import fail_for, hand_to, undeliver, unknown_outcome
 from .session import BUS, WorkerSession, opened
 from .state import DEAD_REMEMBERED_MAX, QUIETED_REMEMBERED_MAX, BrokerState
@@ -69,9 +70,8 @@ def on_hello(state: BrokerState, hello: Hello, now: Now) -> None:
         current = _open(state, hello, k, current, now)
     elif current.muted:
         return  # its lease is to run out
-    else:
-        current.heard_mono = max(current.heard_mono, now.mono)
-    _take_holding(state, current, hello.holding, now)
+    if hello.n > current.told_n:
+        _take_word(state, current, hello.n, hello.holding, now)
     bus = state.settings.bus
     state.decision.sends.append(
         ToWorker(
@@ -140,11 +140,11 @@ def on_heartbeat(state: BrokerState, beat: Heartbeat, now: Now) -> None:
     session.confirmed = True
     if session.muted:
         return
-    session.heard_mono = max(session.heard_mono, now.mono)
     if beat.n > session.free_n:
         session.free_n = beat.n
         session.free = beat.free.get(state.identity.broker, session.free)
-    _take_holding(state, session, beat.holding, now)
+    if beat.n > session.told_n:
+        _take_word(state, session, beat.n, beat.holding, now)
     state.decision.sends.append(
         ToWorker(
             session.topic,
@@ -176,8 +176,11 @@ def on_drain_worker(state: BrokerState, event: DrainWorker, now: Now) -> None:
     state.decision.answers.append(ToRequest(event.request, Quieted(event.worker, quits)))
 
 
-def _take_holding(state: BrokerState, session: WorkerSession, holding: list[HeldItem], now: Now) -> None:
-    """What the worker says it holds: starts become known, strangers are told to stop, the missing are asked for."""
+def _take_word(state: BrokerState, session: WorkerSession, n: int, holding: list[HeldItem], now: Now) -> None:
+    """It lives, and this is what it says it holds: starts become known, strangers are told to stop, the missing are
+    asked for."""
+    session.told_n = n
+    session.heard_mono = max(session.heard_mono, now.mono)
     session.told_mono = max(session.told_mono, now.mono)
     told: set[int] = set()
     superseded: list[tuple[int, int]] = []
@@ -332,9 +335,9 @@ def on_subscribed(state: BrokerState, event: Subscribed, now: Now) -> None:
     """The next send to this inbox arrives: what waits for an answer is worth saying again at once."""
     session = state.sessions.get(event.worker)
     if session is not None:
-        for batch in session.unanswered_batches.values():
+        for batch in list(session.unanswered_batches.values()):
             if batch.released:
-                state.decision.batches.append(batch)
+                say_again(state, batch)
 
 
 def on_attached(state: BrokerState, event: Attached, now: Now) -> None:
