@@ -3,6 +3,7 @@
 import pytest
 from stepwire_broker.core import events
 from stepwire_broker.core.answers import Quieted
+from stepwire_broker.core.progress import undeliver
 from stepwire_protocol import messages as wire
 
 from .world import (
@@ -833,3 +834,54 @@ def test_workers_are_told_apart_by_their_whole_id() -> None:
     for number in (1, 10):
         world.hello(worker_id(number=number))
     assert len(world.state.sessions) == 2
+
+
+# -- what is late, or came twice --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("says", ["hello", "heartbeat"])
+def test_a_late_copy_is_no_word_of_the_worker(says: str) -> None:
+    """The run has ended, and its result is on the way. An old message that the network had kept must not make the
+    broker believe that the worker has just said what it holds."""
+    world = World()
+    world.hello(n=1)
+    world.task(one(timeout_ms=1_000))
+    steps = world.batches()[0]
+    world.accept(steps)
+    world.beat(n=7, holding=[held(steps, "running")])
+    world.pass_time(4_000)
+    heard = world.state.sessions[W].heard_mono
+    if says == "hello":
+        world.hello(n=1, holding=[held(steps, "running")])
+        assert world.last(wire.Welcome).n == 1
+    else:
+        world.beat(n=6, holding=[held(steps, "running")])
+        assert world.last(wire.HeartbeatAck).n == 6
+    session = world.state.sessions[W]
+    assert (session.heard_mono, session.told_mono) == (heard, heard)
+
+
+def test_what_was_taken_back_is_not_sent_again() -> None:
+    """Nobody answers the batch. One of its steps is cancelled, and an operator has it run elsewhere: the batch is said
+    again without it, and not at all once nothing of it is left."""
+    world = World()
+    world.hello(slots=2, prefetch=0)
+    document = {**ONE, "name": "pair", "steps": [{"name": n, "handler_class": "h"} for n in ("a", "b")]}
+    task_id = world.task(document)
+    (batch,) = world.batches()
+    assert len(batch.steps) == 2
+    session = world.state.sessions[W]
+    first = world.step(task_id, "a")
+    undeliver(world.state, first, "not_held", world.now, avoid=True)
+    world.handle(events.Tick())
+    world.forget()
+    world.pass_time(400)
+    again = [b for b in world.heard(wire.Steps) if b.batch_id == batch.batch_id]
+    assert [[s.step_name for s in b.steps] for b in again] == [["b"]]
+    assert session.unanswered == 1 + sum(len(b.steps) for b in world.batches() if b.batch_id != batch.batch_id)
+    undeliver(world.state, world.step(task_id, "b"), "not_held", world.now, avoid=True)
+    world.handle(events.Tick())
+    world.forget()
+    world.pass_time(2_000)
+    assert batch.batch_id not in {b.batch_id for b in world.heard(wire.Steps)}
+    assert batch.batch_id not in session.unanswered_batches

@@ -488,6 +488,7 @@ class Checks:
         message = _steps(body)
         if message.batch_id in self.seen_batches:
             self.numbers["retransmitted"] += 1
+            self._is_still_so(message)
             return
         self.seen_batches.add(message.batch_id)
         for step in message.steps:
@@ -500,6 +501,16 @@ class Checks:
                 )
                 return
             self._has_its_time(book, step)
+
+    def _is_still_so(self, message: wire.Steps) -> None:
+        """What is said again has not been taken back, and is not over."""
+        for step in message.steps:
+            book = self.steps[step.step_id]
+            if book.delivery != step.delivery or book.state != "dispatched":
+                self.fail(
+                    "P4 what was taken back is not sent again",
+                    f"step {step.step_id}, delivery {step.delivery}: it is {book.state}, delivery {book.delivery}",
+                )
 
     def loaded(self, found: events.LoadedTasks) -> None:
         """From the database a deadline comes by the wall clock, which may be wrong."""
@@ -628,13 +639,14 @@ class Checks:
         is_stale = worker.at_level0 and delivery in book.taken_back and not is_once
         for before in [] if is_stale else book.runs:
             if before.ended_ms is None and before.worker.is_alive and before.life == before.worker.life:
-                if not self._may_overlap(before, book):
+                # What was handed out before an operator's word may start after it: nobody could call it back in time.
+                if delivery > book.reopened_delivery and not self._may_overlap(before, book):
                     self.fail(
                         "P4 one worker at a time",
                         f"step {step_id} runs at {before.running.worker} (delivery {before.delivery}) and {worker.id}",
                     )
                 self.numbers["overlaps"] += 1
-            if before.reopened == book.reopened:
+            if delivery > book.reopened_delivery and before.reopened == book.reopened:
                 self._again(before, book, running, is_once)
         if step.metadata.attempt > step.metadata.retry_limit:
             self.fail("P6 retries are bounded", f"step {step_id} starts with attempt {step.metadata.attempt}")

@@ -524,6 +524,24 @@ def _longer_lease_kept(plant: Plant) -> None:
     plant.method(sdk.Session, "_on_welcome", on_welcome)
 
 
+def _old_word_is_news(plant: Plant) -> None:
+    def on_hello(original: Any, state: Any, hello: Any, now: Any) -> None:
+        session = state.sessions.get(hello.worker)
+        if session is not None:
+            session.told_n = -1
+        original(state, hello, now)
+
+    plant.function(sessions.on_hello, on_hello)
+
+
+def _taken_back_sent_again(plant: Plant) -> None:
+    def say_again(_: Any, state: Any, batch: Any) -> bool:
+        state.decision.batches.append(batch)
+        return True
+
+    plant.function(placement.say_again, say_again)
+
+
 class Bug(NamedTuple):
     name: str
     plant: Callable[[Plant], None]
@@ -577,6 +595,8 @@ BUGS: Final = (
     Bug("a deadline is sent by the wall clock", _deadline_by_the_wall, True),
     Bug("a new task's times count from its commit", _timed_from_commit, True),
     Bug("tasks that fill the memory with bytes make no room", _bytes_make_no_room, True),
+    Bug("a late copy of a hello is a worker's word", _old_word_is_news, True),
+    Bug("what was taken back is sent again", _taken_back_sent_again, True),
     Bug("worker: a new session keeps the longer lease of the one before", _longer_lease_kept, True),
 )
 
