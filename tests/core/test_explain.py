@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 from stepwire_broker.core import events, explain
 from stepwire_broker.core.residency import restored
-from stepwire_broker.core.settings import LimitSettings, RuleSettings, Settings
+from stepwire_broker.core.settings import (
+    ExecutionSettings,
+    LimitSettings,
+    RuleSettings,
+    Settings,
+)
 from stepwire_protocol import messages as wire
 
 from .world import BROKER, CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held, once, one, steps
@@ -246,7 +251,7 @@ def test_its_executor_is_paused() -> None:
 
 
 def test_its_executor_is_full_or_says_so() -> None:
-    world = World()
+    world = World(Settings(execution=ExecutionSettings(default_executor="told")), executors=["told"])
     world.handle(events.Attached(W, "told"))
     world.hello(slots=1, prefetch=0)
     _, second = world.task(ONE), world.task(ONE)
