@@ -24,6 +24,7 @@ from stepwire_broker.core.settings import (
     LimitSettings,
     Settings,
 )
+from stepwire_broker.executors.registry import Executors
 
 T = TypeVar("T")
 
@@ -123,7 +124,7 @@ def running(directory: Path, settings: Settings) -> Iterator[Api]:
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         stop.append(lambda: loop.call_soon_threadsafe(ended.set))
-        broker = ObservedBroker(settings)
+        broker = ObservedBroker(settings, companion=Executors(settings))
         broker.heard = deque(maxlen=10)
         await broker.start()
         listener = listening.listen(settings.http)

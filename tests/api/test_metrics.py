@@ -6,6 +6,8 @@ from collections.abc import Callable
 from stepwire_broker.api import metrics
 from stepwire_broker.api.app import Application
 from stepwire_broker.core.group import Stalled
+from stepwire_broker.core.ready import Route
+from stepwire_broker.core.routing import Target
 from stepwire_broker.stages.measures import Histogram
 
 from .running_api import WORKFLOW, Api
@@ -144,8 +146,8 @@ def test_a_name_of_any_characters_stays_in_its_line(api: Api) -> None:
 
 def test_many_handlers_do_not_make_many_series() -> None:
     class Queue:
-        def standing(self) -> list[tuple[str, int, int]]:
-            return [(f"h{n}", 2, 1000 + n) for n in range(metrics.HANDLERS_MAX + 3)]
+        def standing(self) -> list[tuple[Route, int, int]]:
+            return [((Target("bus"), f"h{n}", False, False), 2, 1000 + n) for n in range(metrics.HANDLERS_MAX + 3)]
 
     class State:
         ready = Queue()

@@ -686,7 +686,7 @@ def test_after_a_restart_what_runs_is_adopted_and_the_rest_is_given_again(direct
 
 
 def test_it_can_be_switched_off(directory: Path) -> None:
-    off = msgspec.structs.replace(polled(directory), executors=ExecutorsSettings(poll=PollSettings(enabled=False)))
+    off = msgspec.structs.replace(settings_in(directory), executors=ExecutorsSettings(poll=PollSettings(enabled=False)))
     with running(directory, off) as api:
         assert Poller(api).lease_call().code == "not_enabled"
 

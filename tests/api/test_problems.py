@@ -18,6 +18,7 @@ EXPECTED = {
     "payload_too_large": 413,
     "too_many_open_steps": 429,
     "overloaded": 429,
+    "no_executor": 503,
     "draining": 503,
     "starting": 503,
     "database_locked": 503,
