@@ -599,11 +599,11 @@ def test_the_budget_begins_anew_when_the_breaker_closes() -> None:
     for _ in range(5):
         while state(world) == "open":
             world.stay(W, 1_000)
-        world.beat(n=1_000_000_000 + world.mono, free=200)
+        world.beat(n=world.mono + 1, free=200)
         assert fail_all(world, category="unavailable") == 2
     while state(world) != "half_open":
         world.stay(W, 1_000)
-    world.beat(n=1_000_000_000 + world.mono, free=200)
+    world.beat(n=world.mono + 1, free=200)
     assert complete_all(world) == 2
     assert state(world) == "closed"
     assert complete_all(world) >= 2
