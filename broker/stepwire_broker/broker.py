@@ -387,6 +387,11 @@ class Broker:
         assert self._store is not None
         return await asyncio.wrap_future(self._store.read(query, *args))
 
+    def read_at_once(self, query: Callable[..., T], *args: Any) -> T | None:
+        """The same on the loop, for a few rows that were committed a moment ago. None rather than wait for a lock."""
+        assert self._store is not None
+        return self._store.read_at_once(query, *args)
+
     def prune(self) -> None:
         """Have what is too old removed now, rather than within a minute."""
         assert self._store is not None

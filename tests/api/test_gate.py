@@ -1,8 +1,11 @@
 """Who is let in: every route with every identity, every Host and Origin, and what is too large or too slow."""
 
+import asyncio
 import http.client
 import itertools
 import socket
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from stepwire_broker.api import gate, server
@@ -305,6 +308,60 @@ def tokens_of(api: Api) -> dict[Scope, str]:
     values = {scope: add_token(api.tokens.file, Grant(scope, frozenset({scope}))) for scope in Scope}
     assert api.on_loop(api.tokens.reload) == 1 + len(Scope)
     return values
+
+
+def test_answers_come_in_the_order_of_the_requests_with_a_body_or_without(api: Api) -> None:
+    said = f"HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {api.token}\r\n\r\n"
+    with api.raw() as connection:
+        connection.sendall(f"HEAD /v1/workers {said}GET /v1/workers {said}HEAD /livez {said}".encode())
+        heard = b""
+        while heard.count(b"\r\n\r\n") < 3:
+            heard += connection.recv(65536)
+    first, second, rest = heard.split(b"\r\n\r\n", 2)
+    assert first.startswith(b"HTTP/1.1 200")
+    assert second.startswith(b"HTTP/1.1 200")
+    assert rest.startswith(b'{"broker":')
+    assert rest.count(b"HTTP/1.1 200") == 1
+
+
+class Written(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+
+    def write(self, data: object) -> None:
+        assert isinstance(data, bytes)
+        self.writes.append(data)
+
+    def close(self) -> None:
+        self.writes.append(b"closed")
+
+
+@pytest.mark.parametrize(
+    ("method", "is_chunked", "body", "writes"),
+    [
+        ("GET", False, b"{}", [b"head{}"]),
+        ("GET", False, b"", [b"head"]),
+        ("GET", False, b"x" * 100_000, [b"head", b"x" * 100_000]),
+        ("GET", False, None, [b"head"]),  # and then the application failed
+        ("HEAD", False, None, [b"head"]),
+        ("GET", True, b"2\r\n{}\r\n", [b"head", b"2\r\n{}\r\n"]),
+        ("GET", True, None, [b"head"]),
+    ],
+)
+def test_an_answers_head_leaves_with_its_body_if_that_comes_at_once(
+    method: str, is_chunked: bool, body: bytes | None, writes: list[bytes]
+) -> None:
+    transport = Written()
+    cycle: Any = SimpleNamespace(response_started=False, chunked_encoding=None, scope={"method": method})
+    together = server._Together(transport, cycle)
+    together.write(b"continue")
+    cycle.response_started, cycle.chunked_encoding = True, is_chunked
+    together.write(b"head")
+    if body is not None:
+        together.write(body)
+    together.close()
+    assert transport.writes == [b"continue", *writes, b"closed"]
 
 
 def test_every_route_but_livez_names_its_scope() -> None:

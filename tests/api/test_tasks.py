@@ -5,6 +5,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from stepwire_broker.api import explaining, reading
 
 from .running_api import WORKFLOW, Api, running, settings_in
 
@@ -229,6 +230,24 @@ def test_a_wait_for_what_has_ended_ends_at_once(served: Api) -> None:
     task_id = submit(served)
     first = served.call("GET", f"/v1/tasks/{task_id}?wait_ms=20000").json
     assert served.call("GET", f"/v1/tasks/{task_id}?wait_ms=300000").json == first
+
+
+def test_what_is_read_at_once_is_what_everybody_reads(served: Api) -> None:
+    task_id = submit(served)
+    told = served.call("GET", f"/v1/tasks/{task_id}?wait_ms=20000").body
+    read = served.on_loop(lambda: explaining.small_task(served.broker, task_id))
+    assert read.document == told == served.call("GET", f"/v1/tasks/{task_id}").body
+
+
+def test_nothing_is_read_at_once_that_runs_or_is_large(api: Api, served: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = submit(api)
+    assert api.on_loop(lambda: explaining.small_task(api.broker, runs)) is None
+    ended = submit(served)
+    served.call("GET", f"/v1/tasks/{ended}?wait_ms=20000")
+    monkeypatch.setattr(reading, "SMALL_BYTES_MAX", 10)
+    assert served.on_loop(lambda: explaining.small_task(served.broker, ended)) is None
+    steps = served.call("GET", f"/v1/tasks/{ended}?wait_ms=20000").json["steps"]
+    assert [step["output"] for step in steps] == [{"seats": 2}, {"total": 1.5}]
 
 
 def test_a_wait_reads_only_after_the_broker_has_heard_of_it(api: Api) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 from stepwire_broker.core.settings import DatabaseSettings
-from stepwire_broker.store import Store, StoreRefused
+from stepwire_broker.store import Store, StoreRefused, queries
 from stepwire_broker.store.migrate import HEAD, SCHEMA, revision, schema
+from stepwire_broker.store.reader import Readers
 from stepwire_broker.store.sqlite import path_of
 from stepwire_broker.store.tables import metadata
 
@@ -167,6 +168,23 @@ def test_a_commit_is_synced_and_the_settings_are_what_they_are_said_to_be(databa
     wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "mmap_size": 0, "trusted_schema": 0}
     assert {name: execute(f"PRAGMA {name}").fetchone()[0] for name in wanted} == wanted
     store.close(1.0)
+
+
+def test_who_must_not_wait_reads_at_once_or_not_at_all(database: Path) -> None:
+    with Running(database):
+        pass
+    readers = Readers(database, 1)
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as alone, contextlib.closing(readers):
+        assert readers.read_at_once(queries.open_counts) == (0, 0)
+        assert readers.read_at_once(queries.task, 7) is None
+        with pytest.raises(sqlite3.OperationalError, match="no such table"):
+            readers.read_at_once(lambda connection: connection.execute("SELECT * FROM nobodys"))
+        readers.close()
+        readers._at_once = None
+        alone.execute("PRAGMA locking_mode=EXCLUSIVE")
+        alone.execute("BEGIN EXCLUSIVE")
+        assert readers.read_at_once(queries.open_counts) is None
+        alone.execute("ROLLBACK")
 
 
 def test_readers_can_neither_write_nor_checkpoint(database: Path) -> None:

@@ -39,6 +39,14 @@ async def task(broker: BrokerPort, task_id: int) -> reading.Read | None:
     return read
 
 
+def small_task(broker: BrokerPort, task_id: int) -> reading.Read | None:
+    """The document of a task that ended a moment ago, if it is small and can be had at once."""
+    if task_id in broker.state.tasks:
+        return None
+    read = broker.read_at_once(reading.small_task, task_id, broker.workflows)
+    return read if read is not None and read.is_settled else None
+
+
 async def step_by_id(broker: BrokerPort, step_id: int) -> bytes | None:
     """A step's document; while its task is in memory, with the sentence."""
     live = broker.state.steps.get(step_id)

@@ -38,6 +38,10 @@ class BrokerPort(Protocol):
         """Run `query(connection, *args)` of store/queries.py on a read-only connection: it sees what is committed."""
         ...
 
+    def read_at_once(self, query: Callable[..., T], *args: Any) -> T | None:
+        """The same on the loop, for a few rows that were committed a moment ago. None rather than wait for a lock."""
+        ...
+
     def prune(self) -> None:
         """Have what is over and too old removed now, rather than within a minute."""
         ...

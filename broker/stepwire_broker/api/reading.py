@@ -42,6 +42,8 @@ STEP_QUERY: Final = ("state", "handler_class", "limit", "cursor")
 LIMIT_DEFAULT: Final = 50
 LIMIT_MAX: Final = 500
 OUTPUTS_BYTES_MAX: Final = 1024 * 1024  # of one task, in one answer; a step by itself is always whole
+SMALL_BYTES_MAX: Final = 16 * 1024  # of outputs, and of a context: what is read on the loop itself
+SMALL_STEPS_MAX: Final = 16
 RESULT_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
@@ -99,12 +101,27 @@ class Explained(NamedTuple):
     reason: Reason
 
 
+def small_task(connection: Connection, task_id: int, workflows: Mapping[int, Workflow]) -> Read | None:
+    """A task that has ended, or None if more than a little would have to be read."""
+    found = queries.task(connection, task_id, SMALL_BYTES_MAX)
+    if found is None or any(row.output is None and row.output_bytes for row in found.steps):
+        return None
+    return _read(connection, found, workflows, {})
+
+
 def task(
     connection: Connection, task_id: int, workflows: Mapping[int, Workflow], explained: Mapping[int, Explained]
 ) -> Read | None:
     found = queries.task(connection, task_id, OUTPUTS_BYTES_MAX)
-    if found is None:
-        return None
+    return None if found is None else _read(connection, found, workflows, explained)
+
+
+def _read(
+    connection: Connection,
+    found: queries.Task,
+    workflows: Mapping[int, Workflow],
+    explained: Mapping[int, Explained],
+) -> Read:
     result, is_omitted = _result(connection, found, workflows[found.task.workflow_id])
     document = TaskDocument(
         **_task(found.task),

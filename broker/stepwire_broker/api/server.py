@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from . import gate
 from .app import Application
@@ -20,6 +20,7 @@ CONNECTIONS_MAX: Final = 2048
 HEAD_BYTES_MAX: Final = 32 * 1024
 HEAD_TIMEOUT_S: Final = 10.0
 DROPPED_BYTES_MAX: Final = 64 * 1024 * 1024  # of bodies that were refused, over one connection
+TOGETHER_BYTES_MAX: Final = 64 * 1024  # a larger body is not copied to stand behind its head
 KEEP_ALIVE_S: Final = 75
 STOP_TIMEOUT_S: Final = 5
 
@@ -133,6 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse_head()
             return
         super().on_headers_complete()
+        self.cycle.transport = _Together(self.transport, self.cycle)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         if self._is_refused:
@@ -166,3 +168,40 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+class _Together:
+    """The transport of one answer: its head leaves with its body, so that whoever reads it wakes up once."""
+
+    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+        self._transport = transport
+        self._cycle = cycle
+        self._head: bytes | None = None  # held back; empty once it has left
+
+    def write(self, data: bytes) -> None:
+        if self._head is None and self._cycle.response_started:
+            self._head = b""
+            if self._is_followed_at_once():
+                self._head = data
+                return
+        if self._head and len(data) <= TOGETHER_BYTES_MAX:
+            data = self._head + data
+            self._head = b""
+        self.flush()
+        self._transport.write(data)
+
+    def _is_followed_at_once(self) -> bool:
+        """By a body: of a stream nobody knows when it goes on."""
+        return self._cycle.chunked_encoding is False and self._cycle.scope["method"] != "HEAD"
+
+    def flush(self) -> None:
+        if self._head:
+            self._transport.write(self._head)
+            self._head = b""
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()

@@ -110,7 +110,10 @@ async def _wait(call: Call, task_id: int, timeout_s: float) -> reading.Read | No
         told = await client.ask(lambda request: AwaitTask(request, task_id), Done)
         live = call.broker.state.tasks.get(task_id)
         if live is not None and live.state is TaskState.RUNNING and live.attention is None:
+            is_small = len(live.steps) <= reading.SMALL_STEPS_MAX and live.context_bytes <= reading.SMALL_BYTES_MAX
             await client.wait(told, min(timeout_s, LOOK_AGAIN_S))
+            if is_small and told.done() and (found := explaining.small_task(call.broker, task_id)) is not None:
+                return found
         while True:
             found = await explaining.task(call.broker, task_id)
             left_s = until - time.monotonic()

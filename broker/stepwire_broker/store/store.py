@@ -100,6 +100,10 @@ class Store:
         """`query(connection, *args)` on a read-only connection: see queries.py."""
         return self._readers.read(query, *args)
 
+    def read_at_once(self, query: Callable[..., T], *args: Any) -> T | None:
+        """The same here and now, for a few rows that were written a moment ago. None rather than wait for a lock."""
+        return self._readers.read_at_once(query, *args)
+
     def close(self, timeout_s: float) -> bool:
         """Write what was put, for at most so long, and let go of the database. False: not all of it could be written,
         and of that nobody was told that it was."""
