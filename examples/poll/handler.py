@@ -66,7 +66,7 @@ def keep_alive(step, over, every_s):
 def outcome_of(step):
     try:
         output = HANDLERS[step["handler_class"]](step)
-        json.dumps(output, allow_nan=False)
+        json.dumps(output, allow_nan=False)  # an output that is no JSON is the handler's failure
         return {"status": "completed", "output": output}
     except Exception as error:
         return {"status": "failed", "error": {"message": f"{type(error).__name__}: {error}"}}

@@ -20,6 +20,7 @@ from .messages import (
     HeldItem,
     Id,
     Item,
+    ProgressItem,
     Result,
     SessionId,
     StepRequest,
@@ -67,11 +68,12 @@ class LeaseCall(FromPoller, frozen=True, kw_only=True):
 
 
 class HeartbeatCall(FromPoller, frozen=True, kw_only=True):
-    """The worker lives, and this is how far it is with what it holds. Gives nothing back."""
+    """The worker lives, and this is how far it is with what it holds. Gives nothing back. `progress` is for people."""
 
     n: Count = 0
     session: SessionId
     holding: Held = []
+    progress: Annotated[list[ProgressItem], Meta(max_length=limits.BATCH_ITEMS_MAX)] = []
 
 
 class StartCall(FromPoller, frozen=True, kw_only=True):

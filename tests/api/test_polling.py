@@ -597,6 +597,28 @@ def test_a_cancel_reaches_what_runs_and_what_asks(api: Api) -> None:
     assert poller.heartbeat().json["cancel"] == []
 
 
+def test_it_says_how_far_it_is(api: Api) -> None:
+    poller = Poller(api)
+    task_id = submit(api, "one")
+    (step,) = poller.lease()
+    poller.held[item_of(step)] = "running"
+    assert poller.heartbeat(progress=[[*item_of(step), 3, 10, "packing"]]).status == 200
+    live = api.on_loop(lambda: api.broker.state.tasks[task_id].steps[0])
+    assert live.progress == (3, 10, "packing")
+
+
+def test_an_operator_can_pause_the_executor(fresh: Api) -> None:
+    poller = Poller(fresh)
+    poller.open()
+    assert fresh.call("POST", "/v1/executors/poll/pause").status == 200
+    submit(fresh, "one")
+    assert poller.lease(wait_ms=0) == []
+    answer = in_background(poller.lease_call)
+    eventually(lambda: waits(fresh, poller))
+    assert fresh.call("POST", "/v1/executors/poll/resume").status == 200
+    assert len(answer().json["steps"]) == 1
+
+
 def test_an_operator_can_drain_it(hasty: Api) -> None:
     api, poller = hasty, Poller(hasty)
     poller.open()

@@ -78,6 +78,8 @@ class Gateway:
         worker = self._in_session(said.worker, said.session)
         if not worker.beat(said.holding):
             _no_session()
+        if said.progress:
+            worker.tell_progress(said.progress)
         await asyncio.sleep(0)  # what the core has to say to that comes in the next turn
         answer = HeartbeatAnswer(
             broker=self._broker.broker_id,

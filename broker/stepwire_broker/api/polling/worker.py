@@ -28,6 +28,8 @@ from stepwire_protocol.messages import (
     HeldState,
     Hello,
     Item,
+    Progress,
+    ProgressItem,
     Refuse,
     Refused,
     Results,
@@ -152,6 +154,9 @@ class PollWorker:
             ),
         )
         return self.is_alive
+
+    def tell_progress(self, items: list[ProgressItem]) -> None:
+        self._tell(Progress(v=V, worker=self.id, session=self.session or "", items=items))
 
     def keep_whole(self, holding: list[HeldItem]) -> None:
         """The client has everything that it was given, but for what is missing here: that never came to it, or it has
