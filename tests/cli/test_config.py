@@ -177,6 +177,14 @@ def test_a_file_that_others_may_read_must_hold_no_password() -> None:
     config.load(None, {}, {})
 
 
+def test_what_a_program_finds_in_its_environment_is_not_shown() -> None:
+    commands = '{"a": ["env"], "b": {"argv": ["env"], "env": {"API_KEY": "secret"}}}'
+    Path("stepwire.yaml").write_text(f"executors: {{exec: {{commands: {commands}}}}}")
+    found = shown(load())["executors.exec.commands"]
+    assert found["a"] == ("env",)
+    assert found["b"].env == {"API_KEY": "***"}
+
+
 def test_a_password_is_never_shown() -> None:
     loaded = load(STEPWIRE_DATABASE__URL="postgresql://u:p%40ss@db.example:5432/s?x=1")
     assert shown(loaded)["database.url"] == "postgresql://u:***@db.example:5432/s?x=1"

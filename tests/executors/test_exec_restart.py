@@ -6,16 +6,13 @@ import signal
 from pathlib import Path
 
 import pytest
+from stepwire.client import Client
 
 from tests.cli.a_place import Place, Serving, place, stop
 
 from .programs import each_dead, lives, pids, wait_for
 
-WORKFLOW = """
-name: {name}
-steps:
-  - {{name: s, handler_class: {name}, delivery_mode: {mode}}}
-"""
+MODES = {"again": "at_least_once", "once": "at_most_once"}
 
 # A run says that it begins, stays, and is in the way of any other: `mkdir` works for one at a time.
 PROGRAM = """#!/bin/sh
@@ -33,8 +30,6 @@ echo "{{\\"delivery\\": $STEPWIRE_DELIVERY}}"
 def here(tmp_path: Path) -> Place:
     tmp_path.chmod(0o700)
     found = place(tmp_path)
-    for name, mode in (("again", "at_least_once"), ("once", "at_most_once")):
-        (tmp_path / f"{name}.yaml").write_text(WORKFLOW.format(name=name, mode=mode))
     configure(found, "sleep 1000 & wait")
     return found
 
@@ -43,7 +38,7 @@ def configure(here: Place, stay: str, commands: bool = True) -> None:
     program = here.directory / "program"
     program.write_text(PROGRAM.format(stay=stay))
     program.chmod(0o700)
-    argv = {name: ["./program", name] for name in ("again", "once")} if commands else {}
+    argv = {name: ["./program", name] for name in MODES} if commands else {}
     settings = {
         "execution": {"default_executor": "exec" if commands else "bus"},
         "executors": {"exec": {"commands": argv}},
@@ -52,42 +47,39 @@ def configure(here: Place, stay: str, commands: bool = True) -> None:
     (here.directory / "stepwire.yaml").chmod(0o600)
 
 
-def begin(here: Place) -> Serving:
+def begin(here: Place) -> tuple[Serving, Client]:
     broker = here.serve("-o", "json")
-    here.environ["STEPWIRE_URL"] = json.loads(broker.ready)["http"]
-    return broker
+    facts = json.loads(broker.ready)
+    return broker, Client(facts["http"], token_file=here.directory / facts["token_file"])
 
 
-def submitted(here: Place, *names: str) -> list[str]:
-    assert here.stepwire("workflow", "apply", *(f"{name}.yaml" for name in names)).code == 0
-    return [str(here.stepwire("task", "submit", name, "--json").json["task_id"]) for name in names]
+def submitted(client: Client, *names: str) -> list[int]:
+    for name, mode in MODES.items():
+        step = {"name": "s", "handler_class": name, "delivery_mode": mode}
+        client.apply_workflow({"name": name, "steps": [step]})
+    return client.submit_many([{"workflow": name} for name in names])
 
 
 def running(here: Place, name: str, many: int = 1) -> list[int]:
     return wait_for(pids(here.directory / name, many), f"the program of {name}")
 
 
-HELD, COMPLETED = 13, 0
+def attention(client: Client, number: int) -> bool:
+    return client.task(number)["attention"] == "held"
 
 
-def test_a_killed_brokers_programs_are_dead_before_their_steps_run_again_or_are_held(
-    here: Place,
-) -> None:
-    broker = begin(here)
+def test_a_killed_brokers_programs_are_dead_before_their_steps_run_again_or_are_held(here: Place) -> None:
+    broker, client = begin(here)
     try:
-        again, once = submitted(here, "again", "once")
+        again, once = submitted(client, "again", "once")
         left = [*running(here, "again"), *running(here, "once")]
         broker.end(signal.SIGKILL)
         assert all(map(lives, left))
-        for lock in ("again.lock", "once.lock"):
-            assert (here.directory / lock).exists()
         configure(here, ":")
-        broker = begin(here)
+        broker, client = begin(here)
         assert each_dead(left)
-        assert here.stepwire("task", "watch", again).code == COMPLETED
-        assert here.stepwire("task", "watch", once).code == HELD
-        shown = here.stepwire("task", "show", again, "--json").json
-        assert shown["result"] == {"s": {"delivery": 2}}
+        assert client.wait(again, 20)["result"] == {"s": {"delivery": 2}}
+        wait_for(lambda: attention(client, once), "the hold")
         said = broker.end(signal.SIGTERM).err
     finally:
         stop(broker.process)
@@ -99,31 +91,29 @@ def test_a_killed_brokers_programs_are_dead_before_their_steps_run_again_or_are_
 
 
 def test_they_are_dead_too_where_no_program_is_run_any_more(here: Place) -> None:
-    broker = begin(here)
+    broker, client = begin(here)
     try:
-        submitted(here, "again")
+        submitted(client, "again")
         left = running(here, "again")
         broker.end(signal.SIGKILL)
         configure(here, ":", commands=False)
-        broker = begin(here)
+        broker, client = begin(here)
         assert each_dead(left)
     finally:
         stop(broker.process)
 
 
 def test_a_second_interrupt_kills_what_runs_and_leaves(here: Place) -> None:
-    broker = begin(here)
+    broker, client = begin(here)
     try:
-        (once,) = submitted(here, "once")
+        (once,) = submitted(client, "once")
         left = running(here, "once")
         broker.process.send_signal(signal.SIGINT)
-        for _ in range(200):
-            if "stopping" in here.stepwire("task", "submit", "once").err:
-                break
+        wait_for(lambda: "draining" in client.readiness()["reasons"], "the drain")
         broker.end(signal.SIGINT)
         assert each_dead(left)
-        broker = begin(here)
-        assert here.stepwire("task", "watch", once).code == HELD
+        broker, client = begin(here)
+        wait_for(lambda: attention(client, once), "the hold")
     finally:
         stop(broker.process)
 

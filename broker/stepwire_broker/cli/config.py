@@ -91,8 +91,16 @@ def show(configuration: Configuration) -> list[tuple[str, Any, str]]:
             value = list(value)
         elif key in _URLS and value:
             value = without_password(value)
+        elif key == _COMMANDS:
+            value = {name: _without_environment(command) for name, command in value.items()}
         shown.append((key, value, configuration.origins[key]))
     return shown
+
+
+def _without_environment(command: Any) -> Any:
+    """What a program is given there is often a password."""
+    env = getattr(command, "env", None)
+    return msgspec.structs.replace(command, env=dict.fromkeys(env, "***")) if env else command
 
 
 def value_of(settings: Settings, key: str) -> Any:
@@ -134,6 +142,7 @@ _OTHER_SPELLINGS: Final = {
     "defaultExecutionMode": "execution.default_execution_mode",
     "execution.defaultExecutionMode": "execution.default_execution_mode",
 }
+_COMMANDS: Final = "executors.exec.commands"
 _URLS: Final = ("database.url", "database.listen_url")
 
 

@@ -61,8 +61,11 @@ class Records:
         """Makes the directory if it is not there. Raises RunsRefused."""
         self.directory = Path(directory).absolute()
         self._host = host.identity()
-        if not self._host:
-            raise RunsRefused("programs can only be run where /proc tells which process is which: on Linux")
+        if not self._host or not _can_hold_processes():
+            raise RunsRefused(
+                "executors.exec: programs can only be run where /proc and pidfd_open tell which process is which: on "
+                "Linux 5.3 or later, in a sandbox that allows it"
+            )
         _prepare(self.directory)
         self._lock = _lock(self.directory)
 
@@ -115,6 +118,14 @@ class Records:
                 except (OSError, ValueError) as error:
                     unreadable.append((path, str(error)))
         return found, unreadable
+
+
+def _can_hold_processes() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (OSError, AttributeError):
+        return False
+    return True
 
 
 def _read(path: Path) -> Record:

@@ -181,7 +181,10 @@ class Program:
         return self._over(path, exit_code, killed_by)
 
     def _over(self, path: Path, exit_code: int | None, killed_by: int | None) -> Ended:
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:  # it is of a process that is no more: nothing comes of it
+            log.warning("run_record_stays", file=str(path), error=error.strerror)
         return Ended(
             exit_code=exit_code,
             killed_by=killed_by,
