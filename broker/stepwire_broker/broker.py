@@ -416,6 +416,7 @@ class Broker:
         return [
             {
                 "worker": p.worker,
+                "executor": BUS,
                 "level": 0,
                 "session": p.to,
                 "since_ms": p.since_wall,
@@ -442,6 +443,7 @@ class Broker:
         return [
             {
                 "worker": s.worker,
+                "executor": s.executor,
                 "level": 1,
                 "session": s.id,
                 "since_ms": s.since_wall,

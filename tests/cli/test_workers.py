@@ -29,7 +29,7 @@ def endpoints(shop: Place) -> dict[str, str]:
 def test_a_worker_is_shown_by_its_name_or_id(shop: Place) -> None:
     assert shop.stepwire("task", "submit", "shop::order", "--wait").code == OK  # so one is connected
     listed = shop.stepwire("worker", "list").out.splitlines()
-    assert listed[0].split("\t")[:3] == ["WORKER", "HANDLERS", "SLOTS"]
+    assert listed[0].split("\t")[:3] == ["WORKER", "EXECUTOR", "HANDLERS"]
     (worker,) = [one for one in shop.stepwire("worker", "list", "--json").json if one["handlers"] == ["shop.charge"]]
     shown = shop.stepwire("worker", "show", worker["worker"], "--json").json
     assert shown["pid"] == worker["pid"]

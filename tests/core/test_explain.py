@@ -386,6 +386,7 @@ def test_it_is_held_because_its_handler_does_not_know() -> None:
     found = why(world, task_id)
     assert found.code == "held"
     assert ", which is gone" not in found.message
+    assert "last error: the gateway did not answer" in found.message
     assert f"`stepwire step resolve {task_id + 1}` says what became of it" in found.message
 
 

@@ -473,8 +473,10 @@ def test_unless_its_definition_says_that_a_report_is_no_verdict() -> None:
 )
 def test_an_outcome_that_the_handler_does_not_know(document: dict, state: str) -> None:
     world, task_id, batch = dispatched(document, granted=document is not ONE)
-    world.fail(batch, code="outcome_unknown")
-    assert world.row(task_id).state == state
+    world.fail(batch, code="outcome_unknown", message="the line is dead", retryable=False)
+    row = world.row(task_id)
+    assert row.state == state
+    assert "the line is dead" in row.error or state == "failed"
     world.check()
 
 

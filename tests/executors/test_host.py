@@ -59,6 +59,12 @@ CASES: Final = {
     "it has failed: by policy": Case(ExecutionFailed("no"), {}, "completed", 2, runs=2),
     "it has failed: for good": Case(ExecutionFailed("no", should_retry=False, code="x"), {}, "failed", code="x"),
     "a failure of at_most_once is a word": Case(ExecutionFailed("no", code="x"), ONCE, "failed", code="x"),
+    "an exception until no attempts are left": Case(
+        ValueError("broke"), {"retry_limit": 0}, "failed", code="outcome_unknown"
+    ),
+    "nobody knows until no attempts are left": Case(
+        held("who knows"), {"retry_limit": 0}, "failed", code="outcome_unknown"
+    ),
     "nonsense for a result": Case("done!", {}, "failed", code="bad_result"),
     "nonsense for a result, which may have run": Case("done!", ONCE, "held"),
     "an output that is no JSON": Case(completed({1, 2, object()}), {}, "failed", code="bad_output"),
@@ -420,11 +426,16 @@ def test_what_an_executor_lacks_is_said_when_it_is_registered() -> None:
         def metrics(self) -> Any:
             return None
 
+    class Broken(Told):
+        def metrics(self) -> Any:
+            raise OSError("no cluster")
+
     for executor, lack in (
         (Half(), r"Half lacks metrics, execute"),
         (Plain(hang), r"`execute` has to be an async function"),
         (Word(hang), r"`handlers` is 'reports\.\*'"),
         (Zero(hang), r"max_concurrent is None"),
+        (Broken(hang), r"metrics\(\) raised OSError\('no cluster'\)"),
     ):
         with pytest.raises(BadExecutor, match=lack):
             Host("told", executor, 0)  # type: ignore[arg-type]

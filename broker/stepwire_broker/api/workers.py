@@ -18,6 +18,7 @@ class WorkerDocument(Struct, frozen=True, kw_only=True):
     `holding` and `running` are of this broker. `stuck`: what it runs is past its time."""
 
     worker: str
+    executor: str
     level: int
     session: str
     since: str

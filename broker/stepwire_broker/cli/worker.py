@@ -16,6 +16,7 @@ LOOK_EVERY_S: Final = 0.25
 
 COLUMNS: Final = [
     output.Column("worker", "worker"),
+    output.Column("executor", "executor"),
     output.Column("handlers", "handlers"),
     output.Column("slots", "slots"),
     output.Column("running", "running"),

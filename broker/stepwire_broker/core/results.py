@@ -245,7 +245,10 @@ def apply_result(state: BrokerState, step: Step, result: Result, now: Now, sessi
     _count(state, session, step, result, now)
     error = result.error or ErrorDetail(message="the handler gave no reason")
     guarding.answered(state, step, delivery, error, result.status, now)
-    if error.code == "outcome_unknown":
+    is_unknown = error.code == "outcome_unknown"
+    if is_unknown and step.at_most_once:
+        if step.state is DISPATCHED:
+            step.error = facts.encode(bounded(error, result.status))  # whoever has to decide wants to know what it said
         unknown_outcome(state, step, "outcome_unknown", now)
         return
     if step.cancel is not None and step.at_most_once and step.granted:
@@ -263,7 +266,7 @@ def apply_result(state: BrokerState, step: Step, result: Result, now: Now, sessi
         step,
         bounded(error, result.status),
         now,
-        retryable=retryable is not False,
+        retryable=is_unknown or retryable is not False,
         reported=result.status == "failed",
         retry_after_ms=None if error.retry_after_ms is None else min(error.retry_after_ms, RETRY_AFTER_MAX_MS),
     )

@@ -2,8 +2,7 @@
 
     class Shouting(BaseExecutor):
         async def run(self, step: StepReady) -> ExecutionResult:
-            request = await step.request()
-            return completed({"said": bytes(request.handler_config).decode().upper()})
+            return completed({"said": (await step.input())["text"].upper()})
 
 That is all of it. Which steps it gets (routes), that each is granted, leased, fenced, retried, held, cancelled and
 drained as the promises say, is the broker's and the same for every executor: see `host.py`. An executor lives in the
@@ -15,7 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
-from msgspec import Struct
+import msgspec
+from msgspec import UNSET, Struct
 from stepwire.actions import RunEnd
 from stepwire_protocol.messages import DeliveryMode, StepRequest
 
@@ -39,12 +39,18 @@ class StepReady(Struct, frozen=True, kw_only=True, eq=False):
     timeout_ms: int | None  # one run, from now; the host cancels it then
     idempotency_key: str  # the same for every attempt and delivery: for what must not happen twice
     delivery_mode: DeliveryMode
+    is_shadow: bool = False  # a rehearsal: what comes of it is compared and thrown away, so it must have no effects
     load: Callable[[], Awaitable[StepRequest]]
 
     async def request(self) -> StepRequest:
         """The step as a worker on the bus would get it: context, results before it, config, input. As JSON:
         `stepwire_protocol.codec.encode(request)`."""
         return await self.load()
+
+    async def input(self) -> Any:
+        """What a handler would be given: the step's `input` where its workflow maps one, else its task's context."""
+        request = await self.load()
+        return msgspec.json.decode(request.task_context if request.input is UNSET else request.input)
 
 
 class ExecutionResult(Struct, frozen=True, kw_only=True):

@@ -257,6 +257,7 @@ class Host:
         self._pause(now if isinstance(error, NoCapacity) else None)
         for running, result in zip(runs, outcomes, strict=True):
             del self._runs[running.run.item]
+            running.together = []  # which names it, too: only the cyclic collector would ever find the two
             if result is None:
                 self._session.give_back(running.run.item, now)
             else:
@@ -321,6 +322,7 @@ class Host:
             timeout_ms=None if run.timeout_at_ms == NEVER else int(run.timeout_at_ms - run.started_ms),
             idempotency_key=metadata.idempotency_key,
             delivery_mode=request.delivery_mode,
+            is_shadow=metadata.shadow,
             load=load,
         )
 
@@ -355,7 +357,10 @@ def check(key: str, executor: Any) -> None:
     for name in ("execute", "execute_many", "start", "stop"):
         if hasattr(executor, name) and not inspect.iscoroutinefunction(getattr(executor, name)):
             raise BadExecutor(f"executor {key}: `{name}` has to be an async function")
-    slots = getattr(executor.metrics(), "max_concurrent", None)
+    try:
+        slots = getattr(executor.metrics(), "max_concurrent", None)
+    except Exception as error:
+        raise BadExecutor(f"executor {key}: metrics() raised {error!r}") from error
     if not isinstance(slots, int) or slots < 1:
         raise BadExecutor(f"executor {key}: metrics().max_concurrent is {slots!r}, it needs to be 1 or more")
     for name, kind in (("handlers", _patterns), ("shadow_safe", _patterns), ("labels", _labels)):

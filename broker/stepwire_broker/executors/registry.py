@@ -83,7 +83,11 @@ class Executors:
                 continue
             point = _installed(key)
             if point is not None:
-                self._add(key, _made(key, point, options.get(key, {})))
+                executor = _made(key, point, options.get(key, {}))
+                try:
+                    self._add(key, executor)
+                except BadExecutor as error:
+                    raise CannotStart(f"{error} (of {_package(point)})") from error
             elif key in options:
                 others = sorted({each.name for each in entry_points(group=GROUP)})
                 raise CannotStart(
