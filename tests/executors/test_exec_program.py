@@ -177,6 +177,23 @@ def test_whoever_is_told_to_end_may_clean_up_first(records: Records, tmp_path: P
     assert (tmp_path / "clean").exists()
 
 
+def test_so_may_what_it_started(records: Records, tmp_path: Path) -> None:
+    """A shell ends at once when it is told to; what it has called takes its time."""
+    child = (
+        f"trap 'sleep 0.1; touch {tmp_path}/clean; exit' TERM; echo > {tmp_path}/begun; while :; do sleep 0.01; done"
+    )
+
+    async def tell() -> module.Ended:
+        it = program(records, f"({child}) & wait")
+        running = asyncio.ensure_future(it.run())
+        await asyncio.to_thread(wait_for, written(tmp_path / "begun"), "its begin")
+        it.end("timeout")
+        return await running
+
+    assert asyncio.run(tell()).killed_by == signal.SIGTERM
+    assert (tmp_path / "clean").exists()
+
+
 def test_a_cancelled_run_is_over_when_its_program_is(records: Records, tmp_path: Path) -> None:
     async def cancel() -> list[int]:
         running = asyncio.ensure_future(run(records, f"sleep 1000 & echo $$ $! > {tmp_path}/pids; wait"))
@@ -201,6 +218,20 @@ def test_what_has_ended_by_itself_was_not_told_to(records: Records, tmp_path: Pa
 
     ended = asyncio.run(late())
     assert (ended.exit_code, ended.stdout, ended.told_to_end) == (0, b"1\n", None)
+
+
+def test_what_ended_while_nobody_looked_was_not_told_to_either(records: Records, tmp_path: Path) -> None:
+    async def late() -> module.Ended:
+        it = program(records, f"echo $$ > {tmp_path}/pid; exit 65")
+        running = asyncio.ensure_future(it.run())
+        while not (found := pids(tmp_path / "pid", 1)()):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        wait_for(lambda: not lives(found[0]), "its end")  # the loop stands still meanwhile
+        it.end("timeout")
+        return await running
+
+    ended = asyncio.run(late())
+    assert (ended.exit_code, ended.told_to_end) == (65, None)
 
 
 def test_an_end_that_somebody_else_has_waited_for_is_not_known(records: Records) -> None:

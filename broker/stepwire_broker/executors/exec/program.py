@@ -34,7 +34,7 @@ READS_AT_END_MAX: Final = 32
 FINISH_S: Final = 1.0  # after the program's end, for whoever finishes its output
 GRACE_S: Final = 2.0  # between being told to end and being killed
 LOOK_AGAIN_S: Final = 0.005
-LOOK_AGAIN_MAX_S: Final = 0.5
+LOOK_AGAIN_MAX_S: Final = 0.1
 COMPLAIN_AFTER_S: Final = 10.0
 
 log = structlog.get_logger("stepwire.exec")
@@ -81,6 +81,7 @@ class Program:
         self._too_much = False
         self._told: str | None = None
         self._killer: asyncio.TimerHandle | None = None
+        self._kill_at_s = 0.0
         self._left = memoryview(OPEN + order.request)
 
     async def run(self) -> Ended:
@@ -104,11 +105,12 @@ class Program:
 
     def end(self, reason: str) -> None:
         """Tell it and all that it started to end; after a grace they are killed. What has ended by itself has ended."""
-        if self._exited.done() or self._told is not None:
+        if self._told is not None or self._exited.done() or _has_exited(self._group.pid):
             return
         self._told = reason
         self._signal(signal.SIGTERM)
-        self._killer = self._loop.call_later(GRACE_S, self._signal, signal.SIGKILL)
+        self._kill_at_s = self._loop.time() + GRACE_S
+        self._killer = self._loop.call_at(self._kill_at_s, self._signal, signal.SIGKILL)
 
     # -- its beginning ------------------------------------------------------------------------------------------------
 
@@ -168,11 +170,16 @@ class Program:
             self._loop.add_reader(self._err, self._read_stderr)
             self._write_stdin()
             await self._exited
-            if self._told is None and not self._too_much:
+            if self._too_much:
+                pass
+            elif self._told is None:
                 await asyncio.wait((self._finished,), timeout=FINISH_S)
+            else:
+                await self._grace()
             exit_code, killed_by = await self._bury(process)
         except BaseException:
-            self._signal(signal.SIGKILL)  # the loop goes: the record stays, for whoever comes next
+            if process.returncode is None:
+                self._signal(signal.SIGKILL)  # the loop goes: the record stays, for whoever comes next
             raise
         finally:
             if self._killer is not None:
@@ -255,6 +262,13 @@ class Program:
 
     # -- its end ------------------------------------------------------------------------------------------------------
 
+    async def _grace(self) -> None:
+        """It has ended when it was told to; what it started may still be about to."""
+        pause_s = LOOK_AGAIN_S
+        while self._loop.time() < self._kill_at_s and members([self._group]):
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LOOK_AGAIN_MAX_S)
+
     async def _bury(self, process: "subprocess.Popen[bytes]") -> tuple[int | None, int | None]:
         """Exit code and signal, once nothing of it is left."""
         if self._killer is not None:
@@ -311,6 +325,14 @@ class Program:
     def _close_all(self) -> None:
         for fd in tuple(self._open):
             self._close(fd)
+
+
+def _has_exited(pid: int) -> bool:
+    """Also before the loop has heard of it."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 def _tell_group(group: int, number: int) -> bool:
