@@ -142,10 +142,9 @@ def test_a_broker_that_was_killed_finds_what_runs_still_running(site: Site) -> N
 def test_killed_again_and_again_under_load_nothing_is_lost_and_nothing_doubled(site: Site) -> None:
     for i in range(3):
         start(site, f"p{i}", "--loses", "0.1", "--seed", str(i))
-    task_ids = submit(site, "busy", 60)
-    for _ in range(3):
-        seen = len(site.runs("finished"))
-        eventually(lambda seen=seen: len(site.runs("finished")) > seen + 10, "more of them to end", 30)  # type: ignore[misc]
+    task_ids = site.recorded_client().submit_many_until_stored("busy", [f"k{i}" for i in range(60)])
+    for enough in (30, 70, 110):
+        eventually(lambda enough=enough: len(site.runs("finished")) >= enough, f"{enough} to end", 60)  # type: ignore[misc]
         assert site.broker is not None
         site.broker.kill9()
         site.start_broker()
