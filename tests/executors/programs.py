@@ -2,6 +2,7 @@
 
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,3 +71,17 @@ def pids(file: Path, many: int) -> Callable[[], list[int] | None]:
 
 def each_dead(numbers: Iterator[int] | list[int]) -> bool:
     return not any(lives(pid) for pid in numbers)
+
+
+def elsewhere(do: Callable[[], None]) -> int:
+    """In a process of its own, which ends with 0 when that returns."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            do()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return pid

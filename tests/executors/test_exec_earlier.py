@@ -5,8 +5,7 @@ import os
 import signal
 import subprocess
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from stepwire_broker.runs.earlier import end_earlier_runs
 from stepwire_broker.runs.records import Record, Records, RunsInUse, RunsRefused
 from stepwire_protocol import host
 
-from .programs import MARK, each_dead, lives, pids, run, wait_for
+from .programs import MARK, each_dead, elsewhere, lives, pids, run, wait_for
 
 
 @pytest.fixture
@@ -33,20 +32,6 @@ def started() -> Iterator[list[int]]:
     for pid in found:
         if lives(pid):
             os.kill(pid, signal.SIGKILL)
-
-
-def elsewhere(do: Callable[[], None]) -> int:
-    """In a process of its own, which ends with 0 when that returns."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            do()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
-    return pid
 
 
 def end_of(pid: int) -> int:

@@ -1,16 +1,20 @@
 """A broker that is killed while its programs run, and the one that comes after it. The programs write down what they
 do, so that two runs of a step at a time would be seen."""
 
+import asyncio
 import json
+import os
 import signal
 from pathlib import Path
 
 import pytest
 from stepwire.client import Client
+from stepwire_broker.embedded import Broker
 
 from tests.cli.a_place import Place, Serving, place, stop
 
-from .programs import each_dead, lives, pids, wait_for
+from .programs import each_dead, elsewhere, lives, pids, wait_for
+from .running import submit
 
 MODES = {"again": "at_least_once", "once": "at_most_once"}
 
@@ -34,13 +38,13 @@ def here(tmp_path: Path) -> Place:
     return found
 
 
-def configure(here: Place, stay: str, commands: bool = True) -> None:
+def configure(here: Place, stay: str) -> None:
     program = here.directory / "program"
     program.write_text(PROGRAM.format(stay=stay))
     program.chmod(0o700)
-    argv = {name: ["./program", name] for name in MODES} if commands else {}
+    argv = {name: ["./program", name] for name in MODES}
     settings = {
-        "execution": {"default_executor": "exec" if commands else "bus"},
+        "execution": {"default_executor": "exec"},
         "executors": {"exec": {"commands": argv}},
     }
     (here.directory / "stepwire.yaml").write_text(json.dumps(settings))
@@ -90,17 +94,26 @@ def test_a_killed_brokers_programs_are_dead_before_their_steps_run_again_or_are_
     assert set(left) <= ended
 
 
-def test_they_are_dead_too_where_no_program_is_run_any_more(here: Place) -> None:
-    broker, client = begin(here)
-    try:
-        submitted(client, "again")
-        left = running(here, "again")
-        broker.end(signal.SIGKILL)
-        configure(here, ":", commands=False)
-        broker, client = begin(here)
-        assert each_dead(left)
-    finally:
-        stop(broker.process)
+def test_they_are_dead_too_where_no_program_is_run_any_more(tmp_path: Path) -> None:
+    """In an application, which is killed as a whole."""
+    execution = {"default_execution_mode": "distributed", "default_executor": "exec"}
+    command = ["sh", "-c", f"sleep 1000 & echo $$ $! > {tmp_path}/pids; wait"]
+
+    async def application() -> None:
+        settings = {"execution": execution, "executors": {"exec": {"commands": {"H": command}}}}
+        async with Broker.open(tmp_path / "state.db", settings=settings) as broker:
+            await submit(broker)
+            await asyncio.sleep(1000)
+
+    async def another() -> None:
+        async with Broker.open(tmp_path / "state.db"):
+            assert each_dead(left)
+
+    killed = elsewhere(lambda: asyncio.run(application()))
+    left = wait_for(pids(tmp_path / "pids", 2), "the program")
+    os.kill(killed, signal.SIGKILL)
+    os.waitpid(killed, 0)
+    asyncio.run(another())
 
 
 def test_a_second_interrupt_kills_what_runs_and_leaves(here: Place) -> None:
