@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 from stepwire_protocol import limits, messages, polling
 
+from stepwire_broker.core.settings import RuleSettings
 from stepwire_broker.core.states import StepState, TaskState
 from stepwire_broker.stages import requests
 
@@ -33,6 +34,7 @@ from .documents import (
 from .events import KINDS, EventDocument, EventPage
 from .executors import ExecutorDocument, ExecutorList, ExecutorStands
 from .health import Alive, Readiness
+from .routing import RouteDocument, RuleList, RuleSet
 from .tap import TapMessage
 from .token import Scope
 from .workers import WorkerDrains, WorkerList
@@ -78,6 +80,8 @@ TaskBody: Final = _shape(
 )
 BatchBody: Final = _shape("BatchBody", requests.BatchBody, tasks=Annotated[list[TaskBody], Meta(min_length=1)])  # type: ignore[valid-type]
 ResolveBody: Final = _shape("ResolveBody", requests.ResolveBody)
+
+RuleBody: Final = _shape("RuleBody", RuleSettings)
 
 StepToRun: Final = _shape("StepToRun", messages.StepRequest, is_open=True)
 StepResult: Final = _shape("StepResult", messages.Result, is_open=True, needs=("delivery",), delivery=messages.Id)
@@ -145,6 +149,13 @@ IN_QUERY: Final[dict[str, Parameter]] = {
     "limit": Parameter({"type": "integer", "minimum": 1, "maximum": reading.LIMIT_MAX}, "Items of the page."),
     "cursor": CURSOR,
     "place": Parameter(PLACE, "`next_cursor` of the page before."),
+    "path": Parameter(
+        {"type": "string", "pattern": "^[^:]+::[^:]+::[^:]+$"}, "Of the step: `namespace::workflow::step`."
+    ),
+    "worker_selector": Parameter(
+        {"type": "string", "pattern": r"^(local|[^=,]+=[^,]*(,[^=,]+=[^,]*)*)$"},
+        "What the step itself asks for: `local`, or labels like `gpu=true,region=eu`.",
+    ),
     "wait_ms": Parameter(
         {"type": "integer", "minimum": 0, "maximum": tasks.WAIT_MS_MAX},
         "Answer when the task has ended, or hangs on a held step, or this time is over.",
@@ -333,6 +344,31 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = {
     ),
     ("POST", "/v1/executors/{executor}/resume"): Operation(
         Scope.OPERATE, "Go on handing it steps.", {200: ExecutorStands}, (*_BODY, 404), body=requests.NothingBody
+    ),
+    ("GET", "/v1/route"): Operation(
+        Scope.READ,
+        "Where a step of this path goes, which rule says so, and which nearly does.",
+        {200: RouteDocument},
+        query=("path", "worker_selector"),
+        required=("path",),
+    ),
+    ("GET", "/v1/rules"): Operation(Scope.READ, "The rules of routing, in their order.", {200: RuleList}),
+    ("POST", "/v1/rules"): Operation(
+        Scope.OPERATE,
+        "Route by this rule from now on, and after restarts. One with the `match` of another stands in its place; a "
+        "new one comes first. What was handed out stays where it is.",
+        {200: RuleSet},
+        (*_BODY, 422),
+        body=RuleBody,
+        is_body_needed=True,
+    ),
+    ("POST", "/v1/rules/remove"): Operation(
+        Scope.OPERATE,
+        "Forget what was set at run time for this `match`.",
+        {200: RuleSet},
+        (*_BODY, 404, 422),
+        body=requests.RemoveRuleBody,
+        is_body_needed=True,
     ),
     ("GET", "/v1/breakers"): Operation(
         Scope.READ,

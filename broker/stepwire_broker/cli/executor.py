@@ -7,6 +7,7 @@ import click
 from . import output
 from .connection import broker
 from .options import Group, Options
+from .route import routes, set_route
 
 COLUMNS: Final = [
     output.Column("executor", "executor"),
@@ -23,7 +24,11 @@ COLUMNS: Final = [
 
 @click.group(cls=Group)
 def executor() -> None:
-    """Look at what runs steps, and have it rest."""
+    """Look at what runs steps, have it rest, and say which steps go there."""
+
+
+executor.add_command(set_route)
+executor.add_command(routes)
 
 
 @executor.command(name="list")

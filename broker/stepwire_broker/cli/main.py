@@ -18,6 +18,7 @@ _HERE = "stepwire_broker.cli"
         "why": f"{_HERE}.why:why",
         "worker": f"{_HERE}.worker:worker",
         "executor": f"{_HERE}.executor:executor",
+        "route": f"{_HERE}.route:route",
         "breaker": f"{_HERE}.breaker:breaker",
         "db": f"{_HERE}.db:db",
         "tap": f"{_HERE}.tap:tap",

@@ -355,9 +355,9 @@ def near_miss(rules: Sequence[Rule], path: str) -> NearMiss | None:
             return NearMiss(rule, f"its * is exactly one segment; {wider} would match")
         if patterns.matches(f"**::{rule.match}::**", path):
             return NearMiss(rule, f"the path has more segments; **::{rule.match}::** would match")
-        for i, segment in enumerate(segments):
-            if segment in ("*", patterns.ANY):
-                continue
+        written = [i for i, segment in enumerate(segments) if segment not in ("*", patterns.ANY)]
+        for i in written if len(written) > 1 else ():
+            segment = segments[i]
             other = patterns.SEPARATOR.join([*segments[:i], "*", *segments[i + 1 :]])
             if patterns.matches(other, path):
                 return NearMiss(rule, f"only its segment {segment} differs")

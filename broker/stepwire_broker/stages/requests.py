@@ -29,9 +29,10 @@ from stepwire_broker.core.events import (
     ResumeTask,
     RetryTask,
     SetBreaker,
+    SetRule,
     SubmitTasks,
 )
-from stepwire_broker.core.settings import LimitSettings, PositiveMs
+from stepwire_broker.core.settings import LimitSettings, PositiveMs, RuleSettings
 from stepwire_broker.core.workflow import NAMESPACE_DEFAULT
 
 KEY_CHARACTERS_MAX: Final = 255
@@ -86,6 +87,10 @@ class DrainBody(Struct, frozen=True, forbid_unknown_fields=True):
     """`POST /v1/workers/{worker}/drain`."""
 
     quit: bool = False
+
+
+class RemoveRuleBody(Struct, frozen=True, forbid_unknown_fields=True):
+    match: str
 
 
 class BreakerBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -187,6 +192,16 @@ def set_breaker(body: bytes, handler_class: str, limits: LimitSettings) -> Make:
     return lambda request: SetBreaker(request, handler_class, said.state, said.reason)
 
 
+def set_rule(body: bytes, limits: LimitSettings) -> Make:
+    _, said = _read(body, _rule, limits.payload_bytes)
+    return lambda request: SetRule(request, said.match, said)
+
+
+def remove_rule(body: bytes, limits: LimitSettings) -> Make:
+    _, said = _read(body, _remove_rule, limits.payload_bytes)
+    return lambda request: SetRule(request, said.match, None)
+
+
 def resolve(body: bytes, step_id: int, limits: LimitSettings) -> Make:
     _, said = _read(body, _resolve, limits.payload_bytes)
     output = Raw(bytes(said.output)) if said.output else None
@@ -210,6 +225,8 @@ _reason: Final = msgspec.json.Decoder(ReasonBody)
 _nothing: Final = msgspec.json.Decoder(NothingBody)
 _retry: Final = msgspec.json.Decoder(RetryBody)
 _drain: Final = msgspec.json.Decoder(DrainBody)
+_rule: Final = msgspec.json.Decoder(RuleSettings)
+_remove_rule: Final = msgspec.json.Decoder(RemoveRuleBody)
 _breaker: Final = msgspec.json.Decoder(BreakerBody)
 _resolve: Final = msgspec.json.Decoder(ResolveBody)
 

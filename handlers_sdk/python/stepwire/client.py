@@ -265,6 +265,24 @@ class Client:
     def executor(self, key: str) -> dict[str, Any]:
         return self._get(f"/v1/executors/{quote(key, safe='')}")
 
+    def route(self, path: str, worker_selector: str | None = None) -> dict[str, Any]:
+        """Where a step of this path (`namespace::workflow::step`) goes, and which rule says so."""
+        members = {"path": path} | ({} if worker_selector is None else {"worker_selector": worker_selector})
+        return self._get(f"/v1/route?{urlencode(members)}")
+
+    def rules(self) -> dict[str, Any]:
+        return self._get("/v1/rules")
+
+    def set_rule(self, rule: dict[str, Any]) -> dict[str, Any]:
+        """Route by this from now on, and after restarts; a rule with the same `match` is replaced."""
+        answer: dict[str, Any] = self._call("POST", "/v1/rules", rule, is_safe=True)
+        return answer
+
+    def remove_rule(self, match: str) -> dict[str, Any]:
+        """Forget what was set at run time for this `match`."""
+        answer: dict[str, Any] = self._call("POST", "/v1/rules/remove", {"match": match}, is_safe=True)
+        return answer
+
     def pause_executor(self, key: str) -> dict[str, Any]:
         """Hand it nothing new until it is resumed, or the broker restarts."""
         answer: dict[str, Any] = self._call("POST", f"/v1/executors/{quote(key, safe='')}/pause", {}, is_safe=True)

@@ -1,0 +1,188 @@
+"""`/v1/route` and `/v1/rules`: where a step goes and why, and the rules, which can be changed while the broker runs."""
+
+from typing import Final
+
+from msgspec import Struct
+from stepwire_protocol import patterns
+
+from stepwire_broker.core.answers import Routed
+from stepwire_broker.core.routing import Aside, Rule, Selector, Target, hidden, missing_text, near_miss
+from stepwire_broker.stages import requests
+
+from . import problems
+from .exchange import Call, Reply, encode
+
+ORDER_BYTES_MAX: Final = 64 * 1024
+PATH_CHARACTERS_MAX: Final = 1024
+SEGMENTS: Final = 3
+
+
+class AsideDocument(Struct, frozen=True):
+    """Where so many in a hundred tasks go instead (canary), or a copy of their steps goes besides (shadow)."""
+
+    percent: float
+    executor: str | None
+    worker_selector: dict[str, str]
+
+
+class RuleDocument(Struct, frozen=True, kw_only=True):
+    """The first rule that matches wins. `origin`: it stands in the configuration, or was set while a broker ran.
+    `hidden_by`: the number of a rule before it that takes all that this one would."""
+
+    number: int
+    match: str
+    origin: str
+    executor: str | None
+    worker_selector: dict[str, str]
+    canary: AsideDocument | None
+    shadow: AsideDocument | None
+    hidden_by: int | None
+
+
+class RuleList(Struct, frozen=True):
+    """What no rule takes goes to `default_executor`; where a step without labels runs says
+    `default_execution_mode`."""
+
+    default_execution_mode: str
+    default_executor: str
+    executors: list[str]
+    rules: list[RuleDocument]
+
+
+class TargetDocument(Struct, frozen=True):
+    executor: str
+    worker_selector: dict[str, str]
+
+
+class NearDocument(Struct, frozen=True):
+    number: int
+    match: str
+    why: str
+
+
+class RouteDocument(Struct, frozen=True, kw_only=True):
+    """What the dispatcher decides for a step of this path. `reason` says it in a sentence. `nearly`: the first rule
+    that does not match and looks as if it were meant to."""
+
+    path: str
+    decided: str
+    executor: str | None
+    worker_selector: dict[str, str]
+    rule: RuleDocument | None
+    canary: TargetDocument | None
+    shadow: TargetDocument | None
+    nearly: NearDocument | None
+    reason: str
+
+
+class RuleSet(Struct, frozen=True):
+    match: str
+    is_set: bool
+
+
+async def route(call: Call) -> Reply:
+    members = call.query("path", "worker_selector")
+    path = members.get("path", "")
+    if len(path) > PATH_CHARACTERS_MAX or path.count(patterns.SEPARATOR) != SEGMENTS - 1 or "" in path.split("::"):
+        raise problems.Problem(
+            400, "bad_query", "`path` has to be namespace::workflow::step", "for instance path=default::order::charge"
+        )
+    router = call.broker.state.router
+    selector = _selector(members.get("worker_selector", ""))
+    place = router.route(path, selector)
+    before = [] if place.decided == "local" else router.rules[: None if place.rule is None else place.rule.number - 1]
+    near = near_miss(before, path)
+    by = "no rule matches" if place.rule is None else f"rule {place.rule.number} ({place.rule.match}) matches first"
+    if place.missing is not None:
+        reason = missing_text(place)
+    elif place.decided == "local":
+        because = "its worker_selector is local" if selector == "local" else "the default_execution_mode is local"
+        reason = f"it runs inside the broker: {because}"
+    else:
+        reason = f"{by}: it goes to {_said(place.target)}"
+        if place.canary is not None and place.rule is not None and place.rule.canary is not None:
+            reason += f", and for {place.rule.canary.percent:g} % of its tasks to {_said(place.canary)}"
+        if place.shadow is not None:
+            reason += f"; a copy goes to {_said(place.shadow)}, and is compared"
+    return Reply(
+        200,
+        encode(
+            RouteDocument(
+                path=path,
+                decided=str(place.decided),
+                executor=place.target.executor or None,
+                worker_selector=dict(place.target.selector),
+                rule=None if place.rule is None else _rule(place.rule, None),
+                canary=_target(place.canary),
+                shadow=_target(place.shadow),
+                nearly=None if near is None else NearDocument(near.rule.number, near.rule.match, near.why),
+                reason=reason,
+            )
+        ),
+    )
+
+
+async def rules(call: Call) -> Reply:
+    call.query()
+    router = call.broker.state.router
+    behind = {rule.number: earlier.number for rule, earlier in hidden(router.rules)}
+    shown = [_rule(rule, behind.get(rule.number)) for rule in router.rules]
+    return Reply(200, encode(RuleList(router.mode, router.default_executor, sorted(router.executors), shown)))
+
+
+async def set_rule(call: Call) -> Reply:
+    """From the transaction on that stores it, and after every restart."""
+    call.query()
+    body = await call.body(ORDER_BYTES_MAX)
+    done = await call.ask(requests.set_rule(body, call.broker.settings.limits), Routed)
+    return Reply(200, encode(RuleSet(done.match, done.is_set)))
+
+
+async def remove_rule(call: Call) -> Reply:
+    """What was set at run time for this `match` is forgotten; what the configuration says of it holds again."""
+    call.query()
+    body = await call.body(ORDER_BYTES_MAX)
+    done = await call.ask(requests.remove_rule(body, call.broker.settings.limits), Routed)
+    return Reply(200, encode(RuleSet(done.match, done.is_set)))
+
+
+def _selector(written: str) -> dict[str, str] | str | None:
+    if not written:
+        return None
+    if written.strip().lower() == "local":
+        return "local"
+    labels = dict(part.partition("=")[::2] for part in written.split(","))
+    if any(not key.strip() or "=" not in part for key, part in zip(labels, written.split(","), strict=False)):
+        raise problems.Problem(
+            400, "bad_query", "`worker_selector` has to be local, or labels", "for instance worker_selector=gpu=true"
+        )
+    return {key.strip(): value.strip() for key, value in labels.items()}
+
+
+def _rule(rule: Rule, hidden_by: int | None) -> RuleDocument:
+    return RuleDocument(
+        number=rule.number,
+        match=rule.match,
+        origin=rule.origin,
+        executor=rule.executor,
+        worker_selector=dict(rule.selector),
+        canary=_aside(rule.canary),
+        shadow=_aside(rule.shadow),
+        hidden_by=hidden_by,
+    )
+
+
+def _aside(aside: Aside | None) -> AsideDocument | None:
+    return None if aside is None else AsideDocument(aside.percent, aside.executor, dict(aside.selector))
+
+
+def _target(target: Target | None) -> TargetDocument | None:
+    return None if target is None else TargetDocument(target.executor, dict(target.selector))
+
+
+def _said(target: Target) -> str:
+    return f"executor {target.executor}{_labels(' with ', target.selector)}{_labels(' without ', target.without)}"
+
+
+def _labels(how: str, labels: Selector) -> str:
+    return how + ", ".join(f"{key}={value}" for key, value in labels) if labels else ""
