@@ -23,7 +23,7 @@ from stepwire_protocol.messages import (
     StepsLevel0,
 )
 
-from . import facts, guarding
+from . import facts, guarding, shadowing
 from .answers import Quieted
 from .decision import ToRequest
 from .events import DrainWorker, Now, PeerSubscribed, PeersUncertain, PeerVanished
@@ -220,6 +220,8 @@ def _hand(state: BrokerState, peer: Peer, steps: list[Step], requests: list[Step
     for step, request in zip(steps, requests, strict=True):
         index = step.definition.index
         state.record(step.task, facts.Dispatched(now.wall, index, request.delivery, peer.worker, handout.id))
+        if state.router.has_shadows and request.delivery == 1:
+            shadowing.want(state, step, request)
         if step.at_most_once:
             state.record(step.task, facts.Granted(now.wall, index, request.delivery))
         step.payload_context = None

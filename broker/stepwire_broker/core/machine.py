@@ -10,7 +10,20 @@ from typing import Any, Final
 
 from stepwire_protocol import messages as wire
 
-from . import events, executor, guarding, level0, orders, placement, residency, results, routes, sessions, submission
+from . import (
+    events,
+    executor,
+    guarding,
+    level0,
+    orders,
+    placement,
+    residency,
+    results,
+    routes,
+    sessions,
+    shadowing,
+    submission,
+)
 from .answers import Refused
 from .decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
 from .events import Event, Now
@@ -54,6 +67,8 @@ class Machine:
         placement.dispatch(state, now, whole_batches=not is_idle)
         if is_idle and state.level0.peers:
             level0.dispatch(state, now)
+        if is_idle and state.shadows.wanted:
+            shadowing.send_wanted(state, now)
         return state.outbox.close(lane, now), self._decided(now)
 
     def take(self, now: Now) -> Decision:
@@ -302,6 +317,7 @@ _TIMERS: Final[dict[str, Callable[[BrokerState, Any, Now], None]]] = {
     "adopt": sessions.ask_adoption,
     "run": sessions.expire_run,
     "handout": level0.expire,
+    "shadow": shadowing.expire,
     "settled": lambda state, what, now: None,  # there is a peer more to hand something to
     "unstarted": lambda state, what, now: orders.expire_unstarted(state, what[0], what[1], now),
     "retry": lambda state, what, now: expire_retry(state, what[0], what[1], now),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 from msgspec import Struct
-from stepwire_protocol.messages import Ack, Adopt, Cancel, Go
+from stepwire_protocol.messages import Ack, Adopt, Cancel, Go, Steps
 
 from . import facts
 from .answers import Answer
@@ -50,7 +50,7 @@ class SendMessage(Struct, frozen=True):
     """A message to a worker, worth nothing once its session is dead. `about` are tasks it rests on."""
 
     session: WorkerSession
-    message: Go | Cancel | Adopt
+    message: Go | Cancel | Adopt | Steps
     about: tuple[Task, ...] = ()
 
 

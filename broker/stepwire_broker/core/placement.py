@@ -10,7 +10,7 @@ from msgspec import UNSET, Raw, UnsetType
 from stepwire_protocol import codec, limits
 from stepwire_protocol.messages import StepMetadata, StepRequest, Steps
 
-from . import facts, guarding
+from . import facts, guarding, shadowing
 from .decision import FetchPayloads
 from .events import Now
 from .mapping import mapped
@@ -190,12 +190,15 @@ def _send(state: BrokerState, session: WorkerSession, steps: list[Step], request
         ),
     )
     batch = Batch(id=batch_id, session=session, steps=steps, deliveries=[r.delivery for r in requests], frame=frame)
+    has_shadows = state.router.has_shadows
     for step, request in zip(steps, requests, strict=True):
         state.record(
             step.task,
             facts.Dispatched(now.wall, step.definition.index, request.delivery, session.worker, batch_id),
         )
         step.batch = batch
+        if has_shadows and request.delivery == 1:
+            shadowing.want(state, step, request)
         step.payload_context = None
         step.fetched_outputs = None
         hand_to(step, session)

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from stepwire_protocol.messages import ErrorDetail
 
-from . import facts, guarding, retry, rules
+from . import facts, guarding, retry, rules, shadowing
 from .answers import Done
 from .codes import describe
 from .events import Now
@@ -223,6 +223,8 @@ def hand_to(step: Step, session: WorkerSession) -> None:
 def _after(state: BrokerState, step: Step, now: Now) -> None:
     """A step is final: what depends on it may run now, or never; and the task may be over."""
     task = step.task
+    if state.shadows.of_step:
+        shadowing.real_ended(state, step, now)
     final = [step]
     while final:
         for index in final.pop().definition.dependents:

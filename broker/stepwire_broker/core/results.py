@@ -23,7 +23,7 @@ from stepwire_protocol.messages import (
     Start,
 )
 
-from . import executor, facts, guarding
+from . import executor, facts, guarding, shadowing
 from .decision import LoadBySteps
 from .events import Now
 from .group import Parked
@@ -31,6 +31,7 @@ from .outbox import SendAck, SendMessage
 from .progress import cancel_step, complete, fail, fail_for, undeliver, unknown_outcome
 from .session import BUS, Batch, WorkerSession
 from .sessions import current, refuse, turn_away
+from .shadows import FIRST
 from .state import BrokerState, Load
 from .states import DISPATCHED, HELD, READY, RETRY_WAIT, STEP_FINAL, TaskState
 from .task import Step, Task
@@ -149,7 +150,7 @@ def on_results(state: BrokerState, message: Results, now: Now, absent: frozenset
     unknown = [
         r.step_id
         for r in message.results
-        if r.step_id not in steps and r.step_id not in state.ended and r.step_id not in absent
+        if r.step_id not in steps and r.step_id not in state.ended and r.step_id not in absent and r.step_id < FIRST
     ]
     if unknown:
         look_up(state, message, unknown)
@@ -171,7 +172,10 @@ def on_results(state: BrokerState, message: Results, now: Now, absent: frozenset
     for result in message.results:
         step = steps.get(result.step_id)
         if step is None:
-            state.counters.late_results += 1
+            if result.step_id >= FIRST:
+                shadowing.on_result(state, result, session, now)
+            else:
+                state.counters.late_results += 1
             continue
         about.append(step.task)  # what makes a result late may itself not be stored yet
         if step.state in STEP_FINAL:

@@ -57,6 +57,7 @@ class WorkerSession(Struct, weakref=False, eq=False):
     k: int
     id: str
     offers: Callable[[str], bool]
+    is_shadow_safe: Callable[[str], bool]
     handlers: list[str]
     labels: dict[str, str]
     slots: int
@@ -123,6 +124,7 @@ def opened(hello: Hello, k: int, epoch: int, broker: str, of: ExecutorState, mon
         k=k,
         id=topics.session_id(epoch, k),
         offers=offer_of(hello.handlers),
+        is_shadow_safe=offer_of(hello.shadow_safe),
         handlers=list(hello.handlers),
         labels=dict(hello.labels),
         slots=hello.slots,

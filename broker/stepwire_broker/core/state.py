@@ -22,6 +22,7 @@ from .ready import ReadyQueue, Route
 from .routing import Router
 from .session import BUS, LOCAL, ExecutorState, WorkerSession, offer_of
 from .settings import RuleSettings, Settings
+from .shadows import Shadows
 from .task import Step, Task, apply, unlink
 from .timers import Timers
 from .workflow import Workflow
@@ -69,6 +70,8 @@ def is_stale(kind: str, what: Any) -> bool:
             return bool(what.over)
         case "lease" | "adopt":
             return bool(what.dead)
+        case "shadow":
+            return bool(what.over)
         case "task_deadline":
             return not what[0].steps
         case "breaker":
@@ -149,6 +152,7 @@ class BrokerState:
         self.safe_is_due = True  # a timer stands for it
         self.level0 = Level0(now.mono, offer_of(settings.bus.level0.handlers))
         self.guards = Guards(identity.broker, settings.dispatch)  # of handlers that fail
+        self.shadows = Shadows(identity.epoch)
         # submissions whose keys are not decided yet
         self.undecided: dict[int, Any] = {}
         self.undecided_workflows: dict[int, ApplyWorkflow] = {}
