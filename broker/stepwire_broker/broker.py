@@ -22,7 +22,7 @@ from .bus import deaths
 from .bus.endpoints import advertised
 from .bus.wire import Counters as WireCounters
 from .bus.wire import Wire
-from .core import level0
+from .core import explain, level0
 from .core.answers import Answer, Refused
 from .core.decision import Read, Turned, Watch
 from .core.events import (
@@ -72,6 +72,7 @@ log = structlog.get_logger("stepwire.broker")
 INPROC: Final = "inproc://"
 PULSE_MS: Final = 250  # how often the loop looks whether it stood still
 LATE_MS: Final = 500  # a gap longer than this is nobody's silence but ours
+UNROUTABLE_EVERY_MS: Final = 2_000
 COMMIT_LATE_MS: Final = 1_000  # a commit that takes longer is trouble with the database
 TURNS_PUT_OFF_MAX: Final = 50  # under steady load there is always something to read, and time goes on all the same
 WATCH_MS: Final = 250
@@ -142,6 +143,8 @@ class Broker:
         self._timer_mono = 0
         self._pulse: asyncio.TimerHandle | None = None
         self._last_turn_mono = 0
+        self._unroutable_mono = 0
+        self._unroutable: dict[Any, explain.Unroutable] = {}  # when it was last looked
         self._ticks_put_off = 0
         self._flush_due = False
         self._complained: dict[str, float] = {}  # by code: when an answer of level 0 was complained of
@@ -396,6 +399,11 @@ class Broker:
         """Have what is too old removed now, rather than within a minute."""
         assert self._store is not None
         self._store.prune()
+
+    @property
+    def unroutable(self) -> list[explain.Unroutable]:
+        """Steps that nobody could take for too long, when it was last looked."""
+        return list(self._unroutable.values())
 
     def readiness(self) -> list[str]:
         if not self._is_open:
@@ -727,7 +735,27 @@ class Broker:
         self._look_at_the_clock()
         if self._is_open:
             self._look_at_the_writer()
+            self._look_for_unroutable()
         self._pulse = self._loop.call_later(PULSE_MS / 1000, self._beat)
+
+    def _look_for_unroutable(self) -> None:
+        """Every few seconds; each is told of once, and again when it was over and came back."""
+        now = read_clocks()
+        if now.mono - self._unroutable_mono < UNROUTABLE_EVERY_MS:
+            return
+        self._unroutable_mono = now.mono
+        found = {each[:3]: each for each in explain.unroutable(self._state, now)}
+        for what in found.keys() - self._unroutable.keys():
+            each = found[what]
+            log.warning(
+                "steps_unroutable",
+                handler_class=each.handler_class,
+                executor=each.executor,
+                worker_selector=dict(each.worker_selector),
+                steps=each.steps,
+                hint="nobody who could take them is there; stepwire why TASK says more",
+            )
+        self._unroutable = found
 
     def _look_at_the_clock(self) -> None:
         """Did the loop stand still? Then nobody was silent: it was we who did not listen."""

@@ -72,6 +72,7 @@ class Application:
             resource("/v1/route", GET=routing.route),
             resource("/v1/rules", GET=routing.rules, POST=routing.set_rule),
             resource("/v1/rules/remove", POST=routing.remove_rule),
+            resource("/v1/shadows", GET=routing.shadows),
             resource("/v1/breakers", GET=breakers.all_of_them),
             resource("/v1/breakers/{handler_class}", POST=breakers.put),
             resource("/v1/database/prune", POST=database.prune),

@@ -58,6 +58,18 @@ class Metric(NamedTuple):
     read: Callable[[Seen], Iterable[tuple[Labels, Value | Histogram]] | Value | Histogram | None]
 
 
+SHADOW_OUTCOMES: Final = ("equal", "differs", "failed", "not_compared", "lost", "dropped")
+
+
+def _shadows(seen: "Seen") -> list[tuple[tuple[str, str], int]]:
+    found: dict[tuple[str, str], int] = {}
+    for tally in seen.state.shadows.tallies.values():
+        for outcome in SHADOW_OUTCOMES:
+            key = (tally.match, outcome)
+            found[key] = found.get(key, 0) + getattr(tally, outcome)
+    return list(found.items())
+
+
 METRICS: Final[tuple[Metric, ...]] = (
     # what waits, and what is under way
     Metric(
@@ -360,6 +372,32 @@ METRICS: Final[tuple[Metric, ...]] = (
         ("executor",),
         "How long its runs took.",
         lambda seen: [((key,), of.figures.duration_s) for key, of in seen.state.executors.items()],
+    ),
+    # routing
+    Metric(
+        "stepwire_unroutable_steps",
+        "gauge",
+        ("executor", "handler_class"),
+        "Steps that have been ready for too long without anybody who could take them.",
+        lambda seen: [((e.executor, e.handler_class), e.steps) for e in seen.broker.unroutable][:HANDLERS_MAX],
+    ),
+    Metric(
+        "stepwire_canary_steps_total",
+        "counter",
+        ("match", "side"),
+        "Steps of rules with a canary, by the side they went to.",
+        lambda seen: [
+            ((match, side), counts[i])
+            for match, counts in seen.state.canaries.items()
+            for i, side in enumerate(("canary", "other"))
+        ],
+    ),
+    Metric(
+        "stepwire_shadows_total",
+        "counter",
+        ("match", "outcome"),
+        "Copies of steps, by how they compared.",
+        _shadows,
     ),
     # the bus
     Metric(

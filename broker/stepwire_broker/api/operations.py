@@ -34,7 +34,7 @@ from .documents import (
 from .events import KINDS, EventDocument, EventPage
 from .executors import ExecutorDocument, ExecutorList, ExecutorStands
 from .health import Alive, Readiness
-from .routing import RouteDocument, RuleList, RuleSet
+from .routing import RouteDocument, RuleList, RuleSet, ShadowList
 from .tap import TapMessage
 from .token import Scope
 from .workers import WorkerDrains, WorkerList
@@ -369,6 +369,9 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = {
         (*_BODY, 404, 422),
         body=requests.RemoveRuleBody,
         is_body_needed=True,
+    ),
+    ("GET", "/v1/shadows"): Operation(
+        Scope.READ, "How the shadows of steps compared with the steps themselves.", {200: ShadowList}
     ),
     ("GET", "/v1/breakers"): Operation(
         Scope.READ,

@@ -1,11 +1,12 @@
 """What the API needs of a broker. `stepwire_broker.broker.Broker` is one; tests bring another."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from stepwire_broker.bus.wire import Counters as WireCounters
 from stepwire_broker.core.answers import Answer
 from stepwire_broker.core.events import Command, Now
+from stepwire_broker.core.explain import Unroutable
 from stepwire_broker.core.settings import Settings
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.workflow import Workflow
@@ -20,6 +21,9 @@ Tap: TypeAlias = Callable[[str, bytes, bytes, str | None], None]
 class BrokerPort(Protocol):
     @property
     def settings(self) -> Settings: ...
+
+    @property
+    def unroutable(self) -> Sequence[Unroutable]: ...
 
     @property
     def deployment(self) -> str: ...

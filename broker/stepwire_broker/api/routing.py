@@ -10,6 +10,7 @@ from stepwire_broker.core.routing import Aside, Rule, Selector, Target, hidden, 
 from stepwire_broker.stages import requests
 
 from . import problems
+from .documents import rfc3339
 from .exchange import Call, Reply, encode
 
 ORDER_BYTES_MAX: Final = 64 * 1024
@@ -27,7 +28,8 @@ class AsideDocument(Struct, frozen=True):
 
 class RuleDocument(Struct, frozen=True, kw_only=True):
     """The first rule that matches wins. `origin`: it stands in the configuration, or was set while a broker ran.
-    `hidden_by`: the number of a rule before it that takes all that this one would."""
+    `canary_steps` and `other_steps`: of a rule with a canary, steps handed out on either side since this start of the
+    broker. `hidden_by`: the number of a rule before it that takes all that this one would."""
 
     number: int
     match: str
@@ -35,6 +37,8 @@ class RuleDocument(Struct, frozen=True, kw_only=True):
     executor: str | None
     worker_selector: dict[str, str]
     canary: AsideDocument | None
+    canary_steps: int
+    other_steps: int
     shadow: AsideDocument | None
     hidden_by: int | None
 
@@ -75,6 +79,37 @@ class RouteDocument(Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class DifferenceDocument(Struct, frozen=True):
+    task_id: int
+    step_id: int
+    what: str
+    at: str
+
+
+class ShadowDocument(Struct, frozen=True, kw_only=True):
+    """How the copies of one rule and handler compared with the steps themselves, since this broker's start. `failed`:
+    the copy did, and the step did not; `not_compared`: the step itself failed, or an output was too large; `lost`: no
+    answer in its time; `dropped`: never sent, because nobody had room for it or declared it safe."""
+
+    match: str
+    handler_class: str
+    executor: str
+    equal: int
+    differs: int
+    failed: int
+    not_compared: int
+    lost: int
+    dropped: int
+    lately: list[DifferenceDocument]
+
+
+class ShadowList(Struct, frozen=True):
+    broker: str
+    epoch: int
+    under_way: int
+    shadows: list[ShadowDocument]
+
+
 class RuleSet(Struct, frozen=True):
     match: str
     is_set: bool
@@ -112,7 +147,7 @@ async def route(call: Call) -> Reply:
                 decided=str(place.decided),
                 executor=place.target.executor or None,
                 worker_selector=dict(place.target.selector),
-                rule=None if place.rule is None else _rule(place.rule, None),
+                rule=None if place.rule is None else _rule(place.rule, None, call.broker.state.canaries),
                 canary=_target(place.canary),
                 shadow=_target(place.shadow),
                 nearly=None if near is None else NearDocument(near.rule.number, near.rule.match, near.why),
@@ -126,8 +161,31 @@ async def rules(call: Call) -> Reply:
     call.query()
     router = call.broker.state.router
     behind = {rule.number: earlier.number for rule, earlier in hidden(router.rules)}
-    shown = [_rule(rule, behind.get(rule.number)) for rule in router.rules]
+    canaries = call.broker.state.canaries
+    shown = [_rule(rule, behind.get(rule.number), canaries) for rule in router.rules]
     return Reply(200, encode(RuleList(router.mode, router.default_executor, sorted(router.executors), shown)))
+
+
+async def shadows(call: Call) -> Reply:
+    call.query()
+    broker = call.broker
+    found = broker.state.shadows
+    shown = [
+        ShadowDocument(
+            match=tally.match,
+            handler_class=tally.handler_class,
+            executor=tally.executor,
+            equal=tally.equal,
+            differs=tally.differs,
+            failed=tally.failed,
+            not_compared=tally.not_compared,
+            lost=tally.lost,
+            dropped=tally.dropped,
+            lately=[DifferenceDocument(d.task_id, d.step_id, d.what, rfc3339(d.at_ms)) for d in tally.lately],
+        )
+        for tally in found.tallies.values()
+    ]
+    return Reply(200, encode(ShadowList(broker.broker_id, broker.epoch, len(found.by_id), shown)))
 
 
 async def set_rule(call: Call) -> Reply:
@@ -159,7 +217,8 @@ def _selector(written: str) -> dict[str, str] | str | None:
     return {key.strip(): value.strip() for key, value in labels.items()}
 
 
-def _rule(rule: Rule, hidden_by: int | None) -> RuleDocument:
+def _rule(rule: Rule, hidden_by: int | None, canaries: dict[str, list[int]]) -> RuleDocument:
+    canary_steps, other_steps = canaries.get(rule.match, (0, 0))
     return RuleDocument(
         number=rule.number,
         match=rule.match,
@@ -167,6 +226,8 @@ def _rule(rule: Rule, hidden_by: int | None) -> RuleDocument:
         executor=rule.executor,
         worker_selector=dict(rule.selector),
         canary=_aside(rule.canary),
+        canary_steps=canary_steps,
+        other_steps=other_steps,
         shadow=_aside(rule.shadow),
         hidden_by=hidden_by,
     )

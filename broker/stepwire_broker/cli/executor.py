@@ -7,7 +7,7 @@ import click
 from . import output
 from .connection import broker
 from .options import Group, Options
-from .route import routes, set_route
+from .route import routes, set_route, shadows
 
 COLUMNS: Final = [
     output.Column("executor", "executor"),
@@ -22,6 +22,9 @@ COLUMNS: Final = [
 ]
 
 
+COMPARED: Final = ("equal", "differs", "failed", "not_compared", "lost", "dropped")
+
+
 @click.group(cls=Group)
 def executor() -> None:
     """Look at what runs steps, have it rest, and say which steps go there."""
@@ -29,6 +32,7 @@ def executor() -> None:
 
 executor.add_command(set_route)
 executor.add_command(routes)
+executor.add_command(shadows)
 
 
 @executor.command(name="list")
@@ -48,8 +52,13 @@ def show(options: Options, key: str) -> None:
     """Print an executor."""
     with broker(options) as client:
         found = client.executor(key)
-    lines = (f"{name:<15} {output.shortened(value)}" for name, value in found.items())
-    output.one(options, found, "\n".join(lines))
+        compared = [one for one in client.shadows()["shadows"] if one["executor"] == key]
+    lines = [f"{name:<15} {output.shortened(value)}" for name, value in found.items()]
+    for one in compared:
+        counts = ", ".join(f"{one[name]} {name.replace('_', ' ')}" for name in COMPARED if one[name])
+        lines.append(f"shadows         {one['handler_class']} by {one['match']}: {counts}")
+        lines += [f"                task {each['task_id']} {each['what']}" for each in one["lately"][-3:]]
+    output.one(options, {**found, "shadows": compared}, "\n".join(lines))
 
 
 @executor.command()

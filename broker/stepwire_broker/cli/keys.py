@@ -86,7 +86,6 @@ LATER: Final = frozenset(
         "bus.batch.linger_ms",
         "bus.curve.secret_file",
         "bus.curve.clients_dir",
-        "dispatch.unroutable_after_ms",
     }
 )
 

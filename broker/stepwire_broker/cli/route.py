@@ -85,6 +85,28 @@ def set_route(options: Options, /, match: str, reset: bool, **said: Any) -> None
     output.one(options, done, f"{match} is routed so from now on; next: stepwire executor routes")
 
 
+@click.command(name="shadows", cls=Command)
+@click.pass_obj
+def shadows(options: Options) -> None:
+    """Print how the copies of steps compared with the steps themselves, and the last differences."""
+    with broker(options) as client:
+        found = client.shadows()
+    output.several(options, found["shadows"], SHADOWS, "no shadow was sent yet")
+    if options.output == "text":
+        for one in found["shadows"]:
+            for each in one["lately"]:
+                output.note(options, f"{one['handler_class']}: task {each['task_id']} {each['what']} at {each['at']}")
+
+
+SHADOWS: Final = [
+    output.Column("handler", "handler_class"),
+    output.Column("rule", "match"),
+    output.Column("at", "executor"),
+    *(output.Column(name.replace("_", " "), name) for name in ("equal", "differs", "failed", "not_compared")),
+    *(output.Column(name, name) for name in ("lost", "dropped")),
+]
+
+
 def _rule(match: str, before: dict[str, Any] | None, said: dict[str, Any]) -> dict[str, Any]:
     rule: dict[str, Any] = {"match": match}
     before = before or {}
@@ -124,7 +146,7 @@ def _row(rule: dict[str, Any]) -> dict[str, Any]:
         "number": rule["number"],
         "match": rule["match"],
         "to": _where(rule) or "the default executor",
-        "canary": "" if canary is None else f"{canary['percent']:g} % {_where(canary)}",
+        "canary": "" if canary is None else f"{canary['percent']:g} % {_where(canary)} ({_sides(rule)})",
         "shadow": "" if shadow is None else f"{shadow['percent']:g} % {_where(shadow)}",
         "origin": origin,
     }
@@ -133,3 +155,8 @@ def _row(rule: dict[str, Any]) -> dict[str, Any]:
 def _where(target: dict[str, Any]) -> str:
     labels = ",".join(f"{key}={value}" for key, value in target["worker_selector"].items())
     return " ".join(part for part in (target["executor"], labels) if part)
+
+
+def _sides(rule: dict[str, Any]) -> str:
+    steps = rule["canary_steps"] + rule["other_steps"]
+    return f"{rule['canary_steps']} of {steps} steps so far"

@@ -467,6 +467,31 @@ _READY: Final[tuple[Callable[[BrokerState, Step, Now], Why | None], ...]] = (
 )
 
 
+# -- steps that nobody can take ---------------------------------------------------------------------------------------
+
+
+class Unroutable(NamedTuple):
+    executor: str
+    handler_class: str
+    worker_selector: tuple[tuple[str, str], ...]
+    steps: int
+    since_ms: int
+
+
+def unroutable(state: BrokerState, now: Now) -> list[Unroutable]:
+    """What has been ready for too long without anybody who could take it, now or when there is room."""
+    found: dict[tuple[Target, str], Unroutable] = {}
+    latest = now.wall - state.settings.dispatch.unroutable_after_ms
+    for route, steps, since_ms in state.ready.oldest():
+        if since_ms <= latest and not offering(state, route) and not level0.serves_route(state, route):
+            target, name = route[:2]
+            before = found.get((target, name))
+            if before is not None:
+                steps, since_ms = steps + before.steps, min(since_ms, before.since_ms)
+            found[target, name] = Unroutable(target.executor, name, target.selector, steps, since_ms)
+    return list(found.values())
+
+
 # -- of tasks ---------------------------------------------------------------------------------------------------------
 
 

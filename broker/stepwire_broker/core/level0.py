@@ -86,7 +86,11 @@ def offers(state: BrokerState, handler_class: str) -> bool:
 
 
 def serves(state: BrokerState, step: Step) -> bool:
-    return bool(state.level0.peers) and _serves(state, state.route_of(step))
+    return serves_route(state, state.route_of(step))
+
+
+def serves_route(state: BrokerState, route: Route) -> bool:
+    return bool(state.level0.peers) and _serves(state, route)
 
 
 def _serves(state: BrokerState, route: Route) -> bool:
@@ -220,6 +224,8 @@ def _hand(state: BrokerState, peer: Peer, steps: list[Step], requests: list[Step
     for step, request in zip(steps, requests, strict=True):
         index = step.definition.index
         state.record(step.task, facts.Dispatched(now.wall, index, request.delivery, peer.worker, handout.id))
+        if state.router.has_canaries:
+            state.count_canary(step)
         if state.router.has_shadows and request.delivery == 1:
             shadowing.want(state, step, request)
         if step.at_most_once:

@@ -121,15 +121,20 @@ class ReadyQueue:
         own = (-(step.task.priority + step.definition.priority), step.ready_ms or 0, step.id)
         return sum(entry[:3] < own and _stands(entry[-1]) for entry in heap)
 
-    def standing(self, of: Callable[[Route], bool] = lambda _: True) -> Iterator[tuple[Route, int, int]]:
+    def standing(self) -> Iterator[tuple[Route, int, int]]:
         """By namespace and route: how many steps stand there, and since when the oldest does."""
         for routes in self._by_namespace.values():
             for route, heap in routes.items():
-                if not of(route):
-                    continue
                 since = [entry[1] for entry in heap if _stands(entry[-1])]
                 if since:
                     yield route, len(since), min(since)
+
+    def oldest(self) -> Iterator[tuple[Route, int, int]]:
+        """By namespace and route: about how many steps stand there, and since when the one whose turn is next does."""
+        for routes in self._by_namespace.values():
+            for route, heap in routes.items():
+                if heap and _stands(heap[0][-1]):
+                    yield route, len(heap), heap[0][1]
 
     def sort_again(self) -> None:
         """Where steps go has changed: each stands in its new route, and keeps its place by priority and age."""

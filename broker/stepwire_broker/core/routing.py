@@ -128,6 +128,7 @@ class Router:
         self.mode: Mode = settings.default_execution_mode or ("distributed" if bus_is_distributed else "local")
         self.rules = _rules(settings.rules, runtime)
         self.has_shadows = any(rule.shadow is not None for rule in self.rules)
+        self.has_canaries = any(rule.canary is not None for rule in self.rules)
         self._patterns = [patterns.compile_pattern(rule.match) for rule in self.rules]
         self._targets: dict[tuple[str, Selector, Selector], Target] = {}
         self._places: dict[int, list[Place | None]] = {}  # by workflow

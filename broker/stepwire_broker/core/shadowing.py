@@ -47,7 +47,7 @@ def _send(state: BrokerState, wanted: Wanted, now: Now) -> None:
     handler_class = step.definition.handler_class
     if (wanted.match, handler_class) not in shadows.tallies and len(shadows.tallies) >= TALLIES_MAX:
         return
-    tally = shadows.tally(wanted.match, handler_class)
+    tally = shadows.tally(wanted.match, handler_class, wanted.target.executor)
     takers = [
         s
         for s in state.sessions.values()

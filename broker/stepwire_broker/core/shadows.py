@@ -51,6 +51,7 @@ class Tally(Struct):
 
     match: str
     handler_class: str
+    executor: str
     equal: int = 0
     differs: int = 0
     failed: int = 0  # the shadow did, and the step did not
@@ -74,11 +75,11 @@ class Shadows:
         self._count += 1
         return self._first + self._count % PER_EPOCH
 
-    def tally(self, match: str, handler_class: str) -> Tally:
+    def tally(self, match: str, handler_class: str, executor: str) -> Tally:
         key = (match, handler_class)
         found = self.tallies.get(key)
         if found is None:
-            found = self.tallies[key] = Tally(match, handler_class)
+            found = self.tallies[key] = Tally(match, handler_class, executor)
         return found
 
 

@@ -153,6 +153,7 @@ class BrokerState:
         self.level0 = Level0(now.mono, offer_of(settings.bus.level0.handlers))
         self.guards = Guards(identity.broker, settings.dispatch)  # of handlers that fail
         self.shadows = Shadows(identity.epoch)
+        self.canaries: dict[str, list[int]] = {}  # by match: steps handed to the canary, and to the others
         # submissions whose keys are not decided yet
         self.undecided: dict[int, Any] = {}
         self.undecided_workflows: dict[int, ApplyWorkflow] = {}
@@ -183,6 +184,13 @@ class BrokerState:
         definition = step.definition
         is_retry = step.attempt > 0 and step.retry is None
         return self.router.target(step), definition.handler_class, step.is_suspect, step.at_most_once, is_retry
+
+    def count_canary(self, step: Step) -> None:
+        """It is handed out: on which side of its rule's canary?"""
+        place = self.router.place(step.task.workflow, step.definition.index)
+        if place.canary is not None and place.rule is not None:
+            counts = self.canaries.setdefault(place.rule.match, [0, 0])
+            counts[self.router.target(step) is not place.canary] += 1
 
     def route_by(self, router: Router) -> None:
         """From here on steps go by this one; those that were handed out stay where they are."""

@@ -273,6 +273,10 @@ class Client:
     def rules(self) -> dict[str, Any]:
         return self._get("/v1/rules")
 
+    def shadows(self) -> dict[str, Any]:
+        """How the shadows of steps compared with the steps."""
+        return self._get("/v1/shadows")
+
     def set_rule(self, rule: dict[str, Any]) -> dict[str, Any]:
         """Route by this from now on, and after restarts; a rule with the same `match` is replaced."""
         answer: dict[str, Any] = self._call("POST", "/v1/rules", rule, is_safe=True)
