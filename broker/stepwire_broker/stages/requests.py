@@ -306,5 +306,7 @@ _MEMBERS: Final[dict[Any, tuple[str, ...]]] = {
     RetryBody: RetryBody.__struct_fields__,
     DrainBody: DrainBody.__struct_fields__,
     BreakerBody: BreakerBody.__struct_fields__,
+    RuleSettings: RuleSettings.__struct_fields__,
+    RemoveRuleBody: RemoveRuleBody.__struct_fields__,
     ResolveBody: ResolveBody.__struct_fields__,
 }
