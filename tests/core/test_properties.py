@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from stepwire_broker.core import events, facts
 from stepwire_broker.core.group import Group
-from stepwire_broker.core.settings import BatchSettings, BusSettings, LimitSettings, Settings
+from stepwire_broker.core.settings import (
+    BatchSettings,
+    BreakerSettings,
+    BusSettings,
+    DispatchSettings,
+    LimitSettings,
+    RetryBudgetSettings,
+    Settings,
+)
 from stepwire_broker.core.states import STEP_FINAL
 from stepwire_protocol import messages as wire
 
@@ -58,11 +66,19 @@ SMALL = b'{"ok":true}'
 LARGE = b'{"big":"' + b"x" * 3_000 + b'"}'
 
 
+# So quick that stories of a minute have breakers that open and close, and retries that wait.
+QUICK = DispatchSettings(
+    breaker=BreakerSettings(failure_threshold=2, open_ms=1_500, open_max_ms=6_000, success_threshold=1),
+    retry_budget=RetryBudgetSettings(percent=10.0, at_least=1, window_ms=5_000),
+)
+
+
 def world_of(**limits: Any) -> World:
     return World(
         Settings(
             bus=BusSettings(batch=BatchSettings(max_steps=3)),
             limits=LimitSettings(resident_payload_bytes=1_000, **limits),
+            dispatch=QUICK,
         ),
         auto=False,
         answers_reads=False,
@@ -350,7 +366,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_state("running", "done"))
     @rule(
         data=st.data(),
-        how=st.sampled_from(["completed", "completed", "large", "failed", "error", "outcome_unknown"]),
+        how=st.sampled_from(["completed", "completed", "large", "failed", "error", "unavailable", "outcome_unknown"]),
     )
     def end(self, data: Any, how: str) -> None:
         """It says its result, or says it again; what it said once it says again the same."""
@@ -366,7 +382,8 @@ class Machine(RuleBasedStateMachine):
         else:
             code = how if how == "outcome_unknown" else None
             status = "error" if how == "error" else "failed"
-            self.world.fail(batch, worker, position, status=status, code=code)
+            category = how if how == "unavailable" else None
+            self.world.fail(batch, worker, position, status=status, code=code, category=category)
 
     @rule(data=st.data())
     def work(self, data: Any) -> None:
@@ -380,7 +397,9 @@ class Machine(RuleBasedStateMachine):
         self.hear_all(data)
         for worker, item in self.in_state("running", "done"):
             how = data.draw(
-                st.sampled_from(["", "completed", "completed", "large", "failed", "error", "outcome_unknown"])
+                st.sampled_from(
+                    ["", "completed", "completed", "large", "failed", "error", "unavailable", "outcome_unknown"]
+                )
             )
             if how:
                 self.end_item(worker, item, how)

@@ -436,6 +436,23 @@ def check_counts(world: World) -> None:
         assert steps
         assert all(s.worker == worker and s.session is None and s.state is DISPATCHED for s in steps.values())
     check_ready(state)
+    check_guards(state)
+
+
+def check_guards(state: BrokerState) -> None:
+    guards = state.guards
+    for step_id, probe in guards.probes.items():
+        step = state.steps[step_id]
+        assert (step.state, step.delivery) == (DISPATCHED, probe.delivery)
+        assert probe.guard.breaker.turn == probe.call
+        assert not step.at_most_once
+    for name, guard in guards.by_handler.items():
+        assert guard.breaker.under_way == sum(probe.guard is guard for probe in guards.probes.values())
+        assert guard.breaker.under_way <= state.settings.dispatch.breaker.success_threshold
+        assert (guard.breaker.state == "closed") == (name not in guards.barred)
+        if guard.breaker.state != "closed" and not guard.breaker.is_forced:
+            due = [mono for mono, _, kind, what in state.timers._heap if kind == "breaker" and what[0] is guard]
+            assert due, f"{name} is {guard.breaker.state} and nothing wakes it"
 
 
 def check_ready(state: BrokerState) -> None:
