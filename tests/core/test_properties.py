@@ -68,7 +68,7 @@ LARGE = b'{"big":"' + b"x" * 3_000 + b'"}'
 
 # So quick that stories of a minute have breakers that open and close, and retries that wait.
 QUICK = DispatchSettings(
-    breaker=BreakerSettings(failure_threshold=2, open_ms=1_500, open_max_ms=6_000, success_threshold=1),
+    breaker=BreakerSettings(failure_threshold=1, open_ms=1_500, open_max_ms=6_000, success_threshold=1),
     retry_budget=RetryBudgetSettings(percent=10.0, at_least=1, window_ms=5_000),
 )
 

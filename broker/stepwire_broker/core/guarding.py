@@ -148,8 +148,6 @@ def lost(state: BrokerState, held: list[Step], ran: list[Step], now: Now) -> Non
     for step in of_probes.values():
         _failed(state, step.definition.handler_class, "a worker was lost with it", now, step)
     for handler_class in dict.fromkeys(s.definition.handler_class for s in ran):
-        if handler_class in of_probes:
-            continue
         guard = guard_of(state, handler_class, now)
         if guard is not None and (guard.lost_mono is None or now.mono - guard.lost_mono >= LOSSES_APART_MS):
             guard.lost_mono = now.mono
