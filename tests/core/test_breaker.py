@@ -81,6 +81,7 @@ class Story:
         ("no no no 1000 no 2000 no 4000 no 3999", "open"),
         ("no no no 1000 ok ok no no no 1999", "open"),  # it is the second time in a row
         ("no no no 1000 ok ok 4000 no no no 1000", "half_open"),  # it was calm for long: the first again
+        ("ask no no no 1000 ask 0 ask refused", "half_open"),  # nor does it give back a place it never had
         ("ask no no no 1000 + ok", "half_open"),  # what began before it opened says nothing now
         ("ask ask ask no no no 1000 - - - ok ok", "closed"),
         ("no no no 1000 ask no - ", "open"),

@@ -384,6 +384,24 @@ def test_what_was_handed_out_before_it_opened_decides_nothing_when_it_comes_back
     assert state(world) == "closed"
 
 
+def test_a_success_of_an_earlier_delivery_is_not_the_probes() -> None:
+    world = guarded(success_threshold=1)
+    world.apply(one(**NEVER_AGAIN))
+    world.hello(slots=20, prefetch=0)
+    world.submit()
+    first = world.batches()[0]
+    unavailable(world, 3)
+    world.handle(events.ProcessDied(W))
+    world.hello(W2, slots=20, prefetch=0)
+    world.stay(W2, guard(world).breaker.until_mono - world.mono)
+    (probe,) = world.batches(W2)
+    assert (probe.steps[0].step_id, probe.steps[0].delivery) == (first.steps[0].step_id, 2)
+    world.result(first)
+    assert world.row(first.steps[0].task_id).state == "completed"
+    assert (state(world), guard(world).breaker.under_way) == ("half_open", 0)
+    world.check()
+
+
 def test_what_never_starts_twice_waits_until_it_is_closed() -> None:
     world = guarded(success_threshold=1)
     open_one(world)
@@ -591,24 +609,40 @@ def test_a_backlog_that_failed_once_is_done_soon_when_the_handler_is_well_again(
 
 
 def test_the_budget_begins_anew_when_the_breaker_closes() -> None:
-    world = guarded(RetryBudgetSettings(percent=0.0, at_least=2, window_ms=600_000))
+    world = guarded(RetryBudgetSettings(percent=0.0, at_least=2, window_ms=600_000), success_threshold=1)
     world.apply(one(**SOON))
     world.hello(slots=200, prefetch=0)
     world.submit(count=6)
-    assert fail_all(world, category="unavailable") == 6  # three of them after it had opened
-    for _ in range(5):
-        while state(world) == "open":
-            world.stay(W, 1_000)
-        world.beat(n=world.mono + 1, free=200)
-        assert fail_all(world, category="unavailable") == 2
+    fail_all(world)
+    world.beat(n=1_000_000_000, free=200)
+    world.pass_time(100)
+    assert fail_all(world) == 2  # and no more of them for ten minutes
+    world.pass_time(1_000)
+    assert world.batches() == []
+    world.submit(count=3)
+    fail_all(world, category="unavailable")
     while state(world) != "half_open":
         world.stay(W, 1_000)
-    world.beat(n=world.mono + 1, free=200)
-    assert complete_all(world) == 2
+    world.beat(n=1_000_000_000 + world.mono, free=200)
+    assert complete_all(world) == 1  # it is a retry, and goes to try the handler all the same
     assert state(world) == "closed"
-    assert complete_all(world) >= 2
-    assert complete_all(world) >= 1
+    assert [complete_all(world) for _ in range(3)] == [2, 4, 2]
     assert {t.state for t in world.rows.tasks.values()} == {"completed"}
+
+
+def test_there_is_room_again_without_anybody_coming_by() -> None:
+    world = budgeted(percent=0.0, at_least=1, window_ms=5_000)
+    world.apply(one(**SOON))
+    world.hello(slots=200, prefetch=0)
+    world.submit(count=2)
+    fail_all(world)
+    world.beat(n=1_000_000_000, free=200)
+    world.pass_time(100)
+    assert fail_all(world) == 1
+    world.pass_time(4_000)
+    assert world.batches() == []
+    world.pass_time(1_000)
+    assert len(world.batches()) == 1
 
 
 def test_a_retry_whose_time_the_handler_named_is_not_counted() -> None:
