@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -672,6 +673,39 @@ def test_a_hundred_waiting_calls_are_answered_when_the_broker_stops(directory: P
             eventually(lambda p=poller: waits(api, p))  # type: ignore[misc]
     for answer in answers:
         assert (answer().status, answer().code) == (503, "draining")
+
+
+def test_results_that_are_not_stored_are_not_acked_by_a_broker_that_stops(directory: Path) -> None:
+    with sqlite3.connect(directory / "state.db", isolation_level=None) as other:
+        with running(directory, polled(directory)) as api:
+            apply(api)
+            poller = Poller(api)
+            task_id = submit(api, "one")
+            (step,) = poller.lease()
+            other.execute("BEGIN IMMEDIATE")
+            answer = in_background(lambda: poller.report(item_of(step)))
+            eventually(lambda: api.on_loop(lambda: len(api.broker.state.outbox)))
+        assert answer().code == "draining"
+        other.execute("ROLLBACK")
+    with running(directory, polled(directory)) as api:
+        assert step_of(api, task_id)["state"] == "dispatched"
+        poller.api = api
+        assert poller.report(item_of(step)).status == 200
+        assert step_of(api, task_id)["state"] == "completed"
+
+
+def test_results_that_are_not_stored_are_not_acked_when_the_worker_goes(fresh: Api, directory: Path) -> None:
+    poller = Poller(fresh)
+    submit(fresh, "one")
+    (step,) = poller.lease()
+    with sqlite3.connect(directory / "state.db", isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        answer = in_background(lambda: poller.report(item_of(step)))
+        eventually(lambda: fresh.on_loop(lambda: len(fresh.broker.state.outbox)))
+        assert poller.bye(holding=[]).json["ended"] is True
+        assert (answer().status, answer().code) == (503, "overloaded")
+        other.execute("ROLLBACK")
+    assert poller.report(item_of(step)).status == 200
 
 
 def test_after_a_restart_what_runs_is_adopted_and_the_rest_is_given_again(directory: Path) -> None:

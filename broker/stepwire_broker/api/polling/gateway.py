@@ -46,9 +46,8 @@ class Gateway:
     def __init__(self, broker: BrokerPort) -> None:
         self._broker = broker
         self._known: dict[str, Known] = {}
-        self._numbers = (
-            0  # of sessions: over all workers, so that none has a number twice however often it is forgotten
-        )
+        # Of sessions, over all workers: so none has a number twice, however often it is forgotten.
+        self._numbers = 0
         self._sweep: asyncio.TimerHandle | None = None
 
     # -- the calls ----------------------------------------------------------------------------------------------------
@@ -173,14 +172,9 @@ class Gateway:
             known.worker.stop_waiting()
 
     def close(self) -> None:
+        """Whoever waits is told by `closing`: nothing is said to be done that is not."""
         if self._sweep is not None:
             self._sweep.cancel()
-        for known in self._known.values():
-            known.worker.close()
-
-    def counts(self) -> tuple[int, int]:
-        """Workers, and how many of them wait for steps."""
-        return len(self._known), sum(known.worker.waiter is not None for known in self._known.values())
 
     # -- a lease ------------------------------------------------------------------------------------------------------
 
@@ -306,7 +300,8 @@ class Gateway:
         if known is not None:
             for batch_id in list(worker.batches):
                 worker.give_back(batch_id)
-            worker.close()
+            worker.stop_waiting()
+            worker.break_off(Problem(503, "overloaded", "the worker's session ended meanwhile", "send it again"))
             known.let_go()
 
     def _look(self) -> None:

@@ -235,12 +235,13 @@ class PollWorker:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def close(self) -> None:
-        self.stop_waiting()
-        for starting in self._starting:
-            _answer(starting.answered)
-        for reporting in self._reporting.values():
-            _answer(reporting.answered)
+    def break_off(self, why: Exception) -> None:
+        """Nothing more is heard from the core: who waits for its word must ask again, and must not take this for it."""
+        starting = [each.answered for each in self._starting]
+        for answered in (*starting, *(each.answered for each in self._reporting.values())):
+            if not answered.done():
+                answered.set_exception(why)
+                answered.exception()  # known, also when its client has gone
 
     # -- what the core says -------------------------------------------------------------------------------------------
 
