@@ -525,6 +525,12 @@ def test_level_0_may_say_that_something_is_unavailable() -> None:
 # -- the retry budget -------------------------------------------------------------------------------------------------
 
 
+def refill(world: World, free: int) -> None:
+    """The worker says that it can take so many."""
+    world.pass_time(1)
+    world.beat(n=world.mono, free=free)
+
+
 def end_all(world: World, **members: Any) -> int:
     """All that is out ends so, a batch in a message. How much that was."""
     count = 0
@@ -558,7 +564,7 @@ def test_retries_beyond_the_budget_wait_in_ready_and_first_attempts_do_not() -> 
     world.hello(slots=200, prefetch=0)
     world.submit(count=20)
     assert fail_all(world) == 20
-    world.beat(n=1_000_000_000, free=200)
+    refill(world, 200)
     world.pass_time(100)
     assert fail_all(world) == 5
     waiting = [s for s in world.state.steps.values() if s.state == "ready"]
@@ -571,7 +577,7 @@ def test_retries_beyond_the_budget_wait_in_ready_and_first_attempts_do_not() -> 
         "first attempts are not held up"
     )
     world.submit(count=30)
-    world.beat(n=1_000_000_001, free=200)
+    refill(world, 200)
     assert len([s for s in world.state.steps.values() if s.state == "dispatched" and s.attempt == 0]) == 30
     world.check()
 
@@ -585,7 +591,7 @@ def test_at_least_so_many_go_in_each_window_even_if_all_fail() -> None:
     attempts_before = sum(s.attempt for s in world.state.steps.values())
     for _ in range(100):
         world.stay(W, 1_000)
-        world.beat(n=10_000_000 + world.mono, free=200)
+        refill(world, 200)
         fail_all(world)
     went = sum(s.attempt for s in world.state.steps.values()) - attempts_before
     assert 3 * 9 <= went <= 3 * 12
@@ -602,7 +608,7 @@ def test_a_backlog_that_failed_once_is_done_soon_when_the_handler_is_well_again(
     done = 0
     while done < 3_000:
         world.stay(W, 1_000)
-        world.beat(n=10_000_000 + world.mono, free=20_000)
+        refill(world, 20_000)
         done += complete_all(world)
         assert world.mono - began < 20_000
     assert {t.state for t in world.rows.tasks.values()} == {"completed"}
@@ -614,7 +620,7 @@ def test_the_budget_begins_anew_when_the_breaker_closes() -> None:
     world.hello(slots=200, prefetch=0)
     world.submit(count=6)
     fail_all(world)
-    world.beat(n=1_000_000_000, free=200)
+    refill(world, 200)
     world.pass_time(100)
     assert fail_all(world) == 2  # and no more of them for ten minutes
     world.pass_time(1_000)
@@ -623,11 +629,51 @@ def test_the_budget_begins_anew_when_the_breaker_closes() -> None:
     fail_all(world, category="unavailable")
     while state(world) != "half_open":
         world.stay(W, 1_000)
-    world.beat(n=1_000_000_000 + world.mono, free=200)
+    refill(world, 200)
     assert complete_all(world) == 1  # it is a retry, and goes to try the handler all the same
     assert state(world) == "closed"
     assert [complete_all(world) for _ in range(3)] == [2, 4, 2]
     assert {t.state for t in world.rows.tasks.values()} == {"completed"}
+
+
+def test_a_batch_of_another_handler_takes_no_retry_along_that_has_to_wait() -> None:
+    world = budgeted(percent=0.0, at_least=1, window_ms=600_000)
+    world.apply(one(**SOON))
+    world.apply({"name": "other", "steps": [{"name": "only", "handler_class": "g"}]})
+    world.hello(slots=200, prefetch=0)
+    retries = world.submit(count=8).task_ids
+    fail_all(world)
+    refill(world, 0)
+    world.pass_time(100)
+    world.submit("other", count=5)
+    assert world.batches() == []
+    refill(world, 200)
+    assert Counter(s.handler_class for b in world.batches() for s in b.steps) == {"g": 5, "h": 1}
+    assert Counter(world.row(i).state for i in retries) == {"ready": 7, "dispatched": 1}
+
+
+def test_retries_that_wait_leave_room_in_memory_for_others_and_come_back() -> None:
+    budget = RetryBudgetSettings(percent=0.0, at_least=1, window_ms=60_000)
+    world = guarded(budget, LimitSettings(max_active_tasks=4))
+    world.apply(one(**SOON))
+    world.apply({"name": "other", "steps": [{"name": "only", "handler_class": "g"}]})
+    world.hello(slots=50, prefetch=0)
+    waiting = world.submit(count=4).task_ids
+    fail_all(world)
+    refill(world, 50)
+    world.pass_time(100)
+    fail_all(world)  # the only one that may go for a minute
+    others = world.submit("other", count=6).task_ids
+    for _ in range(12):
+        world.stay(W, 2_000)
+        complete_all(world)
+    assert {world.stored(i).state for i in others} == {"completed"}
+    assert {world.stored(i).state for i in waiting} == {"running"}
+    for _ in range(60):
+        world.stay(W, 2_000)
+        complete_all(world)
+    assert {world.stored(i).state for i in waiting} == {"completed"}
+    world.check()
 
 
 def test_there_is_room_again_without_anybody_coming_by() -> None:
@@ -636,7 +682,7 @@ def test_there_is_room_again_without_anybody_coming_by() -> None:
     world.hello(slots=200, prefetch=0)
     world.submit(count=2)
     fail_all(world)
-    world.beat(n=1_000_000_000, free=200)
+    refill(world, 200)
     world.pass_time(100)
     assert fail_all(world) == 1
     world.pass_time(4_000)
@@ -651,7 +697,7 @@ def test_a_retry_whose_time_the_handler_named_is_not_counted() -> None:
     world.hello(slots=200, prefetch=0)
     world.submit(count=20)
     fail_all(world, retry_after_ms=500)
-    world.beat(n=1_000_000_000, free=200)
+    refill(world, 200)
     world.pass_time(500)
     assert len([s for s in world.state.steps.values() if s.state == "dispatched"]) == 20
     assert guard(world).budget.lately(world.mono)[1] == 0 if "h" in world.state.guards.by_handler else True
@@ -676,7 +722,7 @@ def test_all_of_a_hundred_percent_is_no_bound() -> None:
     world.hello(slots=200, prefetch=0)
     world.submit(count=20)
     fail_all(world)
-    world.beat(n=1_000_000_000, free=200)
+    refill(world, 200)
     world.pass_time(100)
     assert len([s for s in world.state.steps.values() if s.state == "dispatched"]) == 20
     assert world.state.guards.by_handler == {}
@@ -702,7 +748,7 @@ def test_retries_that_wait_bar_the_way_to_nobody() -> None:
     world.hello(slots=500, prefetch=0)
     world.submit(count=300)
     fail_all(world)
-    world.beat(n=1_000_000_000, free=500)
+    refill(world, 500)
     world.pass_time(100)
     others = world.submit("other", count=50).task_ids
     assert {world.row(i).state for i in others} == {"dispatched"}
