@@ -645,7 +645,7 @@ def test_a_batch_of_another_handler_takes_no_retry_along_that_has_to_wait() -> N
     fail_all(world)
     refill(world, 0)
     world.pass_time(100)
-    world.submit("other", count=5)
+    world.submit("other", count=5, priority=9)
     assert world.batches() == []
     refill(world, 200)
     assert Counter(s.handler_class for b in world.batches() for s in b.steps) == {"g": 5, "h": 1}
