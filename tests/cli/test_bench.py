@@ -5,9 +5,12 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
-from stepwire_broker.bench import product
-from stepwire_broker.bench.load import Failed, Load
+from stepwire_broker.bench import product, routes
+from stepwire_broker.bench.load import NAME, STEPS, Failed, Load
+from stepwire_broker.core.routing import Router, hidden, path_of
+from stepwire_broker.core.settings import ExecutionSettings
 
 from .a_place import Place
 
@@ -42,6 +45,39 @@ def test_for_people_it_is_a_table_with_its_settings(empty: Place) -> None:
     assert "1 rounds of 100 tasks of 4 steps, 50 in flight" in done.out
     assert "product, over HTTP\t" in done.out
     assert "no difference to the tables" in done.out
+
+
+def test_what_routing_costs_is_measured_with_rules_that_were_followed(empty: Place) -> None:
+    with tempfile.TemporaryDirectory(prefix="sw-") as temporary:
+        empty.environ["TMPDIR"] = temporary
+        done = empty.stepwire("bench", "--routes", *SMALL, "-o", "json")
+        left = os.listdir(temporary)
+    assert done.code == 0, done
+    medians = done.json["medians"]
+    assert medians["tasks_replayed"] >= 2 * 100
+    assert min(medians[name] for name in medians if name.endswith("_per_s") or name == "routed_of_plain") > 0
+    assert min(medians["canary_steps"], medians["other_steps"]) > 0
+    assert (medians["canary_steps"] + medians["other_steps"]) % 4 == 0  # a task stays on one side
+    assert left == []
+    assert done.err == ""
+
+
+def test_for_people_what_routing_costs_is_a_table_too(empty: Place) -> None:
+    done = empty.stepwire("bench", "--routes", *SMALL)
+    assert "two workers with 1000 slots together" in done.out
+    assert "product, 12 rules, 4 executors\t" in done.out
+    assert "no difference to the tables" in done.out
+
+
+def test_the_rules_of_the_bench_are_looked_at_to_the_last() -> None:
+    settings = msgspec.convert(routes.ROUTED["execution"], ExecutionSettings)
+    router = Router(settings, routes.EXECUTORS, bus_is_distributed=True)
+    assert len(router.rules) == 12
+    assert hidden(router.rules) == []
+    for step in STEPS:
+        place = router.route(path_of("default", NAME, step), None)
+        assert place.rule is router.rules[-1]
+        assert place.canary is not None
 
 
 @pytest.fixture(scope="module")

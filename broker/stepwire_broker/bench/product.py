@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from itertools import groupby
 from math import nan
 from operator import attrgetter
@@ -50,12 +50,12 @@ class Cpu(NamedTuple):
 
 
 class Product:
-    """A broker and a worker that run."""
+    """A broker that runs, and its workers."""
 
-    def __init__(self, client: Client, broker_pid: int, worker_pid: int) -> None:
+    def __init__(self, client: Client, broker_pid: int, worker_pids: list[int]) -> None:
         self._client = client
         self._broker_pid = broker_pid
-        self._worker_pid = worker_pid
+        self._worker_pids = worker_pids
 
     def run(self, load: Load, progress: Progress) -> tuple[Throughput, Cpu]:
         """`load.tasks` tasks with about `load.window` in flight: from before the first submission until the client has
@@ -89,21 +89,33 @@ class Product:
             found.append((time.perf_counter() - started) * 1000)
         return found
 
+    def rules(self) -> dict[str, Any]:
+        """As the broker shows them, with what they have been counted to do."""
+        return self._client.rules()
+
     def _finish(self, task_id: int) -> None:
         document = self._client.wait(task_id, TASK_TIMEOUT_S)
         if document["state"] != "completed":
             raise Failed(f"task {task_id} is {document['state']}: {document['steps']}")
 
     def _cpu(self) -> Cpu:
-        return Cpu(_cpu_s_of(self._broker_pid), _cpu_s_of(self._worker_pid), time.process_time())
+        return Cpu(_cpu_s_of(self._broker_pid), sum(map(_cpu_s_of, self._worker_pids)), time.process_time())
 
 
 @contextmanager
-def running(directory: Path, load: Load) -> Iterator[Product]:
-    """Start a broker with its database in this directory, and a worker; whatever happens, both are gone afterwards."""
+def running(
+    directory: Path,
+    load: Load,
+    configuration: Mapping[str, Any] | None = None,
+    workers: Sequence[Mapping[str, str]] = ({},),
+) -> Iterator[Product]:
+    """Start a broker with its database in this directory, and a worker with each of these labels, which share
+    `load.slots`; whatever happens, all are gone afterwards."""
     token = directory / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_urlsafe(32) + "\n", encoding="ascii")
+    # Also when there is nothing in it: the one that is here is taken before the user's own.
+    (directory / "stepwire.yaml").write_bytes(msgspec.json.encode(configuration or {}))
     steps, results = f"ipc://{directory}/steps", f"ipc://{directory}/results"
     settings = {
         "http.listen": "127.0.0.1:0",
@@ -114,16 +126,25 @@ def running(directory: Path, load: Load) -> Iterator[Product]:
         "bus.batch.max_steps": str(load.batch_steps),
     }
     serve = [*_PYTHON, "stepwire", "serve", "-o", "json", *(f"--set={key}={value}" for key, value in settings.items())]
-    work = [*_PYTHON, f"{__package__}.worker", steps, results, str(load.slots)]
-    with _process(serve, directory) as broker:
+    slots = max(1, load.slots // len(workers))
+    work = [*_PYTHON, f"{__package__}.worker", steps, results, str(slots)]
+    with ExitStack() as stack:
+        broker = stack.enter_context(_process(serve, directory))
         assert broker.stdout is not None
         url = _ready(broker.stdout, directory)["http"]
-        with _process(work, directory) as worker, Client(url, token_file=token) as client:
-            client.apply_workflow(chain())
-            _until(lambda: client.workers()["workers"], lambda: f"the worker has not come: {_last_words(directory)}")
-            product = Product(client, broker.pid, worker.pid)
-            product.run(msgspec.structs.replace(load, tasks=WARM_UP_TASKS), lambda _: None)
-            yield product
+        pids = [
+            stack.enter_context(_process([*work, *(f"{key}={value}" for key, value in labels.items())], directory)).pid
+            for labels in workers
+        ]
+        client = stack.enter_context(Client(url, token_file=token))
+        client.apply_workflow(chain())
+        _until(
+            lambda: sum(worker["executor"] == "bus" for worker in client.workers()["workers"]) == len(pids),
+            lambda: f"a worker has not come: {_last_words(directory)}",
+        )
+        product = Product(client, broker.pid, pids)
+        product.run(msgspec.structs.replace(load, tasks=WARM_UP_TASKS), lambda _: None)
+        yield product
 
 
 def check(directory: Path, progress: Progress) -> int:

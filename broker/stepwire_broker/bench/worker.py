@@ -1,6 +1,6 @@
 """The worker of the measurement: the shipped SDK with a handler that does next to nothing.
 
-python -m stepwire_broker.bench.worker STEPS RESULTS SLOTS
+python -m stepwire_broker.bench.worker STEPS RESULTS SLOTS [LABEL=VALUE …]
 """
 
 import sys
@@ -10,8 +10,9 @@ from stepwire import Context, Worker
 from .load import HANDLER, OUTPUT
 
 
-def main(steps: str, results: str, slots: str) -> None:
-    worker = Worker(steps=steps, results=results, name="bench", slots=int(slots))
+def main(steps: str, results: str, slots: str, *labels: str) -> None:
+    pairs = (label.partition("=")[::2] for label in labels)
+    worker = Worker(steps=steps, results=results, name="bench", slots=int(slots), labels=dict(pairs))
 
     @worker.handler(HANDLER)
     async def echo(context: Context) -> dict[str, str]:

@@ -28,6 +28,12 @@ COLUMNS: Final = [
     output.Column("tasks/s", "tasks_per_s"),
     output.Column("of the bare loop", "of_bare"),
 ]
+ROUTES_COLUMNS: Final = [
+    output.Column("measured", "measured"),
+    output.Column("steps/s", "steps_per_s"),
+    output.Column("tasks/s", "tasks_per_s"),
+    output.Column("of the plain", "of_plain"),
+]
 LATENCY_COLUMNS: Final = [
     output.Column("one task of four steps, alone", "measured"),
     output.Column("p50 ms", "p50_ms"),
@@ -38,17 +44,19 @@ LATENCY_COLUMNS: Final = [
 
 @click.command(cls=Command)
 @click.option("--quick", is_flag=True, help="About 20 seconds.")
+@click.option("--routes", is_flag=True, help="What routing costs, instead: four executors and twelve rules, or none.")
 @click.option("--rounds", type=click.IntRange(1, 100), help="Each measurement so often, in turn; medians are printed.")
 @click.option("--tasks", type=click.IntRange(100, 10_000_000), help="Tasks of four steps in a round.")
 @click.option("--window", type=click.IntRange(1, 50_000), help="Tasks in flight.")
 @click.option(
     "--batch", "batch_steps", type=click.IntRange(1, 1_000), help="Steps in one message to a worker, at most."
 )
-@click.option("--slots", type=click.IntRange(1, 10_000), help="Of the one worker.")
+@click.option("--slots", type=click.IntRange(1, 10_000), help="Of the one worker; with --routes, of both.")
 @click.pass_obj
 def bench(
     options: Options,
     quick: bool,
+    routes: bool,
     rounds: int | None,
     tasks: int | None,
     window: int | None,
@@ -56,6 +64,8 @@ def bench(
     slots: int | None,
 ) -> None:
     """Measure the bus alone, a bare durable loop, and the product: broker, worker and client in processes of their own.
+
+    With --routes the product alone, with four executors and twelve rules, and with none.
 
     Everything runs in temporary directories, on the disk of $TMPDIR, and is gone afterwards.
     """
@@ -69,17 +79,17 @@ def bench(
     if load.submit_tasks > load.window:
         load = msgspec.structs.replace(load, submit_tasks=load.window)
     try:
-        measured = _measure(options, load)
+        measured = _measure_routes(options, load) if routes else _measure(options, load)
     except Failed as error:
         raise Failure(Exit.FAILURE, f"no figures: {error}") from None
     found = {
         "machine": _machine(),
         "load": msgspec.to_builtins(load),
-        "medians": _medians(measured),
+        "medians": _medians_of_routes(measured) if routes else _medians(measured),
         "rounds": measured,
     }
     if options.output == "text":
-        _print(options, found)
+        (_print_routes if routes else _print)(options, found)
     else:
         output.one(options, found, "")
 
@@ -87,12 +97,13 @@ def bench(
 def _measure(options: Options, load: "Load") -> list[dict[str, Any]]:
     """The rounds: each of the three after the others, so that a change of the machine's mood is in all of them."""
     from stepwire_broker.bench import bare, echo, peer, product
+    from stepwire_broker.bench.routes import cpu_us_per_step
 
     rounds = []
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        with peer.echoing() as sockets, _bar(options, load) as step:
+        with peer.echoing() as sockets, _bar(options, 4 * load.rounds * load.tasks) as step:
             for number in range(1, load.rounds + 1):
                 round_of = f"{number} of {load.rounds}"
                 with tempfile.TemporaryDirectory(prefix="stepwire-bench-") as name:
@@ -109,7 +120,7 @@ def _measure(options: Options, load: "Load") -> list[dict[str, Any]]:
                         "echo_steps_per_s": bus.steps_per_s,
                         "bare_steps_per_s": loop.steps_per_s,
                         "product_steps_per_s": whole.steps_per_s,
-                        "cpu_us_per_step": {who: s / whole.steps * 1e6 for who, s in cpu._asdict().items()},
+                        "cpu_us_per_step": cpu_us_per_step(cpu, whole.steps),
                         "latencies_ms": latencies_ms,
                         "tasks_replayed": checked,
                     }
@@ -117,6 +128,13 @@ def _measure(options: Options, load: "Load") -> list[dict[str, Any]]:
     finally:
         sys.setswitchinterval(before)
     return rounds
+
+
+def _measure_routes(options: Options, load: "Load") -> list[dict[str, Any]]:
+    from stepwire_broker.bench import routes
+
+    with _bar(options, 4 * load.rounds * load.tasks) as step:
+        return [routes.run(load, number, step) for number in range(1, load.rounds + 1)]
 
 
 def _medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -138,22 +156,27 @@ def _medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _medians_of_routes(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of each, and of the share that each round found: what slows a whole round down is not in that."""
+    found: dict[str, Any] = {}
+    for kind in ("plain", "routed"):
+        found[f"{kind}_steps_per_s"] = statistics.median(one[f"{kind}_steps_per_s"] for one in rounds)
+        cpu = [one[f"{kind}_cpu_us_per_step"] for one in rounds]
+        found[f"{kind}_cpu_us_per_step"] = {who: statistics.median(each[who] for each in cpu) for who in cpu[0]}
+    found["routed_of_plain"] = statistics.median(one["routed_steps_per_s"] / one["plain_steps_per_s"] for one in rounds)
+    for name in ("canary_steps", "other_steps"):
+        found[name] = sum(one[name] for one in rounds)
+    found["tasks_replayed"] = sum(one["plain_tasks_replayed"] + one["routed_tasks_replayed"] for one in rounds)
+    return found
+
+
 def _percentile(ordered: list[float], share: int) -> float:
     return ordered[min(len(ordered) - 1, len(ordered) * share // 100)]
 
 
 def _print(options: Options, found: dict[str, Any]) -> None:
-    machine, load, medians = found["machine"], found["load"], found["medians"]
-    click.echo(
-        f"{machine['cpus']} CPUs, Python {machine['python']}, SQLite {machine['sqlite']}, libzmq {machine['libzmq']};"
-        f" one fdatasync takes {machine['fdatasync_ms']:.2f} ms"
-    )
-    click.echo(
-        f"{load['rounds']} rounds of {load['tasks']} tasks of 4 steps, {load['window']} in flight,"
-        f" submitted {load['submit_tasks']} at a time; up to {load['batch_steps']} steps a message,"
-        f" one worker with {load['slots']} slots; SQLite synchronous=FULL"
-    )
-    click.echo()
+    medians = found["medians"]
+    _print_settings(found, "one worker with {slots} slots")
     bare = medians["bare_steps_per_s"]
     rows = [
         ("bus alone (nothing stored)", "echo_steps_per_s"),
@@ -180,6 +203,57 @@ def _print(options: Options, found: dict[str, Any]) -> None:
     click.echo()
     cpu = ", ".join(f"{who} {us:.1f}" for who, us in medians["cpu_us_per_step"].items())
     click.echo(f"CPU of the product, µs a step: {cpu}")
+    _print_replayed(medians)
+
+
+def _print_routes(options: Options, found: dict[str, Any]) -> None:
+    from stepwire_broker.bench.routes import EXECUTORS, RULES
+
+    medians = found["medians"]
+    _print_settings(found, "two workers with {slots} slots together")
+    rows = [
+        ("product, no rules, the bus alone", "plain", "1.00"),
+        (f"product, {len(RULES)} rules, {len(EXECUTORS)} executors", "routed", f"{medians['routed_of_plain']:.2f}"),
+    ]
+    output.several(
+        options,
+        [
+            {
+                "measured": name,
+                "steps_per_s": f"{medians[f'{kind}_steps_per_s']:,.0f}",
+                "tasks_per_s": f"{medians[f'{kind}_steps_per_s'] / 4:,.0f}",
+                "of_plain": of_plain,
+            }
+            for name, kind, of_plain in rows
+        ],
+        ROUTES_COLUMNS,
+        "",
+    )
+    click.echo()
+    cpu = ", ".join(f"{kind} {medians[f'{kind}_cpu_us_per_step']['broker']:.1f}" for _, kind, _ in rows)
+    click.echo(f"CPU of the broker, µs a step: {cpu}")
+    click.echo(
+        f"Executors {', '.join(EXECUTORS)}; the last rule took all steps, {medians['canary_steps']} of them to its"
+        f" canary, {medians['other_steps']} not"
+    )
+    _print_replayed(medians)
+
+
+def _print_settings(found: dict[str, Any], workers: str) -> None:
+    machine, load = found["machine"], found["load"]
+    click.echo(
+        f"{machine['cpus']} CPUs, Python {machine['python']}, SQLite {machine['sqlite']}, libzmq {machine['libzmq']};"
+        f" one fdatasync takes {machine['fdatasync_ms']:.2f} ms"
+    )
+    click.echo(
+        f"{load['rounds']} rounds of {load['tasks']} tasks of 4 steps, {load['window']} in flight,"
+        f" submitted {load['submit_tasks']} at a time; up to {load['batch_steps']} steps a message,"
+        f" {workers.format(slots=load['slots'])}; SQLite synchronous=FULL"
+    )
+    click.echo()
+
+
+def _print_replayed(medians: dict[str, Any]) -> None:
     click.echo(
         f"{medians['tasks_replayed']} tasks replayed from their history: all completed, no difference to the tables"
     )
@@ -217,7 +291,7 @@ def _sync_ms() -> float:
 
 
 @contextmanager
-def _bar(options: Options, load: "Load") -> Iterator[Callable[[str], "Progress"]]:
+def _bar(options: Options, tasks: int) -> Iterator[Callable[[str], "Progress"]]:
     """A progress bar on stderr for a terminal. Names the next measurement, and gives what counts its tasks."""
     from rich.console import Console
     from rich.progress import Progress as Bar
@@ -225,7 +299,7 @@ def _bar(options: Options, load: "Load") -> Iterator[Callable[[str], "Progress"]
     console = Console(stderr=True)
     hidden = not console.is_terminal or options.verbosity < 0
     with Bar(console=console, disable=hidden, transient=True) as bar:
-        shown = bar.add_task("starting", total=load.rounds * 4 * load.tasks)
+        shown = bar.add_task("starting", total=tasks)
 
         def step(name: str) -> "Progress":
             bar.update(shown, description=name)
