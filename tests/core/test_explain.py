@@ -266,6 +266,15 @@ def test_its_executor_is_full_or_says_so() -> None:
     assert "says that it has no capacity now" in found.message
 
 
+def test_no_worker_over_http_asks_for_it() -> None:
+    world = World(Settings(execution=ExecutionSettings(default_executor="poll")), executors=["poll"])
+    world.handle(events.Attached(W, "poll"))
+    world.hello(slots=2, free={BROKER: 0})
+    found = why(world, world.task(ONE))
+    assert found.code == "nobody_asks"
+    assert found.message.startswith("1 worker over HTTP could take it, with 0 steps in 2 slots, and none asks")
+
+
 def test_every_worker_that_could_take_it_leaves_or_is_stuck() -> None:
     world = World()
     world.hello(slots=1, prefetch=0)

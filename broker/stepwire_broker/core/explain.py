@@ -17,7 +17,7 @@ from .codes import describe
 from .events import Now
 from .placement import offering
 from .routing import NOBODY, Decided, Target, missing_text
-from .session import BUS, LOCAL, WorkerSession
+from .session import BUS, LOCAL, POLL, WorkerSession
 from .state import BrokerState
 from .states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
 from .task import RESTORED, Step, Task
@@ -46,6 +46,7 @@ CODES: Final[dict[str, str]] = {
     "retries_wait": "it is a retry, and retries of its handler have had their share",
     "workers_busy": "every worker that could take it is full",
     "executor_full": "the executor that it goes to runs as much as it can, or says that it has no capacity",
+    "nobody_asks": "workers over HTTP could take it, and none of them asks for steps now",
     "back_off": "an attempt failed, and the next one has its time",
     "not_loaded": "its task waits in the database for its turn in memory",
     "payload_fetched": "its payload, or what its rule compares, is being read from the database",
@@ -411,12 +412,23 @@ def _is_too_much(state: BrokerState, step: Step, now: Now) -> Why | None:
     if any(s.credit > 0 for s in sessions):
         return None
     hosts = {s.executor for s in sessions}
+    if hosts == {POLL}:
+        return Why("nobody_asks", f"{_nobody_asks(sessions)}{_ahead(state, step)}", step.ready_ms)
     if len(hosts) == 1 and BUS not in hosts and LOCAL not in hosts:
         return Why("executor_full", f"{_at_its_limit(sessions)}{_ahead(state, step)}", step.ready_ms)
     slots = _count(sum(s.slots for s in sessions), "slot")
     whose = f"{_count(len(sessions), 'worker')} that could take it"
     ahead = _ahead(state, step)
     return Why("workers_busy", f"all {slots} of the {whose} are busy{ahead}", step.ready_ms)
+
+
+def _nobody_asks(sessions: list[WorkerSession]) -> str:
+    """Such a worker has room while its call waits, and at no other time."""
+    have = _count(sum(len(s.deliveries) for s in sessions), "step")
+    slots = _count(sum(s.slots for s in sessions), "slot")
+    return (
+        f"{_count(len(sessions), 'worker')} over HTTP could take it, with {have} in {slots}, and none asks for more now"
+    )
 
 
 def _at_its_limit(sessions: list[WorkerSession]) -> str:

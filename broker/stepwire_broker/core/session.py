@@ -17,6 +17,7 @@ from .task import Step
 NAME_MAX: Final = 48  # of a worker's id, before its digits
 BUS: Final = "bus"  # the executor of every worker that comes over the bus
 LOCAL: Final = "local"  # of handlers in the broker's own process
+POLL: Final = "poll"  # of workers that lease steps over HTTP
 
 
 def own_worker(executor: str, broker: str, epoch: int, number: int) -> str:

@@ -13,7 +13,7 @@ import structlog
 from stepwire.handler import Handler
 
 from stepwire_broker.broker import Broker, CannotStart
-from stepwire_broker.core.session import BUS, LOCAL
+from stepwire_broker.core.session import BUS, LOCAL, POLL
 from stepwire_broker.core.settings import Settings
 from stepwire_broker.runs.records import RunsRefused
 
@@ -27,7 +27,6 @@ log = structlog.get_logger("stepwire.executor")
 GROUP: Final = "stepwire.executors"  # of entry points: the name is the key, the object makes an executor of its options
 KEY: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 EXEC: Final = "exec"
-POLL: Final = "poll"
 BUILT_IN: Final = (BUS, LOCAL, EXEC, POLL)
 
 Hosted: TypeAlias = Host | Local

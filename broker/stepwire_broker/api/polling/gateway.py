@@ -26,10 +26,10 @@ from stepwire_protocol.polling import (
 from stepwire_broker.api.exchange import Call, Reply, Waiting, encode
 from stepwire_broker.api.ports import BrokerPort
 from stepwire_broker.api.problems import Problem
+from stepwire_broker.core.session import POLL
 
 from .worker import HELD_MAX, PollWorker
 
-EXECUTOR: Final = "poll"
 WORKERS_MAX: Final = 512  # each may have a call that waits, and the gate lets in twice as many calls
 CALL_BYTES_MAX: Final = 512 * 1024
 WAIT_MS_LEAST: Final = 100  # what is ready must be committed before it is given
@@ -272,7 +272,7 @@ class Gateway:
                 retry_after_ms=broker.settings.bus.lease_ms,
             )
         worker = PollWorker(id, broker)
-        self._known[id] = Known(worker, broker.attach(id, EXECUTOR, worker.deliver))
+        self._known[id] = Known(worker, broker.attach(id, POLL, worker.deliver))
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look)
         return worker
