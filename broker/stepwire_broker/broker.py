@@ -256,9 +256,13 @@ class Broker:
         except RulesRefused as error:
             raise CannotStart(str(error), "`stepwire config validate` looks at the rules as well") from None
 
+    def check(self, execution: ExecutionSettings) -> None:
+        """Could this broker route by this? Raises RulesRefused."""
+        check(execution, self._executors)
+
     def reconfigure(self, execution: ExecutionSettings) -> None:
         """Route by this from now on; what was handed out stays where it is. Raises RulesRefused."""
-        check(execution, self._executors)
+        self.check(execution)
         self._handle(Reconfigure(execution))
         self._flush_soon()
         self._warn_of_hidden_rules()

@@ -1,16 +1,18 @@
 """The handlers of these tests: a worker program on the shipped SDK that writes down what it does before it says so.
 
-    python -m tests.system.handlers DIRECTORY NAME [--slots N] [--prefetch N] [--heartbeat-ms N] [--unsynced]
+    python -m tests.system.handlers DIRECTORY NAME [--slots N] [--prefetch N] [--heartbeat-ms N] [--unsynced] \
+        [--offers HANDLER_CLASS …]
 
 What its session received and sent is in a ledger of its own, `wire-…`.
 
 Each step's `handler_config` says what its run is like: `work_ms` long; until the file `gates/<gate>` is there; failing
-its first `failures` attempts; reporting `outcome_unknown`.
+its first `failures` attempts, with a `category` or without; reporting `outcome_unknown`.
 """
 
 import argparse
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,9 +34,12 @@ class Handlers:
         self._ledger = Ledger(directory / LEDGERS, f"worker-{name}-{os.getpid()}", is_synced=is_synced)
         self._gates = directory / GATES
 
-    def add_to(self, worker: Worker) -> None:
-        worker.handler("system.work")(self.work)
-        worker.handler("system.quick")(self.quick)
+    def add_to(self, worker: Worker, offers: Sequence[str] = ()) -> None:
+        """Both, or `work` by these names."""
+        for name in offers or ("system.work",):
+            worker.handler(name)(self.work)
+        if not offers:
+            worker.handler("system.quick")(self.quick)
 
     def work(self, ctx: Context, _: Any) -> dict[str, Any]:
         """In a thread, for as long as it is told to."""
@@ -44,7 +49,7 @@ class Handlers:
         self._write("effect", ctx, key=ctx.idempotency_key)
         if ctx.attempt < config.get("failures", 0):
             self._write("failed", ctx)
-            raise StepError("told to fail", code="told_to")
+            raise StepError("told to fail", code="told_to", category=config.get("category"))
         if config.get("outcome_unknown"):
             self._write("failed", ctx)
             raise OutcomeUnknown("told not to know")
@@ -100,13 +105,14 @@ def main() -> None:
     parser.add_argument("--prefetch", type=int)
     parser.add_argument("--heartbeat-ms", type=int, default=2_000)
     parser.add_argument("--unsynced", action="store_true")
+    parser.add_argument("--offers", nargs="+", default=())
     asked = parser.parse_args()
     RecordedSession.ledger = Ledger(asked.directory / LEDGERS, f"wire-{asked.name}-{os.getpid()}", is_synced=False)
     stepwire.worker.Session = RecordedSession  # type: ignore[attr-defined]
     worker = Worker.from_env(
         name=asked.name, slots=asked.slots, prefetch=asked.prefetch, heartbeat_ms=asked.heartbeat_ms
     )
-    Handlers(asked.directory, asked.name, is_synced=not asked.unsynced).add_to(worker)
+    Handlers(asked.directory, asked.name, is_synced=not asked.unsynced).add_to(worker, asked.offers)
     started = time.monotonic()
     worker.run()
     print(f"worker {asked.name} ended after {time.monotonic() - started:.1f} s", flush=True)

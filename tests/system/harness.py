@@ -256,10 +256,13 @@ class Site:
         slots: int = 10,
         prefetch: int | None = None,
         heartbeat_ms: int | None = None,
+        offers: Sequence[str] = (),
+        labels: str = "",
         is_synced: bool = True,
         wait: bool = True,
     ) -> Program:
-        """A worker with the handlers of these tests; known to the broker, unless `wait` is False."""
+        """A worker with the handlers of these tests, or `system.work` by the names it `offers`; known to the broker,
+        unless `wait` is False."""
         argv = [sys.executable, "-m", "tests.system.handlers", str(self.directory), name, "--slots", str(slots)]
         if prefetch is not None:
             argv += ["--prefetch", str(prefetch)]
@@ -267,7 +270,9 @@ class Site:
             argv += ["--heartbeat-ms", str(heartbeat_ms or self.settings["bus.heartbeat_ms"])]
         if not is_synced:
             argv += ["--unsynced"]
-        worker = self._start("worker", f"worker-{name}-{len(self.programs)}", argv, {})
+        if offers:
+            argv += ["--offers", *offers]
+        worker = self._start("worker", f"worker-{name}-{len(self.programs)}", argv, {"STEPWIRE_LABELS": labels})
         if wait:
             self.await_worker(worker)
         return worker

@@ -57,7 +57,8 @@ def serve(
 ) -> None:
     """Run the broker. TERM or Ctrl-C drains it and stops it; a second Ctrl-C stops it at once.
 
-    HUP reads the configuration again and takes the log level and the tokens from it.
+    HUP reads the configuration again and takes the log level, the tokens and the rules of routing from it: all of
+    them, or, when anything is wrong, none.
     """
     flags = dict(_setting(text) for text in settings)
     flags |= {key: value for key, value in (("http.listen", listen), ("database.url", database)) if value is not None}
@@ -228,8 +229,9 @@ class _Reload:
         log = structlog.get_logger("stepwire.serve")
         try:
             loaded = config.load(self._options.config_file, self._flags, os.environ)
-            self._broker.reconfigure(loaded.settings.execution)
+            self._broker.check(loaded.settings.execution)  # all of it is right before any of it counts
             tokens = self._tokens.reload()
+            self._broker.reconfigure(loaded.settings.execution)
         except (config.ConfigurationError, RulesRefused, TokenError) as error:
             log.warning("reload_refused", error=str(error))
             return
