@@ -13,7 +13,14 @@ import msgspec
 import pytest
 from stepwire_broker.api import token
 from stepwire_broker.api.polling import gateway
-from stepwire_broker.core.settings import BatchSettings, ExecutionSettings, ExecutorsSettings, PollSettings, Settings
+from stepwire_broker.core.settings import (
+    BatchSettings,
+    ExecutionSettings,
+    ExecutorsSettings,
+    PollSettings,
+    RuleSettings,
+    Settings,
+)
 from stepwire_broker.core.states import StepState
 
 from .poller import Item, Poller
@@ -739,6 +746,20 @@ def test_after_a_restart_what_runs_is_adopted_and_the_rest_is_given_again(direct
         for task_id in task_ids:
             assert step_of(api, task_id)["state"] == StepState.COMPLETED
         assert step_of(api, task_ids[0])["deliveries"] == 1
+
+
+def test_it_gets_what_is_routed_to_it_and_nothing_else(directory: Path) -> None:
+    rules = (RuleSettings(match="default::once::*", executor="poll"),)
+    routed = msgspec.structs.replace(settings_in(directory), execution=ExecutionSettings(rules=rules))
+    with running(directory, routed) as api:
+        apply(api)
+        poller = Poller(api)
+        poller.open()
+        other, own = submit(api, "one"), submit(api, "once")
+        (step,) = poller.lease()
+        assert step["task_id"] == own
+        assert poller.lease(wait_ms=0) == []
+        assert step_of(api, other)["state"] == "ready"
 
 
 def test_it_can_be_switched_off(directory: Path) -> None:
