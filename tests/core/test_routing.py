@@ -29,7 +29,7 @@ from stepwire_broker.core.settings import (
 from stepwire_protocol.patterns import matches
 
 from .vectors import vectors
-from .world import W2, W, World
+from .world import W2, W, World, held
 
 EXECUTORS = frozenset({"bus", "local", "exec", "poll"})
 
@@ -412,6 +412,20 @@ def test_a_worker_that_is_let_go_loses_what_it_held() -> None:
     world.handle(events.Detached(W))
     assert world.state.tasks[task_id].steps[0].state == "ready"
     assert W not in world.state.sessions
+
+
+@pytest.mark.parametrize(("drains", "blamed"), [(False, 1), (True, 0)], ids=["it broke", "the broker stops"])
+def test_what_runs_when_the_broker_stops_is_not_what_kills_workers(drains: bool, blamed: int) -> None:
+    """Or a step that is longer than a drain would fail for good after a few restarts."""
+    world = World()
+    world.hello(W, executor=LOCAL)
+    task_id = world.task({**ONE, "steps": [{**ONE["steps"][0], "worker_selector": "local"}]})
+    world.beat(holding=[held(world.batches()[0], "running", 10)])
+    if drains:
+        world.handle(events.Drain())
+    world.handle(events.Detached(W))
+    (step,) = world.state.tasks[task_id].steps
+    assert (step.state, step.lost_sessions) == ("ready", blamed)
 
 
 @given(st.text("ab*:", max_size=12), st.text("ab:", max_size=12))

@@ -19,13 +19,14 @@ version = "1"
 entry-points."stepwire.executors".noting = "noting:Noting"
 """
 
-# Notes each run in a file; the first run of a step never ends. Threads, processes and the executor do the same.
+# Notes each run in a file; the first run of a step waits for a gate. Threads, processes and the executor do the same.
 MODULE = """
-import asyncio, json, os, pathlib, threading
+import asyncio, json, os, pathlib, time
 from stepwire import Context, Worker
 from stepwire_broker.executors.contract import BaseExecutor, completed
 
 NOTES = pathlib.Path("notes")
+GATE = pathlib.Path("gate")
 worker = Worker()
 
 def note(step, delivery):
@@ -36,7 +37,8 @@ def note(step, delivery):
 @worker.handler("in.thread")
 def in_thread(context: Context):
     if note(context.step_name, context.delivery):
-        threading.Event().wait()
+        while not GATE.exists():
+            time.sleep(0.01)
 
 @worker.handler("in.process", process=True)
 def in_process(context: Context):
@@ -47,7 +49,8 @@ class Noting(BaseExecutor):
 
     async def run(self, step):
         if note(step.path.rpartition("::")[2], step.delivery):
-            await asyncio.Event().wait()
+            while not GATE.exists():
+                await asyncio.sleep(0.01)
         return completed()
 
     def __init__(self):
@@ -96,6 +99,31 @@ def notes(here: Place) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (here.directory / "notes").read_text().splitlines()]
     except FileNotFoundError:
         return []
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["to its end", "no longer than the drain"])
+def test_a_broker_that_is_told_to_stop_lets_its_executors_finish(here: Place, waits: bool) -> None:
+    """Whatever has not ended in time is over with the process: it runs again, or is held, with the next start."""
+    here.environ["STEPWIRE_BROKER__DRAIN_TIMEOUT_MS"] = "30000" if waits else "100"
+    broker = serve(here)
+    try:
+        assert here.stepwire("workflow", "apply", "w.yaml").code == 0
+        number = str(here.stepwire("task", "submit", "w", "--json").json["task_id"])
+        eventually(lambda: len(notes(here)) == len(STEPS) or None, "all to run", 30)
+        broker.process.send_signal(signal.SIGTERM)
+        if waits:
+            (here.directory / "gate").touch()
+        ended = broker.end()
+        assert ended.code == 0, ended
+    finally:
+        stop(broker.process)
+    broker = serve(here)
+    try:
+        done = here.stepwire("task", "watch", number, "--json")
+        assert done.code == (0 if waits else 13), done
+        assert len(notes(here)) == len(STEPS) + (0 if waits else len(KINDS))
+    finally:
+        stop(broker.process)
 
 
 def test_at_least_once_runs_again_at_once_and_at_most_once_is_held(here: Place) -> None:

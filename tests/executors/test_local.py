@@ -15,6 +15,8 @@ from stepwire_broker.embedded import Broker
 from stepwire_broker.executors.local import handlers_of
 from stepwire_broker.executors.registry import Executors
 
+from tests.cli.a_place import place
+
 from .running import core_of, eventually, submit
 
 MODULE = "tests.executors.local_handlers"
@@ -96,6 +98,14 @@ def test_it_is_reached_beside_a_bus_that_listens_elsewhere(tmp_path: Path) -> No
         assert not broker.state.sessions
 
     asyncio.run(tried())
+
+
+def test_serve_says_which_module_it_cannot_run(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    ended = place(tmp_path).stepwire("serve", "--local", "no_such_module")
+    assert ended.code == 2
+    assert "executors.local.modules: no_such_module: there is no module no_such_module" in ended.err
+    assert "Traceback" not in ended.err
 
 
 def test_a_module_that_cannot_be_used_is_named() -> None:

@@ -345,8 +345,9 @@ def on_attached(state: BrokerState, event: Attached, now: Now) -> None:
 
 
 def on_detached(state: BrokerState, event: Detached, now: Now) -> None:
+    """While this broker drains it is we who end it: what it ran has killed nobody."""
     state.attached.pop(event.worker, None)
-    _bury_worker(state, event.worker, now)
+    _bury_worker(state, event.worker, now, blames=not state.draining)
 
 
 def on_process_died(state: BrokerState, event: ProcessDied, now: Now) -> None:
@@ -354,12 +355,12 @@ def on_process_died(state: BrokerState, event: ProcessDied, now: Now) -> None:
     _bury_worker(state, event.worker, now)
 
 
-def _bury_worker(state: BrokerState, worker: str, now: Now) -> None:
+def _bury_worker(state: BrokerState, worker: str, now: Now, *, blames: bool = True) -> None:
     session = state.sessions.get(worker)
     if session is not None:
-        bury(state, session, now)
+        bury(state, session, now, blames=blames)
     for step in list(state.recovered.get(worker, {}).values()):
-        lost(state, step, now, suspicious=False)
+        lost(state, step, now, suspicious=False, blames=blames)
 
 
 def check_lease(state: BrokerState, session: WorkerSession, now: Now) -> None:
@@ -380,8 +381,9 @@ def _lease_ends_at(state: BrokerState, session: WorkerSession) -> int:
     return session.heard_mono + int(state.settings.bus.lease_ms * limits.LEASE_BROKER_FACTOR) + 1
 
 
-def bury(state: BrokerState, session: WorkerSession, now: Now) -> None:
-    """The session is dead: nothing of it will start any more, and what it ran is lost or unknown."""
+def bury(state: BrokerState, session: WorkerSession, now: Now, *, blames: bool = True) -> None:
+    """The session is dead: nothing of it will start any more, and what it ran is lost or unknown. `blames`: what it
+    ran may be what it died of."""
     _close(session)
     state.dead_k[session.worker] = session.k
     if len(state.dead_k) > DEAD_REMEMBERED_MAX:
@@ -397,18 +399,19 @@ def bury(state: BrokerState, session: WorkerSession, now: Now) -> None:
         for position, step in enumerate(held)
     ]
     ran = [s for s, suspicious in zip(held, suspects, strict=True) if suspicious or s.granted or s.started_ms]
-    guarding.lost(state, held, ran, now)
+    if blames:
+        guarding.lost(state, held, ran, now)
     for step, suspicious in zip(held, suspects, strict=True):
-        lost(state, step, now, suspicious=suspicious)
+        lost(state, step, now, suspicious=suspicious, blames=blames)
 
 
-def lost(state: BrokerState, step: Step, now: Now, *, suspicious: bool) -> None:
+def lost(state: BrokerState, step: Step, now: Now, *, suspicious: bool, blames: bool = True) -> None:
     """Whoever had it is no more: what never starts twice is held if it may have started, the rest runs again."""
-    lost = step.granted or step.started_ms is not None or (suspicious and not step.at_most_once)
+    may_have_run = step.granted or step.started_ms is not None or (suspicious and not step.at_most_once)
     if step.at_most_once and step.granted:
         unknown_outcome(state, step, "outcome_unknown", now)
     else:
-        undeliver(state, step, "session_lost", now, lost=lost)
+        undeliver(state, step, "session_lost", now, lost=may_have_run and blames)
 
 
 def expire_recovered(state: BrokerState, now: Now) -> None:
