@@ -95,7 +95,8 @@ class Breakers:
         """Where nothing happens but that workers die, each death is one failure, however much was running there. It may
         have been found a lease later."""
         world = self.world
-        if world.faults.on - set(BREAKER_KINDS) <= DEATH_KINDS and not self._down_until_ms:
+        is_quiet = world.faults.on - set(BREAKER_KINDS) <= DEATH_KINDS and not self._down_until_ms
+        if is_quiet and not world.peers:  # those of level 0 are slow, and forget to answer, whatever is on
             if turned.cause.endswith("tried again"):
                 return
             of = self.dispatch.breaker

@@ -141,17 +141,17 @@ def _outcome(status: str, error: ErrorDetail | None) -> Literal["good", "bad", "
     return "none" if error.code == "cancelled" else "good"
 
 
-def lost(state: BrokerState, held: list[Step], ran: list[Step], now: Now) -> None:
+def lost(state: BrokerState, held: list[Step], ran: list[Step], how: str, now: Now) -> None:
     """A session died with these, some of which may have run; or a level-0 handler let the lease of these end. One
     failure of each handler, and none if others were lost just before: a host that dies says nothing about a handler."""
     of_probes = {s.definition.handler_class: s for s in held if s.id in state.guards.probes}
     for step in of_probes.values():
-        _failed(state, step.definition.handler_class, "a worker was lost with it", now, step)
+        _failed(state, step.definition.handler_class, how, now, step)
     for handler_class in dict.fromkeys(s.definition.handler_class for s in ran):
         guard = guard_of(state, handler_class, now)
         if guard is not None and (guard.lost_mono is None or now.mono - guard.lost_mono >= LOSSES_APART_MS):
             guard.lost_mono = now.mono
-            _failed(state, handler_class, "a worker was lost with it", now)
+            _failed(state, handler_class, how, now)
 
 
 def refused(state: BrokerState, steps: list[Step], code: str, now: Now) -> None:

@@ -383,7 +383,7 @@ def expire(state: BrokerState, handout: Handout, now: Now) -> None:
         expired[handout.id] = peer
         if len(expired) > EXPIRED_REMEMBERED_MAX:
             expired.popitem(last=False)
-        guarding.lost(state, left, left, now)
+        guarding.lost(state, left, left, "a level-0 handler let its lease end", now)
     for step in left:
         if step.at_most_once:
             unknown_outcome(state, step, "outcome_unknown", now)

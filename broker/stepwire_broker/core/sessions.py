@@ -400,7 +400,7 @@ def bury(state: BrokerState, session: WorkerSession, now: Now, *, blames: bool =
     ]
     ran = [s for s, suspicious in zip(held, suspects, strict=True) if suspicious or s.granted or s.started_ms]
     if blames:
-        guarding.lost(state, held, ran, now)
+        guarding.lost(state, held, ran, "a worker was lost with it", now)
     for step, suspicious in zip(held, suspects, strict=True):
         lost(state, step, now, suspicious=suspicious, blames=blames)
 
