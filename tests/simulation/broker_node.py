@@ -30,6 +30,7 @@ from stepwire_broker.core.events import (
 )
 from stepwire_broker.core.group import Broken, Fenced, Group, Outcome
 from stepwire_broker.core.machine import Machine
+from stepwire_broker.core.routes import stored_rules
 from stepwire_broker.core.sessions import here_message, refuse
 from stepwire_broker.core.state import BrokerState, Identity
 from stepwire_broker.core.workflow import Workflow, stored_workflow
@@ -128,6 +129,8 @@ class BrokerNode:
             now,
             open_steps=opened.open_steps,
             unloaded_tasks=opened.open_tasks,
+            router=world.routes.router(settings, opened.rules),
+            runtime_rules=stored_rules(opened.rules),
         )
         self._count_timers()
         self.machine = Machine(self.state, [(_compiled(row), bool(row.active)) for row in opened.workflows])
@@ -144,6 +147,7 @@ class BrokerNode:
         if self._hits("broker_killed_loading", self.life):
             world.schedule.after(400.0 * self.chance.random() ** 2, self._kill_if, self.life)
         world.network.broker_started()
+        world.routes.broker_started()
         self.post("tick")
 
     def _count_timers(self) -> None:
@@ -167,6 +171,7 @@ class BrokerNode:
         world = self.world
         world.trace("broker_killed", self.life)
         world.checks.broker_dies()
+        world.routes.broker_died()
         self.is_alive = False
         self.is_paused = False
         self.deaths += 1

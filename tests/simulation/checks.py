@@ -13,6 +13,7 @@ from stepwire_broker.core import events, history
 from stepwire_broker.core.answers import Applied, Done, Refused, Submitted
 from stepwire_broker.core.group import Group
 from stepwire_broker.core.session import WorkerSession
+from stepwire_broker.core.shadows import FIRST
 from stepwire_broker.core.stored import StoredStep
 from stepwire_broker.core.task import LEVEL0
 from stepwire_broker.core.workflow import Workflow
@@ -61,6 +62,7 @@ class _Alive(msgspec.Struct):
     worker: str
     sessions: dict[str, str] = {}
     next: dict[str, int] = {}
+    n: int = 0
 
 
 class StepBook:
@@ -162,6 +164,7 @@ class Checks:
         self.resolved_outputs: set[int] = set()
         self.seen_batches: set[str] = set()
         self.dropped_ms: dict[str, float] = {}  # by worker: when it last lost a session
+        self.told_n: dict[str, int] = {}
         self.reached_ms: dict[str, float] = {}  # by worker: when the broker last had its word that it lives
         self.muted: set[str] = set()
         self.died_ms: dict[str, float] = {}
@@ -368,6 +371,9 @@ class Checks:
             return
         if session.muted:
             self.muted.add(said.worker)
+        if said.n <= self.told_n.get(said.worker, -1):
+            return  # it is late, or came twice, and says nothing of now
+        self.told_n[said.worker] = said.n
         if said.sessions.get("b1") == session.id if is_beat else said.next.get("b1", 0) >= session.k:
             self.reached_ms[said.worker] = self.world.now
 
@@ -492,6 +498,9 @@ class Checks:
             return
         self.seen_batches.add(message.batch_id)
         for step in message.steps:
+            if step.step_id >= FIRST:
+                self._is_a_copy(step)
+                continue
             book = self.steps.get(step.step_id)
             known = None if book is None else book.dispatched.get(step.delivery)
             if known is None or known[:2] != (worker, message.batch_id):
@@ -501,6 +510,15 @@ class Checks:
                 )
                 return
             self._has_its_time(book, step)
+
+    def _is_a_copy(self, step: wire.StepRequest) -> None:
+        """A shadow says that it is one, has a key of its own, needs nobody's word to start, and is of a step that is
+        durably handed out."""
+        self.numbers["shadows"] += 1
+        book = self.steps.get(step.task_id + 1 + self.workflow_of(step.task_id).by_name[step.step_name])
+        is_copy = step.metadata.shadow and step.metadata.idempotency_key.endswith("/shadow")
+        if not is_copy or step.delivery_mode != "at_least_once" or book is None or not book.delivery:
+            self.fail("P2 a shadow is a copy of what is handed out", f"{step.step_id} of task {step.task_id}")
 
     def _is_still_so(self, message: wire.Steps) -> None:
         """What is said again has not been taken back, and is not over."""
@@ -619,6 +637,8 @@ class Checks:
     def entered(self, running: Running | RunningAtLevel0, worker: WorkerNode | PeerNode) -> None:
         step = running.run.step
         step_id, delivery = running.run.item
+        if step_id >= FIRST:
+            return  # it is nobody's step
         book = self.steps.get(step_id)
         known = None if book is None else book.dispatched.get(delivery)
         if book is None or known is None or known[0] != running.worker:
@@ -718,13 +738,13 @@ class Checks:
         return self.world.now - run.at_ms >= 0.98 * wait_ms
 
     def told_to_stop(self, running: Running, reason: str) -> None:
-        book = self.steps[running.run.item[0]]
-        for run in book.runs:
+        book = self.steps.get(running.run.item[0])
+        for run in book.runs if book is not None else ():
             if run.running is running and reason != "lease_lost":
                 run.was_stopped = True
 
     def ended(self, running: Running | RunningAtLevel0, result: wire.Result | None) -> None:
-        if not running.entered:
+        if not running.entered or running.run.item[0] >= FIRST:
             return
         for run in self.steps[running.run.item[0]].runs:
             if run.running is running:
@@ -797,6 +817,8 @@ class Checks:
             return
         if broker.leaving == life:
             return  # it was told to hand out nothing more
+        if self.world.routes.is_on:
+            return  # who is free for a step is the rules' to say
         active_max = broker.settings.limits.max_active_tasks
         self.numbers["restarts timed"] += 1
         ready_by = broker.now().wall - RESTARTED_MS

@@ -16,10 +16,6 @@ IMPOSSIBLE: Final[dict[tuple[str, str], str]] = {
     ("timer", "unstarted"): "no worker of this world does without heartbeats; the core's own tests have one",
 }
 IMPOSSIBLE |= {
-    ("event", kind): "every worker of this world is on the bus, and nobody routes; the core's own tests have others"
-    for kind in ("Attached", "Detached", "SetRule", "Reconfigure")
-}
-IMPOSSIBLE |= {
     ("step", f"restored: {before} → held"): "a broker does not run while a backup takes its database's place"
     for before in ("waiting", "ready", "dispatched", "retry_wait")
 }

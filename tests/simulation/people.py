@@ -267,7 +267,7 @@ class People:
             case "operator_cancel":
                 self.order(lambda r: CancelTask(r, task_id, "an operator wanted it"))
             case "operator_drain":
-                worker = world.workers[int(luck * len(world.workers))]
+                worker = world.workers[int(luck * world.on_bus)]
                 if worker.is_alive:
                     world.quieted.add(worker.id)
                     self.order(lambda r, i=worker.id: DrainWorker(r, i, luck * 10 % 1 < 0.5))  # type: ignore[misc]

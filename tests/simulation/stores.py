@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepwire_broker.core.group import Parked, TaskNew
+from stepwire_broker.core.routes import KEPT_AS
 from stepwire_broker.core.stored import StoredStep
 from stepwire_broker.store import queries, store
 from stepwire_broker.store.lane import Rows, Trouble
@@ -50,6 +51,7 @@ class MemoryStore:
             workflows=list(t.workflows.values()),
             open_tasks=len(open_tasks),
             open_steps=open_steps(t),
+            rules=t.kept.get(KEPT_AS),
         )
         return opened, Observed(MemoryWriter(t, t.epoch), self._refuses, self._on_commit)
 

@@ -61,6 +61,8 @@ class WorkerNode:
         offered = HANDLERS if number == 0 or chance.random() < 0.6 else tuple(chance.sample(HANDLERS, 2))
         self.concurrency = chance.choice((None, None, None, 1))
         self.offers = tuple(Offer(name, self.concurrency) for name in offered)
+        if number == 0 and world.routes.is_on:
+            self.offers = tuple(Offer(name, self.concurrency, shadow_safe=True) for name in offered)
         self.accept_delay_ms = chance.choice((0, 5, 50))
         self.mood = chance.choice((0.0, 0.1, 0.3))  # how often a handler does anything but succeed
         self.pace_ms = 10.0 + 1_500.0 * chance.random() ** 3
@@ -93,7 +95,7 @@ class WorkerNode:
         self.is_alive = True
         self.is_paused = False
         self._backlog = []
-        self.id = f"{self.name}:{self.chance.getrandbits(64):016x}"
+        self.id = self.new_id()
         self.pid = 100 * (self.number + 1) + self.life
         self.running: dict[Item, Running] = {}
         config = Config(
@@ -114,6 +116,9 @@ class WorkerNode:
         world.trace("worker_started", self.id)
         self.session.start(self.now())
         self._pump()
+
+    def new_id(self) -> str:
+        return f"{self.name}:{self.chance.getrandbits(64):016x}"
 
     def kill(self) -> None:
         if not self.is_alive:

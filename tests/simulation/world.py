@@ -23,6 +23,7 @@ from .flows import AT_LEVEL0, COUNT
 from .network import Network
 from .peer_node import HANDLER, PeerNode
 from .people import People
+from .routes import Routes
 from .stores import MemoryStore, SqliteStore
 from .tables import DataRefused
 from .worker_node import WorkerNode
@@ -83,6 +84,8 @@ class World:
         self.settings = self.breakers.settings(self.settings)
         if not self.breakers.is_on:
             self.faults.on -= set(BREAKER_KINDS)
+        self.routes = Routes(self, is_possible=self.focus is None and not peers)
+        self.settings = self.routes.settings(self.settings)
         self._refused_rate = self.faults.rate("data_refused", 0.02)
         self._refused_tasks: set[int] = set()
         self._refused_chance = Random(f"{seed}/refused")
@@ -98,6 +101,8 @@ class World:
         if self.focus is not None:
             workers = 2 + workers % 2
         self.workers = [WorkerNode(self, i) for i in range(workers)]
+        self.on_bus = len(self.workers)
+        self.workers += self.routes.workers(self.on_bus)
         self.peers = [PeerNode(self, i) for i in range(peers)]
         self.people = People(self)
         self.quieted: set[str] = set()
@@ -181,12 +186,13 @@ class World:
     def _run(self) -> None:
         schedule = self.schedule
         self.broker.start()
-        for worker in self.workers:
+        for worker in self.workers[: self.on_bus]:
             schedule.after(200.0 * self.chance.random(), worker.start)
         for peer in self.peers:
             schedule.after(200.0 * self._level0.random(), peer.start)
         self.people.begin(self.phase_ms)
         self._plan_faults()
+        self.routes.plan(self.phase_ms)
         schedule.run(self.phase_ms)
         self._heal()
         # A time that is read from the database may be as wrong as the clock was.
@@ -211,6 +217,7 @@ class World:
             and not broker.state.loads
             and not broker.state.fetching
             and not broker.state.level0.handouts
+            and not broker.state.shadows.by_id
             and not any(peer.is_busy for peer in self.peers)
             and all(not worker.is_alive or worker.session.is_idle for worker in self.workers)
         )
@@ -297,7 +304,7 @@ class World:
         hosts[int(luck * 2) * int(luck * len(hosts))].clock.jump(int(7_200_000 * (size - 0.5)), self.now)
 
     def _worker(self, luck: float) -> WorkerNode:
-        return self.workers[int(luck * len(self.workers))]
+        return self.workers[int(luck * self.on_bus)]
 
     def _kill_worker(self, luck: float, size: float) -> None:
         self._worker(luck).kill()

@@ -342,6 +342,10 @@ def on_subscribed(state: BrokerState, event: Subscribed, now: Now) -> None:
 
 def on_attached(state: BrokerState, event: Attached, now: Now) -> None:
     state.attached[event.worker] = event
+    session = state.sessions.get(event.worker)
+    if session is not None:
+        session.of, session.joins_bus = state.executor(event.executor), event.joins_bus
+        state.offer_cache.clear()
 
 
 def on_detached(state: BrokerState, event: Detached, now: Now) -> None:

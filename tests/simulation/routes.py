@@ -1,0 +1,119 @@
+"""Rules, canaries, shadows, and workers inside the broker's own process: in a fifth of the seeds.
+
+Such a worker lives and dies with the broker, and the next start knows it for dead by its id. Rules are in the
+configuration, and an operator changes them; what they say is asked of nobody but the broker, so what is checked here is
+that all the other promises hold whatever they say, and that a shadow is a copy and nothing more.
+"""
+
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from stepwire.session import Offer
+from stepwire_broker.core.events import Attached, Detached, Reconfigure, SetRule
+from stepwire_broker.core.routes import stored_rules
+from stepwire_broker.core.routing import Router
+from stepwire_broker.core.session import BUS, LOCAL, own_worker
+from stepwire_broker.core.settings import CanarySettings, ExecutionSettings, RuleSettings, Settings, ShadowSettings
+
+from .worker_node import HANDLERS, HOST, WorkerNode
+
+if TYPE_CHECKING:
+    from .world import World
+
+INNER: Final = "inner"
+EXECUTORS: Final = (BUS, LOCAL, INNER)
+MATCHES: Final = ("**", "tenant::**", "default::*::*", "*::*::s0", "**::s1", "**::s*")
+
+
+class Routes:
+    def __init__(self, world: "World", *, is_possible: bool) -> None:
+        self.world = world
+        self.chance = Random(f"{world.seed}/roads")
+        self.is_on = is_possible and self.chance.random() < 0.2
+        self.count = self.chance.choice((1, 1, 2)) if self.is_on else 0
+        rules = [self._rule() for _ in range(self.chance.randint(0, 3))] if self.is_on else []
+        self.execution = ExecutionSettings(rules=tuple(rules))
+        self.inner: list[InnerNode] = []
+
+    def _rule(self) -> RuleSettings:
+        chance = self.chance
+        executor = chance.choice((INNER, INNER, BUS, None))
+        other = BUS if executor == INNER else INNER
+        canary = CanarySettings(chance.choice((0.0, 30.0, 100.0)), executor=other) if chance.random() < 0.4 else None
+        shadow = ShadowSettings(executor=chance.choice((INNER, BUS))) if chance.random() < 0.6 else None
+        return RuleSettings(chance.choice(MATCHES), executor=executor, canary=canary, shadow=shadow)
+
+    def settings(self, drawn: Settings) -> Settings:
+        return msgspec.structs.replace(drawn, execution=self.execution)
+
+    def router(self, settings: Settings, kept: str | None) -> Router:
+        return Router(settings.execution, EXECUTORS, bus_is_distributed=True, runtime=stored_rules(kept))
+
+    def plan(self, phase_ms: float) -> None:
+        """An operator sets rules and takes them back, the configuration is read again, and executors come and go."""
+        if self.is_on:
+            for _ in range(self.chance.randint(0, 5)):
+                self.world.schedule.at(phase_ms * self.chance.random(), self._change)
+            for node in self.inner:
+                if self.chance.random() < 0.3:
+                    self.world.schedule.at(phase_ms * self.chance.random(), node.kill)
+
+    def _change(self) -> None:
+        world, chance = self.world, self.chance
+        rule = self._rule()
+        luck = chance.random()
+        if luck < 0.5:
+            world.people.order(lambda r: SetRule(r, rule.match, rule))
+        elif luck < 0.75:
+            world.people.order(lambda r: SetRule(r, rule.match, None))
+        elif world.broker.is_alive:
+            execution = ExecutionSettings(rules=tuple(self._rule() for _ in range(chance.randint(0, 2))))
+            world.broker.post("event", Reconfigure(execution))
+
+    # -- inside the broker's process ----------------------------------------------------------------------------------
+
+    def workers(self, numbered_from: int) -> list[WorkerNode]:
+        self.inner = [InnerNode(self.world, numbered_from + i) for i in range(self.count)]
+        return list(self.inner)
+
+    def broker_started(self) -> None:
+        for node in self.inner:
+            self.world.schedule.after(5.0 * self.chance.random(), node.start)
+
+    def broker_died(self) -> None:
+        for node in self.inner:
+            node.dies_with_it()
+
+
+class InnerNode(WorkerNode):
+    def __init__(self, world: "World", number: int) -> None:
+        super().__init__(world, number)
+        self.offers = tuple(Offer(name, self.concurrency, shadow_safe=True) for name in HANDLERS)
+        self.host = HOST
+        self.proof = self.is_provable = False
+        self._rate = dict.fromkeys(self._rate, 0.0)
+        self._lives = 0
+
+    def start(self) -> None:
+        if not self.is_alive and self.world.broker.is_alive:
+            super().start()
+
+    def new_id(self) -> str:
+        self._lives += 1
+        broker = self.world.broker
+        found = own_worker(INNER, "b1", broker.state.identity.epoch, 16 * self._lives + self.number)
+        broker.post("event", Attached(found, INNER))
+        return found
+
+    def kill(self) -> None:
+        """It is let go, and another one comes."""
+        if self.is_alive:
+            self._end()
+            self.world.broker.post("event", Detached(self.id))
+            self.world.schedule.after(500.0, self.start)
+
+    def dies_with_it(self) -> None:
+        if self.is_alive:
+            self.world.trace("worker_killed", self.id)
+            self._end()
