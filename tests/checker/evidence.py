@@ -342,6 +342,9 @@ class Case(Struct):
     plan: Plan
     rows: list[tuple[int, list[Fact]]]  # its history: sequence of the group, facts
     lane_id: int
+    # found once, and looked at by many rules
+    runs: list[tuple[StepStory, list[Any]]] | None = None
+    given: list[tuple[StepStory, list[Any]]] | None = None
 
     def pairs(self) -> Iterator[tuple[StepRow, StepStory]]:
         """Every step that has both a row and a place in the workflow."""

@@ -4,7 +4,7 @@ What the history alone shows is judged in language.py; here the history meets it
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby, pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 from zlib import crc32
@@ -223,12 +223,16 @@ def no_order_is_made_up(database: Database, seen: Witnesses, case: Case) -> Find
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
-def _runs(seen: Witnesses, case: Case) -> Iterator[tuple[StepStory, list[Run]]]:
+def _runs(seen: Witnesses, case: Case) -> list[tuple[StepStory, list[Run]]]:
+    if case.runs is None:
+        case.runs = _of_steps(seen.runs, case)
+    return case.runs
+
+
+def _of_steps(known: Mapping[int, list[Any]], case: Case) -> list[tuple[StepStory, list[Any]]]:
     first = case.task.id + 1
-    for step in case.story.steps:
-        runs = seen.runs.get(first + step.index)
-        if runs is not None:
-            yield step, runs
+    found = ((step, known.get(first + step.index)) for step in case.story.steps)
+    return [(step, of_step) for step, of_step in found if of_step is not None]
 
 
 def a_delivery_is_run_once(database: Database, seen: Witnesses, case: Case) -> Finds:
@@ -339,12 +343,10 @@ def only_what_was_dispatched_is_run(database: Database, seen: Witnesses, case: C
                 )
 
 
-def _given(seen: Witnesses, case: Case) -> Iterator[tuple[StepStory, list[Any]]]:
-    first = case.task.id + 1
-    for step in case.story.steps:
-        given = seen.given.get(first + step.index)
-        if given is not None:
-            yield step, given
+def _given(seen: Witnesses, case: Case) -> list[tuple[StepStory, list[Any]]]:
+    if case.given is None:
+        case.given = _of_steps(seen.given, case)
+    return case.given
 
 
 def at_most_once_starts_on_a_go(database: Database, seen: Witnesses, case: Case) -> Finds:
