@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 from stepwire.session import Offer
-from stepwire_broker.core.events import Attached, Detached, Reconfigure, SetRule
+from stepwire_broker.core.events import (
+    Attached,
+    Detached,
+    PauseExecutor,
+    Reconfigure,
+    ResumeExecutor,
+    SetRule,
+)
 from stepwire_broker.core.routes import stored_rules
 from stepwire_broker.core.routing import Router
 from stepwire_broker.core.session import BUS, LOCAL, own_worker
@@ -63,9 +70,13 @@ class Routes:
         world, chance = self.world, self.chance
         rule = self._rule()
         luck = chance.random()
-        if luck < 0.5:
+        if luck < 0.2:
+            executor = chance.choice((BUS, INNER))
+            world.people.order(lambda r: PauseExecutor(r, executor))
+            world.schedule.after(5_000.0 * chance.random(), world.people.order, lambda r: ResumeExecutor(r, executor))
+        elif luck < 0.55:
             world.people.order(lambda r: SetRule(r, rule.match, rule))
-        elif luck < 0.75:
+        elif luck < 0.8:
             world.people.order(lambda r: SetRule(r, rule.match, None))
         elif world.broker.is_alive:
             execution = ExecutionSettings(rules=tuple(self._rule() for _ in range(chance.randint(0, 2))))
