@@ -108,6 +108,16 @@ def test_no_worker_offers_it() -> None:
     )
 
 
+def test_an_executor_that_it_does_not_go_to_offers_it() -> None:
+    world = World()
+    world.hello(executor="local")
+    assert why(world, world.task(ONE))[:2] == (
+        "no_worker_offers",
+        "no worker offers `h` (no worker is connected); executor `local` offers it, and gets it with"
+        " `stepwire executor route default::flow::only --executor local`",
+    )
+
+
 def test_a_worker_offered_it_and_did_not_know_it_after_all() -> None:
     world = World()
     world.hello()

@@ -16,7 +16,7 @@ from .breaker import State
 from .codes import describe
 from .events import Now
 from .placement import offering
-from .routing import NOBODY, Decided, Target, missing_text
+from .routing import NOBODY, Decided, Target, missing_text, path_of
 from .session import BUS, LOCAL, POLL, WorkerSession
 from .state import BrokerState
 from .states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
@@ -285,7 +285,22 @@ def _is_offered_by_nobody(state: BrokerState, step: Step, now: Now) -> Why | Non
     else:
         rest = "no worker is connected"
     whose = "" if target.executor == BUS else f" of executor `{target.executor}`"
-    return Why("no_worker_offers", f"no worker{whose} offers `{name}` ({rest}){_rule(state, step)}", step.ready_ms)
+    more = f"{_rule(state, step)}{_elsewhere(state, step, target)}"
+    return Why("no_worker_offers", f"no worker{whose} offers `{name}` ({rest}){more}", step.ready_ms)
+
+
+def _elsewhere(state: BrokerState, step: Step, target: Target) -> str:
+    """Somebody could take it, if it only went there."""
+    place = state.router.place(step.task.workflow, step.definition.index)
+    if place.decided is Decided.LOCAL:
+        return ""
+    name = step.definition.handler_class
+    others = {s.executor for s in state.sessions.values() if s.offers(name) and name not in s.unknown}
+    if not others - {target.executor}:
+        return ""
+    key = min(others - {target.executor})
+    path = path_of(step.task.namespace, step.task.workflow.name, step.definition.name)
+    return f"; executor `{key}` offers it, and gets it with `stepwire executor route {path} --executor {key}`"
 
 
 def _of_executor(state: BrokerState, executor: str) -> list[WorkerSession]:
