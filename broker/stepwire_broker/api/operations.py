@@ -150,7 +150,8 @@ IN_QUERY: Final[dict[str, Parameter]] = {
     "cursor": CURSOR,
     "place": Parameter(PLACE, "`next_cursor` of the page before."),
     "path": Parameter(
-        {"type": "string", "pattern": "^[^:]+::[^:]+::[^:]+$"}, "Of the step: `namespace::workflow::step`."
+        {"type": "string", "pattern": "^[^:]+(?:::[^:]+){2,}$"},
+        "Of the step: `namespace::workflow::step`; a namespace may itself hold `::`.",
     ),
     "worker_selector": Parameter(
         {"type": "string", "pattern": r"^(local|[^=,]+=[^,]*(,[^=,]+=[^,]*)*)$"},

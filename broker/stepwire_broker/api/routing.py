@@ -15,7 +15,7 @@ from .exchange import Call, Reply, encode
 
 ORDER_BYTES_MAX: Final = 64 * 1024
 PATH_CHARACTERS_MAX: Final = 1024
-SEGMENTS: Final = 3
+SEGMENTS: Final = 3  # at least: a namespace may itself hold ::
 
 
 class AsideDocument(Struct, frozen=True):
@@ -118,7 +118,7 @@ class RuleSet(Struct, frozen=True):
 async def route(call: Call) -> Reply:
     members = call.query("path", "worker_selector")
     path = members.get("path", "")
-    if len(path) > PATH_CHARACTERS_MAX or path.count(patterns.SEPARATOR) != SEGMENTS - 1 or "" in path.split("::"):
+    if len(path) > PATH_CHARACTERS_MAX or path.count(patterns.SEPARATOR) < SEGMENTS - 1 or "" in path.split("::"):
         raise problems.Problem(
             400, "bad_query", "`path` has to be namespace::workflow::step", "for instance path=default::order::charge"
         )
