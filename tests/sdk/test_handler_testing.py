@@ -187,3 +187,10 @@ def test_how_long_a_run_took_is_told_to_the_microsecond():
         metadata = completed(handler, step, 1, took_ms).metadata
         assert metadata is not None
         assert metadata.execution_time_ms == round(took_ms, 3)
+
+
+@pytest.mark.parametrize("body", [b'1}],"x":[{"output":2', b"1,2", b"", b"{}{}", b'{"a":1'])
+def test_ready_made_json_is_one_whole_value(body: bytes) -> None:
+    """A piece of something larger would make another message of the one that it is put into."""
+    with pytest.raises(ValueError, match=r"\w"):
+        encode_output(msgspec.Raw(body))
