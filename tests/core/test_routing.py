@@ -319,6 +319,17 @@ def test_a_retry_without_an_executor_is_refused_and_not_run_here() -> None:
     assert answer.code == "no_executor"
 
 
+def test_whoever_comes_over_an_inproc_bus_is_local() -> None:
+    """It is in the broker's own process, so that is where its handlers are; with a session or without one."""
+    world = World(bus_is_distributed=False)
+    world.hello(W)
+    world.task(ONE)
+    assert len(world.batches(W)) == 1
+    world.handle(events.ProcessDied(W))
+    world.peer()
+    assert len(world.handed) == 1
+
+
 def test_on_missing_local_runs_it_inside_the_broker() -> None:
     settings = Settings(execution=ExecutionSettings(default_execution_mode="distributed", on_missing="local"))
     world = World(settings, bus_is_distributed=False)

@@ -82,6 +82,15 @@ class Routes:
             execution = ExecutionSettings(rules=tuple(self._rule() for _ in range(chance.randint(0, 2))))
             world.broker.post("event", Reconfigure(execution))
 
+    def heal(self) -> None:
+        """An order may have come late, or to nobody: what is paused goes on in the end."""
+        if self.is_on:
+            for after_ms in (2_000.0, 20_000.0):
+                for executor in (BUS, INNER):
+                    self.world.schedule.after(
+                        after_ms, self.world.people.order, lambda r, key=executor: ResumeExecutor(r, key)
+                    )
+
     # -- inside the broker's process ----------------------------------------------------------------------------------
 
     def workers(self, numbered_from: int) -> list[WorkerNode]:

@@ -243,6 +243,7 @@ class World:
                 self.schedule.after(1_000.0 * self._level0.random(), peer.start)
         self.schedule.after(DOUBTED_MS, self._restart_doubted)
         self.people.tidy()
+        self.routes.heal()
 
     def _restart_doubted(self) -> None:
         """What a level-0 handler was sent, or said, was lost, and it gets nothing at_most_once any more: an operator

@@ -33,7 +33,7 @@ from .placement import ASIDE_MAX, FETCHES_IN_FLIGHT_MAX, REQUEST_OVERHEAD_BYTES,
 from .progress import enqueue, fail_for, undeliver, unknown_outcome
 from .ready import Route
 from .results import apply_result, look_up
-from .session import BUS
+from .session import BUS, LOCAL
 from .state import BrokerState
 from .states import DISPATCHED, STEP_FINAL
 from .task import LEVEL0, Step
@@ -96,7 +96,7 @@ def serves_route(state: BrokerState, route: Route) -> bool:
 def _serves(state: BrokerState, route: Route) -> bool:
     target, handler_class, _, at_most_once, _ = route
     return (
-        target.executor == BUS
+        (target.executor == BUS or (target.executor == LOCAL and not state.router.bus_is_distributed))
         and not target.selector
         and state.level0.allows(handler_class)
         and (not at_most_once or state.settings.bus.level0.at_most_once)

@@ -38,7 +38,7 @@ from .events import (
 from .outbox import SendMessage
 from .placement import say_again
 from .progress import fail_for, hand_to, undeliver, unknown_outcome
-from .session import BUS, WorkerSession, opened
+from .session import WorkerSession, opened
 from .state import DEAD_REMEMBERED_MAX, QUIETED_REMEMBERED_MAX, BrokerState
 from .states import DISPATCHED
 from .task import Step
@@ -94,11 +94,11 @@ def on_hello(state: BrokerState, hello: Hello, now: Now) -> None:
 
 def _open(state: BrokerState, hello: Hello, k: int, before: WorkerSession | None, now: Now) -> WorkerSession:
     """A new session. Of the old one: what the worker still holds moves over, the rest it has dropped unstarted."""
-    attached = state.attached.get(hello.worker)
-    executor = state.executor(BUS if attached is None else attached.executor)
+    attached = state.attached.get(hello.worker) or state.on_the_bus(hello.worker)
+    executor = state.executor(attached.executor)
     session = opened(hello, k, state.identity.epoch, state.identity.broker, executor, now.mono, now.wall)
     session.draining = hello.worker in state.quieted
-    session.joins_bus = attached is not None and attached.joins_bus
+    session.joins_bus = attached.joins_bus
     state.sessions[hello.worker] = session
     state.offer_cache.clear()
     state.counters.sessions_opened += 1

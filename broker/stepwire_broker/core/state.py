@@ -185,6 +185,11 @@ class BrokerState:
         is_retry = step.attempt > 0 and step.retry is None
         return self.router.target(step), definition.handler_class, step.is_suspect, step.at_most_once, is_retry
 
+    def on_the_bus(self, worker: str) -> Attached:
+        """Whoever comes over a bus that is inproc only is in our own process, and so is what runs there."""
+        is_distributed = self.router.bus_is_distributed
+        return Attached(worker, BUS if is_distributed else LOCAL, joins_bus=not is_distributed)
+
     def count_canary(self, step: Step) -> None:
         """It is handed out: on which side of its rule's canary?"""
         place = self.router.place(step.task.workflow, step.definition.index)
