@@ -145,7 +145,7 @@ def test_a_rule_that_never_matches_is_found_with_the_one_that_hides_it() -> None
         ("*::ml::train", "public::a::ml::train", "*::ml::train"),
         ("shop::*", "shop::order::charge", "its * is exactly one segment; shop::** would match"),
         ("Shop::**", "shop::order::charge", "it differs in upper and lower case"),
-        ("shop::order::pay", "shop::order::charge", "only its segment pay differs"),
+        ("shop::order::chrage", "shop::order::charge", "only its segment chrage differs, where the path has charge"),
         ("order::charge", "shop::order::charge", "the path has more segments"),
     ],
 )
@@ -154,6 +154,11 @@ def test_a_rule_that_nearly_matches_is_named(match: str, path: str, says: str | 
     assert found is not None
     assert found.rule.match == match
     assert says is None or says in found.why
+
+
+@pytest.mark.parametrize("match", ["shop::order::pay", "zzz::yyy::xxx", "shop::**::refund"])
+def test_a_rule_for_something_else_is_no_near_miss(match: str) -> None:
+    assert near_miss(router(RuleSettings(match)).rules, "shop::order::charge") is None
 
 
 # -- canaries ---------------------------------------------------------------------------------------------------------
@@ -188,6 +193,23 @@ def test_a_canarys_workers_are_not_for_the_others() -> None:
         tasks = [step.task_id for batch in world.batches(worker) for step in batch.steps]
         assert len(tasks) > 10
         assert all((rule.part(task_id) < rule.canary.below) is is_canary for task_id in tasks)
+
+
+@pytest.mark.parametrize(
+    ("selector", "without"),
+    [
+        ({}, {"release": "next"}),
+        ({"region": "eu"}, {"release": "next"}),
+        ({"release": "now"}, {}),  # none of these bears release=next
+        ({"release": "next"}, {}),  # asked for by the step itself
+    ],
+)
+def test_what_the_others_may_not_have_is_said_only_where_it_keeps_somebody_out(
+    selector: dict[str, str], without: dict[str, str]
+) -> None:
+    canary = CanarySettings(50, worker_selector={"release": "next"})
+    place = router(RuleSettings("**", worker_selector=selector, canary=canary)).route("a::b::c", None)
+    assert dict(place.target.without) == without
 
 
 @pytest.mark.parametrize(("percent", "worker"), [(0, W2), (100, W)])

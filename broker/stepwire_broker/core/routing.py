@@ -5,6 +5,7 @@ anything but what happens. `decide` says local or distributed; a distributed ste
 path `<namespace>::<workflow>::<step>`, else the default executor.
 """
 
+import difflib
 from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple
@@ -186,7 +187,11 @@ class Router:
         labels = labels or rule.selector
         without: Selector = ()
         if rule.canary is not None and rule.canary.executor in (None, executor):
-            without = rule.canary.selector if not set(rule.canary.selector) <= set(labels) else ()
+            own = dict(labels)
+            if not set(rule.canary.selector) <= set(labels):
+                # What asks for release=now gets none of release=next anyway.
+                is_apart = any(own.get(key, value) != value for key, value in rule.canary.selector)
+                without = () if is_apart else rule.canary.selector
         return Place(
             decided,
             rule,
@@ -360,6 +365,7 @@ def near_miss(rules: Sequence[Rule], path: str) -> NearMiss | None:
         for i in written if len(written) > 1 else ():
             segment = segments[i]
             other = patterns.SEPARATOR.join([*segments[:i], "*", *segments[i + 1 :]])
-            if patterns.matches(other, path):
-                return NearMiss(rule, f"only its segment {segment} differs")
+            # Another step of the same workflow is no near miss; one that is spelled alike is.
+            if patterns.matches(other, path) and (alike := difflib.get_close_matches(segment, path.split("::"), 1)):
+                return NearMiss(rule, f"only its segment {segment} differs, where the path has {alike[0]}")
     return None
