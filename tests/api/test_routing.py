@@ -60,6 +60,14 @@ def test_a_canary_and_the_steps_own_selector_are_told_too(ruled: Api) -> None:
     assert route(ruled, "shop::order::charge", "local").json["decided"] == "local"
 
 
+@pytest.mark.parametrize(("percent", "said"), [(100, "poll, and is"), (12.5, "poll for 12.5 % of its tasks, and is")])
+def test_of_how_many_a_copy_goes_is_told(ruled: Api, percent: float, said: str) -> None:
+    rule = {"match": "**::quote", "shadow": {"executor": "poll", "percent": percent}}
+    assert promised(ruled, "POST", "/v1/rules", rule).status == 200
+    reason = route(ruled, "shop::order::quote").json["reason"]
+    assert reason.endswith(f"it goes to executor bus; a copy goes to executor {said} compared")
+
+
 @pytest.mark.parametrize("path", ["", "charge", "shop::charge", "shop::::charge", "::a::b", "a::b::"])
 def test_what_is_no_path_is_refused(ruled: Api, path: str) -> None:
     answer = route(ruled, path)

@@ -14,6 +14,16 @@ _FIGURES = pytest.StashKey[list[str]]()
 @pytest.fixture
 def new_site(request: pytest.FixtureRequest) -> Iterator[Callable[..., Site]]:
     """Makes sites that end with the test, whatever becomes of it."""
+    yield from _sites(request)
+
+
+@pytest.fixture(scope="module")
+def new_shared_site(request: pytest.FixtureRequest) -> Iterator[Callable[..., Site]]:
+    """The same for what the tests of a module share."""
+    yield from _sites(request)
+
+
+def _sites(request: pytest.FixtureRequest) -> Iterator[Callable[..., Site]]:
     sites: list[Site] = request.node.stash.setdefault(_SITES, [])
 
     def make(*arguments: Any, **settings: Any) -> Site:
@@ -44,9 +54,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed and call.when == "call":
-        for site in item.stash.get(_SITES, []):
-            for name, text in site.transcripts():
-                report.sections.append((name, text))
+        for site in (site for node in item.listchain() for site in node.stash.get(_SITES, [])):
+            report.sections += site.transcripts()
     return report
 
 

@@ -57,14 +57,14 @@ dispatch: {unroutable_after: 300ms}
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Site]:
+def shared(new_shared_site: Callable[..., Site]) -> Site:
     """One broker for the stories that do not come near one another."""
-    with Site() as site:
-        (site.directory / "stepwire.yaml").write_text(SETTINGS)
-        (site.directory / "quote.py").write_text(QUOTE)
-        (site.directory / "quote.sh").write_text(QUOTE_IN_SHELL)
-        site.start_broker()
-        yield site
+    site: Site = new_shared_site()
+    (site.directory / "stepwire.yaml").write_text(SETTINGS)
+    (site.directory / "quote.py").write_text(QUOTE)
+    (site.directory / "quote.sh").write_text(QUOTE_IN_SHELL)
+    site.start_broker()
+    return site
 
 
 def python(site: Site, file: str) -> Program:

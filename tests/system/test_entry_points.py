@@ -6,7 +6,7 @@ the step happens. Whoever ran it says so in its output.
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,14 @@ Way = Callable[[Site, Callable[[], None]], int]  # called between: `turn`, which
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Site]:
-    with Site() as site:
-        (site.directory / "stepwire.yaml").write_text(
-            json.dumps({"execution": {"rules": RULES}, "executors": EXECUTORS})  # YAML as well
-        )
-        site.start_broker()
-        site.start_worker("steady", slots=20, offers=["way.work"])
-        yield site
+def shared(new_shared_site: Callable[..., Site]) -> Site:
+    site: Site = new_shared_site()
+    (site.directory / "stepwire.yaml").write_text(
+        json.dumps({"execution": {"rules": RULES}, "executors": EXECUTORS})  # YAML as well
+    )
+    site.start_broker()
+    site.start_worker("steady", slots=20, offers=["way.work"])
+    return site
 
 
 def apply(site: Site, name: str, *steps: dict[str, Any]) -> None:

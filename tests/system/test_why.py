@@ -41,12 +41,12 @@ Story = Callable[[Site], Iterator[Found]]
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Site]:
-    with Site() as site:
-        (site.directory / "stepwire.yaml").write_text(SETTINGS)
-        site.start_broker()
-        site.start_worker("steady", slots=20, offers=["w.plain", "w.fails", "w.half", "w.retried", "w.labelled"])
-        yield site
+def shared(new_shared_site: Callable[..., Site]) -> Site:
+    site: Site = new_shared_site()
+    (site.directory / "stepwire.yaml").write_text(SETTINGS)
+    site.start_broker()
+    site.start_worker("steady", slots=20, offers=["w.plain", "w.fails", "w.half", "w.retried", "w.labelled"])
+    return site
 
 
 def step(handler_class: str = "w.plain", name: str = "s", **more: Any) -> dict[str, Any]:

@@ -137,8 +137,10 @@ async def route(call: Call) -> Reply:
         reason = f"{by}: it goes to {_said(place.target)}"
         if place.canary is not None and place.rule is not None and place.rule.canary is not None:
             reason += f", and for {place.rule.canary.percent:g} % of its tasks to {_said(place.canary)}"
-        if place.shadow is not None:
-            reason += f"; a copy goes to {_said(place.shadow)}, and is compared"
+        if place.shadow is not None and place.rule is not None and place.rule.shadow is not None:
+            percent = place.rule.shadow.percent
+            share = "" if percent == 100 else f" for {percent:g} % of its tasks"
+            reason += f"; a copy goes to {_said(place.shadow)}{share}, and is compared"
     return Reply(
         200,
         encode(
