@@ -224,10 +224,8 @@ def _hand(state: BrokerState, peer: Peer, steps: list[Step], requests: list[Step
     for step, request in zip(steps, requests, strict=True):
         index = step.definition.index
         state.record(step.task, facts.Dispatched(now.wall, index, request.delivery, peer.worker, handout.id))
-        if state.router.has_canaries:
-            state.count_canary(step)
-        if state.router.has_shadows and request.delivery == 1:
-            shadowing.want(state, step, request)
+        if state.router.has_asides:
+            shadowing.handed(state, step, request)
         if step.at_most_once:
             state.record(step.task, facts.Granted(now.wall, index, request.delivery))
         step.payload_context = None

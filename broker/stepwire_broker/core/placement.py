@@ -190,17 +190,15 @@ def _send(state: BrokerState, session: WorkerSession, steps: list[Step], request
         ),
     )
     batch = Batch(id=batch_id, session=session, steps=steps, deliveries=[r.delivery for r in requests], frame=frame)
-    has_shadows, has_canaries = state.router.has_shadows, state.router.has_canaries
+    has_asides = state.router.has_asides
     for step, request in zip(steps, requests, strict=True):
         state.record(
             step.task,
             facts.Dispatched(now.wall, step.definition.index, request.delivery, session.worker, batch_id),
         )
         step.batch = batch
-        if has_canaries:
-            state.count_canary(step)
-        if has_shadows and request.delivery == 1:
-            shadowing.want(state, step, request)
+        if has_asides:
+            shadowing.handed(state, step, request)
         step.payload_context = None
         step.fetched_outputs = None
         hand_to(step, session)

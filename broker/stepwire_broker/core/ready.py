@@ -10,13 +10,11 @@ from collections.abc import Callable, Container, Iterator
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
-from .routing import Target
+from .routing import Route
 from .states import READY, TaskState
 from .task import Step
 
-# where it goes, handler_class, whether it goes alone, whether it is at_most_once, and whether it is a retry that the
-# budget of its handler may hold up: what some cannot take must not bar the way to the rest
-Route: TypeAlias = tuple[Target, str, bool, bool, bool]
+__all__ = ["ReadyQueue", "Route", "handler_of", "is_held_to_budget", "is_once"]
 
 # priority (negated), ready since, step id; the count makes the order total when a task left memory and came back
 _Entry: TypeAlias = tuple[int, int, int, int, Step]
@@ -55,7 +53,7 @@ class ReadyQueue:
         if routes is None:
             routes = self._by_namespace[namespace] = {}
             self._turns.append(namespace)
-        route = self._route_of(step)
+        step.route = route = self._route_of(step)
         heap = routes.get(route)
         if heap is None:
             heap = routes[route] = []
@@ -136,8 +134,9 @@ class ReadyQueue:
                 if heap and _stands(heap[0][-1]):
                     yield route, len(heap), heap[0][1]
 
-    def sort_again(self) -> None:
+    def sort_again(self, route_of: Callable[[Step], Route]) -> None:
         """Where steps go has changed: each stands in its new route, and keeps its place by priority and age."""
+        self._route_of = route_of
         standing = [e[-1] for routes in self._by_namespace.values() for heap in routes.values() for e in heap]
         self._by_namespace = {}
         self._turns.clear()

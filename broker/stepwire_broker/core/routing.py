@@ -8,7 +8,7 @@ path `<namespace>::<workflow>::<step>`, else the default executor.
 import difflib
 from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from zlib import crc32
 
 from msgspec import Struct
@@ -19,7 +19,7 @@ from .problems import Report
 from .session import BUS, LOCAL, WorkerSession
 from .settings import CanarySettings, ExecutionSettings, RuleSettings, ShadowSettings
 from .task import Step
-from .workflow import Workflow
+from .workflow import StepDefinition, Workflow
 
 NOBODY: Final = ""  # the executor of what has none
 
@@ -87,10 +87,11 @@ class Rule(Struct, frozen=True, eq=False):
     selector: Selector
     canary: Aside | None
     shadow: Aside | None
+    seed: int  # of `part`
 
     def part(self, task_id: int) -> int:
         """Where a task stands among PARTS of this rule: always there, so that its steps stay on one side."""
-        return crc32(f"{self.match}\n{task_id}".encode()) % PARTS
+        return crc32(b"%d" % task_id, self.seed) % PARTS
 
 
 class Place(Struct, frozen=True, eq=False):
@@ -102,6 +103,21 @@ class Place(Struct, frozen=True, eq=False):
     canary: Target | None = None
     shadow: Target | None = None
     missing: str | None = None  # the executor that is not there
+
+
+# where it goes, handler_class, whether it goes alone, whether it is at_most_once, and whether it is a retry that the
+# budget of its handler may hold up: what some cannot take must not bar the way to the rest
+Route: TypeAlias = tuple[Target, str, bool, bool, bool]
+
+
+class Way(Struct, frozen=True, eq=False):
+    """The place of one step of a workflow, and what is asked of it for every task: nothing is made then."""
+
+    place: Place
+    route: Route  # of a first attempt
+    canary: Route | None  # the same, of a canary's tasks
+    canary_below: int  # of PARTS
+    is_plain: bool  # neither canary nor shadow
 
 
 class RulesRefused(Exception):
@@ -128,21 +144,27 @@ class Router:
         self.has_distributed = any(e != LOCAL and (e != BUS or bus_is_distributed) for e in self.executors)
         self.mode: Mode = settings.default_execution_mode or ("distributed" if bus_is_distributed else "local")
         self.rules = _rules(settings.rules, runtime)
-        self.has_shadows = any(rule.shadow is not None for rule in self.rules)
-        self.has_canaries = any(rule.canary is not None for rule in self.rules)
+        self.has_asides = any(rule.canary is not None or rule.shadow is not None for rule in self.rules)
         self._patterns = [patterns.compile_pattern(rule.match) for rule in self.rules]
         self._targets: dict[tuple[str, Selector, Selector], Target] = {}
-        self._places: dict[int, list[Place | None]] = {}  # by workflow
+        self._ways: dict[int, list[Way | None]] = {}  # by workflow
         self._refusals: dict[int, str | None] = {}
 
+    def route_of(self, step: Step) -> Route:
+        """Where it stands in the ready queue."""
+        task = step.task
+        way = self.way(task.workflow, step.definition.index)
+        route = way.route
+        if way.canary is not None:
+            assert way.place.rule is not None
+            if way.place.rule.part(task.id) < way.canary_below:
+                route = way.canary
+        if step.attempt or step.lost_sessions:
+            route = (*route[:2], step.is_suspect, route[3], step.attempt > 0 and step.retry is None)
+        return route
+
     def target(self, step: Step) -> Target:
-        place = self.place(step.task.workflow, step.definition.index)
-        if place.canary is not None:
-            assert place.rule is not None
-            assert place.rule.canary is not None
-            if place.rule.part(step.task.id) < place.rule.canary.below:
-                return place.canary
-        return place.target
+        return self.route_of(step)[0]
 
     def shadow(self, step: Step) -> Target | None:
         """Where a copy of it goes, if one is to be made."""
@@ -154,15 +176,29 @@ class Router:
         return place.shadow if place.rule.part(step.task.id) < place.rule.shadow.below else None
 
     def place(self, workflow: Workflow, index: int) -> Place:
-        places = self._places.get(workflow.id)
-        if places is None:
-            places = self._places[workflow.id] = [None] * len(workflow.steps)
-        place = places[index]
-        if place is None:
-            definition = workflow.steps[index]
-            path = path_of(workflow.namespace, workflow.name, definition.name)
-            place = places[index] = self.route(path, definition.worker_selector)
-        return place
+        return self.way(workflow, index).place
+
+    def way(self, workflow: Workflow, index: int) -> Way:
+        ways = self._ways.get(workflow.id)
+        if ways is None:
+            ways = self._ways[workflow.id] = [None] * len(workflow.steps)
+        way = ways[index]
+        if way is None:
+            way = ways[index] = self._way(workflow, workflow.steps[index])
+        return way
+
+    def _way(self, workflow: Workflow, definition: StepDefinition) -> Way:
+        path = path_of(workflow.namespace, workflow.name, definition.name)
+        place = self.route(path, definition.worker_selector)
+        rest = (definition.handler_class, False, definition.delivery_mode == "at_most_once", False)
+        canary = None if place.rule is None else place.rule.canary
+        return Way(
+            place,
+            route=(place.target, *rest),
+            canary=None if place.canary is None else (place.canary, *rest),
+            canary_below=0 if canary is None else canary.below,
+            is_plain=place.canary is None and place.shadow is None,
+        )
 
     def route(self, path: str, selector: dict[str, str] | str | None) -> Place:
         """The decision for a path and the selector that its step (or its workflow) has."""
@@ -308,6 +344,7 @@ def _read(written: RuleSettings, number: int, origin: str) -> Rule:
         _labels(written.worker_selector, where),
         _aside(written.canary, f"{where}, canary"),
         _aside(written.shadow, f"{where}, shadow"),
+        crc32(f"{written.match}\n".encode()),
     )
 
 

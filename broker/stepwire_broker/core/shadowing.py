@@ -26,13 +26,17 @@ COMPARED_BYTES_MAX: Final = 64 * 1024
 TALLIES_MAX: Final = 1_000
 
 
-def want(state: BrokerState, step: Step, request: StepRequest) -> None:
-    """The step is being handed out for the first time: is there to be a copy of it?"""
-    target = state.router.shadow(step)
-    if target is not None:
-        rule = state.router.place(step.task.workflow, step.definition.index).rule
-        assert rule is not None
-        state.shadows.wanted.append(Wanted(step, request, target, rule.match))
+def handed(state: BrokerState, step: Step, request: StepRequest) -> None:
+    """The step is being handed out: to its rule's canary or not; and the first time, is there to be a copy of it?"""
+    way = state.router.way(step.task.workflow, step.definition.index)
+    if way.is_plain:
+        return
+    state.count_canary(step, way)
+    if way.place.shadow is not None and request.delivery == 1:
+        target = state.router.shadow(step)
+        if target is not None:
+            assert way.place.rule is not None
+            state.shadows.wanted.append(Wanted(step, request, target, way.place.rule.match))
 
 
 def send_wanted(state: BrokerState, now: Now) -> None:

@@ -19,7 +19,7 @@ from .guard import Guards
 from .outbox import LaneState, Outbox, Owner, SendAnswer
 from .peer import Level0
 from .ready import ReadyQueue, Route
-from .routing import Router
+from .routing import Router, Way
 from .session import BUS, LOCAL, ExecutorState, WorkerSession, offer_of
 from .settings import RuleSettings, Settings
 from .shadows import Shadows
@@ -115,7 +115,7 @@ class BrokerState:
         self.timers = Timers(is_stale)
         self.router = router or Router(settings.execution, {BUS, LOCAL}, bus_is_distributed=True)
         self.runtime_rules = runtime_rules
-        self.ready = ReadyQueue(settings.bus.batch.max_steps, self.route_of)
+        self.ready = ReadyQueue(settings.bus.batch.max_steps, self.router.route_of)
         self.counters = Counters()
         self.decision = Decision()
         # workflows
@@ -181,27 +181,29 @@ class BrokerState:
         return found
 
     def route_of(self, step: Step) -> Route:
-        definition = step.definition
-        is_retry = step.attempt > 0 and step.retry is None
-        return self.router.target(step), definition.handler_class, step.is_suspect, step.at_most_once, is_retry
+        return self.router.route_of(step)
 
     def on_the_bus(self, worker: str) -> Attached:
         """Whoever comes over a bus that is inproc only is in our own process, and so is what runs there."""
         is_distributed = self.router.bus_is_distributed
         return Attached(worker, BUS if is_distributed else LOCAL, joins_bus=not is_distributed)
 
-    def count_canary(self, step: Step) -> None:
+    def count_canary(self, step: Step, way: Way) -> None:
         """It is handed out: on which side of its rule's canary?"""
-        place = self.router.place(step.task.workflow, step.definition.index)
-        if place.canary is not None and place.rule is not None:
-            counts = self.canaries.setdefault(place.rule.match, [0, 0])
-            counts[self.router.target(step) is not place.canary] += 1
+        if way.canary is not None:
+            assert way.place.rule is not None
+            assert step.route is not None
+            match = way.place.rule.match
+            counts = self.canaries.get(match)
+            if counts is None:
+                counts = self.canaries[match] = [0, 0]
+            counts[step.route[0] is not way.canary[0]] += 1
 
     def route_by(self, router: Router) -> None:
         """From here on steps go by this one; those that were handed out stay where they are."""
         self.router = router
         self.offer_cache.clear()
-        self.ready.sort_again()
+        self.ready.sort_again(router.route_of)
 
     def record(self, task: Task, fact: Fact) -> None:
         """Apply a fact and have it written: state, history and rows go into the same transaction."""

@@ -27,6 +27,7 @@ from .states import (
 from .workflow import StepDefinition, Workflow
 
 if TYPE_CHECKING:
+    from .routing import Route
     from .session import Batch, WorkerSession
 
 # What of a step has to be written when the group closes.
@@ -82,6 +83,7 @@ class Step(Struct, gc=False, weakref=False, eq=False):
     deadline_mono: int | None = None
     dirty: int = 0
     queued: bool = False  # stands in the ready queue
+    route: "Route | None" = None  # where it stands there, or stood when it was handed out
     session: "WorkerSession | None" = None  # that holds the current delivery
     batch: "Batch | None" = None
     seen: str | None = None  # what the worker last said of it: queued, asking, running, done
