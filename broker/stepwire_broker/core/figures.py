@@ -68,7 +68,8 @@ class Figures:
     def ended(self, is_completed: bool, duration_s: float | None) -> None:
         """Once a run. Its time counts where it is known."""
         self.executed += 1
-        self.failed += not is_completed
+        if not is_completed:
+            self.failed += 1
         if duration_s is not None:
             self.duration_s.observe(duration_s)
 

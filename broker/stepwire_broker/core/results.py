@@ -228,6 +228,7 @@ def _of_earlier(step: Step, delivery: int, batch_id: str, worker: str) -> str | 
 def apply_result(state: BrokerState, step: Step, result: Result, now: Now, session: WorkerSession | None) -> None:
     delivery = step.delivery if result.delivery is UNSET else result.delivery
     assert isinstance(delivery, int)
+    of = state.executor(BUS) if session is None else session.of
     if result.status == "completed":
         if delivery < step.accept_from or step.state not in _OPEN_FOR_SUCCESS:
             state.counters.late_results += 1
@@ -236,7 +237,7 @@ def apply_result(state: BrokerState, step: Step, result: Result, now: Now, sessi
             _withdraw(state, step)
         if session is not None:
             session.completed += 1
-        _count(state, session, step, result, now)
+        executor.count(of.figures, step, result, now)
         if state.guards.by_handler:
             guarding.answered(state, step, delivery, None, result.status, now)
         complete(state, step, delivery, _compact(bytes(result.output)), now)
@@ -246,7 +247,7 @@ def apply_result(state: BrokerState, step: Step, result: Result, now: Now, sessi
         return
     if session is not None:
         session.failed += 1
-    _count(state, session, step, result, now)
+    executor.count(of.figures, step, result, now)
     error = result.error or ErrorDetail(message="the handler gave no reason")
     guarding.answered(state, step, delivery, error, result.status, now)
     is_unknown = error.code == "outcome_unknown"
@@ -274,11 +275,6 @@ def apply_result(state: BrokerState, step: Step, result: Result, now: Now, sessi
         reported=result.status == "failed",
         retry_after_ms=None if error.retry_after_ms is None else min(error.retry_after_ms, RETRY_AFTER_MAX_MS),
     )
-
-
-def _count(state: BrokerState, session: WorkerSession | None, step: Step, result: Result, now: Now) -> None:
-    of = state.executor(BUS) if session is None else session.of
-    executor.count(of.figures, step, result, now)
 
 
 RETRY_AFTER_MAX_MS: Final = 366 * 24 * 3600 * 1000
