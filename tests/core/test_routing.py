@@ -189,10 +189,13 @@ def test_a_canarys_workers_are_not_for_the_others() -> None:
         world.task(ONE)
     (rule,) = world.state.router.rules
     assert rule.canary is not None
+    counted: dict[bool, int] = {}
     for worker, is_canary in ((W, True), (W2, False)):
         tasks = [step.task_id for batch in world.batches(worker) for step in batch.steps]
         assert len(tasks) > 10
         assert all((rule.part(task_id) < rule.canary.below) is is_canary for task_id in tasks)
+        counted[is_canary] = len(tasks)
+    assert world.state.canaries == {"**": [counted[True], counted[False]]}
 
 
 @pytest.mark.parametrize(
