@@ -185,7 +185,7 @@ def test_a_canarys_workers_are_not_for_the_others() -> None:
     world = World(settings)
     world.hello(W, labels={"release": "next"}, slots=200)
     world.hello(W2, slots=200)
-    for _ in range(60):
+    for _ in range(61):
         world.task(ONE)
     (rule,) = world.state.router.rules
     assert rule.canary is not None
