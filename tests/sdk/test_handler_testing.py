@@ -190,7 +190,12 @@ def test_how_long_a_run_took_is_told_to_the_microsecond():
 
 
 @pytest.mark.parametrize("body", [b'1}],"x":[{"output":2', b"1,2", b"", b"{}{}", b'{"a":1'])
-def test_ready_made_json_is_one_whole_value(body: bytes) -> None:
+def test_ready_made_json_that_is_not_one_whole_value_is_stopped_here(body: bytes) -> None:
     """A piece of something larger would make another message of the one that it is put into."""
     with pytest.raises(ValueError, match=r"\w"):
         encode_output(msgspec.Raw(body))
+
+
+@pytest.mark.parametrize("body", [b"1", b'"a"', b"null", b"[1]", b'{"a":1}'])
+def test_ready_made_json_may_be_any_value(body: bytes) -> None:
+    assert encode_output(msgspec.Raw(body)) == body

@@ -156,10 +156,10 @@ def encode_output(value: Any) -> bytes:
     if is_suspect:
         try:
             if isinstance(value, Raw):
-                door.check(body, bytes_max=len(body))  # one value, and not a piece of something larger
+                msgspec.json.decode(body)  # one value, and not a piece of something larger
             # As deep as it will be inside a results message.
             door.check(b'{"results":[{"output":' + body + b"}]}", bytes_max=len(body) + 64)
-        except Refusal as refusal:
+        except (Refusal, msgspec.DecodeError) as refusal:
             raise ValueError(str(refusal)) from None
     return body
 
