@@ -94,6 +94,25 @@ def test_text_of_the_environment_becomes_the_type_of_the_setting(key: str, text:
     assert loaded.origins[name] == f"STEPWIRE_{key}"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "defaultExecutionMode: local",
+        "execution: {defaultExecutionMode: local}",
+        "execution: {default_execution_mode: local}",
+    ],
+)
+def test_the_default_execution_mode_may_be_spelled_as_elsewhere(text: str) -> None:
+    assert shown(load(text))["execution.default_execution_mode"] == "local"
+
+
+def test_what_has_a_structure_is_json_in_the_environment() -> None:
+    rules = load(STEPWIRE_EXECUTION__RULES='[{"match": "a::**", "executor": "poll"}]').settings.execution.rules
+    assert [(rule.match, rule.executor) for rule in rules] == [("a::**", "poll")]
+    with pytest.raises(ConfigurationError, match="STEPWIRE_EXECUTION__RULES"):
+        load(STEPWIRE_EXECUTION__RULES='[{"match": "a::**"')
+
+
 def test_names_that_are_not_settings_belong_to_others() -> None:
     load(STEPWIRE_STEPS="tcp://127.0.0.1:1", STEPWIRE_URL="http://x", STEPWIRE_TOKEN_FILE="t", PATH="/bin")
 
