@@ -189,6 +189,16 @@ def test_a_handlers_own_concurrency_does_not_hold_up_the_others():
     assert dialogue.runs() == [(1, 1), (4, 1), (3, 1)]
 
 
+def test_a_cancel_of_the_next_in_turn_gives_its_turn_to_the_one_after():
+    """The first has ended, the second has its turn and is cancelled before it begins: the third is not forgotten."""
+    dialogue, broker = welcomed(offers=(Offer("slow", concurrency=1),), slots=3)
+    broker.steps(step(1, handler="slow"), step(2, handler="slow"), step(3, handler="slow"))
+    result = Result(step_id=1, delivery=1, status="completed", output=msgspec.Raw(b"null"))
+    dialogue.session.finished((1, 1), result, dialogue.now)
+    broker.cancel((2, 1))
+    assert dialogue.runs() == [(1, 1), (3, 1)]
+
+
 # -- at_most_once -----------------------------------------------------------------------------------------------------
 
 

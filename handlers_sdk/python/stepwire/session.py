@@ -599,6 +599,7 @@ class Session:
         while queue and self._busy < self._config.slots:
             held = queue.popleft()
             if held.state is not QUEUED:
+                self._unblock(held.offer)  # it may have had its turn from those that wait for their offer
                 continue
             limit = self._config.offers[held.offer].concurrency
             busy = self._busy_of.get(held.offer, 0)
@@ -942,7 +943,11 @@ class Session:
     def _free_slot(self, held: Held) -> None:
         self._busy -= 1
         self._busy_of[held.offer] -= 1
-        blocked = self._blocked.get(held.offer)
+        self._unblock(held.offer)
+
+    def _unblock(self, offer: int) -> None:
+        """The next that waited because its offer's own concurrency was used up."""
+        blocked = self._blocked.get(offer)
         while blocked:
             next_held = blocked.popleft()
             if next_held.state is QUEUED:
