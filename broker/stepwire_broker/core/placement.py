@@ -189,7 +189,7 @@ def _send(state: BrokerState, session: WorkerSession, steps: list[Step], request
             steps=requests,
         ),
     )
-    batch = Batch(id=batch_id, session=session, steps=steps, deliveries=[r.delivery for r in requests], frame=frame)
+    batch = Batch(id=batch_id, session=session, steps=steps, frame=frame)
     has_asides = state.router.has_asides
     for step, request in zip(steps, requests, strict=True):
         state.record(
@@ -338,7 +338,6 @@ def say_again(state: BrokerState, batch: Batch) -> bool:
         assert isinstance(message, Steps)
         ids = {step.id for step in current}
         left = [request for request in message.steps if request.step_id in ids]
-        batch.deliveries = [request.delivery for request in left]
         batch.frame = codec.frame(topic, msgspec.structs.replace(message, steps=left))
     state.decision.batches.append(batch)
     return True

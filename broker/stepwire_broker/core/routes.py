@@ -9,7 +9,7 @@ import msgspec
 from .answers import Refused, Routed
 from .events import Now, Reconfigure, SetRule
 from .routing import Router, RulesRefused, check_rule
-from .settings import RuleSettings
+from .settings import ExecutionSettings, RuleSettings
 from .state import BrokerState
 from .submission import intake_refused
 
@@ -56,24 +56,17 @@ def on_set_rule(state: BrokerState, event: SetRule, now: Now) -> None:
     state.runtime_rules = after
     lane = state.outbox.touch(min(state.outbox.lanes))
     lane.kept.append((KEPT_AS, _encode(after).decode()))
-    state.route_by(_router(state, state.router))
+    state.route_by(_router(state, state.router.settings))
     state.answer(event.request, Routed(event.match, event.rule is not None))
 
 
 def on_reconfigure(state: BrokerState, event: Reconfigure, now: Now) -> None:
     """The configuration was read again, and checked."""
+    state.route_by(_router(state, event.execution))
+
+
+def _router(state: BrokerState, execution: ExecutionSettings) -> Router:
     before = state.router
-    state.route_by(
-        Router(
-            event.execution,
-            before.executors,
-            bus_is_distributed=before.bus_is_distributed,
-            runtime=state.runtime_rules,
-        )
-    )
-
-
-def _router(state: BrokerState, before: Router) -> Router:
     return Router(
-        before.settings, before.executors, bus_is_distributed=before.bus_is_distributed, runtime=state.runtime_rules
+        execution, before.executors, bus_is_distributed=before.bus_is_distributed, runtime=state.runtime_rules
     )

@@ -45,7 +45,6 @@ class Batch(Struct, gc=False, weakref=False, eq=False):
     id: str
     session: "WorkerSession"
     steps: list[Step]
-    deliveries: list[int]
     frame: bytes
     released: bool = False  # its commit is done and it was sent
     answered: bool = False
