@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.system.harness import eventually
+
 STEPWIRE = [sys.executable, "-m", "stepwire"]
 
 
@@ -86,8 +88,8 @@ class Place(NamedTuple):
             os.close(master)
 
     def work(self, file: str = "worker.py", **environ: str) -> "subprocess.Popen[str]":
-        """A worker of this place's broker."""
-        return subprocess.Popen(
+        """A worker that this place's broker knows."""
+        process = subprocess.Popen(
             [sys.executable, file],
             cwd=self.directory,
             env={
@@ -100,6 +102,18 @@ class Place(NamedTuple):
             stderr=subprocess.PIPE,
             text=True,
         )
+
+        def is_known() -> bool:
+            if process.poll() is not None:
+                raise AssertionError(f"the worker did not start:\n{process.communicate(timeout=20)[1]}")
+            return process.pid in [one["pid"] for one in self.stepwire("worker", "list", "--json").json]
+
+        try:
+            eventually(is_known, "the worker to be known", 60)
+        except BaseException:
+            stop(process)
+            raise
+        return process
 
     def serve(self, *words: str) -> "Serving":
         """A broker that has said it is ready."""

@@ -76,9 +76,6 @@ def test_the_process_of_a_drained_worker_ends(shop: Place) -> None:
     (shop.directory / "other.py").write_text(text)
     process = shop.work("other.py", STEPWIRE_NAME="other")
     try:
-        for _ in range(200):
-            if shop.stepwire("worker", "show", "other").code == OK:
-                break
         done = shop.stepwire("worker", "drain", "other", "--wait", "--timeout", "30s", "-o", "jsonl")
         assert (done.code, json.loads(done.out)["ended"]) == (OK, True)
         process.communicate(timeout=20)
