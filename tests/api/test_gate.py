@@ -390,6 +390,15 @@ def test_a_token_does_what_its_scope_says_and_nothing_else(
         assert f"stepwire token new --scope {needed}" in answer.json["hint"]
 
 
+def test_who_waits_for_the_task_of_a_submission_may_read_it(api: Api, tokens_of: dict[Scope, str]) -> None:
+    body = {"workflow": "order", "idempotency_key": "for-its-reader"}
+    answer = api.call("POST", "/v1/tasks?wait_ms=1", body, {"Authorization": f"Bearer {tokens_of[Scope.SUBMIT]}"})
+    assert (answer.status, answer.code) == (403, "scope_missing")
+    assert "stepwire token new --scope read" in answer.json["hint"]
+    answer = api.call("POST", "/v1/tasks?wait_ms=1", body, {"Authorization": f"Bearer {tokens_of[Scope.ADMIN]}"})
+    assert answer.status == 201  # what was refused has stored nothing
+
+
 def test_scopes_add_up_and_a_head_is_a_get(api: Api, tokens_of: dict[Scope, str]) -> None:
     headers: dict[str, str | None] = {"Authorization": f"Bearer {tokens_of[Scope.SUBMIT]}"}
     assert api.call("HEAD", "/v1/tasks", headers=headers).status == 403

@@ -286,6 +286,39 @@ def test_who_goes_away_is_forgotten(api: Api) -> None:
 @pytest.mark.parametrize("wait_ms", ["-1", "x", "300001", ""])
 def test_a_wait_is_a_number_of_milliseconds(api: Api, wait_ms: str) -> None:
     assert api.call("GET", f"/v1/tasks/1?wait_ms={wait_ms}").code == "bad_query"
+    body = {"workflow": "order", "idempotency_key": "never stored"}
+    assert api.call("POST", f"/v1/tasks?wait_ms={wait_ms}", body).code == "bad_query"
+
+
+def test_a_submission_may_wait_for_its_task(served: Api) -> None:
+    body = {"workflow": "order", "idempotency_key": "waited-for"}
+    answer = served.call("POST", "/v1/tasks?wait_ms=20000", body)
+    assert (answer.status, answer.json["state"], answer.json["created"]) == (201, "completed", True)
+    task_id = answer.json["task_id"]
+    assert answer.json["task"] == served.call("GET", f"/v1/tasks/{task_id}").json
+    again = served.call("POST", "/v1/tasks?wait_ms=20000", body)
+    assert (again.status, again.json) == (200, {**answer.json, "created": False})
+
+
+def test_a_submission_that_waits_is_answered_when_its_task_is_held_or_the_time_is_over(api: Api, served: Api) -> None:
+    answer = served.call("POST", "/v1/tasks?wait_ms=300000", {"workflow": "order", "context": {"network": "down"}})
+    assert (answer.status, answer.json["state"], answer.json["task"]["attention"]) == (201, "running", "held")
+    answer = api.call("POST", "/v1/tasks?wait_ms=1", {"workflow": "order"})
+    assert (answer.status, answer.json["state"], answer.json["task"]["state"]) == (201, "running", "running")
+
+
+def test_a_submission_stays_when_who_waits_for_it_goes_away(api: Api) -> None:
+    body = b'{"workflow": "order", "idempotency_key": "left-alone"}'
+    connection = api.raw()
+    connection.sendall(
+        b"POST /v1/tasks?wait_ms=300000 HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        + f"Authorization: Bearer {api.token}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+    assert eventually(api, lambda: len(api.broker.state.waiters) == 1)
+    connection.close()
+    assert eventually(api, lambda: not api.broker.state.waiters)
+    assert api.call("POST", "/v1/tasks", {"workflow": "order", "idempotency_key": "left-alone"}).status == 200
 
 
 def test_a_wait_ends_with_the_server(tmp_path: Path) -> None:

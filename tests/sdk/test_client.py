@@ -141,8 +141,32 @@ def test_wait_asks_again_until_the_task_has_ended_or_is_held(server, client):
     server.answers = [(200, {"state": "running", "attention": "held"})]
     assert client.wait(3)["attention"] == "held"
     server.answers = [(200, {"state": "running"})]
-    with pytest.raises(WaitTimeout):
+    with pytest.raises(WaitTimeout, match="task 3 is still running") as caught:
         client.wait(3, timeout=0)
+    assert caught.value.task_id == 3
+
+
+def test_run_submits_and_waits_in_one_request_and_asks_again_only_for_a_long_task(server, client):
+    done = {"task_id": 5, "state": "completed", "result": 1}
+    server.answers = [(201, {"task_id": 5, "state": "completed", "created": True, "task": done})]
+    assert client.run("order", {"a": 1}, key="k") == done
+    assert server.seen.pop()[:3] == (
+        "POST",
+        "/v1/tasks?wait_ms=15000",
+        {"workflow": "order", "context": {"a": 1}, "idempotency_key": "k"},
+    )
+    runs = {"task_id": 5, "state": "running"}
+    begun = (201, {"task_id": 5, "state": "running", "created": True, "task": runs})
+    server.answers = [None, begun, (200, done)]
+    assert client.run("order") == done
+    (_, lost, first, _), (_, again, second, _), (*look, _, _) = server.seen
+    assert lost == again
+    assert first["idempotency_key"] == second["idempotency_key"]  # a lost answer makes no second task
+    assert look == ["GET", "/v1/tasks/5?wait_ms=15000"]
+    server.answers = [begun]
+    with pytest.raises(WaitTimeout) as caught:
+        client.run("order", timeout=0)
+    assert caught.value.task_id == 5
 
 
 @pytest.mark.parametrize(

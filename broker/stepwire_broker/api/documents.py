@@ -8,18 +8,19 @@ import functools
 from datetime import UTC, datetime
 from typing import Final
 
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 NULL: Final = Raw(b"null")
 NO_LABELS: Final = Raw(b"{}")
 
 
 class Created(Struct, frozen=True):
-    """`created` is false when the idempotency key had this task already."""
+    """`created` is false when the idempotency key had this task already. With `wait_ms`: the task, as it came to be."""
 
     task_id: int
     state: str
     created: bool
+    task: Raw | UnsetType = UNSET
 
 
 class CreatedBatch(Struct, frozen=True):

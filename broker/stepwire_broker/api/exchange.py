@@ -64,6 +64,12 @@ class Call:
                 return str(value, "latin-1")
         return None
 
+    def needs(self, scope: Scope) -> None:
+        """Raises Problem unless the caller's token may do this."""
+        grant = self.scope[GRANT]
+        if not grant.allows(scope):
+            raise problems.scope_missing(grant, scope)
+
     def number(self, name: str) -> int:
         """A task's or step's id from the path."""
         text = self.scope["path_params"][name]
@@ -257,12 +263,11 @@ class Resource:
         if handler is None:
             await send_problem(send, self._wrong_method(scope["method"]))
             return
-        needed = self._scopes[scope["method"]]
-        if needed is not None and not scope[GRANT].allows(needed):
-            await send_problem(send, problems.scope_missing(scope[GRANT], needed))
-            return
         call = Call(scope, receive, self._broker, self._closing)
+        needed = self._scopes[scope["method"]]
         try:
+            if needed is not None:
+                call.needs(needed)
             reply = await handler(call)
         except Problem as problem:
             await send_problem(send, problem)

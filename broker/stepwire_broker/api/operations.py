@@ -81,6 +81,7 @@ TaskBody: Final = _shape(
 BatchBody: Final = _shape("BatchBody", requests.BatchBody, tasks=Annotated[list[TaskBody], Meta(min_length=1)])  # type: ignore[valid-type]
 ResolveBody: Final = _shape("ResolveBody", requests.ResolveBody)
 
+CreatedTask: Final = _shape("Created", Created, is_open=True, task=TaskDocument | UnsetType)
 RuleBody: Final = _shape("RuleBody", RuleSettings)
 
 StepToRun: Final = _shape("StepToRun", messages.StepRequest, is_open=True)
@@ -183,9 +184,11 @@ _STEP_STATES: Final = ("step_state", "handler_class", "limit", "cursor")
 OPERATIONS: Final[dict[tuple[str, str], Operation]] = {
     ("POST", "/v1/tasks"): Operation(
         Scope.SUBMIT,
-        "Submit a task. 200 when its idempotency key had it already.",
-        {201: Created, 200: Created},
+        "Submit a task. 200 when its idempotency key had it already. With `wait_ms`, which needs the scope `read` too,"
+        " the answer has the task as it is when it has ended, or hangs on a held step, or the time is over.",
+        {201: CreatedTask, 200: CreatedTask},
         _ORDER,
+        query=("wait_ms",),
         headers=("Idempotency-Key",),
         body=TaskBody,
         is_body_needed=True,

@@ -88,6 +88,7 @@ class Read(NamedTuple):
     """A task's document, and whether there is anything to wait for."""
 
     document: bytes
+    state: str
     is_settled: bool  # it has ended, or hangs on a held step
     has_moved: bool  # a step stands elsewhere than where it was explained
 
@@ -130,8 +131,9 @@ def _read(
         result_omitted=is_omitted,
         steps=[_step_document(row, explained.get(row.id)) for row in found.steps],
     )
-    is_settled = found.task.state in TASK_FINAL or found.task.attention is not None
-    return Read(encode(document), is_settled, any(_moved(row, explained.get(row.id)) for row in found.steps))
+    state = found.task.state
+    is_settled = state in TASK_FINAL or found.task.attention is not None
+    return Read(encode(document), state, is_settled, any(_moved(row, explained.get(row.id)) for row in found.steps))
 
 
 def _moved(row: StepRow, explained: Explained | None) -> bool:

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from msgspec import UNSET, Raw, UnsetType
+
 from stepwire_broker.core.answers import Done, Submitted
 from stepwire_broker.core.events import AwaitTask, NewTask
 from stepwire_broker.core.settings import LimitSettings
@@ -16,6 +18,7 @@ from . import explaining, reading
 from .documents import Changed, Created, CreatedBatch
 from .exchange import Call, Reply, encode
 from .problems import not_found
+from .token import Scope
 
 WAIT_MS_MAX: Final = 300_000
 LOOK_AGAIN_S: Final = 5.0
@@ -25,18 +28,30 @@ Order: TypeAlias = Callable[[bytes, int, LimitSettings], Make]
 
 
 async def submit(call: Call) -> Reply:
+    """With `wait_ms`, the answer waits as that of `show` does, and has the task."""
     limits = call.broker.settings.limits
+    wait_ms = call.query("wait_ms").get("wait_ms")
+    wait_s = None
+    if wait_ms is not None:
+        wait_s = _wait_s(wait_ms)
+        call.needs(Scope.READ)
     body = await call.body(limits.payload_bytes)
     stored = await _store(call, [requests.read_task(body, limits, _key(call))])
     task_id, created = stored.task_ids[0], stored.created[0]
     live = call.broker.state.tasks.get(task_id)
-    if created and live is not None and live.state is TaskState.RUNNING:
-        state: str | None = TaskState.RUNNING  # as it was stored: without a look at the database
+    task: Raw | UnsetType = UNSET
+    state: str | None
+    if wait_s is not None:
+        found = await _wait(call, task_id, wait_s)
+        state = None if found is None else found.state
+        task = UNSET if found is None else Raw(found.document)
+    elif created and live is not None and live.state is TaskState.RUNNING:
+        state = TaskState.RUNNING  # as it was stored: without a look at the database
     else:
         state = await call.broker.read(queries.task_state, task_id)
     if state is None:
         raise not_found(f"task {task_id} any more", "it ended long ago, and was removed a moment ago")
-    return Reply(201 if created else 200, encode(Created(task_id, state, created)))
+    return Reply(201 if created else 200, encode(Created(task_id, state, created, task)))
 
 
 async def submit_batch(call: Call) -> Reply:
@@ -54,7 +69,7 @@ async def show(call: Call) -> Reply:
     if wait_ms is None:
         found = await explaining.task(call.broker, task_id)
     else:
-        found = await _wait(call, task_id, reading.number("wait_ms", wait_ms, 0, WAIT_MS_MAX) / 1000)
+        found = await _wait(call, task_id, _wait_s(wait_ms))
     if found is None:
         raise explaining.no_task(task_id)
     return Reply(200, found.document)
@@ -100,6 +115,10 @@ async def resume(call: Call) -> Reply:
 
 async def retry(call: Call) -> Reply:
     return await _order(call, requests.retry)
+
+
+def _wait_s(wait_ms: str) -> float:
+    return reading.number("wait_ms", wait_ms, 0, WAIT_MS_MAX) / 1000
 
 
 async def _wait(call: Call, task_id: int, timeout_s: float) -> reading.Read | None:

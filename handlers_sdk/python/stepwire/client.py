@@ -69,7 +69,11 @@ class Overloaded(ClientError):
 
 
 class WaitTimeout(ClientError):
-    """The task still runs."""
+    """The task still runs, and goes on."""
+
+    def __init__(self, task_id: int, state: str) -> None:
+        super().__init__(f"task {task_id} is still {state}", code="still_running")
+        self.task_id = task_id
 
 
 class Submitted(NamedTuple):
@@ -135,6 +139,24 @@ class Client:
         answer = self._call("POST", "/v1/tasks", task, is_safe=True)
         return Submitted(answer["task_id"], answer.get("created", True), key)
 
+    def run(
+        self,
+        workflow: str,
+        context: Any = None,
+        *,
+        timeout: float | None = None,
+        key: str | None = None,
+        namespace: str | None = None,
+        version: str | None = None,
+        priority: int | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """`submit` and `wait`, in one request as long as the task does not take long."""
+        until_s = None if timeout is None else time.monotonic() + timeout
+        task = _task(workflow, context, key or secrets.token_hex(16), namespace, version, priority, labels)
+        answer = self._call("POST", f"/v1/tasks?wait_ms={self._round_ms(until_s)}", task, is_safe=True)
+        return self._until_settled(answer["task_id"], answer["task"], until_s)
+
     def submit_many(self, tasks: Sequence[Mapping[str, Any]]) -> list[int]:
         """Start all of them or none. Each is a mapping of `submit`'s arguments: workflow, context, key, …"""
         documents = [_task_of(task) for task in tasks]
@@ -154,15 +176,7 @@ class Client:
         Raises WaitTimeout when `timeout` seconds have passed before that.
         """
         until_s = None if timeout is None else time.monotonic() + timeout
-        round_ms = min(WAIT_ROUND_MS, int(self._timeout_s * 500))  # well before the connection calls it silence
-        while True:
-            left_ms = round_ms if until_s is None else int((until_s - time.monotonic()) * 1000)
-            wait_ms = max(0, min(round_ms, left_ms))
-            task = self._get(f"/v1/tasks/{_id(task_id)}", {"wait_ms": wait_ms})
-            if task["state"] in TERMINAL or task.get("attention"):
-                return task
-            if left_ms <= 0:
-                raise WaitTimeout(f"task {task_id} is still {task['state']}", code="still_running")
+        return self._until_settled(task_id, self._look(task_id, until_s), until_s)
 
     def cancel(self, task_id: int, reason: str = "") -> dict[str, Any]:
         return self._operate(task_id, "cancel", {"reason": reason}, is_safe=True)
@@ -396,6 +410,21 @@ class Client:
             path += "?" + urlencode({name: value for name, value in query.items() if value is not None})
         answer: dict[str, Any] = self._call("GET", path, None, is_safe=True)
         return answer
+
+    def _until_settled(self, task_id: int, task: dict[str, Any], until_s: float | None) -> dict[str, Any]:
+        while not (task["state"] in TERMINAL or task.get("attention")):
+            if until_s is not None and time.monotonic() >= until_s:
+                raise WaitTimeout(task_id, task["state"])
+            task = self._look(task_id, until_s)
+        return task
+
+    def _look(self, task_id: int, until_s: float | None) -> dict[str, Any]:
+        return self._get(f"/v1/tasks/{_id(task_id)}", {"wait_ms": self._round_ms(until_s)})
+
+    def _round_ms(self, until_s: float | None) -> int:
+        """How long to wait in one request: it ends well before the connection calls it silence."""
+        round_ms = min(WAIT_ROUND_MS, int(self._timeout_s * 500))
+        return round_ms if until_s is None else max(0, min(round_ms, int((until_s - time.monotonic()) * 1000)))
 
     def _operate(self, task_id: int, verb: str, body: Mapping[str, Any], *, is_safe: bool = False) -> dict[str, Any]:
         answer: dict[str, Any] = self._call("POST", f"/v1/tasks/{_id(task_id)}/{verb}", body, is_safe=is_safe)
