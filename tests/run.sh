@@ -11,4 +11,5 @@ ruff format --check --quiet .
 ruff check --quiet .
 mypy
 lint-imports
-pytest -n 2 --dist loadscope "$@"
+# More processes than cores: much of their time they wait, for real processes and real clocks.
+pytest -n 4 --dist loadscope "$@"
