@@ -61,9 +61,11 @@ def routes(options: Options) -> None:
 @click.option("--canary-percent", type=click.FloatRange(0, 100), metavar="N", help="So many tasks in a hundred go to:")
 @click.option("--canary-executor", metavar="KEY", help="this executor,")
 @click.option("--canary-selector", metavar="KEY=VALUE,..", help="or workers with these labels.")
+@click.option("--no-canary", is_flag=True, default=None, help="The rule has a canary no more.")
 @click.option("--shadow-executor", metavar="KEY", help="Copies of steps go there too, and are compared.")
 @click.option("--shadow-selector", metavar="KEY=VALUE,..", help="Or to workers with these labels.")
 @click.option("--shadow-percent", type=click.FloatRange(0, 100), metavar="N", help="Of the tasks; all, if not said.")
+@click.option("--no-shadow", is_flag=True, default=None, help="The rule has a shadow no more.")
 @click.option("--reset", is_flag=True, help="Forget what was set at run time for this pattern.")
 @click.pass_obj
 def set_route(options: Options, /, match: str, reset: bool, **said: Any) -> None:
@@ -113,6 +115,10 @@ def _rule(match: str, before: dict[str, Any] | None, said: dict[str, Any]) -> di
     rule["executor"] = said["executor"] or before.get("executor")
     rule["worker_selector"] = _labels(said["selector"]) or before.get("worker_selector") or None
     for name in ("canary", "shadow"):
+        if said[f"no_{name}"]:
+            if any(said[f"{name}_{part}"] is not None for part in ("percent", "executor", "selector")):
+                raise Failure(Exit.USAGE, f"--no-{name} takes the {name} away: nothing else can be said of it")
+            continue
         aside = {key: value for key, value in (before.get(name) or {}).items() if value not in (None, {})}
         given = {
             "percent": said[f"{name}_percent"],
