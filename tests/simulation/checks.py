@@ -821,15 +821,18 @@ class Checks:
             return  # it was told to hand out nothing more
         if self.world.routes.is_on:
             return  # who is free for a step is the rules' to say
-        active_max = broker.settings.limits.max_active_tasks
+        limits = broker.settings.limits
+        is_full = (
+            len(broker.state.tasks) >= limits.max_active_tasks or broker.state.resident_bytes > limits.active_bytes
+        )
         self.numbers["restarts timed"] += 1
         ready_by = broker.now().wall - RESTARTED_MS
         for step_id, book in self.steps.items():
             stored = self.world.tables.steps[step_id].stored
             if book.state != "ready" or stored.ready_ms is None or stored.ready_ms > ready_by:
                 continue
-            if stored.task_id not in broker.state.tasks and len(broker.state.tasks) >= active_max:
-                continue  # the active set is full of what runs
+            if stored.task_id not in broker.state.tasks and is_full:
+                continue  # the active set is full of what runs, or will within seconds
             name = self.world.tables.steps[step_id].handler_class
             if stored.attempt and self.world.breakers.is_on and self._rests(stored.task_id, broker.now().wall):
                 continue  # a retry that its budget held up: it rests in the database until its time
