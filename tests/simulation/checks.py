@@ -368,14 +368,15 @@ class Checks:
         if not is_beat and not frame.startswith(b'workers {"type":"hello"'):
             return
         said = msgspec.json.decode(frame[8:], type=_Alive)
+        is_old = said.n <= self.told_n.get(said.worker, -1)
+        self.told_n[said.worker] = max(said.n, self.told_n.get(said.worker, -1))
         session = self.world.broker.state.sessions.get(said.worker)
         if session is None:
             return
         if session.muted:
             self.muted.add(said.worker)
-        if said.n <= self.told_n.get(said.worker, -1):
+        if is_old:
             return  # it is late, or came twice, and says nothing of now
-        self.told_n[said.worker] = said.n
         if said.sessions.get("b1") == session.id if is_beat else said.next.get("b1", 0) >= session.k:
             self.reached_ms[said.worker] = self.world.now
 
@@ -699,6 +700,8 @@ class Checks:
         self.numbers["runs again"] += 1
         if has_failed or _is_unknown(result) or self._is_overdue(before) or before.was_stopped:
             return
+        if self._is_given_up(before):
+            return  # that would have been held, had it been at_most_once
         if before.worker.at_level0:
             self.numbers["runs again, level 0"] += 1
             is_caused = before.delivery in book.taken_back
