@@ -86,12 +86,14 @@ class Breakers:
         turns = self._turns.setdefault(turned.handler_class, [])
         turns.append((world.now, turned.state))
         if turned.state == "open" and not turned.is_forced:
-            self._has_cause(turned, turns[-2][0] if len(turns) > 1 else 0.0)
+            since_ms = [0.0] + [at_ms for at_ms, state in turns if state == "closed"]
+            was_tried = len(turns) > 2 and turns[-3][1] == "half_open"
+            self._has_cause(turned, since_ms[-1], since_ms[-2] if was_tried else None)
             assert turned.left_ms is not None
             after_ms = 1.02 * turned.left_ms + LATE_MS
             world.schedule.after(after_ms, self._is_tried, world.broker.life, turned.handler_class, len(turns))
 
-    def _has_cause(self, turned: Turned, since_ms: float) -> None:
+    def _has_cause(self, turned: Turned, since_ms: float, reopened_ms: float | None) -> None:
         """Where nothing happens but that workers die, each death is one failure, however much was running there. It may
         have been found a lease later."""
         world = self.world
@@ -103,6 +105,9 @@ class Breakers:
             least = min(of.failure_threshold, -int(-of.window_outcomes * of.window_percent // 100))
             found_within_ms = 1.1 * world.broker.settings.bus.lease_ms + 2_000.0
             deaths = sum(at_ms >= since_ms - found_within_ms for at_ms in self._died_ms)
+            if reopened_ms is not None and deaths:
+                # It was closed again, perhaps untried: then one more opens it.
+                deaths = sum(at_ms >= reopened_ms - found_within_ms for at_ms in self._died_ms) - 1
             if deaths < least:
                 world.checks.fail("P7 one death is one failure", f"{turned}, after {deaths} deaths")
 

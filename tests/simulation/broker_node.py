@@ -230,6 +230,10 @@ class BrokerNode:
             self._now = true_ms, clock.jumped_ms, said
         return said
 
+    @property
+    def has_heard_all(self) -> bool:
+        return not self.is_paused and not self._backlog
+
     def post(self, kind: str, *args: Any) -> None:
         """Something reaches this process; while it stands still, it waits."""
         if kind == "message" and self.is_alive:

@@ -38,6 +38,7 @@ PROVEN_MS: Final = 2_000.0
 SILENT_MARGIN_MS: Final = 1_000.0
 RESTARTED_MS: Final = 3_000.0
 HEARD_LATELY: Final = 0.97
+FAR_OFF_MS: Final = 5_000  # who waits longer than this is to make room
 LEVEL0_GRACE_MS: Final = 5_000
 
 _json: Final = msgspec.json.decode
@@ -825,8 +826,8 @@ class Checks:
         if self.world.routes.is_on:
             return  # who is free for a step is the rules' to say
         limits = broker.settings.limits
-        is_full = (
-            len(broker.state.tasks) >= limits.max_active_tasks or broker.state.resident_bytes > limits.active_bytes
+        is_full = len(broker.state.tasks) >= limits.max_active_tasks or (
+            broker.state.resident_bytes > limits.active_bytes and self._is_anybody_at_work()
         )
         self.numbers["restarts timed"] += 1
         ready_by = broker.now().wall - RESTARTED_MS
@@ -845,6 +846,17 @@ class Checks:
                 s.credit > 0 and s.offers(name) for s in broker.state.sessions.values()
             ):
                 self.fail("P8 a restarted broker hands out within 3 s", f"step {step_id} is still ready")
+
+    def _is_anybody_at_work(self) -> bool:
+        """Does a task that is in memory run, or will it within seconds? Then it need not make room."""
+        tables, broker = self.world.tables, self.world.broker
+        soon_ms = broker.now().wall + FAR_OFF_MS
+        return any(
+            row.stored.state in ("ready", "dispatched")
+            or (row.stored.state == "retry_wait" and (row.stored.not_before_ms or 0) <= soon_ms)
+            for row in tables.steps.values()
+            if row.stored.task_id in broker.state.tasks
+        )
 
     def _rests(self, task_id: int, now_ms: int) -> bool:
         row = self.world.tables.tasks[task_id]

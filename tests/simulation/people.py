@@ -93,6 +93,7 @@ class People:
         self.submissions: list[Submission] = []
         self.known: list[int] = []  # tasks that somebody was told of
         self._numbers = 0
+        self._orders = 0  # that nobody has heard of again
         self._flows = [self.chance.randrange(world.flows_count) for _ in range(self.chance.randint(1, 4))]
         focus = world.focus
         if focus is not None and focus.flows:
@@ -306,7 +307,11 @@ class People:
         self.order(lambda r: SetBreaker(r, handler, "auto"))
 
     def order(self, make: Callable[[int], Any]) -> None:
-        Asking(self.world, self.chance, make, lambda answer: None)
+        self._orders += 1
+        Asking(self.world, self.chance, make, self._ordered)
+
+    def _ordered(self, answer: Answer | None) -> None:
+        self._orders -= 1
 
     def resolve(self, step_id: int) -> None:
         outcome = self.chance.choice(("completed", "failed", "retry"))
@@ -334,7 +339,7 @@ class People:
 
     @property
     def are_content(self) -> bool:
-        return all(submission.is_over for submission in self.submissions)
+        return not self._orders and all(submission.is_over for submission in self.submissions)
 
 
 def hash_of(data: bytes) -> int:

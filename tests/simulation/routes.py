@@ -119,12 +119,13 @@ class InnerNode(WorkerNode):
         if not self.is_alive and self.world.broker.is_alive:
             super().start()
 
-    def new_id(self) -> str:
+    def new_id(self) -> str | None:
+        """None if the broker died when it was told, and this one with it."""
         self._lives += 1
         broker = self.world.broker
         found = own_worker(INNER, "b1", broker.state.identity.epoch, 16 * self._lives + self.number)
         broker.post("event", Attached(found, INNER))
-        return found
+        return found if broker.is_alive else None
 
     def kill(self) -> None:
         """It is let go, and another one comes."""

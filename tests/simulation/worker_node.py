@@ -91,11 +91,14 @@ class WorkerNode:
         if self.is_alive:
             return
         world = self.world
+        found = self.new_id()
+        if found is None:
+            return
+        self.id = found
         self.life += 1
         self.is_alive = True
         self.is_paused = False
         self._backlog = []
-        self.id = self.new_id()
         self.pid = 100 * (self.number + 1) + self.life
         self.running: dict[Item, Running] = {}
         config = Config(
@@ -117,7 +120,7 @@ class WorkerNode:
         self.session.start(self.now())
         self._pump()
 
-    def new_id(self) -> str:
+    def new_id(self) -> str | None:
         return f"{self.name}:{self.chance.getrandbits(64):016x}"
 
     def kill(self) -> None:

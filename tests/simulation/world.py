@@ -205,7 +205,15 @@ class World:
         self.checks.final()
 
     def _is_all_over(self) -> bool:
-        return not self.checks.open_tasks and self.broker.is_alive and self.people.are_content
+        """And nothing is on its way that could open a task again."""
+        return (
+            not self.checks.open_tasks
+            and self.broker.is_alive
+            and self.people.are_content
+            and self.broker.has_heard_all
+            and not self.broker.state.loads
+            and all(lane.is_idle and not lane.is_open for lane in self.broker.state.outbox.lanes.values())
+        )
 
     def _is_settled(self) -> bool:
         broker = self.broker
