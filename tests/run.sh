@@ -6,6 +6,7 @@ extra=dev
 . tests/venv.sh
 . tests/languages.sh
 export PATH="$PWD/.venv/bin:$PATH"
+unset PYTHONDONTWRITEBYTECODE  # the tests start processes by the hundred: each module is compiled once
 
 ruff format --check --quiet .
 ruff check --quiet .
