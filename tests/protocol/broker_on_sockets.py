@@ -20,6 +20,7 @@ from tests.api.running_api import Api, running, settings_in
 from .dialogue import WITHIN_MS, Dialogue, Frame, members
 
 WORKER: Final = "shop-1:0123456789abcdef"
+HELLO_AGAIN_MS: Final = 1_000
 HEARD_BY_BROKER: Final = {topics.RESULTS, topics.WORKERS, topics.results_to("b1")}
 
 
@@ -56,6 +57,7 @@ class BrokerOnSockets:
         self._sockets: dict[str | None, _Sockets] = {}  # of the one worker, or by the name of the peer
         self._started = time.monotonic()
         self._task_ids: list[int] = []
+        self._hello: bytes | None = None  # that was not answered yet
 
     def __enter__(self) -> "BrokerOnSockets":
         self._start()
@@ -83,6 +85,7 @@ class BrokerOnSockets:
 
     def send(self, topic: str, body: bytes, peer: str | None = None) -> None:
         self._sockets[peer].mouth.send(topic.encode() + body)
+        self._hello = topic.encode() + body if body.startswith(b'{"type":"hello"') else None
 
     def subscribe(self, peer: str, topic: str, *, on: bool) -> None:
         before = self._level0_peers()
@@ -94,10 +97,15 @@ class BrokerOnSockets:
         poller = zmq.Poller()
         for sockets in self._sockets.values():
             poller.register(sockets.inbox, zmq.POLLIN)
-        if not (ready := dict(poller.poll(max(0, until_ms - self.now_ms())))):
-            return None
+        while not (ready := dict(poller.poll(max(0, min(HELLO_AGAIN_MS, until_ms - self.now_ms()))))):
+            if self.now_ms() >= until_ms:
+                return None
+            if self._hello is not None:
+                self._sockets[None].mouth.send(self._hello)  # a new connection may have lost it: workers say it again
         peer = next(name for name, sockets in self._sockets.items() if sockets.inbox in ready)
         topic, body = codec.split(self._sockets[peer].inbox.recv())
+        if not body.startswith(b'{"type":"here"'):
+            self._hello = None
         message = codec.decode_broker(body) if peer is None else codec.decode_steps_level0(body)
         return Frame(topic.decode(), members(message), peer)
 
