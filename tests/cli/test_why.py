@@ -1,14 +1,11 @@
 """`stepwire why`: the sentence for people, the document for programs."""
 
-from tests.system.harness import eventually
-
 from .a_place import Place
 
 OK, USAGE, NOT_FOUND = 0, 2, 3
 
 
 def test_one_sentence_says_why(shop: Place) -> None:
-    eventually(lambda: "shop.charge" in shop.stepwire("worker", "list").out, "the worker to be there", 30)
     task_id = shop.stepwire("task", "submit", "shop::slow", "--json").json["task_id"]
     sentence = "no worker offers `nobody.offers` (1 worker connected, offering shop.charge)\n"
     of_task = shop.stepwire("why", str(task_id))

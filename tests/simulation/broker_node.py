@@ -234,6 +234,12 @@ class BrokerNode:
     def has_heard_all(self) -> bool:
         return not self.is_paused and not self._backlog
 
+    @property
+    def has_nothing_in_hand(self) -> bool:
+        """It lives, writes nothing, and reads for nobody."""
+        lanes = self.state.outbox.lanes.values() if self.is_alive else ()
+        return self.is_alive and not self.state.loads and all(lane.is_idle and not lane.is_open for lane in lanes)
+
     def post(self, kind: str, *args: Any) -> None:
         """Something reaches this process; while it stands still, it waits."""
         if kind == "message" and self.is_alive:

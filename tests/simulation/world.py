@@ -208,21 +208,17 @@ class World:
         """And nothing is on its way that could open a task again."""
         return (
             not self.checks.open_tasks
-            and self.broker.is_alive
             and self.people.are_content
             and self.broker.has_heard_all
-            and not self.broker.state.loads
-            and all(lane.is_idle and not lane.is_open for lane in self.broker.state.outbox.lanes.values())
+            and self.broker.has_nothing_in_hand
         )
 
     def _is_settled(self) -> bool:
         broker = self.broker
         return (
-            broker.is_alive
+            broker.has_nothing_in_hand
             and not broker.state.tasks
             and len(broker.state.outbox) == 0
-            and all(lane.is_idle and not lane.is_open for lane in broker.state.outbox.lanes.values())
-            and not broker.state.loads
             and not broker.state.fetching
             and not broker.state.level0.handouts
             and not broker.state.shadows.by_id
