@@ -1,10 +1,13 @@
 """`stepwire`: the commands by name. Each lives in a file of its own, which is imported when it is called."""
 
+import gc
+
 import click
 
 from .options import Group, Options
 
 _HERE = "stepwire_broker.cli"
+COLLECT_AFTER = (50_000, 20, 100)  # objects, and collections of each younger age: what lives long is not tracked
 
 
 @click.group(
@@ -37,4 +40,5 @@ _HERE = "stepwire_broker.cli"
 @click.pass_context
 def main(context: click.Context) -> None:
     """Workflows of steps whose handlers are written in any language."""
+    gc.set_threshold(*COLLECT_AFTER)  # while a command imports what it needs, nothing of that is garbage
     context.ensure_object(Options)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 FILE_CREATION_MASK = 0o077  # whatever this process makes is its owner's alone
 SWITCH_INTERVAL_S = 0.0002  # how long a busy loop may keep the database's writer waiting for the interpreter
 _SERVING = "serving"
-COLLECT_AFTER = (50_000, 20, 100)  # objects, and collections of each younger age: what lives long is not tracked
 
 
 @click.command(cls=Command)
@@ -112,7 +111,7 @@ async def _serve(
         await _start(broker, listener)
         server = Server(broker, tokens, listener)
         await server.start()
-        _collect_seldom()
+        _keep_what_is_here()
         endpoints = broker.endpoints
         environ = environ_of_handlers(endpoints["steps"], endpoints["results"], server.url, str(tokens.file))
         handlers = [Handlers(module, without_systemd(environ)) for module in modules]
@@ -125,11 +124,10 @@ async def _serve(
         listener.close()
 
 
-def _collect_seldom() -> None:
-    """The cyclic collector stops the loop. All that is here now stays, and most of what comes leaves by itself."""
+def _keep_what_is_here() -> None:
+    """The cyclic collector stops the loop. All that is here now stays, so it need not be looked at again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
 
 
 async def _start(broker: "Broker", listener: "socket.socket") -> None:
