@@ -12,7 +12,8 @@ from .harness import Site, eventually, workflow
 
 FIRST_DISPATCH_PROMISE_S, FIRST_DISPATCH_BOUND_S = 3.0, 6.0  # promised; asserted, on a machine that is busy
 OPEN_STEPS = 100_000
-BATCH_TASKS = 5_000
+STEPS_PER_TASK = 5
+BATCH_TASKS = 1_000
 
 
 def test_killed_three_times_with_a_hundred_in_flight_nothing_is_lost_and_nothing_doubled(
@@ -36,9 +37,9 @@ def test_with_a_hundred_thousand_open_steps_the_first_is_dispatched_within_three
     site: Site, figure: Callable[[str], None]
 ) -> None:
     broker = site.start_broker()
-    site.apply(workflow("many", {"name": "only"}))
+    site.apply(workflow("many", *({"name": f"step-{i}"} for i in range(STEPS_PER_TASK))))
     client = site.recorded_client()
-    for start in range(0, OPEN_STEPS, BATCH_TASKS):
+    for start in range(0, OPEN_STEPS // STEPS_PER_TASK, BATCH_TASKS):
         keys = [f"k{i}" for i in range(start, start + BATCH_TASKS)]
         client.submit_many_until_stored("many", keys)
     broker.kill9()
