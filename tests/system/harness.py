@@ -33,7 +33,7 @@ T = TypeVar("T")
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 START_BOUND_S: Final = 20.0
 END_BOUND_S: Final = 20.0
-POLL_S: Final = 0.01
+POLL_S, POLL_MAX_S = 0.01, 0.05  # who has waited long looks less often: looking takes the time of what is looked at
 SHOWN_BYTES_MAX: Final = 6_000
 ORDERS: Final = ("cancel", "pause", "resume", "retry", "resolve")
 ENDED: Final = ("completed", "failed", "cancelled")
@@ -46,13 +46,15 @@ class Stuck(AssertionError):
 def eventually(check: Callable[[], T | None], what: str, bound_s: float = 10.0) -> T:
     """The first value of `check` that is not None or False."""
     until = time.monotonic() + bound_s
+    pause_s = POLL_S
     while True:
         value = check()
         if value is not None and value is not False:
             return value
         if time.monotonic() > until:
             raise Stuck(f"not within {bound_s:g} s: {what}")
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.2, POLL_MAX_S)
 
 
 class Program:
@@ -458,7 +460,7 @@ class RecordedClient:
             assert answer.status in (0, 429, 503), answer
             if time.monotonic() > until:
                 raise Stuck(f"{key} was not acknowledged within {bound_s:g} s: {answer}")
-            time.sleep(POLL_S * 5)
+            time.sleep(POLL_MAX_S)
 
     def _acknowledged(self, key: str, workflow: str, task_id: int, created: bool) -> None:
         self._ledger.write("acknowledged", key=key, workflow=workflow, task_id=task_id, created=created)
