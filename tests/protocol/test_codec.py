@@ -142,7 +142,7 @@ def read_or_refuse(frames: list[bytes], sender: str) -> None:
         assert told.rid is None or 1 <= told.rid <= limits.INTEGER_MAX
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(st.data())
 def test_a_valid_message_with_one_thing_wrong_is_read_or_refused(data: Any) -> None:
     vector = data.draw(st.sampled_from(VALID))
@@ -155,7 +155,7 @@ def test_a_valid_message_with_one_thing_wrong_is_read_or_refused(data: Any) -> N
         read_or_refuse([vector["topic"].encode() + body], vector["sender"])
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(st.data())
 def test_a_valid_message_with_bytes_changed_is_read_or_refused(data: Any) -> None:
     vector = data.draw(st.sampled_from(VALID))

@@ -113,7 +113,7 @@ def test_any_document_is_judged_as_the_reference_judges_it(value: Any, ascii_onl
     agree(text.encode("utf-8", "surrogatepass"))
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(st.lists(PIECES, max_size=12))
 @example(['"a":1,"a":"\\u003a"'])
 @example(['"a":["]",["]",["]",1,"["],"["],"["]'])
