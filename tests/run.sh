@@ -13,4 +13,4 @@ ruff check --quiet .
 mypy
 lint-imports
 # More processes than cores: much of their time they wait, for real processes and real clocks.
-pytest -n 3 --dist loadscope "$@"
+pytest -n 4 --dist loadscope "$@"
