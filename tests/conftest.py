@@ -4,6 +4,7 @@ The tests of real processes wait for real time, one after the other, on one of t
 on whichever is free.
 """
 
+import gc
 import os
 import signal
 from typing import Any
@@ -27,6 +28,12 @@ APART = "tests/system/test_demo.py"  # a site of its own, and nothing of it is c
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((at for at, room in enumerate(LONGEST) if item.nodeid.startswith(room)), 99))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end, and is large: the cyclic collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
