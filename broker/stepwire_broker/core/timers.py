@@ -1,8 +1,8 @@
 """When something is to be looked at again: a heap of times, each with what to ask then.
 
 A timer is never taken back. Whoever handles it looks whether it still means anything, and sets it anew if need be.
-Those that mean nothing any more are thrown out when they could be half of all: an hour's deadline of a task that took
-a second must not stay for the hour.
+Those that mean nothing any more are thrown out when they would be next, so that nobody is woken for them, and when they
+could be half of all: an hour's deadline of a task that took a second must not stay for the hour.
 """
 
 from collections.abc import Callable
@@ -34,9 +34,16 @@ class Timers:
         self._sweep_at = max(SWEEP_FROM, 2 * len(self._heap))
 
     def pop_due(self, now: Now) -> tuple[str, Any] | None:
-        if self._heap and self._heap[0][0] <= now.mono:
-            _, _, kind, what = heappop(self._heap)
-            return kind, what
+        """None when nothing is due; then `wake_at` is that of a timer that means something still."""
+        heap = self._heap
+        while heap:
+            due_mono, _, kind, what = heap[0]
+            if due_mono <= now.mono:
+                heappop(heap)
+                return kind, what
+            if not self._is_stale(kind, what):
+                break
+            heappop(heap)
         return None
 
     @property
