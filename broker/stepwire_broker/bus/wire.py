@@ -279,14 +279,16 @@ class Wire:
 
     def _send(self, topic: bytes, body: bytes) -> bool:
         counters = self.counters
-        if not self._is_peers_due:
-            self._ask_for_peers()
         frame = topic + body
         try:
             self._xpub.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             counters.dropped["full"] += 1
             return False
+        finally:
+            # Sending can take the edge that somebody's subscription made.
+            if not self._is_peers_due and int(self._xpub.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                self._ask_for_peers()
         counters.sent += 1
         counters.sent_bytes += len(frame)
         if self._taps:
