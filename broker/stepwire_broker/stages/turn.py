@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from stepwire_broker.core.decision import Decision, Read, Turned, Watch
-from stepwire_broker.core.events import Event
+from stepwire_broker.core.events import Event, Now
 from stepwire_broker.core.group import Group, Outcome
 from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.ports import Clock, Wire
@@ -37,11 +37,10 @@ class Turn:
 
     def commit(self, outcome: Outcome) -> None:
         """The writer has its next group before what this commit released is published."""
-        decision = self._machine.handle(outcome, self._around.clock())
-        self.flush()
+        now = self._around.clock()
+        decision = self._machine.handle(outcome, now)
+        self._hand_over(now)
         self.act(decision)
-        if decision.answers or decision.batches:
-            self.flush()
 
     def take(self) -> None:
         """What stands to be done without an event."""
@@ -49,7 +48,9 @@ class Turn:
 
     def flush(self) -> None:
         """Hand each lane's open group to its writer, if that is free."""
-        now = self._around.clock()
+        self._hand_over(self._around.clock())
+
+    def _hand_over(self, now: Now) -> None:
         for number in self._machine.state.outbox.lanes:
             group, decision = self._machine.close(number, now)
             if group is not None:
