@@ -124,7 +124,7 @@ def test_a_state_and_its_output_may_come_in_either_direction(database: Path) -> 
         assert run.read(queries.step, 11)[5] == "waiting"
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 255, 256, 257, 300, 513])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 13, 192, 193, 255, 256, 257, 300, 513])
 def test_many_rows_are_all_written_whatever_their_number(database: Path, count: int) -> None:
     with Running(database) as run:
         run.workflow()

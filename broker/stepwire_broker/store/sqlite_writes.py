@@ -3,8 +3,8 @@
 Many rows go to the database in one call: the driver lets go of the GIL at every call and every row it steps over, and
 beside a busy loop it waits a whole switch interval to get it back. Of the three ways (one call a row, one JSON
 parameter, many bound rows) bound rows took the least CPU at every group size measured, and their calls hold the GIL
-only while values are bound. A statement comes in sizes of powers of two; what is left of the last one is filled up with
-NULL rows, which no row of a table matches.
+only while values are bound. A statement comes in some sizes; what is left of the last one is filled up with rows of NONE,
+which no row of a table matches. (NULL would do, but the driver takes more than twice as long over it.)
 """
 
 import os
@@ -31,6 +31,7 @@ from . import sqlite
 from .keys import Name, Owner
 from .lane import Rows, StoredDigest, Trouble
 
+NONE: Final = -1
 ROWS_MAX: Final = 256  # in one statement: larger ones fall out of the processor's cache and are slower a row
 CHECKPOINT_PAGES: Final = 8_192  # about 32 MB of write-ahead log
 PAGE_BYTES: Final = 4_096
@@ -60,8 +61,8 @@ class Many:
         for start in range(0, len(rows), ROWS_MAX):
             part = rows[start : start + ROWS_MAX]
             count = len(part)
-            size = 1 << (count - 1).bit_length()
-            values = [*chain.from_iterable(part), *(None,) * ((size - count) * self._columns)]
+            size = _size_for(count)
+            values = [*chain.from_iterable(part), *(NONE,) * ((size - count) * self._columns)]
             changed += execute(self._statement(size, size > count), values).rowcount
         return changed
 
@@ -73,12 +74,18 @@ class Many:
         return text
 
 
+def _size_for(count: int) -> int:
+    """A power of two, or three quarters of one: an eighth is filled up on the average."""
+    size = 1 << (count - 1).bit_length()
+    return size - size // 4 if count <= size - size // 4 else size
+
+
 def _insert(table: str, columns: Sequence[str], on_conflict: str = "") -> Many:
     into = f"INSERT INTO {table} ({', '.join(columns)})"
     return Many(
         len(columns),
         lambda values: f"{into} VALUES {values} {on_conflict}",
-        lambda values: f"{into} SELECT * FROM (VALUES {values}) WHERE column1 IS NOT NULL {on_conflict}",  # noqa: S608
+        lambda values: f"{into} SELECT * FROM (VALUES {values}) WHERE column1 <> {NONE} {on_conflict}",  # noqa: S608
     )
 
 
