@@ -3,8 +3,8 @@
 Many rows go to the database in one call: the driver lets go of the GIL at every call and every row it steps over, and
 beside a busy loop it waits a whole switch interval to get it back. Of the three ways (one call a row, one JSON
 parameter, many bound rows) bound rows took the least CPU at every group size measured, and their calls hold the GIL
-only while values are bound. A statement comes in some sizes; what is left of the last one is filled up with rows of NONE,
-which no row of a table matches. (NULL would do, but the driver takes more than twice as long over it.)
+only while values are bound. A statement comes in some sizes; what is left of the last one is filled up with rows of
+NONE, which no row of a table matches. (NULL would do, but the driver takes more than twice as long over it.)
 """
 
 import os
