@@ -44,8 +44,7 @@ def check(body: bytes, bytes_max: int = MESSAGE_BYTES_MAX) -> dict[str, Any]:
 
 
 def _check(body: bytes) -> dict[str, Any]:
-    opened = body.count(b"[") + body.count(b"{")
-    if opened > CONTAINERS_MAX:
+    if len(body) > CONTAINERS_MAX and _opened(body) > CONTAINERS_MAX:
         _check_containers(body)
     try:
         value = _decode(body)
@@ -53,7 +52,7 @@ def _check(body: bytes) -> dict[str, Any]:
         _name_the_fault(body, error)
     if type(value) is not dict:
         raise Refusal("not_an_object", f"the JSON is {_kind(value)}, not an object")
-    if opened > DEPTH_MAX and not _is_plainly_shallow(body):
+    if not _is_plainly_shallow(body):
         _check_depth(body)
     if b"\\u0000" in body and b"\\u0000" in body.replace(b"\\\\", b""):
         raise Refusal("nul_character")
@@ -81,8 +80,15 @@ _STEPS: Final = bytes(1 if c in b"[{" else 255 for c in range(256))  # read as s
 
 def _is_plainly_shallow(body: bytes) -> bool:
     """True when no line of the indented text is as deep as the limit. A string cannot pretend: it has no line ends."""
+    if len(body) < _LARGE_BYTES:
+        return _INDENTED not in msgspec.json.format(body, indent=1)
     # Indenting a text that is deep and long would make it a thousand times longer.
-    return len(body) < _LARGE_BYTES and _INDENTED not in msgspec.json.format(body, indent=1)
+    return _opened(body) <= DEPTH_MAX
+
+
+def _opened(body: bytes) -> int:
+    """Arrays and objects, at the most: a string may hold brackets, too."""
+    return body.count(b"[") + body.count(b"{")
 
 
 def _check_depth(body: bytes) -> None:
@@ -101,7 +107,7 @@ def _check_depth(body: bytes) -> None:
 
 def _check_containers(body: bytes) -> None:
     outside = _outside_strings(body)
-    containers = outside.count(b"[") + outside.count(b"{")
+    containers = _opened(outside)
     if containers > CONTAINERS_MAX:
         raise Refusal("too_large", f"{containers} arrays and objects, at most {CONTAINERS_MAX}")
 
