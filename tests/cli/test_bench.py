@@ -35,7 +35,10 @@ def test_a_round_says_what_it_ran_and_leaves_nothing_behind(empty: Place) -> Non
     medians = found["medians"]
     assert medians["tasks_replayed"] >= 100 + found["load"]["lone_tasks"]
     assert min(medians[name] for name in medians if name.endswith("_per_s")) > 0
-    assert medians["latency_ms"]["p50"] <= medians["latency_ms"]["p99"]
+    for latency in ("latency_ms", "bare_latency_ms"):
+        assert 0 < medians[latency]["p50"] <= medians[latency]["p99"]
+    assert {len(one["bare_latencies_ms"]) for one in found["rounds"]} == {found["load"]["lone_tasks"]}
+    assert medians["latency_of_bare"] > 0
     assert left == []
     assert done.err == ""
 
@@ -44,6 +47,7 @@ def test_for_people_it_is_a_table_with_its_settings(empty: Place) -> None:
     done = empty.stepwire("bench", *SMALL)
     assert "1 rounds of 100 tasks of 4 steps, 50 in flight" in done.out
     assert "product, over HTTP\t" in done.out
+    assert "bare durable loop, until its last commit\t" in done.out
     assert "no difference to the tables" in done.out
 
 

@@ -181,8 +181,9 @@ class Loop:
         )
 
 
-def run(sockets: Sockets, directory: Path, load: Load, progress: Progress) -> Throughput:
-    """`load.tasks` tasks with `load.window` in flight; then every row is looked at."""
+def run(sockets: Sockets, directory: Path, load: Load, progress: Progress) -> tuple[Throughput, list[float]]:
+    """`load.tasks` tasks with `load.window` in flight, and then `load.lone_tasks` one at a time: how many milliseconds
+    each of those took. Afterwards every row is looked at."""
     writer = Writer(directory / "bare.db")
     try:
         loop = Loop(sockets, writer, load.batch_steps)
@@ -197,8 +198,20 @@ def run(sockets: Sockets, directory: Path, load: Load, progress: Progress) -> Th
             progress(loop.finished - shown)
             shown = loop.finished
         seconds = time.perf_counter() - started
-        if writer.finished_tasks() != load.tasks:
-            raise Failed(f"the bare loop stored {writer.finished_tasks()} of {load.tasks} tasks whole")
-        return Throughput(load.tasks * len(STEPS), seconds)
+        latencies_ms = [_lone_ms(loop) for _ in range(load.lone_tasks)]
+        if writer.finished_tasks() != loop.finished:
+            raise Failed(f"the bare loop stored {writer.finished_tasks()} of {loop.finished} tasks whole")
+        return Throughput(load.tasks * len(STEPS), seconds), latencies_ms
     finally:
         writer.close()
+
+
+def _lone_ms(loop: Loop) -> float:
+    """One task on an idle loop, from before its submission until its last commit is done."""
+    started = time.perf_counter()
+    before = loop.finished
+    loop.submit()
+    loop.hand_over()
+    while loop.finished == before:
+        loop.turn()
+    return (time.perf_counter() - started) * 1000

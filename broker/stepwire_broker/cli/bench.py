@@ -39,6 +39,7 @@ LATENCY_COLUMNS: Final = [
     output.Column("p50 ms", "p50_ms"),
     output.Column("p95 ms", "p95_ms"),
     output.Column("p99 ms", "p99_ms"),
+    output.Column("p50 of the bare loop", "of_bare"),
 ]
 
 
@@ -109,7 +110,7 @@ def _measure(options: Options, load: "Load") -> list[dict[str, Any]]:
                 with tempfile.TemporaryDirectory(prefix="stepwire-bench-") as name:
                     directory = Path(name)
                     bus = echo.run(sockets, load, step(f"bus alone, {round_of}"))
-                    loop = bare.run(sockets, directory, load, step(f"bare loop, {round_of}"))
+                    loop, bare_latencies_ms = bare.run(sockets, directory, load, step(f"bare loop, {round_of}"))
                     shown = step(f"product, {round_of}")
                     with product.running(directory, load) as running:
                         whole, cpu = running.run(load, shown)
@@ -121,6 +122,7 @@ def _measure(options: Options, load: "Load") -> list[dict[str, Any]]:
                         "bare_steps_per_s": loop.steps_per_s,
                         "product_steps_per_s": whole.steps_per_s,
                         "cpu_us_per_step": cpu_us_per_step(cpu, whole.steps),
+                        "bare_latencies_ms": bare_latencies_ms,
                         "latencies_ms": latencies_ms,
                         "tasks_replayed": checked,
                     }
@@ -141,7 +143,6 @@ def _medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     def median(of: Callable[[dict[str, Any]], float]) -> float:
         return statistics.median(of(one) for one in rounds)
 
-    latencies_ms = sorted(ms for one in rounds for ms in one["latencies_ms"])
     found: dict[str, Any] = {
         name: median(lambda one, name=name: one[name])  # type: ignore[misc]
         for name in ("echo_steps_per_s", "bare_steps_per_s", "product_steps_per_s")
@@ -151,7 +152,12 @@ def _medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         who: median(lambda one, who=who: one["cpu_us_per_step"][who])  # type: ignore[misc]
         for who in rounds[0]["cpu_us_per_step"]
     }
-    found["latency_ms"] = {f"p{share}": _percentile(latencies_ms, share) for share in (50, 95, 99)}
+    for latency, name in (("bare_latency_ms", "bare_latencies_ms"), ("latency_ms", "latencies_ms")):
+        ordered = sorted(ms for one in rounds for ms in one[name])
+        found[latency] = {f"p{share}": _percentile(ordered, share) for share in (50, 95, 99)}
+    found["latency_of_bare"] = median(
+        lambda one: statistics.median(one["latencies_ms"]) / statistics.median(one["bare_latencies_ms"])
+    )
     found["tasks_replayed"] = sum(one["tasks_replayed"] for one in rounds)
     return found
 
@@ -198,8 +204,23 @@ def _print(options: Options, found: dict[str, Any]) -> None:
         "",
     )
     click.echo()
-    latency = {f"{name}_ms": f"{ms:.2f}" for name, ms in medians["latency_ms"].items()}
-    output.several(options, [{"measured": "submitted until its outputs are read", **latency}], LATENCY_COLUMNS, "")
+    lone = [
+        ("bare durable loop, until its last commit", "bare_latency_ms", 1.0),
+        ("product, until its outputs are read over HTTP", "latency_ms", medians["latency_of_bare"]),
+    ]
+    output.several(
+        options,
+        [
+            {
+                "measured": name,
+                **{f"{of}_ms": f"{ms:.2f}" for of, ms in medians[key].items()},
+                "of_bare": f"{share:.2f}",
+            }
+            for name, key, share in lone
+        ],
+        LATENCY_COLUMNS,
+        "",
+    )
     click.echo()
     cpu = ", ".join(f"{who} {us:.1f}" for who, us in medians["cpu_us_per_step"].items())
     click.echo(f"CPU of the product, µs a step: {cpu}")
