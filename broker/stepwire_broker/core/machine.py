@@ -86,7 +86,8 @@ class Machine:
             residency.fetch_for_rules(state)
         if state.unloaded > 0:
             keep_loading(state, now)
-        _release(state, now)
+        if state.outbox:
+            _release(state, now)
         decision = state.decision
         if decision.is_empty:
             return NOTHING  # not the one that is filled from here on: what comes into it is another turn's
