@@ -14,14 +14,15 @@ _decode = msgspec.json.Decoder(ResultsLevel0).decode
 
 
 def run(sockets: Sockets, load: Load, progress: Progress) -> Throughput:
-    """`load.echo_messages` of them with `load.echo_window` in flight: encoded, sent, answered, decoded, counted."""
+    """As many messages as tasks, with `load.echo_window` in flight: encoded, sent, answered, decoded, counted."""
     to_peer, from_peer = sockets
     steps = [_step(number) for number in range(load.batch_steps)]
-    window = min(load.echo_window, load.echo_messages)
+    messages = load.tasks
+    window = min(load.echo_window, messages)
     sent = answered = 0
     started = time.perf_counter()
-    while answered < load.echo_messages:
-        while sent < load.echo_messages and sent - answered < window:
+    while answered < messages:
+        while sent < messages and sent - answered < window:
             batch = StepsLevel0(batch_id=f"batch_{sent}", protocol_version=limits.PROTOCOL_LEVEL_0, steps=steps)
             to_peer.send(TOPIC + codec.encode(batch))
             sent += 1
@@ -30,7 +31,7 @@ def run(sockets: Sockets, load: Load, progress: Progress) -> Throughput:
         if results.batch_id != f"batch_{answered}" or len(results.results) != len(steps):
             raise Failed(f"batch_{answered} was not answered as it was sent")
         answered += 1
-        progress(load.tasks / load.echo_messages)
+        progress(1)
     return Throughput(answered * len(steps), time.perf_counter() - started)
 
 
