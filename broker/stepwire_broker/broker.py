@@ -640,7 +640,7 @@ class Broker:
         if isinstance(outcome, Committed):
             for listener in tuple(self._commit_listeners):
                 listener()
-        self._arm(read_clocks())
+        self._arm()
 
     def _fail(self, outcome: Broken | Fenced) -> None:
         """Nothing more may be written or said: whoever comes after us decides."""
@@ -671,7 +671,7 @@ class Broker:
         self._flush_due = False
         if self._is_open:
             self._turn.flush()
-            self._arm(read_clocks())
+            self._arm()
 
     def _put(self, group: Group) -> None:
         assert self._store is not None
@@ -707,14 +707,14 @@ class Broker:
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
-    def _arm(self, now: Now) -> None:
+    def _arm(self) -> None:
         wake_at = self._machine.wake_at
         if wake_at is None or (self._timer is not None and self._timer_mono <= wake_at):
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_mono = wake_at
-        self._timer = self._loop.call_later(max(0, wake_at - now.mono) / 1000, self._tick)
+        self._timer = self._loop.call_later(max(0, wake_at - read_clocks().mono) / 1000, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
@@ -731,7 +731,6 @@ class Broker:
         self._look_at_the_clock()
         self._handle(Tick())
         self._flush()
-        self._arm(read_clocks())
 
     def _beat(self) -> None:
         if self._pulse is not None:
