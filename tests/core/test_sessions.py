@@ -573,6 +573,7 @@ def test_the_process_of_a_vanished_subscription_is_looked_for_and_its_death_need
     task_id = world.task(ONE)
     world.hello(**PROCESS)
     world.accept(world.batches()[0])
+    world.watches.clear()
     world.handle(events.SubscriptionVanished(W))
     ((worker, pid, started),) = [(w.worker, w.pid, w.pid_started) for w in world.watches]
     assert (worker, pid, started) == (W, 4711, 99)
@@ -582,6 +583,28 @@ def test_the_process_of_a_vanished_subscription_is_looked_for_and_its_death_need
     assert W not in world.state.sessions
     assert world.row(task_id).worker == W2
     assert world.row(task_id).lost_sessions == 1
+
+
+def test_a_worker_that_died_before_its_hello_was_heard_is_looked_for_when_it_is() -> None:
+    """Subscriptions and hellos come over two sockets: of the last words of a process either may be heard first."""
+    world = World()
+    task_id = world.task(ONE)
+    world.handle(events.SubscriptionVanished(W))
+    assert world.watches == []
+    world.hello(**PROCESS)
+    assert [(w.worker, w.pid, w.pid_started) for w in world.watches] == [(W, 4711, 99)]
+    world.hello(W2)
+    world.handle(events.ProcessDied(W))
+    assert world.row(task_id).worker == W2
+
+
+def test_a_hello_that_is_said_again_starts_no_second_look() -> None:
+    world = World()
+    world.hello(**PROCESS)
+    world.hello(n=2, **PROCESS)
+    assert len(world.watches) == 1
+    world.hello(k=2, n=3, **PROCESS)
+    assert len(world.watches) == 2
 
 
 @pytest.mark.parametrize("without", [{"proof": False}, {"host": "elsewhere"}, {"pid": 0}])
@@ -597,6 +620,7 @@ def test_a_child_that_its_supervisor_reaped_is_looked_for_here_and_believed_else
     world = World()
     world.hello(W, **PROCESS)
     world.hello(W2, host="elsewhere", pid=1)
+    world.watches.clear()
     for worker in (W, W2):
         world.say(wire.Gone(v="2.0", worker=worker))
     assert [w.worker for w in world.watches] == [W]

@@ -13,7 +13,7 @@ HANDLER: Final = Path(__file__).with_name("level0_handler.py")
 def start_peers(site: Site, count: int) -> list[Program]:
     """Known to the broker when this returns."""
     before = len(peers_of(site))
-    environ = {f"STEPWIRE_{name.upper()}": _endpoint(site, name) for name in ("steps", "results")}
+    environ = {f"STEPWIRE_{name.upper()}": endpoint(site, name) for name in ("steps", "results")}
     started = []
     for _ in range(count):
         name = f"level0-{len(site.programs)}"
@@ -27,5 +27,5 @@ def peers_of(site: Site) -> list[dict[str, Any]]:
     return [worker for worker in site.workers() if worker["level"] == 0]
 
 
-def _endpoint(site: Site, name: str) -> str:
+def endpoint(site: Site, name: str) -> str:
     return str(site.settings.get(f"bus.{name}", f"ipc://{site.directory}/.stepwire/{name}.sock"))

@@ -1,12 +1,17 @@
 """Workers that are killed, stopped, sent away: their steps go on elsewhere, none doubled beyond the allowed."""
 
+import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import zmq
+from stepwire_protocol import codec, host, messages, topics
 
 from tests.checker import assert_kept
 
 from .harness import Program, Site, eventually, workflow
 from .ledger import read
+from .peers import endpoint
 
 LEASE_MS = 2_000
 QUICK_LEASE = {"bus.lease_ms": LEASE_MS, "bus.heartbeat_ms": 400}
@@ -42,6 +47,48 @@ def test_the_steps_of_a_killed_worker_run_again_on_another_within_two_seconds(
     _await_all(site, answer.body["task_ids"])
     verdict = assert_kept(site.database, site.ledgers)
     assert verdict.figures["started again"] == {"its worker was killed": len(in_flight)}
+
+
+def test_a_worker_that_died_before_its_hello_was_heard_keeps_nothing(site: Site) -> None:
+    """A process leaves its hello on the way and is killed: what it is given must not wait for a lease."""
+    site.start_broker()
+    site.apply(GATED)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        started = host.started(process.pid)
+        process.kill()
+    hello = messages.Hello(
+        v="2.0",
+        worker=f"dead:{process.pid:016x}",
+        n=1,
+        versions=["2.0"],
+        next={"b1": 1},
+        handlers=["**"],
+        slots=10,
+        prefetch=0,
+        free={"b1": 10},
+        host=host.identity(),
+        pid=process.pid,
+        pid_started=started,
+        proof=True,
+    )
+    task_id = site.recorded_client().submit_until_acknowledged("gated", "k")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        socket = context.socket(zmq.PUB)
+        socket.connect(endpoint(site, "results"))
+
+        def is_known_dead() -> bool:
+            socket.send(codec.frame(topics.WORKERS, hello))  # a word can be lost while a connection is new
+            return b"stepwire_worker_deaths_proven_total 1" in site.ask("GET", "/metrics").body
+
+        eventually(is_known_dead, "the dead to be known as dead")
+    finally:
+        context.destroy(linger=0)
+    heir = site.start_worker("heir")
+    eventually(lambda: _started(site, heir, 1), "its step started on another", PROOF_BOUND_S)
+    site.open_gate("go")
+    _await_all(site, [task_id])
+    assert_kept(site.database, site.ledgers)
 
 
 def test_a_worker_that_was_stopped_past_its_lease_comes_back_harmless(

@@ -119,7 +119,14 @@ def _open(state: BrokerState, hello: Hello, k: int, before: WorkerSession | None
         state.timers.set(_lease_ends_at(state, session), "lease", session)
     if hello.worker in state.recovered:
         ask_soon(state, session)
+    _watch(state, session)  # its subscription may have vanished while this hello was on its way
     return session
+
+
+def _watch(state: BrokerState, session: WorkerSession) -> None:
+    """Is its process gone? Here that can be known, where it is on our own host and has said how to find it."""
+    if session.proof and session.pid and session.host == state.identity.host:
+        state.decision.watches.append(Watch(session.worker, session.pid, session.pid_started))
 
 
 def _close(session: WorkerSession) -> None:
@@ -327,8 +334,8 @@ def on_gone(state: BrokerState, gone: Gone, now: Now) -> None:
 
 def on_subscription_vanished(state: BrokerState, event: SubscriptionVanished, now: Now) -> None:
     session = state.sessions.get(event.worker)
-    if session is not None and session.proof and session.pid and session.host == state.identity.host:
-        state.decision.watches.append(Watch(session.worker, session.pid, session.pid_started))
+    if session is not None:
+        _watch(state, session)
 
 
 def on_subscribed(state: BrokerState, event: Subscribed, now: Now) -> None:
