@@ -534,6 +534,17 @@ def _old_word_is_news(plant: Plant) -> None:
     plant.function(sessions.on_hello, on_hello)
 
 
+def _hello_of_the_dead_believed(plant: Plant) -> None:
+    def open_session(original: Any, state: Any, *args: Any) -> Any:
+        watches = state.decision.watches
+        before = len(watches)
+        session = original(state, *args)
+        del watches[before:]
+        return session
+
+    plant.function(sessions._open, open_session)
+
+
 def _taken_back_sent_again(plant: Plant) -> None:
     def say_again(_: Any, state: Any, batch: Any) -> bool:
         state.decision.batches.append(batch)
@@ -597,6 +608,7 @@ BUGS: Final = (
     Bug("tasks that fill the memory with bytes make no room", _bytes_make_no_room, True),
     Bug("a late copy of a hello is a worker's word", _old_word_is_news, True),
     Bug("what was taken back is sent again", _taken_back_sent_again, True),
+    Bug("a hello of before a death opens a session", _hello_of_the_dead_believed, True),
     Bug("worker: a new session keeps the longer lease of the one before", _longer_lease_kept, True),
 )
 
