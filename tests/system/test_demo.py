@@ -1,5 +1,8 @@
 """`stepwire demo`, as a newcomer runs it. What it says is compared with what its handlers wrote down."""
 
+import ast
+import importlib.util
+import inspect
 import json
 import os
 import re
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepwire_broker.cli import demo
 from stepwire_broker.demo.books import Booking, Run
 from stepwire_broker.demo.proof import Evidence, prove
 
@@ -152,6 +156,21 @@ def test_interrupted_it_ends_everything_and_the_next_run_takes_the_rest(number: 
             return  # the same, but for whoever runs it
         again = here.stepwire("demo", "-o", "json")
         assert (again.code, again.json["run"]) == (0, 2), again
+
+
+def test_nothing_is_imported_while_it_can_be_interrupted() -> None:
+    """An interrupt inside of an import can make Python end by the signal instead of with the exit code."""
+    script = "from stepwire_broker.cli import demo; demo._console(demo.Options()); demo._import_all()"
+    script += "; import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    tree = ast.parse(inspect.getsource(demo))
+    asked = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names = {importlib.util.resolve_name("." * node.level + (node.module or ""), demo.__package__) for node in asked}
+    assert names >= {"rich.progress", "stepwire_broker.cli.watch"}
+    assert names - loaded <= {"stepwire_broker.demo.shop"}  # which is imported before
+    told = inspect.getsource(demo.demo.callback)
+    assert told.index("_import_all()") < told.index("_interruptible()")
 
 
 def test_two_at_once_in_one_place_are_refused(here: Place, told: str, books: Path) -> None:

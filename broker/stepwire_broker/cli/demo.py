@@ -4,6 +4,7 @@ Each line comes from the broker's answers, from the books that the handlers writ
 is shown does what is done here by the same calls.
 """
 
+import importlib
 import shlex
 import shutil
 import signal
@@ -65,6 +66,7 @@ def demo(options: Options, directory: Path) -> None:
     """Show it working, in less than a minute: a broker, workers in several languages, a kill -9, and a held payment."""
     from stepwire_broker.demo.shop import Failed, Shop
 
+    _import_all()
     started_s = time.monotonic()
     try:
         with _interruptible(), Shop(directory) as shop:
@@ -78,6 +80,13 @@ def demo(options: Options, directory: Path) -> None:
     story.end(proofs, time.monotonic() - started_s)
     if not all(proof.holds for proof in proofs):
         raise Failure(Exit.FAILURE, "not everything that was promised is so", f"see the books in {directory}/")
+
+
+def _import_all() -> None:
+    """What the story needs, before it can be interrupted: Python takes an interrupt that strikes while a module makes
+    its classes for one that nobody has handled, and ends by the signal, whatever is made of it afterwards."""
+    for name in ("rich.markup", "rich.progress", "rich.table", "stepwire_broker.demo.proof", f"{__package__}.watch"):
+        importlib.import_module(name)
 
 
 class _Story:
