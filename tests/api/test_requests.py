@@ -5,8 +5,8 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stepwire_broker.core.events import CancelTask, PauseTask, ResolveStep, RetryTask, SubmitTasks
-from stepwire_broker.core.settings import LimitSettings
+from stepwire_broker.core.definitions.settings import LimitSettings
+from stepwire_broker.core.model.events import CancelTask, PauseTask, ResolveStep, RetryTask, SubmitTasks
 from stepwire_broker.stages import requests
 from stepwire_protocol.errors import Refusal
 

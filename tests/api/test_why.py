@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from stepwire_broker.core.settings import LimitSettings
+from stepwire_broker.core.definitions.settings import LimitSettings
 
 from .running_api import Api, running, settings_in
 

@@ -128,9 +128,9 @@ def a_task_is_stored_whole(database: Database, seen: Witnesses, case: Case) -> F
 
 def the_broker_can_replay_its_history(database: Database, seen: Witnesses, case: Case) -> Finds:
     """The product's own replay: that it finds no difference is a promise too."""
-    from stepwire_broker.core import history
-    from stepwire_broker.core.stored import StoredWorkflow
-    from stepwire_broker.core.workflow import stored_workflow
+    from stepwire_broker.core.commit import history
+    from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
+    from stepwire_broker.core.definitions.workflow import stored_workflow
 
     number = case.plan.id
     if number not in _WORKFLOWS or _WORKFLOWS[number][0] is not database:

@@ -3,14 +3,10 @@
 from pathlib import Path
 
 import pytest
-from stepwire_broker.core import events, explain
-from stepwire_broker.core.residency import restored
-from stepwire_broker.core.settings import (
-    ExecutionSettings,
-    LimitSettings,
-    RuleSettings,
-    Settings,
-)
+from stepwire_broker.core import explain
+from stepwire_broker.core.definitions.settings import ExecutionSettings, LimitSettings, RuleSettings, Settings
+from stepwire_broker.core.loading.residency import restored
+from stepwire_broker.core.model import events
 from stepwire_protocol import messages as wire
 
 from .world import BROKER, CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held, once, one, steps

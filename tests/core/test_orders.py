@@ -2,8 +2,8 @@
 
 import msgspec
 import pytest
-from stepwire_broker.core import events
-from stepwire_broker.core.answers import Done, Refused
+from stepwire_broker.core.model import events
+from stepwire_broker.core.model.answers import CommandRefused, Done
 from stepwire_protocol import messages as wire
 
 from .world import CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held, item_of, once, one, steps
@@ -693,12 +693,12 @@ def test_while_nothing_can_be_stored_nothing_is_accepted(kind: str, code: str) -
         "submit": lambda: world.submit(),
     }
     refused = requests[kind]()
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, CommandRefused)
     assert (refused.code, refused.retry_after_ms is not None) == (code, True)
     world.commit()
     world.settle()
     assert world.state.stalled is None
-    assert not isinstance(world.submit(), Refused)
+    assert not isinstance(world.submit(), CommandRefused)
 
 
 def test_while_the_database_is_away_nothing_is_dispatched_acked_or_granted_and_all_of_it_comes_after() -> None:

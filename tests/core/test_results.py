@@ -3,24 +3,11 @@ branch."""
 
 import msgspec
 import pytest
-from stepwire_broker.core import events
-from stepwire_broker.core.settings import LimitSettings, Settings
+from stepwire_broker.core.definitions.settings import LimitSettings, Settings
+from stepwire_broker.core.model import events
 from stepwire_protocol import messages as wire
 
-from .world import (
-    CHAIN,
-    DIES_MS,
-    ONCE,
-    ONE,
-    W2,
-    W,
-    World,
-    held,
-    item_of,
-    once,
-    one,
-    steps,
-)
+from .world import CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held, item_of, once, one, steps
 
 FAST = {"backoff": {"kind": "constant", "base_ms": 100, "jitter": "none"}}
 

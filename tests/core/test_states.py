@@ -6,9 +6,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from stepwire_broker.core import facts, history
-from stepwire_broker.core.states import STEP_FINAL, STEP_TRANSITIONS, TASK_FINAL, TASK_TRANSITIONS, StepState, drawing
-from stepwire_broker.core.task import apply
+from stepwire_broker.core.commit import history
+from stepwire_broker.core.model import facts
+from stepwire_broker.core.model.apply import apply
+from stepwire_broker.core.model.states import (
+    STEP_FINAL,
+    STEP_TRANSITIONS,
+    TASK_FINAL,
+    TASK_TRANSITIONS,
+    StepState,
+    drawing,
+)
 
 from .world import CHAIN, World
 
@@ -16,11 +24,11 @@ DOCS = Path(__file__).parents[2] / "docs" / "states.md"
 
 
 def test_the_drawing_is_of_today() -> None:
-    assert DOCS.read_text() == drawing(), "run: python -m stepwire_broker.core.states > docs/states.md"
+    assert DOCS.read_text() == drawing(), "run: python -m stepwire_broker.core.model.states > docs/states.md"
 
 
 def test_the_module_draws_itself() -> None:
-    command = [sys.executable, "-m", "stepwire_broker.core.states"]
+    command = [sys.executable, "-m", "stepwire_broker.core.model.states"]
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout == drawing()
 
 
@@ -79,7 +87,7 @@ def test_every_fact_survives_its_storing() -> None:
         facts.TaskReopened(1),
         facts.Operated(1, "retry", None, "why"),
         facts.Noticed(1, None),
-        facts.Ended(1, "completed"),
+        facts.TaskEnded(1, "completed"),
     ]
     assert len({type(f) for f in told}) == len(facts.Fact.__args__)
     assert facts.decode(facts.encode(told)) == told

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 import zmq
-from stepwire_broker.core.settings import Level0Settings, Settings
+from stepwire_broker.core.definitions.settings import Level0Settings, Settings
 from stepwire_protocol import codec, topics
 
 from tests.api.running_api import Api, running, settings_in

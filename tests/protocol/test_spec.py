@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from msgspec import Struct, inspect
-from stepwire_broker.core import level0
+from stepwire_broker.core.workers import level0
 from stepwire_protocol import codec, errors, limits, messages, schema
 
 from .wire_vectors import read_as_broker, read_as_worker

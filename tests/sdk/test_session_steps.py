@@ -9,18 +9,7 @@ from stepwire.actions import Quit
 from stepwire.held import TOMBSTONES_MAX
 from stepwire.session import Offer
 from stepwire_protocol import codec, topics
-from stepwire_protocol.messages import (
-    Accept,
-    Adopted,
-    Bye,
-    Heartbeat,
-    Progress,
-    Refuse,
-    Result,
-    Results,
-    Start,
-    Steps,
-)
+from stepwire_protocol.messages import Accept, Adopted, Bye, Heartbeat, Progress, Refuse, Result, Results, Start, Steps
 
 from .dialogue import WORKER, Broker, Dialogue, once, step, welcomed
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from stepwire.actions import Log
-from stepwire_broker.core import events, history
-from stepwire_broker.core.answers import Applied, Done, Refused, Submitted
-from stepwire_broker.core.group import Group
-from stepwire_broker.core.session import WorkerSession
-from stepwire_broker.core.shadows import FIRST
-from stepwire_broker.core.stored import StoredStep
-from stepwire_broker.core.task import LEVEL0
-from stepwire_broker.core.workflow import Workflow
+from stepwire_broker.core.commit import history
+from stepwire_broker.core.definitions.stored_rows import StoredStep
+from stepwire_broker.core.definitions.workflow import Workflow
+from stepwire_broker.core.model import events
+from stepwire_broker.core.model.answers import Applied, CommandRefused, Done, TasksSubmitted
+from stepwire_broker.core.model.commit_group import CommitGroup
+from stepwire_broker.core.model.live import LEVEL0, WorkerSession
+from stepwire_broker.core.shadows.shadow import FIRST
 from stepwire_broker.store.lane import Rows
 from stepwire_protocol import limits
 from stepwire_protocol import messages as wire
@@ -180,7 +180,7 @@ class Checks:
 
     # -- commits ------------------------------------------------------------------------------------------------------
 
-    def handed(self, group: Group) -> None:
+    def handed(self, group: CommitGroup) -> None:
         self.world.choose_refused(group)
 
     def committed(self, parts: list[Rows]) -> None:
@@ -574,7 +574,7 @@ class Checks:
         self.world.counts["answer", f"{type(command).__name__}: {getattr(answer, 'code', type(answer).__name__)}"] += 1
         tables = self.world.tables
         match answer:
-            case Submitted():
+            case TasksSubmitted():
                 self._submitted(command, answer)
             case Applied():
                 if answer.workflow_id not in tables.workflows:
@@ -597,11 +597,11 @@ class Checks:
                 }[kind]
                 if not done:
                     self.fail("P1/P9 an answer leaves after the commit", f"{command}: {answer}")
-            case Refused():
+            case CommandRefused():
                 if isinstance(command, events.SubmitTasks):
                     self._not_stored(command, answer)
 
-    def _submitted(self, command: events.SubmitTasks, answer: Submitted) -> None:
+    def _submitted(self, command: events.SubmitTasks, answer: TasksSubmitted) -> None:
         tables = self.world.tables
         for new, task_id, created in zip(command.tasks, answer.task_ids, answer.created, strict=True):
             row = tables.tasks.get(task_id)
@@ -616,13 +616,13 @@ class Checks:
             if created and task_id in self.acked_tasks:
                 self.fail("P1 one task a submission", f"task {task_id} was created twice")
 
-    def _not_stored(self, command: events.SubmitTasks, answer: Refused) -> None:
+    def _not_stored(self, command: events.SubmitTasks, answer: CommandRefused) -> None:
         uids = {f"{(command.entropy + i) % 2**128:032x}" for i in range(len(command.tasks))}
         found = [row.id for row in self.world.tables.tasks.values() if row.uid in uids]
         if found:
             self.fail("P1 refused means that nothing is stored", f"{answer}, and there are tasks {found}")
 
-    def acked(self, submission: "Submission", answer: Submitted) -> None:
+    def acked(self, submission: "Submission", answer: TasksSubmitted) -> None:
         """A client holds the answer in its hands."""
         for new, task_id in zip(submission.tasks, answer.task_ids, strict=True):
             self.acked_tasks[task_id] = new

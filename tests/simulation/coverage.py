@@ -5,8 +5,9 @@ is listed here, with the reason.
 from collections import Counter
 from typing import Final
 
-from stepwire_broker.core import breaker, machine
-from stepwire_broker.core.states import STEP_TRANSITIONS, TASK_FINAL, TASK_TRANSITIONS
+from stepwire_broker.core import machine
+from stepwire_broker.core.guards import breaker
+from stepwire_broker.core.model.states import STEP_TRANSITIONS, TASK_FINAL, TASK_TRANSITIONS
 
 from .faults import KINDS
 
@@ -33,7 +34,7 @@ def wanted() -> list[tuple[str, str]]:
     found = [("event", kind.__name__) for kind in machine.HANDLERS]
     found += [("timer", kind) for kind in machine._TIMERS]
     found += [("fault", kind) for kind in KINDS]
-    found += [("breaker", str(state)) for state in breaker.State]
+    found += [("breaker", str(state)) for state in breaker.BreakerPhase]
     for fact, moves in STEP_TRANSITIONS.items():
         found += [("step", f"{_tag(fact)}: {before} → {after}") for before, after in moves.items()]
     for task_fact, ways in TASK_TRANSITIONS.items():

@@ -10,9 +10,9 @@ from stepwire.client import Client, ClientError
 from stepwire.errors import ConfigurationError
 
 from stepwire_broker.api.token import TokenError, first_token
-from stepwire_broker.core.settings import Settings
+from stepwire_broker.core.definitions.settings import Settings
 
-from .configuration import load
+from .config_commands import load
 from .failure import OF_STATUS, Exit, Failure
 from .options import Options
 

@@ -8,12 +8,12 @@ from stepwire.client import Client, NotFound
 from . import output
 from .connection import broker
 from .failure import usage
-from .options import Command, Options
+from .options import Options, StepwireCommand
 
 SENTENCE_CHARACTERS_MAX = 2_000
 
 
-@click.command(cls=Command)
+@click.command(cls=StepwireCommand)
 @click.argument("reference", metavar="TASK[/STEP]")
 @click.pass_obj
 def why(options: Options, reference: str) -> None:

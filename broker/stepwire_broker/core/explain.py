@@ -11,16 +11,18 @@ from typing import Final, NamedTuple
 import msgspec
 from stepwire_protocol.messages import ErrorDetail
 
-from . import guarding, level0
-from .breaker import State
-from .codes import describe
-from .events import Now
-from .placement import offering
-from .routing import NOBODY, Decided, Target, missing_text, path_of
-from .session import BUS, LOCAL, POLL, WorkerSession
+from stepwire_broker.core.model.live import RESTORED, Step, Task, WorkerSession
+from stepwire_broker.core.model.targets import BUS, LOCAL, POLL, Target
+from stepwire_broker.core.routing.router import NOBODY, Decided, missing_text, path_of
+
+from .dispatch.placement import offering
+from .guards import allowance
+from .guards.breaker import BreakerPhase
+from .model.events import Now
+from .model.reason_codes import describe
+from .model.states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
 from .state import BrokerState
-from .states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
-from .task import RESTORED, Step, Task
+from .workers import level0
 
 LOOKED_AT_MAX: Final = 200  # steps of a task, to find what holds it up
 QUEUE_LOOKED_AT_MAX: Final = 2_000
@@ -355,7 +357,7 @@ def _is_barred(state: BrokerState, step: Step, now: Now) -> Why | None:
         said = f": {guard.reason}" if guard.reason else ""
         message = f"the breaker for `{name}` is held open by an operator {since}{said}; `stepwire breaker auto {name}`"
         return Why("breaker_open", f"{message} leaves it to itself", guard.since_wall)
-    if breaker.state is State.OPEN:
+    if breaker.state is BreakerPhase.OPEN:
         message = f"the breaker for `{name}` is open {since}, after {breaker.cause} (the last: {guard.reason})"
         return Why("breaker_open", f"{message}; it is tried again at {_at(guard.until_wall, now)}", guard.since_wall)
     if breaker.room and not step.at_most_once:
@@ -370,7 +372,7 @@ def _is_barred(state: BrokerState, step: Step, now: Now) -> Why | None:
 
 def _waits_for_budget(state: BrokerState, step: Step, now: Now) -> Why | None:
     name = step.definition.handler_class
-    if not guarding.waits_for_budget(state, state.steps.get(step.id, step), now):
+    if not allowance.waits_for_budget(state, state.steps.get(step.id, step), now):
         return None
     budget = state.guards.by_handler[name].budget
     assert budget is not None

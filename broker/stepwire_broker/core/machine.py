@@ -10,34 +10,28 @@ from typing import Any, Final
 
 from stepwire_protocol import messages as wire
 
-from . import (
-    events,
-    executor,
-    guarding,
-    level0,
-    orders,
-    placement,
-    residency,
-    results,
-    routes,
-    sessions,
-    shadowing,
-    submission,
-)
-from .answers import Refused
-from .decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
-from .events import Event, Now
-from .group import Committed, Group, Stalled
-from .outbox import SendAck, SendAnswer, SendBatch, SendHandout
-from .progress import discard, expire_retry
-from .residency import keep_loading, load_for, not_found
-from .results import on_results
+from stepwire_broker.core.model.live import Task
+
+from .commit.decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
+from .commit.outbox import SendAck, SendAnswer, SendBatch, SendHandout
+from .definitions.stored_rows import Loaded
+from .definitions.workflow import Workflow
+from .dispatch import placement
+from .guards import allowance
+from .intake import commands, routing_rules, submission
+from .intake.submission import on_applied, on_decided
+from .loading import residency
+from .loading.residency import keep_loading, load_for, not_found
+from .model import events
+from .model.answers import CommandRefused
+from .model.commit_group import CommitGroup, Committed, Stalled
+from .model.events import Event, Now
+from .model.states import STEP_FINAL
+from .progress.progress import discard, expire_retry
+from .shadows import copies
 from .state import BrokerState, Identity, Load
-from .states import STEP_FINAL
-from .stored import Loaded
-from .submission import on_applied, on_decided
-from .task import Task
-from .workflow import Workflow
+from .workers import executor_control, level0, sessions, step_results
+from .workers.step_results import on_results
 
 NOTHING: Final = Decision()
 
@@ -59,7 +53,7 @@ class Machine:
         HANDLERS[type(event)](self.state, event, now)
         return self._decided(now)
 
-    def close(self, lane: int, now: Now) -> tuple[Group | None, Decision]:
+    def close(self, lane: int, now: Now) -> tuple[CommitGroup | None, Decision]:
         """The lane's next transaction, if its writer is free. Ready steps are handed out now, so that a batch holds all
         that piled up; whole batches also before, while the loop has nothing better to do."""
         state = self.state
@@ -68,7 +62,7 @@ class Machine:
         if is_idle and state.level0.peers:
             level0.dispatch(state, now)
         if is_idle and state.shadows.wanted:
-            shadowing.send_wanted(state, now)
+            copies.send_wanted(state, now)
         return state.outbox.close(lane, now), self._decided(now)
 
     def take(self, now: Now) -> Decision:
@@ -116,9 +110,9 @@ def _say(state: BrokerState, send: SendAnswer) -> None:
     task, answer = send.about, send.answer
     if task is not None and task.rejected:
         if send.awaits:
-            orders.wait(state, send.request, task.id)  # it has not come so far after all
+            commands.wait(state, send.request, task.id)  # it has not come so far after all
             return
-        answer = Refused("refused_by_database", f"the database refused the data of task {task.id}")
+        answer = CommandRefused("refused_by_database", f"the database refused the data of task {task.id}")
     state.decision.answers.append(ToRequest(send.request, answer))
 
 
@@ -223,7 +217,7 @@ def _on_load_failed(state: BrokerState, event: events.LoadFailed, now: Now) -> N
             state.timers.set(state.page_after_mono, "load", None)
         case "command":
             state.refuse_now(
-                load.then.request, Refused("database_unavailable", f"the task could not be read: {event.error}")
+                load.then.request, CommandRefused("database_unavailable", f"the task could not be read: {event.error}")
             )
         case "rejected":
             state.timers.set(now.mono + residency.PAGE_PAUSE_MS, "rejected", load.then)
@@ -254,7 +248,7 @@ def _on_resolve(state: BrokerState, event: events.ResolveStep, now: Now) -> None
         state.loads[request] = Load("command", event)
         state.decision.reads.append(LoadBySteps(request, [event.step_id], any_state=True))
     else:
-        orders.on_resolve(state, step, event, now)
+        commands.on_resolve(state, step, event, now)
         residency.leave_if_final(state, step.task)
 
 
@@ -272,10 +266,10 @@ def _refuse_stalled(state: BrokerState, request: int, task: Task | None) -> None
 
 
 _TASK_COMMANDS: Final[dict[type, Callable[[BrokerState, Task, Any, Now], None]]] = {
-    events.CancelTask: orders.on_cancel,
-    events.PauseTask: orders.on_pause,
-    events.ResumeTask: orders.on_resume,
-    events.RetryTask: orders.on_retry,
+    events.CancelTask: commands.on_cancel,
+    events.PauseTask: commands.on_pause,
+    events.ResumeTask: commands.on_resume,
+    events.RetryTask: commands.on_retry,
 }
 
 
@@ -318,16 +312,16 @@ _TIMERS: Final[dict[str, Callable[[BrokerState, Any, Now], None]]] = {
     "adopt": sessions.ask_adoption,
     "run": sessions.expire_run,
     "handout": level0.expire,
-    "shadow": shadowing.expire,
+    "shadow": copies.expire,
     "settled": lambda state, what, now: None,  # there is a peer more to hand something to
-    "unstarted": lambda state, what, now: orders.expire_unstarted(state, what[0], what[1], now),
+    "unstarted": lambda state, what, now: commands.expire_unstarted(state, what[0], what[1], now),
     "retry": lambda state, what, now: expire_retry(state, what[0], what[1], now),
-    "queue": lambda state, what, now: orders.expire_queue(state, what[0], what[1], now),
-    "step_deadline": lambda state, what, now: orders.expire_deadline(state, what[0], what[1], now),
-    "task_deadline": lambda state, what, now: orders.expire_task(state, what[0], what[1], now),
-    "breaker": guarding.on_breaker_timer,
-    "budget": guarding.on_budget_timer,
-    "guards": guarding.on_sweep_timer,
+    "queue": lambda state, what, now: commands.expire_queue(state, what[0], what[1], now),
+    "step_deadline": lambda state, what, now: commands.expire_deadline(state, what[0], what[1], now),
+    "task_deadline": lambda state, what, now: commands.expire_task(state, what[0], what[1], now),
+    "breaker": allowance.on_breaker_timer,
+    "budget": allowance.on_budget_timer,
+    "guards": allowance.on_sweep_timer,
     "safe": _safe,
     "load": lambda state, what, now: None,  # every event looks whether to load
     "fetch": _fetch_again,
@@ -338,13 +332,13 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     # workers
     wire.Results: on_results,
     wire.ResultsLevel0: level0.on_results,
-    wire.Accept: results.on_accept,
+    wire.Accept: step_results.on_accept,
     wire.Heartbeat: sessions.on_heartbeat,
     wire.Hello: sessions.on_hello,
-    wire.Start: results.on_start,
-    wire.Refuse: results.on_refuse,
+    wire.Start: step_results.on_start,
+    wire.Refuse: step_results.on_refuse,
     wire.Adopted: sessions.on_adopted,
-    wire.Progress: results.on_progress,
+    wire.Progress: step_results.on_progress,
     wire.Bye: sessions.on_bye,
     wire.Gone: sessions.on_gone,
     # the database
@@ -357,19 +351,19 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.SubmitTasks: submission.on_submit,
     events.ApplyWorkflow: submission.on_apply,
     events.ActivateWorkflow: submission.on_activate,
-    events.AwaitTask: orders.on_await,
-    events.Forget: orders.on_forget,
+    events.AwaitTask: commands.on_await,
+    events.Forget: commands.on_forget,
     events.CancelTask: _on_command,
     events.PauseTask: _on_command,
     events.ResumeTask: _on_command,
     events.RetryTask: _on_command,
     events.ResolveStep: _on_resolve,
     events.DrainWorker: _on_drain_worker,
-    events.PauseExecutor: executor.on_pause,
-    events.ResumeExecutor: executor.on_resume,
-    events.SetBreaker: guarding.on_set_breaker,
-    events.SetRule: routes.on_set_rule,
-    events.Reconfigure: routes.on_reconfigure,
+    events.PauseExecutor: executor_control.on_pause,
+    events.ResumeExecutor: executor_control.on_resume,
+    events.SetBreaker: allowance.on_set_breaker,
+    events.SetRule: routing_rules.on_set_rule,
+    events.Reconfigure: routing_rules.on_reconfigure,
     # the world
     events.Tick: _on_tick,
     events.Attached: sessions.on_attached,

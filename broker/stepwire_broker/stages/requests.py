@@ -17,7 +17,9 @@ from stepwire_protocol import door
 from stepwire_protocol.errors import Refusal
 from stepwire_protocol.messages import EMPTY_OBJECT, Name, Text
 
-from stepwire_broker.core.events import (
+from stepwire_broker.core.definitions.settings import LimitSettings, PositiveMs, RuleSettings
+from stepwire_broker.core.definitions.workflow import NAMESPACE_DEFAULT
+from stepwire_broker.core.model.events import (
     CancelTask,
     Command,
     DrainWorker,
@@ -32,8 +34,6 @@ from stepwire_broker.core.events import (
     SetRule,
     SubmitTasks,
 )
-from stepwire_broker.core.settings import LimitSettings, PositiveMs, RuleSettings
-from stepwire_broker.core.workflow import NAMESPACE_DEFAULT
 
 KEY_CHARACTERS_MAX: Final = 255
 LABELS_MAX: Final = 64

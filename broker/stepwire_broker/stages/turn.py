@@ -6,11 +6,11 @@ Nothing here knows sockets, threads or clocks: the broker's loop and the simulat
 from collections.abc import Callable
 from typing import NamedTuple
 
-from stepwire_broker.core.decision import Decision, Read, Turned, Watch
-from stepwire_broker.core.events import Event, Now
-from stepwire_broker.core.group import Group, Outcome
+from stepwire_broker.core.commit.decision import BreakerChanged, Decision, Read, WatchProcess
+from stepwire_broker.core.commit.ports import ReadClocks, WirePort
 from stepwire_broker.core.machine import Machine
-from stepwire_broker.core.ports import Clock, Wire
+from stepwire_broker.core.model.commit_group import CommitGroup, Outcome
+from stepwire_broker.core.model.events import Event, Now
 
 from . import dispatch
 
@@ -18,13 +18,13 @@ from . import dispatch
 class Around(NamedTuple):
     """What a turn acts on."""
 
-    clock: Clock
-    wire: Wire
-    put: Callable[[Group], None]
+    clock: ReadClocks
+    wire: WirePort
+    put: Callable[[CommitGroup], None]
     answer: Callable[[Decision], None]
     read: Callable[[Read], None]
-    watch: Callable[[Watch], None]
-    tell: Callable[[Turned], None]
+    watch: Callable[[WatchProcess], None]
+    tell: Callable[[BreakerChanged], None]
 
 
 class Turn:

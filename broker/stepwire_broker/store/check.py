@@ -11,9 +11,9 @@ from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 
-from stepwire_broker.core.history import CannotReplay, differences, replay
-from stepwire_broker.core.problems import InvalidWorkflow
-from stepwire_broker.core.workflow import Workflow, stored_workflow
+from stepwire_broker.core.commit.history import CannotReplay, differences, replay
+from stepwire_broker.core.definitions.document_problems import InvalidWorkflow
+from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
 
 from . import queries
 from .queries import Connection, TaskWithHistory
