@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import UNSET, Struct
 
-from . import door, limits, topics
-from .errors import Refusal
+from . import limits, strict_json, topics
+from .errors import InvalidMessage
 from .messages import (
     Adopted,
     BrokerMessage,
@@ -44,13 +44,13 @@ def split(data: bytes) -> tuple[bytes, bytes]:
     """(topic with its space, JSON). The JSON starts after the first space."""
     end = data.find(b" ") + 1
     if not end:
-        raise Refusal("no_topic" if data else "empty", "the frame has no space after its topic")
+        raise InvalidMessage("no_topic" if data else "empty", "the frame has no space after its topic")
     return data[:end], data[end:]
 
 
 def decode_worker(body: bytes, bytes_max: int = limits.MESSAGE_BYTES_MAX) -> WorkerMessage:
-    """A level-1 message of a worker. Raises Refusal; `unknown_type` is to be ignored, the rest to be answered."""
-    door.check(body, bytes_max)
+    """Decode a level-1 message of a worker. Raises InvalidMessage: ignore `unknown_type`, answer every other code."""
+    strict_json.parse(body, bytes_max)
     try:
         message: WorkerMessage = _decode_worker(body)
     except msgspec.ValidationError as error:
@@ -63,8 +63,8 @@ def decode_worker(body: bytes, bytes_max: int = limits.MESSAGE_BYTES_MAX) -> Wor
 def decode_call(
     body: bytes, decode: Callable[[bytes], Any], items_of: Callable[[Any], list[Any]] | None, bytes_max: int
 ) -> Any:
-    """A worker's call over HTTP: see polling.py. `items_of` is None for results. Raises Refusal."""
-    door.check(body, bytes_max)
+    """A worker's call over HTTP: see polling.py. `items_of` is None for results. Raises InvalidMessage."""
+    strict_json.parse(body, bytes_max)
     try:
         call = decode(body)
     except msgspec.ValidationError as error:
@@ -79,30 +79,30 @@ def decode_call(
 
 def decode_results_level0(body: bytes, bytes_max: int = limits.MESSAGE_BYTES_MAX) -> ResultsLevel0:
     """The seed's response document."""
-    value = door.check(body, bytes_max)
+    value = strict_json.parse(body, bytes_max)
     version = value.get("protocol_version")
     try:
         message = _decode_results_level0(body)
     except msgspec.ValidationError as error:
         raise _refusal(body, str(error)) from None
     if version is None and message.error is None:
-        raise Refusal("missing_version", "protocol_version is missing")
+        raise InvalidMessage("missing_version", "protocol_version is missing")
     if version not in (None, limits.PROTOCOL_LEVEL_0):
-        raise Refusal("unknown_version", f"level 0 speaks {limits.PROTOCOL_LEVEL_0}, not {str(version)[:32]!r}")
+        raise InvalidMessage("unknown_version", f"level 0 speaks {limits.PROTOCOL_LEVEL_0}, not {str(version)[:32]!r}")
     if not message.results and message.error is None:
-        raise Refusal("bad_field", "a batch of results holds at least one - at `$.results`")
+        raise InvalidMessage("bad_field", "a batch of results holds at least one - at `$.results`")
     _refuse_twins([result.step_id for result in message.results])
     return message
 
 
 def decode_broker(body: bytes) -> BrokerMessage:
-    """A level-1 message of a broker, for workers. The broker has been through the door already."""
+    """A level-1 message of a broker, for workers. The broker has been through strict_json already."""
     try:
         message: BrokerMessage = _decode_broker(body)
     except msgspec.ValidationError as error:
         raise _refusal(body, str(error)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Refusal("not_json", str(error)) from None
+        raise InvalidMessage("not_json", str(error)) from None
     _check_version(message.v)
     return message
 
@@ -111,9 +111,9 @@ def decode_steps_level0(body: bytes) -> StepsLevel0:
     try:
         return _decode_steps_level0(body)
     except msgspec.ValidationError as error:
-        raise Refusal("bad_field", str(error)) from None
+        raise InvalidMessage("bad_field", str(error)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Refusal("not_json", str(error)) from None
+        raise InvalidMessage("not_json", str(error)) from None
 
 
 def is_level1(body: bytes) -> bool:
@@ -157,7 +157,9 @@ _ITEMS: Final[dict[type[FromWorker], Callable[[Any], list[Any]]]] = {
 
 def _check_version(v: str, member: str = "v") -> None:
     if v != limits.PROTOCOL_LEVEL_1 and not _VERSION.fullmatch(v):
-        raise Refusal("unknown_version", f"{member} is {v[:32]!r}, spoken here: {', '.join(limits.VERSIONS_SUPPORTED)}")
+        raise InvalidMessage(
+            "unknown_version", f"{member} is {v[:32]!r}, spoken here: {', '.join(limits.VERSIONS_SUPPORTED)}"
+        )
 
 
 def _check_items(message: WorkerMessage) -> None:
@@ -171,7 +173,7 @@ def _check_results(message: Any) -> None:
     _check_version(message.protocol_version, "protocol_version")
     items = [(result.step_id, result.delivery) for result in message.results]
     if UNSET in [delivery for _, delivery in items]:
-        raise Refusal("bad_field", "level 1 needs the delivery of each result - at `$.results[...].delivery`")
+        raise InvalidMessage("bad_field", "level 1 needs the delivery of each result - at `$.results[...].delivery`")
     _refuse_twins(items)
 
 
@@ -180,7 +182,7 @@ def _refuse_twins(items: list[Any]) -> None:
         seen: set[Any] = set()
         for item in items:
             if item in seen:
-                raise Refusal("duplicate_item", f"{item} stands twice")
+                raise InvalidMessage("duplicate_item", f"{item} stands twice")
             seen.add(item)
 
 
@@ -223,13 +225,13 @@ def _peek(body: bytes) -> _Peek:
     return seen
 
 
-def _refusal(body: bytes, error: str) -> Refusal:
+def _refusal(body: bytes, error: str) -> InvalidMessage:
     """Give a validation error of msgspec the name it has on the wire."""
     if error.startswith("Invalid value") and error.endswith("`$.type`"):
-        return Refusal("unknown_type", f"type {str(_peek(body).type)[:32]!r}")
+        return InvalidMessage("unknown_type", f"type {str(_peek(body).type)[:32]!r}")
     for member in ("v", "protocol_version"):
         if f"missing required field `{member}`" in error and "`$." not in error:
-            return Refusal("missing_version", f"{member} is missing")
+            return InvalidMessage("missing_version", f"{member} is missing")
         if error.endswith(f"`$.{member}`"):
-            return Refusal("unknown_version", f"{member} is not a version string: {error}")
-    return Refusal("bad_field", error)
+            return InvalidMessage("unknown_version", f"{member} is not a version string: {error}")
+    return InvalidMessage("bad_field", error)

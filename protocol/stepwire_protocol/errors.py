@@ -34,7 +34,7 @@ REFUSALS: Final[dict[str, str]] = {
 }
 
 
-class Refusal(Exception):
+class InvalidMessage(Exception):
     """A message or document that is not taken. `code` is a key of REFUSALS; `message` says where and why."""
 
     def __init__(self, code: str, message: str = "") -> None:

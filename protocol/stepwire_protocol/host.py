@@ -16,7 +16,7 @@ _STATE, _GROUP, _SESSION, _STARTED = (
 )  # fields of /proc/<pid>/stat after the name, which may itself hold anything
 
 
-class Process(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """One look at /proc/<pid>/stat."""
 
     state: str  # R, S, D, T, … or Z for a zombie, X for a dead one
@@ -40,13 +40,15 @@ def identity() -> str:
         return ""
 
 
-def process(pid: int) -> Process | None:
+def process(pid: int) -> ProcessIdentity | None:
     """None: there is no such process, or this process may not know."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
         fields = stat[stat.rindex(b")") + 2 :].split()
-        return Process(fields[_STATE].decode(), int(fields[_GROUP]), int(fields[_SESSION]), int(fields[_STARTED]))
+        return ProcessIdentity(
+            fields[_STATE].decode(), int(fields[_GROUP]), int(fields[_SESSION]), int(fields[_STARTED])
+        )
     except (OSError, ValueError, IndexError):
         return None
 

@@ -160,7 +160,7 @@ class ByeAnswer(ToPoller, frozen=True, kw_only=True, tag="bye"):
 
 
 def read(kind: type[C], body: bytes, bytes_max: int) -> C:
-    """A call of a worker. Raises Refusal."""
+    """A call of a worker. Raises InvalidMessage."""
     decode, items_of = _CALLS[kind]
     call: C = codec.decode_call(body, decode, items_of, bytes_max)
     return call

@@ -19,7 +19,7 @@ DIRECTORY: Final = Path(__file__).parents[1] / "schema"
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
-class Document(NamedTuple):
+class SchemaDocument(NamedTuple):
     """One kind of message: the file it has, its type, who sends it, and on which topic."""
 
     name: str
@@ -32,34 +32,34 @@ _TO_BROKER: Final = "results@<broker> "
 _TO_WORKER: Final = "@<worker> "
 
 DOCUMENTS: Final = (
-    Document("hello", messages.Hello, "worker", "workers "),
-    Document("heartbeat", messages.Heartbeat, "worker", "workers "),
-    Document("bye", messages.Bye, "worker", "workers "),
-    Document("gone", messages.Gone, "worker", "workers "),
-    Document("accept", messages.Accept, "worker", _TO_BROKER),
-    Document("refuse", messages.Refuse, "worker", _TO_BROKER),
-    Document("start", messages.Start, "worker", _TO_BROKER),
-    Document("results", messages.Results, "worker", _TO_BROKER),
-    Document("adopted", messages.Adopted, "worker", _TO_BROKER),
-    Document("progress", messages.Progress, "worker", _TO_BROKER),
-    Document("here", messages.Here, "broker", "brokers "),
-    Document("welcome", messages.Welcome, "broker", _TO_WORKER),
-    Document("heartbeat_ack", messages.HeartbeatAck, "broker", _TO_WORKER),
-    Document("steps", messages.Steps, "broker", _TO_WORKER),
-    Document("go", messages.Go, "broker", _TO_WORKER),
-    Document("cancel", messages.Cancel, "broker", _TO_WORKER),
-    Document("ack", messages.Ack, "broker", _TO_WORKER),
-    Document("adopt", messages.Adopt, "broker", _TO_WORKER),
-    Document("reset", messages.Reset, "broker", _TO_WORKER),
-    Document("refused", messages.Refused, "broker", _TO_WORKER),
-    Document("level0_steps", messages.StepsLevel0, "broker", "steps "),
-    Document("level0_results", messages.ResultsLevel0, "worker", "results "),
+    SchemaDocument("hello", messages.Hello, "worker", "workers "),
+    SchemaDocument("heartbeat", messages.Heartbeat, "worker", "workers "),
+    SchemaDocument("bye", messages.Bye, "worker", "workers "),
+    SchemaDocument("gone", messages.Gone, "worker", "workers "),
+    SchemaDocument("accept", messages.Accept, "worker", _TO_BROKER),
+    SchemaDocument("refuse", messages.Refuse, "worker", _TO_BROKER),
+    SchemaDocument("start", messages.Start, "worker", _TO_BROKER),
+    SchemaDocument("results", messages.Results, "worker", _TO_BROKER),
+    SchemaDocument("adopted", messages.Adopted, "worker", _TO_BROKER),
+    SchemaDocument("progress", messages.Progress, "worker", _TO_BROKER),
+    SchemaDocument("here", messages.Here, "broker", "brokers "),
+    SchemaDocument("welcome", messages.Welcome, "broker", _TO_WORKER),
+    SchemaDocument("heartbeat_ack", messages.HeartbeatAck, "broker", _TO_WORKER),
+    SchemaDocument("steps", messages.Steps, "broker", _TO_WORKER),
+    SchemaDocument("go", messages.Go, "broker", _TO_WORKER),
+    SchemaDocument("cancel", messages.Cancel, "broker", _TO_WORKER),
+    SchemaDocument("ack", messages.Ack, "broker", _TO_WORKER),
+    SchemaDocument("adopt", messages.Adopt, "broker", _TO_WORKER),
+    SchemaDocument("reset", messages.Reset, "broker", _TO_WORKER),
+    SchemaDocument("refused", messages.Refused, "broker", _TO_WORKER),
+    SchemaDocument("level0_steps", messages.StepsLevel0, "broker", "steps "),
+    SchemaDocument("level0_results", messages.ResultsLevel0, "worker", "results "),
 )
 
 _ON: Final = "POST /v1/worker/{}"
 
 OVER_HTTP: Final = tuple(
-    Document(f"http_{call}{suffix}", kind, sender, _ON.format(call))
+    SchemaDocument(f"http_{call}{suffix}", kind, sender, _ON.format(call))
     for call, body, answer in (
         ("lease", polling.LeaseCall, polling.Leased),
         ("heartbeat", polling.HeartbeatCall, polling.HeartbeatAnswer),
@@ -85,7 +85,7 @@ def main() -> None:
     sys.stdout.write(f"{len(files())} files in {DIRECTORY}\n")
 
 
-def _of_one(document: Document) -> dict[str, Any]:
+def _of_one(document: SchemaDocument) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     _schema(inspect.type_info(document.type), definitions)
     own = definitions.pop(document.type.__name__)

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 from stepwire_protocol import codec, topics
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol.errors import InvalidMessage
 
 from .dialogue import VECTORS
 
@@ -36,7 +36,7 @@ def frames_of(vector: dict[str, Any]) -> list[bytes]:
 def read_as_broker(frames: list[bytes]) -> Struct:
     topic, body = _one(frames)
     if topic not in (topics.RESULTS, topics.WORKERS, topics.results_to(BROKER)):
-        raise Refusal("unknown_topic")
+        raise InvalidMessage("unknown_topic")
     if topic == topics.RESULTS and not codec.is_level1(body):
         return codec.decode_results_level0(body)
     return codec.decode_worker(body)
@@ -49,5 +49,5 @@ def read_as_worker(frames: list[bytes]) -> Struct:
 
 def _one(frames: list[bytes]) -> tuple[bytes, bytes]:
     if len(frames) != 1:
-        raise Refusal("multipart")
+        raise InvalidMessage("multipart")
     return codec.split(frames[0])

@@ -4,7 +4,7 @@ import math
 from typing import Final, NoReturn, get_args
 
 from msgspec import Struct
-from stepwire_protocol.errors import REFUSALS, Refusal
+from stepwire_protocol.errors import REFUSALS, InvalidMessage
 
 from stepwire_broker.core.answers import Refused, RefusedCode
 
@@ -95,7 +95,7 @@ def of_refused(refused: Refused) -> Problem:
     return Problem(status, refused.code, refused.message, refused.hint, retry_after_ms=retry_after_ms)
 
 
-def of_refusal(refusal: Refusal) -> Problem:
+def of_refusal(refusal: InvalidMessage) -> Problem:
     """What was refused at the door: the text is not what it should be."""
     return Problem(413 if refusal.code == "too_large" else 400, refusal.code, refusal.message)
 

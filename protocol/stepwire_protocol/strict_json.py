@@ -1,4 +1,4 @@
-"""The door: what any JSON must pass before it is decoded into a type.
+"""What any JSON must pass before it is decoded into a type.
 
 msgspec skips over `Raw` members without looking inside, so duplicate keys, U+0000, depth 200, 2^64 and 5,000-digit
 integers would ride through in a context or an output and break whoever stores or reads them later. Everything is
@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from .errors import Refusal
+from .errors import InvalidMessage
 from .limits import CONTAINERS_MAX, DEPTH_MAX, INTEGER_MAX, MESSAGE_BYTES_MAX
 
 _LARGE_BYTES: Final = 65_536
@@ -23,27 +23,27 @@ _decode: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def check(body: bytes, bytes_max: int = MESSAGE_BYTES_MAX) -> dict[str, Any]:
-    """Raise Refusal unless `body` is one JSON object that every language can read and every database can store.
+def parse(body: bytes, bytes_max: int = MESSAGE_BYTES_MAX) -> dict[str, Any]:
+    """Raise InvalidMessage unless `body` is one JSON object that every language can read and every database can store.
 
     Returns the plainly decoded object, which had to be made anyway.
     """
     if len(body) > bytes_max:
-        raise Refusal("too_large", f"{len(body)} bytes, at most {bytes_max}")
+        raise InvalidMessage("too_large", f"{len(body)} bytes, at most {bytes_max}")
     if not body:
-        raise Refusal("empty")
+        raise InvalidMessage("empty")
     if len(body) < _LARGE_BYTES or not gc.isenabled():
-        return _check(body)
+        return _parse(body)
     # A hundred thousand new lists make the collector look at the whole heap again and again, for cycles that plain
     # JSON cannot have.
     gc.disable()
     try:
-        return _check(body)
+        return _parse(body)
     finally:
         gc.enable()
 
 
-def _check(body: bytes) -> dict[str, Any]:
+def _parse(body: bytes) -> dict[str, Any]:
     if len(body) > CONTAINERS_MAX and _opened(body) > CONTAINERS_MAX:
         _check_containers(body)
     try:
@@ -51,11 +51,11 @@ def _check(body: bytes) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         _name_the_fault(body, error)
     if type(value) is not dict:
-        raise Refusal("not_an_object", f"the JSON is {_kind(value)}, not an object")
+        raise InvalidMessage("not_an_object", f"the JSON is {_kind(value)}, not an object")
     if not _is_plainly_shallow(body):
         _check_depth(body)
     if b"\\u0000" in body and b"\\u0000" in body.replace(b"\\\\", b""):
-        raise Refusal("nul_character")
+        raise InvalidMessage("nul_character")
     if _RUN in body.translate(_DIGITS):
         _check_integers(body)
     again = _encode(value)
@@ -102,14 +102,14 @@ def _check_depth(body: bytes) -> None:
             break
         brackets, peeled = rest, peeled + 1
     if peeled > DEPTH_MAX:
-        raise Refusal("too_deep", f"the nesting is {peeled} deep, at most {DEPTH_MAX}")
+        raise InvalidMessage("too_deep", f"the nesting is {peeled} deep, at most {DEPTH_MAX}")
 
 
 def _check_containers(body: bytes) -> None:
     outside = _outside_strings(body)
     containers = _opened(outside)
     if containers > CONTAINERS_MAX:
-        raise Refusal("too_large", f"{containers} arrays and objects, at most {CONTAINERS_MAX}")
+        raise InvalidMessage("too_large", f"{containers} arrays and objects, at most {CONTAINERS_MAX}")
 
 
 # -- numbers and keys -------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def _check_integers(body: bytes) -> None:
     for found in _LONG_INTEGER.finditer(numbers):
         start, end = found.span(1)
         if end - start > len(_INTEGER_MAX) or text[start:end] > _INTEGER_MAX:
-            raise Refusal("integer_out_of_range", f"{text[start:end][:32].decode()} is outside ±(2^53 - 1)")
+            raise InvalidMessage("integer_out_of_range", f"{text[start:end][:32].decode()} is outside ±(2^53 - 1)")
 
 
 def _check_keys(body: bytes, again: bytes) -> None:
@@ -137,14 +137,14 @@ def _check_keys(body: bytes, again: bytes) -> None:
         return
     if len(body) < _LARGE_BYTES:
         json.loads(body, object_pairs_hook=_name_the_twin)
-    raise Refusal("duplicate_key")
+    raise InvalidMessage("duplicate_key")
 
 
 def _name_the_twin(pairs: list[tuple[str, Any]]) -> None:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
-            raise Refusal("duplicate_key", f"the key {key[:64]!r} stands twice in one object")
+            raise InvalidMessage("duplicate_key", f"the key {key[:64]!r} stands twice in one object")
         seen.add(key)
 
 
@@ -162,22 +162,22 @@ _FAULTS: Final = (
 def _name_the_fault(body: bytes, error: Exception) -> NoReturn:
     """Find out which of our names the decoder's reason has. Whatever the name, the message is refused."""
     if isinstance(error, RecursionError):
-        raise Refusal("too_deep", f"the nesting is deeper than {DEPTH_MAX}")
+        raise InvalidMessage("too_deep", f"the nesting is deeper than {DEPTH_MAX}")
     try:
         body.decode()
     except UnicodeDecodeError as fault:
-        raise Refusal("not_utf8", f"byte {fault.start} is not UTF-8") from None
+        raise InvalidMessage("not_utf8", f"byte {fault.start} is not UTF-8") from None
     reason = str(error)
     for words, code in _FAULTS:
         if words in reason:
-            raise Refusal(code)
+            raise InvalidMessage(code)
     at = _BYTE.search(reason)
     if at and body.startswith((b"NaN", b"Infinity"), int(at[1])):
-        raise Refusal("not_a_number")
+        raise InvalidMessage("not_a_number")
     # The decoder looks for the other half beyond the end of the text before it sees that the string has ended.
     if "truncated" in reason and _HALF_A_PAIR.search(body[-16:]):
-        raise Refusal("lone_surrogate")
-    raise Refusal("not_json", reason)
+        raise InvalidMessage("lone_surrogate")
+    raise InvalidMessage("not_json", reason)
 
 
 def _kind(value: Any) -> str:
