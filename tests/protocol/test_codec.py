@@ -5,13 +5,14 @@ from typing import Any, get_type_hints
 
 import msgspec
 import pytest
+from conformance.vectors import frames_of, load
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw, Struct, inspect
 from stepwire_protocol import codec, limits, schema, topics
 from stepwire_protocol.errors import InvalidMessage
 
-from .wire_vectors import frames_of, load, read_as_broker, read_as_worker
+from .receivers import read_as_broker, read_as_worker
 
 # What a database and every language can keep.
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)

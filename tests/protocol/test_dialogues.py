@@ -5,11 +5,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from conformance.dialogue import Dialogue, Failed, Frame, load, play
+from conformance.values import Bindings, match, members, render
 from stepwire_protocol import codec
 from stepwire_protocol.errors import InvalidMessage
 
-from .dialogue import Bindings, Dialogue, Failed, Frame, load, match, members, play, render
-from .wire_vectors import read_as_broker, read_as_worker
+from .receivers import read_as_broker, read_as_worker
 
 DIALOGUES = load()
 

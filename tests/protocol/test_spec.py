@@ -9,7 +9,7 @@ from msgspec import Struct, inspect
 from stepwire_broker.core import level0
 from stepwire_protocol import codec, errors, limits, messages, schema
 
-from .wire_vectors import read_as_broker, read_as_worker
+from .receivers import read_as_broker, read_as_worker
 
 PROTOCOL = schema.DIRECTORY.parent
 SPEC = (PROTOCOL / "SPEC.md").read_text()

@@ -4,13 +4,14 @@ import time
 from typing import Any
 
 import pytest
+from conformance.values import members
+from conformance.vectors import frames_of, load
 from msgspec import Struct
 from stepwire_protocol import codec, errors, schema, strict_json
 from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import BrokerMessage, WorkerMessage
 
-from .dialogue import members
-from .wire_vectors import frames_of, load, read_as_broker, read_as_worker
+from .receivers import read_as_broker, read_as_worker
 
 ACCEPTED = load("accepted")["messages"]
 IGNORED = load("accepted")["ignored"]
