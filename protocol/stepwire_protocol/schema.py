@@ -1,8 +1,8 @@
-"""JSON Schema of every message, made from the types: for whoever has no Python, and for editors and validators.
+"""Generates the JSON Schema of every message from its type, for editors, validators and other languages.
 
-`python -m stepwire_protocol.schema` writes the files beside SPEC.md; a test fails when they are not what it would
-write. The schema says what a member may hold; what holds for a whole message (no key twice, no integer beyond
-2^53 - 1 in business data, the depth) is in SPEC.md and in the vectors.
+`python -m stepwire_protocol.schema` writes the files in protocol/schema/; a test fails when they are out of date. A
+schema describes the members. The rules for a whole message (no duplicate key, no integer beyond 2^53 - 1 in business
+data, the depth) are in SPEC.md and in the vectors.
 """
 
 import json
@@ -20,7 +20,7 @@ _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 class SchemaDocument(NamedTuple):
-    """One kind of message: the file it has, its type, who sends it, and on which topic."""
+    """One type of message, and its schema file: the file's name, the type, the sender, the topic."""
 
     name: str
     type: type[Struct]
@@ -72,7 +72,7 @@ OVER_HTTP: Final = tuple(
 
 
 def files() -> dict[str, str]:
-    """The text of every schema file, by its name."""
+    """The text of every schema file by file name."""
     written = {f"{document.name}.json": _text(_of_one(document)) for document in (*DOCUMENTS, *OVER_HTTP)}
     written["bundle.json"] = _text(_of_all())
     return written
@@ -105,7 +105,7 @@ def _of_all() -> dict[str, Any]:
         "$schema": _DIALECT,
         "$id": f"stepwire:{limits.PROTOCOL_LEVEL_1}",
         "title": "Stepwire",
-        "description": "Any message of the wire, of both levels and both directions.",
+        "description": "Any message of the protocol, of both levels and both directions.",
         "oneOf": schemas,
         "$defs": dict(sorted(definitions.items())),
     }
@@ -123,7 +123,7 @@ _LIST_BOUNDS: Final = {"min_length": "minItems", "max_length": "maxItems"}
 
 
 def _schema(kind: inspect.Type, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a type. Structs go into `definitions` and are referred to."""
+    """The schema of a type. A struct is added to `definitions` and referenced."""
     match kind:
         case inspect.StructType():
             return _reference(kind, definitions)
@@ -138,7 +138,7 @@ def _schema(kind: inspect.Type, definitions: dict[str, Any]) -> dict[str, Any]:
         case inspect.NoneType():
             return {"type": "null"}
         case inspect.StrType():
-            # Elsewhere than in Python, `$` is the end and nothing but the end.
+            # Python's `$` also matches before a final line end; that of JSON Schema does not.
             pattern = {"pattern": kind.pattern.replace(r"(?!\n)$", "$")} if kind.pattern else {}
             return {"type": "string", **_bounds(kind, _STRING_BOUNDS), **pattern}
         case inspect.LiteralType():
@@ -158,14 +158,14 @@ def _schema(kind: inspect.Type, definitions: dict[str, Any]) -> dict[str, Any]:
             return options[0] if len(options) == 1 else {"anyOf": options}
         case inspect.RawType() | inspect.AnyType():
             return {}
-    raise TypeError(f"no schema is written for {kind}: give it a line here")
+    raise TypeError(f"schema.py has no rule for {kind}; add one to _schema")
 
 
 def _bounds(kind: inspect.Type, names: dict[str, str]) -> dict[str, Any]:
     return {name: bound for field, name in names.items() if (bound := getattr(kind, field)) is not None}
 
 
-# What the codec knows of a whole message. Level 0 is told from level 1 by having no `type`.
+# Rules of the codec for a whole message. A level-0 message has no `type`.
 _RULES: Final[dict[type, dict[str, Any]]] = {
     messages.StepsLevel0: {"not": {"required": ["type"]}},
     messages.ResultsLevel0: {
@@ -181,14 +181,14 @@ _RULES: Final[dict[type, dict[str, Any]]] = {
 def _reference(kind: inspect.StructType, definitions: dict[str, Any]) -> dict[str, Any]:
     name = kind.cls.__name__
     if name not in definitions:
-        definitions[name] = {}  # holds its place
+        definitions[name] = {}  # reserves its place
         properties = {field.encode_name: _member(field, definitions) for field in kind.fields}
         required = [field.encode_name for field in kind.fields if field.required]
         if kind.tag_field is not None:
             properties = {kind.tag_field: {"const": kind.tag}, **properties}
             required = [kind.tag_field, *required]
         if kind.cls in (messages.Results, polling.ResultsCall):
-            # The type of a result is shared with level 0, which has no deliveries.
+            # Level 0 shares the type of a result, and has no deliveries.
             properties["results"]["items"]["required"] = ["delivery"]
         definitions[name] = {
             "title": name,
