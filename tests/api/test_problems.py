@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 from stepwire_broker.api import http_problems
 from stepwire_broker.core.model.answers import CommandRefused, RefusedCode
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol.errors import InvalidMessage
 
 from .running_api import Api
 
@@ -86,7 +86,7 @@ def test_a_body_that_cannot_be_read_is_named(api: Api, path: str, body: bytes, s
 
 
 def test_what_is_too_large_is_413_wherever_it_is_found() -> None:
-    assert http_problems.of_refusal(Refusal("too_large")).status == 413
+    assert http_problems.of_refusal(InvalidMessage("too_large")).status == 413
 
 
 def test_a_fault_of_our_own_is_500_and_tells_nothing(api: Api) -> None:

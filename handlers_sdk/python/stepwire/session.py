@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 from stepwire_protocol import codec, limits, patterns, topics
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import (
     Accept,
     Ack,
@@ -167,7 +167,7 @@ class Session:
             return
         try:
             message = codec.decode_broker(body)
-        except Refusal as refusal:
+        except InvalidMessage as refusal:
             if refusal.code != "unknown_type":
                 self._refuse_unread(body, "bad_message", str(refusal), now_ms)
             return

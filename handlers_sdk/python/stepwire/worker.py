@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 import zmq
 from stepwire_protocol import codec, limits, topics
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import Item, Result
 
 from . import environment, identity
@@ -367,7 +367,7 @@ class _Shell:
             left_bytes -= len(frame)
             try:
                 topic, body = codec.split(frame)
-            except Refusal:
+            except InvalidMessage:
                 continue
             session.receive(topic, body, now)
         if self._is_woken:
