@@ -133,7 +133,7 @@ class WorkerOnSockets:
 
     def _is_welcomed(self) -> bool:
         shell = self._worker._shell
-        return shell is None or self._welcome.get("session") in (None, *shell.session._sessions().values())
+        return shell is None or self._welcome.get("session") in (None, *shell.session.brokers.sessions().values())
 
     def _is_told(self, step_id: int, reason: str) -> bool:
         (context,) = [c for item, c in self._contexts.items() if item[0] == step_id]
