@@ -132,8 +132,8 @@ class WorkerOnSockets:
         raise ValueError(what)
 
     def _is_welcomed(self) -> bool:
-        shell = self._worker._shell
-        return shell is None or self._welcome.get("session") in (None, *shell.session.brokers.sessions().values())
+        thread = self._worker._thread
+        return thread is None or self._welcome.get("session") in (None, *thread.session.brokers.sessions().values())
 
     def _is_told(self, step_id: int, reason: str) -> bool:
         (context,) = [c for item, c in self._contexts.items() if item[0] == step_id]
