@@ -24,8 +24,8 @@ from stepwire_broker.core.dispatch import placement
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.intake import commands, submission
 from stepwire_broker.core.loading import residency
+from stepwire_broker.core.model import apply as core_apply
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model import task as core_task
 from stepwire_broker.core.model.answers import TasksSubmitted
 from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Rejected, SubmissionOutcome, WorkflowOutcome
 from stepwire_broker.core.model.states import COMPLETED, DISPATCHED, HELD, STEP_FINAL, WAITING
@@ -190,7 +190,7 @@ def _forget_earlier(plant: Plant) -> None:
         original(step)
         step.earlier = None
 
-    plant.function(core_task._left, left)
+    plant.function(core_apply._left, left)
 
 
 def _lost_wake_up(plant: Plant) -> None:
