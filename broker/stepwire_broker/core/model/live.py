@@ -29,6 +29,7 @@ LEVEL0: Final = "level0."  # what such a worker's name begins with; no worker ca
 RETRY_COUNTED: Final = "counted"  # it was handed out, and the budget knows of it
 RETRY_NAMED: Final = "named"  # its handler said when it is to be tried again
 RESTORED: Final = "restored"  # the reason of a step that is held since its database was
+STOPPED: Final = "stopped"  # the reason of a step that is held because its worker reported a failure after a cancel
 
 
 class Delivery(NamedTuple):
