@@ -45,6 +45,7 @@ class Step(Struct, gc=False, weakref=False, eq=False):
     # what is stored
     id: int
     task: "Task"
+    position: int  # in its task: facts name the step by it
     definition: StepDefinition
     state: StepState = WAITING
     attempt: int = 0  # failures charged to it

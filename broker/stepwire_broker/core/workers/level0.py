@@ -232,12 +232,12 @@ def _hand(state: BrokerState, peer: Level0Peer, steps: list[Step], requests: lis
         )
     )
     for step, request in zip(steps, requests, strict=True):
-        index = step.definition.index
-        state.record(step.task, facts.Dispatched(now.wall, index, request.delivery, peer.worker, handout.id))
+        position = step.position
+        state.record(step.task, facts.Dispatched(now.wall, position, request.delivery, peer.worker, handout.id))
         if state.router.has_asides:
             copies.handed(state, step, request)
         if step.at_most_once:
-            state.record(step.task, facts.Granted(now.wall, index, request.delivery))
+            state.record(step.task, facts.Granted(now.wall, position, request.delivery))
         step.payload_context = None
         step.fetched_outputs = None
     if state.guards.by_handler:

@@ -240,7 +240,7 @@ def _saw(state: BrokerState, step: Step, held_state: str, age_ms: int, now: Now)
         if step.cancel == "superseded":
             step.cancel = None  # it had started before it was told not to
         if step.started_ms is None:
-            state.record(step.task, facts.Started(now.wall - age_ms, step.definition.index, step.delivery))
+            state.record(step.task, facts.Started(now.wall - age_ms, step.position, step.delivery))
         due = now.mono - age_ms + step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS
         state.timers.set(due, "run", (step, step.delivery, due))
     step.seen = held_state
