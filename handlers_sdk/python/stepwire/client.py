@@ -37,15 +37,18 @@ _encode: Final = msgspec.json.Encoder().encode
 class ClientError(Exception):
     """The broker said no, or could not be asked. `status` is 0 when there was no answer.
 
-    `code` and `hint` are the broker's own words for what is wrong and what to do next.
+    `code` and `hint` are the broker's own words for what is wrong and what to do next; `next` is the hint for programs.
     """
 
-    def __init__(self, message: str, *, status: int = 0, code: str = "", hint: str = "") -> None:
+    def __init__(
+        self, message: str, *, status: int = 0, code: str = "", hint: str = "", next: dict[str, Any] | None = None
+    ) -> None:
         super().__init__(f"{message} {hint}".strip())
         self.message = message
         self.status = status
         self.code = code
         self.hint = hint
+        self.next = next
 
 
 class Unreachable(ClientError):
@@ -508,6 +511,7 @@ class _Problem(Struct):
     detail: str = ""
     code: str = ""
     hint: str = ""
+    next: dict[str, Any] | None = None
 
 
 _ERROR_OF: Final[dict[int, type[ClientError]]] = {
@@ -526,7 +530,8 @@ def _problem(answer: _Answer) -> ClientError:
     except (msgspec.DecodeError, UnicodeDecodeError):
         said = _Problem()
     message = said.detail or said.title or f"HTTP {answer.status}"
-    return _ERROR_OF.get(answer.status, ClientError)(message, status=answer.status, code=said.code, hint=said.hint)
+    error = _ERROR_OF.get(answer.status, ClientError)
+    return error(message, status=answer.status, code=said.code, hint=said.hint, next=said.next)
 
 
 def _find_token(token: str | None, token_file: str | os.PathLike[str] | None) -> str | None:
