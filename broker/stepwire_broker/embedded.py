@@ -23,7 +23,7 @@ import structlog
 import zmq
 from msgspec import Struct
 from stepwire.worker import Worker
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol.errors import InvalidMessage
 
 from . import definition_files
 from . import engine as core
@@ -529,7 +529,7 @@ def _body(
 def _read(read: Callable[[], T]) -> T:
     try:
         return read()
-    except Refusal as refusal:
+    except InvalidMessage as refusal:
         raise CommandError(refusal.code, refusal.message) from None
 
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from conformance.dialogue import Dialogue, load, play
 
 from .broker_on_sockets import BrokerOnSockets
-from .dialogue import Dialogue, load, play
 
 DIALOGUES = [dialogue for dialogue in load() if "broker" in dialogue.drives]
 

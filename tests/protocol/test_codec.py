@@ -1,17 +1,18 @@
-"""Any value of any message comes through its bytes unchanged; anything else comes out as a Refusal."""
+"""Any value of any message comes through its bytes unchanged; anything else comes out as a InvalidMessage."""
 
 import json
 from typing import Any, get_type_hints
 
 import msgspec
 import pytest
+from conformance.vectors import frames_of, load
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw, Struct, inspect
 from stepwire_protocol import codec, limits, schema, topics
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol.errors import InvalidMessage
 
-from .wire_vectors import frames_of, load, read_as_broker, read_as_worker
+from .receivers import read_as_broker, read_as_worker
 
 # What a database and every language can keep.
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
@@ -80,13 +81,13 @@ def made_valid(message: Struct) -> Struct:
     return msgspec.structs.replace(message, **changes)
 
 
-def topic_of(document: schema.Document) -> bytes:
+def topic_of(document: schema.SchemaDocument) -> bytes:
     topic = document.topic.replace("<broker>", "b1").replace("<worker>", "w:0123456789abcdef")
     return topic.encode()
 
 
 @pytest.mark.parametrize("document", schema.DOCUMENTS, ids=lambda d: d.name)
-def test_any_message_comes_through_its_bytes_unchanged(document: schema.Document) -> None:
+def test_any_message_comes_through_its_bytes_unchanged(document: schema.SchemaDocument) -> None:
     read = read_as_broker if document.sender == "worker" else read_as_worker
     topic = topic_of(document)
 
@@ -132,10 +133,10 @@ def mutated(value: Any, path: tuple[Any, ...], change: str, hostile: Any) -> Any
 
 
 def read_or_refuse(frames: list[bytes], sender: str) -> None:
-    """Nothing but a Refusal with a known name may come out, for either receiver and for whoever tells the sender."""
+    """Require a message or an InvalidMessage with a known code, for either receiver."""
     try:
         (read_as_broker if sender == "worker" else read_as_worker)(frames)
-    except Refusal:
+    except InvalidMessage:
         pass  # its code is one of REFUSALS: it asserts that itself
     for frame in frames:
         told = codec.sender_of(frame)

@@ -5,11 +5,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from conformance.dialogue import Dialogue, Failed, Frame, load, play
+from conformance.values import Bindings, match, members, render
 from stepwire_protocol import codec
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol.errors import InvalidMessage
 
-from .dialogue import Bindings, Dialogue, Failed, Frame, load, match, members, play, render
-from .wire_vectors import read_as_broker, read_as_worker
+from .receivers import read_as_broker, read_as_worker
 
 DIALOGUES = load()
 
@@ -36,7 +37,7 @@ def test_every_line_is_a_message_of_the_wire(dialogue: Dialogue) -> None:
         read = read_as_broker if line["from"] == "worker" else read_as_worker
         topic = render(line["topic"], bindings).encode()
         if "text" in line:
-            with pytest.raises(Refusal) as refused:
+            with pytest.raises(InvalidMessage) as refused:
                 read([topic + render(line["text"], bindings).encode()])
             assert refused.value.code == line["code"]
             continue

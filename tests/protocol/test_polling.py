@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec import Struct, inspect
 from stepwire_protocol import polling, schema
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol.errors import InvalidMessage
 
 from .test_spec import SPEC, section, shown
 
@@ -89,6 +89,6 @@ def test_what_is_not_as_it_should_be_is_refused(
     kind: type[polling.FromPoller], said: dict[str, object], code: str
 ) -> None:
     body = json.dumps({"worker": "w:0123456789abcdef", **said}).encode()
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(InvalidMessage) as refused:
         polling.read(kind, body, 100_000)
     assert refused.value.code == code

@@ -5,9 +5,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from conformance.vectors import load
 from stepwire_protocol import schema
-
-from .wire_vectors import load
 
 FILES = schema.files()
 BUNDLE = json.loads(FILES["bundle.json"])

@@ -9,7 +9,7 @@ from msgspec import Struct, inspect
 from stepwire_broker.core.workers import level0
 from stepwire_protocol import codec, errors, limits, messages, schema
 
-from .wire_vectors import read_as_broker, read_as_worker
+from .receivers import read_as_broker, read_as_worker
 
 PROTOCOL = schema.DIRECTORY.parent
 SPEC = (PROTOCOL / "SPEC.md").read_text()
@@ -49,7 +49,7 @@ def test_there_is_an_example_of_every_message() -> None:
 
 
 @pytest.mark.parametrize("document", LEVEL_1, ids=lambda d: d.name)
-def test_every_member_of_a_message_is_described_with_its_default(document: schema.Document) -> None:
+def test_every_member_of_a_message_is_described_with_its_default(document: schema.SchemaDocument) -> None:
     text = section(document.name)
     if document.name in ("go", "adopt"):
         text += section("cancel")  # the three share their table

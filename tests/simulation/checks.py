@@ -336,7 +336,7 @@ class Checks:
             if decided_ms - lease_ms * HEARD_LATELY < heard_ms <= decided_ms and worker_id not in self.muted:
                 self.fail("P8 a worker that is heard is not lost", f"step {step_id} at {worker_id}: {fact}")
         elif code in _SAID_BY_ITS_WORKER and code != "unstorable":
-            held = worker.session._items.get((step_id, delivery))
+            held = worker.session.holdings.get((step_id, delivery))
             if held is not None and held.state is not None:
                 self.fail("P4 what a worker holds is not handed to another", f"step {step_id} at {worker_id}: {fact}")
 
@@ -730,7 +730,7 @@ class Checks:
             return True
         for worker in self.world.workers:
             if worker.is_alive and worker.id == worker_id:
-                peer = worker.session._peers.get("b1")
+                peer = worker.session.brokers.get("b1")
                 return peer is None or peer.lease.until_ms <= worker.now()
         return True
 
@@ -779,7 +779,7 @@ class Checks:
             return
         if body.startswith(b'{"type":"steps"'):
             message = _steps(body)
-            peer = worker.session._peers.get("b1")
+            peer = worker.session.brokers.get("b1")
             if peer is not None and peer.session == message.session and worker.now() < peer.lease.until_ms:
                 key = (worker.id, message.batch_id)
                 self.unanswered[key] = self.unanswered.get(key, 0) + 1
@@ -787,18 +787,18 @@ class Checks:
 
     def _told_to_drop(self, worker: WorkerNode, message: wire.Cancel) -> None:
         """What has not started by then never will, whether it has come yet or not."""
-        peer = worker.session._peers.get("b1")
+        peer = worker.session.brokers.get("b1")
         if peer is None or peer.session != message.session or worker.now() >= peer.lease.until_ms:
             return
         for step_id, delivery in message.items:
-            held = worker.session._items.get((step_id, delivery))
+            held = worker.session.holdings.get((step_id, delivery))
             if held is None or held.state in ("queued", "asking"):
                 self.disowned_items.add((worker.id, step_id, delivery))
 
     def _is_answered(self, worker: WorkerNode, life: int, key: tuple[str, str], session: str) -> None:
         if not worker.is_alive or worker.life != life or worker.is_paused:
             return
-        peer = worker.session._peers.get("b1")
+        peer = worker.session.brokers.get("b1")
         if key in self.unanswered and peer is not None and peer.session == session:
             self.fail("W3 steps are answered", f"batch {key[1]} at {key[0]}")
 

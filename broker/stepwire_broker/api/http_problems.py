@@ -4,7 +4,7 @@ import math
 from typing import Final, NoReturn, get_args
 
 from msgspec import Struct
-from stepwire_protocol.errors import REFUSALS, Refusal
+from stepwire_protocol.errors import REFUSALS, InvalidMessage
 
 from stepwire_broker.core.model.answers import CommandRefused, RefusedCode
 from stepwire_broker.core.model.hints import Hint
@@ -91,7 +91,7 @@ def of_refused(refused: CommandRefused) -> HttpProblem:
     return HttpProblem(status, refused.code, refused.message, refused.hint or "", retry_after_ms=retry_after_ms)
 
 
-def of_refusal(refusal: Refusal) -> HttpProblem:
+def of_refusal(refusal: InvalidMessage) -> HttpProblem:
     """What was refused at the door: the text is not what it should be."""
     return HttpProblem(413 if refusal.code == "too_large" else 400, refusal.code, refusal.message)
 

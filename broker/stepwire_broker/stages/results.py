@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from stepwire_protocol import codec, topics
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
 
 
@@ -29,7 +29,7 @@ def read(topic: bytes, body: bytes, message_bytes_max: int) -> WorkerMessage | R
         if topic == topics.RESULTS and body and not codec.is_level1(body):
             return codec.decode_results_level0(body, message_bytes_max)
         return codec.decode_worker(body, message_bytes_max)
-    except Refusal as refusal:
+    except InvalidMessage as refusal:
         if refusal.code == "unknown_type":
             return Unheard(refusal.code)
         sender = codec.sender_of(body)

@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from stepwire_protocol.messages import Item, StepRequest
 
 RunEnd: TypeAlias = Literal["not_granted", "timeout", "task_cancelled", "superseded", "lease_lost", "shutdown"]
+LogLevel: TypeAlias = Literal["info", "warning", "error"]
 
 
 class Link(NamedTuple):
@@ -65,7 +66,7 @@ class Quit(NamedTuple):
 class Log(NamedTuple):
     """A fact worth a line."""
 
-    level: Literal["info", "warning", "error"]
+    level: LogLevel
     event: str
     facts: dict[str, object]
 

@@ -19,8 +19,8 @@ class Clock(Protocol):
     def __call__(self) -> float: ...
 
 
-class Report(Protocol):
-    """Where progress goes."""
+class ProgressReport(Protocol):
+    """Takes the progress of a run."""
 
     def __call__(self, item: Item, done: float, total: float | None, note: str | None) -> None: ...
 
@@ -78,7 +78,7 @@ class Context:
     )
 
     def __init__(
-        self, step: StepRequest, *, started_ms: float, timeout_at_ms: float, clock: Clock, report: Report
+        self, step: StepRequest, *, started_ms: float, timeout_at_ms: float, clock: Clock, report: ProgressReport
     ) -> None:
         self._step = step
         self._started_ms = started_ms
