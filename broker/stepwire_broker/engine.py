@@ -55,6 +55,7 @@ from .core.model.events import (
     Tick,
 )
 from .core.model.figures import ExecutorMetrics
+from .core.model.hints import Hint, HintCode
 from .core.routing.router import Router, RulesRefused, check, hidden
 from .core.state import BrokerState, Identity
 from .core.workers import level0
@@ -324,7 +325,11 @@ class Engine:
                 handle.cancel()
         if self._wire is not None:
             self._wire.close(LINGER_MS)
-        self._waiting.give_up(CommandRefused("draining", "the broker stopped before this was known to be done"))
+        self._waiting.give_up(
+            CommandRefused(
+                "draining", "the broker stopped before this was known to be done", Hint(HintCode.WAIT_FOR_BROKER)
+            )
+        )
         if self._store is not None:
             await asyncio.to_thread(self._store.close, STORE_CLOSE_S)
 
@@ -383,7 +388,7 @@ class Engine:
     async def ask(self, make: Callable[[int], Command]) -> Answer:
         """Give the core a command; its answer comes after the commit. Cancelled, the request is forgotten."""
         if not self._is_open:
-            return CommandRefused("starting", "the broker is not running", retry_after_ms=1_000)
+            return CommandRefused("starting", "the broker is not running", Hint(HintCode.SEND_AGAIN), 1_000)
         request, future = self._waiting.open()
         try:
             self._handle(make(request))

@@ -22,6 +22,7 @@ from stepwire_broker.core.model.answers import CommandRefused
 from stepwire_broker.core.model.apply import counted
 from stepwire_broker.core.model.commit_group import Parked
 from stepwire_broker.core.model.events import Now, ResolveStep
+from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Delivery, Step, Task
 from stepwire_broker.core.model.states import (
     COMPLETED,
@@ -261,10 +262,8 @@ def load_for(state: BrokerState, task_id: int, command: CommandOnTask) -> None:
 
 def not_found(command: CommandOnTask) -> CommandRefused:
     if isinstance(command, ResolveStep):
-        return CommandRefused("not_found", f"there is no step {command.step_id}", "stepwire step list --state held")
-    return CommandRefused(
-        "not_found", f"there is no task {command.task_id}", "stepwire task list shows the tasks there are"
-    )
+        return CommandRefused("not_found", f"there is no step {command.step_id}", Hint(HintCode.LIST_HELD_STEPS))
+    return CommandRefused("not_found", f"there is no task {command.task_id}", Hint(HintCode.LIST_TASKS))
 
 
 # -- payloads ---------------------------------------------------------------------------------------------------------
