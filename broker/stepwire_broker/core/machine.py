@@ -6,14 +6,14 @@ timers are asked for. `close(lane)` then yields the lane's next transaction, and
 """
 
 from collections.abc import Callable
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 from stepwire_protocol import messages as wire
 
 from stepwire_broker.core.model.live import Task
 
 from .commit.decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
-from .commit.loads import CommandLoad, CommandOnTask, PageLoad, RejectedLoad, ResultsLoad, TaskCommand
+from .commit.loads import CommandLoad, PageLoad, RejectedLoad, ResultsLoad
 from .commit.outbox import SendAck, SendAnswer, SendBatch, SendHandout
 from .definitions.stored_rows import Loaded
 from .definitions.workflow import Workflow
@@ -26,7 +26,7 @@ from .loading.residency import keep_loading, load_for, not_found
 from .model import events
 from .model.answers import CommandRefused
 from .model.commit_group import CommitGroup, Committed, Stalled
-from .model.events import Event, Now
+from .model.events import Command, Event, Now
 from .model.states import STEP_FINAL
 from .progress.progress import discard, expire_retry
 from .shadows import copies
@@ -221,7 +221,7 @@ def _steps_in(loaded: Loaded, gone: set[int]) -> frozenset[int]:
     return frozenset(step.id for step in loaded.steps if step.task_id in gone)
 
 
-def _command_again(state: BrokerState, loaded: Loaded, gone: set[int], command: CommandOnTask, now: Now) -> None:
+def _command_again(state: BrokerState, loaded: Loaded, gone: set[int], command: Command, now: Now) -> None:
     """The task that a command names was read. A finished one stays in memory only if the command opens it again."""
     if not loaded.tasks:
         state.refuse_now(command.request, not_found(command))
@@ -268,29 +268,15 @@ def _on_load_failed(state: BrokerState, event: events.LoadFailed, now: Now) -> N
 # -- commands on tasks ------------------------------------------------------------------------------------------------
 
 
-def _on_command(state: BrokerState, event: TaskCommand, now: Now) -> None:
+def _on_command(state: BrokerState, event: Any, now: Now) -> None:
     task = state.tasks.get(event.task_id)
     if state.stalled is not None:
         _refuse_stalled(state, event.request, task)
     elif task is None:
         load_for(state, event.task_id, event)
     else:
-        _on_task(state, task, event, now)
+        _TASK_COMMANDS[type(event)](state, task, event, now)
         residency.leave_if_final(state, task)
-
-
-def _on_task(state: BrokerState, task: Task, command: TaskCommand, now: Now) -> None:
-    match command:
-        case events.CancelTask():
-            commands.on_cancel(state, task, command, now)
-        case events.PauseTask():
-            commands.on_pause(state, task, command, now)
-        case events.ResumeTask():
-            commands.on_resume(state, task, command, now)
-        case events.RetryTask():
-            commands.on_retry(state, task, command, now)
-        case _:
-            assert_never(command)
 
 
 def _on_resolve(state: BrokerState, event: events.ResolveStep, now: Now) -> None:
@@ -317,6 +303,14 @@ def _refuse_stalled(state: BrokerState, request: int, task: Task | None) -> None
     state.refuse_now(request, refused)
     if task is not None:
         residency.leave_if_final(state, task)
+
+
+_TASK_COMMANDS: Final[dict[type, Callable[[BrokerState, Task, Any, Now], None]]] = {
+    events.CancelTask: commands.on_cancel,
+    events.PauseTask: commands.on_pause,
+    events.ResumeTask: commands.on_resume,
+    events.RetryTask: commands.on_retry,
+}
 
 
 # -- time -------------------------------------------------------------------------------------------------------------

@@ -8,10 +8,7 @@ from typing import TypeAlias
 from msgspec import Struct
 from stepwire_protocol.messages import Results, ResultsLevel0
 
-from stepwire_broker.core.model.events import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
-
-TaskCommand: TypeAlias = CancelTask | PauseTask | ResumeTask | RetryTask
-CommandOnTask: TypeAlias = TaskCommand | ResolveStep
+from stepwire_broker.core.model.events import Command
 
 
 class PageLoad(Struct):
@@ -28,9 +25,9 @@ class ResultsLoad(Struct):
 
 
 class CommandLoad(Struct):
-    """The task that a command names. The command is handled again."""
+    """The task that a command names, or whose step it names. The command is handled again."""
 
-    command: CommandOnTask
+    command: Command
     gone: set[int] = set()
 
 

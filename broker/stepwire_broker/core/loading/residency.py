@@ -6,12 +6,12 @@ that wait for something far off make room when others could run.
 """
 
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from stepwire_broker.core.commit.decision import FetchPayloads, LoadById, LoadPage
-from stepwire_broker.core.commit.loads import CommandLoad, CommandOnTask, PageLoad
+from stepwire_broker.core.commit.loads import CommandLoad, PageLoad
 from stepwire_broker.core.commit.outbox import NEVER_MS, resting_place
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask
 from stepwire_broker.core.dispatch.placement import missing_payloads, offering
@@ -21,7 +21,7 @@ from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.answers import CommandRefused
 from stepwire_broker.core.model.apply import counted
 from stepwire_broker.core.model.commit_group import Parked
-from stepwire_broker.core.model.events import Now, ResolveStep
+from stepwire_broker.core.model.events import Command, Now, ResolveStep
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Delivery, Step, Task
 from stepwire_broker.core.model.states import (
@@ -253,14 +253,14 @@ def leave_if_final(state: BrokerState, task: Task) -> None:
 # -- by name ----------------------------------------------------------------------------------------------------------
 
 
-def load_for(state: BrokerState, task_id: int, command: CommandOnTask) -> None:
+def load_for(state: BrokerState, task_id: int, command: Command) -> None:
     """A command names a task that is not in memory: bring it, then hear the command again."""
     request = state.next_read()
     state.loads[request] = CommandLoad(command)
     state.decision.reads.append(LoadById(request, [task_id]))
 
 
-def not_found(command: CommandOnTask) -> CommandRefused:
+def not_found(command: Any) -> CommandRefused:
     if isinstance(command, ResolveStep):
         return CommandRefused("not_found", f"there is no step {command.step_id}", Hint(HintCode.LIST_HELD_STEPS))
     return CommandRefused("not_found", f"there is no task {command.task_id}", Hint(HintCode.LIST_TASKS))
