@@ -22,6 +22,7 @@ from stepwire_broker.core.model.targets import Route
 from stepwire_broker.core.progress.progress import enqueue, fail_for, hand_to
 from stepwire_broker.core.shadows import copies
 from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import RetransmitDue, StartLimit
 
 V: Final = limits.PROTOCOL_LEVEL_1
 REQUEST_OVERHEAD_BYTES: Final = 1_500  # what a request holds beside its payloads, at the most
@@ -207,7 +208,7 @@ def _send(state: BrokerState, session: WorkerSession, steps: list[Step], request
             # Nobody renews a lease here: each step has the time of all that stand before it.
             ahead = len(session.deliveries)
             due = now.mono + ahead * (step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS)
-            state.timers.set(due, "unstarted", (step, request.delivery))
+            state.timers.set(due, StartLimit(step, request.delivery))
     if state.guards.by_handler:
         allowance.handed(state, steps, now)
     session.unanswered += len(steps)
@@ -319,7 +320,7 @@ def retransmit(state: BrokerState, batch: StepBatch, now: Now) -> None:
         return
     state.counters.retransmitted += 1
     batch.pause_ms = min(batch.pause_ms * 2, limits.STEPS_RETRANSMIT_MAX_MS)
-    state.timers.set(now.mono + batch.pause_ms, "retransmit", batch)
+    state.timers.set(now.mono + batch.pause_ms, RetransmitDue(batch))
 
 
 def say_again(state: BrokerState, batch: StepBatch) -> bool:
@@ -351,4 +352,4 @@ def released(state: BrokerState, batch: StepBatch, now: Now) -> None:
     batch.released = True
     batch.released_mono = now.mono
     state.decision.batches.append(batch)
-    state.timers.set(now.mono + batch.pause_ms, "retransmit", batch)
+    state.timers.set(now.mono + batch.pause_ms, RetransmitDue(batch))
