@@ -200,7 +200,7 @@ class BrokerState:
             counts = self.canaries.get(match)
             if counts is None:
                 counts = self.canaries[match] = [0, 0]
-            counts[step.route[0] is not way.canary[0]] += 1
+            counts[step.route.target is not way.canary[0]] += 1
 
     def route_by(self, router: Router) -> None:
         """From here on steps go by this one; those that were handed out stay where they are."""

@@ -10,6 +10,7 @@ from msgspec import UNSET, Raw, UnsetType
 from stepwire_protocol import codec, limits
 from stepwire_protocol.messages import StepMetadata, StepRequest, Steps
 
+from stepwire_broker.core import takers
 from stepwire_broker.core.commit.decision import FetchPayloads
 from stepwire_broker.core.commit.outbox import SendBatch
 from stepwire_broker.core.definitions.input_mapping import mapped
@@ -37,28 +38,28 @@ def dispatch(state: BrokerState, now: Now, *, whole_batches: bool = False) -> No
         return
     aside: list[Step] = []
     fetch: list[Step] = []
-    takers = _takers(state)
-    rooms = allowance.limits(state, takers, now)
+    by_route = _takers(state)
+    rooms = allowance.limits(state, by_route, now)
     if rooms:
-        takers = _with_room(takers, rooms)
-    while takers and len(aside) <= ASIDE_MAX and state.ready.count_of(takers) >= least:
-        found = state.ready.next(takers)
+        by_route = _with_room(by_route, rooms)
+    while by_route and len(aside) <= ASIDE_MAX and state.ready.count_of(by_route) >= least:
+        found = state.ready.next(by_route)
         if found is None:
             break
         route, step = found
-        session = _choose(takers[route], step)
+        session = _choose(by_route[route], step)
         room = rooms.get(route)
         if room is None:
-            others = {r: s for r, s in takers.items() if r not in rooms} if rooms else takers
+            others = {r: s for r, s in by_route.items() if r not in rooms} if rooms else by_route
             _fill(state, session, route, step, others, aside, fetch, now)
         else:
             stood = state.ready.count + 1
-            others = {} if room.is_for_probes else {route: takers[route]}
+            others = {} if room.is_for_probes else {route: by_route[route]}
             _fill(state, session, route, step, others, aside, fetch, now, most=room.left)
             room.left -= stood - state.ready.count
-            takers = _with_room(takers, rooms)
+            by_route = _with_room(by_route, rooms)
         if session.credit <= 0 or session.suspects:
-            takers = _without(takers, session)
+            by_route = _without(by_route, session)
     for step in aside:
         enqueue(state, step)
     if fetch:
@@ -73,42 +74,31 @@ def _takers(state: BrokerState) -> dict[Route, list[WorkerSession]]:
     found: dict[Route, list[WorkerSession]] = {}
     for route in state.ready.routes():
         if route not in found:
-            takers = [s for s in offering(state, route) if s.credit > 0 and not (route[2] and s.suspects)]
-            if takers:
-                found[route] = takers
+            sessions = takers.takers(state, route)
+            if sessions:
+                found[route] = sessions
     return found
 
 
-def _without(takers: dict[Route, list[WorkerSession]], session: WorkerSession) -> dict[Route, list[WorkerSession]]:
-    """It has no room any more; or none for a step that goes alone, because it has one."""
-    full = session.credit <= 0
-    left = {r: [s for s in sessions if s is not session or not (full or r[2])] for r, sessions in takers.items()}
+def _without(by_route: dict[Route, list[WorkerSession]], session: WorkerSession) -> dict[Route, list[WorkerSession]]:
+    """The takers of each route, without this session where it can take nothing more."""
+    left = {
+        r: [s for s in sessions if s is not session or takers.passing_obstacle(s, r) is None]
+        for r, sessions in by_route.items()
+    }
     return {route: sessions for route, sessions in left.items() if sessions}
 
 
 def _with_room(
-    takers: dict[Route, list[WorkerSession]], rooms: dict[Route, allowance.Allowance]
+    by_route: dict[Route, list[WorkerSession]], rooms: dict[Route, allowance.Allowance]
 ) -> dict[Route, list[WorkerSession]]:
     """Without those routes of which nothing more may go now."""
-    return {r: sessions for r, sessions in takers.items() if r not in rooms or rooms[r].left > 0}
+    return {r: sessions for r, sessions in by_route.items() if r not in rooms or rooms[r].left > 0}
 
 
-def offering(state: BrokerState, route: Route) -> list[WorkerSession]:
-    """Live sessions of the route's executor that offer this handler_class and bear the labels asked for."""
-    cached = state.offer_cache.get(route)
-    if cached is None:
-        target, handler_class = route[:2]
-        cached = state.offer_cache[route] = [
-            s
-            for s in state.sessions.values()
-            if target.takes(s) and s.offers(handler_class) and handler_class not in s.unknown
-        ]
-    return cached
-
-
-def _choose(takers: list[WorkerSession], step: Step) -> WorkerSession:
+def _choose(sessions: list[WorkerSession], step: Step) -> WorkerSession:
     """The largest free share, ties to the longest idle; who gave it back or lost it only if nobody else can."""
-    allowed = takers
+    allowed = sessions
     if step.avoid:
         allowed = [s for s in allowed if s.worker not in step.avoid] or allowed
     if len(allowed) == 1:
@@ -121,7 +111,7 @@ def _fill(
     session: WorkerSession,
     route: Route,
     first: Step,
-    takers: dict[Route, list[WorkerSession]],
+    by_route: dict[Route, list[WorkerSession]],
     aside: list[Step],
     fetch: list[Step],
     now: Now,
@@ -134,7 +124,11 @@ def _fill(
     slots_free = session.credit - session.prefetch
     room = min(settings.max_steps, most, slots_free if slots_free > 0 else session.credit)
     bytes_left = min(settings.max_bytes, session.max_message_bytes - REQUEST_OVERHEAD_BYTES)
-    own = set() if route[2] else {r for r, sessions in takers.items() if session in sessions and not r[2]}
+    own = (
+        set()
+        if route.goes_alone
+        else {r for r, sessions in by_route.items() if session in sessions and not r.goes_alone}
+    )
     fetching = sum(map(len, state.fetching.values()))
     steps: list[Step] = []
     requests: list[StepRequest] = []
@@ -164,7 +158,7 @@ def _fill(
             if found is None:
                 break
             other, candidate = found
-            if not candidate.avoid or _choose(takers[other], candidate) is session:
+            if not candidate.avoid or _choose(by_route[other], candidate) is session:
                 step = candidate
                 break
             later.append(candidate)

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
+from stepwire_broker.core import takers
 from stepwire_broker.core.commit.decision import FetchPayloads, LoadById, LoadPage
 from stepwire_broker.core.commit.outbox import NEVER_MS, resting_place
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask
-from stepwire_broker.core.dispatch.placement import missing_payloads, offering
+from stepwire_broker.core.dispatch.placement import missing_payloads
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.intake.submission import start
 from stepwire_broker.core.model import facts
@@ -68,8 +69,7 @@ def keep_loading(state: BrokerState, now: Now) -> None:
     wants = [
         w
         for w in sorted(state.wants)
-        if (level0.offers(state, w) or any(s.offers(w) for s in state.sessions.values()))
-        and not allowance.is_shut(state, w, FAR_OFF_MS, now)
+        if takers.is_offered(state, w) and not allowance.is_shut(state, w, FAR_OFF_MS, now)
     ]
     state.loads[request] = Load("page")
     state.decision.reads.append(LoadPage(request, min(PAGE_TASKS, room), wants))
@@ -373,7 +373,7 @@ def _is_idle(state: BrokerState, task: Task, now: Now) -> bool:
             continue
         if step.state is READY and (
             task.state is TaskState.PAUSED
-            or not (offering(state, state.route_of(step)) or level0.serves(state, step))
+            or not takers.can_be_taken(state, state.route_of(step))
             or allowance.is_shut(state, step.definition.handler_class, FAR_OFF_MS, now)
             or allowance.waits_for_budget(state, step, now)
         ):

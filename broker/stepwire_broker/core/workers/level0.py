@@ -23,6 +23,7 @@ from stepwire_protocol.messages import (
     StepsLevel0,
 )
 
+from stepwire_broker.core import takers
 from stepwire_broker.core.commit.decision import ToRequest
 from stepwire_broker.core.commit.outbox import SendHandout
 from stepwire_broker.core.dispatch.placement import (
@@ -30,7 +31,6 @@ from stepwire_broker.core.dispatch.placement import (
     FETCHES_IN_FLIGHT_MAX,
     REQUEST_OVERHEAD_BYTES,
     fetch_for,
-    offering,
     request_of,
 )
 from stepwire_broker.core.guards import allowance
@@ -40,7 +40,7 @@ from stepwire_broker.core.model.events import DrainWorker, Now, PeerSubscribed, 
 from stepwire_broker.core.model.level0_peer import EXPIRED_REMEMBERED_MAX, Handout, Level0Peer
 from stepwire_broker.core.model.live import LEVEL0, Step
 from stepwire_broker.core.model.states import DISPATCHED, STEP_FINAL
-from stepwire_broker.core.model.targets import BUS, LOCAL, Route
+from stepwire_broker.core.model.targets import BUS, Route
 from stepwire_broker.core.progress.progress import enqueue, fail_for, undeliver, unknown_outcome
 from stepwire_broker.core.shadows import copies
 from stepwire_broker.core.state import BrokerState
@@ -89,30 +89,6 @@ def on_drain_worker(state: BrokerState, event: DrainWorker) -> bool:
     return True
 
 
-def offers(state: BrokerState, handler_class: str) -> bool:
-    """Is there somebody at level 0 to whom this may go, as far as its handler is concerned?"""
-    return bool(state.level0.peers) and state.level0.allows(handler_class)
-
-
-def serves(state: BrokerState, step: Step) -> bool:
-    return serves_route(state, state.route_of(step))
-
-
-def serves_route(state: BrokerState, route: Route) -> bool:
-    return bool(state.level0.peers) and _serves(state, route)
-
-
-def _serves(state: BrokerState, route: Route) -> bool:
-    target, handler_class, _, at_most_once, _ = route
-    return (
-        (target.executor == BUS or (target.executor == LOCAL and not state.router.bus_is_distributed))
-        and not target.selector
-        and state.level0.allows(handler_class)
-        and (not at_most_once or state.settings.bus.level0.at_most_once)
-        and all(session.draining for session in offering(state, route))
-    )
-
-
 # -- handing out ------------------------------------------------------------------------------------------------------
 
 
@@ -120,10 +96,10 @@ def dispatch(state: BrokerState, now: Now) -> None:
     """Who holds nothing gets something, those first who have waited longest, and the doubted last."""
     if state.draining or state.stalled is not None or not state.ready.count or is_paused(state):
         return
-    free = [peer for peer in state.level0.peers.values() if is_free(peer, now)]
+    free = [peer for peer in state.level0.peers.values() if takers.is_free(peer, now)]
     if not free:
         return
-    routes = {route for route in state.ready.routes() if _serves(state, route)}
+    routes = {route for route in state.ready.routes() if takers.level0_serves(state, route)}
     rooms = allowance.limits(state, routes, now)
     free.sort(key=lambda peer: (peer.doubted, peer.turn))
     share = -(-state.ready.count_of(routes) // len(free))
@@ -131,14 +107,14 @@ def dispatch(state: BrokerState, now: Now) -> None:
     fetch: list[Step] = []
     while free and routes and len(aside) <= ASIDE_MAX:
         if free[0].doubted:
-            routes = {route for route in routes if not route[3]}
+            routes = {route for route in routes if takers.peer_obstacle(free[0], route, now) is None}
         if rooms:
             routes = {route for route in routes if route not in rooms or rooms[route].left > 0}
         found = state.ready.next(routes)
         if found is None:
             break
         route, step = found
-        peer = _choose(free, step)
+        peer = _choose(free, route, step, now)
         others = {} if route in rooms else routes - rooms.keys()
         steps, requests = _gather(state, peer, step, others, share, aside, fetch, now)
         if route in rooms:
@@ -157,15 +133,11 @@ def is_paused(state: BrokerState) -> bool:
     return state.executor(BUS).paused_wall is not None
 
 
-def is_free(peer: Level0Peer, now: Now) -> bool:
-    return not peer.holds and not peer.draining and now.mono >= peer.settled_mono
-
-
-def _choose(free: list[Level0Peer], step: Step) -> Level0Peer:
+def _choose(free: list[Level0Peer], route: Route, step: Step, now: Now) -> Level0Peer:
     """The first of them; for a step that went wrong somewhere, the first that it has not been with."""
     if step.avoid:
         for peer in free:
-            if peer.worker not in step.avoid and not (peer.doubted and step.at_most_once):
+            if peer.worker not in step.avoid and takers.peer_obstacle(peer, route, now) is None:
                 return peer
     return free[0]
 
@@ -184,7 +156,7 @@ def _gather(
     bus = state.settings.bus
     goes_alone = peer.doubted or first.at_most_once or first.is_suspect
     room = 1 if goes_alone else min(bus.level0.batch_max_steps, limits.BATCH_ITEMS_MAX, share)
-    own = {route for route in routes if not (route[2] or route[3])}
+    own = {route for route in routes if not (route.goes_alone or route.is_at_most_once)}
     bytes_max = bus.max_message_bytes - REQUEST_OVERHEAD_BYTES
     bytes_left = min(bus.batch.max_bytes, bytes_max)
     fetching = sum(map(len, state.fetching.values()))
