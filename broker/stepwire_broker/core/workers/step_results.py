@@ -117,7 +117,7 @@ def on_start(state: BrokerState, message: Start, now: Now) -> None:
                 undeliver(state, step, "not_granted", now, avoid=False)
             continue
         if not step.granted:
-            state.record(step.task, facts.Granted(now.wall, step.definition.index, delivery))
+            state.record(step.task, facts.Granted(now.wall, step.position, delivery))
             if not session.has_lease:
                 due = now.mono + step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS
                 state.timers.set(due, "run", (step, delivery, due))
