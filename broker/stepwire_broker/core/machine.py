@@ -16,7 +16,7 @@ from .commit.decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorke
 from .commit.outbox import SendAck, SendAnswer, SendBatch, SendHandout
 from .definitions.stored_rows import Loaded
 from .definitions.workflow import Workflow
-from .dispatch import placement
+from .dispatch import placement, transmission
 from .guards import allowance
 from .intake import commands, routing_rules, submission
 from .intake.submission import on_applied, on_decided
@@ -98,7 +98,7 @@ def _release(state: BrokerState, now: Now) -> None:
     decision = state.decision
     for send in state.outbox.released():
         if isinstance(send, SendBatch):
-            placement.released(state, send.batch, now)
+            transmission.released(state, send.batch, now)
         elif isinstance(send, SendAck):
             if not any(task.rejected for task in send.about):
                 decision.sends.append(ToWorker(send.topic, send.message))
@@ -315,7 +315,7 @@ def _on_drain(state: BrokerState, event: events.Drain, now: Now) -> None:
 
 
 _TIMERS: Final[dict[str, Callable[[BrokerState, Any, Now], None]]] = {
-    "retransmit": placement.retransmit,
+    "retransmit": transmission.retransmit,
     "lease": sessions.check_lease,
     "adopt": sessions.ask_adoption,
     "run": sessions.expire_run,

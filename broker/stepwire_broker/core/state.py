@@ -241,6 +241,10 @@ class BrokerState:
         """A refusal that rests on nothing stored must not wait for a commit: the database may be away."""
         self.decision.answers.append(ToRequest(request, refused))
 
+    def next_batch_id(self) -> str:
+        self.batches += 1
+        return f"batch_{self.identity.nonce}_{self.batches}"
+
     def next_read(self) -> int:
         self.reads += 1
         return self.reads

@@ -11,10 +11,10 @@ from typing import Any, Final
 import msgspec
 
 from stepwire_broker.core import takers
-from stepwire_broker.core.commit.decision import FetchPayloads, LoadById, LoadPage
+from stepwire_broker.core.commit.decision import LoadById, LoadPage
 from stepwire_broker.core.commit.outbox import NEVER_MS, resting_place
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask
-from stepwire_broker.core.dispatch.placement import missing_payloads
+from stepwire_broker.core.dispatch.payloads import fetch_payloads
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.intake.submission import start
 from stepwire_broker.core.model import facts
@@ -289,16 +289,7 @@ def on_payloads(state: BrokerState, payloads: Payloads, steps: list[Step], now: 
 def fetch_for_rules(state: BrokerState) -> None:
     """Rules that compare what is too large to be in memory."""
     steps, state.undecided_steps = state.undecided_steps, []
-    request = state.next_read()
-    tasks: set[int] = set()
-    outputs: set[int] = set()
-    for step in steps:
-        missing_context, missing_outputs = missing_payloads(step)
-        if missing_context:
-            tasks.add(step.task.id)
-        outputs.update(missing_outputs)
-    state.fetching[request] = steps
-    state.decision.reads.append(FetchPayloads(request, sorted(tasks), sorted(outputs)))
+    fetch_payloads(state, steps)
 
 
 def let_go_of_large(state: BrokerState) -> None:

@@ -66,7 +66,6 @@ def _send(state: BrokerState, wanted: WantedCopy, now: Now) -> None:
     shadow = Shadow(shadows.next_id(), step.id, step.task.id, handler_class, tally)
     shadows.by_id[shadow.id] = shadows.of_step[step.id] = shadow
     session.free -= 1  # until its next word of it
-    state.batches += 1
     request = wanted.request
     copy = structs.replace(
         request,
@@ -82,7 +81,7 @@ def _send(state: BrokerState, wanted: WantedCopy, now: Now) -> None:
         broker=state.identity.broker,
         epoch=state.identity.epoch,
         session=session.id,
-        batch_id=f"batch_{state.identity.nonce}_{state.batches}",
+        batch_id=state.next_batch_id(),
         protocol_version=V,
         steps=[copy],
     )

@@ -27,13 +27,7 @@ from stepwire_protocol.messages import (
 from stepwire_broker.core import takers
 from stepwire_broker.core.commit.decision import Complaint, ToRequest
 from stepwire_broker.core.commit.outbox import SendHandout
-from stepwire_broker.core.dispatch.placement import (
-    ASIDE_MAX,
-    FETCHES_IN_FLIGHT_MAX,
-    REQUEST_OVERHEAD_BYTES,
-    fetch_for,
-    request_of,
-)
+from stepwire_broker.core.dispatch.batches import BatchFiller, DispatchRound, record_dispatch
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.answers import Quieted
@@ -42,8 +36,7 @@ from stepwire_broker.core.model.level0_peer import EXPIRED_REMEMBERED_MAX, Hando
 from stepwire_broker.core.model.live import LEVEL0, Step
 from stepwire_broker.core.model.states import DISPATCHED, STEP_FINAL
 from stepwire_broker.core.model.targets import BUS, Route
-from stepwire_broker.core.progress.progress import enqueue, fail_for, undeliver, unknown_outcome
-from stepwire_broker.core.shadows import copies
+from stepwire_broker.core.progress.progress import undeliver, unknown_outcome
 from stepwire_broker.core.state import BrokerState
 
 from .step_results import apply_result, look_up
@@ -101,32 +94,28 @@ def dispatch(state: BrokerState, now: Now) -> None:
     if not free:
         return
     routes = {route for route in state.ready.routes() if takers.level0_serves(state, route)}
-    rooms = allowance.limits(state, routes, now)
+    allowances = allowance.limits(state, routes, now)
     free.sort(key=lambda peer: (peer.doubted, peer.turn))
     share = -(-state.ready.count_of(routes) // len(free))
-    aside: list[Step] = []
-    fetch: list[Step] = []
-    while free and routes and len(aside) <= ASIDE_MAX:
+    round = DispatchRound(state)
+    while free and routes and not round.is_over:
         if free[0].doubted:
             routes = {route for route in routes if takers.peer_obstacle(free[0], route, now) is None}
-        if rooms:
-            routes = {route for route in routes if route not in rooms or rooms[route].left > 0}
-        found = state.ready.next(routes)
-        if found is None:
+        if allowances:
+            routes = {route for route in routes if route not in allowances or allowances[route].left > 0}
+        entry = state.ready.next(routes)
+        if entry is None:
             break
-        route, step = found
+        route, step = entry
         peer = _choose(free, route, step, now)
-        others = {} if route in rooms else routes - rooms.keys()
-        steps, requests = _gather(state, peer, step, others, share, aside, fetch, now)
-        if route in rooms:
-            rooms[route].left -= 1
-        if requests:
+        others = {} if route in allowances else routes - allowances.keys()
+        batch = _fill(state, round, peer, step, others, share, now)
+        if route in allowances:
+            allowances[route].left -= 1
+        if batch.requests:
             free.remove(peer)
-            _hand(state, peer, steps, requests, now)
-    for step in aside:
-        enqueue(state, step)
-    if fetch:
-        fetch_for(state, fetch)
+            _hand(state, peer, batch.steps, batch.requests, now)
+    round.end(state)
 
 
 def is_paused(state: BrokerState) -> bool:
@@ -143,43 +132,36 @@ def _choose(free: list[Level0Peer], route: Route, step: Step, now: Now) -> Level
     return free[0]
 
 
-def _gather(
+def _fill(
     state: BrokerState,
+    round: DispatchRound,
     peer: Level0Peer,
     first: Step,
     routes: Iterable[Route],
     share: int,
-    aside: list[Step],
-    fetch: list[Step],
     now: Now,
-) -> tuple[list[Step], list[StepRequest]]:
-    """One batch, beginning with this step. What must not be lost with others, or with whom nothing is, goes alone."""
+) -> BatchFiller:
+    """One batch for this peer, beginning with this step. A step that is at_most_once or a suspect goes alone, and so
+    does every step for a doubted peer."""
     bus = state.settings.bus
     goes_alone = peer.doubted or first.at_most_once or first.is_suspect
-    room = 1 if goes_alone else min(bus.level0.batch_max_steps, limits.BATCH_ITEMS_MAX, share)
-    own = {route for route in routes if not (route.goes_alone or route.is_at_most_once)}
-    bytes_max = bus.max_message_bytes - REQUEST_OVERHEAD_BYTES
-    bytes_left = min(bus.batch.max_bytes, bytes_max)
-    fetching = sum(map(len, state.fetching.values()))
-    steps: list[Step] = []
-    requests: list[StepRequest] = []
-    step: Step | None = first
-    while step is not None:
-        made = request_of(state, step, now, has_lease=True)
-        if made is None:
-            (fetch if fetching + len(fetch) < FETCHES_IN_FLIGHT_MAX else aside).append(step)
-        elif made[1] > bytes_max:
-            fail_for(state, step, "too_large", now)
-        elif requests and made[1] > bytes_left:
-            aside.append(step)
-            break
-        else:
-            bytes_left -= made[1]
-            steps.append(step)
-            requests.append(made[0])
-        found = state.ready.next(own) if len(requests) < room and not goes_alone and len(aside) <= ASIDE_MAX else None
-        step = found[1] if found is not None else None
-    return steps, requests
+    batch = BatchFiller(
+        round,
+        now,
+        steps_max=1 if goes_alone else min(bus.level0.batch_max_steps, limits.BATCH_ITEMS_MAX, share),
+        message_bytes_max=bus.max_message_bytes,
+        bytes_max=bus.batch.max_bytes,
+        has_lease=True,
+    )
+    own = set() if goes_alone else {r for r in routes if not (r.goes_alone or r.is_at_most_once)}
+
+    def next_step() -> Step | None:
+        entry = state.ready.next(own) if own else None
+        return None if entry is None else entry[1]
+
+    batch.fill(state, first, next_step)
+    round.aside += batch.left_over
+    return batch
 
 
 def _hand(state: BrokerState, peer: Level0Peer, steps: list[Step], requests: list[StepRequest], now: Now) -> None:
@@ -188,9 +170,8 @@ def _hand(state: BrokerState, peer: Level0Peer, steps: list[Step], requests: lis
     level0 = state.level0
     level0.turns += 1
     peer.turn = level0.turns
-    state.batches += 1
     handout = Handout(
-        id=f"batch_{state.identity.nonce}_{state.batches}",
+        id=state.next_batch_id(),
         peer=peer,
         items=[(r.step_id, r.delivery) for r in requests],
         lease_ms=sum(s.definition.timeout_ms for s in steps) + limits.TIMEOUT_GRACE_MS,
@@ -204,14 +185,9 @@ def _hand(state: BrokerState, peer: Level0Peer, steps: list[Step], requests: lis
         )
     )
     for step, request in zip(steps, requests, strict=True):
-        position = step.position
-        state.record(step.task, facts.Dispatched(now.wall, position, request.delivery, peer.worker, handout.id))
-        if state.router.has_asides:
-            copies.handed(state, step, request)
+        record_dispatch(state, step, request, peer.worker, handout.id, now)
         if step.at_most_once:
-            state.record(step.task, facts.Granted(now.wall, position, request.delivery))
-        step.payload_context = None
-        step.fetched_outputs = None
+            state.record(step.task, facts.Granted(now.wall, step.position, request.delivery))
     if state.guards.by_handler:
         allowance.handed(state, steps, now)
     level0.handouts[handout.id] = peer.holds[handout.id] = handout
