@@ -21,7 +21,7 @@ from stepwire.session import outgoing as sdk_outgoing
 from stepwire_broker.core import machine, timer_kinds
 from stepwire_broker.core import state as core_state
 from stepwire_broker.core.commit import decision, outbox
-from stepwire_broker.core.dispatch import placement
+from stepwire_broker.core.dispatch import placement, requests, transmission
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.intake import commands, submission
 from stepwire_broker.core.loading import residency
@@ -124,7 +124,7 @@ def _retransmit_early(plant: Plant) -> None:
         batch.released_mono = now.mono
         state.timers.set(now.mono + batch.pause_ms, timer_kinds.RetransmitDue(batch))
 
-    plant.function(placement._send, send)
+    plant.function(placement._send_batch, send)
 
 
 def _go_again_at_once(plant: Plant) -> None:
@@ -485,15 +485,15 @@ def _late_is_too_late(plant: Plant) -> None:
 
 
 def _deadline_by_the_wall(plant: Plant) -> None:
-    def request(original: Any, state: Any, step: Any, now: Any, **has: Any) -> Any:
-        made = original(state, step, now, **has)
+    def request(original: Any, step: Any, now: Any, **has: Any) -> Any:
+        made = original(step, now, **has)
         if made is None or step.deadline_ms is None:
             return made
         left_ms = max(0, step.deadline_ms - now.wall)
         metadata = msgspec.structs.replace(made[0].metadata, deadline_ms=left_ms)
         return msgspec.structs.replace(made[0], metadata=metadata), made[1]
 
-    plant.function(placement.request_of, request)
+    plant.function(requests.request_of, request)
 
 
 def _timed_from_commit(plant: Plant) -> None:
@@ -545,11 +545,11 @@ def _hello_of_the_dead_believed(plant: Plant) -> None:
 
 
 def _taken_back_sent_again(plant: Plant) -> None:
-    def say_again(_: Any, state: Any, batch: Any) -> bool:
+    def resend(_: Any, state: Any, batch: Any) -> bool:
         state.decision.batches.append(batch)
         return True
 
-    plant.function(placement.say_again, say_again)
+    plant.function(transmission.resend, resend)
 
 
 def _stopped_report_overturns_a_hold(plant: Plant) -> None:

@@ -17,7 +17,7 @@ from .commit.loads import CommandLoad, PageLoad, RejectedLoad, ResultsLoad
 from .commit.outbox import SendAck, SendAnswer, SendBatch, SendHandout
 from .definitions.stored_rows import Loaded
 from .definitions.workflow import Workflow
-from .dispatch import placement
+from .dispatch import placement, transmission
 from .guards import allowance
 from .intake import commands, routing_rules, submission
 from .intake.submission import on_applied, on_decided
@@ -121,7 +121,7 @@ def _release(state: BrokerState, now: Now) -> None:
     decision = state.decision
     for send in state.outbox.released():
         if isinstance(send, SendBatch):
-            placement.released(state, send.batch, now)
+            transmission.released(state, send.batch, now)
         elif isinstance(send, SendAck):
             if not any(task.rejected for task in send.about):
                 decision.sends.append(ToWorker(send.topic, send.message))
@@ -324,7 +324,7 @@ def _on_tick(state: BrokerState, event: events.Tick, now: Now) -> None:
 def _fire(state: BrokerState, timer: AnyTimer, now: Now) -> None:
     match timer:
         case RetransmitDue():
-            placement.retransmit(state, timer.batch, now)
+            transmission.retransmit(state, timer.batch, now)
         case LeaseEnds():
             sessions.check_lease(state, timer.session, now)
         case AdoptionDue():

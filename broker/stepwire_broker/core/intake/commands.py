@@ -4,7 +4,7 @@ from typing import Final
 
 from stepwire_protocol.messages import ErrorDetail
 
-from stepwire_broker.core.dispatch.placement import forget_fetched
+from stepwire_broker.core.dispatch.payloads import forget_fetched
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.answers import CommandRefused, Done
 from stepwire_broker.core.model.apply import counted

@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from stepwire_broker.core.commit.decision import FetchPayloads, LoadById, LoadPage
+from stepwire_broker.core import takers
+from stepwire_broker.core.commit.decision import LoadById, LoadPage
 from stepwire_broker.core.commit.loads import CommandLoad, PageLoad
 from stepwire_broker.core.commit.outbox import NEVER_MS, resting_place
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask
-from stepwire_broker.core.dispatch.placement import missing_payloads, offering
+from stepwire_broker.core.dispatch.payloads import fetch_payloads
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.intake.submission import start
 from stepwire_broker.core.model import facts
@@ -71,8 +72,7 @@ def keep_loading(state: BrokerState, now: Now) -> None:
     wants = [
         w
         for w in sorted(state.wants)
-        if (level0.offers(state, w) or any(s.offers(w) for s in state.sessions.values()))
-        and not allowance.is_shut(state, w, FAR_OFF_MS, now)
+        if takers.is_offered(state, w) and not allowance.is_shut(state, w, FAR_OFF_MS, now)
     ]
     state.loads[request] = PageLoad()
     state.decision.reads.append(LoadPage(request, min(PAGE_TASKS, room), wants))
@@ -291,16 +291,7 @@ def on_payloads(state: BrokerState, payloads: Payloads, steps: list[Step], now: 
 def fetch_for_rules(state: BrokerState) -> None:
     """Rules that compare what is too large to be in memory."""
     steps, state.undecided_steps = state.undecided_steps, []
-    request = state.next_read()
-    tasks: set[int] = set()
-    outputs: set[int] = set()
-    for step in steps:
-        missing_context, missing_outputs = missing_payloads(step)
-        if missing_context:
-            tasks.add(step.task.id)
-        outputs.update(missing_outputs)
-    state.fetching[request] = steps
-    state.decision.reads.append(FetchPayloads(request, sorted(tasks), sorted(outputs)))
+    fetch_payloads(state, steps)
 
 
 def let_go_of_large(state: BrokerState) -> None:
@@ -374,7 +365,7 @@ def _is_idle(state: BrokerState, task: Task, now: Now) -> bool:
             continue
         if step.state is READY and (
             task.state is TaskState.PAUSED
-            or not (offering(state, state.route_of(step)) or level0.serves(state, step))
+            or not takers.can_be_taken(state, state.route_of(step))
             or allowance.is_shut(state, step.definition.handler_class, FAR_OFF_MS, now)
             or allowance.waits_for_budget(state, step, now)
         ):

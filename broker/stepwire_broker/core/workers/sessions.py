@@ -22,7 +22,7 @@ from stepwire_protocol.messages import (
 
 from stepwire_broker.core.commit.decision import ToRequest, ToWorker, WatchProcess
 from stepwire_broker.core.commit.outbox import SendMessage
-from stepwire_broker.core.dispatch.placement import say_again
+from stepwire_broker.core.dispatch.transmission import resend
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.answers import CommandRefused as Refusal
@@ -347,7 +347,7 @@ def on_subscribed(state: BrokerState, event: Subscribed, now: Now) -> None:
     if session is not None:
         for batch in list(session.unanswered_batches.values()):
             if batch.released:
-                say_again(state, batch)
+                resend(state, batch)
 
 
 def on_attached(state: BrokerState, event: Attached, now: Now) -> None:
