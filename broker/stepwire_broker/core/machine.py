@@ -27,7 +27,8 @@ from .model.answers import CommandRefused
 from .model.commit_group import CommitGroup, Committed, Stalled
 from .model.events import Event, Now
 from .model.states import STEP_FINAL
-from .progress.progress import discard, expire_retry
+from .progress.discard import discard
+from .progress.readiness import expire_retry
 from .shadows import copies
 from .state import BrokerState, Identity, Load
 from .workers import executor_control, level0, sessions, step_results

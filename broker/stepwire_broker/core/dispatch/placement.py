@@ -19,7 +19,9 @@ from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Step, StepBatch, Task, WorkerSession
 from stepwire_broker.core.model.states import COMPLETED
 from stepwire_broker.core.model.targets import Route
-from stepwire_broker.core.progress.progress import enqueue, fail_for, hand_to
+from stepwire_broker.core.progress.deliveries import hand_to
+from stepwire_broker.core.progress.readiness import enqueue
+from stepwire_broker.core.progress.step_outcomes import fail_for
 from stepwire_broker.core.shadows import copies
 from stepwire_broker.core.state import BrokerState
 

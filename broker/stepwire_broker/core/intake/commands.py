@@ -32,16 +32,15 @@ from stepwire_broker.core.model.states import (
     WAITING,
     TaskState,
 )
-from stepwire_broker.core.progress.progress import (
+from stepwire_broker.core.progress.dependents import decide_again, wait_again
+from stepwire_broker.core.progress.readiness import enqueue
+from stepwire_broker.core.progress.step_outcomes import (
     cancel_step,
     complete,
-    decide_again,
-    enqueue,
     fail,
     fail_for,
     undeliver,
     unknown_outcome,
-    wait_again,
 )
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.workers.sessions import bury, tell_cancel

@@ -41,7 +41,8 @@ from stepwire_broker.core.model.level0_peer import EXPIRED_REMEMBERED_MAX, Hando
 from stepwire_broker.core.model.live import LEVEL0, Step
 from stepwire_broker.core.model.states import DISPATCHED, STEP_FINAL
 from stepwire_broker.core.model.targets import BUS, LOCAL, Route
-from stepwire_broker.core.progress.progress import enqueue, fail_for, undeliver, unknown_outcome
+from stepwire_broker.core.progress.readiness import enqueue
+from stepwire_broker.core.progress.step_outcomes import fail_for, undeliver, unknown_outcome
 from stepwire_broker.core.shadows import copies
 from stepwire_broker.core.state import BrokerState
 
