@@ -40,6 +40,7 @@ from .core.definitions.settings import (
 from .core.definitions.workflow import Workflow, read_workflow
 from .core.model.answers import Answer, Applied, CommandRefused, Done, TasksSubmitted
 from .core.model.events import ApplyWorkflow, AwaitTask
+from .core.model.hints import hint_text
 from .core.model.states import TASK_FINAL, TaskState
 from .engine import BrokerStopped
 from .executors.contract import Executor
@@ -373,7 +374,8 @@ class Broker:
     async def _ask(self, make: Make, expected: type[A]) -> A:
         answer = await self._started().ask(make)
         if isinstance(answer, CommandRefused):
-            raise CommandError(answer.code, answer.message, answer.hint, answer.retry_after_ms)
+            hint = "" if answer.hint is None else hint_text(answer.hint)
+            raise CommandError(answer.code, answer.message, hint, answer.retry_after_ms)
         assert isinstance(answer, expected), answer
         return answer
 

@@ -23,6 +23,7 @@ from stepwire_broker.core.model.commit_group import (
     WorkflowOutcome,
 )
 from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow, NewTask, Now, SubmitTasks
+from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Task
 from stepwire_broker.core.progress.discard import discard
 from stepwire_broker.core.progress.new_task import CreatedTask, TaskIds, begin, new_task
@@ -55,18 +56,21 @@ def intake_refused(state: BrokerState) -> CommandRefused | None:
     """May anything new be accepted now?"""
     if state.draining:
         return CommandRefused(
-            "draining", "this broker is stopping and takes nothing new", retry_after_ms=RETRY_LATER_MS
+            "draining",
+            "this broker is stopping and accepts nothing new",
+            Hint(HintCode.WAIT_FOR_BROKER),
+            RETRY_LATER_MS,
         )
     if state.stalled is not None:
         code: RefusedCode = state.stalled  # type: ignore[assignment]
         return CommandRefused(
             code,
             f"nothing can be stored now: {_STALLED.get(state.stalled, state.stalled)}",
-            "what was accepted is safe; service comes back by itself",
+            Hint(HintCode.WAIT_FOR_DATABASE),
             RETRY_LATER_MS,
         )
     if state.outbox.bytes_waiting > state.settings.limits.uncommitted_bytes // 2:
-        return CommandRefused("overloaded", "the database is behind", "send again after a while", RETRY_SOON_MS)
+        return CommandRefused("overloaded", "the database is behind", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS)
     return None
 
 
@@ -90,13 +94,15 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
             "too_many_open_steps",
             f"{state.open_steps} steps are open and {steps} would come; the limit is "
             f"{state.settings.limits.max_open_steps}",
-            "wait until some have finished, or raise limits.max_open_steps",
+            Hint(HintCode.WAIT_FOR_OPEN_STEPS),
             RETRY_LATER_MS,
         )
     numbers = steps + len(event.tasks)
     keep_numbers(state, numbers)
     if refused is None and state.next_id + numbers - 1 > state.last_id:
-        refused = CommandRefused("overloaded", "new numbers are being reserved", retry_after_ms=RETRY_SOON_MS)
+        refused = CommandRefused(
+            "overloaded", "new numbers are being reserved", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS
+        )
     if refused is not None:
         state.refuse_now(event.request, refused)
         return
@@ -122,7 +128,7 @@ def _no_such_workflow(new: NewTask, number: int, count: int) -> CommandRefused:
     return CommandRefused(
         "not_found",
         f"{where}there is no workflow {new.namespace}/{new.workflow}{version}",
-        "apply it first: stepwire workflow apply FILE",
+        Hint(HintCode.APPLY_WORKFLOW),
     )
 
 
@@ -130,7 +136,7 @@ def no_executor(workflow: Workflow, missing: str) -> CommandRefused:
     return CommandRefused(
         "no_executor",
         f"{workflow.namespace}/{workflow.name}: {missing}",
-        "configure the executor, or let such steps run inside the broker with execution.on_missing: local",
+        Hint(HintCode.CONFIGURE_EXECUTOR),
     )
 
 
@@ -220,7 +226,7 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
             refused = CommandRefused(
                 "key_conflict",
                 f"the idempotency key {outcome.conflict!r} belongs to another submission",
-                "use a new key, or send exactly what was sent first",
+                Hint(HintCode.USE_NEW_KEY),
             )
         else:
             refused = CommandRefused("refused_by_database", f"the database refused the data: {outcome.failed}")
@@ -305,7 +311,7 @@ def on_applied(state: BrokerState, outcome: WorkflowOutcome, now: Now) -> None:
             CommandRefused(
                 "version_conflict",
                 f"{workflow.namespace}::{workflow.name} version {workflow.version} exists with other content",
-                "a version never changes: give the new content a new version",
+                Hint(HintCode.USE_NEW_VERSION),
             ),
         )
         return

@@ -182,10 +182,10 @@ class WorkerSession(Struct, weakref=False, eq=False):
     topic: bytes
     of: ExecutorState
     joins_bus: bool = False  # whatever its executor is
+    principal: str = ""  # the identity that opened it; "" while connections are not authenticated
     free: int = 0  # what the worker last said it could take
     free_n: int = -1  # and when, in its own counting
     unanswered: int = 0  # steps sent since, that no accept, refusal or result has answered
-    batches: int = 0  # made so far: their numbers rise within the session
     deliveries: dict[int, Step] = {}  # by step id: what it holds, or what is on the way to it
     unanswered_batches: dict[str, StepBatch] = {}
     unknown: set[str] = set()  # handler classes that it offers and does not know after all

@@ -99,6 +99,7 @@ def _open(state: BrokerState, hello: Hello, k: int, before: WorkerSession | None
     attached = state.attached.get(hello.worker) or state.on_the_bus(hello.worker)
     executor = state.executor(attached.executor)
     session = opened(hello, k, state.identity.epoch, state.identity.broker, executor, now.mono, now.wall)
+    session.principal = state.principal
     session.draining = hello.worker in state.quieted
     session.joins_bus = attached.joins_bus
     state.sessions[hello.worker] = session
@@ -534,8 +535,7 @@ def reset(state: BrokerState, worker: str, k: int, code: ResetCode) -> None:
 
 def refuse(state: BrokerState, worker: str, code: str, message: str, kind: str | None, rid: int | None = None) -> None:
     """Tell a peer why its message was not taken."""
-    refused = state.counters.refused
-    refused[code] = refused.get(code, 0) + 1
+    state.counters.count_refused(code)
     state.decision.sends.append(
         ToWorker(
             topics.to_worker(worker),
