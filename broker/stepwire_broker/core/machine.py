@@ -31,7 +31,7 @@ from .progress.discard import discard
 from .progress.readiness import expire_retry
 from .shadows import copies
 from .state import BrokerState, Identity, Load
-from .workers import executor_control, level0, refusals, sessions, step_results
+from .workers import executor_control, level0, refusals, sessions, step_results, time_limits
 from .workers.step_results import on_results
 
 NOTHING: Final = Decision()
@@ -323,11 +323,11 @@ _TIMERS: Final[dict[str, Callable[[BrokerState, Any, Now], None]]] = {
     "handout": level0.expire,
     "shadow": copies.expire,
     "settled": lambda state, what, now: None,  # there is a peer more to hand something to
-    "unstarted": lambda state, what, now: commands.expire_unstarted(state, what[0], what[1], now),
+    "unstarted": lambda state, what, now: time_limits.expire_unstarted(state, what[0], what[1], now),
     "retry": lambda state, what, now: expire_retry(state, what[0], what[1], now),
-    "queue": lambda state, what, now: commands.expire_queue(state, what[0], what[1], now),
-    "step_deadline": lambda state, what, now: commands.expire_deadline(state, what[0], what[1], now),
-    "task_deadline": lambda state, what, now: commands.expire_task(state, what[0], what[1], now),
+    "queue": lambda state, what, now: time_limits.expire_queue(state, what[0], what[1], now),
+    "step_deadline": lambda state, what, now: time_limits.expire_deadline(state, what[0], what[1], now),
+    "task_deadline": lambda state, what, now: time_limits.expire_task(state, what[0], what[1], now),
     "breaker": allowance.on_breaker_timer,
     "budget": allowance.on_budget_timer,
     "guards": allowance.on_sweep_timer,
