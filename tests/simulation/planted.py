@@ -30,7 +30,7 @@ from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.answers import TasksSubmitted
 from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Rejected, SubmissionOutcome, WorkflowOutcome
 from stepwire_broker.core.model.states import COMPLETED, DISPATCHED, HELD, STEP_FINAL, WAITING
-from stepwire_broker.core.progress import progress
+from stepwire_broker.core.progress import dependents, readiness, step_outcomes
 from stepwire_broker.core.routing import ready_queue
 from stepwire_broker.core.workers import sessions, step_results
 from stepwire_broker.store import lane
@@ -156,11 +156,11 @@ def _no_fence(plant: Plant) -> None:
 def _granted_again(plant: Plant) -> None:
     def unknown_outcome(original: Any, state: Any, step: Any, code: str, now: Any) -> None:
         if step.at_most_once and step.granted and step.state is not HELD:
-            progress.undeliver(state, step, code, now)
+            step_outcomes.undeliver(state, step, code, now)
         else:
             original(state, step, code, now)
 
-    plant.function(progress.unknown_outcome, unknown_outcome)
+    plant.function(step_outcomes.unknown_outcome, unknown_outcome)
 
 
 def _dependencies_unchecked(plant: Plant) -> None:
@@ -168,10 +168,10 @@ def _dependencies_unchecked(plant: Plant) -> None:
         for index in step.definition.dependents:
             later = step.task.steps[index]
             if step.state is COMPLETED and later.state is WAITING and later.definition.trigger_rule is None:
-                progress.make_ready(state, later, now)
+                readiness.make_ready(state, later, now)
         original(state, step, now)
 
-    plant.function(progress._after, after)
+    plant.function(dependents.advance, after)
 
 
 def _retry_for_ever(plant: Plant) -> None:
@@ -179,11 +179,11 @@ def _retry_for_ever(plant: Plant) -> None:
         step.attempt = 0
         original(state, step, error, now, **said)
 
-    plant.function(progress.fail, fail)
+    plant.function(step_outcomes.fail, fail)
 
 
 def _held_is_failed(plant: Plant) -> None:
-    plant.function(progress.hold, lambda _, state, step, code, now: progress.fail_for(state, step, code, now))
+    plant.function(step_outcomes.hold, lambda _, state, step, code, now: step_outcomes.fail_for(state, step, code, now))
 
 
 def _forget_earlier(plant: Plant) -> None:

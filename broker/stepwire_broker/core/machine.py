@@ -28,7 +28,8 @@ from .model.answers import CommandRefused
 from .model.commit_group import CommitGroup, Committed, Stalled
 from .model.events import Command, Event, Now
 from .model.states import STEP_FINAL
-from .progress.progress import discard, expire_retry
+from .progress.discard import discard
+from .progress.readiness import expire_retry
 from .shadows import copies
 from .state import BrokerState, Identity
 from .timer_kinds import (
@@ -53,7 +54,7 @@ from .timer_kinds import (
     StepDeadline,
     TaskDeadline,
 )
-from .workers import executor_control, level0, refusals, sessions, step_results
+from .workers import executor_control, level0, refusals, sessions, step_results, time_limits
 from .workers.step_results import on_results
 
 NOTHING: Final = Decision()
@@ -336,15 +337,15 @@ def _fire(state: BrokerState, timer: AnyTimer, now: Now) -> None:
         case RunLimit():
             sessions.expire_run(state, timer, now)
         case StartLimit():
-            commands.expire_unstarted(state, timer.step, timer.delivery, now)
+            time_limits.expire_unstarted(state, timer.step, timer.delivery, now)
         case RetryDue():
             expire_retry(state, timer.step, timer.not_before_ms, now)
         case QueueLimit():
-            commands.expire_queue(state, timer.step, timer.ready_ms, now)
+            time_limits.expire_queue(state, timer.step, timer.ready_ms, now)
         case StepDeadline():
-            commands.expire_deadline(state, timer.step, timer.deadline_ms, now)
+            time_limits.expire_deadline(state, timer.step, timer.deadline_ms, now)
         case TaskDeadline():
-            commands.expire_task(state, timer.task, timer.deadline_ms, now)
+            time_limits.expire_task(state, timer.task, timer.deadline_ms, now)
         case BreakerDue():
             allowance.on_breaker_timer(state, timer, now)
         case BudgetDue():

@@ -17,7 +17,8 @@ from stepwire_protocol import patterns
 from stepwire_broker.core.definitions import fields
 from stepwire_broker.core.definitions.document_problems import ProblemCollector
 from stepwire_broker.core.definitions.settings import CanarySettings, ExecutionSettings, RuleSettings, ShadowSettings
-from stepwire_broker.core.definitions.workflow import StepDefinition, Workflow
+from stepwire_broker.core.definitions.step_definition import StepDefinition
+from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.live import Step
 from stepwire_broker.core.model.targets import BUS, LOCAL, Route, Selector, Target
 

@@ -36,7 +36,7 @@ from stepwire_broker.core.model.level0_peer import EXPIRED_REMEMBERED_MAX, Hando
 from stepwire_broker.core.model.live import LEVEL0, Step
 from stepwire_broker.core.model.states import DISPATCHED, STEP_FINAL
 from stepwire_broker.core.model.targets import BUS, Route
-from stepwire_broker.core.progress.progress import undeliver, unknown_outcome
+from stepwire_broker.core.progress.step_outcomes import undeliver, unknown_outcome
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import HandoutEnds, PeerSettled
 

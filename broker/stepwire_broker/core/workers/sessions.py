@@ -41,7 +41,8 @@ from stepwire_broker.core.model.events import (
 from stepwire_broker.core.model.live import Step, WorkerSession
 from stepwire_broker.core.model.states import DISPATCHED
 from stepwire_broker.core.model.worker_session import opened
-from stepwire_broker.core.progress.progress import fail_for, hand_to, undeliver, unknown_outcome
+from stepwire_broker.core.progress.deliveries import hand_to
+from stepwire_broker.core.progress.step_outcomes import fail_for, undeliver, unknown_outcome
 from stepwire_broker.core.state import DEAD_REMEMBERED_MAX, QUIETED_REMEMBERED_MAX, BrokerState
 from stepwire_broker.core.timer_kinds import AdoptionDue, LeaseEnds, RunLimit
 
