@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stepwire_broker.store.backup import open_stored
-from stepwire_broker.store.check import check
+from stepwire_broker.store.sqlite.backup import open_stored
+from stepwire_broker.store.sqlite.check import check
 
 from .a_place import Place
 
