@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any, Final
 
 import yaml
-from stepwire_protocol import door
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol import strict_json
+from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.limits import INTEGER_MAX
 
 from stepwire_broker.core.definitions.document_problems import Path
@@ -225,8 +225,8 @@ def _line(event: Any) -> int:
 
 def _json_document(text: str, name: str = "") -> SourceDocument:
     try:
-        value = door.check(text.encode(), JSON_BYTES_MAX)
-    except Refusal as refusal:
+        value = strict_json.parse(text.encode(), JSON_BYTES_MAX)
+    except InvalidMessage as refusal:
         raise DocumentError(refusal.message, _line_of_fault(text, refusal.code)) from None
     return SourceDocument(value, lambda: dict(islice(_json_places(text), PLACES_MAX)), name)
 

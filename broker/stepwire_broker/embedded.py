@@ -23,7 +23,7 @@ import structlog
 import zmq
 from msgspec import Struct
 from stepwire.worker import Worker
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol.errors import InvalidMessage
 
 from . import definition_files
 from . import engine as core
@@ -40,6 +40,7 @@ from .core.definitions.settings import (
 from .core.definitions.workflow import Workflow, read_workflow
 from .core.model.answers import Answer, Applied, CommandRefused, Done, TasksSubmitted
 from .core.model.events import ApplyWorkflow, AwaitTask
+from .core.model.hints import hint_text
 from .core.model.states import TASK_FINAL, TaskState
 from .engine import BrokerStopped
 from .executors.contract import Executor
@@ -374,7 +375,8 @@ class Broker:
     async def _ask(self, make: Make, expected: type[A]) -> A:
         answer = await self._started().ask(make)
         if isinstance(answer, CommandRefused):
-            raise CommandError(answer.code, answer.message, answer.hint, answer.retry_after_ms)
+            hint = "" if answer.hint is None else hint_text(answer.hint)
+            raise CommandError(answer.code, answer.message, hint, answer.retry_after_ms)
         assert isinstance(answer, expected), answer
         return answer
 
@@ -536,7 +538,7 @@ def _body(
 def _read(read: Callable[[], T]) -> T:
     try:
         return read()
-    except Refusal as refusal:
+    except InvalidMessage as refusal:
         raise CommandError(refusal.code, refusal.message) from None
 
 

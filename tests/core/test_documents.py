@@ -161,8 +161,8 @@ def test_a_large_yaml_document_is_told_of_json() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a":1,\n"a":2}', "line 2: the key 'a' stands twice in one object"),
-        ('{"b":[{"a":1},\n{"c":1,\n"c":2}]}', "line 3: the key 'c' stands twice in one object"),
+        ('{"a":1,\n"a":2}', "line 2: the key 'a' occurs twice in one object"),
+        ('{"b":[{"a":1},\n{"c":1,\n"c":2}]}', "line 3: the key 'c' occurs twice in one object"),
         ('{"a":\n01}', "line 2: JSON is malformed"),
         ('{"a":1', "line 1: Input data was truncated"),
         ('{"a": NaN}', "NaN and Infinity are not JSON"),

@@ -19,6 +19,7 @@ from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.guards.guard import GUARDS_MAX, Guard
 from stepwire_broker.core.model import events
 from stepwire_broker.core.model.answers import BreakerSet, CommandRefused
+from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_protocol import messages as wire
 
 from .world import BROKER, DEPLOYMENT, DIES_MS, ONE, W2, W, World, held, one, steps, worker_id
@@ -771,7 +772,8 @@ def test_an_operator_keeps_it_open_or_closed_until_he_takes_his_hand_off_it() ->
     since = explain.step(world.state, world.step(task_id), world.now)
     assert since.code == "breaker_open"
     assert since.message.startswith("the breaker for `h` is held open by an operator since ")
-    assert since.message.endswith(": the bank is being moved; `stepwire breaker auto h` leaves it to itself")
+    assert since.message.endswith(": the bank is being moved")
+    assert since.hint == Hint(HintCode.RELEASE_BREAKER, handler_class="h")
     assert world.ask(events.SetBreaker, handler_class="h", state="closed") == BreakerSet("h", "closed", True)
     assert world.row(task_id).state == "dispatched"
     unavailable(world, 10)

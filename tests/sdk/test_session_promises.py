@@ -109,11 +109,11 @@ class World:
             assert held.get(item) == "done", "a result was forgotten before its ack"
         session = self.dialogue.session
         taken = [s for s in held.values() if s in ("running", "asking")]
-        assert len(taken) == session._busy <= 2
-        assert session._load == sum(s != "done" for s in held.values())
-        for peer in session._peers.values():
-            assert peer.load == sum(h.peer is peer and h.state != "done" for h in session._items.values())
-        assert session._outbox_bytes == sum(len(m.body) for m in session._outbox.values())
+        assert len(taken) == session.slots.taken <= 2
+        assert session.holdings.load == sum(s != "done" for s in held.values())
+        for peer in session.brokers:
+            assert peer.load == sum(h.state != "done" for h in session.holdings.of_broker(peer))
+        assert session.outbox.bytes == sum(len(m.body) for m in session.outbox)
 
 
 @settings(max_examples=400, deadline=None)

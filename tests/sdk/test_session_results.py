@@ -28,7 +28,7 @@ def test_results_are_repeated_until_they_are_acked_and_from_the_third_try_to_eve
     dialogue.finish(1)
     tries = [(dialogue.now, t) for t in dialogue.topics if t.startswith(b"results")]
     dialogue.topics.clear()
-    dialogue.session._heartbeat_at = dialogue.session._lease_at = float("inf")
+    dialogue.session.announcements.heartbeat_at_ms = dialogue.session.leases.check_at_ms = float("inf")
     end = dialogue.now + 20_000
     while dialogue.now < end:
         dialogue.pass_time(50)

@@ -4,10 +4,9 @@ import itertools
 
 import msgspec
 import pytest
-import stepwire.session
 from stepwire.actions import Quit
-from stepwire.held import TOMBSTONES_MAX
-from stepwire.session import Offer
+from stepwire.session import Offer, credit
+from stepwire.session.tombstones import TOMBSTONES_MAX
 from stepwire_protocol import codec, topics
 from stepwire_protocol.messages import Accept, Adopted, Bye, Heartbeat, Progress, Refuse, Result, Results, Start, Steps
 
@@ -117,7 +116,7 @@ def test_below_the_sessions_floor_what_is_unknown_is_stale():
     assert dialogue.runs()[-1] == (5_000_002, 1)
     dialogue.finish(5_000_002)
     for _ in range(30):
-        dialogue.session._tombstones._forget_oldest()  # of the session before: they say nothing about this one
+        dialogue.session.holdings.tombstones.forget_oldest()  # of the session before: they say nothing about this one
     broker.steps(step(5_000_003), batch_id="batch_b17_2")
     assert dialogue.runs()[-1] == (5_000_003, 1)
 
@@ -400,7 +399,7 @@ def test_what_is_done_takes_no_place_and_results_carry_the_new_credit():
 
 
 def test_a_broker_that_does_not_ack_gets_no_more_places_when_the_outbox_is_full(monkeypatch):
-    monkeypatch.setattr(stepwire.session, "OUTBOX_BYTES_MAX", 1_000)
+    monkeypatch.setattr(credit, "OUTBOX_BYTES_MAX", 1_000)
     dialogue, broker = welcomed()
     broker.steps(step(1))
     dialogue.finish(1, output=b'"' + b"x" * 1_000 + b'"')

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from stepwire import held as sdk_held
-from stepwire import session as sdk
+from stepwire.session import deliveries, intake, leases, slots, tombstones
+from stepwire.session import outbox as sdk_outbox
+from stepwire.session import outgoing as sdk_outgoing
 from stepwire_broker.core import machine
 from stepwire_broker.core import state as core_state
 from stepwire_broker.core.commit import decision, outbox
@@ -24,8 +25,8 @@ from stepwire_broker.core.dispatch import placement
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.intake import commands, submission
 from stepwire_broker.core.loading import residency
+from stepwire_broker.core.model import apply as core_apply
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model import task as core_task
 from stepwire_broker.core.model.answers import TasksSubmitted
 from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Rejected, SubmissionOutcome, WorkflowOutcome
 from stepwire_broker.core.model.states import COMPLETED, DISPATCHED, HELD, STEP_FINAL, WAITING
@@ -190,7 +191,7 @@ def _forget_earlier(plant: Plant) -> None:
         original(step)
         step.earlier = None
 
-    plant.function(core_task._left, left)
+    plant.function(core_apply._left, left)
 
 
 def _lost_wake_up(plant: Plant) -> None:
@@ -342,18 +343,18 @@ def _lease_from_arrival(plant: Plant) -> None:
     def extend(original: Any, self: Any, peer: Any, until_ms: float, now_ms: float) -> None:
         original(self, peer, now_ms + peer.lease_ms, now_ms)
 
-    plant.method(sdk.Session, "_extend", extend)
+    plant.method(leases.Leases, "_extend", extend)
 
 
 def _not_resent(plant: Plant) -> None:
     def again(original: Any, self: Any, now_ms: float) -> None:
-        self._outbox_at = sdk.NEVER
+        self.resend_at_ms = sdk_outgoing.NEVER
 
     def hear(original: Any, self: Any, peer: Any, held: Any, refused: Any, now_ms: float) -> bool:
         return bool(held.message is None and original(self, peer, held, refused, now_ms))
 
-    plant.method(sdk.Session, "_send_results_again", again)
-    plant.method(sdk.Session, "_hear_again", hear)
+    plant.method(sdk_outbox.Outbox, "resend", again)
+    plant.method(intake.Intake, "_answer_again", hear)
 
 
 def _silent_tombstone(plant: Plant) -> None:
@@ -361,38 +362,39 @@ def _silent_tombstone(plant: Plant) -> None:
         if code != "stale":
             original(self, peer, batch_id, items, code, now_ms)
 
-    plant.method(sdk.Session, "_refuse", refuse)
+    plant.method(intake.Intake, "refuse", refuse)
 
 
 def _no_disowning(plant: Plant) -> None:
-    plant.method(sdk_held.Tombstones, "disown", lambda _, self, item, peer, now_ms: None)
+    plant.method(tombstones.Tombstones, "disown", lambda _, self, item, peer, now_ms: None)
 
 
 def _lease_unchecked(plant: Plant) -> None:
-    plant.method(sdk.Session, "_check_leases", lambda _, self, now_ms: None)
+    plant.method(leases.Leases, "check", lambda _, self, now_ms: None)
 
 
 def _drop_keeps_queued(plant: Plant) -> None:
     def drop(original: Any, self: Any, *args: Any) -> None:
-        bury = self._bury
-        self._bury = lambda held, now_ms: None if held.state == sdk_held.QUEUED else bury(held, now_ms)
+        held = self._holdings
+        bury = held.bury
+        held.bury = lambda one, now_ms: None if one.state == deliveries.QUEUED else bury(one, now_ms)
         try:
             original(self, *args)
         finally:
-            del self._bury
+            del held.bury
 
-    plant.method(sdk.Session, "_drop", drop)
+    plant.method(leases.Leases, "_drop", drop)
 
 
 def _granted_by_nobody(plant: Plant) -> None:
     """An at_most_once step starts without asking."""
 
-    def start(original: Any, self: Any, now_ms: float) -> None:
+    def take_next(original: Any, self: Any) -> Any:
         for held in self._queue:
             held.is_at_most_once = False
-        original(self, now_ms)
+        return original(self)
 
-    plant.method(sdk.Session, "_start_queued", start)
+    plant.method(slots.Slots, "take_next", take_next)
 
 
 # -- what was real ----------------------------------------------------------------------------------------------------
@@ -510,13 +512,14 @@ def _bytes_make_no_room(plant: Plant) -> None:
 
 
 def _longer_lease_kept(plant: Plant) -> None:
-    def on_welcome(original: Any, self: Any, peer: Any, message: Any, now_ms: float) -> None:
+    def on_welcome(original: Any, self: Any, peer: Any, message: Any, now_ms: float) -> bool:
         before_ms = peer.lease.until_ms
-        original(self, peer, message, now_ms)
+        is_good = bool(original(self, peer, message, now_ms))
         if peer.lease.until_ms:
             peer.lease.until_ms = max(before_ms, peer.lease.until_ms)
+        return is_good
 
-    plant.method(sdk.Session, "_on_welcome", on_welcome)
+    plant.method(leases.Leases, "on_welcome", on_welcome)
 
 
 def _old_word_is_news(plant: Plant) -> None:
@@ -546,6 +549,11 @@ def _taken_back_sent_again(plant: Plant) -> None:
         return True
 
     plant.function(placement.say_again, say_again)
+
+
+def _stopped_report_overturns_a_hold(plant: Plant) -> None:
+    """A failure that a worker resends after a cancel is taken as a verdict on the step that it had put on hold."""
+    plant.function(step_results._is_open_for_failure, lambda _, step: step.state in (DISPATCHED, HELD))
 
 
 class Bug(NamedTuple):
@@ -604,6 +612,7 @@ BUGS: Final = (
     Bug("a late copy of a hello is a worker's word", _old_word_is_news, True),
     Bug("what was taken back is sent again", _taken_back_sent_again, True),
     Bug("a hello of before a death opens a session", _hello_of_the_dead_believed, True),
+    Bug("a resent failure overturns a hold", _stopped_report_overturns_a_hold, True),
     Bug("worker: a new session keeps the longer lease of the one before", _longer_lease_kept, True),
 )
 

@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from starlette.types import Message, Receive, Send
 from starlette.types import Scope as ASGIScope
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol.errors import InvalidMessage
 
 from stepwire_broker.core.model.answers import Answer, CommandRefused
 from stepwire_broker.stages.requests import Make
@@ -271,7 +271,7 @@ class Resource:
             reply = await handler(call)
         except HttpProblem as problem:
             await send_problem(send, problem)
-        except Refusal as refusal:
+        except InvalidMessage as refusal:
             await send_problem(send, http_problems.of_refusal(refusal))
         except ClientGone:
             pass

@@ -241,7 +241,7 @@ def _reason(row: StepRow) -> Reason | None:
     if row.reason is None:
         return None
     since = row.ready_ms if row.state == StepState.READY else row.finished_ms or row.started_ms or row.dispatched_ms
-    return Reason(row.reason, reason_codes.describe(row.reason), time_or_none(since))
+    return Reason(row.reason, reason_codes.describe(row.reason), time_or_none(since), None, None)
 
 
 def _workflow(row: StoredWorkflow | WorkflowRow) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from stepwire_protocol import host
-from stepwire_protocol.host import Process
+from stepwire_protocol.host import ProcessIdentity
 
 MARK: Final = "STEPWIRE_RUN"  # in the environment of the program and of what it starts
 
@@ -84,7 +84,7 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _is_alive(pid: int, seen: Process) -> bool:
+def _is_alive(pid: int, seen: ProcessIdentity) -> bool:
     """A zombie whose first thread has ended may have others that still work."""
     if seen.state not in "ZX":
         return True

@@ -148,6 +148,7 @@ class EventRow(NamedTuple):
     task_id: int
     facts: str
     workflow_id: int | None  # None when the task has been removed since
+    first_step_id: int | None  # None when its steps have been removed since
 
 
 class TaskWithHistory(NamedTuple):

@@ -6,8 +6,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct, structs
-from stepwire_protocol import door
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol import strict_json
+from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.limits import INTEGER_MAX
 from stepwire_protocol.messages import EMPTY_OBJECT, DeliveryMode
 
@@ -326,9 +326,9 @@ def _resolve(step: _Step, path: Path, steps: list[_Step], report: ProblemCollect
 def _payload(value: dict[str, Any], path: Path, report: ProblemCollector) -> Raw:
     try:
         encoded = msgspec.json.encode(value)
-        door.check(encoded, DOCUMENT_BYTES_MAX)
+        strict_json.parse(encoded, DOCUMENT_BYTES_MAX)
         return Raw(encoded)
-    except Refusal as refusal:
+    except InvalidMessage as refusal:
         report.say(path, refusal.message)
     except (TypeError, ValueError, RecursionError) as error:
         report.say(path, f"it cannot be said in JSON: {error}")

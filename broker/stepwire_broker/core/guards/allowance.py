@@ -16,6 +16,7 @@ from stepwire_protocol.messages import ErrorDetail
 from stepwire_broker.core.commit.decision import BreakerChanged, ToRequest
 from stepwire_broker.core.model.answers import BreakerSet, CommandRefused
 from stepwire_broker.core.model.events import Now, SetBreaker
+from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import RETRY_COUNTED, RETRY_NAMED, Step
 from stepwire_broker.core.model.targets import Route
 from stepwire_broker.core.routing.ready_queue import handler_of, is_held_to_budget, is_once
@@ -307,16 +308,12 @@ def on_set_breaker(state: BrokerState, event: SetBreaker, now: Now) -> None:
     handler_class = event.handler_class
     if handler_class not in state.guards.by_handler and not _is_known(state, handler_class):
         message = f"no workflow and no worker here knows the handler {handler_class}"
-        state.refuse_now(
-            event.request, CommandRefused("not_found", message, "stepwire workflow list, stepwire worker list")
-        )
+        state.refuse_now(event.request, CommandRefused("not_found", message, Hint(HintCode.LIST_HANDLERS)))
         return
     guard = guard_of(state, handler_class, now)
     if guard is None:
         message = f"{GUARDS_MAX} breakers have been put by hand or are open"
-        state.refuse_now(
-            event.request, CommandRefused("wrong_state", message, "stepwire breaker auto takes one's hand off it")
-        )
+        state.refuse_now(event.request, CommandRefused("wrong_state", message, Hint(HintCode.RELEASE_ANY_BREAKER)))
         return
     guard.reason = event.reason[:REASON_CHARACTERS_MAX]
     before = guard.breaker.turn

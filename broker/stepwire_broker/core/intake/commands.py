@@ -18,6 +18,7 @@ from stepwire_broker.core.model.events import (
     ResumeTask,
     RetryTask,
 )
+from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import (
     CANCELLED,
@@ -123,10 +124,14 @@ def on_retry(state: BrokerState, task: Task, event: RetryTask, now: Now) -> None
         state.refuse_now(event.request, no_executor(task.workflow, missing))
         return
     if event.from_step is not None and event.from_step not in task.workflow.by_name:
-        names = ", ".join(sorted(task.workflow.by_name)[:20])
+        names = tuple(sorted(task.workflow.by_name)[:20])
         state.refuse_now(
             event.request,
-            CommandRefused("invalid", f"the workflow has no step {event.from_step!r}", f"its steps: {names}"),
+            CommandRefused(
+                "invalid",
+                f"the workflow has no step {event.from_step!r}",
+                Hint(HintCode.NAME_A_STEP, names=names),
+            ),
         )
         return
     if task.cancelling and task.state not in TASK_FINAL:
@@ -135,20 +140,20 @@ def on_retry(state: BrokerState, task: Task, event: RetryTask, now: Now) -> None
     chosen, blocked = _chosen(task, event)
     charged = [s for s in chosen if s.state is COMPLETED and s.at_most_once and not event.again]
     if blocked:
-        names = ", ".join(f"{s.definition.name} ({s.state})" for s in blocked)
+        standing = ", ".join(f"{s.definition.name} ({s.state})" for s in blocked)
         state.refuse_now(
             event.request,
-            CommandRefused("wrong_state", f"cannot run again: {names}", "wait for it, or resolve the held step first"),
+            CommandRefused("wrong_state", f"cannot run again: {standing}", Hint(HintCode.WAIT_OR_RESOLVE)),
         )
         return
     if charged:
-        names = ", ".join(s.definition.name for s in charged)
+        completed = ", ".join(s.definition.name for s in charged)
         state.refuse_now(
             event.request,
             CommandRefused(
                 "wrong_state",
-                f"completed at_most_once steps would run a second time: {names}",
-                "say --again to do that",
+                f"completed at_most_once steps would run a second time: {completed}",
+                Hint(HintCode.CONFIRM_SECOND_RUN),
             ),
         )
         return
@@ -171,7 +176,7 @@ def on_retry(state: BrokerState, task: Task, event: RetryTask, now: Now) -> None
     for step in chosen:
         if step.output is not None:
             state.hold_bytes(task, -len(step.output))
-        state.record(task, facts.Reopened(now.wall, step.definition.index, event.new_key))
+        state.record(task, facts.Reopened(now.wall, step.position, event.new_key))
     counted(task)
     for step in chosen:
         step.avoid = None
@@ -212,12 +217,12 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
             CommandRefused(
                 "wrong_state",
                 f"step {step.id} ({step.definition.name}) is {step.state}; only a held step is resolved",
-                f"stepwire task show {task.id}",
+                Hint(HintCode.SHOW_TASK, task_id=task.id),
             ),
         )
         return
-    index = step.definition.index
-    state.record(task, facts.Operated(now.wall, f"resolve_{event.outcome}", index, event.reason))
+    position = step.position
+    state.record(task, facts.Operated(now.wall, f"resolve_{event.outcome}", position, event.reason))
     match event.outcome:
         case "completed":
             output = b"{}" if event.output is None else bytes(event.output)
@@ -226,7 +231,7 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
             detail = ErrorDetail(message=event.message or event.reason, code="resolved_failed", category="operator")
             fail(state, step, detail, now, retryable=False)
         case "retry":
-            state.record(task, facts.Reopened(now.wall, index, event.new_key))
+            state.record(task, facts.Reopened(now.wall, position, event.new_key))
             if task.cancelling:
                 cancel_step(state, step, "task_cancelled", now)
             else:
@@ -290,6 +295,8 @@ def _refuse_state(state: BrokerState, request: int, task: Task, what: str) -> No
     state.refuse_now(
         request,
         CommandRefused(
-            "wrong_state", f"task {task.id} is {task.state} and cannot be {what}", f"stepwire task show {task.id}"
+            "wrong_state",
+            f"task {task.id} is {task.state} and cannot be {what}",
+            Hint(HintCode.SHOW_TASK, task_id=task.id),
         ),
     )

@@ -9,6 +9,7 @@ import msgspec
 from stepwire_broker.core.definitions.settings import ExecutionSettings, RuleSettings
 from stepwire_broker.core.model.answers import CommandRefused, Routed
 from stepwire_broker.core.model.events import Now, Reconfigure, SetRule
+from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.routing.router import Router, RulesRefused, check_rule
 from stepwire_broker.core.state import BrokerState
 
@@ -32,12 +33,10 @@ def on_set_rule(state: BrokerState, event: SetRule, now: Now) -> None:
     refused = intake_refused(state)
     if refused is None and event.rule is None and len(others) == len(before):
         text = f"no rule was set at run time for {event.match}"
-        refused = CommandRefused(
-            "not_found", text, "`stepwire executor routes` lists them; the others stand in the configuration"
-        )
+        refused = CommandRefused("not_found", text, Hint(HintCode.LIST_RULES))
     if refused is None and len(others) >= RULES_MAX:
         refused = CommandRefused(
-            "invalid", f"{len(others)} rules were set at run time already: write them into the configuration"
+            "invalid", f"{len(others)} rules are set at run time, the most there can be", Hint(HintCode.CONFIGURE_RULES)
         )
     if refused is None and event.rule is not None:
         try:

@@ -25,6 +25,7 @@ from stepwire_broker.core.model.commit_group import (
     WorkflowOutcome,
 )
 from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow, NewTask, Now, SubmitTasks
+from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import READY, WAITING, StepState, TaskState
 from stepwire_broker.core.progress.progress import discard, enqueue, watch_deadline
@@ -57,18 +58,21 @@ def intake_refused(state: BrokerState) -> CommandRefused | None:
     """May anything new be accepted now?"""
     if state.draining:
         return CommandRefused(
-            "draining", "this broker is stopping and takes nothing new", retry_after_ms=RETRY_LATER_MS
+            "draining",
+            "this broker is stopping and accepts nothing new",
+            Hint(HintCode.WAIT_FOR_BROKER),
+            RETRY_LATER_MS,
         )
     if state.stalled is not None:
         code: RefusedCode = state.stalled  # type: ignore[assignment]
         return CommandRefused(
             code,
             f"nothing can be stored now: {_STALLED.get(state.stalled, state.stalled)}",
-            "what was accepted is safe; service comes back by itself",
+            Hint(HintCode.WAIT_FOR_DATABASE),
             RETRY_LATER_MS,
         )
     if state.outbox.bytes_waiting > state.settings.limits.uncommitted_bytes // 2:
-        return CommandRefused("overloaded", "the database is behind", "send again after a while", RETRY_SOON_MS)
+        return CommandRefused("overloaded", "the database is behind", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS)
     return None
 
 
@@ -92,13 +96,15 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
             "too_many_open_steps",
             f"{state.open_steps} steps are open and {steps} would come; the limit is "
             f"{state.settings.limits.max_open_steps}",
-            "wait until some have finished, or raise limits.max_open_steps",
+            Hint(HintCode.WAIT_FOR_OPEN_STEPS),
             RETRY_LATER_MS,
         )
     numbers = steps + len(event.tasks)
     keep_numbers(state, numbers)
     if refused is None and state.next_id + numbers - 1 > state.last_id:
-        refused = CommandRefused("overloaded", "new numbers are being reserved", retry_after_ms=RETRY_SOON_MS)
+        refused = CommandRefused(
+            "overloaded", "new numbers are being reserved", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS
+        )
     if refused is not None:
         state.refuse_now(event.request, refused)
         return
@@ -124,7 +130,7 @@ def _no_such_workflow(new: NewTask, number: int, count: int) -> CommandRefused:
     return CommandRefused(
         "not_found",
         f"{where}there is no workflow {new.namespace}/{new.workflow}{version}",
-        "apply it first: stepwire workflow apply FILE",
+        Hint(HintCode.APPLY_WORKFLOW),
     )
 
 
@@ -132,7 +138,7 @@ def no_executor(workflow: Workflow, missing: str) -> CommandRefused:
     return CommandRefused(
         "no_executor",
         f"{workflow.namespace}/{workflow.name}: {missing}",
-        "configure the executor, or let such steps run inside the broker with execution.on_missing: local",
+        Hint(HintCode.CONFIGURE_EXECUTOR),
     )
 
 
@@ -156,7 +162,8 @@ def _store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], no
     wall = now.wall
     for new, workflow in zip(event.tasks, workflows, strict=True):
         task_id = next_id
-        next_id += 1 + len(workflow.steps)
+        first_step_id = task_id + 1
+        next_id = first_step_id + len(workflow.steps)
         uid_text = f"{uid & _UID_MASK:032x}"
         uid += 1
         fits = len(undecided.tasks) < room
@@ -192,7 +199,7 @@ def _store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], no
         submission.steps.extend(
             [
                 StepNew(
-                    task_id + 1 + d.index,
+                    first_step_id + d.index,
                     task_id,
                     d.index,
                     d.name,
@@ -205,7 +212,7 @@ def _store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], no
         )
         if new.key is not None:
             submission.keys.append(Key(new.namespace, new.key, new.digest, task_id))
-        first = [facts.Submitted(wall, workflow.id, uid_text, task_state), *_readied(workflow, wall)]
+        first = [facts.Submitted(wall, workflow.id, uid_text, task_state, first_step_id), *_readied(workflow, wall)]
         if fits and at_once:
             opening.append(first)
         else:
@@ -213,7 +220,7 @@ def _store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], no
         lane.bytes += len(new.context) + _ROW_BYTES * (1 + len(workflow.steps))
         undecided.ids.append(task_id)
         if fits:
-            task = _live(new, workflow, task_id, uid_text, number, deadline_at, now)
+            task = _live(new, workflow, task_id, first_step_id, uid_text, number, deadline_at, now)
             undecided.tasks.append(task)
         else:
             undecided.stored_only.append((task_id, len(workflow.steps), wants))
@@ -240,7 +247,14 @@ def _readied(workflow: Workflow, wall: int) -> list[facts.Fact]:
 
 
 def _live(
-    new: NewTask, workflow: Workflow, task_id: int, uid: str, lane: int, deadline_at: int | None, now: Now
+    new: NewTask,
+    workflow: Workflow,
+    task_id: int,
+    first_step_id: int,
+    uid: str,
+    lane: int,
+    deadline_at: int | None,
+    now: Now,
 ) -> Task:
     task = Task(
         id=task_id,
@@ -260,9 +274,9 @@ def _live(
     )
     ready: StepState = READY
     task.steps = [
-        Step(task_id + 1 + d.index, task, d, WAITING, waits=len(d.depends_on))
+        Step(first_step_id + d.index, task, d.index, d, WAITING, waits=len(d.depends_on))
         if d.depends_on
-        else Step(task_id + 1 + d.index, task, d, ready, ready_ms=now.wall)
+        else Step(first_step_id + d.index, task, d.index, d, ready, ready_ms=now.wall)
         for d in workflow.steps
     ]
     task.open = len(task.steps)
@@ -307,7 +321,7 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
             refused = CommandRefused(
                 "key_conflict",
                 f"the idempotency key {outcome.conflict!r} belongs to another submission",
-                "use a new key, or send exactly what was sent first",
+                Hint(HintCode.USE_NEW_KEY),
             )
         else:
             refused = CommandRefused("refused_by_database", f"the database refused the data: {outcome.failed}")
@@ -392,7 +406,7 @@ def on_applied(state: BrokerState, outcome: WorkflowOutcome, now: Now) -> None:
             CommandRefused(
                 "version_conflict",
                 f"{workflow.namespace}::{workflow.name} version {workflow.version} exists with other content",
-                "a version never changes: give the new content a new version",
+                Hint(HintCode.USE_NEW_VERSION),
             ),
         )
         return

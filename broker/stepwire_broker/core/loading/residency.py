@@ -21,6 +21,7 @@ from stepwire_broker.core.model.answers import CommandRefused
 from stepwire_broker.core.model.apply import counted
 from stepwire_broker.core.model.commit_group import Parked
 from stepwire_broker.core.model.events import Now, ResolveStep
+from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Delivery, Step, Task
 from stepwire_broker.core.model.states import (
     COMPLETED,
@@ -167,7 +168,7 @@ _STATES: Final = {str(s): s for s in StepState}
 
 
 def _restored_step(task: Task, r: StoredStep) -> Step:
-    step = Step(r.id, task, task.workflow.steps[r.position], _STATES[r.state])
+    step = Step(r.id, task, r.position, task.workflow.steps[r.position], _STATES[r.state])
     if r.delivery or r.accept_from or r.state != "waiting":
         step.attempt = r.attempt
         step.delivery = r.delivery
@@ -259,10 +260,8 @@ def load_for(state: BrokerState, task_id: int, command: object) -> None:
 
 def not_found(command: Any) -> CommandRefused:
     if isinstance(command, ResolveStep):
-        return CommandRefused("not_found", f"there is no step {command.step_id}", "stepwire step list --state held")
-    return CommandRefused(
-        "not_found", f"there is no task {command.task_id}", "stepwire task list shows the tasks there are"
-    )
+        return CommandRefused("not_found", f"there is no step {command.step_id}", Hint(HintCode.LIST_HELD_STEPS))
+    return CommandRefused("not_found", f"there is no task {command.task_id}", Hint(HintCode.LIST_TASKS))
 
 
 # -- payloads ---------------------------------------------------------------------------------------------------------

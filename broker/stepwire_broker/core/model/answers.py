@@ -4,6 +4,8 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from .hints import Hint
+
 RefusedCode: TypeAlias = Literal[
     # the request itself
     "invalid",
@@ -11,7 +13,6 @@ RefusedCode: TypeAlias = Literal[
     "wrong_state",
     "version_conflict",  # (namespace, name, version) exists with other content
     "key_conflict",  # the idempotency key belongs to another submission
-    "payload_too_large",
     # the broker, as it is configured
     "no_executor",
     # the broker, now; try again later
@@ -33,7 +34,7 @@ class CommandRefused(Struct, frozen=True, tag="refused"):
 
     code: RefusedCode
     message: str
-    hint: str = ""
+    hint: Hint | None = None
     retry_after_ms: int | None = None
 
 

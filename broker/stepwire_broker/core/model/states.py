@@ -83,7 +83,7 @@ TASK_TRANSITIONS: Final[dict[type[facts.TaskFact], dict[TaskState, TaskState | N
     facts.Paused: {TaskState.RUNNING: TaskState.PAUSED},
     facts.Resumed: {TaskState.PAUSED: TaskState.RUNNING},
     facts.TaskReopened: dict.fromkeys(sorted(TASK_FINAL), TaskState.RUNNING),
-    # Ended names the state it ends in.
+    # TaskEnded names the state it ends in.
     facts.TaskEnded: {TaskState.RUNNING: None, TaskState.PAUSED: None},
 }
 
@@ -91,16 +91,17 @@ TASK_TRANSITIONS: Final[dict[type[facts.TaskFact], dict[TaskState, TaskState | N
 def drawing() -> str:
     """Both machines as Mermaid state diagrams."""
     lines = [
-        "# States",
+        "# States of steps and tasks",
         "",
-        "Drawn from `stepwire_broker.core.model.states` by `python -m stepwire_broker.core.model.states`.",
+        "Each arrow is a transition, labelled with the fact that causes it. The page is generated from",
+        "`stepwire_broker.core.model.states` by `python -m stepwire_broker.core.model.states`; do not edit it.",
         "",
     ]
-    lines += ["## A step", "", "```mermaid", "stateDiagram-v2", "    [*] --> waiting"]
+    lines += ["## Step states", "", "```mermaid", "stateDiagram-v2", "    [*] --> waiting"]
     for step_fact, moves in STEP_TRANSITIONS.items():
         lines += [f"    {a} --> {b}: {step_fact.__struct_config__.tag}" for a, b in moves.items() if a is not b]
     lines += [f"    {state} --> [*]" for state in StepState if state in STEP_FINAL]
-    lines += ["```", "", "## A task", "", "```mermaid", "stateDiagram-v2"]
+    lines += ["```", "", "## Task states", "", "```mermaid", "stateDiagram-v2"]
     lines += ["    [*] --> running", "    [*] --> pending: the active set is full"]
     for task_fact, ways in TASK_TRANSITIONS.items():
         for before, after in ways.items():

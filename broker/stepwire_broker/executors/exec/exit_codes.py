@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 from stepwire.errors import OUTCOME_UNKNOWN
 from stepwire.handler import clean
-from stepwire_protocol import door, limits
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol import limits, strict_json
+from stepwire_protocol.errors import InvalidMessage
 
 from stepwire_broker.executors.contract import ExecutionResult, Status
 
@@ -75,8 +75,8 @@ def _completed(stdout: bytes, at_most_once: bool) -> ExecutionResult:
 def _refused(output: bytes) -> str | None:
     """As deep as it will be inside a results message; and one value by itself, not two that would fit in there."""
     try:
-        door.check(b'{"results":[{"output":' + output + b"}]}", bytes_max=len(output) + 64)
-    except Refusal as refusal:
+        strict_json.parse(b'{"results":[{"output":' + output + b"}]}", bytes_max=len(output) + 64)
+    except InvalidMessage as refusal:
         if refusal.code != "not_json":
             return str(refusal)
     try:

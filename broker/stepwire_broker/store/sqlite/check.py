@@ -117,10 +117,6 @@ REFERENCES: Final = (
         "there is a history of task {0}, which does not exist",
     ),
     (
-        "SELECT id, task_id, position FROM steps WHERE id <> task_id + 1 + position",
-        "step {0} has position {2} in task {1}: its id must be the task's id + 1 + the position",
-    ),
-    (
         "SELECT lane_id, last, seq FROM (SELECT lane_id, max(history.seq) AS last FROM history GROUP BY lane_id) "
         "LEFT JOIN lanes ON lanes.id = lane_id WHERE seq IS NULL OR last > seq",
         "the history of lane {0} ends at {1}, and the lane itself at {2}",

@@ -185,7 +185,8 @@ class PageQueries(Reading):
             EventRow,
             f"""
             SELECT lane_id, seq, position, task_id, facts,
-             (SELECT workflow_id FROM tasks WHERE tasks.id = history.task_id)
+             (SELECT workflow_id FROM tasks WHERE tasks.id = history.task_id),
+             (SELECT id FROM steps WHERE steps.task_id = history.task_id AND position = 0)
             FROM history WHERE {"" if task_id is None else "task_id = :task_id AND"}
              lane_id = :lane_id AND (seq, position) >= (:seq, :position) ORDER BY seq, position LIMIT :limit
             """,  # noqa: S608
