@@ -34,7 +34,7 @@ from stepwire_broker.core.progress import dependents, readiness, step_outcomes
 from stepwire_broker.core.routing import ready_queue
 from stepwire_broker.core.workers import sessions, step_results
 from stepwire_broker.store import lane
-from stepwire_broker.store.sqlite_writes import SqliteWriter
+from stepwire_broker.store.sqlite.writer import SqliteWriter
 from stepwire_protocol import messages as wire
 from stepwire_protocol import topics
 
