@@ -15,8 +15,7 @@ import msgspec
 import structlog
 import zmq
 from stepwire_protocol import codec, host, topics
-from stepwire_protocol.errors import REFUSALS
-from stepwire_protocol.messages import Endpoints, ResultsLevel0
+from stepwire_protocol.messages import ResultsLevel0
 
 from stepwire_broker.core.model.targets import BUS, LOCAL
 
@@ -24,7 +23,7 @@ from .bus import deaths
 from .bus.endpoints import advertised
 from .bus.wire import Wire, WireCounters
 from .core import explain
-from .core.commit.decision import BreakerChanged, Read, WatchProcess
+from .core.commit.decision import BreakerChanged, Complaint, Read, WatchProcess
 from .core.definitions.settings import ExecutionSettings, Settings
 from .core.definitions.workflow import Workflow, stored_workflow
 from .core.intake.routing_rules import stored_rules
@@ -36,11 +35,15 @@ from .core.model.events import (
     Command,
     Detached,
     Drain,
+    EndpointsBound,
     Event,
     Forget,
+    FrameRefused,
     Leave,
     LoadFailed,
     LoopWasLate,
+    MessageIgnored,
+    MessageRefused,
     Now,
     PeerSubscribed,
     PeersUncertain,
@@ -56,7 +59,7 @@ from .core.model.hints import Hint, HintCode
 from .core.routing.router import Router, RulesRefused, check, hidden
 from .core.state import BrokerState, Identity
 from .core.workers import level0
-from .core.workers.sessions import here_message, refuse
+from .core.workers.sessions import here_message
 from .exec_runs.leftovers import end_earlier_runs
 from .exec_runs.records import RunsRefused
 from .loop_measures import nothing_yet, rows_of
@@ -218,7 +221,9 @@ class Engine:
             after_drain=self._flush,
             on_alarm=lambda text: log.warning("bus_alarm", text=text),
         )
-        around = Around(read_clocks, self._wire, self._put, self._waiting.answer, self._read, self._watch, _tell)
+        around = Around(
+            read_clocks, self._wire, self._put, self._waiting.answer, self._read, self._watch, _tell, self._complain
+        )
         self._turn = Turn(self._machine, around)
         self._is_open = True
         self._store.start(self._report, self._store_faults, self.settings.retention)
@@ -227,7 +232,7 @@ class Engine:
         await self._wire.open(codec.encode(here_message(self._state)))
         endpoints = self._wire.endpoints
         told = {name: advertised(bound, self.settings.bus.advertise) for name, bound in endpoints.items()}
-        self._state.peers = [Endpoints(identity.broker, told["steps"], told["results"])]
+        self._handle(EndpointsBound(told["steps"], told["results"]))
         self._last_turn_mono = read_clocks().mono
         if self._companion is not None:
             self._companion.start(self)
@@ -576,55 +581,32 @@ class Engine:
 
     # -- events in ----------------------------------------------------------------------------------------------------
 
-    def _on_message(self, topic: bytes, body: bytes) -> None:
-        message = results.read(topic, body, self.settings.bus.max_message_bytes)
-        if isinstance(message, results.Rejection):
-            self._refuse(topic, body, message)
-        elif isinstance(message, results.Unheard):
-            self._state.counters.ignored += 1
-            if self._taps:
-                self._show("in", topic, body, message.code)
-        elif isinstance(message, ResultsLevel0):
-            self._on_level0(topic, body, message)
+    def _on_message(self, topic: bytes, body: bytes, principal: str = "") -> None:
+        if not self._is_open:
+            return
+        event = results.read(topic, body, self.settings.bus.max_message_bytes)
+        if not self._taps:
+            self._turn.handle(event, principal)
+        elif isinstance(event, ResultsLevel0):
+            # Only the core can tell whether an answer without a session is at fault.
+            decision = self._turn.handle(event, principal)
+            self._show("in", topic, body, decision.complaints[0].code if decision.complaints else None)
         else:
-            if self._taps:
-                self._show("in", topic, body, None)
-            self._handle(message)
-
-    def _on_level0(self, topic: bytes, body: bytes, message: ResultsLevel0) -> None:
-        """Its sender has no ear: what is wrong with its answer is said here."""
-        code = level0.refusal_of(self._state, message)
-        if self._taps:
+            code = event.code if isinstance(event, MessageRefused | MessageIgnored) else None
             self._show("in", topic, body, code)
-        if code is not None:
-            self._complain(code, f"batch {message.batch_id}: {REFUSALS[code]}")
-        self._handle(message)
-
-    def _complain(self, code: str, text: str) -> None:
-        """Once a while for each code: what comes unasked must not fill the log."""
-        now_s = self._loop.time()
-        if now_s - self._complained.get(code, -COMPLAIN_EVERY_S) >= COMPLAIN_EVERY_S:
-            self._complained[code] = now_s
-            log.warning("level0_answer_refused", code=code, text=text)
-
-    def _refuse(self, topic: bytes, body: bytes, rejection: results.Rejection) -> None:
-        """Counted, shown, and its sender told, as far as it can be known who that was."""
-        if self._taps:
-            self._show("in", topic, body, rejection.code)
-        if rejection.worker is not None:
-            refuse(self._state, rejection.worker, rejection.code, rejection.message, rejection.kind, rejection.rid)
-            self._turn.take()
-        else:
-            refused = self._state.counters.refused
-            refused[rejection.code] = refused.get(rejection.code, 0) + 1
-            if topic == topics.RESULTS:
-                self._complain(rejection.code, rejection.message)
+            self._turn.handle(event, principal)
 
     def _on_refused_frame(self, code: str, data: bytes) -> None:
-        refused = self._state.counters.refused
-        refused[code] = refused.get(code, 0) + 1
         if self._taps:
             self._show("in", b"", data, code)
+        self._handle(FrameRefused(code))
+
+    def _complain(self, complaint: Complaint) -> None:
+        """Log a fault of level 0, each code once in `COMPLAIN_EVERY_S`: unsolicited messages must not fill the log."""
+        now_s = self._loop.time()
+        if now_s - self._complained.get(complaint.code, -COMPLAIN_EVERY_S) >= COMPLAIN_EVERY_S:
+            self._complained[complaint.code] = now_s
+            log.warning("level0_answer_refused", code=complaint.code, text=complaint.text)
 
     def _report(self, outcome: Outcome) -> None:
         """In the writer's thread."""

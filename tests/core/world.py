@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 import msgspec
-from stepwire_broker.core.commit.decision import Decision, Read
+from stepwire_broker.core.commit.decision import Complaint, Decision, Read
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.workflow import Workflow, read_workflow
 from stepwire_broker.core.intake.routing_rules import KEPT_AS, stored_rules
@@ -72,6 +72,7 @@ class World:
         self.groups: list[CommitGroup] = []
         self.answers: dict[int, Any] = {}
         self.watches: list[Any] = []
+        self.complaints: list[Complaint] = []
         self.requests = 0
         self.rid = 0
         self.documents: dict[int, tuple[Workflow, bool]] = {}
@@ -117,15 +118,16 @@ class World:
 
     # -- events in ----------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Any) -> None:
-        self._act(self.machine.handle(event, self.now))
+    def handle(self, event: Any, principal: str = "") -> None:
+        self._act(self.machine.handle(event, self.now, principal))
         self.flush()
         if self.answers_reads:
             while self.reads:
                 self.read()
 
     def flush(self) -> None:
-        group, decision = self.machine.close(0, self.now)
+        self.machine.dispatch(0, self.now)
+        group, decision = self.machine.next_group(0, self.now)
         self._act(decision)
         if group is not None:
             assert self.writing is None
@@ -344,6 +346,7 @@ class World:
             self.answers[answer.request] = answer.answer
         self.reads.extend(decision.reads)
         self.watches.extend(decision.watches)
+        self.complaints.extend(decision.complaints)
 
     def _deliver(self, frame: bytes) -> None:
         self.frames.append(frame)

@@ -32,16 +32,11 @@ PHRASES: Final[dict[str, re.Pattern[str]]] = {
 TESTS_PHRASES: Final = re.compile(
     r"_(nobody|somebody|anybody|whoever|anew|so_many|so_much|said_again|is_told|are_told|any_more)(_|$)"
 )
-    r"_(nobody|somebody|anybody|whoever|anew|so_many|so_much|said_again|is_told|are_told|any_more)(_|$)"
-)
 
 # Texts that a user reads: the arguments of these calls, by the last part of the callable's name.
 SPOKEN: Final = re.compile(
     r"(Error|Refused|Problem|Failure|Refusal|CannotStart|BrokerStopped|Wrong\w*|Hint|echo|note|secho|Permanent)$"
 )
-    r"(Error|Refused|Problem|Failure|Refusal|CannotStart|BrokerStopped|Wrong\w*|Hint|echo|note|secho|Permanent)$"
-)
-LOGS: Final = frozenset({"debug", "info", "warning", "error", "exception"})
 
 # Sentences that need one of these words, by the text itself.
 ALLOWED: Final[frozenset[str]] = frozenset()

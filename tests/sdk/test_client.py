@@ -5,7 +5,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import stepwire.client
+import stepwire.client.transport
 from stepwire import Client, ClientError, ConfigurationError
 from stepwire.client import Denied, NotFound, Overloaded, Unreachable, WaitTimeout, WrongState
 
@@ -53,7 +53,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(stepwire.client, "BACKOFF_BASE_S", 0.001)
+    monkeypatch.setattr(stepwire.client.transport, "BACKOFF_BASE_S", 0.001)
     server = Server()
     yield server
     server.http.shutdown()

@@ -508,7 +508,7 @@ def test_what_still_runs_when_the_time_to_drain_is_over_is_given_back(broker):
         ({"STEPWIRE_STEPS": "tcp://127.0.0.1", "STEPWIRE_RESULTS": "tcp://127.0.0.1:2"}, "has no port"),
         ({"STEPWIRE_STEPS": "tcp//:1", "STEPWIRE_RESULTS": "tcp://127.0.0.1:2"}, "needs a form like"),
         ({"STEPWIRE_STEPS": "tcp://*:1", "STEPWIRE_RESULTS": "tcp://127.0.0.1:2"}, "names no host"),
-        ({"STEPWIRE_STEPS": "udp://h:1", "STEPWIRE_RESULTS": "tcp://127.0.0.1:2"}, "udp:// is not spoken"),
+        ({"STEPWIRE_STEPS": "udp://h:1", "STEPWIRE_RESULTS": "tcp://127.0.0.1:2"}, "udp:// is not supported"),
         ({"STEPWIRE_STEPS": "ipc://" + "x" * 108}, "108 bytes"),
         ({"STEPWIRE_STEPS": "inproc://steps", "STEPWIRE_RESULTS": "inproc://results"}, "pass its context"),
         ({"STEPWIRE_STEPS": "ipc://a,ipc://b"}, "2 endpoints for steps and 1 for results"),

@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from stepwire_broker.core.commit.decision import BreakerChanged, Decision, Read, WatchProcess
+from stepwire_broker.core.commit.decision import Complaint, Decision, Read, WatchProcess
 from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
 from stepwire_broker.core.intake.routing_rules import stored_rules
 from stepwire_broker.core.machine import Machine
@@ -17,6 +17,7 @@ from stepwire_broker.core.model.answers import Answer
 from stepwire_broker.core.model.commit_group import Broken, CommitGroup, Fenced, Outcome
 from stepwire_broker.core.model.events import (
     Drain,
+    EndpointsBound,
     Event,
     Forget,
     Leave,
@@ -32,13 +33,12 @@ from stepwire_broker.core.model.events import (
     Tick,
 )
 from stepwire_broker.core.state import BrokerState, Identity
-from stepwire_broker.core.workers.sessions import here_message, refuse
+from stepwire_broker.core.workers.sessions import here_message
 from stepwire_broker.engine import LATE_MS, PULSE_MS, WATCH_FOR_MS, WATCH_MS
 from stepwire_broker.stages import claims, results
 from stepwire_broker.stages.turn import Around, Turn
 from stepwire_broker.store.lane import Stall, Trouble, Writing
 from stepwire_protocol import codec, topics
-from stepwire_protocol.messages import Endpoints
 
 from .clock import Clock
 from .stores import Observed
@@ -137,9 +137,17 @@ class BrokerNode:
         self.reader = claims.Reader(world.store.queries, opened.epoch, settings.limits.resident_payload_bytes)
         self.turn = Turn(
             self.machine,
-            Around(self.now, Frames(self), self._put, self._answer, self._read, self._watch, self._tell),
+            Around(
+                self.now,
+                Frames(self),
+                self._put,
+                self._answer,
+                self._read,
+                self._watch,
+                world.breakers.turned,
+                self._complain,
+            ),
         )
-        self.state.peers = [Endpoints(BROKER, "inproc://steps", "inproc://results")]
         self.here_frame = topics.BROKERS + codec.encode(here_message(self.state))
         world.trace("broker_started", self.life)
         world.checks.broker_started()
@@ -148,6 +156,8 @@ class BrokerNode:
             world.schedule.after(400.0 * self.chance.random() ** 2, self._kill_if, self.life)
         world.network.broker_started()
         world.routes.broker_started()
+        self.world.count("event", "EndpointsBound")
+        self.turn.handle(EndpointsBound("inproc://steps", "inproc://results"))
         self.post("tick")
 
     def _count_timers(self) -> None:
@@ -261,14 +271,9 @@ class BrokerNode:
 
     def _on_message(self, frame: bytes) -> None:
         topic, body = codec.split(frame)
-        message = results.read(topic, body, self.settings.bus.max_message_bytes)
-        if isinstance(message, results.Rejection):
-            if message.worker is not None:
-                refuse(self.state, message.worker, message.code, message.message, message.kind, message.rid)
-                self.turn.take()
-        elif not isinstance(message, results.Unheard):
-            self.world.count("event", type(message).__name__)
-            self.turn.handle(message)
+        event = results.read(topic, body, self.settings.bus.max_message_bytes)
+        self.world.count("event", type(event).__name__)
+        self.turn.handle(event)
         self._flush_soon()
 
     def _on_subscribed(self, worker: str) -> None:
@@ -357,8 +362,8 @@ class BrokerNode:
             self.turn.handle(command)
             self._flush_soon()
 
-    def _tell(self, turned: BreakerChanged) -> None:
-        self.world.breakers.turned(turned)
+    def _complain(self, complaint: Complaint) -> None:
+        self.world.count("complaint", complaint.code)
 
     def _answer(self, decision: Decision) -> None:
         for given in decision.answers:

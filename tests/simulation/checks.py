@@ -77,6 +77,7 @@ class StepBook:
         "expected",
         "granted",
         "held",
+        "held_as",
         "lost",
         "readied",
         "reopened",
@@ -102,6 +103,7 @@ class StepBook:
         self.backed_off = 0
         self.lost = 0
         self.held = 0
+        self.held_as: str | None = None  # the reason of the current hold, until an operator resolves it
         self.completed_delivery = 0
 
 
@@ -260,12 +262,14 @@ class Checks:
             case "completed":
                 book.completed_delivery = fact[3]
             case "backed_off":
+                self._stopped_is_no_verdict(step_id, book, fact)
                 book.backed_off += 1
                 self._timed_out(step_id, book, fact)
                 limit = self._definition(task_id, fact[2]).retry_limit
                 if book.backed_off > limit:
                     self.fail("P6 retries are bounded", f"step {step_id}: {book.backed_off} retries, limit {limit}")
             case "failed":
+                self._stopped_is_no_verdict(step_id, book, fact)
                 self._timed_out(step_id, book, fact)
                 if fact[4] == "outcome_unknown" and self._definition(task_id, fact[2]).on_unknown != "fail":
                     self._unknown_is_no_verdict(step_id, book, fact)
@@ -282,6 +286,7 @@ class Checks:
             case "held":
                 self._held(step_id, book, fact)
             case "reopened":
+                book.held_as = None
                 book.reopened += 1
                 book.reopened_ms = self.world.now
                 book.reopened_delivery = book.delivery
@@ -314,6 +319,11 @@ class Checks:
     def _unknown_is_no_verdict(self, step_id: int, book: StepBook, fact: list[Any]) -> None:
         if fact[3] in book.granted:
             self.fail("P5 an unknown outcome is held", f"step {step_id}: {fact}")
+
+    def _stopped_is_no_verdict(self, step_id: int, book: StepBook, fact: list[Any]) -> None:
+        """A failure that a worker reported after a cancel holds the step, however often the worker resends it."""
+        if book.held_as == "stopped":
+            self.fail("P5 a stopped step stays held", f"step {step_id}: {fact}")
 
     def _undelivered(self, step_id: int, book: StepBook, fact: list[Any]) -> None:
         """The broker takes a delivery back: then nothing of it may start any more, and nobody may have it."""
@@ -402,6 +412,8 @@ class Checks:
                 task.state = "running"
             case "operated":
                 task.operated[fact[2]] += 1
+                if fact[3] is not None:
+                    self.steps[task_id + 1 + fact[3]].held_as = None
                 if fact[2] == "resolve_completed":
                     self.resolved_outputs.add(task_id + 1 + fact[3])
             case "ended":
@@ -431,6 +443,7 @@ class Checks:
     def _held(self, step_id: int, book: StepBook, fact: list[Any]) -> None:
         """Somebody must not have known. The worker died, fell silent, was too slow, or said so itself."""
         book.held += 1
+        book.held_as = fact[4]
         self.numbers["held"] += 1
         delivery = fact[3]
         worker, _, since_ms = book.dispatched[delivery]

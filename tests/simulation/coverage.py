@@ -13,6 +13,8 @@ from .faults import KINDS
 
 IMPOSSIBLE: Final[dict[tuple[str, str], str]] = {
     ("event", "PeersUncertain"): "every connection of this world has a name; the core's own tests have such a peer",
+    ("event", "MessageIgnored"): "every sender of this world has this version; the core's own tests have a later one",
+    ("event", "FrameRefused"): "this network carries whole frames; the core's own tests have a broken one",
     ("event", "Fenced"): "on SQLite the lock of the file is the lease: there is no second broker",
     ("timer", "unstarted"): "no worker of this world does without heartbeats; the core's own tests have one",
 }

@@ -551,6 +551,11 @@ def _taken_back_sent_again(plant: Plant) -> None:
     plant.function(placement.say_again, say_again)
 
 
+def _stopped_report_overturns_a_hold(plant: Plant) -> None:
+    """A failure that a worker resends after a cancel is taken as a verdict on the step that it had put on hold."""
+    plant.function(step_results._is_open_for_failure, lambda _, step: step.state in (DISPATCHED, HELD))
+
+
 class Bug(NamedTuple):
     name: str
     plant: Callable[[Plant], None]
@@ -607,6 +612,7 @@ BUGS: Final = (
     Bug("a late copy of a hello is a worker's word", _old_word_is_news, True),
     Bug("what was taken back is sent again", _taken_back_sent_again, True),
     Bug("a hello of before a death opens a session", _hello_of_the_dead_believed, True),
+    Bug("a resent failure overturns a hold", _stopped_report_overturns_a_hold, True),
     Bug("worker: a new session keeps the longer lease of the one before", _longer_lease_kept, True),
 )
 

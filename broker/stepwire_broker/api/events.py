@@ -43,9 +43,9 @@ class EventDocument(Struct, frozen=True, kw_only=True):
     at: str
     kind: str
     task_id: int
-    namespace: str | None  # null when the task has been removed since, as `workflow` is, and `step`
+    namespace: str | None  # null when the task has been removed since, as are `workflow`, `step_id` and `step`
     workflow: str | None
-    step_id: int | UnsetType = UNSET
+    step_id: int | UnsetType | None = UNSET
     step: str | UnsetType | None = UNSET
     delivery: int | UnsetType = UNSET
     worker: str | UnsetType = UNSET
@@ -220,7 +220,7 @@ def _tell_row(
             StreamPosition(row.seq, row.position + 1) if is_last else StreamPosition(row.seq, row.position, number + 1)
         )
         if wanted.kinds is None or type(fact).__struct_config__.tag in wanted.kinds:
-            events.append(_document(cursor_of(places), row.task_id, fact, workflow))
+            events.append(_document(cursor_of(places), row, fact, workflow))
     places[row.lane_id] = StreamPosition(row.seq, row.position + 1)
 
 
@@ -234,19 +234,19 @@ def _is_of(wanted: EventFilter, workflow: Workflow | None) -> bool:
     )
 
 
-def _document(event_id: str, task_id: int, fact: Any, workflow: Workflow | None) -> EventDocument:
+def _document(event_id: str, row: ToldItem, fact: Any, workflow: Workflow | None) -> EventDocument:
     said = {name: getattr(fact, name) for name in type(fact).__struct_fields__ if name in _SHOWN}
     if "until" in said:
         said["until"] = rfc3339(said["until"])
     position = getattr(fact, "step", None)
     if position is not None:
-        said["step_id"] = task_id + 1 + position
+        said["step_id"] = None if row.first_step_id is None else row.first_step_id + position
         said["step"] = workflow.steps[position].name if workflow is not None else None
     return EventDocument(
         id=event_id,
         at=rfc3339(fact.at),
         kind=str(type(fact).__struct_config__.tag),
-        task_id=task_id,
+        task_id=row.task_id,
         namespace=None if workflow is None else workflow.namespace,
         workflow=None if workflow is None else workflow.name,
         **said,

@@ -30,12 +30,10 @@ from .model.states import STEP_FINAL
 from .progress.progress import discard, expire_retry
 from .shadows import copies
 from .state import BrokerState, Identity, Load
-from .workers import executor_control, level0, sessions, step_results
+from .workers import executor_control, level0, refusals, sessions, step_results
 from .workers.step_results import on_results
 
 NOTHING: Final = Decision()
-
-TaskCommand = events.CancelTask | events.PauseTask | events.ResumeTask | events.RetryTask
 
 
 class Machine:
@@ -48,14 +46,21 @@ class Machine:
             state.timers.set(0, "load", None)
         state.timers.set(state.safe_at_mono, "safe", None)
 
-    def handle(self, event: Event, now: Now) -> Decision:
-        """Decide on one event. What is to be done at once is in the Decision."""
+    def handle(self, event: Event, now: Now, principal: str = "") -> Decision:
+        """Decide on one event. The Decision holds what must be done at once.
+
+        `principal` is the authenticated sender of a message of the bus; "" for every other event.
+        """
+        self.state.principal = principal
         HANDLERS[type(event)](self.state, event, now)
         return self._decided(now)
 
-    def close(self, lane: int, now: Now) -> tuple[CommitGroup | None, Decision]:
-        """The lane's next transaction, if its writer is free. Ready steps are handed out now, so that a batch holds all
-        that piled up; whole batches also before, while the loop has nothing better to do."""
+    def dispatch(self, lane: int, now: Now) -> None:
+        """Hand out ready steps. What is decided here leaves with `next_group`.
+
+        A batch holds all steps that became ready while the lane's writer was busy. Batches that are full already are
+        handed out while it is still busy.
+        """
         state = self.state
         is_idle = state.outbox.lanes[lane].is_idle
         placement.dispatch(state, now, whole_batches=not is_idle)
@@ -63,11 +68,10 @@ class Machine:
             level0.dispatch(state, now)
         if is_idle and state.shadows.wanted:
             copies.send_wanted(state, now)
-        return state.outbox.close(lane, now), self._decided(now)
 
-    def take(self, now: Now) -> Decision:
-        """What stands to be done without an event: a message was refused before it could become one."""
-        return self._decided(now)
+    def next_group(self, lane: int, now: Now) -> tuple[CommitGroup | None, Decision]:
+        """The lane's next transaction, if its writer is free and there is something to write."""
+        return self.state.outbox.close(lane, now), self._decided(now)
 
     @property
     def wake_at(self) -> int | None:
@@ -302,6 +306,10 @@ def _reload_rejected(state: BrokerState, task_id: int, now: Now) -> None:
         state.decision.reads.append(LoadById(request, [task_id]))
 
 
+def _on_endpoints_bound(state: BrokerState, event: events.EndpointsBound, now: Now) -> None:
+    state.peers = [wire.Endpoints(state.identity.broker, event.steps, event.results)]
+
+
 def _on_drain(state: BrokerState, event: events.Drain, now: Now) -> None:
     state.draining = True
 
@@ -341,6 +349,9 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     wire.Progress: step_results.on_progress,
     wire.Bye: sessions.on_bye,
     wire.Gone: sessions.on_gone,
+    events.MessageRefused: refusals.on_message_refused,
+    events.MessageIgnored: refusals.on_message_ignored,
+    events.FrameRefused: refusals.on_frame_refused,
     # the database
     Committed: _on_committed,
     Stalled: _on_stalled,
@@ -375,6 +386,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.PeersUncertain: level0.on_uncertain,
     events.ProcessDied: sessions.on_process_died,
     events.LoopWasLate: sessions.on_loop_was_late,
+    events.EndpointsBound: _on_endpoints_bound,
     events.Drain: _on_drain,
     events.Leave: sessions.on_leave,
 }

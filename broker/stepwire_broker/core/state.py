@@ -61,7 +61,10 @@ class CoreCounters(Struct):
     breakers_opened: int = 0
     probes: int = 0
     ignored: int = 0
-    refused: dict[str, int] = {}
+    refused: dict[str, int] = {}  # by code
+
+    def count_refused(self, code: str) -> None:
+        self.refused[code] = self.refused.get(code, 0) + 1
 
 
 def is_stale(kind: str, what: Any) -> bool:
@@ -173,6 +176,7 @@ class BrokerState:
         # tasks whose rows were refused, until they are in memory as they were: culprits, and what the database said
         self.rejected: dict[int, tuple[frozenset[int], str]] = {}
         # the broker itself
+        self.principal = ""  # who sent the message that is being handled; "" for every other event
         self.draining = False
         self.stalled: str | None = None
         self.reserved_tasks = 0

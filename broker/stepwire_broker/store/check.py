@@ -117,10 +117,6 @@ REFERENCES: Final = (
         "there is a history of task {0}, which is not there",
     ),
     (
-        "SELECT id, task_id, position FROM steps WHERE id <> task_id + 1 + position",
-        "step {0} is number {2} of task {1}, and a step's id follows from these",
-    ),
-    (
         "SELECT lane_id, last, seq FROM (SELECT lane_id, max(history.seq) AS last FROM history GROUP BY lane_id) "
         "LEFT JOIN lanes ON lanes.id = lane_id WHERE seq IS NULL OR last > seq",
         "the history of lane {0} goes to {1}, and the lane itself to {2}",

@@ -545,6 +545,7 @@ class ToldItem(NamedTuple):
     task_id: int
     facts: str
     workflow_id: int | None  # None when the task has been removed since
+    first_step_id: int | None  # None when its steps have been removed since
 
 
 def told_after(
@@ -556,7 +557,8 @@ def told_after(
         ToldItem,
         f"""
         SELECT lane_id, seq, position, task_id, facts,
-         (SELECT workflow_id FROM tasks WHERE tasks.id = history.task_id)
+         (SELECT workflow_id FROM tasks WHERE tasks.id = history.task_id),
+         (SELECT id FROM steps WHERE steps.task_id = history.task_id AND position = 0)
         FROM history WHERE {"" if task_id is None else "task_id = :task_id AND"}
          lane_id = :lane_id AND (seq, position) >= (:seq, :position) ORDER BY seq, position LIMIT :limit
         """,  # noqa: S608

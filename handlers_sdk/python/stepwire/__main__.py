@@ -1,4 +1,4 @@
-"""The `stepwire` command. It belongs to the broker; the light install only says how to get it."""
+"""The `stepwire` command. It belongs to the broker; the light install prints how to install that."""
 
 import sys
 

@@ -195,7 +195,7 @@ def _send(state: BrokerState, session: WorkerSession, steps: list[Step], request
     for step, request in zip(steps, requests, strict=True):
         state.record(
             step.task,
-            facts.Dispatched(now.wall, step.definition.index, request.delivery, session.worker, batch_id),
+            facts.Dispatched(now.wall, step.position, request.delivery, session.worker, batch_id),
         )
         step.batch = batch
         if has_asides:

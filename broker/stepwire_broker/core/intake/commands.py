@@ -176,7 +176,7 @@ def on_retry(state: BrokerState, task: Task, event: RetryTask, now: Now) -> None
     for step in chosen:
         if step.output is not None:
             state.hold_bytes(task, -len(step.output))
-        state.record(task, facts.Reopened(now.wall, step.definition.index, event.new_key))
+        state.record(task, facts.Reopened(now.wall, step.position, event.new_key))
     counted(task)
     for step in chosen:
         step.avoid = None
@@ -221,8 +221,8 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
             ),
         )
         return
-    index = step.definition.index
-    state.record(task, facts.Operated(now.wall, f"resolve_{event.outcome}", index, event.reason))
+    position = step.position
+    state.record(task, facts.Operated(now.wall, f"resolve_{event.outcome}", position, event.reason))
     match event.outcome:
         case "completed":
             output = b"{}" if event.output is None else bytes(event.output)
@@ -231,7 +231,7 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
             detail = ErrorDetail(message=event.message or event.reason, code="resolved_failed", category="operator")
             fail(state, step, detail, now, retryable=False)
         case "retry":
-            state.record(task, facts.Reopened(now.wall, index, event.new_key))
+            state.record(task, facts.Reopened(now.wall, position, event.new_key))
             if task.cancelling:
                 cancel_step(state, step, "task_cancelled", now)
             else:

@@ -162,7 +162,8 @@ def _store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], no
     wall = now.wall
     for new, workflow in zip(event.tasks, workflows, strict=True):
         task_id = next_id
-        next_id += 1 + len(workflow.steps)
+        first_step_id = task_id + 1
+        next_id = first_step_id + len(workflow.steps)
         uid_text = f"{uid & _UID_MASK:032x}"
         uid += 1
         fits = len(undecided.tasks) < room
@@ -198,7 +199,7 @@ def _store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], no
         submission.steps.extend(
             [
                 StepNew(
-                    task_id + 1 + d.index,
+                    first_step_id + d.index,
                     task_id,
                     d.index,
                     d.name,
@@ -211,7 +212,7 @@ def _store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], no
         )
         if new.key is not None:
             submission.keys.append(Key(new.namespace, new.key, new.digest, task_id))
-        first = [facts.Submitted(wall, workflow.id, uid_text, task_state), *_readied(workflow, wall)]
+        first = [facts.Submitted(wall, workflow.id, uid_text, task_state, first_step_id), *_readied(workflow, wall)]
         if fits and at_once:
             opening.append(first)
         else:
@@ -219,7 +220,7 @@ def _store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], no
         lane.bytes += len(new.context) + _ROW_BYTES * (1 + len(workflow.steps))
         undecided.ids.append(task_id)
         if fits:
-            task = _live(new, workflow, task_id, uid_text, number, deadline_at, now)
+            task = _live(new, workflow, task_id, first_step_id, uid_text, number, deadline_at, now)
             undecided.tasks.append(task)
         else:
             undecided.stored_only.append((task_id, len(workflow.steps), wants))
@@ -246,7 +247,14 @@ def _readied(workflow: Workflow, wall: int) -> list[facts.Fact]:
 
 
 def _live(
-    new: NewTask, workflow: Workflow, task_id: int, uid: str, lane: int, deadline_at: int | None, now: Now
+    new: NewTask,
+    workflow: Workflow,
+    task_id: int,
+    first_step_id: int,
+    uid: str,
+    lane: int,
+    deadline_at: int | None,
+    now: Now,
 ) -> Task:
     task = Task(
         id=task_id,
@@ -266,9 +274,9 @@ def _live(
     )
     ready: StepState = READY
     task.steps = [
-        Step(task_id + 1 + d.index, task, d, WAITING, waits=len(d.depends_on))
+        Step(first_step_id + d.index, task, d.index, d, WAITING, waits=len(d.depends_on))
         if d.depends_on
-        else Step(task_id + 1 + d.index, task, d, ready, ready_ms=now.wall)
+        else Step(first_step_id + d.index, task, d.index, d, ready, ready_ms=now.wall)
         for d in workflow.steps
     ]
     task.open = len(task.steps)

@@ -168,7 +168,7 @@ _STATES: Final = {str(s): s for s in StepState}
 
 
 def _restored_step(task: Task, r: StoredStep) -> Step:
-    step = Step(r.id, task, task.workflow.steps[r.position], _STATES[r.state])
+    step = Step(r.id, task, r.position, task.workflow.steps[r.position], _STATES[r.state])
     if r.delivery or r.accept_from or r.state != "waiting":
         step.attempt = r.attempt
         step.delivery = r.delivery

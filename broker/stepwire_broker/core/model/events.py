@@ -209,6 +209,36 @@ class PeerVanished(Struct, frozen=True):
     to: str
 
 
+class EndpointsBound(Struct, frozen=True):
+    """The bus is open. Workers are sent these addresses in `welcome`."""
+
+    steps: str
+    results: str
+
+
+class MessageRefused(Struct, frozen=True):
+    """A message of the bus that could not be decoded. `worker`, `kind` and `rid` are what could be read of it."""
+
+    topic: bytes
+    code: str
+    message: str
+    worker: str | None = None
+    kind: str | None = None
+    rid: int | None = None
+
+
+class MessageIgnored(Struct, frozen=True):
+    """A message of a type that this version does not know. The protocol lets later versions add types."""
+
+    code: str
+
+
+class FrameRefused(Struct, frozen=True):
+    """A frame of the bus without a topic or a body that could be read."""
+
+    code: str
+
+
 class PeersUncertain(Struct, frozen=True):
     """One of the level-0 peers is gone, and nobody can say which."""
 
@@ -264,8 +294,12 @@ class Leave(Struct, frozen=True):
 Event: TypeAlias = (
     WorkerMessage
     | ResultsLevel0
+    | MessageRefused
+    | MessageIgnored
+    | FrameRefused
     | Command
     | Outcome
+    | EndpointsBound
     | Attached
     | Detached
     | Subscribed

@@ -35,7 +35,7 @@ from stepwire_broker.core.state import BrokerState
 
 def make_ready(state: BrokerState, step: Step, now: Now) -> None:
     """Everything before it is final, or its back-off is over."""
-    state.record(step.task, facts.Readied(now.wall, step.definition.index))
+    state.record(step.task, facts.Readied(now.wall, step.position))
     if step.definition.queue_timeout_ms is not None:
         state.timers.set(now.mono + step.definition.queue_timeout_ms, "queue", (step, step.ready_ms))
     watch_deadline(state, step, now)
@@ -63,7 +63,7 @@ def complete(state: BrokerState, step: Step, delivery: int, output: bytes, now: 
     if step.retry is RETRY_COUNTED:
         allowance.retried(state, step, now)
     step.output = output
-    state.record(task, facts.Completed(now.wall, step.definition.index, delivery, len(output), crc32(output)))
+    state.record(task, facts.Completed(now.wall, step.position, delivery, len(output), crc32(output)))
     state.counters.completed += 1
     state.hold_bytes(task, len(output))
     state.outbox.lanes[task.lane].bytes += len(output)
@@ -95,16 +95,16 @@ def fail(
         if pause_ms is None:
             unit = retry.unit_of(task.uid, definition.name, step.attempt)
             pause_ms = retry.delay_ms(definition.backoff, step.attempt, unit)
-        state.record(task, facts.BackedOff(now.wall, definition.index, step.delivery, code, now.wall + pause_ms))
+        state.record(task, facts.BackedOff(now.wall, step.position, step.delivery, code, now.wall + pause_ms))
         state.timers.set(now.mono + pause_ms, "retry", (step, step.not_before_ms))
         state.counters.retried += 1
         allowance.will_retry(state, step, named=retry_after_ms is not None, now=now)
         _notice(state, task, now)
     elif task.cancelling and step.state is DISPATCHED:
-        state.record(task, facts.StepCancelled(now.wall, definition.index, "task_cancelled"))
+        state.record(task, facts.StepCancelled(now.wall, step.position, "task_cancelled"))
         _after(state, step, now)
     else:
-        state.record(task, facts.Failed(now.wall, definition.index, step.delivery, code))
+        state.record(task, facts.Failed(now.wall, step.position, step.delivery, code))
         state.counters.failed += 1
         _after(state, step, now)
 
@@ -123,7 +123,7 @@ def undeliver(state: BrokerState, step: Step, code: str, now: Now, *, lost: bool
     if avoid and step.worker is not None:
         step.avoid = {*(step.avoid or ()), step.worker}
     let_go(state, step)
-    state.record(task, facts.Undelivered(now.wall, step.definition.index, step.delivery, code, lost))
+    state.record(task, facts.Undelivered(now.wall, step.position, step.delivery, code, lost))
     state.counters.redelivered += 1
     if task.cancelling:
         cancel_step(state, step, "task_cancelled", now)
@@ -145,7 +145,7 @@ def hold(state: BrokerState, step: Step, code: str, now: Now) -> None:
         fail_for(state, step, code, now)
         return
     let_go(state, step)
-    state.record(step.task, facts.Held(now.wall, step.definition.index, step.delivery, code))
+    state.record(step.task, facts.Held(now.wall, step.position, step.delivery, code))
     state.counters.held += 1
     _notice(state, step.task, now)
 
@@ -155,7 +155,7 @@ def hold_restored(state: BrokerState, task: Task, now: Now) -> int:
     it waited for. How many steps are held for that."""
     unsure = [s for s in task.steps if s.at_most_once and not s.is_final and s.state is not HELD]
     for step in unsure:
-        state.record(task, facts.Restored(now.wall, step.definition.index))
+        state.record(task, facts.Restored(now.wall, step.position))
     if unsure:
         _notice(state, task, now)
     return len(unsure)
@@ -175,7 +175,7 @@ def unknown_outcome(state: BrokerState, step: Step, code: str, now: Now) -> None
 
 def cancel_step(state: BrokerState, step: Step, code: str, now: Now) -> None:
     let_go(state, step)
-    state.record(step.task, facts.StepCancelled(now.wall, step.definition.index, code))
+    state.record(step.task, facts.StepCancelled(now.wall, step.position, code))
     _after(state, step, now)
 
 
@@ -245,7 +245,7 @@ def _decide(state: BrokerState, step: Step, now: Now) -> bool:
     """It waits for nothing any more. False when it is final at once."""
     task, definition = step.task, step.definition
     if task.cancelling:
-        state.record(task, facts.StepCancelled(now.wall, definition.index, "task_cancelled"))
+        state.record(task, facts.StepCancelled(now.wall, step.position, "task_cancelled"))
         return False
     if definition.trigger_rule is None:
         runs = all(task.steps[i].state is COMPLETED for i in definition.depends_on)
@@ -263,7 +263,7 @@ def _decide(state: BrokerState, step: Step, now: Now) -> bool:
     if runs:
         make_ready(state, step, now)
         return True
-    state.record(task, facts.Skipped(now.wall, definition.index))
+    state.record(task, facts.Skipped(now.wall, step.position))
     return False
 
 

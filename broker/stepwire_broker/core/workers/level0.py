@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 from stepwire_protocol import codec, limits
+from stepwire_protocol.errors import REFUSALS
 from stepwire_protocol.messages import (
     ErrorDetail,
     Result,
@@ -23,7 +24,7 @@ from stepwire_protocol.messages import (
     StepsLevel0,
 )
 
-from stepwire_broker.core.commit.decision import ToRequest
+from stepwire_broker.core.commit.decision import Complaint, ToRequest
 from stepwire_broker.core.commit.outbox import SendHandout
 from stepwire_broker.core.dispatch.placement import (
     ASIDE_MAX,
@@ -231,12 +232,12 @@ def _hand(state: BrokerState, peer: Level0Peer, steps: list[Step], requests: lis
         )
     )
     for step, request in zip(steps, requests, strict=True):
-        index = step.definition.index
-        state.record(step.task, facts.Dispatched(now.wall, index, request.delivery, peer.worker, handout.id))
+        position = step.position
+        state.record(step.task, facts.Dispatched(now.wall, position, request.delivery, peer.worker, handout.id))
         if state.router.has_asides:
             copies.handed(state, step, request)
         if step.at_most_once:
-            state.record(step.task, facts.Granted(now.wall, index, request.delivery))
+            state.record(step.task, facts.Granted(now.wall, position, request.delivery))
         step.payload_context = None
         step.fetched_outputs = None
     if state.guards.by_handler:
@@ -317,6 +318,7 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
         peer.doubted = False
         peer.heard_mono = now.mono
     results = message.results or _of_all(handout, message)
+    complaint: str | None = None
     if not results:
         state.counters.late_results += 1  # an error of a batch that is over, or of none
     for result in results:
@@ -327,8 +329,8 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
             if code is None:
                 state.counters.late_results += 1
             else:
-                refused = state.counters.refused
-                refused[code] = refused.get(code, 0) + 1
+                state.counters.count_refused(code)
+                complaint = complaint or code
             continue
         if peer is not None:
             peer.completed += result.status == "completed"
@@ -336,6 +338,9 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
         apply_result(state, step, msgspec.structs.replace(result, delivery=delivery), now, None)
         if handout is not None and (step.id, delivery) in handout.items:
             handout.items.remove((step.id, delivery))
+    if complaint is not None:
+        text = f"batch {message.batch_id}: {REFUSALS[complaint]}"
+        state.decision.complaints.append(Complaint(complaint, text))
     if handout is not None and not _still_there(state, handout):
         _end(state, handout)
 
@@ -346,13 +351,6 @@ def _of_all(handout: Handout | None, message: ResultsLevel0) -> list[Result]:
     error = ErrorDetail(message=message.error) if isinstance(message.error, str) else message.error
     items = [] if handout is None else handout.items
     return [Result(step_id=step_id, status="failed", error=error) for step_id, _ in items]
-
-
-def refusal_of(state: BrokerState, message: ResultsLevel0) -> str | None:
-    """Whose fault it is that something in this answer cannot be taken, if that is known now. For taps and logs: its
-    sender has no ear."""
-    codes = (_mismatch(state, result.step_id, message.batch_id) for result in message.results)
-    return next((code for code in codes if code is not None), None)
 
 
 def _mismatch(state: BrokerState, step_id: int, batch_id: str) -> str | None:

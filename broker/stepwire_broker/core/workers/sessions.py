@@ -98,6 +98,7 @@ def _open(state: BrokerState, hello: Hello, k: int, before: WorkerSession | None
     attached = state.attached.get(hello.worker) or state.on_the_bus(hello.worker)
     executor = state.executor(attached.executor)
     session = opened(hello, k, state.identity.epoch, state.identity.broker, executor, now.mono, now.wall)
+    session.principal = state.principal
     session.draining = hello.worker in state.quieted
     session.joins_bus = attached.joins_bus
     state.sessions[hello.worker] = session
@@ -239,7 +240,7 @@ def _saw(state: BrokerState, step: Step, held_state: str, age_ms: int, now: Now)
         if step.cancel == "superseded":
             step.cancel = None  # it had started before it was told not to
         if step.started_ms is None:
-            state.record(step.task, facts.Started(now.wall - age_ms, step.definition.index, step.delivery))
+            state.record(step.task, facts.Started(now.wall - age_ms, step.position, step.delivery))
         due = now.mono - age_ms + step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS
         state.timers.set(due, "run", (step, step.delivery, due))
     step.seen = held_state
@@ -533,8 +534,7 @@ def reset(state: BrokerState, worker: str, k: int, code: ResetCode) -> None:
 
 def refuse(state: BrokerState, worker: str, code: str, message: str, kind: str | None, rid: int | None = None) -> None:
     """Tell a peer why its message was not taken."""
-    refused = state.counters.refused
-    refused[code] = refused.get(code, 0) + 1
+    state.counters.count_refused(code)
     state.decision.sends.append(
         ToWorker(
             topics.to_worker(worker),
