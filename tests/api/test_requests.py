@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stepwire_broker.core.definitions.settings import LimitSettings
-from stepwire_broker.core.model.events import CancelTask, PauseTask, ResolveStep, RetryTask, SubmitTasks
+from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, RetryTask
+from stepwire_broker.core.model.events import SubmitTasks
 from stepwire_broker.stages import requests
 from stepwire_protocol.errors import InvalidMessage
 

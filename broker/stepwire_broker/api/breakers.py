@@ -4,8 +4,8 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from stepwire_broker.core.guards.allowance import BreakerSet
 from stepwire_broker.core.guards.guard import Guard
-from stepwire_broker.core.model.answers import BreakerSet
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.stages import requests
 

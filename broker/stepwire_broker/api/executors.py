@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stepwire_broker.core.model.answers import ExecutorPaused
+from stepwire_broker.core.workers.executor_control import ExecutorPaused
 from stepwire_broker.stages import requests
 
 from . import http_problems

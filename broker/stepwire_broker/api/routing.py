@@ -5,7 +5,7 @@ from typing import Final
 from msgspec import Struct
 from stepwire_protocol import patterns
 
-from stepwire_broker.core.model.answers import Routed
+from stepwire_broker.core.intake.routing_rules import Routed
 from stepwire_broker.core.model.targets import Selector, Target
 from stepwire_broker.core.routing.router import RoutingRule, Split, hidden, missing_text, near_miss
 from stepwire_broker.stages import requests

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stepwire_broker.core.model.answers import Quieted
+from stepwire_broker.core.workers.drain import Quieted
 from stepwire_broker.stages import requests
 
 from .documents import rfc3339

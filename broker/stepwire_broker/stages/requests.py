@@ -19,21 +19,16 @@ from stepwire_protocol.messages import EMPTY_OBJECT, Name, Text
 
 from stepwire_broker.core.definitions.settings import LimitSettings, PositiveMs, RuleSettings
 from stepwire_broker.core.definitions.workflow import NAMESPACE_DEFAULT
+from stepwire_broker.core.guards.allowance import SetBreaker
+from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
+from stepwire_broker.core.intake.routing_rules import SetRule
 from stepwire_broker.core.model.events import (
-    CancelTask,
     Command,
-    DrainWorker,
     NewTask,
-    PauseExecutor,
-    PauseTask,
-    ResolveStep,
-    ResumeExecutor,
-    ResumeTask,
-    RetryTask,
-    SetBreaker,
-    SetRule,
     SubmitTasks,
 )
+from stepwire_broker.core.workers.drain import DrainWorker
+from stepwire_broker.core.workers.executor_control import PauseExecutor, ResumeExecutor
 
 KEY_CHARACTERS_MAX: Final = 255
 LABELS_MAX: Final = 64

@@ -1,7 +1,9 @@
 """What people order: cancel, pause, resume, retry, resolve. Answered after the commit, or refused."""
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Literal
 
+from msgspec import Raw
 from stepwire_protocol.messages import ErrorDetail
 
 from stepwire_broker.core.dispatch.placement import forget_fetched
@@ -10,13 +12,9 @@ from stepwire_broker.core.model.answers import CommandRefused, Done
 from stepwire_broker.core.model.apply import counted
 from stepwire_broker.core.model.events import (
     AwaitTask,
-    CancelTask,
+    Command,
     Forget,
     Now,
-    PauseTask,
-    ResolveStep,
-    ResumeTask,
-    RetryTask,
 )
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Step, Task
@@ -48,6 +46,40 @@ from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.workers.sessions import bury, tell_cancel
 
 from .submission import intake_refused, no_executor
+
+
+class CancelTask(Command, frozen=True):
+    task_id: int
+    reason: str = ""
+
+
+class PauseTask(Command, frozen=True):
+    task_id: int
+
+
+class ResumeTask(Command, frozen=True):
+    task_id: int
+
+
+class RetryTask(Command, frozen=True):
+    """Run failed, cancelled and skipped steps again; with `from_step`, that step and all after it."""
+
+    task_id: int
+    from_step: str | None = None
+    again: bool = False  # also completed at_most_once steps
+    new_key: bool = False
+    reason: str = ""
+
+
+class ResolveStep(Command, frozen=True):
+    """An operator says what became of a held step."""
+
+    step_id: int
+    outcome: Literal["completed", "failed", "retry"]
+    reason: str
+    output: Raw | None = None
+    message: str = ""
+    new_key: bool = False
 
 
 def on_await(state: BrokerState, event: AwaitTask, now: Now) -> None:
@@ -300,3 +332,12 @@ def _refuse_state(state: BrokerState, request: int, task: Task, what: str) -> No
             Hint(HintCode.SHOW_TASK, task_id=task.id),
         ),
     )
+
+
+# The machine brings the task into memory before it calls these, and takes it out again if it is over.
+TASK_COMMANDS: Final[dict[type[Command], Callable[..., None]]] = {
+    CancelTask: on_cancel,
+    PauseTask: on_pause,
+    ResumeTask: on_resume,
+    RetryTask: on_retry,
+}

@@ -15,12 +15,13 @@ from stepwire_broker.core.commit.outbox import NEVER_MS, resting_place
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask
 from stepwire_broker.core.dispatch.placement import missing_payloads, offering
 from stepwire_broker.core.guards import allowance
+from stepwire_broker.core.intake.commands import ResolveStep
 from stepwire_broker.core.intake.submission import start
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.answers import CommandRefused
 from stepwire_broker.core.model.apply import counted
 from stepwire_broker.core.model.commit_group import Parked
-from stepwire_broker.core.model.events import Now, ResolveStep
+from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Delivery, Step, Task
 from stepwire_broker.core.model.states import (
