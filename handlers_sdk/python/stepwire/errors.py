@@ -77,7 +77,7 @@ class ClientError(StepwireError):
     """The broker refused a call, or did not answer it.
 
     `status` is the HTTP status, 0 without an answer. `code` and `hint` come from the broker: what is wrong, and what to
-    do next.
+    do next; `next` is the same hint for programs: a code and its parameters.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ClientError(StepwireError):
         self.status = status
         self.code = code
         self.hint = hint
-        self.next = next  # the hint for programs: its code and parameters
+        self.next = next
 
 
 class Unreachable(ClientError):

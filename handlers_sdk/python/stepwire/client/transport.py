@@ -179,8 +179,9 @@ def error_of(status: int, body: bytes) -> ClientError:
     except (msgspec.DecodeError, UnicodeDecodeError):
         problem = _Problem()
     message = problem.detail or problem.title or f"HTTP {status}"
-    error = _ERROR_OF.get(status, ClientError)
-    return error(message, status=status, code=problem.code, hint=problem.hint, next=problem.next)
+    return _ERROR_OF.get(status, ClientError)(
+        message, status=status, code=problem.code, hint=problem.hint, next=problem.next
+    )
 
 
 def with_query(path: str, query: Mapping[str, Any]) -> str:
