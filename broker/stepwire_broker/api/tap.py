@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from stepwire_broker.store import queries
+from stepwire_broker.timestamps import rfc3339
 
-from .documents import rfc3339
 from .engine_port import EnginePort
 from .http import HttpCall, Stream, encode
 from .http_problems import HttpProblem, not_found
