@@ -193,8 +193,8 @@ def test_a_list_shows_what_was_asked_for(api: Api) -> None:
 @pytest.mark.parametrize(
     ("query", "says"),
     [
-        ("stat=failed", "did you mean `state`?"),
-        ("zzz=1", "known here: state, namespace"),
+        ("stat=failed", "did you mean state?"),
+        ("zzz=1", "known members: state, namespace"),
         ("state=done", "one of: pending, running"),
         ("state=running&state=failed", "twice"),
         ("limit=0", "from 1 to 500"),

@@ -16,9 +16,9 @@ from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model import facts
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.store.rows import EventRow, HistoryCursor
+from stepwire_broker.timestamps import rfc3339
 
 from . import explaining, reading
-from .documents import rfc3339
 from .engine_port import EnginePort
 from .http import HttpCall, Reply, Stream, encode
 from .http_problems import HttpProblem

@@ -13,9 +13,10 @@ from stepwire_broker.core.model.apply import unlink
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import STEP_FINAL
+from stepwire_broker.timestamps import rfc3339_or_none
 
 from . import reading
-from .documents import Reason, StepReason, TaskReason, time_or_none
+from .documents import Reason, StepReason, TaskReason
 from .engine_port import EnginePort
 from .hints import worded
 from .http_problems import HttpProblem, not_found
@@ -86,7 +87,7 @@ async def why_task(broker: EnginePort, task_id: int) -> TaskReason:
     unlink(found)
     step_id, name = (None, None) if on is None else (on.id, on.definition.name)
     return TaskReason(
-        task_id, found.state, why.code, why.message, time_or_none(why.since_ms), *_next(why), step_id, name
+        task_id, found.state, why.code, why.message, rfc3339_or_none(why.since_ms), *_next(why), step_id, name
     )
 
 
@@ -100,7 +101,7 @@ async def why_step(broker: EnginePort, task_id: int, name: str) -> StepReason:
     finally:
         unlink(found)
     return StepReason(
-        task_id, step.id, name, step.state, why.code, why.message, time_or_none(why.since_ms), *_next(why)
+        task_id, step.id, name, step.state, why.code, why.message, rfc3339_or_none(why.since_ms), *_next(why)
     )
 
 
@@ -132,7 +133,7 @@ def _explain(broker: EnginePort, step: Step) -> Explained:
 
 
 def _reason(why: Why) -> Reason:
-    return Reason(why.code, why.message, time_or_none(why.since_ms), *_next(why))
+    return Reason(why.code, why.message, rfc3339_or_none(why.since_ms), *_next(why))
 
 
 def _next(why: Why) -> tuple[str | None, Hint | None]:

@@ -1,7 +1,6 @@
 """One request and its reply: the thin glue between ASGI and functions that take a Call and return a Reply."""
 
 import asyncio
-import difflib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
@@ -13,13 +12,14 @@ from starlette.types import Message, Receive, Send
 from starlette.types import Scope as ASGIScope
 from stepwire_protocol.errors import InvalidMessage
 
+from stepwire_broker.core.definitions.nearest import did_you_mean
 from stepwire_broker.core.model.answers import Answer, CommandRefused
+from stepwire_broker.core.model.scopes import Scope
 from stepwire_broker.stages.requests import Make
 
 from . import http_problems
 from .engine_port import EnginePort
 from .http_problems import HttpProblem
-from .token import Scope
 
 BODY_TIMEOUT_S: Final = 30.0
 QUERY_MEMBERS_MAX: Final = 32
@@ -92,8 +92,7 @@ class HttpCall:
         members: dict[str, str] = {}
         for name, value in pairs:
             if name not in known:
-                nearest = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean `{nearest[0]}`?" if nearest else f"known here: {', '.join(known) or 'none'}"
+                hint = did_you_mean(name, known) or f"known members: {', '.join(known) or 'none'}"
                 raise HttpProblem(400, "bad_query", f"`{name[:64]}` is not a member of this query", hint)
             if name in members:
                 raise HttpProblem(400, "bad_query", f"`{name}` stands twice in the query")

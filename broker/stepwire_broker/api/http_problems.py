@@ -8,9 +8,10 @@ from stepwire_protocol.errors import REFUSALS, InvalidMessage
 
 from stepwire_broker.core.model.answers import CommandRefused, RefusedCode
 from stepwire_broker.core.model.hints import Hint
+from stepwire_broker.core.model.scopes import Scope
 
 from .hints import worded
-from .token import Grant, Scope
+from .token import Grant
 
 STATUS: Final[dict[RefusedCode, int]] = {
     # the request itself

@@ -16,6 +16,7 @@ from stepwire_broker.core.model import reason_codes
 from stepwire_broker.core.model.states import TASK_FINAL, StepState, TaskState
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.store.rows import StepFilter, StepRow, TaskFilter, TaskRecord, TaskRow, WorkflowRow
+from stepwire_broker.timestamps import parse_rfc3339, rfc3339, rfc3339_or_none
 
 from .documents import (
     NO_LABELS,
@@ -29,10 +30,7 @@ from .documents import (
     WorkflowDocument,
     WorkflowPage,
     WorkflowSummary,
-    milliseconds,
     raw_or_null,
-    rfc3339,
-    time_or_none,
 )
 from .http import encode
 from .http_problems import HttpProblem
@@ -212,8 +210,8 @@ def _task(row: TaskRow) -> dict[str, Any]:
         "labels": NO_LABELS if row.labels is None else raw_or_null(row.labels),
         "idempotency_key": row.key,
         "created_at": rfc3339(row.created_ms),
-        "finished_at": time_or_none(row.finished_ms),
-        "deadline_at": time_or_none(row.deadline_ms),
+        "finished_at": rfc3339_or_none(row.finished_ms),
+        "deadline_at": rfc3339_or_none(row.deadline_ms),
     }
 
 
@@ -227,10 +225,10 @@ def _step(row: StepRow) -> dict[str, Any]:
         "attempt": row.attempt,
         "deliveries": row.delivery,
         "worker": row.worker,
-        "ready_at": time_or_none(row.ready_ms),
-        "started_at": time_or_none(row.started_ms),
-        "not_before": time_or_none(row.not_before_ms),
-        "finished_at": time_or_none(row.finished_ms),
+        "ready_at": rfc3339_or_none(row.ready_ms),
+        "started_at": rfc3339_or_none(row.started_ms),
+        "not_before": rfc3339_or_none(row.not_before_ms),
+        "finished_at": rfc3339_or_none(row.finished_ms),
         "error": raw_or_null(row.error),
         "reason": _reason(row),
     }
@@ -241,7 +239,7 @@ def _reason(row: StepRow) -> Reason | None:
     if row.reason is None:
         return None
     since = row.ready_ms if row.state == StepState.READY else row.finished_ms or row.started_ms or row.dispatched_ms
-    return Reason(row.reason, reason_codes.describe(row.reason), time_or_none(since), None, None)
+    return Reason(row.reason, reason_codes.describe(row.reason), rfc3339_or_none(since), None, None)
 
 
 def _workflow(row: StoredWorkflow | WorkflowRow) -> dict[str, Any]:
@@ -293,7 +291,7 @@ def _label(text: str | None) -> tuple[str, str] | None:
 def _since(text: str | None) -> int | None:
     if text is None:
         return None
-    since_ms = milliseconds(text)
+    since_ms = parse_rfc3339(text)
     if since_ms is None:
         raise HttpProblem(400, "bad_query", f"`since` is {text[:64]!r}: it needs a form like 2026-11-18T10:00:00Z")
     return since_ms

@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
-from .documents import rfc3339
+from stepwire_broker.timestamps import rfc3339
+
 from .engine_port import EnginePort
 from .http import HttpCall, Stream, encode
 from .http_problems import HttpProblem, not_found

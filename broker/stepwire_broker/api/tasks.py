@@ -1,29 +1,23 @@
 """`/v1/tasks`: submit, look, wait, and give orders."""
 
 import time
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
 from msgspec import UNSET, Raw, UnsetType
 
-from stepwire_broker.core.definitions.settings import LimitSettings
 from stepwire_broker.core.model.answers import Done, TasksSubmitted
 from stepwire_broker.core.model.events import AwaitTask, NewTask
+from stepwire_broker.core.model.scopes import Scope
 from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.stages import requests
-from stepwire_broker.stages.requests import Make
 
 from . import explaining, reading
-from .documents import Changed, Created, CreatedBatch
+from .documents import Created, CreatedBatch
 from .http import HttpCall, Reply, encode
 from .http_problems import not_found
-from .token import Scope
 
 WAIT_MS_MAX: Final = 300_000
 LOOK_AGAIN_S: Final = 5.0
-ORDER_BYTES_MAX: Final = 64 * 1024
-
-Order: TypeAlias = Callable[[bytes, int, LimitSettings], Make]
 
 
 async def submit(call: HttpCall) -> Reply:
@@ -100,22 +94,6 @@ async def page(call: HttpCall) -> Reply:
     return Reply(200, await call.broker.read(reading.tasks, wanted))
 
 
-async def cancel(call: HttpCall) -> Reply:
-    return await _order(call, requests.cancel)
-
-
-async def pause(call: HttpCall) -> Reply:
-    return await _order(call, requests.pause)
-
-
-async def resume(call: HttpCall) -> Reply:
-    return await _order(call, requests.resume)
-
-
-async def retry(call: HttpCall) -> Reply:
-    return await _order(call, requests.retry)
-
-
 def _wait_s(wait_ms: str) -> float:
     return reading.number("wait_ms", wait_ms, 0, WAIT_MS_MAX) / 1000
 
@@ -138,12 +116,6 @@ async def _wait(call: HttpCall, task_id: int, timeout_s: float) -> reading.Read 
             if found is None or found.is_settled or left_s <= 0 or call.closing.is_set():
                 return found
             await client.wait(told, min(left_s, LOOK_AGAIN_S))
-
-
-async def _order(call: HttpCall, order: Order) -> Reply:
-    body = await call.body(ORDER_BYTES_MAX)
-    done = await call.ask(order(body, call.number("task_id"), call.broker.settings.limits), Done)
-    return Reply(200, encode(Changed(done.task_id, done.state, done.attention)))
 
 
 async def _store(call: HttpCall, tasks: list[NewTask]) -> TasksSubmitted:

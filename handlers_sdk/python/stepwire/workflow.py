@@ -358,7 +358,7 @@ def _name_of(step: "Step | str") -> str:
 
 def _meant(written: str, names: Collection[str]) -> str:
     nearest = difflib.get_close_matches(str(written), names, n=1)
-    return f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 def _caller() -> str:

@@ -18,11 +18,12 @@ from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, Store
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.dispatch.payloads import fetch_payloads
 from stepwire_broker.core.guards import allowance
+from stepwire_broker.core.intake.commands import ResolveStep
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.answers import CommandRefused
 from stepwire_broker.core.model.apply import counted
 from stepwire_broker.core.model.commit_group import Parked
-from stepwire_broker.core.model.events import Command, Now, ResolveStep
+from stepwire_broker.core.model.events import Command, Now
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Delivery, Step, Task
 from stepwire_broker.core.model.states import (

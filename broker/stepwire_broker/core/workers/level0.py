@@ -25,13 +25,12 @@ from stepwire_protocol.messages import (
 )
 
 from stepwire_broker.core import takers
-from stepwire_broker.core.commit.decision import Complaint, ToRequest
+from stepwire_broker.core.commit.decision import Complaint
 from stepwire_broker.core.commit.outbox import SendHandout
 from stepwire_broker.core.dispatch.batches import BatchFiller, DispatchRound, record_dispatch
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model.answers import Quieted
-from stepwire_broker.core.model.events import DrainWorker, Now, PeerSubscribed, PeersUncertain, PeerVanished
+from stepwire_broker.core.model.events import Now, PeerSubscribed, PeersUncertain, PeerVanished
 from stepwire_broker.core.model.level0_peer import EXPIRED_REMEMBERED_MAX, Handout, Level0Peer
 from stepwire_broker.core.model.live import LEVEL0, Step
 from stepwire_broker.core.model.states import DISPATCHED, STEP_FINAL
@@ -72,16 +71,6 @@ def on_vanished(state: BrokerState, event: PeerVanished, now: Now) -> None:
 def on_uncertain(state: BrokerState, event: PeersUncertain, now: Now) -> None:
     for peer in state.level0.peers.values():
         peer.doubted = True
-
-
-def on_drain_worker(state: BrokerState, event: DrainWorker) -> bool:
-    """Nothing more for this peer. False when it is none of level 0."""
-    peer = next((p for p in state.level0.peers.values() if p.worker == event.worker), None)
-    if peer is None:
-        return False
-    peer.draining = True
-    state.decision.answers.append(ToRequest(event.request, Quieted(peer.worker, quit=False)))
-    return True
 
 
 # -- handing out ------------------------------------------------------------------------------------------------------
