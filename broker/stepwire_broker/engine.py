@@ -20,8 +20,10 @@ from stepwire_protocol.messages import ResultsLevel0
 from stepwire_broker.core.model.targets import BUS, LOCAL
 
 from .bus import deaths
+from .bus.counters import WireCounters
 from .bus.endpoints import advertised
-from .bus.wire import Wire, WireCounters
+from .bus.wire import Wire
+from .bus_events import BusEvents
 from .core import explain
 from .core.commit.decision import BreakerChanged, Complaint, Read, WatchProcess
 from .core.definitions.settings import ExecutionSettings, Settings
@@ -45,13 +47,8 @@ from .core.model.events import (
     MessageIgnored,
     MessageRefused,
     Now,
-    PeerSubscribed,
-    PeersUncertain,
-    PeerVanished,
     ProcessDied,
     Reconfigure,
-    Subscribed,
-    SubscriptionVanished,
     Tick,
 )
 from .core.model.figures import ExecutorMetrics
@@ -208,20 +205,13 @@ class Engine:
         workflows = [(stored_workflow(row), bool(row.active)) for row in opened.workflows]
         self._machine = Machine(self._state, workflows)
         self._reader = claims.Reader(opened.epoch, self.settings.limits.resident_payload_bytes)
-        self._wire = Wire(
-            self.settings.bus,
-            self.settings.broker.id,
-            context=self._context,
+        listener = BusEvents(
             on_message=self._on_message,
-            on_refused=self._on_refused_frame,
-            on_subscribed=lambda worker: self._handle(Subscribed(worker)),
-            on_vanished=lambda worker: self._handle(SubscriptionVanished(worker)),
-            on_peer=lambda: self._handle(PeerSubscribed()),
-            on_peer_gone=lambda to: self._handle(PeerVanished(to)),
-            on_peers_uncertain=lambda: self._handle(PeersUncertain()),
+            on_refused_frame=self._on_refused_frame,
             after_drain=self._flush,
-            on_alarm=lambda text: log.warning("bus_alarm", text=text),
+            handle=self._handle,
         )
+        self._wire = Wire(self.settings.bus, self.settings.broker.id, listener, self._context)
         around = Around(
             read_clocks, self._wire, self._put, self._waiting.answer, self._read, self._watch, _tell, self._complain
         )

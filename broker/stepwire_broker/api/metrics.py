@@ -9,7 +9,7 @@ import importlib.metadata
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from stepwire_broker.bus.wire import WireCounters
+from stepwire_broker.bus.counters import WireCounters
 from stepwire_broker.core.guards.breaker import BreakerPhase
 from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.model.events import Now
@@ -424,7 +424,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "stepwire_bus_dropped_sends_total",
         "counter",
         ("reason",),
-        "Messages that found no receiver (nobody), or one that reads too slowly (full).",
+        "Messages without a receiver (no_receiver), or with one that reads too slowly (full).",
         lambda seen: [((reason,), n) for reason, n in seen.wire.dropped.items()],
     ),
     # HTTP
