@@ -1,4 +1,4 @@
-"""What must hold whatever brokers, networks and clocks do. Events are drawn relative to what the session holds."""
+"""Promises for every order of events. Events are drawn relative to what the session holds."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ MOVES = st.lists(st.tuples(st.sampled_from(KINDS.split()), st.integers(0, 40)), 
 
 
 class World:
-    """Remembers from outside what the session may not get wrong."""
+    """Records from outside what the session must not get wrong."""
 
     def __init__(self) -> None:
         self.dialogue = Dialogue(slots=2, prefetch=3)
@@ -92,7 +92,7 @@ class World:
                 assert action.item not in self.started, "a known delivery ran twice"
                 assert action.step.delivery_mode == "at_least_once" or action.item in self.granted, "ran without a go"
                 assert action.started_ms < action.lease.until_ms or action.lease.until_ms == 0, "ran after its lease"
-                assert action.item not in self.disowned, "ran after it was called unknown"
+                assert action.item not in self.disowned, "ran after it was reported unknown"
                 self.started.add(action.item)
                 self.running.append(action.item)
         messages, self.heard = self.dialogue.heard[self.heard :], len(self.dialogue.heard)
@@ -118,7 +118,7 @@ class World:
 
 @settings(max_examples=400, deadline=None)
 @given(MOVES)
-def test_never_twice_never_without_go_never_after_the_lease_never_forgetting_a_result(moves):
+def test_no_delivery_runs_twice_or_without_go_or_after_its_lease_and_no_result_is_forgotten(moves):
     world = World()
     world.look()
     for move, number in moves:
@@ -127,7 +127,7 @@ def test_never_twice_never_without_go_never_after_the_lease_never_forgetting_a_r
 
 @settings(max_examples=100, deadline=None)
 @given(MOVES)
-def test_the_session_never_wants_to_be_woken_in_vain_for_ever(moves):
+def test_the_session_never_asks_to_be_woken_for_nothing_without_end(moves):
     world = World()
     for move, number in moves:
         world.play(move, number)
@@ -137,7 +137,7 @@ def test_the_session_never_wants_to_be_woken_in_vain_for_ever(moves):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["finish", "fail"]), st.integers(0, 5)), max_size=12), st.integers(1, 4))
-def test_every_result_is_repeated_until_acked_and_then_no_more(ends, slots):
+def test_every_result_is_resent_until_it_is_acked(ends, slots):
     dialogue = Dialogue(slots=slots)
     broker = Broker(dialogue).welcome()
     broker.steps(*[step(i) for i in range(1, 13)])

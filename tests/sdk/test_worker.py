@@ -95,7 +95,7 @@ def test_async_handlers_wait_side_by_side_and_each_has_its_own_context_variables
         assert output(broker.result(i)) == {"order": i, "seen": "clean", "kept": f"dirty {i}"}
 
 
-def test_a_handler_sees_its_step(broker, worker):
+def test_the_context_of_a_handler_has_the_members_of_its_step(broker, worker):
     @worker.handler("look::*")
     def look(ctx: Context, given: dict) -> list:
         return [
@@ -127,12 +127,12 @@ def test_a_handler_sees_its_step(broker, worker):
         (ValueError("no"), "failed", "ValueError", None, None),
         (Permanent("no", code="card_declined"), "failed", "card_declined", False, None),
         (Retry("later", after=1.5), "failed", None, True, 1500),
-        (OutcomeUnknown("who knows"), "failed", "outcome_unknown", None, None),
+        (OutcomeUnknown("no answer"), "failed", "outcome_unknown", None, None),
         (SystemExit(3), "failed", "SystemExit", None, None),
         (RuntimeError("nul \0 and half \ud800"), "failed", "RuntimeError", None, None),
     ],
 )
-def test_what_a_handler_raises_is_told_in_the_words_of_the_wire(
+def test_an_exception_of_a_handler_becomes_a_result_of_the_protocol(
     broker, worker, kind, raised, status, code, retryable, retry_after_ms
 ):
     if kind == "async":
@@ -159,7 +159,7 @@ def _deep(levels):
 
 
 @pytest.mark.parametrize("value", [object(), 2**60, {"a": "\0"}, "\ud800", Raw(b'{"a":1,"a":2}'), _deep(40)])
-def test_an_output_that_is_no_good_json_is_an_error_and_unknown_for_at_most_once(broker, worker, value):
+def test_an_output_that_is_not_valid_json_is_an_error_and_unknown_for_at_most_once(broker, worker, value):
     @worker.handler("h")
     def h(ctx):
         return value
@@ -168,13 +168,13 @@ def test_an_output_that_is_no_good_json_is_an_error_and_unknown_for_at_most_once
     broker.until_welcomed()
     broker.run(step(1), once(2))
     broker.until_heard(Start)
-    broker.tell(Go, session=broker.session, items=[(2, 1)])
+    broker.send(Go, session=broker.session, items=[(2, 1)])
     assert (broker.result(1).status, broker.result(1).error.code) == ("error", "bad_output")
     assert broker.result(1).error.retryable is False
     assert broker.result(2).error.code == "outcome_unknown"
 
 
-def test_an_input_that_does_not_fit_is_an_error_that_no_retry_mends(broker, worker):
+def test_an_input_of_the_wrong_type_is_an_error_that_is_not_retried(broker, worker):
     @worker.handler("h")
     async def h(ctx: Context, order: Order) -> None:
         raise AssertionError("entered")
@@ -200,7 +200,7 @@ def test_an_at_most_once_step_runs_after_go(broker, worker):
     broker.until_heard(Start)
     broker.until_heard(Start, lambda m: m is not broker.first(Start))
     assert not entered.is_set()
-    broker.tell(Go, session=broker.session, items=[(1, 1)])
+    broker.send(Go, session=broker.session, items=[(1, 1)])
     assert broker.result(1).status == "completed"
 
 
@@ -225,7 +225,7 @@ def test_heartbeats_go_on_while_a_handler_computes_in_pure_python(broker, worker
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-def test_a_timed_out_handler_is_stopped_in_its_own_way(broker, worker, kind):
+def test_a_timed_out_handler_is_stopped_by_cancellation_or_by_its_signal(broker, worker, kind):
     if kind == "async":
 
         @worker.handler("h")
@@ -242,14 +242,14 @@ def test_a_timed_out_handler_is_stopped_in_its_own_way(broker, worker, kind):
     broker.until_welcomed()
     broker.run(step(1, timeout_ms=150), once(2, timeout_ms=150))
     broker.until_heard(Start)
-    broker.tell(Go, session=broker.session, items=[(2, 1)])
+    broker.send(Go, session=broker.session, items=[(2, 1)])
     assert (broker.result(1).status, broker.result(1).error.code) == ("failed", "timeout")
     assert broker.result(2).error.code == "outcome_unknown"
-    broker.run(step(3, timeout_ms=150))  # the loop and the threads are as good as new
+    broker.run(step(3, timeout_ms=150))  # the loop and the threads work on
     assert broker.result(3).error.code == "timeout"
 
 
-def test_a_cancelled_async_handler_may_tidy_up_and_then_reports_it(broker, worker):
+def test_a_cancelled_async_handler_may_clean_up_before_it_is_reported(broker, worker):
     tidied = threading.Event()
 
     @worker.handler("h")
@@ -264,7 +264,7 @@ def test_a_cancelled_async_handler_may_tidy_up_and_then_reports_it(broker, worke
     broker.until_welcomed()
     broker.run(step(1))
     broker.until_heard(Heartbeat, lambda m: bool(m.holding))
-    broker.tell(Cancel, session=broker.session, items=[(1, 1)], reason="task_cancelled")
+    broker.send(Cancel, session=broker.session, items=[(1, 1)], reason="task_cancelled")
     assert broker.result(1).error.code == "cancelled"
     assert tidied.is_set()
 
@@ -329,17 +329,17 @@ def test_a_broker_that_comes_back_finds_the_worker_and_its_results(tmp_path, mon
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
-def test_cpu_work_runs_in_another_process_with_its_input(broker, worker):
+def test_a_process_handler_runs_in_another_process_with_its_input(broker, worker):
     worker.handler("square", process=True)(process_handlers.square)
     worker.start()
     broker.until_welcomed()
     broker.run(step(1, handler="square", task_context=Raw(b'{"n":7}')))
-    found = output(broker.result(1))
-    assert found["square"] == 49
-    assert found["pid"] != os.getpid()
+    result = output(broker.result(1))
+    assert result["square"] == 49
+    assert result["pid"] != os.getpid()
 
 
-def test_a_process_tells_progress_is_killed_at_its_time_out_and_another_takes_over(broker, worker):
+def test_a_process_reports_progress_is_killed_at_its_timeout_and_is_replaced(broker, worker):
     worker.handler("hang", process=True)(process_handlers.hang)
     worker.handler("square", process=True)(process_handlers.square)
     worker.start()
@@ -351,13 +351,13 @@ def test_a_process_tells_progress_is_killed_at_its_time_out_and_another_takes_ov
     assert output(broker.result(2))["square"] == 9
 
 
-def test_a_process_that_dies_is_told_and_unknown_for_at_most_once(broker, worker):
+def test_the_death_of_a_process_is_an_error_and_unknown_for_at_most_once(broker, worker):
     worker.handler("die", process=True)(process_handlers.die)
     worker.start()
     broker.until_welcomed()
     broker.run(step(1, handler="die"), once(2, handler="die"))
     broker.until_heard(Start)
-    broker.tell(Go, session=broker.session, items=[(2, 1)])
+    broker.send(Go, session=broker.session, items=[(2, 1)])
     error = broker.result(1).error
     assert (error.code, error.retryable) == ("process_died", True)
     assert "exit code 7" in error.message
@@ -367,7 +367,7 @@ def test_a_process_that_dies_is_told_and_unknown_for_at_most_once(broker, worker
 # -- life -------------------------------------------------------------------------------------------------------------
 
 
-def test_hello_says_who_this_process_is(broker, worker):
+def test_hello_carries_the_identity_of_the_process(broker, worker):
     worker.handler("h")(lambda ctx: None)
     worker.start()
     hello = broker.until_heard(Hello)
@@ -390,7 +390,7 @@ def test_a_worker_started_again_is_another_worker(broker, worker):
     assert worker.id != first
 
 
-def test_stop_gives_back_what_has_not_started_and_waits_for_what_runs(broker):
+def test_stop_gives_back_unstarted_steps_and_waits_for_runs(broker):
     worker = Worker(steps="ipc://s", results="ipc://r", slots=1)
     finish, entered = threading.Event(), threading.Event()
 
@@ -448,7 +448,7 @@ def program(broker, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_finishes_what_runs_and_leaves_with_zero(broker, program, number):
+def test_a_signal_drains_the_worker_lets_runs_finish_and_exits_with_zero(broker, program, number):
     broker.until_welcomed()
     broker.run(step(1, handler="slow"), step(2, handler="slow"))
     assert program.stdout.readline() == "entered\n"
@@ -460,7 +460,7 @@ def test_a_signal_drains_finishes_what_runs_and_leaves_with_zero(broker, program
     assert program.stdout.read() == "left\n"
 
 
-def test_a_second_interrupt_leaves_at_once(broker, program):
+def test_a_second_interrupt_exits_at_once(broker, program):
     broker.until_welcomed()
     broker.run(step(1, handler="for_ever"))
     assert program.stdout.readline() == "entered\n"
@@ -471,7 +471,7 @@ def test_a_second_interrupt_leaves_at_once(broker, program):
     assert program.returncode == 130
 
 
-def test_a_stop_signal_from_the_terminal_only_quiets(broker, program):
+def test_a_stop_signal_from_the_terminal_only_quiets_the_worker(broker, program):
     broker.until_welcomed()
     program.send_signal(signal.SIGTSTP)
     broker.until_heard(Heartbeat, lambda m: m.free == {"b1": 0})
@@ -480,7 +480,7 @@ def test_a_stop_signal_from_the_terminal_only_quiets(broker, program):
     assert output(broker.result(1)) == "finished"
 
 
-def test_what_still_runs_when_the_time_to_drain_is_over_is_given_back(broker):
+def test_a_run_that_outlasts_the_drain_is_given_back(broker):
     worker = Worker(steps="ipc://s", results="ipc://r", slots=2)
 
     @worker.handler("h")
@@ -491,7 +491,7 @@ def test_what_still_runs_when_the_time_to_drain_is_over_is_given_back(broker):
     broker.until_welcomed()
     broker.run(step(1), once(2))
     broker.until_heard(Start)
-    broker.tell(Go, session=broker.session, items=[(2, 1)])
+    broker.send(Go, session=broker.session, items=[(2, 1)])
     broker.until_heard(Heartbeat, lambda m: [h[2] for h in m.holding] == ["running", "running"])
     worker.drain(drain_ms=10)
     assert broker.until_heard(Refuse).items == [(1, 1)]
@@ -518,7 +518,7 @@ def test_what_still_runs_when_the_time_to_drain_is_over_is_given_back(broker):
         ({"STEPWIRE_LABELS": "gpu"}, "region=eu"),
     ],
 )
-def test_a_bad_environment_is_refused_in_words(monkeypatch, environ, says):
+def test_an_invalid_environment_is_refused_with_an_explanation(monkeypatch, environ, says):
     for name in ("STEPS", "RESULTS", "NAME", "SLOTS", "LABELS"):
         monkeypatch.delenv(f"STEPWIRE_{name}", raising=False)
     for name, value in environ.items():
@@ -580,7 +580,7 @@ def test_importing_stepwire_loads_neither_zeromq_nor_the_broker():
     assert done.stdout == "[]\n"
 
 
-def test_the_command_of_a_light_install_says_what_to_install():
+def test_the_command_of_a_light_install_explains_how_to_install_the_broker():
     code = (
         "import sys; sys.modules['stepwire_broker.cli.main'] = None\n"
         "from stepwire.__main__ import main; sys.argv = ['stepwire']; main()"
