@@ -37,7 +37,7 @@ class Dialogue:
         self.session = Session(Config(offers=offers, slots=slots, **settings), lambda: 0.5)
         self.now = 1000.0
         self.actions: list[Any] = []
-        self.heard: list[WorkerMessage] = []
+        self.sent: list[WorkerMessage] = []
         self.topics: list[bytes] = []
         self.session.start(self.now)
         self.act()
@@ -45,12 +45,12 @@ class Dialogue:
     # -- the world ----------------------------------------------------------------------------------------------------
 
     def act(self) -> list[Any]:
-        """Take the actions that are due. Sent messages go to `heard`, decoded as a broker decodes them."""
+        """Take the actions that are due. Sent messages go to `sent`, decoded as a broker decodes them."""
         actions = self.session.actions(self.now)
         self.actions += actions
         for action in actions:
             if isinstance(action, Send):
-                self.heard.append(codec.decode_worker(action.body))
+                self.sent.append(codec.decode_worker(action.body))
                 self.topics.append(action.topic)
         return actions
 
@@ -90,8 +90,8 @@ class Dialogue:
 
     def take(self, kind: type[M]) -> list[M]:
         """The messages of this kind that were sent since the last call."""
-        messages = [m for m in self.heard if isinstance(m, kind)]
-        self.heard = [m for m in self.heard if not isinstance(m, kind)]
+        messages = [m for m in self.sent if isinstance(m, kind)]
+        self.sent = [m for m in self.sent if not isinstance(m, kind)]
         return messages
 
     def runs(self) -> list[tuple[int, int]]:
@@ -137,7 +137,7 @@ class Broker:
 
     def welcome(self, n: int | None = None) -> "Broker":
         """Answer the latest hello, with its k."""
-        hellos = [m for m in self.dialogue.heard if isinstance(m, Hello)]
+        hellos = [m for m in self.dialogue.sent if isinstance(m, Hello)]
         if hellos:
             self.k = hellos[-1].next.get(self.id, 1)
         self.send(
@@ -154,7 +154,7 @@ class Broker:
 
     def beat(self, **flags: bool) -> None:
         """Ack the latest heartbeat."""
-        n = [m.n for m in self.dialogue.heard if isinstance(m, Heartbeat)][-1]
+        n = [m.n for m in self.dialogue.sent if isinstance(m, Heartbeat)][-1]
         self.send(HeartbeatAck, session=self.session, n=n, **flags)
 
     def steps(self, *steps: StepRequest, batch_id: str | None = None) -> str:
@@ -188,7 +188,7 @@ def welcomed(**config: Any) -> tuple[Dialogue, Broker]:
     dialogue = Dialogue(**config)
     broker = Broker(dialogue).welcome()
     broker.beat()
-    dialogue.heard.clear()
+    dialogue.sent.clear()
     dialogue.topics.clear()
     return dialogue, broker
 

@@ -45,7 +45,7 @@ class ScriptedBroker:
         self.results_endpoint = self.sub.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
         self.worker: str | None = None
         self.session = ""
-        self.heard: list[WorkerMessage] = []
+        self.received: list[WorkerMessage] = []
         self.results: dict[int, Result] = {}
         self.acks = True
         self.batches = 0
@@ -73,8 +73,8 @@ class ScriptedBroker:
         end = time.monotonic() + BOUND_S
         while not (value := is_met()):
             if time.monotonic() > end:
-                kinds = [type(m).__name__ for m in self.heard[-20:]]
-                raise AssertionError(f"waited {BOUND_S} s in vain for {what or is_met}; heard {kinds}")
+                kinds = [type(m).__name__ for m in self.received[-20:]]
+                raise AssertionError(f"waited {BOUND_S} s in vain for {what or is_met}; received {kinds}")
             self.serve(20)
         return value
 
@@ -85,12 +85,12 @@ class ScriptedBroker:
         self.until(lambda: step_id in self.results, f"the result of {step_id}")
         return self.results[step_id]
 
-    def until_heard(self, kind: type[M], fits: Callable[[M], bool] = lambda _: True) -> M:
+    def until_received(self, kind: type[M], fits: Callable[[M], bool] = lambda _: True) -> M:
         message: M = self.until(lambda: self.first(kind, fits), kind.__name__)
         return message
 
     def first(self, kind: type[M], fits: Callable[[M], bool] = lambda _: True) -> M | None:
-        return next((m for m in self.heard if isinstance(m, kind) and fits(m)), None)
+        return next((m for m in self.received if isinstance(m, kind) and fits(m)), None)
 
     def serve(self, wait_ms: int = 0) -> None:
         poller = zmq.Poller()
@@ -104,7 +104,7 @@ class ScriptedBroker:
             self._take(codec.decode_worker(body))
 
     def _take(self, message: WorkerMessage) -> None:
-        self.heard.append(message)
+        self.received.append(message)
         self.worker = message.worker
         match message:
             case Hello():

@@ -78,7 +78,7 @@ def test_a_welcome_for_a_hello_sent_before_the_latest_here_is_ignored():
 def test_the_lease_runs_from_the_send_time_of_the_echoed_heartbeat():
     dialogue, broker = welcomed(slots=1)
     dialogue.pass_time(2_000)
-    (_heartbeat,) = [m for m in dialogue.heard if isinstance(m, Heartbeat)]
+    (_heartbeat,) = [m for m in dialogue.sent if isinstance(m, Heartbeat)]
     sent = dialogue.now
     dialogue.freeze(1_500)
     broker.beat()

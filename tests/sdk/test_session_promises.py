@@ -28,7 +28,7 @@ class World:
         self.disowned: set[tuple[int, int]] = set()
         self.unacked: dict[tuple[int, int], int] = {}
         self.step_id = 0
-        self.seen = self.heard = 0
+        self.actions_checked = self.messages_checked = 0
 
     def play(self, move: str, number: int) -> None:
         d, b = self.dialogue, self.broker
@@ -83,10 +83,10 @@ class World:
                 d.freeze(number * 400)
             case "other_broker":
                 self.broker = self.brokers[number % 2]
-        self.look()
+        self.check()
 
-    def look(self) -> None:
-        actions, self.seen = self.dialogue.actions[self.seen :], len(self.dialogue.actions)
+    def check(self) -> None:
+        actions, self.actions_checked = self.dialogue.actions[self.actions_checked :], len(self.dialogue.actions)
         for action in actions:
             if isinstance(action, Run):
                 assert action.item not in self.started, "a known delivery ran twice"
@@ -95,7 +95,7 @@ class World:
                 assert action.item not in self.disowned, "ran after it was reported unknown"
                 self.started.add(action.item)
                 self.running.append(action.item)
-        messages, self.heard = self.dialogue.heard[self.heard :], len(self.dialogue.heard)
+        messages, self.messages_checked = self.dialogue.sent[self.messages_checked :], len(self.dialogue.sent)
         for message in messages:
             if isinstance(message, Results):
                 for result in message.results:
@@ -120,7 +120,7 @@ class World:
 @given(MOVES)
 def test_no_delivery_runs_twice_or_without_go_or_after_its_lease_and_no_result_is_forgotten(moves):
     world = World()
-    world.look()
+    world.check()
     for move, number in moves:
         world.play(move, number)
 
@@ -146,7 +146,7 @@ def test_every_result_is_resent_until_it_is_acked(ends, slots):
         item = running[number % len(running)]
         error = Result(step_id=item[0], delivery=1, status="failed" if kind == "fail" else "completed")
         dialogue.finish_with(error)
-    dialogue.heard.clear()
+    dialogue.sent.clear()
     dialogue.pass_time(600)
     again = {m.rid for m in dialogue.take(Results)}
     assert again == set(range(1, len(ends) + 1))

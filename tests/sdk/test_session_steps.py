@@ -97,7 +97,7 @@ def test_each_part_of_a_mixed_repeat_gets_its_own_answer():
     (results,) = dialogue.take(Results)
     broker.ack(results.rid)
     dialogue.finish(2)
-    dialogue.heard.clear()
+    dialogue.sent.clear()
     broker.steps(step(1), step(2), step(3), batch_id=batch)
     assert [r.items for r in dialogue.take(Refuse)] == [[(1, 1)]]
     assert [r.results[0].step_id for r in dialogue.take(Results)] == [2]
@@ -113,7 +113,7 @@ def test_an_unknown_delivery_below_the_sessions_floor_is_stale():
             dialogue.act()
         broker.ack(*[r.rid for r in dialogue.take(Results)])
         dialogue.actions.clear()
-    dialogue.heard.clear()
+    dialogue.sent.clear()
     broker.steps(step(5_000_000), batch_id="batch_b17_1")
     assert [r.code for r in dialogue.take(Refuse)] == ["stale"]
     assert dialogue.runs() == []
@@ -127,7 +127,7 @@ def test_an_unknown_delivery_below_the_sessions_floor_is_stale():
     assert dialogue.runs()[-1] == (5_000_002, 1)
     dialogue.finish(5_000_002)
     for _ in range(30):
-        dialogue.session.holdings.tombstones.forget_oldest()  # of the previous session: they do not concern this one
+        dialogue.session.holdings.tombstones.forget_oldest()  # the previous session: its floor is not this one
     broker.steps(step(5_000_003), batch_id="batch_b17_2")
     assert dialogue.runs()[-1] == (5_000_003, 1)
 
@@ -204,12 +204,12 @@ def test_a_cancel_of_the_next_delivery_in_turn_lets_the_one_after_start():
 def test_an_at_most_once_step_resends_start_and_starts_only_on_go():
     dialogue, broker = welcomed()
     broker.steps(once(1))
-    asked = [dialogue.now] * len(dialogue.take(Start))
+    start_times = [dialogue.now] * len(dialogue.take(Start))
     end = dialogue.now + 7_000
     while dialogue.now < end:
         dialogue.pass_time(10)
-        asked += [dialogue.now] * len(dialogue.take(Start))
-    gaps = [round(b - a, -2) for a, b in itertools.pairwise(asked)]
+        start_times += [dialogue.now] * len(dialogue.take(Start))
+    gaps = [round(b - a, -2) for a, b in itertools.pairwise(start_times)]
     assert gaps == [300, 600, 1200, 2400]
     assert dialogue.runs() == []
     broker.go((1, 1))
@@ -328,7 +328,7 @@ def test_each_adopted_step_is_answered_with_its_state_and_an_unknown_one_never_s
     dialogue, broker = welcomed(slots=3)
     broker.steps(step(1), step(2), once(3), step(4))
     dialogue.finish(1)
-    dialogue.heard.clear()
+    dialogue.sent.clear()
     broker.adopt((1, 1), (2, 1), (3, 1), (4, 1), (5, 1))
     (adopted,) = dialogue.take(Adopted)
     states = ["done", "running", "asking", "queued", "unknown"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec import Raw
-from stepwire import ConfigurationError, Context, OutcomeUnknown, Permanent, Retry, Worker
+from stepwire import Context, OutcomeUnknown, Permanent, Retry, Worker
 from stepwire_protocol.messages import Bye, Cancel, Go, Heartbeat, Hello, Progress, Refuse, Results, Start
 
 from . import process_handlers
@@ -61,7 +61,7 @@ def test_steps_run_and_results_come_back_over_each_transport(scheme, tmp_path, m
         broker.until_welcomed()
         broker.run(*[step(i, handler="double", task_context=Raw(b'{"n":%d}' % i)) for i in range(1, 11)])
         assert [output(broker.result(i)) for i in range(1, 11)] == [2 * i for i in range(1, 11)]
-        broker.until(lambda: broker.heard[-1] and broker.first(Heartbeat, lambda m: m.holding == []))
+        broker.until(lambda: broker.received[-1] and broker.first(Heartbeat, lambda m: m.holding == []))
     finally:
         worker.stop(drain_ms=100)
         broker.close()
@@ -167,7 +167,7 @@ def test_an_output_that_is_not_valid_json_is_an_error_and_unknown_for_at_most_on
     worker.start()
     broker.until_welcomed()
     broker.run(step(1), once(2))
-    broker.until_heard(Start)
+    broker.until_received(Start)
     broker.send(Go, session=broker.session, items=[(2, 1)])
     assert (broker.result(1).status, broker.result(1).error.code) == ("error", "bad_output")
     assert broker.result(1).error.retryable is False
@@ -197,8 +197,8 @@ def test_an_at_most_once_step_runs_after_go(broker, worker):
     worker.start()
     broker.until_welcomed()
     broker.run(once(1))
-    broker.until_heard(Start)
-    broker.until_heard(Start, lambda m: m is not broker.first(Start))
+    broker.until_received(Start)
+    broker.until_received(Start, lambda m: m is not broker.first(Start))
     assert not entered.is_set()
     broker.send(Go, session=broker.session, items=[(1, 1)])
     assert broker.result(1).status == "completed"
@@ -216,9 +216,9 @@ def test_heartbeats_go_on_while_a_handler_computes_in_pure_python(broker, worker
     worker.start()
     broker.until_welcomed()
     broker.run(step(1, handler="spin"))
-    broker.until_heard(Heartbeat, lambda m: [h[2] for h in m.holding] == ["running"])
-    before = len([m for m in broker.heard if isinstance(m, Heartbeat)])
-    broker.until(lambda: len([m for m in broker.heard if isinstance(m, Heartbeat)]) >= before + 4)
+    broker.until_received(Heartbeat, lambda m: [h[2] for h in m.holding] == ["running"])
+    before = len([m for m in broker.received if isinstance(m, Heartbeat)])
+    broker.until(lambda: len([m for m in broker.received if isinstance(m, Heartbeat)]) >= before + 4)
     assert 1 not in broker.results
     stop.set()
     broker.result(1)
@@ -241,7 +241,7 @@ def test_a_timed_out_handler_is_stopped_by_cancellation_or_by_its_signal(broker,
     worker.start()
     broker.until_welcomed()
     broker.run(step(1, timeout_ms=150), once(2, timeout_ms=150))
-    broker.until_heard(Start)
+    broker.until_received(Start)
     broker.send(Go, session=broker.session, items=[(2, 1)])
     assert (broker.result(1).status, broker.result(1).error.code) == ("failed", "timeout")
     assert broker.result(2).error.code == "outcome_unknown"
@@ -263,7 +263,7 @@ def test_a_cancelled_async_handler_may_clean_up_before_it_is_reported(broker, wo
     worker.start()
     broker.until_welcomed()
     broker.run(step(1))
-    broker.until_heard(Heartbeat, lambda m: bool(m.holding))
+    broker.until_received(Heartbeat, lambda m: bool(m.holding))
     broker.send(Cancel, session=broker.session, items=[(1, 1)], reason="task_cancelled")
     assert broker.result(1).error.code == "cancelled"
     assert tidied.is_set()
@@ -278,7 +278,7 @@ def test_progress_reaches_the_broker(broker, worker):
     worker.start()
     broker.until_welcomed()
     broker.run(step(1))
-    assert broker.until_heard(Progress).items == [(1, 1, 3, 10, "three")]
+    assert broker.until_received(Progress).items == [(1, 1, 3, 10, "three")]
 
 
 def test_results_are_sent_again_until_they_are_acked(broker, worker):
@@ -290,14 +290,14 @@ def test_results_are_sent_again_until_they_are_acked(broker, worker):
     worker.start()
     broker.until_welcomed()
     broker.run(step(1))
-    broker.until(lambda: len([m for m in broker.heard if isinstance(m, Results)]) >= 2)
+    broker.until(lambda: len([m for m in broker.received if isinstance(m, Results)]) >= 2)
     broker.acks = True
-    broker.until_heard(Results, lambda m: m is not broker.first(Results))
+    broker.until_received(Results, lambda m: m is not broker.first(Results))
     broker.until(lambda: _latest_heartbeat(broker).holding == [])
 
 
 def _latest_heartbeat(broker):
-    return [m for m in broker.heard if isinstance(m, Heartbeat)][-1]
+    return [m for m in broker.received if isinstance(m, Heartbeat)][-1]
 
 
 def test_a_broker_that_comes_back_finds_the_worker_and_its_results(tmp_path, monkeypatch):
@@ -315,12 +315,12 @@ def test_a_broker_that_comes_back_finds_the_worker_and_its_results(tmp_path, mon
     try:
         broker.until_welcomed()
         broker.run(step(1))
-        broker.until_heard(Heartbeat, lambda m: bool(m.holding))
+        broker.until_received(Heartbeat, lambda m: bool(m.holding))
         broker.close()
         finish.set()
         broker = ScriptedBroker("ipc://s", "ipc://r", epoch=2)
         assert output(broker.result(1)) == "late"
-        broker.until_heard(Heartbeat, lambda m: m.sessions == {"b1": "2.1"})
+        broker.until_received(Heartbeat, lambda m: m.sessions == {"b1": "2.1"})
     finally:
         worker.stop(drain_ms=100)
         broker.close()
@@ -345,7 +345,7 @@ def test_a_process_reports_progress_is_killed_at_its_timeout_and_is_replaced(bro
     worker.start()
     broker.until_welcomed()
     broker.run(step(1, handler="hang", timeout_ms=3_000))
-    assert broker.until_heard(Progress).items[0][:3] == (1, 1, 1)
+    assert broker.until_received(Progress).items[0][:3] == (1, 1, 1)
     assert broker.result(1).error.code == "timeout"
     broker.run(step(2, handler="square", task_context=Raw(b'{"n":3}')))
     assert output(broker.result(2))["square"] == 9
@@ -356,7 +356,7 @@ def test_the_death_of_a_process_is_an_error_and_unknown_for_at_most_once(broker,
     worker.start()
     broker.until_welcomed()
     broker.run(step(1, handler="die"), once(2, handler="die"))
-    broker.until_heard(Start)
+    broker.until_received(Start)
     broker.send(Go, session=broker.session, items=[(2, 1)])
     error = broker.result(1).error
     assert (error.code, error.retryable) == ("process_died", True)
@@ -370,7 +370,7 @@ def test_the_death_of_a_process_is_an_error_and_unknown_for_at_most_once(broker,
 def test_hello_carries_the_identity_of_the_process(broker, worker):
     worker.handler("h")(lambda ctx: None)
     worker.start()
-    hello = broker.until_heard(Hello)
+    hello = broker.until_received(Hello)
     assert hello.worker == worker.id
     assert hello.worker.startswith("test:")
     assert hello.pid == os.getpid()
@@ -405,7 +405,7 @@ def test_stop_gives_back_unstarted_steps_and_waits_for_runs(broker):
     broker.run(step(1), step(2))
     broker.until(entered.is_set)
     worker.drain()
-    refuse = broker.until_heard(Refuse)
+    refuse = broker.until_received(Refuse)
     assert (refuse.code, refuse.items) == ("draining", [(2, 1)])
     assert not worker.wait(0)
     finish.set()
@@ -453,7 +453,7 @@ def test_a_signal_drains_the_worker_lets_runs_finish_and_exits_with_zero(broker,
     broker.run(step(1, handler="slow"), step(2, handler="slow"))
     assert program.stdout.readline() == "entered\n"
     program.send_signal(number)
-    assert broker.until_heard(Refuse).items == [(2, 1)]
+    assert broker.until_received(Refuse).items == [(2, 1)]
     assert output(broker.result(1)) == "finished"
     broker.until(lambda: program.poll() is not None)
     assert program.returncode == 0
@@ -465,7 +465,7 @@ def test_a_second_interrupt_exits_at_once(broker, program):
     broker.run(step(1, handler="for_ever"))
     assert program.stdout.readline() == "entered\n"
     program.send_signal(signal.SIGINT)
-    broker.until_heard(Bye)
+    broker.until_received(Bye)
     program.send_signal(signal.SIGINT)
     broker.until(lambda: program.poll() is not None)
     assert program.returncode == 130
@@ -474,7 +474,7 @@ def test_a_second_interrupt_exits_at_once(broker, program):
 def test_a_stop_signal_from_the_terminal_only_quiets_the_worker(broker, program):
     broker.until_welcomed()
     program.send_signal(signal.SIGTSTP)
-    broker.until_heard(Heartbeat, lambda m: m.free == {"b1": 0})
+    broker.until_received(Heartbeat, lambda m: m.free == {"b1": 0})
     assert program.poll() is None
     broker.run(step(1, handler="slow"))
     assert output(broker.result(1)) == "finished"
@@ -490,101 +490,10 @@ def test_a_run_that_outlasts_the_drain_is_given_back(broker):
     worker.start()
     broker.until_welcomed()
     broker.run(step(1), once(2))
-    broker.until_heard(Start)
+    broker.until_received(Start)
     broker.send(Go, session=broker.session, items=[(2, 1)])
-    broker.until_heard(Heartbeat, lambda m: [h[2] for h in m.holding] == ["running", "running"])
+    broker.until_received(Heartbeat, lambda m: [h[2] for h in m.holding] == ["running", "running"])
     worker.drain(drain_ms=10)
-    assert broker.until_heard(Refuse).items == [(1, 1)]
+    assert broker.until_received(Refuse).items == [(1, 1)]
     assert broker.result(2).error.code == "outcome_unknown"
     broker.until(lambda: worker.wait(0))
-
-
-# -- configuration ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("environ", "says"),
-    [
-        ({"STEPWIRE_STEPS": "tcp://127.0.0.1", "STEPWIRE_RESULTS": "tcp://127.0.0.1:2"}, "has no port"),
-        ({"STEPWIRE_STEPS": "tcp//:1", "STEPWIRE_RESULTS": "tcp://127.0.0.1:2"}, "needs a form like"),
-        ({"STEPWIRE_STEPS": "tcp://*:1", "STEPWIRE_RESULTS": "tcp://127.0.0.1:2"}, "names no host"),
-        ({"STEPWIRE_STEPS": "udp://h:1", "STEPWIRE_RESULTS": "tcp://127.0.0.1:2"}, "udp:// is not supported"),
-        ({"STEPWIRE_STEPS": "ipc://" + "x" * 108}, "108 bytes"),
-        ({"STEPWIRE_STEPS": "inproc://steps", "STEPWIRE_RESULTS": "inproc://results"}, "pass its context"),
-        ({"STEPWIRE_STEPS": "ipc://a,ipc://b"}, "2 endpoints for steps and 1 for results"),
-        ({"STEPWIRE_NAME": "a b"}, "STEPWIRE_NAME"),
-        ({"STEPWIRE_SLOTS": "many"}, "STEPWIRE_SLOTS"),
-        ({"STEPWIRE_SLOTS": "0"}, "at least 1|1 to"),
-        ({"STEPWIRE_LABELS": "gpu"}, "region=eu"),
-    ],
-)
-def test_an_invalid_environment_is_refused_with_an_explanation(monkeypatch, environ, says):
-    for name in ("STEPS", "RESULTS", "NAME", "SLOTS", "LABELS"):
-        monkeypatch.delenv(f"STEPWIRE_{name}", raising=False)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigurationError, match=says):
-        Worker.from_env()
-
-
-def test_the_environment_names_several_brokers_and_labels(monkeypatch):
-    monkeypatch.setenv("STEPWIRE_STEPS", "tcp://h:1, tcp://i:1")
-    monkeypatch.setenv("STEPWIRE_RESULTS", "tcp://h:2,tcp://i:2")
-    monkeypatch.setenv("STEPWIRE_LABELS", "region=eu, gpu=")
-    worker = Worker.from_env(slots=3)
-    assert [tuple(link) for link in worker._links] == [("tcp://h:1", "tcp://h:2"), ("tcp://i:1", "tcp://i:2")]
-    assert worker._labels == {"region": "eu", "gpu": ""}
-
-
-def _two(ctx, one, two):
-    return None
-
-
-def _none():
-    return None
-
-
-async def _async(ctx):
-    return None
-
-
-@pytest.mark.parametrize(
-    ("function", "options", "says"),
-    [
-        (_none, {}, "takes no parameter"),
-        (_two, {}, "at most two parameters"),
-        (_async, {"process": True}, "async"),
-        (lambda ctx: None, {"process": True}, "top of a module"),
-        (_async, {"concurrency": 0}, "at least 1"),
-        (_async, {"timeout_ms": 0}, "at least 1"),
-    ],
-)
-def test_a_handler_that_could_only_fail_later_is_refused_when_it_is_registered(function, options, says):
-    worker = Worker()
-    with pytest.raises(ConfigurationError, match=says):
-        worker.handler("h", **options)(function)
-
-
-def test_registering_a_name_twice_or_too_late_is_refused(broker, worker):
-    worker.handler("h")(_async)
-    with pytest.raises(ConfigurationError, match="twice"):
-        worker.handler("h")(_async)
-    worker.start()
-    with pytest.raises(ConfigurationError, match="too late"):
-        worker.handler("g")(_async)
-
-
-def test_importing_stepwire_loads_neither_zeromq_nor_the_broker():
-    code = "import sys, stepwire; print([m for m in ('zmq', 'stepwire_broker', 'asyncio') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
-def test_the_command_of_a_light_install_explains_how_to_install_the_broker():
-    code = (
-        "import sys; sys.modules['stepwire_broker.cli.main'] = None\n"
-        "from stepwire.__main__ import main; sys.argv = ['stepwire']; main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "pip install '.[broker]'" in done.stderr

@@ -166,7 +166,7 @@ NAME = "a name of letters, digits, _ and -, at most 128"
         ({"backoff": {"bass": 1}}, "step 'a': backoff: bass is unknown; did you mean 'base'?"),
         ({"backoff": {"kind": "linear"}}, "step 'a': backoff: kind is 'linear', not exponential or constant"),
         ({"delivery_mode": "exactly_once"}, "step 'a': delivery_mode is 'exactly_once', not at_least_once or at_most_once"),
-        ({"worker_selector": "gpu"}, "step 'a': worker_selector is 'gpu', not a map of labels, or the word local"),
+        ({"worker_selector": "gpu"}, "step 'a': worker_selector is 'gpu', not a map of labels, or 'local'"),
         ({"handler_config": {"x": object}}, "step 'a': handler_config is {'x': <class 'object'>}, which is not possible"),
         ({"depends_on": "before"}, "step 'a': depends_on is a list: depends_on=[before]"),
         ({"depends_on": ["befor"]}, "depends_on names 'befor', which is not an earlier step; did you mean 'before'?"),
