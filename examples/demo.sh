@@ -1,5 +1,5 @@
 #!/bin/sh
-# From a fresh clone to the demo: sets up .venv, and runs `stepwire demo` in this directory.
+# Set up .venv in a fresh clone, and run `stepwire demo` in the root directory of the clone.
 set -eu
 cd "$(dirname "$0")/.."
 extra=broker

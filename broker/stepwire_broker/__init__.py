@@ -7,11 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .embedded import Broker, CommandRefused, Task, TaskCancelled, TaskFailed, TaskHeld, TaskNotCompleted, TaskView
+    from .embedded import Broker, CommandError, Task, TaskCancelled, TaskFailed, TaskHeld, TaskNotCompleted, TaskView
 
 __all__ = [
     "Broker",
-    "CommandRefused",
+    "CommandError",
     "Task",
     "TaskCancelled",
     "TaskFailed",

@@ -23,20 +23,29 @@ import structlog
 import zmq
 from msgspec import Struct
 from stepwire.worker import Worker
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol.errors import InvalidMessage
 
-from . import broker as core
-from .broker import BrokerStopped
-from .core.answers import Answer, Applied, Done, Refused, Submitted
-from .core.events import ApplyWorkflow, AwaitTask
-from .core.mapping import task_result
-from .core.problems import InvalidWorkflow
-from .core.settings import BusSettings, DatabaseSettings, ExecSettings, ExecutorsSettings, LimitSettings, Settings
-from .core.states import TASK_FINAL, TaskState
-from .core.workflow import Workflow, read_workflow
+from . import definition_files
+from . import engine as core
+from .core.definitions.document_problems import InvalidWorkflow
+from .core.definitions.input_mapping import task_result
+from .core.definitions.settings import (
+    BusSettings,
+    DatabaseSettings,
+    ExecSettings,
+    ExecutorsSettings,
+    LimitSettings,
+    Settings,
+)
+from .core.definitions.workflow import Workflow, read_workflow
+from .core.model.answers import Answer, Applied, CommandRefused, Done, TasksSubmitted
+from .core.model.events import ApplyWorkflow, AwaitTask
+from .core.model.hints import hint_text
+from .core.model.states import TASK_FINAL, TaskState
+from .engine import BrokerStopped
 from .executors.contract import Executor
 from .executors.registry import Executors
-from .stages import documents, requests
+from .stages import requests
 from .stages.requests import Make
 from .store import queries
 
@@ -54,7 +63,7 @@ _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
 
 
-class CommandRefused(Exception):
+class CommandError(Exception):
     """It was not carried out, and nothing of it is stored. `code` is the same as over HTTP, `hint` says what to do.
 
     With `retry_after_ms` the same may be taken later.
@@ -134,7 +143,7 @@ class AppliedWorkflow(Struct, frozen=True):
     warnings: tuple[str, ...]
 
 
-class Run(Protocol):
+class RunBlocking(Protocol):
     """Waits, in any thread, for what an asynchronous method comes to."""
 
     def __call__(self, what: Awaitable[T]) -> T: ...
@@ -147,7 +156,7 @@ class Broker:
         self._settings = settings
         self._offered = handlers
         self._slots = slots
-        self._core: core.Broker | None = None
+        self._core: core.Engine | None = None
         self._zmq: zmq.Context[zmq.Socket[bytes]] | None = None
         self._executors = Executors(settings, is_embedded=True)
 
@@ -177,7 +186,7 @@ class Broker:
         try:
             return cls(msgspec.convert(asked, Settings), handlers or Worker(), slots)
         except msgspec.ValidationError as error:
-            raise CommandRefused("invalid", f"settings: {error}") from None
+            raise CommandError("invalid", f"settings: {error}") from None
 
     def handler(
         self,
@@ -202,14 +211,14 @@ class Broker:
         """Open the file, go on with what is in it, and let the handlers work.
 
         Raises stepwire_broker.store.errors.StoreRefused when the file cannot be used, for one when another broker does,
-        and stepwire_broker.broker.CannotStart when an executor cannot.
+        and stepwire_broker.engine.CannotStart when an executor cannot.
         """
         if self._core is not None:
             raise RuntimeError("this broker was started before: open another one")
         _log_where_the_application_logs()
         self._executors.configure(self._offered.handlers, self._slots)
         self._zmq = zmq.Context()
-        self._core = core.Broker(self._settings, context=self._zmq, companion=self._executors)
+        self._core = core.Engine(self._settings, context=self._zmq, companion=self._executors)
         self._loop = asyncio.get_running_loop()
         try:
             await self._core.start()
@@ -246,7 +255,7 @@ class Broker:
         await asyncio.shield(self._started().failed)
 
     @contextmanager
-    def in_thread(self) -> "Iterator[Run]":
+    def in_thread(self) -> "Iterator[RunBlocking]":
         """For a program without an event loop: start here on a loop in a thread of its own, and stop at the end.
 
             broker = Broker.open("orders.db", handlers=worker)
@@ -284,10 +293,10 @@ class Broker:
             if isinstance(workflow, Mapping):
                 read = read_workflow(dict(workflow), limits=limits)
             else:
-                document = documents.read_document(workflow)
+                document = definition_files.read_document(workflow)
                 read = read_workflow(document.value, document.where, limits)
-        except (documents.DocumentError, InvalidWorkflow) as error:
-            raise CommandRefused("invalid_workflow", str(error)) from None
+        except (definition_files.DocumentError, InvalidWorkflow) as error:
+            raise CommandError("invalid_workflow", str(error)) from None
         done = await self._ask(lambda request: ApplyWorkflow(request, read, activate), Applied)
         return AppliedWorkflow(done.namespace, done.name, done.version, done.created, tuple(map(str, read.warnings)))
 
@@ -316,7 +325,7 @@ class Broker:
 
     async def _submit(self, read: Callable[[LimitSettings], list[Any]]) -> "list[Task]":
         new = _read(lambda: read(self._settings.limits))
-        stored = await self._ask(requests.submission(new), Submitted)
+        stored = await self._ask(requests.submission(new), TasksSubmitted)
         return [Task(self, *each) for each in zip(stored.task_ids, stored.created, strict=True)]
 
     def task(self, task_id: int) -> "Task":
@@ -364,12 +373,13 @@ class Broker:
 
     async def _ask(self, make: Make, expected: type[A]) -> A:
         answer = await self._started().ask(make)
-        if isinstance(answer, Refused):
-            raise CommandRefused(answer.code, answer.message, answer.hint, answer.retry_after_ms)
+        if isinstance(answer, CommandRefused):
+            hint = "" if answer.hint is None else hint_text(answer.hint)
+            raise CommandError(answer.code, answer.message, hint, answer.retry_after_ms)
         assert isinstance(answer, expected), answer
         return answer
 
-    def _started(self) -> core.Broker:
+    def _started(self) -> core.Engine:
         if self._core is None or not hasattr(self._core, "identity"):
             raise RuntimeError("the broker is not started: use `async with Broker.open(...) as broker`")
         if asyncio.get_running_loop() is not self._loop:
@@ -427,7 +437,7 @@ class Task:
         broker = self._broker._started()
         found = await broker.read(_view, self.id, broker.workflows)
         if found is None:
-            raise CommandRefused("not_found", f"there is no task {self.id}", "it may have been removed after its end")
+            raise CommandError("not_found", f"there is no task {self.id}", "it may have been removed after its end")
         return found
 
     async def cancel(self, reason: str = "") -> None:
@@ -519,8 +529,8 @@ def _body(
 def _read(read: Callable[[], T]) -> T:
     try:
         return read()
-    except Refusal as refusal:
-        raise CommandRefused(refusal.code, refusal.message) from None
+    except InvalidMessage as refusal:
+        raise CommandError(refusal.code, refusal.message) from None
 
 
 def _merged(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -549,7 +559,7 @@ __all__ = [
     "AppliedWorkflow",
     "Broker",
     "BrokerStopped",
-    "CommandRefused",
+    "CommandError",
     "StepView",
     "Task",
     "TaskCancelled",

@@ -1,6 +1,6 @@
-"""An application with its own broker: no server to start, one file, and handlers as plain functions.
+"""An application with its own broker: no server to start, one database file, and handlers as plain functions.
 
-Run it, kill it with -9 in the middle, run it again: the task that was under way goes on where it was.
+Run the program, kill it with `kill -9` while it charges, and run it again: the task continues where it was.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ def reserve(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
 
 @worker.handler("orders.charge")
 async def charge(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
-    await asyncio.sleep(1)  # the time to try a kill -9
+    await asyncio.sleep(1)  # time for you to try kill -9
     return {"receipt": f"r-{ctx.task_id}"}  # pass ctx.idempotency_key to the bank
 
 
@@ -44,7 +44,7 @@ async def main() -> None:
         print(f"task {task.id} is {'new' if task.created else 'known'}", flush=True)
         try:
             print("result:", await task.result())
-        except TaskHeld as held:  # killed while it charged: whether it did, only its bank knows
+        except TaskHeld as held:  # killed while charging: only the bank knows whether it did
             for step in await broker.held_steps():
                 print(f"held: {step.name}; resolving it as charged, because this example's bank is imaginary")
                 await broker.resolve(step.step_id, "completed", output={"receipt": "found"}, reason="the bank has it")

@@ -1,19 +1,20 @@
 #!/bin/sh
-# Appends a line to a file, once. Its step is at_most_once: if this is killed, somebody has to look whether the line is
-# there, and the step is held until he has said so.
+# Append a line to a file, once. The step is at_most_once: if this program is killed, the step is held until an operator
+# has checked whether the line is in the file, and has resolved the step.
 set -eu
 
 [ -w "$(dirname "$REPORT")" ] || {
-    echo "the directory of $REPORT cannot be written" >&2  # nothing has happened yet: an ordinary failure
+    echo "the directory of $REPORT cannot be written" >&2  # no effect yet: an ordinary failure
     exit 1
 }
 
-# Where JSON has to be read, a short call of any language does it. An exit code that the shell has not seen is kept.
+# Any language can read the JSON. Invalid input: exit with 65, because a retry cannot help.
 line=$(python3 -c '
 import json, sys
-said = json.load(sys.stdin)["input"]
-print("{words} words, disk {used} % full".format(**said))
+request = json.load(sys.stdin)["input"]
+print("{words} words, disk {used} % full".format(**request))
 ') || exit 65
 
-printf '%s %s\n' "$STEPWIRE_TASK_ID" "$line" >> "$REPORT" || exit 81  # written, half written, or not at all?
+# 81, the outcome is unknown: the line may be written, half written, or missing.
+printf '%s %s\n' "$STEPWIRE_TASK_ID" "$line" >> "$REPORT" || exit 81
 printf '{"line": "%s"}\n' "$line"

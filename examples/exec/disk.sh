@@ -1,5 +1,5 @@
 #!/bin/sh
-# How full is the disk? It needs nothing of its request, and writes its JSON by hand.
+# Report how full the disk is. The program ignores its request, and writes JSON without a library.
 
 df -P . | {
     read -r _

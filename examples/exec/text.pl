@@ -1,5 +1,5 @@
 #!/usr/bin/perl
-# Counts the words of a text. A language without a ZeroMQ binding needs a JSON parser, and Perl brings one.
+# Count the words of a text. No ZeroMQ binding is needed, only a JSON parser, which Perl includes.
 
 use strict;
 use warnings;
@@ -10,7 +10,7 @@ my $request = $json->decode(do { local $/; <STDIN> });
 my $text = $request->{input}{text};
 
 unless (defined $text && !ref $text) {
-    # 65: trying again cannot help. The document says it better than an exit code.
+    # 65: a retry cannot help. The JSON document gives the reason, which an exit code cannot.
     print $json->encode({ message => "there is no text to count in", code => "no_text" });
     exit 65;
 }

@@ -1,13 +1,12 @@
-"""Runs a step by one POST of it, as JSON, to an endpoint; what that answers is the step's output.
+"""Run a step by sending it as JSON to an endpoint, with one POST. The answer is the step's output.
 
-What the answer means is the part that matters, and it is a table: whoever calls something over a network has to know,
-for each way that it can end, whether it may have happened.
+A call over a network can end in several ways. For each, the executor must know whether the effect may have happened:
 
-    answered 2xx                      completed; the body, JSON or nothing, is the output
-    429, 502, 503, 504                tried again, not before Retry-After
-    any other answer                  failed for good: it was heard, and said no
-    nobody listens                    nothing was done: the step waits, and no attempt is spent
-    no answer, or half of one         nobody knows: an at_most_once step is held, any other is tried again
+    answer 2xx                        completed; the body, JSON or empty, is the output
+    429, 502, 503, 504                retried, not before Retry-After
+    any other answer                  failed for good: the endpoint received the step and refused it
+    no connection                     nothing was done: the step waits, and no attempt is spent
+    no answer, or half of one         outcome unknown: an at_most_once step is held, any other step is retried
 """
 
 import asyncio
@@ -39,7 +38,7 @@ BODY_BYTES_MAX = 4 * 1024 * 1024
 
 
 class HttpExecutor(BaseExecutor):
-    """Its arguments are what stands under `executors.options.http`."""
+    """An executor whose arguments are the options under `executors.options.http`."""
 
     def __init__(
         self,
@@ -59,13 +58,13 @@ class HttpExecutor(BaseExecutor):
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._headers = dict(headers or {})
         self._connect_s = connect_s
-        self._threads = ThreadPoolExecutor(max_concurrent, "http")  # of its own: the loop's are the broker's
+        self._threads = ThreadPoolExecutor(max_concurrent, "http")  # not the loop's: those are the broker's
 
     async def stop(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """The broker's loop is never to wait."""
+        """Call a blocking function in a thread, because the broker's loop must never block."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     async def run(self, step: StepReady) -> ExecutionResult:
@@ -76,43 +75,43 @@ class HttpExecutor(BaseExecutor):
             await self._in_thread(connection.connect)
         except OSError as error:
             raise NoCapacity(f"{self._host}: {error}") from error
-        line = connection.sock
-        line.settimeout(None if step.timeout_ms is None else step.timeout_ms / 1000)
+        sock = connection.sock
+        sock.settimeout(None if step.timeout_ms is None else step.timeout_ms / 1000)
         try:
             return await self._in_thread(self._call, connection, step, body)
         finally:
-            # Also when the run is cancelled: the thread's read ends with it, and the other side hears that we went.
+            # Needed also when the run is cancelled: the shutdown ends the thread's read and informs the endpoint.
             with contextlib.suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
             connection.close()
 
     def _call(self, connection: http.client.HTTPConnection, step: StepReady, body: bytes) -> ExecutionResult:
         headers = {
             **self._headers,
             "Content-Type": "application/json",
-            "Idempotency-Key": step.idempotency_key,  # the same for each attempt: whoever keeps it does nothing twice
+            "Idempotency-Key": step.idempotency_key,  # the same for each attempt, so an endpoint can refuse repeats
             "Stepwire-Step": step.path,
             "Stepwire-Attempt": str(step.attempt),
         }
         try:
             connection.request("POST", self._path, body, headers)
             answer = connection.getresponse()
-            said = answer.read(BODY_BYTES_MAX + 1)
+            content = answer.read(BODY_BYTES_MAX + 1)
         except (OSError, http.client.HTTPException) as error:
             return held(f"{self._host} was asked, and gave no answer: {error!r}")
-        if len(said) > BODY_BYTES_MAX:
+        if len(content) > BODY_BYTES_MAX:
             return held(f"{self._host} answered more than {BODY_BYTES_MAX} bytes")
-        return _meant(answer.status, answer.getheader("Retry-After"), said)
+        return _result(answer.status, answer.getheader("Retry-After"), content)
 
 
-def _meant(status: int, after: str | None, said: bytes) -> ExecutionResult:
+def _result(status: int, after: str | None, content: bytes) -> ExecutionResult:
     if 200 <= status < 300:
         try:
-            output: Any = json.loads(said) if said else None
+            output: Any = json.loads(content) if content else None
         except ValueError:
             return held(f"answered {status} with something that is no JSON")
         return completed(output)
-    text = f"answered {status}: {said[:500].decode(errors='replace')}"
+    text = f"answered {status}: {content[:500].decode(errors='replace')}"
     if status in NOT_NOW:
         after_ms = int(after) * 1000 if after and after.isdigit() else None
         return retry(text, code=f"http_{status}", category="unavailable", retry_after_ms=after_ms)

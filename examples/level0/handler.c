@@ -1,4 +1,4 @@
-/* Level 0 in C: needs libzmq and cJSON (Debian: apt-get install libzmq3-dev libcjson-dev), and nothing of Stepwire. */
+/* Level 0 in C: needs libzmq and cJSON (Debian: apt-get install libzmq3-dev libcjson-dev), and no part of Stepwire. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <math.h>
@@ -7,10 +7,10 @@
 #include <string.h>
 #include <zmq.h>
 
-/* A handler adds to its output, or says what is wrong. */
+/* A handler fills in its output and returns NULL, or returns an error message. */
 typedef const char *handler(const cJSON *config, const cJSON *order, const cJSON *before, cJSON *output);
 
-static double number(const cJSON *object, const char *name) { /* not a number if there is none */
+static double number(const cJSON *object, const char *name) { /* NaN if the member is missing */
   return cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(object, name));
 }
 
@@ -34,7 +34,7 @@ static const char *total(const cJSON *config, const cJSON *order, const cJSON *b
 
 static const struct { const char *name; handler *run; } handlers[] = {{"quote.sum", sum}, {"quote.total", total}};
 
-/* Whatever happens, there is a result: a step without one is only given up when its time is over. */
+/* Always return a result: without one, the broker waits until the step's timeout has expired. */
 static cJSON *run(const cJSON *step) {
   const char *class = cJSON_GetStringValue(cJSON_GetObjectItem(step, "handler_class")), *wrong = "C has no such handler";
   cJSON *result = cJSON_CreateObject(), *output = cJSON_CreateObject();
@@ -50,7 +50,7 @@ static cJSON *run(const cJSON *step) {
   cJSON *error = cJSON_AddObjectToObject(result, "error");
   if (i == count) cJSON_AddStringToObject(error, "code", "unknown_handler");
   cJSON_AddStringToObject(error, "message", wrong);
-  cJSON_AddBoolToObject(error, "retryable", 0); /* it lies in the order, and will the next time too */
+  cJSON_AddBoolToObject(error, "retryable", 0); /* the order itself is wrong, so a retry cannot help */
   return cJSON_Delete(output), result;
 }
 

@@ -1,9 +1,9 @@
-// Level 0 in Node: needs zeromq (npm install, here), and nothing of Stepwire.
+// Level 0 in Node: needs zeromq (npm install, here), and no part of Stepwire.
 import { Publisher, Subscriber } from 'zeromq'
 
 const LANGUAGE = 'node'
 
-/** A missing number would go through arithmetic as NaN and through JSON as null. */
+/** Reject a missing number, which arithmetic would turn into NaN and JSON into null. */
 function integer(value, name) {
   if (!Number.isSafeInteger(value)) throw new TypeError(`${name} is ${value}, not an integer`)
   return value
@@ -19,7 +19,7 @@ const HANDLERS = {
   }),
 }
 
-/** Whatever happens, there is a result: a step without one is only given up when its time is over. */
+/** Always return a result: without one, the broker waits until the step's timeout has expired. */
 async function run({ step_id, handler_class, ...step }) {
   if (!Object.hasOwn(HANDLERS, handler_class)) {
     const message = `${LANGUAGE} has no ${handler_class}`
@@ -27,10 +27,10 @@ async function run({ step_id, handler_class, ...step }) {
   }
   try {
     const output = { ...(await HANDLERS[handler_class](step)), language: LANGUAGE }
-    JSON.stringify(output) // an output that is no JSON is the handler's failure, not the loop's end
+    JSON.stringify(output) // an output that is not JSON fails the step, and must not end the loop
     return { step_id, status: 'completed', output }
   } catch (error) {
-    const isInTheOrder = error instanceof TypeError // and will be there the next time too
+    const isInTheOrder = error instanceof TypeError // so a retry cannot help
     return { step_id, status: 'failed', error: { message: String(error), retryable: !isInTheOrder } }
   }
 }

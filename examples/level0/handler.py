@@ -1,4 +1,4 @@
-"""Level 0 in plain Python: needs pyzmq, and nothing of Stepwire."""
+"""Level 0 in plain Python: needs pyzmq, and no part of Stepwire."""
 
 import json
 import os
@@ -22,17 +22,17 @@ HANDLERS = {"quote.sum": sum_of, "quote.total": total}
 
 
 def run(step):
-    """Whatever happens, there is a result: a step without one is only given up when its time is over."""
+    """Always return a result: without one, the broker waits until the step's timeout has expired."""
     result = {"step_id": step["step_id"]}
     try:
         if step["handler_class"] not in HANDLERS:
             error = {"code": "unknown_handler", "message": f"python has no {step['handler_class']}", "retryable": False}
             return result | {"status": "error", "error": error}
         output = HANDLERS[step["handler_class"]](step) | {"language": "python"}
-        json.dumps(output, allow_nan=False)  # an output that is no JSON is the handler's failure, not the loop's end
+        json.dumps(output, allow_nan=False)  # an output that is not JSON fails the step, and must not end the loop
         return result | {"status": "completed", "output": output}
     except Exception as error:
-        is_in_the_order = isinstance(error, (LookupError, TypeError))  # and will be there the next time too
+        is_in_the_order = isinstance(error, (LookupError, TypeError))  # so a retry cannot help
         message = f"{type(error).__name__}: {error}"
         return result | {"status": "failed", "error": {"message": message, "retryable": not is_in_the_order}}
 

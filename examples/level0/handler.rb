@@ -1,4 +1,4 @@
-# Level 0 in Ruby: needs ffi-rzmq (Debian: apt-get install ruby-ffi-rzmq), and nothing of Stepwire.
+# Level 0 in Ruby: needs ffi-rzmq (Debian: apt-get install ruby-ffi-rzmq), and no part of Stepwire.
 require "ffi-rzmq"
 require "json"
 
@@ -13,7 +13,7 @@ HANDLERS = {
   end
 }.freeze
 
-# Whatever happens, there is a result: a step without one is only given up when its time is over.
+# Always return a result: without one, the broker waits until the step's timeout has expired.
 def run(step)
   handler = HANDLERS[step["handler_class"]]
   unless handler
@@ -21,15 +21,15 @@ def run(step)
     return { step_id: step["step_id"], status: "error", error: error }
   end
   output = handler.call(*step.values_at("handler_config", "task_context", "previous_results")).merge(language: "ruby")
-  JSON.generate(output) # an output that is no JSON is the handler's failure, not the loop's end
+  JSON.generate(output) # an output that is not JSON fails the step, and must not end the loop
   { step_id: step["step_id"], status: "completed", output: output }
 rescue StandardError => e
-  is_in_the_order = e.is_a?(KeyError) || e.is_a?(TypeError) || e.is_a?(NoMethodError) # and will be the next time too
+  is_in_the_order = e.is_a?(KeyError) || e.is_a?(TypeError) || e.is_a?(NoMethodError) # so a retry cannot help
   error = { message: "#{e.class}: #{e.message}", backtrace: e.backtrace.first(5), retryable: !is_in_the_order }
   { step_id: step["step_id"], status: "failed", error: error }
 end
 
-# ffi-rzmq gives return codes.
+# ffi-rzmq returns codes and raises nothing.
 def check(code) = ZMQ::Util.resultcode_ok?(code) ? code : abort("handler.rb: #{ZMQ::Util.error_string}")
 
 context = ZMQ::Context.new

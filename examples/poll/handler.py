@@ -15,7 +15,7 @@ from pathlib import Path
 URL = os.environ.get("STEPWIRE_URL", "http://127.0.0.1:7410")
 TOKEN = Path(os.environ.get("STEPWIRE_TOKEN_FILE", ".stepwire/token")).read_text().strip()
 ME = {"worker": f"poll-py:{secrets.token_hex(8)}"}  # new for each process
-AGAIN = (0, 429, 500, 503)  # no answer, or none yet: everything may be said twice
+AGAIN = (0, 429, 500, 503)  # no answer, or a temporary refusal: send the call again, because duplicates are harmless
 at = {"n": 0, "session": None}
 HANDLERS = {
     "order.price": lambda step: {"cents": sum(i["cents"] * i["count"] for i in step["task_context"]["items"])},
@@ -23,9 +23,9 @@ HANDLERS = {
 }
 
 
-def call(what, **said):
+def call(name, **members):
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{URL}/v1/worker/{what}", json.dumps(ME | said).encode(), headers)
+    request = urllib.request.Request(f"{URL}/v1/worker/{name}", json.dumps(ME | members).encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=40) as answer:
             return 200, json.load(answer)
@@ -35,16 +35,16 @@ def call(what, **said):
         return 0, {}
 
 
-def call_until_answered(what, **said):
-    while (answer := call(what, **said))[0] in AGAIN:
+def call_until_answered(name, **members):
+    while (answer := call(name, **members))[0] in AGAIN:
         time.sleep(1)
     return answer[0]
 
 
-def lease(**said):
-    """`holding` is the whole truth: what is not in it is given back. So `n` counts up, whatever becomes of the call."""
+def lease(**members):
+    """Request steps. Steps missing from `holding` are given back, so `n` must increase even if the call fails."""
     at["n"] += 1
-    status, answer = call("lease", **at, handlers=list(HANDLERS), slots=1, lang="python", pid=os.getpid(), **said)
+    status, answer = call("lease", **at, handlers=list(HANDLERS), slots=1, lang="python", pid=os.getpid(), **members)
     at["session"] = answer.get("session", at["session"])
     return status, answer
 
@@ -52,9 +52,9 @@ def lease(**said):
 def heartbeat(step, state, since):
     held = [[step["step_id"], step["delivery"], state, int((time.monotonic() - since) * 1000)]]
     status, answer = call("heartbeat", session=at["session"], holding=held)
-    if status == 409 and state == "running":  # the broker is new, or thought us dead: it hears of what still runs here
+    if status == 409 and state == "running":  # the broker restarted, or declared this worker dead
         lease(holding=held, free=0, wait_ms=0)
-    return status == 200 and not answer["cancel"]  # a handler that can stop would be told to here
+    return status == 200 and not answer["cancel"]  # a handler that can be interrupted would be stopped here
 
 
 def keep_alive(step, over, every_s):
@@ -66,26 +66,26 @@ def keep_alive(step, over, every_s):
 def outcome_of(step):
     try:
         output = HANDLERS[step["handler_class"]](step)
-        json.dumps(output, allow_nan=False)  # an output that is no JSON is the handler's failure
+        json.dumps(output, allow_nan=False)  # an output that is not JSON is the handler's failure
         return {"status": "completed", "output": output}
     except Exception as error:
         return {"status": "failed", "error": {"message": f"{type(error).__name__}: {error}"}}
 
 
 def run(step, answer):
-    """Nothing starts before the broker has said that the step is still ours; at_most_once not without its go."""
+    """Run a step after the broker has confirmed that this worker has it; an at_most_once step also needs a `go`."""
     if not heartbeat(step, "queued", time.monotonic()):
         return
     items = [[step["step_id"], step["delivery"]]]
-    asks = step["delivery_mode"] == "at_most_once"
-    if asks and call_until_answered("start", session=at["session"], items=items) != 200:
+    needs_go = step["delivery_mode"] == "at_most_once"
+    if needs_go and call_until_answered("start", session=at["session"], items=items) != 200:
         return
     over = threading.Event()
     beats = threading.Thread(target=keep_alive, args=(step, over, answer["heartbeat_ms"] / 1000))
     beats.start()
     result = {"step_id": step["step_id"], "delivery": step["delivery"], **outcome_of(step)}
     same = {key: answer[key] for key in ("session", "deployment", "batch_id")}
-    call_until_answered("results", **same, results=[result])  # 409: of no use any more
+    call_until_answered("results", **same, results=[result])  # 409: the result is no longer needed
     over.set()
     beats.join()
 
@@ -97,7 +97,7 @@ try:
         if status != 200:
             time.sleep(1)
         for step in answer.get("steps", ()):
-            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # what has begun is ended
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # finish a step that has begun
             run(step, answer)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 finally:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A worker over HTTP in a shell: curl and jq, and nothing of Stepwire. One step at a time.
+# A worker over HTTP in a shell: needs curl and jq, and no part of Stepwire. One step at a time.
 set -u
 url=${STEPWIRE_URL:-http://127.0.0.1:7410}
 token=$(cat "${STEPWIRE_TOKEN_FILE:-.stepwire/token}")
@@ -8,17 +8,17 @@ dir=$(mktemp -d)
 echo 0 >"$dir/n"
 session=null
 
-# say CALL JSON: the answer is in $dir/CALL; prints the status, 000 where there was none.
-say() {
-  printf 'Authorization: Bearer %s\n' "$token" | # not on the command line, where everybody could read it
+# post CALL JSON: store the answer in $dir/CALL and print the status, or 000 if there is no answer.
+post() {
+  printf 'Authorization: Bearer %s\n' "$token" | # not on the command line, which other users can read
     curl -s -m 40 -o "$dir/$1" -w '%{http_code}' -H @- -H 'Content-Type: application/json' \
       -d "$2" "$url/v1/worker/$1" || true
 }
 
-# insist CALL JSON: until it is answered. Everything may be said twice.
-insist() {
+# post_until_answered CALL JSON: resend on errors; duplicates are harmless.
+post_until_answered() {
   while :; do
-    case $(say "$1" "$2") in
+    case $(post "$1" "$2") in
       200) return 0 ;;
       000 | 429 | 500 | 503) sleep 1 ;;
       *) return 1 ;;
@@ -26,26 +26,26 @@ insist() {
   done
 }
 
-# count: one more than the last time, in the background too.
+# count: print the next number, also from the background process.
 count() {
   echo $(($(cat "$dir/n") + 1)) >"$dir/n"
   cat "$dir/n"
 }
 
-# lease HOLDING WAIT_MS MORE: what is not in HOLDING is given back. So n counts up, whatever becomes of the call.
+# lease HOLDING WAIT_MS MORE: steps missing from HOLDING are given back, so n must increase even if the call fails.
 lease() {
-  status=$(say lease "{\"worker\":\"$worker\",\"n\":$(count),\"session\":$session,\"handlers\":[\"order.*\"],
+  status=$(post lease "{\"worker\":\"$worker\",\"n\":$(count),\"session\":$session,\"handlers\":[\"order.*\"],
     \"slots\":1,\"lang\":\"sh\",\"pid\":$$,\"holding\":$1,\"wait_ms\":$2$3}")
   [ "$status" = 200 ] && session=$(jq .session "$dir/lease")
 }
 
-# beat STATE: 1 when the step is not ours any more, or is to stop.
+# beat STATE: return 1 when the broker has taken the step back, or cancels it.
 beat() {
-  status=$(say heartbeat "{\"worker\":\"$worker\",\"session\":$session,\"holding\":[[$item,\"$1\",0]]}")
+  status=$(post heartbeat "{\"worker\":\"$worker\",\"session\":$session,\"holding\":[[$item,\"$1\",0]]}")
   [ "$status" = 200 ] && [ "$(jq '.cancel | length' "$dir/heartbeat")" = 0 ]
 }
 
-# The work itself: the step is on stdin, its output goes to stdout.
+# handle HANDLER_CLASS: the handlers. Read the step from stdin, write its output to stdout.
 handle() {
   case $1 in
     order.price) jq -c '{cents: ([.task_context.items[] | .cents * .count] | add)}' ;;
@@ -62,12 +62,12 @@ run() {
   step=$(jq -c '.steps[0]' "$dir/lease")
   batch=$(jq -c '{session, deployment, batch_id}' "$dir/lease")
   item=$(of_step -r '"\(.step_id),\(.delivery)"')
-  beat queued || return # nothing starts before the broker has said that the step is still ours
+  beat queued || return # start only after the broker has confirmed that this worker has the step
   if [ "$(of_step -r .delivery_mode)" = at_most_once ]; then
-    insist start "{\"worker\":\"$worker\",\"session\":$session,\"items\":[[$item]]}" || return
+    post_until_answered start "{\"worker\":\"$worker\",\"session\":$session,\"items\":[[$item]]}" || return
   fi
   (
-    while sleep 2; do # the broker is new, or thought us dead: it hears of what still runs here
+    while sleep 2; do # on 409 the broker restarted, or declared this worker dead
       beat running || [ "$status" != 409 ] || lease "[[$item,\"running\",0]]" 0 ',"free":0'
     done
   ) &
@@ -78,7 +78,7 @@ run() {
     outcome='{"status":"failed","error":{"message":"the handler failed"}}'
   fi
   result=$(of_step -c --argjson outcome "$outcome" '{step_id, delivery} + $outcome')
-  insist results "$(printf '%s' "$batch" | jq -c --arg worker "$worker" --argjson result "$result" \
+  post_until_answered results "$(printf '%s' "$batch" | jq -c --arg worker "$worker" --argjson result "$result" \
     '. + {worker: $worker, results: [$result]}')"
   kill "$beats" && wait "$beats"
 }
@@ -92,5 +92,5 @@ while [ -z "$stop" ]; do
     run
   fi
 done
-say bye "{\"worker\":\"$worker\",\"n\":$(count),\"session\":$session}" >/dev/null
+post bye "{\"worker\":\"$worker\",\"n\":$(count),\"session\":$session}" >/dev/null
 rm -r "$dir"

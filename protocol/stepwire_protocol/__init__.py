@@ -1,1 +1,1 @@
-"""The language on the wire: messages, their bytes, topics, limits and refusals. Shared by broker and SDK."""
+"""The wire protocol: messages, their bytes, topics, limits and error codes. The broker and the Python SDK share it."""

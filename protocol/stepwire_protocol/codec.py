@@ -1,4 +1,4 @@
-"""The one place that sees bytes: frames to typed messages and back."""
+"""Decodes frames into typed messages, and encodes messages into frames. No other module handles the bytes."""
 
 import re
 from collections.abc import Callable
@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import UNSET, Struct
 
-from . import door, limits, topics
-from .errors import Refusal
+from . import limits, strict_json, topics
+from .errors import InvalidMessage
 from .messages import (
     Adopted,
     BrokerMessage,
@@ -41,20 +41,20 @@ def frame(topic: bytes, message: Struct) -> bytes:
 
 
 def split(data: bytes) -> tuple[bytes, bytes]:
-    """(topic with its space, JSON). The JSON starts after the first space."""
+    """Split a frame into (topic with its space, JSON). The JSON starts after the first space."""
     end = data.find(b" ") + 1
     if not end:
-        raise Refusal("no_topic" if data else "empty", "the frame has no space after its topic")
+        raise InvalidMessage("no_topic" if data else "empty", "the frame has no space after its topic")
     return data[:end], data[end:]
 
 
 def decode_worker(body: bytes, bytes_max: int = limits.MESSAGE_BYTES_MAX) -> WorkerMessage:
-    """A level-1 message of a worker. Raises Refusal; `unknown_type` is to be ignored, the rest to be answered."""
-    door.check(body, bytes_max)
+    """Decode a level-1 message of a worker. Raises InvalidMessage: ignore `unknown_type`, answer every other code."""
+    strict_json.parse(body, bytes_max)
     try:
         message: WorkerMessage = _decode_worker(body)
     except msgspec.ValidationError as error:
-        raise _refusal(body, str(error)) from None
+        raise _invalid(body, str(error)) from None
     _check_version(message.v)
     _check_items(message)
     return message
@@ -63,46 +63,46 @@ def decode_worker(body: bytes, bytes_max: int = limits.MESSAGE_BYTES_MAX) -> Wor
 def decode_call(
     body: bytes, decode: Callable[[bytes], Any], items_of: Callable[[Any], list[Any]] | None, bytes_max: int
 ) -> Any:
-    """A worker's call over HTTP: see polling.py. `items_of` is None for results. Raises Refusal."""
-    door.check(body, bytes_max)
+    """Decode a worker's call over HTTP (polling.py). `items_of` is None for results. Raises InvalidMessage."""
+    strict_json.parse(body, bytes_max)
     try:
         call = decode(body)
     except msgspec.ValidationError as error:
-        raise _refusal(body, str(error)) from None
+        raise _invalid(body, str(error)) from None
     _check_version(call.v)
     if items_of is None:
         _check_results(call)
     else:
-        _refuse_twins([item[:2] for item in items_of(call)])
+        _refuse_duplicates([item[:2] for item in items_of(call)])
     return call
 
 
 def decode_results_level0(body: bytes, bytes_max: int = limits.MESSAGE_BYTES_MAX) -> ResultsLevel0:
-    """The seed's response document."""
-    value = door.check(body, bytes_max)
+    """Decode the answer of a level-0 handler. Raises InvalidMessage."""
+    value = strict_json.parse(body, bytes_max)
     version = value.get("protocol_version")
     try:
         message = _decode_results_level0(body)
     except msgspec.ValidationError as error:
-        raise _refusal(body, str(error)) from None
+        raise _invalid(body, str(error)) from None
     if version is None and message.error is None:
-        raise Refusal("missing_version", "protocol_version is missing")
+        raise InvalidMessage("missing_version", "protocol_version is missing")
     if version not in (None, limits.PROTOCOL_LEVEL_0):
-        raise Refusal("unknown_version", f"level 0 speaks {limits.PROTOCOL_LEVEL_0}, not {str(version)[:32]!r}")
+        raise InvalidMessage("unknown_version", f"level 0 is {limits.PROTOCOL_LEVEL_0}, not {str(version)[:32]!r}")
     if not message.results and message.error is None:
-        raise Refusal("bad_field", "a batch of results holds at least one - at `$.results`")
-    _refuse_twins([result.step_id for result in message.results])
+        raise InvalidMessage("bad_field", "expected at least one result - at `$.results`")
+    _refuse_duplicates([result.step_id for result in message.results])
     return message
 
 
 def decode_broker(body: bytes) -> BrokerMessage:
-    """A level-1 message of a broker, for workers. The broker has been through the door already."""
+    """Decode a level-1 message of a broker, at a worker. Skips strict_json: a broker sends strict JSON only."""
     try:
         message: BrokerMessage = _decode_broker(body)
     except msgspec.ValidationError as error:
-        raise _refusal(body, str(error)) from None
+        raise _invalid(body, str(error)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Refusal("not_json", str(error)) from None
+        raise InvalidMessage("not_json", str(error)) from None
     _check_version(message.v)
     return message
 
@@ -111,18 +111,18 @@ def decode_steps_level0(body: bytes) -> StepsLevel0:
     try:
         return _decode_steps_level0(body)
     except msgspec.ValidationError as error:
-        raise Refusal("bad_field", str(error)) from None
+        raise InvalidMessage("bad_field", str(error)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Refusal("not_json", str(error)) from None
+        raise InvalidMessage("not_json", str(error)) from None
 
 
 def is_level1(body: bytes) -> bool:
-    """Does this message on a topic of both levels carry a `type`? Level 0 has none."""
+    """Has this message on `results ` a `type`? Level-0 answers have none."""
     return _peek(body).type is not None
 
 
 class Sender(NamedTuple):
-    """What can still be read of a message that was refused, so that its sender can be told."""
+    """The members of a refused message that address the reply to its sender, each None where it cannot be read."""
 
     worker: str | None
     type: str | None
@@ -130,7 +130,7 @@ class Sender(NamedTuple):
 
 
 def sender_of(body: bytes) -> Sender:
-    """Only top-level members count: an output may hold a `worker` and a `rid` too, and they are somebody else's."""
+    """Read the sender from top-level members only: an output may hold a `worker` and a `rid` of its own."""
     seen = _peek(body)
     worker, kind, rid = seen.worker, seen.type, seen.rid
     return Sender(
@@ -140,11 +140,11 @@ def sender_of(body: bytes) -> Sender:
     )
 
 
-# -- what the types cannot say ----------------------------------------------------------------------------------------
+# -- rules that types cannot express ----------------------------------------------------------------------------------
 
 _VERSION: Final = re.compile(re.escape(limits.PROTOCOL_LEVEL_1.partition(".")[0]) + r"\.[0-9]{1,4}")
 
-# The lists in which one (step_id, delivery) may stand once.
+# The lists in which one (step_id, delivery) may occur only once.
 _ITEMS: Final[dict[type[FromWorker], Callable[[Any], list[Any]]]] = {
     Hello: lambda message: message.holding,
     Heartbeat: lambda message: message.holding,
@@ -157,34 +157,36 @@ _ITEMS: Final[dict[type[FromWorker], Callable[[Any], list[Any]]]] = {
 
 def _check_version(v: str, member: str = "v") -> None:
     if v != limits.PROTOCOL_LEVEL_1 and not _VERSION.fullmatch(v):
-        raise Refusal("unknown_version", f"{member} is {v[:32]!r}, spoken here: {', '.join(limits.VERSIONS_SUPPORTED)}")
+        raise InvalidMessage(
+            "unknown_version", f"{member} is {v[:32]!r}, supported: {', '.join(limits.VERSIONS_SUPPORTED)}"
+        )
 
 
 def _check_items(message: WorkerMessage) -> None:
     if type(message) is Results:
         _check_results(message)
-    elif (items_of := _ITEMS.get(type(message))) and len(held := items_of(message)) > 1:
-        _refuse_twins([item[:2] for item in held])
+    elif (items_of := _ITEMS.get(type(message))) and len(items := items_of(message)) > 1:
+        _refuse_duplicates([item[:2] for item in items])
 
 
 def _check_results(message: Any) -> None:
     _check_version(message.protocol_version, "protocol_version")
     items = [(result.step_id, result.delivery) for result in message.results]
     if UNSET in [delivery for _, delivery in items]:
-        raise Refusal("bad_field", "level 1 needs the delivery of each result - at `$.results[...].delivery`")
-    _refuse_twins(items)
+        raise InvalidMessage("bad_field", "level 1 needs the delivery of each result - at `$.results[...].delivery`")
+    _refuse_duplicates(items)
 
 
-def _refuse_twins(items: list[Any]) -> None:
+def _refuse_duplicates(items: list[Any]) -> None:
     if len(items) > 1 and len(set(items)) != len(items):
         seen: set[Any] = set()
         for item in items:
             if item in seen:
-                raise Refusal("duplicate_item", f"{item} stands twice")
+                raise InvalidMessage("duplicate_item", f"{item} is listed twice")
             seen.add(item)
 
 
-# -- what can be read of a message that is no message -----------------------------------------------------------------
+# -- reading the sender of an invalid message -------------------------------------------------------------------------
 
 _WORKER: Final = re.compile(topics.WORKER_PATTERN)
 _TYPE: Final = re.compile(r"[a-z_]{1,32}")
@@ -210,7 +212,7 @@ def _peek(body: bytes) -> _Peek:
         return _decode_peek(body)
     except (msgspec.DecodeError, ValueError, RecursionError):
         pass
-    # Not JSON. Encoders write the short members first: what stands before the first nesting is still top level.
+    # The body is not JSON. Encoders write the short members first: all text before the first nested value is top level.
     nested = _FIRST_NESTED.search(body)
     seen = _Peek()
     for member in _MEMBER.finditer(body[: nested.start()] if nested else body[:4096]):
@@ -223,13 +225,13 @@ def _peek(body: bytes) -> _Peek:
     return seen
 
 
-def _refusal(body: bytes, error: str) -> Refusal:
-    """Give a validation error of msgspec the name it has on the wire."""
+def _invalid(body: bytes, error: str) -> InvalidMessage:
+    """Translate a validation error of msgspec into its code on the wire."""
     if error.startswith("Invalid value") and error.endswith("`$.type`"):
-        return Refusal("unknown_type", f"type {str(_peek(body).type)[:32]!r}")
+        return InvalidMessage("unknown_type", f"type {str(_peek(body).type)[:32]!r}")
     for member in ("v", "protocol_version"):
         if f"missing required field `{member}`" in error and "`$." not in error:
-            return Refusal("missing_version", f"{member} is missing")
+            return InvalidMessage("missing_version", f"{member} is missing")
         if error.endswith(f"`$.{member}`"):
-            return Refusal("unknown_version", f"{member} is not a version string: {error}")
-    return Refusal("bad_field", error)
+            return InvalidMessage("unknown_version", f"{member} is not a version string: {error}")
+    return InvalidMessage("bad_field", error)

@@ -1,4 +1,4 @@
-"""Why a message is refused: every code with the sentence that goes with it. SPEC.md prints this table."""
+"""The codes with which a message is refused, each with its sentence. SPEC.md prints this table."""
 
 from typing import Final
 
@@ -6,8 +6,8 @@ REFUSALS: Final[dict[str, str]] = {
     # the frame
     "multipart": "a message is one frame: topic, one space, JSON",
     "no_topic": "the frame has no space after its topic",
-    "unknown_topic": "nothing is read from this topic",
-    "empty": "there is no JSON after the topic",
+    "unknown_topic": "the receiver does not read this topic",
+    "empty": "the frame has no JSON after its topic",
     "too_large": "the message is larger than the limit",
     # the JSON
     "not_utf8": "the JSON is not UTF-8",
@@ -22,20 +22,20 @@ REFUSALS: Final[dict[str, str]] = {
     "too_deep": "the nesting is deeper than 32",
     # the message
     "bad_field": "a member is missing, or has the wrong type or range",
-    "unknown_type": "this type of message is not known here; it is ignored",
-    "missing_version": "the message does not say its protocol version",
-    "unknown_version": "this protocol version is not spoken here",
-    "duplicate_item": "the same step and delivery stand twice in one message",
-    # what it is about
-    "unknown_session": "no such session; say hello",
-    "wrong_batch": "the batch_id is not the one this delivery went out in",
-    "wrong_sender": "the delivery went to another worker",
+    "unknown_type": "the receiver does not know this type of message, and ignores it",
+    "missing_version": "the message has no protocol version",
+    "unknown_version": "the receiver does not support this protocol version",
+    "duplicate_item": "the message lists the same step and delivery twice",
+    # the step, the delivery, the session
+    "unknown_session": "the broker has no such session; send hello",
+    "wrong_batch": "the delivery was sent in another batch",
+    "wrong_sender": "the delivery was sent to another worker",
     "unknown_delivery": "the step never had this delivery",
 }
 
 
-class Refusal(Exception):
-    """A message or document that is not taken. `code` is a key of REFUSALS; `message` says where and why."""
+class InvalidMessage(Exception):
+    """A message or document that is refused. `code` is a key of REFUSALS; `message` names the place and the reason."""
 
     def __init__(self, code: str, message: str = "") -> None:
         assert code in REFUSALS, code

@@ -1,34 +1,31 @@
-"""Which machine is this, and which process is that? What `hello` says of its sender, and what a broker on the same
-machine can then check of it.
+"""Identifies this machine and its processes: a worker names itself in `hello`, and a broker on the same machine can
+check whether that process is alive.
 
-Only /proc is asked. Where it cannot answer truly (another system, a foreign /proc), the answer is "" or None, and
-nobody's death is ever proven there: the lease decides.
+The only source is /proc. Where /proc is missing or belongs to another pid namespace, the functions return "" or None;
+the death of a worker cannot be proven there, and its lease decides.
 """
 
 import os
 from typing import NamedTuple
 
-_STATE, _GROUP, _SESSION, _STARTED = (
-    0,
-    2,
-    3,
-    19,
-)  # fields of /proc/<pid>/stat after the name, which may itself hold anything
+# Fields of /proc/<pid>/stat, counted after the name, which may contain any character.
+_STATE, _GROUP, _SESSION, _STARTED = 0, 2, 3, 19
 
 
-class Process(NamedTuple):
-    """One look at /proc/<pid>/stat."""
+class ProcessIdentity(NamedTuple):
+    """A process as /proc/<pid>/stat describes it at one moment."""
 
     state: str  # R, S, D, T, … or Z for a zombie, X for a dead one
-    group: int  # the process group and the session that it is in, each named by the pid of who made it
+    group: int  # process group
     session: int
-    started: int  # clock ticks since boot: with the pid it names one process, and no later one
+    started: int  # clock ticks since boot; with the pid it identifies a process, also after the pid is reused
 
 
 def identity() -> str:
-    """`hello.host`: equal at two processes exactly when the same pid and start time mean the same process to both.
+    """`hello.host`: boot id, pid namespace and time namespace. Returns "" where /proc cannot be trusted.
 
-    Boot id, pid namespace, time namespace (start times are told in the reader's own time).
+    Two processes with equal values mean the same process by the same pid and start time. The time namespace is part
+    of it because the kernel reports start times in the time of the reader.
     """
     try:
         if os.readlink("/proc/self") != str(os.getpid()):
@@ -40,21 +37,23 @@ def identity() -> str:
         return ""
 
 
-def process(pid: int) -> Process | None:
-    """None: there is no such process, or this process may not know."""
+def process(pid: int) -> ProcessIdentity | None:
+    """Returns None when there is no such process or it is not visible from here."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
         fields = stat[stat.rindex(b")") + 2 :].split()
-        return Process(fields[_STATE].decode(), int(fields[_GROUP]), int(fields[_SESSION]), int(fields[_STARTED]))
+        return ProcessIdentity(
+            fields[_STATE].decode(), int(fields[_GROUP]), int(fields[_SESSION]), int(fields[_STARTED])
+        )
     except (OSError, ValueError, IndexError):
         return None
 
 
 def started(pid: int | None = None) -> int:
-    """`hello.pid_started`: when this process (or that one) began; 0 when unknown."""
-    found = process(os.getpid() if pid is None else pid)
-    return found.started if found else 0
+    """`hello.pid_started`: the start time of this process, or of `pid`; 0 when unknown."""
+    seen = process(os.getpid() if pid is None else pid)
+    return seen.started if seen else 0
 
 
 def _inode(path: str) -> int:

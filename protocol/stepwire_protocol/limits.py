@@ -1,4 +1,4 @@
-"""Every bound of the wire, with its name. SPEC.md prints this table; nothing else repeats the numbers."""
+"""Every limit and time of the protocol, by name. SPEC.md prints this table; no other file repeats the numbers."""
 
 from typing import Final
 
@@ -6,10 +6,10 @@ PROTOCOL_LEVEL_0: Final = "1.0"
 PROTOCOL_LEVEL_1: Final = "2.0"
 VERSIONS_SUPPORTED: Final = (PROTOCOL_LEVEL_1,)
 
-INTEGER_MAX: Final = 2**53 - 1  # what every language's JSON parser reads exactly
+INTEGER_MAX: Final = 2**53 - 1  # the JSON parser of every language reads it exactly
 DEPTH_MAX: Final = 32
 CONTAINERS_MAX: Final = 250_000  # arrays and objects in one message: 4 MiB of brackets would take a second to read
-MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024  # what a peer may send; the socket cuts at twice that
+MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024  # the largest message a peer may send; the socket disconnects at twice that
 FRAME_BYTES_MAX: Final = 8 * 1024 * 1024
 SUBSCRIPTION_BYTES_MAX: Final = 4096
 BATCH_ITEMS_MAX: Final = 1000  # results, items, held items in one message
@@ -19,7 +19,7 @@ NAME_BYTES_MAX: Final = 128
 HEARTBEAT_MS: Final = 2_000
 HEARTBEAT_JITTER: Final = 0.10
 LEASE_MS: Final = 10_000
-LEASE_WORKER_FACTOR: Final = 0.97  # the worker's lease ends before the broker's: send happens before receipt
+LEASE_WORKER_FACTOR: Final = 0.97  # the lease ends at the worker first: a message is sent before it is received
 LEASE_BROKER_FACTOR: Final = 1.03
 HELLO_RETRY_MS: Final = 250
 HELLO_RETRY_MAX_MS: Final = 1_000
@@ -28,7 +28,7 @@ STEPS_RETRANSMIT_MS: Final = 300
 STEPS_RETRANSMIT_MAX_MS: Final = 3_000
 RESULTS_RETRANSMIT_MS: Final = 500
 RESULTS_RETRANSMIT_MAX_MS: Final = 5_000
-RESULTS_BROADCAST_FROM_TRY: Final = 3  # from here on also to every broker
+RESULTS_BROADCAST_FROM_TRY: Final = 3  # from this try on to every broker as well
 START_RETRANSMIT_MS: Final = 300
 START_RETRANSMIT_MAX_MS: Final = 3_000
 ADOPT_RETRY_MS: Final = 1_000

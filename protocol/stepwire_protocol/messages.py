@@ -1,7 +1,7 @@
-"""The messages of the wire as frozen types. One struct a message; the tag `type` tells them apart.
+"""The messages of the protocol as frozen types: one struct per message, distinguished by the tag `type`.
 
-H→B is what a handler process (a worker) tells a broker, B→H the other way. Business data (contexts, configs,
-outputs) stays raw JSON from socket to database and back: the broker never opens it.
+Workers send the subclasses of FromWorker, brokers those of FromBroker. Business data (contexts, configurations,
+outputs) stays raw JSON from the socket to the database and back: the broker never decodes it.
 """
 
 from typing import Annotated, Final, Literal, TypeAlias
@@ -15,7 +15,7 @@ EMPTY_OBJECT: Final = Raw(b"{}")
 
 
 def _whole(pattern: str) -> str:
-    """All of a string. Python's `$` alone would let a line end through."""
+    """A pattern of the whole string. Python's `$` alone would also match before a final line end."""
     return f"^{pattern}(?!\\n)$"
 
 
@@ -46,14 +46,14 @@ Status: TypeAlias = Literal["completed", "failed", "error"]
 
 
 class FromWorker(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
-    """What every H→B message of level 1 carries."""
+    """The members of every level-1 message of a worker."""
 
     v: str
     worker: WorkerId
 
 
 class Hello(FromWorker, frozen=True, kw_only=True, tag="hello"):
-    """A worker introduces itself, or says again who it is: on start, on `here`, on `reset`, after a drop."""
+    """A worker introduces itself: at start, on `here`, after it dropped a session. Resent until answered."""
 
     n: Count
     versions: list[str]
@@ -77,7 +77,7 @@ class Hello(FromWorker, frozen=True, kw_only=True, tag="hello"):
 
 
 class Heartbeat(FromWorker, frozen=True, kw_only=True, tag="heartbeat"):
-    """Ping: `n` counts; the worker remembers when it sent each, and the echo renews its lease from then."""
+    """A ping. `n` rises; the worker remembers when it sent each, and the ack renews its lease from that time."""
 
     n: Count
     next: dict[BrokerId, Id] = {}
@@ -87,18 +87,18 @@ class Heartbeat(FromWorker, frozen=True, kw_only=True, tag="heartbeat"):
 
 
 class Bye(FromWorker, frozen=True, kw_only=True, tag="bye"):
-    """The worker takes nothing new, and goes when `holding` is empty."""
+    """The worker takes no new steps, and ends when it holds none."""
 
     n: Count = 0
     drain: bool = True
 
 
 class Gone(FromWorker, frozen=True, kw_only=True, tag="gone"):
-    """A supervisor has reaped this child of its own: `worker` is the child."""
+    """A supervisor has reaped one of its own children: `worker` is the child."""
 
 
 class Accept(FromWorker, frozen=True, kw_only=True, tag="accept", gc=False):
-    """The batch has arrived and is kept. `free` is the worker's credit for this broker after it."""
+    """The worker has received and kept the batch. `free` is its credit for this broker after the batch."""
 
     session: SessionId
     batch_id: BatchId
@@ -106,7 +106,7 @@ class Accept(FromWorker, frozen=True, kw_only=True, tag="accept", gc=False):
 
 
 class Refuse(FromWorker, frozen=True, kw_only=True, tag="refuse"):
-    """These items of the batch will not run in this delivery: each is a tombstone now."""
+    """These items of the batch will not run in this delivery: the worker keeps a tombstone of each."""
 
     session: SessionId
     batch_id: BatchId
@@ -116,14 +116,14 @@ class Refuse(FromWorker, frozen=True, kw_only=True, tag="refuse"):
 
 
 class Start(FromWorker, frozen=True, kw_only=True, tag="start"):
-    """May I run these at_most_once steps? Nothing of them has run yet."""
+    """The worker asks to run these at_most_once steps. None of them has started."""
 
     session: SessionId
     items: Items
 
 
 class ErrorDetail(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Why a step failed, in the handler's words. Only `message` is needed; seed handlers send no more."""
+    """Why a step failed, as its handler reports it. All members are optional."""
 
     message: str = ""
     code: str | None = None
@@ -134,7 +134,7 @@ class ErrorDetail(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class ResultMetadata(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What the handler's side knows about the run. All of it may be missing."""
+    """Facts about the run from the handler's side. All members are optional."""
 
     execution_time_ms: Annotated[float, Meta(ge=0)] | Annotated[int, Meta(ge=0)] | None = None
     handler_version: str | None = None
@@ -142,9 +142,9 @@ class ResultMetadata(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Result(Struct, frozen=True, kw_only=True, gc=False):
-    """One step's outcome. `failed` is the handler's verdict, `error` says it could not be run at all.
+    """The outcome of one step. `failed`: the handler failed it. `error`: the step could not be run.
 
-    Level 0 sends no `delivery`: there is one batch per delivery, and the batch_id tells it.
+    Level 0 sends no `delivery`: each delivery has its own batch, and the batch_id identifies it.
     """
 
     step_id: Id
@@ -156,7 +156,7 @@ class Result(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Results(FromWorker, frozen=True, kw_only=True, tag="results"):
-    """Outcomes of steps of one batch. `rid` is the worker-wide number of this message and the key of its ack."""
+    """Outcomes of steps of one batch. `rid` numbers the results messages of a worker, and is the key of the ack."""
 
     session: SessionId
     deployment: str
@@ -169,21 +169,21 @@ class Results(FromWorker, frozen=True, kw_only=True, tag="results"):
 
 
 class Adopted(FromWorker, frozen=True, kw_only=True, tag="adopted"):
-    """What the worker knows of the items a broker asked for in `adopt`; `unknown` is a promise never to start it."""
+    """The states of the items that a broker named in `adopt`. `unknown` is a promise never to start the delivery."""
 
     session: SessionId
     items: Annotated[list[AdoptedItem], Meta(max_length=limits.BATCH_ITEMS_MAX)]
 
 
 class Progress(FromWorker, frozen=True, kw_only=True, tag="progress"):
-    """How far running steps are: step_id, delivery, done, total, note. Lost ones are not sent again."""
+    """The progress of running steps: step_id, delivery, done, total, note. Never resent."""
 
     session: SessionId
     items: Annotated[list[ProgressItem], Meta(max_length=limits.BATCH_ITEMS_MAX)]
 
 
 class FromBroker(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
-    """What every B→H message of level 1 carries."""
+    """The members of every level-1 message of a broker."""
 
     v: str
     broker: BrokerId
@@ -191,7 +191,7 @@ class FromBroker(Struct, frozen=True, kw_only=True, tag_field="type", omit_defau
 
 
 class Endpoints(Struct, frozen=True):
-    """Where a broker can be reached: both its sockets, as a handler connects them."""
+    """The endpoints of a broker's two sockets, as a worker connects to them."""
 
     broker: str
     steps: str
@@ -199,14 +199,14 @@ class Endpoints(Struct, frozen=True):
 
 
 class Here(FromBroker, frozen=True, kw_only=True, tag="here"):
-    """A broker (re)started, or does not know the session a message named: say hello."""
+    """A broker started, or does not know the session that a message named. The worker sends `hello`."""
 
     deployment: str
     versions: list[str]
 
 
 class Welcome(FromBroker, frozen=True, kw_only=True, tag="welcome"):
-    """The session is agreed. `n` echoes the hello's n, and the worker's lease runs from when it sent that."""
+    """The session is open. `n` is that of the hello, and the worker's lease runs from when it sent that hello."""
 
     session: SessionId
     deployment: str
@@ -218,7 +218,7 @@ class Welcome(FromBroker, frozen=True, kw_only=True, tag="welcome"):
 
 
 class HeartbeatAck(FromBroker, frozen=True, kw_only=True, tag="heartbeat_ack"):
-    """The echo of heartbeat `n`: renews the lease from when the worker sent it. Control rides on it."""
+    """The ack of heartbeat `n`: renews the lease from when the worker sent it. `quiet` and `quit` are orders."""
 
     session: SessionId
     n: Count
@@ -227,19 +227,19 @@ class HeartbeatAck(FromBroker, frozen=True, kw_only=True, tag="heartbeat_ack"):
 
 
 class StepMetadata(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """What the broker says about this run of the step."""
+    """Facts about this run of the step from the broker."""
 
     attempt: Count
     retry_limit: Count
     timeout_ms: Count
     idempotency_key: str
     traceparent: str | None = None
-    deadline_ms: Count | None = None  # what is left of the step's own deadline when it was sent
+    deadline_ms: Count | None = None  # time left until the step's own deadline when the message was sent
     shadow: bool = False
 
 
 class StepRequest(Struct, frozen=True, kw_only=True, gc=False):
-    """One step as a worker gets it: the seed's fields, and what level 1 adds."""
+    """One step as a worker receives it: the members of level 0, and those that level 1 adds."""
 
     step_id: Id
     task_id: Id
@@ -255,7 +255,7 @@ class StepRequest(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Steps(FromBroker, frozen=True, kw_only=True, tag="steps"):
-    """A batch of steps to run, said again byte for byte until it is answered."""
+    """A batch of steps to run. The broker resends the same bytes until it has an answer."""
 
     session: SessionId
     batch_id: BatchId
@@ -264,14 +264,14 @@ class Steps(FromBroker, frozen=True, kw_only=True, tag="steps"):
 
 
 class Go(FromBroker, frozen=True, kw_only=True, tag="go"):
-    """These at_most_once steps are granted: the grant is committed, run them."""
+    """These at_most_once steps are granted, and the grant is committed: the worker runs them."""
 
     session: SessionId
     items: Items
 
 
 class Cancel(FromBroker, frozen=True, kw_only=True, tag="cancel"):
-    """Stop these, or never start them. Said again until they are gone from `holding`."""
+    """The worker stops these steps, or never starts them. Resent until they are absent from `holding`."""
 
     session: SessionId
     items: Items
@@ -279,20 +279,20 @@ class Cancel(FromBroker, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Ack(FromBroker, frozen=True, kw_only=True, tag="ack"):
-    """These result messages are committed (or can never matter): forget them."""
+    """These results messages are committed, or can no longer matter: the worker forgets them."""
 
     rids: list[Id]
 
 
 class Adopt(FromBroker, frozen=True, kw_only=True, tag="adopt"):
-    """Do you hold these? Answer each in `adopted`; what you call unknown you must never start."""
+    """The broker asks whether the worker holds these items. The worker answers with `adopted`."""
 
     session: SessionId
     items: Items
 
 
 class Reset(FromBroker, frozen=True, kw_only=True, tag="reset"):
-    """Your session `next` is no good here. Valid only if `next` is the worker's current number for this broker."""
+    """The broker rejects the session with number `next`. Valid only if that is the worker's current number for it."""
 
     next: Count
     code: ResetCode
@@ -300,16 +300,16 @@ class Reset(FromBroker, frozen=True, kw_only=True, tag="reset"):
 
 
 class Refused(FromBroker, frozen=True, kw_only=True, tag="refused"):
-    """A message of yours was refused. `code` is from errors.py; `rid` is set when it was a results message."""
+    """The broker refused a message of this worker. `rid` is set for a results message that it will never accept."""
 
     code: str
     message: str
-    refused: str | None = None  # the refused message's type, where it could be read
+    refused: str | None = None  # the type of the refused message, where it could be read
     rid: int | None = None
 
 
 class StepMetadataLevel0(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """The seed's three members; the rest is for handlers that want it."""
+    """Facts about this run of the step. The first three members are always present."""
 
     attempt: Count
     retry_limit: Count
@@ -319,7 +319,7 @@ class StepMetadataLevel0(Struct, frozen=True, kw_only=True, gc=False, omit_defau
 
 
 class StepRequestLevel0(Struct, frozen=True, kw_only=True, gc=False):
-    """One step in the seed's form."""
+    """One step as a level-0 handler receives it."""
 
     step_id: Id
     task_id: Id
@@ -333,16 +333,16 @@ class StepRequestLevel0(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StepsLevel0(Struct, frozen=True, kw_only=True):
-    """A level-0 batch. `to` comes first on the wire: it is what the peer's own subscription was narrowed to."""
+    """A level-0 batch. `to` is the first member on the wire: the broker narrowed the peer's subscription to it."""
 
-    to: str | UnsetType = UNSET  # absent only in the seed's own document
+    to: str | UnsetType = UNSET  # absent only in the original form of this message
     batch_id: BatchId
     protocol_version: str
     steps: list[StepRequestLevel0]
 
 
 class ResultsLevel0(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The seed's response document. A whole-batch `error` without results fails each step of the batch."""
+    """The answer of a level-0 handler. An `error` without results fails each step of the batch."""
 
     batch_id: BatchId
     protocol_version: str | UnsetType = UNSET

@@ -1,8 +1,8 @@
-"""Patterns over names of `::`-separated segments: handlers that a worker offers, step paths that a route takes.
+"""Patterns over names of `::`-separated segments: handlers that a worker offers, step paths that a route matches.
 
-`*` as a segment is exactly one segment, `**` any number of them, `*` inside a segment any run of characters of it,
-possibly none; everything else is literal. Matching remembers one place to come back to and never a tree of them:
-a pattern costs at most its length times the name's, whoever wrote it.
+`*` as a segment matches exactly one segment, `**` any number of segments, `*` inside a segment any number of its
+characters; everything else is literal. Matching keeps one position to return to, never several, so that its time is at
+most the length of the pattern times that of the name, even for a hostile pattern.
 """
 
 from functools import lru_cache
@@ -16,12 +16,12 @@ class Pattern(NamedTuple):
     """A compiled pattern."""
 
     text: str
-    globs: tuple[tuple[str, ...] | None, ...]  # a segment's literal pieces between its stars; None is `**`
+    globs: tuple[tuple[str, ...] | None, ...]  # the literal pieces of a segment between its stars; None is `**`
 
     def matches(self, name: str) -> bool:
         globs, segments = self.globs, name.split(SEPARATOR)
         at = taken = 0
-        back_to: int | None = None  # the last `**`: when stuck, it takes one segment more
+        back_to: int | None = None  # the last `**`: at a mismatch it takes one more segment
         back_taken = 0
         while taken < len(segments):
             if at < len(globs) and globs[at] is None:
@@ -39,7 +39,7 @@ class Pattern(NamedTuple):
 
 
 def is_pattern(text: str) -> bool:
-    """Does it stand for more than the one name that it is?"""
+    """Can the text match more than one name?"""
     return "*" in text
 
 
@@ -59,13 +59,13 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def covers(wide: Pattern, narrow: Pattern) -> bool:
-    """Does `wide` match whatever `narrow` does?"""
+    """Does `wide` match every name that `narrow` matches?"""
     known: dict[tuple[int, int], bool] = {}
 
     def from_here(w: int, n: int) -> bool:
         key = (w, n)
         if key not in known:
-            known[key] = False  # while it is being found out
+            known[key] = False  # while the answer is computed
             known[key] = _covers(w, n)
         return known[key]
 
@@ -76,7 +76,7 @@ def covers(wide: Pattern, narrow: Pattern) -> bool:
             return from_here(w + 1, n) or (n < len(narrow.globs) and from_here(w, n + 1))
         if n == len(narrow.globs) or narrow.globs[n] is None:
             return False
-        # What its stars stand for can be anything, so it is something that no literal has.
+        # A star can match any text, so that the sample has a character there that no literal has.
         sample = _NEVER_WRITTEN.join(narrow.globs[n] or ())
         return _segment_matches(wide.globs[w] or (), sample) and from_here(w + 1, n + 1)
 
@@ -87,7 +87,7 @@ _NEVER_WRITTEN: Final = "\0"
 
 
 def _segment_matches(pieces: tuple[str, ...], segment: str) -> bool:
-    """First and last piece at the ends, the others in order between: the leftmost place is always as good as any."""
+    """Match the first and last piece at the ends and the others between, each at the leftmost place."""
     if len(pieces) == 1:
         return segment == pieces[0]
     first, last = pieces[0], pieces[-1]
@@ -96,8 +96,8 @@ def _segment_matches(pieces: tuple[str, ...], segment: str) -> bool:
         return False
     at = len(first)
     for piece in pieces[1:-1]:
-        found = segment.find(piece, at, end)
-        if found < 0:
+        start = segment.find(piece, at, end)
+        if start < 0:
             return False
-        at = found + len(piece)
+        at = start + len(piece)
     return True

@@ -1,7 +1,7 @@
-"""Level 1 over HTTP, for places that ZeroMQ cannot go: the bodies of `/v1/worker/…` and of their answers.
+"""Level 1 over HTTP, for networks that ZeroMQ cannot cross: the bodies of `/v1/worker/…` and of the answers.
 
-They are the wire's messages, with what a call itself says left out: its path is its type, its answer needs no topic.
-SPEC.md, "Over HTTP", has the rules.
+The bodies are the messages of the bus, without a topic; the path of a call is its type. SPEC.md, section 23, has the
+rules.
 """
 
 from collections.abc import Callable
@@ -37,17 +37,17 @@ Held: TypeAlias = Annotated[list[HeldItem], Meta(max_length=limits.BATCH_ITEMS_M
 
 
 class FromPoller(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What every call of a worker carries."""
+    """The members of every call of a worker."""
 
     v: str = limits.PROTOCOL_LEVEL_1
     worker: WorkerId
 
 
 class LeaseCall(FromPoller, frozen=True, kw_only=True):
-    """Steps, please. Says who the worker is, and what it holds: this is the whole truth of what it has been given.
+    """The worker asks for steps. `holding` lists every step that it was given and still has.
 
-    `n` rises with each call for a lease and each goodbye; what was said before is old. Without `session`, or with one
-    that is over, a session is opened and answered at once. `free` is how many steps it takes now.
+    `n` rises with each lease call and each bye: a call with a lower one is out of date. Without `session`, or with one
+    that is over, the broker opens a session and answers at once. `free` is the number of steps that may come now.
     """
 
     n: Id
@@ -68,7 +68,7 @@ class LeaseCall(FromPoller, frozen=True, kw_only=True):
 
 
 class HeartbeatCall(FromPoller, frozen=True, kw_only=True):
-    """The worker lives, and this is how far it is with what it holds. Gives nothing back. `progress` is for people."""
+    """The worker is alive, with these states of its steps. Gives no step back. `progress` is for people."""
 
     n: Count = 0
     session: SessionId
@@ -77,14 +77,14 @@ class HeartbeatCall(FromPoller, frozen=True, kw_only=True):
 
 
 class StartCall(FromPoller, frozen=True, kw_only=True):
-    """May I run these at_most_once steps? Nothing of them has run yet."""
+    """The worker asks to run these at_most_once steps. None of them has started."""
 
     session: SessionId
     items: Annotated[list[Item], Meta(min_length=1, max_length=limits.BATCH_ITEMS_MAX)]
 
 
 class ResultsCall(FromPoller, frozen=True, kw_only=True):
-    """Outcomes of steps of one batch. May be said again, and is until it is answered."""
+    """Outcomes of steps of one batch. The worker repeats the call until it has an answer."""
 
     session: SessionId
     deployment: str
@@ -95,7 +95,7 @@ class ResultsCall(FromPoller, frozen=True, kw_only=True):
 
 
 class ByeCall(FromPoller, frozen=True, kw_only=True):
-    """The worker goes. What is in `holding` it still ends, or, without `drain`, leaves as it is."""
+    """The worker ends. It finishes the steps in `holding`; without `drain` they are lost."""
 
     n: Id
     session: SessionId
@@ -104,7 +104,7 @@ class ByeCall(FromPoller, frozen=True, kw_only=True):
 
 
 class ToPoller(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """What every answer of a broker carries."""
+    """The members of every answer of a broker."""
 
     v: str = limits.PROTOCOL_LEVEL_1
     broker: BrokerId
@@ -112,7 +112,7 @@ class ToPoller(Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Leased(ToPoller, frozen=True, kw_only=True, tag="steps"):
-    """Steps to run, or none: then there is no `batch_id`. The lease runs from when the call was sent."""
+    """Steps to run. Without steps, `batch_id` is null. The lease runs from when the worker sent the call."""
 
     session: SessionId
     deployment: str
@@ -129,7 +129,7 @@ class Leased(ToPoller, frozen=True, kw_only=True, tag="steps"):
 
 
 class HeartbeatAnswer(ToPoller, frozen=True, kw_only=True, tag="heartbeat_ack"):
-    """The lease is renewed, from when the heartbeat was sent. What `cancel` names is to stop, or never to start."""
+    """Renews the lease from when the worker sent the heartbeat. The items in `cancel` must stop, or never start."""
 
     session: SessionId
     n: Count
@@ -140,7 +140,7 @@ class HeartbeatAnswer(ToPoller, frozen=True, kw_only=True, tag="heartbeat_ack"):
 
 
 class StartAnswer(ToPoller, frozen=True, kw_only=True, tag="go"):
-    """`items` are granted, and that is committed: run them. What `cancel` names must never start."""
+    """`items` are granted, and the grant is committed: run them. The items in `cancel` must never start."""
 
     session: SessionId
     items: list[Item]
@@ -148,19 +148,19 @@ class StartAnswer(ToPoller, frozen=True, kw_only=True, tag="go"):
 
 
 class ResultsAnswer(ToPoller, frozen=True, kw_only=True, tag="ack"):
-    """These results are committed, or can never matter: forget them."""
+    """These results are committed, or can no longer matter: the worker forgets them."""
 
     rids: list[Id]
 
 
 class ByeAnswer(ToPoller, frozen=True, kw_only=True, tag="bye"):
-    """`ended`: the session is over; else it ends with what the worker still holds."""
+    """`ended`: the session is over. Otherwise it ends with the last step that the worker holds."""
 
     ended: bool
 
 
 def read(kind: type[C], body: bytes, bytes_max: int) -> C:
-    """A call of a worker. Raises Refusal."""
+    """Decode a worker's call. Raises InvalidMessage."""
     decode, items_of = _CALLS[kind]
     call: C = codec.decode_call(body, decode, items_of, bytes_max)
     return call

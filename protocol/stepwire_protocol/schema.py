@@ -1,8 +1,8 @@
-"""JSON Schema of every message, made from the types: for whoever has no Python, and for editors and validators.
+"""Generates the JSON Schema of every message from its type, for editors, validators and other languages.
 
-`python -m stepwire_protocol.schema` writes the files beside SPEC.md; a test fails when they are not what it would
-write. The schema says what a member may hold; what holds for a whole message (no key twice, no integer beyond
-2^53 - 1 in business data, the depth) is in SPEC.md and in the vectors.
+`python -m stepwire_protocol.schema` writes the files in protocol/schema/; a test fails when they are out of date. A
+schema describes the members. The rules for a whole message (no duplicate key, no integer beyond 2^53 - 1 in business
+data, the depth) are in SPEC.md and in the vectors.
 """
 
 import json
@@ -19,8 +19,8 @@ DIRECTORY: Final = Path(__file__).parents[1] / "schema"
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
-class Document(NamedTuple):
-    """One kind of message: the file it has, its type, who sends it, and on which topic."""
+class SchemaDocument(NamedTuple):
+    """One type of message, and its schema file: the file's name, the type, the sender, the topic."""
 
     name: str
     type: type[Struct]
@@ -32,34 +32,34 @@ _TO_BROKER: Final = "results@<broker> "
 _TO_WORKER: Final = "@<worker> "
 
 DOCUMENTS: Final = (
-    Document("hello", messages.Hello, "worker", "workers "),
-    Document("heartbeat", messages.Heartbeat, "worker", "workers "),
-    Document("bye", messages.Bye, "worker", "workers "),
-    Document("gone", messages.Gone, "worker", "workers "),
-    Document("accept", messages.Accept, "worker", _TO_BROKER),
-    Document("refuse", messages.Refuse, "worker", _TO_BROKER),
-    Document("start", messages.Start, "worker", _TO_BROKER),
-    Document("results", messages.Results, "worker", _TO_BROKER),
-    Document("adopted", messages.Adopted, "worker", _TO_BROKER),
-    Document("progress", messages.Progress, "worker", _TO_BROKER),
-    Document("here", messages.Here, "broker", "brokers "),
-    Document("welcome", messages.Welcome, "broker", _TO_WORKER),
-    Document("heartbeat_ack", messages.HeartbeatAck, "broker", _TO_WORKER),
-    Document("steps", messages.Steps, "broker", _TO_WORKER),
-    Document("go", messages.Go, "broker", _TO_WORKER),
-    Document("cancel", messages.Cancel, "broker", _TO_WORKER),
-    Document("ack", messages.Ack, "broker", _TO_WORKER),
-    Document("adopt", messages.Adopt, "broker", _TO_WORKER),
-    Document("reset", messages.Reset, "broker", _TO_WORKER),
-    Document("refused", messages.Refused, "broker", _TO_WORKER),
-    Document("level0_steps", messages.StepsLevel0, "broker", "steps "),
-    Document("level0_results", messages.ResultsLevel0, "worker", "results "),
+    SchemaDocument("hello", messages.Hello, "worker", "workers "),
+    SchemaDocument("heartbeat", messages.Heartbeat, "worker", "workers "),
+    SchemaDocument("bye", messages.Bye, "worker", "workers "),
+    SchemaDocument("gone", messages.Gone, "worker", "workers "),
+    SchemaDocument("accept", messages.Accept, "worker", _TO_BROKER),
+    SchemaDocument("refuse", messages.Refuse, "worker", _TO_BROKER),
+    SchemaDocument("start", messages.Start, "worker", _TO_BROKER),
+    SchemaDocument("results", messages.Results, "worker", _TO_BROKER),
+    SchemaDocument("adopted", messages.Adopted, "worker", _TO_BROKER),
+    SchemaDocument("progress", messages.Progress, "worker", _TO_BROKER),
+    SchemaDocument("here", messages.Here, "broker", "brokers "),
+    SchemaDocument("welcome", messages.Welcome, "broker", _TO_WORKER),
+    SchemaDocument("heartbeat_ack", messages.HeartbeatAck, "broker", _TO_WORKER),
+    SchemaDocument("steps", messages.Steps, "broker", _TO_WORKER),
+    SchemaDocument("go", messages.Go, "broker", _TO_WORKER),
+    SchemaDocument("cancel", messages.Cancel, "broker", _TO_WORKER),
+    SchemaDocument("ack", messages.Ack, "broker", _TO_WORKER),
+    SchemaDocument("adopt", messages.Adopt, "broker", _TO_WORKER),
+    SchemaDocument("reset", messages.Reset, "broker", _TO_WORKER),
+    SchemaDocument("refused", messages.Refused, "broker", _TO_WORKER),
+    SchemaDocument("level0_steps", messages.StepsLevel0, "broker", "steps "),
+    SchemaDocument("level0_results", messages.ResultsLevel0, "worker", "results "),
 )
 
 _ON: Final = "POST /v1/worker/{}"
 
 OVER_HTTP: Final = tuple(
-    Document(f"http_{call}{suffix}", kind, sender, _ON.format(call))
+    SchemaDocument(f"http_{call}{suffix}", kind, sender, _ON.format(call))
     for call, body, answer in (
         ("lease", polling.LeaseCall, polling.Leased),
         ("heartbeat", polling.HeartbeatCall, polling.HeartbeatAnswer),
@@ -72,7 +72,7 @@ OVER_HTTP: Final = tuple(
 
 
 def files() -> dict[str, str]:
-    """The text of every schema file, by its name."""
+    """The text of every schema file by file name."""
     written = {f"{document.name}.json": _text(_of_one(document)) for document in (*DOCUMENTS, *OVER_HTTP)}
     written["bundle.json"] = _text(_of_all())
     return written
@@ -85,7 +85,7 @@ def main() -> None:
     sys.stdout.write(f"{len(files())} files in {DIRECTORY}\n")
 
 
-def _of_one(document: Document) -> dict[str, Any]:
+def _of_one(document: SchemaDocument) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     _schema(inspect.type_info(document.type), definitions)
     own = definitions.pop(document.type.__name__)
@@ -105,7 +105,7 @@ def _of_all() -> dict[str, Any]:
         "$schema": _DIALECT,
         "$id": f"stepwire:{limits.PROTOCOL_LEVEL_1}",
         "title": "Stepwire",
-        "description": "Any message of the wire, of both levels and both directions.",
+        "description": "Any message of the protocol, of both levels and both directions.",
         "oneOf": schemas,
         "$defs": dict(sorted(definitions.items())),
     }
@@ -123,7 +123,7 @@ _LIST_BOUNDS: Final = {"min_length": "minItems", "max_length": "maxItems"}
 
 
 def _schema(kind: inspect.Type, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a type. Structs go into `definitions` and are referred to."""
+    """The schema of a type. A struct is added to `definitions` and referenced."""
     match kind:
         case inspect.StructType():
             return _reference(kind, definitions)
@@ -138,7 +138,7 @@ def _schema(kind: inspect.Type, definitions: dict[str, Any]) -> dict[str, Any]:
         case inspect.NoneType():
             return {"type": "null"}
         case inspect.StrType():
-            # Elsewhere than in Python, `$` is the end and nothing but the end.
+            # Python's `$` also matches before a final line end; that of JSON Schema does not.
             pattern = {"pattern": kind.pattern.replace(r"(?!\n)$", "$")} if kind.pattern else {}
             return {"type": "string", **_bounds(kind, _STRING_BOUNDS), **pattern}
         case inspect.LiteralType():
@@ -158,14 +158,14 @@ def _schema(kind: inspect.Type, definitions: dict[str, Any]) -> dict[str, Any]:
             return options[0] if len(options) == 1 else {"anyOf": options}
         case inspect.RawType() | inspect.AnyType():
             return {}
-    raise TypeError(f"no schema is written for {kind}: give it a line here")
+    raise TypeError(f"schema.py has no rule for {kind}; add one to _schema")
 
 
 def _bounds(kind: inspect.Type, names: dict[str, str]) -> dict[str, Any]:
     return {name: bound for field, name in names.items() if (bound := getattr(kind, field)) is not None}
 
 
-# What the codec knows of a whole message. Level 0 is told from level 1 by having no `type`.
+# Rules of the codec for a whole message. A level-0 message has no `type`.
 _RULES: Final[dict[type, dict[str, Any]]] = {
     messages.StepsLevel0: {"not": {"required": ["type"]}},
     messages.ResultsLevel0: {
@@ -181,14 +181,14 @@ _RULES: Final[dict[type, dict[str, Any]]] = {
 def _reference(kind: inspect.StructType, definitions: dict[str, Any]) -> dict[str, Any]:
     name = kind.cls.__name__
     if name not in definitions:
-        definitions[name] = {}  # holds its place
+        definitions[name] = {}  # reserves its place
         properties = {field.encode_name: _member(field, definitions) for field in kind.fields}
         required = [field.encode_name for field in kind.fields if field.required]
         if kind.tag_field is not None:
             properties = {kind.tag_field: {"const": kind.tag}, **properties}
             required = [kind.tag_field, *required]
         if kind.cls in (messages.Results, polling.ResultsCall):
-            # The type of a result is shared with level 0, which has no deliveries.
+            # Level 0 shares the type of a result, and has no deliveries.
             properties["results"]["items"]["required"] = ["delivery"]
         definitions[name] = {
             "title": name,

@@ -1,6 +1,6 @@
 """Topics: one frame is `topic`, one space, JSON. Every topic ends with that space and is subscribed including it.
 
-Without the space, a subscription of `results@b1` would also receive what is meant for `results@b10`.
+Without the space, a subscription of `results@b1` would also receive the messages to `results@b10`.
 """
 
 import re
@@ -25,19 +25,19 @@ def to_worker(worker: str) -> bytes:
 
 
 def results_to(broker: str) -> bytes:
-    """The topic that only this broker subscribes: what a worker tells the owner of its steps."""
+    """The topic that only this broker subscribes. A worker sends its results to the owner of the step there."""
     return b"results@" + broker.encode() + b" "
 
 
 def to_peer(to: str) -> bytes:
-    """The first bytes of what is for this level-0 peer. Its subscription of `steps` is narrowed to them."""
+    """The first bytes of every batch to this level-0 peer. The broker narrows its subscription of `steps` to them."""
     return STEPS + b'{"to":"%s",' % to.encode()
 
 
 def worker_of(topic: bytes) -> str | None:
-    """The worker whose inbox this topic is, or None when it is no worker's inbox."""
-    found = _WORKER_TOPIC.fullmatch(topic)
-    return found[1].decode() if found else None
+    """The worker that subscribes this topic, or None when it is not a worker's own topic."""
+    parts = _WORKER_TOPIC.fullmatch(topic)
+    return parts[1].decode() if parts else None
 
 
 def session_id(epoch: int, k: int) -> str:
@@ -45,6 +45,6 @@ def session_id(epoch: int, k: int) -> str:
 
 
 def session_parts(session: str) -> tuple[int, int]:
-    """(epoch, k). The codec has checked the form already."""
+    """(epoch, k) of a session id. The codec has checked its form."""
     epoch, _, k = session.partition(".")
     return int(epoch), int(k)

@@ -13,10 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from stepwire_broker.api import listening, token
 from stepwire_broker.api.server import Server
-from stepwire_broker.broker import Broker
-from stepwire_broker.core import answers
-from stepwire_broker.core.events import Command
-from stepwire_broker.core.settings import (
+from stepwire_broker.core.definitions.settings import (
     BrokerSettings,
     BusSettings,
     DatabaseSettings,
@@ -24,6 +21,9 @@ from stepwire_broker.core.settings import (
     LimitSettings,
     Settings,
 )
+from stepwire_broker.core.model import answers
+from stepwire_broker.core.model.events import Command
+from stepwire_broker.engine import Engine
 from stepwire_broker.executors.registry import Executors
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Answer(NamedTuple):
         return code
 
 
-class ObservedBroker(Broker):
+class ObservedBroker(Engine):
     """The broker, and for the refusals that are hard to bring about, one that says what the test wants it to say."""
 
     next_answer: answers.Answer | None = None

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stepwire_broker.api import gate, server
+from stepwire_broker.api import access, server
 from stepwire_broker.api.app import Application
 from stepwire_broker.api.operations import OPERATIONS
 from stepwire_broker.api.token import Grant, Scope, add_token
@@ -272,7 +272,7 @@ def test_a_head_without_an_end_is_cut_off(api: Api, head: bytes) -> None:
 
 
 def test_too_many_requests_at_once_are_refused_and_livez_is_not(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "REQUESTS_MAX", 0)
+    monkeypatch.setattr(access, "REQUESTS_MAX", 0)
     answer = api.call("GET", "/readyz")
     assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "overloaded", "1")
     assert api.call("GET", "/livez").status == 200
@@ -365,7 +365,7 @@ def test_an_answers_head_leaves_with_its_body_if_that_comes_at_once(
 ) -> None:
     transport = Written()
     cycle: Any = SimpleNamespace(response_started=False, chunked_encoding=None, scope={"method": method})
-    together = server._Together(transport, cycle)
+    together = server._HeadWithBody(transport, cycle)
     together.write(b"continue")
     cycle.response_started, cycle.chunked_encoding = True, is_chunked
     together.write(b"head")

@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 from stepwire_broker.api import metrics
 from stepwire_broker.api.app import Application
-from stepwire_broker.core.group import Stalled
-from stepwire_broker.core.ready import Route
-from stepwire_broker.core.routing import Target
-from stepwire_broker.stages.measures import Histogram
+from stepwire_broker.core.model.commit_group import Stalled
+from stepwire_broker.core.model.targets import Route, Target
+from stepwire_broker.loop_measures import Histogram
 
 from .running_api import WORKFLOW, Api
 

@@ -1,19 +1,18 @@
 """protocol/vectors/over_http.json against a real broker: what each call of a worker over HTTP is answered."""
 
 import itertools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.protocol.dialogue import VECTORS, Bindings, match, render
+from conformance import vectors
+from conformance.values import Bindings, match, render
 
 from .running_api import Api, running
 from .test_polling import eventually, polled
 
-DIALOGUES: list[dict[str, Any]] = json.loads((VECTORS / "over_http.json").read_text())["dialogues"]
+DIALOGUES: list[dict[str, Any]] = vectors.load("over_http")["dialogues"]
 NUMBERS = itertools.count(1)
 
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from stepwire_broker.api import token
 from stepwire_broker.api.polling import gateway
-from stepwire_broker.core.settings import (
+from stepwire_broker.core.definitions.settings import (
     BatchSettings,
     ExecutionSettings,
     ExecutorsSettings,
@@ -21,7 +21,7 @@ from stepwire_broker.core.settings import (
     RuleSettings,
     Settings,
 )
-from stepwire_broker.core.states import StepState
+from stepwire_broker.core.model.states import StepState
 
 from .poller import Item, Poller
 from .running_api import Answer, Api, running, settings_in

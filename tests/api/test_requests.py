@@ -5,10 +5,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stepwire_broker.core.events import CancelTask, PauseTask, ResolveStep, RetryTask, SubmitTasks
-from stepwire_broker.core.settings import LimitSettings
+from stepwire_broker.core.definitions.settings import LimitSettings
+from stepwire_broker.core.model.events import CancelTask, PauseTask, ResolveStep, RetryTask, SubmitTasks
 from stepwire_broker.stages import requests
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol.errors import InvalidMessage
 
 LIMITS = LimitSettings()
 
@@ -97,7 +97,7 @@ def test_a_context_is_minified_and_otherwise_as_it_was_sent(text: bytes, context
     ],
 )
 def test_a_wrong_submission_is_refused_by_name(text: bytes, code: str, says: str) -> None:
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(InvalidMessage) as refused:
         requests.read_task(text, LIMITS)
     assert refused.value.code == code
     assert says in refused.value.message
@@ -105,9 +105,9 @@ def test_a_wrong_submission_is_refused_by_name(text: bytes, code: str, says: str
 
 def test_a_submission_or_a_context_over_the_limit_is_refused() -> None:
     small = LimitSettings(payload_bytes=64)
-    with pytest.raises(Refusal, match="too_large"):
+    with pytest.raises(InvalidMessage, match="too_large"):
         requests.read_task(body(context={"a": "x" * 64}), small)
-    with pytest.raises(Refusal, match="a context of 72 bytes, at most 64"):
+    with pytest.raises(InvalidMessage, match="a context of 72 bytes, at most 64"):
         requests.read_tasks(batch({"workflow": "w", "context": {"a": "x" * 64}}), small)
 
 
@@ -116,7 +116,7 @@ def test_the_key_may_come_in_the_header_and_must_not_contradict_the_body() -> No
     assert requests.read_task(body(idempotency_key="k"), LIMITS, "k") == requests.read_task(
         body(idempotency_key="k"), LIMITS
     )
-    with pytest.raises(Refusal, match="differ"):
+    with pytest.raises(InvalidMessage, match="differ"):
         requests.read_task(body(idempotency_key="k"), LIMITS, "l")
 
 
@@ -174,7 +174,7 @@ def test_a_batch_under_a_key_gives_its_tasks_keys() -> None:
     ],
 )
 def test_a_wrong_batch_names_the_task(text: bytes, says: str) -> None:
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(InvalidMessage) as refused:
         requests.read_tasks(text, LIMITS)
     assert says in refused.value.message
 
@@ -193,7 +193,7 @@ def test_the_same_key_in_two_namespaces_is_two_keys() -> None:
 def test_a_batch_has_at_most_so_many_tasks() -> None:
     few = LimitSettings(tasks_per_batch=2)
     assert len(requests.read_tasks(batch(*[{"workflow": "w"}] * 2), few)) == 2
-    with pytest.raises(Refusal, match="3 tasks in one batch, at most 2"):
+    with pytest.raises(InvalidMessage, match="3 tasks in one batch, at most 2"):
         requests.read_tasks(batch(*[{"workflow": "w"}] * 3), few)
 
 
@@ -258,6 +258,6 @@ def test_orders_are_read() -> None:
     ],
 )
 def test_a_resolution_says_one_thing_and_why(text: bytes, says: str) -> None:
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(InvalidMessage) as refused:
         requests.resolve(text, 8, LIMITS)
     assert says in refused.value.message

@@ -118,8 +118,8 @@ def test_who_is_too_slow_is_told_how_much_it_missed(api: Api, monkeypatch: pytes
 # -- the queue of one client, without a client ------------------------------------------------------------------------
 
 
-def taken(*puts: tuple[str, bytes, bytes, str | None]) -> tuple[list[tap.Seen], int]:
-    async def take() -> tuple[list[tap.Seen], int]:
+def taken(*puts: tuple[str, bytes, bytes, str | None]) -> tuple[list[tap.TapEntry], int]:
+    async def take() -> tuple[list[tap.TapEntry], int]:
         queue = tap.Queue()
         for put in puts:
             queue.put(*put)
@@ -157,7 +157,7 @@ def test_a_silent_wire_gives_nothing_and_loses_nothing() -> None:
     ],
 )
 def test_a_message_is_one_line_of_json_whatever_it_holds(body: bytes, shown: dict[str, Any]) -> None:
-    line = tap._event(b"message", tap.encode(tap._message(tap.Seen(0.0, "in", b"results@b1 ", body, "not_json"))))
+    line = tap._event(b"message", tap.encode(tap._message(tap.TapEntry(0.0, "in", b"results@b1 ", body, "not_json"))))
     assert line.count(b"\n") == 3
     decoded = json.loads(line.split(b"\n")[1].removeprefix(b"data: "))
     assert decoded == {
@@ -185,4 +185,4 @@ def test_a_message_is_one_line_of_json_whatever_it_holds(body: bytes, shown: dic
     ],
 )
 def test_a_glob_has_one_wild_card(glob: str, topic: bytes, matches: bool) -> None:
-    assert tap._of_topic(glob)(tap.Seen(0.0, "in", topic, b"", None)) is matches
+    assert tap._of_topic(glob)(tap.TapEntry(0.0, "in", topic, b"", None)) is matches

@@ -8,7 +8,7 @@ from typing import Any
 
 import zmq
 from stepwire_broker.bus.wire import Wire
-from stepwire_broker.core.settings import BusSettings
+from stepwire_broker.core.definitions.settings import BusSettings
 from stepwire_protocol import topics
 
 BOUND_S = 10.0  # how long a test waits for an event before it calls it missing

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import zmq
-from stepwire_broker.core.settings import BusSettings
+from stepwire_broker.core.definitions.settings import BusSettings
 
 
 @pytest.fixture

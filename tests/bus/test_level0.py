@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import zmq
-from stepwire_broker.core.settings import BusSettings
+from stepwire_broker.core.definitions.settings import BusSettings
 
 from .bench import Bench, new_worker, run, serving, until
 

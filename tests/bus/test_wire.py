@@ -14,7 +14,7 @@ import pytest
 import zmq
 from stepwire_broker.bus import wire as wire_module
 from stepwire_broker.bus.endpoints import EndpointRefused
-from stepwire_broker.core.settings import BusSettings, CurveSettings
+from stepwire_broker.core.definitions.settings import BusSettings, CurveSettings
 from stepwire_protocol import limits
 
 from .bench import HERE, Bench, new_worker, run, serving, until

@@ -87,7 +87,7 @@ def has_timed_out(step: StepStory, delivery: int, started_at: int, until: int) -
 
 
 def was_ordered(seen: Witnesses, case: Case, step: StepStory) -> bool:
-    return step.reopened > 0 and (not seen.has_clients or bool(orders_about(seen, case, step)))
+    return bool(step.reopenings) and (not seen.has_clients or bool(orders_about(seen, case, step)))
 
 
 def orders_about(seen: Witnesses, case: Case, step: StepStory | None) -> list[lines.Ordered]:

@@ -172,6 +172,13 @@ class Outcome(NamedTuple):
     crc32: int = 0
 
 
+class Reopening(NamedTuple):
+    """An operator's retry of a step: results of earlier deliveries no longer count."""
+
+    accept_from: int  # the first delivery that counts
+    seq: int
+
+
 class StepStory(Struct):
     """The columns that its row must show, and how it came to them."""
 
@@ -194,9 +201,9 @@ class StepStory(Struct):
     key_number: int = 0
     output_bytes: int = 0
     output_crc32: int | None = None
-    reopened: int = 0
     deliveries: list[DeliveryStory] = []
     outcomes: list[Outcome] = []
+    reopenings: list[Reopening] = []
 
     def delivery_of(self, number: int) -> DeliveryStory | None:
         return self.deliveries[number - 1] if 0 < number <= len(self.deliveries) else None
@@ -470,7 +477,7 @@ def _reopened(story: TaskStory, step: StepStory, fact: Fact, before: str) -> Non
     step.key_number += bool(fact[3])
     step.output_bytes = 0
     step.output_crc32 = None
-    step.reopened += 1
+    step.reopenings.append(Reopening(step.accept_from, story.seq))
 
 
 def _may_go_out(story: TaskStory, step: StepStory, fact: Fact) -> None:

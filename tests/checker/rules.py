@@ -128,9 +128,9 @@ def a_task_is_stored_whole(database: Database, seen: Witnesses, case: Case) -> F
 
 def the_broker_can_replay_its_history(database: Database, seen: Witnesses, case: Case) -> Finds:
     """The product's own replay: that it finds no difference is a promise too."""
-    from stepwire_broker.core import history
-    from stepwire_broker.core.stored import StoredWorkflow
-    from stepwire_broker.core.workflow import stored_workflow
+    from stepwire_broker.core.commit import history
+    from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
+    from stepwire_broker.core.definitions.workflow import stored_workflow
 
     number = case.plan.id
     if number not in _WORKFLOWS or _WORKFLOWS[number][0] is not database:
@@ -246,7 +246,7 @@ def a_delivery_is_run_once(database: Database, seen: Witnesses, case: Case) -> F
 def at_most_once_is_started_once(database: Database, seen: Witnesses, case: Case) -> Finds:
     for step, runs in _runs(seen, case):
         if len(runs) > 1 and (step.plan.is_once or runs[0].started.mode == "at_most_once"):
-            allowed = 1 + (step.reopened if causes.was_ordered(seen, case, step) else 0)
+            allowed = 1 + (len(step.reopenings) if causes.was_ordered(seen, case, step) else 0)
             if step.plan.retry_reported_failures:
                 allowed += sum(run.verdict == "failed" for run in runs)
             if len(runs) > allowed:
@@ -275,7 +275,7 @@ def attempts_never_fall(database: Database, seen: Witnesses, case: Case) -> Find
             delivery = step.delivery_of(run.started.delivery)
             if delivery is not None and delivery.attempt != run.started.attempt:
                 yield Found(step.index, f"{told([run])}, which the history has as attempt {delivery.attempt}")
-        if not step.reopened:
+        if not step.reopenings:
             for earlier, later in pairwise(runs):
                 if later.started.attempt < earlier.started.attempt:
                     yield Found(step.index, f"its attempts fall: {told([earlier, later])}")
@@ -366,7 +366,7 @@ def no_step_starts_before_what_it_depends_on(database: Database, seen: Witnesses
     for step, runs in _runs(seen, case):
         for i in step.plan.depends_on:
             before = case.story.steps[i]
-            if before.reopened or _is_operated(case, before):
+            if before.reopenings or _is_operated(case, before):
                 continue
             for run in runs:
                 token = run.started.seen.get(before.plan.name)
@@ -526,17 +526,29 @@ def nothing_is_said_before_its_commit(database: Database, seen: Witnesses, case:
             if gone_at is not None and is_early(gone_at, delivery.granted_seq):
                 yield Found(step.index, f"delivery {delivery.number} was told to go before its grant was committed")
         for said in seen.said.get(row.id, ()):
-            applied = _applied_in(step, said.result)
-            if said.acked_at is not None and is_early(said.acked_at, applied):
-                yield Found(step.index, f"result {said.line.rid} was acknowledged before group {applied} was committed")
+            settled = _settled_in(step, said.result)
+            if said.acked_at is not None and is_early(said.acked_at, settled):
+                yield Found(step.index, f"result {said.line.rid} was acknowledged before group {settled} was committed")
 
 
-def _applied_in(step: StepStory, result: SentResult) -> int | None:
-    """The group after which this result can be forgotten: where it counted, or where it had stopped to matter."""
-    settled = [o for o in step.outcomes if o.delivery >= result.delivery and o.kind != "undelivered"]
+def _settled_in(step: StepStory, result: SentResult) -> int | None:
+    """Return the group that must be committed before the broker may acknowledge this result.
+
+    The group is the one that applied the result or, for a late result, the first after which the result could no
+    longer be applied. A failure counts only while its own delivery is current, so any outcome of that delivery makes
+    a failure late, `undelivered` too. A success still counts after `undelivered`, until an operator's retry.
+    """
     if result.status == "completed":
-        settled = [o for o in settled if o.delivery == result.delivery and o.kind == "completed"] or settled
-    return settled[0].seq if settled else None
+        applied = [o.seq for o in step.outcomes if o.delivery == result.delivery and o.kind == "completed"]
+        late = [o.seq for o in step.outcomes if o.delivery >= result.delivery and o.kind != "undelivered"]
+        late += [r.seq for r in step.reopenings if r.accept_from > result.delivery]
+    else:
+        own = [o for o in step.outcomes if o.delivery == result.delivery]
+        applied = [
+            o.seq for o in own if o.kind in ("backed_off", "failed") and o.code == (result.code or result.status)
+        ]
+        late = [o.seq for o in own]
+    return min(applied or late, default=None)
 
 
 def causes_come_before_effects(database: Database, seen: Witnesses, case: Case) -> Finds:

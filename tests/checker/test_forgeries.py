@@ -8,7 +8,19 @@ import msgspec
 import pytest
 
 from . import rules
-from .forgeries import FORGERIES, Forger, Forgery, later, twice
+from .forgeries import (
+    FAILURE,
+    FORGERIES,
+    MS_NS,
+    SOONER,
+    SUCCESS,
+    Forger,
+    Forgery,
+    later,
+    retry_undelivered,
+    send_late,
+    twice,
+)
 from .good_run import LEASE_MS, Evidence
 from .judge import Verdict, judge, page
 from .language import LANGUAGE_RULES
@@ -42,6 +54,21 @@ def test_a_forgery_is_named(evidence: Evidence, forgery: Forgery) -> None:
     forgery.forge(Forger(evidence))
     verdict = _verdict(evidence)
     assert forgery.rule in {violation.rule for violation in verdict.violations}, page(verdict)
+
+
+@pytest.mark.parametrize("is_retried", [False, True], ids=["late_failure", "late_success_after_a_retry"])
+def test_the_ack_of_a_late_result_may_precede_the_end_of_the_next_delivery(
+    evidence: Evidence, is_retried: bool
+) -> None:
+    """`forgeries.py` has the same results with an ack that leaves before the commit."""
+    forger = Forger(evidence)
+    if is_retried:
+        retry_undelivered(forger, "slept-0")
+    late_since = forger.committed_at("slept-0", "reopened" if is_retried else "undelivered", 0)
+    assert late_since + MS_NS < forger.committed_at("slept-0", "completed", 0)
+    send_late(forger, "slept-0", SUCCESS if is_retried else FAILURE, late_since + MS_NS)
+    named = {violation.rule for violation in _verdict(evidence).violations}
+    assert SOONER not in named if is_retried else not named
 
 
 def test_every_rule_has_a_forgery_that_only_it_or_it_too_can_name() -> None:

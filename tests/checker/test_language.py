@@ -15,7 +15,7 @@ from .language import Fact, Plan, StepStory, TaskStory, read_plan, read_story
 
 SEEDS = range(12)
 STEP_COLUMNS = [name for name in StepStory.__struct_fields__ if name not in ("plan", "index", "output_crc32")]
-STEP_COLUMNS = STEP_COLUMNS[: STEP_COLUMNS.index("reopened")]
+STEP_COLUMNS = STEP_COLUMNS[: STEP_COLUMNS.index("deliveries")]
 TASK_COLUMNS = ("uid", "state", "attention", "cancelling", "created_ms", "finished_ms")
 UNSEEN = {"a_back_off_is_waited_for"}  # wall clocks jump there
 # What comes after may make it as if it had never been: a delivery that came to nothing, a pause in which nothing was

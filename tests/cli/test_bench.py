@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from stepwire_broker.bench import product, routes
-from stepwire_broker.bench.load import NAME, STEPS, Failed, Load
-from stepwire_broker.core.routing import Router, hidden, path_of
-from stepwire_broker.core.settings import ExecutionSettings
+from stepwire_broker.bench.load import NAME, STEPS, BenchFailed, Workload
+from stepwire_broker.core.definitions.settings import ExecutionSettings
+from stepwire_broker.core.routing.router import Router, hidden, path_of
 
 from .a_place import Place
 
 SMALL = ["--rounds", "1", "--tasks", "100", "--window", "50", "--quick"]
-LOAD = Load(rounds=1, tasks=100, window=50, submit_tasks=50, lone_tasks=3)
+LOAD = Workload(rounds=1, tasks=100, window=50, submit_tasks=50, lone_tasks=3)
 
 
 def test_a_round_says_what_it_ran_and_leaves_nothing_behind(empty: Place) -> None:
@@ -117,7 +117,7 @@ def test_a_row_that_is_not_what_its_history_says_is_found(finished: Path, change
         connection.execute(change)
         connection.execute("COMMIT")
         try:
-            with pytest.raises(Failed):
+            with pytest.raises(BenchFailed):
                 product.check(finished, lambda _: None)
         finally:
             connection.executemany("UPDATE steps SET attempt = ?2, output = ?3 WHERE id = ?1", before)

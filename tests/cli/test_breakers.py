@@ -88,7 +88,7 @@ def test_an_operator_keeps_a_handler_from_its_steps_and_lets_it_have_them_again(
     task = down.stepwire("task", "submit", "w", "--json").json["task_id"]
     why = down.stepwire("why", str(task))
     assert "the breaker for `shop.charge` is held open by an operator since " in why.out
-    assert "the bank is being moved; `stepwire breaker auto shop.charge` leaves it to itself" in why.out
+    assert "the bank is being moved; return it to automatic control: stepwire breaker auto shop.charge" in why.out
     assert "shop.charge\topen (forced)\t" in down.stepwire("breaker", "list").out
     assert not (down.directory / "tried").exists()
     put = down.stepwire("breaker", "auto", "shop.charge")

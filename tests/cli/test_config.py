@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from stepwire_broker.cli import config
-from stepwire_broker.cli.config import ConfigurationError
+from stepwire_broker.configuration import loader
+from stepwire_broker.configuration.loader import SettingsError
 
 
 @pytest.fixture(autouse=True)
@@ -23,14 +23,14 @@ def write(text: str, name: str = "stepwire.yaml", mode: int = 0o600) -> Path:
     return path
 
 
-def load(text: str | None = None, *, flags: dict[str, str] | None = None, **environ: str) -> config.Configuration:
+def load(text: str | None = None, *, flags: dict[str, str] | None = None, **environ: str) -> loader.Configuration:
     if text is not None:
         write(text)
-    return config.load(None, flags or {}, environ)
+    return loader.load(None, flags or {}, environ)
 
 
-def shown(loaded: config.Configuration) -> dict[str, object]:
-    return {key: value for key, value, _ in config.show(loaded)}
+def shown(loaded: loader.Configuration) -> dict[str, object]:
+    return {key: value for key, value, _ in loader.show(loaded)}
 
 
 def test_nothing_at_all_is_a_configuration() -> None:
@@ -109,7 +109,7 @@ def test_the_default_execution_mode_may_be_spelled_as_elsewhere(text: str) -> No
 def test_what_has_a_structure_is_json_in_the_environment() -> None:
     rules = load(STEPWIRE_EXECUTION__RULES='[{"match": "a::**", "executor": "poll"}]').settings.execution.rules
     assert [(rule.match, rule.executor) for rule in rules] == [("a::**", "poll")]
-    with pytest.raises(ConfigurationError, match="STEPWIRE_EXECUTION__RULES"):
+    with pytest.raises(SettingsError, match="STEPWIRE_EXECUTION__RULES"):
         load(STEPWIRE_EXECUTION__RULES='[{"match": "a::**"')
 
 
@@ -141,7 +141,7 @@ def test_names_that_are_not_settings_belong_to_others() -> None:
     ],
 )
 def test_a_wrong_file_is_refused_by_key_and_place(text: str, says: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(SettingsError) as refused:
         load(text)
     assert says in str(refused.value)
 
@@ -158,7 +158,7 @@ def test_a_wrong_file_is_refused_by_key_and_place(text: str, says: str) -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_environment_is_refused_by_name(environ: dict[str, str], says: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(SettingsError) as refused:
         load(**environ)
     assert says in str(refused.value)
 
@@ -170,30 +170,30 @@ def test_an_empty_file_and_an_empty_section_say_nothing() -> None:
 def test_the_first_file_that_is_there_is_read(here: Path) -> None:
     home = here / "home"
     user = write("log_level: error", str(home / ".config/stepwire/stepwire.yaml"))
-    assert config.find_file(None, {"HOME": str(home)}) == user
-    assert config.find_file(None, {"XDG_CONFIG_HOME": str(home / ".config"), "HOME": "/nowhere"}) == user
+    assert loader.find_file(None, {"HOME": str(home)}) == user
+    assert loader.find_file(None, {"XDG_CONFIG_HOME": str(home / ".config"), "HOME": "/nowhere"}) == user
     local = write("log_level: debug")
-    assert config.find_file(None, {"HOME": str(home)}) == local
+    assert loader.find_file(None, {"HOME": str(home)}) == local
     named = write("log_level: info", "other.yaml")
-    assert config.find_file(None, {"STEPWIRE_CONFIG": "other.yaml"}) == named
-    assert config.find_file("stepwire.yaml", {"STEPWIRE_CONFIG": "other.yaml"}) == local
+    assert loader.find_file(None, {"STEPWIRE_CONFIG": "other.yaml"}) == named
+    assert loader.find_file("stepwire.yaml", {"STEPWIRE_CONFIG": "other.yaml"}) == local
 
 
 def test_a_file_that_others_may_write_is_not_believed() -> None:
     write("log_level: debug", mode=0o666)
-    with pytest.raises(ConfigurationError, match=r"chmod go-w stepwire\.yaml"):
-        config.load(None, {}, {})
+    with pytest.raises(SettingsError, match=r"chmod go-w stepwire\.yaml"):
+        loader.load(None, {}, {})
 
 
 def test_a_file_that_others_may_read_must_hold_no_password() -> None:
     write("log_level: debug", mode=0o644)
-    config.load(None, {}, {})
+    loader.load(None, {}, {})
     write('database: {url: "postgresql://u:secret@db/s"}', mode=0o644)
-    with pytest.raises(ConfigurationError, match=r"chmod 600 stepwire\.yaml") as refused:
-        config.load(None, {}, {})
+    with pytest.raises(SettingsError, match=r"chmod 600 stepwire\.yaml") as refused:
+        loader.load(None, {}, {})
     assert "secret" not in str(refused.value)
     os.chmod("stepwire.yaml", 0o600)
-    config.load(None, {}, {})
+    loader.load(None, {}, {})
 
 
 def test_what_a_program_finds_in_its_environment_is_not_shown() -> None:
@@ -207,6 +207,6 @@ def test_what_a_program_finds_in_its_environment_is_not_shown() -> None:
 def test_a_password_is_never_shown() -> None:
     loaded = load(STEPWIRE_DATABASE__URL="postgresql://u:p%40ss@db.example:5432/s?x=1")
     assert shown(loaded)["database.url"] == "postgresql://u:***@db.example:5432/s?x=1"
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(SettingsError) as refused:
         load(flags={"database.urll": "postgresql://u:secret@db/s"})
     assert "secret" not in str(refused.value)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from stepwire_broker.cli import config, keys
-from stepwire_broker.core.settings import Settings
-from stepwire_broker.stages import documents
+from stepwire_broker import definition_files
+from stepwire_broker.configuration import loader, setting_texts
+from stepwire_broker.core.definitions.settings import Settings
 
 from .a_place import Place
 from .test_config import test_a_wrong_file_is_refused_by_key_and_place as wrong_files
@@ -52,11 +52,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def load(text: str) -> config.Configuration:
+def load(text: str) -> loader.Configuration:
     path = Path("stepwire.yaml")
     path.write_text(text)
     path.chmod(0o600)
-    return config.load(None, {}, {})
+    return loader.load(None, {}, {})
 
 
 # -- the earlier form -------------------------------------------------------------------------------------------------
@@ -86,8 +86,8 @@ def test_the_earlier_block_is_taken_word_for_word() -> None:
 )
 def test_each_key_that_has_one_changes_a_setting(name: str, written: str, key: str, value: object) -> None:
     loaded = load(f"step_execution: {{{name}: {written if value != written else json.dumps(written)}}}\n")
-    assert config.value_of(loaded.settings, key) == value
-    assert config.value_of(Settings(), key) != value
+    assert loader.value_of(loaded.settings, key) == value
+    assert loader.value_of(Settings(), key) != value
     assert loaded.notes == (f"stepwire.yaml: step_execution.{name} is {key} now",)
 
 
@@ -120,7 +120,7 @@ def test_each_key_that_has_none_is_told_why(block: str, says: str) -> None:
     ],
 )
 def test_a_wrong_block_is_refused(text: str, says: str) -> None:
-    with pytest.raises(config.ConfigurationError) as refused:
+    with pytest.raises(loader.SettingsError) as refused:
         load(text)
     assert says in str(refused.value)
 
@@ -150,7 +150,7 @@ def test_a_broker_runs_on_the_earlier_block(empty: Place) -> None:
 
 
 def test_the_file_to_begin_with_changes_nothing_whether_commented_or_not() -> None:
-    text = keys.sample_file()
+    text = setting_texts.sample_file()
     assert load(text).settings == Settings()
     said = re.sub(r"^( *)# (\w+: )", r"\1\2", text, flags=re.MULTILINE)
     loaded = load(said)
@@ -170,7 +170,7 @@ def test_init_writes_it_once(empty: Place) -> None:
     assert "add --yes" in done.err
     assert empty.on_terminal("config", "init", types="n\n").code == FAILURE
     assert empty.stepwire("config", "init", "--yes").code == OK
-    assert path.read_text() == keys.sample_file()
+    assert path.read_text() == setting_texts.sample_file()
     assert empty.stepwire("config", "init", "nowhere/x.yaml").code == FAILURE
 
 
@@ -184,12 +184,12 @@ def test_the_schema_says_what_the_reader_says(empty: Place) -> None:
     (table,) = (mark.args[1] for mark in wrong_files.pytestmark if mark.name == "parametrize")
     for text, _ in table:
         try:
-            document = documents.read_yaml(text)
-        except documents.DocumentError:
+            document = definition_files.read_yaml(text)
+        except definition_files.DocumentError:
             continue  # what is no YAML no schema is asked about
         assert not validator.is_valid(document), text
     for text in (
-        keys.sample_file(),
+        setting_texts.sample_file(),
         "{}",
         "bus: {lease_ms: 5}",
         "bus: {lease: 5s, batch: {max_steps: 3}}",
@@ -198,4 +198,4 @@ def test_the_schema_says_what_the_reader_says(empty: Place) -> None:
         'retention: {completed: " 1.5h "}',
         "step_execution: {batch_size: 5, handler_poll_interval_ms: 10}",
     ):
-        validator.validate(documents.read_yaml(text))
+        validator.validate(definition_files.read_yaml(text))

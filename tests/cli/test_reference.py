@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from stepwire_broker.cli import reference
-from stepwire_broker.cli.config import KEYS
 from stepwire_broker.cli.failure import Exit
+from stepwire_broker.configuration.loader import KEYS
 
 from .a_place import Place
 

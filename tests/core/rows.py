@@ -3,12 +3,13 @@ from them. What the store promises (absolute rows, keys decided by the insert) i
 
 from collections.abc import Iterable
 
-from stepwire_broker.core import history
-from stepwire_broker.core.decision import FetchPayloads, LoadById, LoadBySteps, LoadPage, Read
-from stepwire_broker.core.events import LoadedPayloads, LoadedTasks
-from stepwire_broker.core.group import (
+from stepwire_broker.core.commit import history
+from stepwire_broker.core.commit.decision import FetchPayloads, LoadById, LoadBySteps, LoadPage, Read
+from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask
+from stepwire_broker.core.definitions.workflow import Workflow
+from stepwire_broker.core.model.commit_group import (
+    CommitGroup,
     Committed,
-    Group,
     HistoryRow,
     Parked,
     Rejected,
@@ -17,9 +18,8 @@ from stepwire_broker.core.group import (
     TaskNew,
     WorkflowOutcome,
 )
-from stepwire_broker.core.states import STEP_FINAL, TASK_FINAL
-from stepwire_broker.core.stored import Loaded, Payloads, StoredStep, StoredTask
-from stepwire_broker.core.workflow import Workflow
+from stepwire_broker.core.model.events import LoadedPayloads, LoadedTasks
+from stepwire_broker.core.model.states import STEP_FINAL, TASK_FINAL
 
 
 class Rows:
@@ -38,7 +38,7 @@ class Rows:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def write(self, group: Group) -> Committed:
+    def write(self, group: CommitGroup) -> Committed:
         submissions = [self._submit(s) for s in group.submissions]
         rejected = [Rejected(i, "refused for the test") for i in sorted(self._touched(group) & self.refuses)]
         left_out = {r.task_id for r in rejected} | {i for s in submissions for i in s.existing}
@@ -64,11 +64,11 @@ class Rows:
             self.next_id += group.reserve_ids
         return Committed(group.lane, group.seq, submissions, workflows, rejected, ids)
 
-    def again(self, group: Group) -> None:
+    def again(self, group: CommitGroup) -> None:
         """The absolute rows of a group once more, as after a commit whose outcome nobody knew."""
         self._change(group, set())
 
-    def _touched(self, group: Group) -> set[int]:
+    def _touched(self, group: CommitGroup) -> set[int]:
         steps = (*group.steps_dispatched, *group.steps_completed, *group.steps_changed, *group.steps_output)
         touched = {self.steps[row.id].task_id for row in steps if row.id in self.steps}
         return touched | {row.id for row in group.tasks_changed} | {row.task_id for row in group.history}
@@ -106,7 +106,7 @@ class Rows:
                 self.history.setdefault(row.task_id, []).append(row)
         return SubmissionOutcome(submission.request, existing, None)
 
-    def _change(self, group: Group, left_out: set[int]) -> None:
+    def _change(self, group: CommitGroup, left_out: set[int]) -> None:
         steps = self.steps
         outputs = {row.id: row for row in group.steps_output}
         # One step stands in one list of changes at most: no order among the lists is to be known.
@@ -209,7 +209,7 @@ class Rows:
 
     # -- the history --------------------------------------------------------------------------------------------------
 
-    def differences(self, task_id: int, workflow: Workflow) -> list[history.Difference]:
+    def differences(self, task_id: int, workflow: Workflow) -> list[history.ReplayDifference]:
         """What this task's rows say, and its history does not."""
         replayed = history.replay(task_id, workflow, [row.facts for row in self.history[task_id]])
         return history.differences(replayed, self.task(task_id), self.steps_of(task_id))

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from stepwire_broker.core import events
+from stepwire_broker.core.model import events
 from stepwire_protocol import messages as wire
 
 from .world import CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held

@@ -6,19 +6,19 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from stepwire_broker.core.breaker import Breaker, CircuitOpen, Policy, State
-from stepwire_broker.core.recent import PIECES, Recent
+from stepwire_broker.core.guards.breaker import Breaker, BreakerPhase, BreakerPolicy, CircuitOpen
+from stepwire_broker.core.guards.recent_counts import PIECES, Recent
 
 START = 5_000_000
-PLAIN = Policy(failure_threshold=3, success_threshold=2, open_ms=1_000, open_max_ms=4_000)
-WINDOW = Policy(failure_threshold=99, window_ms=10_000, window_outcomes=4, window_percent=50.0)
+PLAIN = BreakerPolicy(failure_threshold=3, success_threshold=2, open_ms=1_000, open_max_ms=4_000)
+WINDOW = BreakerPolicy(failure_threshold=99, window_ms=10_000, window_outcomes=4, window_percent=50.0)
 
 
 class Story:
     """A breaker, the time, and the calls that are under way. `ok` and `no`: a call that is made and ends so; `ask`: a
     call that is made; `+` and `-`: the oldest one under way ends; `0`: it ends with nothing; a number: time passes."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: BreakerPolicy) -> None:
         self.breaker = Breaker("db", policy)
         self.mono = START
         self.calls: list[int] = []
@@ -136,7 +136,7 @@ def test_it_says_which_share_opened_it() -> None:
 
 
 def test_jitter_makes_it_shorter_by_a_part_that_is_the_same_at_every_replay() -> None:
-    policy = Policy(failure_threshold=1, success_threshold=1, open_ms=10_000, open_max_ms=10_000, jitter=0.2)
+    policy = BreakerPolicy(failure_threshold=1, success_threshold=1, open_ms=10_000, open_max_ms=10_000, jitter=0.2)
     pauses = {}
     for component in [f"h{i}" for i in range(200)] * 2:
         breaker = Breaker(component, policy)
@@ -185,7 +185,7 @@ class Model(RuleBasedStateMachine):
 
     @initialize(threshold=st.integers(1, 4), needed=st.integers(1, 3), window=st.booleans())
     def begin(self, threshold: int, needed: int, window: bool) -> None:
-        self.policy = Policy(
+        self.policy = BreakerPolicy(
             failure_threshold=threshold,
             success_threshold=needed,
             open_ms=1_000,
@@ -300,7 +300,7 @@ class Model(RuleBasedStateMachine):
         assert self.breaker.under_way == (self.lent if self.state == "half_open" else 0)
         if self.state == "open" and not self.forced:
             assert self.breaker.until_mono == self.until
-        assert self.breaker.room in (None, 0) or self.state is not State.CLOSED
+        assert self.breaker.room in (None, 0) or self.state is not BreakerPhase.CLOSED
 
 
 TestModel = Model.TestCase

@@ -3,12 +3,12 @@
 from itertools import pairwise
 
 import pytest
-from stepwire_broker.core.budget import Budget
+from stepwire_broker.core.guards.retry_budget import RetryBudget
 
 START = 7_000_000
 
 
-def spend(budget: Budget, mono: int, most: int = 1_000_000) -> int:
+def spend(budget: RetryBudget, mono: int, most: int = 1_000_000) -> int:
     """Start retries until there is no more room. How many that were."""
     count = 0
     while budget.room(mono) and count < most:
@@ -28,7 +28,7 @@ def spend(budget: Budget, mono: int, most: int = 1_000_000) -> int:
     ],
 )
 def test_retries_are_a_share_of_all_starts_and_some_few_at_least(starts: int, retries: int) -> None:
-    budget = Budget(20.0, 10, 60_000)
+    budget = RetryBudget(20.0, 10, 60_000)
     for i in range(starts):
         budget.started(START + i)
     assert spend(budget, START + starts) == retries
@@ -36,7 +36,7 @@ def test_retries_are_a_share_of_all_starts_and_some_few_at_least(starts: int, re
 
 
 def test_there_is_room_again_when_what_went_is_a_window_old() -> None:
-    budget = Budget(20.0, 10, 60_000)
+    budget = RetryBudget(20.0, 10, 60_000)
     assert spend(budget, START) == 10
     mono, went = START, 0
     while mono < START + 10 * 60_000:
@@ -46,7 +46,7 @@ def test_there_is_room_again_when_what_went_is_a_window_old() -> None:
 
 
 def test_a_retry_that_succeeds_gives_back_its_place_and_one_more() -> None:
-    budget = Budget(20.0, 10, 60_000)
+    budget = RetryBudget(20.0, 10, 60_000)
     rounds = []
     for i in range(6):
         rounds.append(spend(budget, START + i))
@@ -57,12 +57,12 @@ def test_a_retry_that_succeeds_gives_back_its_place_and_one_more() -> None:
 
 
 def test_retries_that_fail_earn_nothing() -> None:
-    budget = Budget(0.0, 1, 10_000)
+    budget = RetryBudget(0.0, 1, 10_000)
     assert [spend(budget, START + i * 10_000) for i in range(5)] == [1] * 5
 
 
 def test_half_of_them_succeeding_keeps_their_number_up() -> None:
-    budget = Budget(0.0, 8, 60_000)
+    budget = RetryBudget(0.0, 8, 60_000)
     rounds = []
     for i in range(5):
         rounds.append(spend(budget, START + i))

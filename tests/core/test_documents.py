@@ -9,8 +9,8 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from stepwire_broker.stages import documents
-from stepwire_broker.stages.documents import DocumentError, read_document, read_yaml
+from stepwire_broker import definition_files
+from stepwire_broker.definition_files import DocumentError, read_document, read_yaml
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_what_is_not_plain_is_refused_with_its_line(text: str, message: str) -> 
 def test_a_surrogate_half_is_refused_by_both_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DocumentError):
         read_yaml('a: "\\ud800"')
-    monkeypatch.setattr(documents, "_PARSER", yaml.SafeLoader)
+    monkeypatch.setattr(definition_files, "_PARSER", yaml.SafeLoader)
     with pytest.raises(DocumentError, match="line 1: a string holds half of a surrogate pair"):
         read_yaml('a: "\\ud800"')
 
@@ -147,16 +147,22 @@ def test_other_encodings_are_refused(text: str | bytes) -> None:
 
 def test_a_large_yaml_document_is_told_of_json() -> None:
     with pytest.raises(DocumentError, match=r"has 262145 bytes, YAML at most 262144; a generated one may be JSON"):
-        read_document("a: " + "x" * (documents.YAML_BYTES_MAX - 2))
-    assert len(read_document("a: " + "x" * (documents.YAML_BYTES_MAX - 3)).value["a"]) == documents.YAML_BYTES_MAX - 3
-    assert len(read_document('{"a":"' + "x" * documents.YAML_BYTES_MAX + '"}').value["a"]) == documents.YAML_BYTES_MAX
+        read_document("a: " + "x" * (definition_files.YAML_BYTES_MAX - 2))
+    assert (
+        len(read_document("a: " + "x" * (definition_files.YAML_BYTES_MAX - 3)).value["a"])
+        == definition_files.YAML_BYTES_MAX - 3
+    )
+    assert (
+        len(read_document('{"a":"' + "x" * definition_files.YAML_BYTES_MAX + '"}').value["a"])
+        == definition_files.YAML_BYTES_MAX
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a":1,\n"a":2}', "line 2: the key 'a' stands twice in one object"),
-        ('{"b":[{"a":1},\n{"c":1,\n"c":2}]}', "line 3: the key 'c' stands twice in one object"),
+        ('{"a":1,\n"a":2}', "line 2: the key 'a' occurs twice in one object"),
+        ('{"b":[{"a":1},\n{"c":1,\n"c":2}]}', "line 3: the key 'c' occurs twice in one object"),
         ('{"a":\n01}', "line 2: JSON is malformed"),
         ('{"a":1', "line 1: Input data was truncated"),
         ('{"a": NaN}', "NaN and Infinity are not JSON"),

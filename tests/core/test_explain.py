@@ -3,14 +3,11 @@
 from pathlib import Path
 
 import pytest
-from stepwire_broker.core import events, explain
-from stepwire_broker.core.residency import restored
-from stepwire_broker.core.settings import (
-    ExecutionSettings,
-    LimitSettings,
-    RuleSettings,
-    Settings,
-)
+from stepwire_broker.core import explain
+from stepwire_broker.core.definitions.settings import ExecutionSettings, LimitSettings, RuleSettings, Settings
+from stepwire_broker.core.loading.residency import restored
+from stepwire_broker.core.model import events
+from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_protocol import messages as wire
 
 from .world import BROKER, CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held, once, one, steps
@@ -81,7 +78,7 @@ def test_what_its_rule_compares_is_being_read() -> None:
     task_id = world.task(flow, context=b'{"a":"large enough to stay in the database"}')
     world.result(world.batches()[0])
     found = why(world, task_id, "b")
-    assert found == ("payload_fetched", "all before it is final; what its rule compares is being read", None)
+    assert found == ("payload_fetched", "all before it is final; what its rule compares is being read", None, None)
     assert why_task(world, task_id).why.message == f"`b`: {found.message}"
     world.read()
     assert why(world, task_id, "b").code in ("payload_fetched", "handed_out")  # now for its dispatch
@@ -94,7 +91,7 @@ def test_no_worker_is_connected() -> None:
     world = World()
     task_id = world.task(ONE)
     found = why(world, task_id)
-    assert found == ("no_worker_offers", "no worker offers `h` (no worker is connected)", world.now.wall)
+    assert found == ("no_worker_offers", "no worker offers `h` (no worker is connected)", world.now.wall, None)
 
 
 def test_no_worker_offers_it() -> None:
@@ -111,11 +108,12 @@ def test_no_worker_offers_it() -> None:
 def test_an_executor_that_it_does_not_go_to_offers_it() -> None:
     world = World()
     world.hello(executor="local")
-    assert why(world, world.task(ONE))[:2] == (
+    reason = why(world, world.task(ONE))
+    assert reason[:2] == (
         "no_worker_offers",
-        "no worker offers `h` (no worker is connected); executor `local` offers it, and gets it with"
-        " `stepwire executor route default::flow::only --executor local`",
+        "no worker offers `h` (no worker is connected); executor `local` offers it",
     )
+    assert reason.hint == Hint(HintCode.ROUTE_TO_EXECUTOR, path="default::flow::only", executor="local")
 
 
 def test_a_worker_offered_it_and_did_not_know_it_after_all() -> None:
@@ -223,7 +221,7 @@ def test_the_task_is_paused() -> None:
     world = World()
     task_id = world.task(ONE)
     world.ask(events.PauseTask, task_id=task_id)
-    paused = ("paused", f"the task is paused; `stepwire task resume {task_id}` goes on with it", None)
+    paused = ("paused", "the task is paused", None, Hint(HintCode.RESUME_TASK, task_id=task_id))
     assert why(world, task_id) == paused
     assert why_task(world, task_id) == (paused, None)
 
@@ -254,7 +252,7 @@ def test_its_executor_is_paused() -> None:
     task_id = world.task(ONE)
     found = why(world, task_id)
     assert found.code == "executor_paused"
-    assert "`stepwire executor resume bus`" in found.message
+    assert found.hint == Hint(HintCode.RESUME_EXECUTOR, executor="bus")
     assert world.batches() == []
     world.ask(events.ResumeExecutor, executor="bus")
     assert why(world, task_id).code == "handed_out"
@@ -390,9 +388,9 @@ def test_it_is_held_because_its_worker_died() -> None:
     found = why(world, task_id)
     assert found.code == "held"
     assert found.message == (
-        f"held: granted to `{W}` {at}, which is gone; it was allowed to start, and nobody knows what became of it;"
-        f" `stepwire step resolve {task_id + 1}` says what became of it"
+        f"held: granted to `{W}` {at}, which is gone; it was allowed to start, and nobody knows what became of it"
     )
+    assert found.hint == why_task(world, task_id).why.hint == Hint(HintCode.RESOLVE_STEP, step_id=task_id + 1)
     assert why_task(world, task_id).why.message == f"`only`: {found.message}"
 
 
@@ -406,7 +404,7 @@ def test_it_is_held_because_its_handler_does_not_know() -> None:
     assert found.code == "held"
     assert ", which is gone" not in found.message
     assert "last error: the gateway did not answer" in found.message
-    assert f"`stepwire step resolve {task_id + 1}` says what became of it" in found.message
+    assert found.hint == Hint(HintCode.RESOLVE_STEP, step_id=task_id + 1)
 
 
 @pytest.mark.parametrize("retry_limit", [0, 1])
@@ -427,7 +425,7 @@ def test_it_is_completed_and_so_is_its_task() -> None:
     world.hello()
     task_id = world.task(ONE)
     world.result(world.batches()[0])
-    assert why(world, task_id) == ("completed", f"completed on `{W}` {clock(world)}", world.now.wall)
+    assert why(world, task_id) == ("completed", f"completed on `{W}` {clock(world)}", world.now.wall, None)
     assert why_task(world, task_id).why.message == f"the task is completed since {clock(world)}"
 
 
@@ -498,10 +496,11 @@ def test_only_what_never_starts_twice_is_there_to_try_a_handler_with() -> None:
     world.apply({**ONCE, "name": "pay"})
     world.ask(events.SetBreaker, handler_class="h", state="open")
     (money,) = world.submit("pay").task_ids
-    assert why(world, money)[:2] == (
+    assert why(world, money) == (
         "breaker_open",
-        f"the breaker for `h` is held open by an operator since {clock(world)}; `stepwire breaker auto h` leaves it to "
-        "itself",
+        f"the breaker for `h` is held open by an operator since {clock(world)}",
+        world.now.wall,
+        Hint(HintCode.RELEASE_BREAKER, handler_class="h"),
     )
 
 

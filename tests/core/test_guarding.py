@@ -5,10 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from stepwire_broker.core import events, explain, guarding
-from stepwire_broker.core.answers import BreakerSet, Refused
-from stepwire_broker.core.guard import GUARDS_MAX, Guard
-from stepwire_broker.core.settings import (
+from stepwire_broker.core import explain
+from stepwire_broker.core.definitions.settings import (
     BreakerSettings,
     BusSettings,
     DispatchSettings,
@@ -17,6 +15,11 @@ from stepwire_broker.core.settings import (
     RetryBudgetSettings,
     Settings,
 )
+from stepwire_broker.core.guards import allowance
+from stepwire_broker.core.guards.guard import GUARDS_MAX, Guard
+from stepwire_broker.core.model import events
+from stepwire_broker.core.model.answers import BreakerSet, CommandRefused
+from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_protocol import messages as wire
 
 from .world import BROKER, DEPLOYMENT, DIES_MS, ONE, W2, W, World, held, one, steps, worker_id
@@ -166,7 +169,7 @@ def test_workers_that_die_together_are_one_failure_and_one_by_one_they_are_sever
         world.handle(events.ProcessDied(worker))  # their host
     assert guard(world).breaker.failures_in_row == 1
     for worker in workers[5:7]:
-        world.pass_time(guarding.LOSSES_APART_MS)
+        world.pass_time(allowance.LOSSES_APART_MS)
         world.hello(worker, slots=1, prefetch=0)
         world.handle(events.ProcessDied(worker))
     assert state(world) == "open"
@@ -769,7 +772,8 @@ def test_an_operator_keeps_it_open_or_closed_until_he_takes_his_hand_off_it() ->
     since = explain.step(world.state, world.step(task_id), world.now)
     assert since.code == "breaker_open"
     assert since.message.startswith("the breaker for `h` is held open by an operator since ")
-    assert since.message.endswith(": the bank is being moved; `stepwire breaker auto h` leaves it to itself")
+    assert since.message.endswith(": the bank is being moved")
+    assert since.hint == Hint(HintCode.RELEASE_BREAKER, handler_class="h")
     assert world.ask(events.SetBreaker, handler_class="h", state="closed") == BreakerSet("h", "closed", True)
     assert world.row(task_id).state == "dispatched"
     unavailable(world, 10)
@@ -782,7 +786,7 @@ def test_an_operator_keeps_it_open_or_closed_until_he_takes_his_hand_off_it() ->
 def test_a_handler_that_nobody_knows_has_no_breaker_to_be_put() -> None:
     world = guarded()
     refused = world.ask(events.SetBreaker, handler_class="typo", state="open")
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, CommandRefused)
     assert refused.code == "not_found"
     world.hello(handlers=["typo"])
     assert isinstance(world.ask(events.SetBreaker, handler_class="typo", state="open"), BreakerSet)

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stepwire_broker.core import events, explain
-from stepwire_broker.core import level0 as level0_core
-from stepwire_broker.core.settings import BusSettings, Level0Settings, Settings
+from stepwire_broker.core import explain
+from stepwire_broker.core.definitions.settings import BusSettings, Level0Settings, Settings
+from stepwire_broker.core.model import events
+from stepwire_broker.core.workers import level0 as level0_core
 from stepwire_protocol import messages as wire
 
 from .world import CHAIN, ONE, W, World, once, one, steps

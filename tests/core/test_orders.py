@@ -2,8 +2,9 @@
 
 import msgspec
 import pytest
-from stepwire_broker.core import events
-from stepwire_broker.core.answers import Done, Refused
+from stepwire_broker.core.model import events
+from stepwire_broker.core.model.answers import CommandRefused, Done
+from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_protocol import messages as wire
 
 from .world import CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held, item_of, once, one, steps
@@ -306,7 +307,7 @@ def test_a_completed_at_most_once_step_runs_again_only_if_that_is_said() -> None
     world.start(world.batches()[-1])
     world.result(world.batches()[-1])
     refused = world.ask(events.RetryTask, task_id=task_id, from_step="a")
-    assert (refused.code, "--again" in refused.hint) == ("wrong_state", True)
+    assert (refused.code, refused.hint) == ("wrong_state", Hint(HintCode.CONFIRM_SECOND_RUN))
     assert world.ask(events.RetryTask, task_id=task_id, from_step="a", again=True) == Done(task_id, "running")
 
 
@@ -314,7 +315,7 @@ def test_a_completed_at_most_once_step_runs_again_only_if_that_is_said() -> None
 def test_a_step_that_there_is_not_is_named(members: dict) -> None:
     world, task_id, _ = dispatched()
     refused = world.ask(events.RetryTask, task_id=task_id, **members)
-    assert (refused.code, "only" in refused.hint) == ("invalid", True)
+    assert (refused.code, refused.hint) == ("invalid", Hint(HintCode.NAME_A_STEP, names=("only",)))
 
 
 RECOVERY = steps(
@@ -693,12 +694,12 @@ def test_while_nothing_can_be_stored_nothing_is_accepted(kind: str, code: str) -
         "submit": lambda: world.submit(),
     }
     refused = requests[kind]()
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, CommandRefused)
     assert (refused.code, refused.retry_after_ms is not None) == (code, True)
     world.commit()
     world.settle()
     assert world.state.stalled is None
-    assert not isinstance(world.submit(), Refused)
+    assert not isinstance(world.submit(), CommandRefused)
 
 
 def test_while_the_database_is_away_nothing_is_dispatched_acked_or_granted_and_all_of_it_comes_after() -> None:

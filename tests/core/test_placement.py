@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from stepwire_broker.core.settings import BatchSettings, BusSettings, LimitSettings, Settings
+from stepwire_broker.core.definitions.settings import BatchSettings, BusSettings, LimitSettings, Settings
 from stepwire_protocol import codec
 
 from .world import BROKER, DIES_MS, ONE, W2, W, World, one, steps, worker_id

@@ -12,9 +12,7 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from stepwire_broker.core import events, facts
-from stepwire_broker.core.group import Group
-from stepwire_broker.core.settings import (
+from stepwire_broker.core.definitions.settings import (
     BatchSettings,
     BreakerSettings,
     BusSettings,
@@ -23,7 +21,9 @@ from stepwire_broker.core.settings import (
     RetryBudgetSettings,
     Settings,
 )
-from stepwire_broker.core.states import STEP_FINAL
+from stepwire_broker.core.model import events, facts
+from stepwire_broker.core.model.commit_group import CommitGroup
+from stepwire_broker.core.model.states import STEP_FINAL
 from stepwire_protocol import messages as wire
 
 from .world import DIES_MS, WALL_MS, World, check_counts, steps, worker_id
@@ -431,7 +431,7 @@ class Machine(RuleBasedStateMachine):
 
     # -- what is never so ---------------------------------------------------------------------------------------------
 
-    def watch(self, group: Group, refused: set[int] | frozenset[int] = frozenset()) -> None:
+    def watch(self, group: CommitGroup, refused: set[int] | frozenset[int] = frozenset()) -> None:
         """Before a group is written: what it says must follow from what is stored."""
         for row in group.history:
             if row.task_id in refused:

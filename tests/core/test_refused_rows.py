@@ -1,7 +1,7 @@
 """The database refuses the rows of one task, or a submission: nothing that rested on them is ever said."""
 
-from stepwire_broker.core import events
-from stepwire_broker.core.answers import Done, Refused
+from stepwire_broker.core.model import events
+from stepwire_broker.core.model.answers import CommandRefused, Done
 from stepwire_protocol import messages as wire
 
 from .world import CHAIN, ONE, W, World, steps
@@ -13,7 +13,7 @@ def test_of_a_refused_submission_nothing_is_dispatched_and_nothing_stays() -> No
     world.hello()
     world.rows.refuses_submissions = True
     refused = world.submit(count=3)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, CommandRefused)
     assert refused.code == "refused_by_database"
     assert world.heard(wire.Steps) == []
     assert not world.state.tasks

@@ -3,24 +3,11 @@ branch."""
 
 import msgspec
 import pytest
-from stepwire_broker.core import events
-from stepwire_broker.core.settings import LimitSettings, Settings
+from stepwire_broker.core.definitions.settings import LimitSettings, Settings
+from stepwire_broker.core.model import events
 from stepwire_protocol import messages as wire
 
-from .world import (
-    CHAIN,
-    DIES_MS,
-    ONCE,
-    ONE,
-    W2,
-    W,
-    World,
-    held,
-    item_of,
-    once,
-    one,
-    steps,
-)
+from .world import CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held, item_of, once, one, steps
 
 FAST = {"backoff": {"kind": "constant", "base_ms": 100, "jitter": "none"}}
 
@@ -485,8 +472,39 @@ def test_a_failure_after_it_was_told_to_stop_is_no_verdict_on_an_at_most_once_st
     world.ask(events.CancelTask, task_id=task_id)
     assert world.row(task_id).state == "dispatched"
     world.fail(batch)
-    assert world.row(task_id).state == "held"
+    assert (world.row(task_id).state, world.row(task_id).reason) == ("held", "stopped")
     assert world.stored(task_id).attention == "held"
+
+
+@pytest.mark.parametrize("retry_reported_failures", [False, True])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_resent_failure_of_a_stopped_step_leaves_it_held(restarts: bool, retry_reported_failures: bool) -> None:
+    """The worker resends a result whose ack was lost. The same report may not become a verdict the second time."""
+    document = once(retry_reported_failures=True, retry_limit=1, **FAST) if retry_reported_failures else ONCE
+    world, task_id, batch = dispatched(document, granted=True)
+    world.ask(events.CancelTask, task_id=task_id)
+    rid = world.fail(batch, code="stopped by a signal")
+    if restarts:
+        world.restart()
+        world.hello(k=1)
+    assert world.fail(batch, code="stopped by a signal", rid=rid) in world.acked
+    assert world.fail(batch, code="stopped by a signal") in world.acked
+    assert world.row(task_id).state == "held"
+    assert (world.stored(task_id).state, world.stored(task_id).attention) == ("running", "held")
+    world.check()
+
+
+@pytest.mark.parametrize(("code", "state"), [(None, "completed"), ("outcome_unknown", "held")])
+def test_a_stopped_step_that_is_held_completes_by_a_late_success_only(code: str | None, state: str) -> None:
+    world, task_id, batch = dispatched(ONCE, granted=True)
+    world.ask(events.CancelTask, task_id=task_id)
+    world.fail(batch)
+    if code is None:
+        world.result(batch)
+    else:
+        world.fail(batch, code=code)
+    assert world.row(task_id).state == state
+    world.check()
 
 
 @pytest.mark.parametrize(

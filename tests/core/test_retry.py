@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stepwire_broker.core.retry import PAUSE_MIN_MS, delay_ms, unit_of
-from stepwire_broker.core.workflow import Backoff
+from stepwire_broker.core.definitions.retry import PAUSE_MIN_MS, delay_ms, unit_of
+from stepwire_broker.core.definitions.workflow import BackoffPolicy
 
-NO_JITTER = Backoff(jitter="none")
+NO_JITTER = BackoffPolicy(jitter="none")
 
 
 @pytest.mark.parametrize(
@@ -18,20 +18,20 @@ NO_JITTER = Backoff(jitter="none")
         (NO_JITTER, 8, 256_000),
         (NO_JITTER, 9, 300_000),
         (NO_JITTER, 10_000, 300_000),
-        (Backoff(kind="constant", jitter="none"), 0, 1_000),
-        (Backoff(kind="constant", jitter="none"), 50, 1_000),
-        (Backoff(kind="constant", base_ms=500, max_ms=200, jitter="none"), 0, 200),
-        (Backoff(base_ms=0, jitter="none"), 5, PAUSE_MIN_MS),
-        (Backoff(base_ms=10, jitter="none"), 0, PAUSE_MIN_MS),
+        (BackoffPolicy(kind="constant", jitter="none"), 0, 1_000),
+        (BackoffPolicy(kind="constant", jitter="none"), 50, 1_000),
+        (BackoffPolicy(kind="constant", base_ms=500, max_ms=200, jitter="none"), 0, 200),
+        (BackoffPolicy(base_ms=0, jitter="none"), 5, PAUSE_MIN_MS),
+        (BackoffPolicy(base_ms=10, jitter="none"), 0, PAUSE_MIN_MS),
     ],
 )
-def test_the_pause_doubles_up_to_its_limit(backoff: Backoff, attempt: int, pause_ms: int) -> None:
+def test_the_pause_doubles_up_to_its_limit(backoff: BackoffPolicy, attempt: int, pause_ms: int) -> None:
     assert delay_ms(backoff, attempt, 0.5) == pause_ms
 
 
 @pytest.mark.parametrize(("unit", "pause_ms"), [(0.0, 50), (0.01, 50), (0.25, 1_000), (0.5, 2_000), (0.9999, 3_999)])
 def test_full_jitter_draws_between_nothing_and_the_whole(unit: float, pause_ms: int) -> None:
-    assert delay_ms(Backoff(), 2, unit) == pause_ms
+    assert delay_ms(BackoffPolicy(), 2, unit) == pause_ms
 
 
 @given(
@@ -45,7 +45,7 @@ def test_full_jitter_draws_between_nothing_and_the_whole(unit: float, pause_ms: 
 def test_a_pause_is_never_shorter_than_the_floor_nor_longer_than_the_limit(
     base_ms: int, max_ms: int, attempt: int, unit: float, jitter: str, kind: str
 ) -> None:
-    pause_ms = delay_ms(Backoff(kind=kind, base_ms=base_ms, max_ms=max_ms, jitter=jitter), attempt, unit)  # type: ignore[arg-type]
+    pause_ms = delay_ms(BackoffPolicy(kind=kind, base_ms=base_ms, max_ms=max_ms, jitter=jitter), attempt, unit)  # type: ignore[arg-type]
     assert PAUSE_MIN_MS <= pause_ms <= max(max_ms, PAUSE_MIN_MS)
 
 

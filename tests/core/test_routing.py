@@ -6,9 +6,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stepwire_broker.core import events
-from stepwire_broker.core.answers import Refused
-from stepwire_broker.core.routing import (
+from stepwire_broker.core.definitions.settings import (
+    CanarySettings,
+    ExecutionSettings,
+    RuleSettings,
+    Settings,
+    ShadowSettings,
+)
+from stepwire_broker.core.model import events
+from stepwire_broker.core.model.answers import CommandRefused
+from stepwire_broker.core.model.targets import LOCAL
+from stepwire_broker.core.model.worker_session import own_worker
+from stepwire_broker.core.routing.router import (
     Decided,
     Router,
     RulesRefused,
@@ -17,14 +26,6 @@ from stepwire_broker.core.routing import (
     decide,
     hidden,
     near_miss,
-)
-from stepwire_broker.core.session import LOCAL, own_worker
-from stepwire_broker.core.settings import (
-    CanarySettings,
-    ExecutionSettings,
-    RuleSettings,
-    Settings,
-    ShadowSettings,
 )
 from stepwire_protocol.patterns import matches
 
@@ -327,7 +328,7 @@ def test_a_submission_without_an_executor_is_refused_and_not_run_here() -> None:
     world.hello(W, executor=LOCAL)
     world.apply(FAR)
     answer = world.submit("far")
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, CommandRefused)
     assert answer.code == "no_executor"
 
 
@@ -340,7 +341,7 @@ def test_a_retry_without_an_executor_is_refused_and_not_run_here() -> None:
     world.restart()
     world.hello(W2, executor=LOCAL)
     answer = world.ask(events.RetryTask, task_id=task_id)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, CommandRefused)
     assert answer.code == "no_executor"
 
 

@@ -4,8 +4,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from stepwire_broker.core.rules import Compare, Ended, Every, Nothing, Rule, Some, evaluate, needs_payloads
-from stepwire_broker.core.states import StepState
+from stepwire_broker.core.definitions.trigger_rules import (
+    Compare,
+    DependencyEnded,
+    Every,
+    Nothing,
+    Some,
+    TriggerRule,
+    evaluate,
+    needs_payloads,
+)
+from stepwire_broker.core.model.states import StepState
 
 CONTEXT: dict[str, Any] = {
     "amount": 120,
@@ -19,7 +28,7 @@ OUTPUT: dict[str, Any] = {"total": 42, "lines": [{"sku": "x"}, {"sku": "y"}]}
 STATES = [StepState.COMPLETED, StepState.FAILED, StepState.SKIPPED, StepState.CANCELLED]
 
 
-def holds(rule: Rule) -> bool:
+def holds(rule: TriggerRule) -> bool:
     return evaluate(rule, STATES, msgspec.json.encode(CONTEXT), {0: msgspec.json.encode(OUTPUT)})
 
 
@@ -110,10 +119,10 @@ def test_a_step_without_an_output_has_nothing_in_it() -> None:
     ],
 )
 def test_an_end_is_asked_for_by_its_name(state: Any, step: int, expected: bool) -> None:
-    assert holds(Ended(state, step)) is expected
+    assert holds(DependencyEnded(state, step)) is expected
 
 
-YES, NO = Ended("completed", 0), Ended("failed", 0)
+YES, NO = DependencyEnded("completed", 0), DependencyEnded("failed", 0)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +138,7 @@ YES, NO = Ended("completed", 0), Ended("failed", 0)
         (Nothing((Every((YES, YES)),)), False),
     ],
 )
-def test_trees_combine_what_they_hold(rule: Rule, expected: bool) -> None:
+def test_trees_combine_what_they_hold(rule: TriggerRule, expected: bool) -> None:
     assert holds(rule) is expected
 
 
@@ -148,5 +157,5 @@ def test_a_payload_is_only_opened_when_a_comparison_gets_to_it() -> None:
         (Every((YES, Nothing((YES, compare("a", "exists"))))), True),
     ],
 )
-def test_only_a_comparison_needs_payloads(rule: Rule, expected: bool) -> None:
+def test_only_a_comparison_needs_payloads(rule: TriggerRule, expected: bool) -> None:
     assert needs_payloads(rule) is expected

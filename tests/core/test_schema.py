@@ -1,11 +1,11 @@
-"""The schema for editors takes whatever the validator takes, and refuses what a schema can see is wrong."""
+"""The JSON Schema for editors accepts what the validator accepts, and refuses what a schema can check."""
 
 from typing import Any
 
 import jsonschema
 import pytest
-from stepwire_broker.core import schema, workflow
-from stepwire_broker.stages.documents import read_document
+from stepwire_broker.core.definitions import workflow, workflow_schema
+from stepwire_broker.definition_files import read_document
 
 from .test_workflow import ORDER, step
 from .test_workflow import test_a_member_means as right_members
@@ -15,7 +15,7 @@ from .test_workflow import test_a_wrong_workflow_is_named_with_its_remedy as wro
 from .test_workflow import test_what_is_allowed_and_strange_is_a_warning as strange
 from .test_workflow import workflow as written
 
-SCHEMA = schema.workflow_schema()
+SCHEMA = workflow_schema.workflow_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 # What only whoever looks at several members, or at names, or at JSON's own rules can know.
@@ -66,9 +66,9 @@ def test_it_is_a_schema() -> None:
 
 
 def test_every_member_is_described() -> None:
-    assert schema.OF_WORKFLOW.keys() == workflow.WORKFLOW_READERS.keys()
-    assert schema.OF_STEP.keys() == workflow.STEP_READERS.keys()
-    assert schema.OF_BACKOFF.keys() == workflow.BACKOFF_READERS.keys()
+    assert workflow_schema.OF_WORKFLOW.keys() == workflow.WORKFLOW_READERS.keys()
+    assert workflow_schema.OF_STEP.keys() == workflow.STEP_READERS.keys()
+    assert workflow_schema.OF_BACKOFF.keys() == workflow.BACKOFF_READERS.keys()
 
 
 @pytest.mark.parametrize("document", RIGHT, ids=repr)

@@ -1,9 +1,9 @@
 """Workers come, stay and go: hello, heartbeats, the lease, what they hold, bye, death, and a broker's own restart."""
 
 import pytest
-from stepwire_broker.core import events
-from stepwire_broker.core.answers import Quieted
-from stepwire_broker.core.progress import undeliver
+from stepwire_broker.core.model import events
+from stepwire_broker.core.model.answers import Quieted
+from stepwire_broker.core.progress.progress import undeliver
 from stepwire_protocol import messages as wire
 
 from .world import (

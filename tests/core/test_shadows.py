@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from stepwire_broker.core import events
-from stepwire_broker.core.settings import ExecutionSettings, RuleSettings, Settings, ShadowSettings
-from stepwire_broker.core.shadows import FIRST, Tally, difference
+from stepwire_broker.core.definitions.settings import ExecutionSettings, RuleSettings, Settings, ShadowSettings
+from stepwire_broker.core.model import events
+from stepwire_broker.core.shadows.shadow import FIRST, Tally, difference
 from stepwire_protocol import messages as wire
 
 from .world import W2, W, World

@@ -6,9 +6,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from stepwire_broker.core import facts, history
-from stepwire_broker.core.states import STEP_FINAL, STEP_TRANSITIONS, TASK_FINAL, TASK_TRANSITIONS, StepState, drawing
-from stepwire_broker.core.task import apply
+from stepwire_broker.core.commit import history
+from stepwire_broker.core.model import facts
+from stepwire_broker.core.model.apply import apply
+from stepwire_broker.core.model.states import (
+    STEP_FINAL,
+    STEP_TRANSITIONS,
+    TASK_FINAL,
+    TASK_TRANSITIONS,
+    StepState,
+    drawing,
+)
 
 from .world import CHAIN, World
 
@@ -16,11 +24,11 @@ DOCS = Path(__file__).parents[2] / "docs" / "states.md"
 
 
 def test_the_drawing_is_of_today() -> None:
-    assert DOCS.read_text() == drawing(), "run: python -m stepwire_broker.core.states > docs/states.md"
+    assert DOCS.read_text() == drawing(), "run: python -m stepwire_broker.core.model.states > docs/states.md"
 
 
 def test_the_module_draws_itself() -> None:
-    command = [sys.executable, "-m", "stepwire_broker.core.states"]
+    command = [sys.executable, "-m", "stepwire_broker.core.model.states"]
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout == drawing()
 
 
@@ -58,7 +66,7 @@ def test_what_the_table_does_not_say_is_a_broken_invariant() -> None:
 
 def test_every_fact_survives_its_storing() -> None:
     told: list[facts.Fact] = [
-        facts.Submitted(1, 2, "u" * 32, "running"),
+        facts.Submitted(1, 2, "u" * 32, "running", 2),
         facts.Readied(1, 0),
         facts.Dispatched(1, 0, 1, "w:0", "batch"),
         facts.Granted(1, 0, 1),
@@ -79,7 +87,7 @@ def test_every_fact_survives_its_storing() -> None:
         facts.TaskReopened(1),
         facts.Operated(1, "retry", None, "why"),
         facts.Noticed(1, None),
-        facts.Ended(1, "completed"),
+        facts.TaskEnded(1, "completed"),
     ]
     assert len({type(f) for f in told}) == len(facts.Fact.__args__)
     assert facts.decode(facts.encode(told)) == told
@@ -90,8 +98,8 @@ def test_every_fact_survives_its_storing() -> None:
     [
         ([], "does not begin"),
         ([[facts.Readied(1, 0)]], "does not begin"),
-        ([[facts.Submitted(1, 1, "u", "running")], [facts.Completed(1, 0, 1, 1, 1)]], "does not follow"),
-        ([[facts.Submitted(1, 1, "u", "running"), facts.Readied(1, 9)]], "does not follow"),
+        ([[facts.Submitted(1, 1, "u", "running", 2)], [facts.Completed(1, 0, 1, 1, 1)]], "does not follow"),
+        ([[facts.Submitted(1, 1, "u", "running", 2), facts.Readied(1, 9)]], "does not follow"),
     ],
 )
 def test_a_history_that_is_none_is_named(rows: list[list[facts.Fact]], why: str) -> None:
@@ -103,7 +111,7 @@ def test_a_history_that_is_none_is_named(rows: list[list[facts.Fact]], why: str)
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("state", "ready"), ("delivery", 7), ("output", '{"ok":1234}'), ("reason", "x"), ("worker", None)],
+    [("state", "ready"), ("delivery", 7), ("output", '{"ok":1234}'), ("reason", "x"), ("worker", None), ("id", 99)],
 )
 def test_a_row_that_its_history_does_not_explain_is_named(column: str, value: object) -> None:
     world = World()

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from stepwire_broker.core import events
-from stepwire_broker.core.answers import Applied, Refused, Submitted
-from stepwire_broker.core.group import Committed, WorkflowOutcome
-from stepwire_broker.core.settings import LimitSettings, Settings
+from stepwire_broker.core.definitions.settings import LimitSettings, Settings
+from stepwire_broker.core.model import events
+from stepwire_broker.core.model.answers import Applied, CommandRefused, TasksSubmitted
+from stepwire_broker.core.model.commit_group import Committed, WorkflowOutcome
 
 from .world import CHAIN, ONE, W, World, one, steps
 
@@ -86,7 +86,7 @@ def test_a_submission_is_stored_whole_with_its_first_dispatch_in_one_transaction
     world.hello()
     before = len(world.groups)
     submitted = world.submit(count=3)
-    assert submitted == Submitted([1, 5, 9], [True] * 3)
+    assert submitted == TasksSubmitted([1, 5, 9], [True] * 3)
     (group,) = world.groups[before:]
     assert (len(group.submissions[0].tasks), len(group.submissions[0].steps)) == (3, 9)
     assert len(group.steps_dispatched) == 3
@@ -123,7 +123,7 @@ def test_open_steps_are_limited_and_count_one_by_one_also_over_a_restart() -> No
     world.result(world.batches()[-1])
     world.result(world.batches()[-1])
     assert world.state.open_steps == world.rows.open_steps == 1
-    assert isinstance(world.submit(), Submitted)
+    assert isinstance(world.submit(), TasksSubmitted)
     world.restart()
     assert world.state.open_steps == world.rows.open_steps == 4
     world.hello()
@@ -140,7 +140,7 @@ def test_numbers_are_reserved_before_they_are_used_up() -> None:
     assert world.submit(count=20).code == "overloaded"
     assert world.state.last_id > 1 << 20
     submitted = world.submit(count=20)
-    assert isinstance(submitted, Submitted)
+    assert isinstance(submitted, TasksSubmitted)
     assert len({i for t in submitted.task_ids for i in (t, t + 1)}) == 40
 
 
@@ -156,7 +156,7 @@ def test_when_the_database_is_far_behind_submissions_are_refused_before_results_
     rid = world.result(world.batches()[0])
     world.settle()
     assert world.acked == [rid]
-    assert not isinstance(world.submit(), Refused)
+    assert not isinstance(world.submit(), CommandRefused)
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_what_was_decided_of_a_task_alone_is_taken_back_when_its_key_is_an_old_o
     assert len(world.groups[-1].steps_dispatched) == 1
     world.settle()
     answer = world.answers[again]
-    assert isinstance(answer, Refused) if context != b"{}" else answer.created == [False]
+    assert isinstance(answer, CommandRefused) if context != b"{}" else answer.created == [False]
     # Nothing of it has left, and its slot is free for the next.
     assert [len(batch.steps) for batch in world.batches()] == [1, 1]
     assert len(world.rows.tasks) == 2

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from stepwire_broker.core import events
-from stepwire_broker.core.events import Now
-from stepwire_broker.core.timers import Timers
+from stepwire_broker.core.commit.timers import Timers
+from stepwire_broker.core.model import events
+from stepwire_broker.core.model.events import Now
 from stepwire_protocol import limits
 
 from .world import World

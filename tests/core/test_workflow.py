@@ -10,18 +10,18 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stepwire_broker.core.problems import PROBLEMS_MAX, InvalidWorkflow
-from stepwire_broker.core.rules import Compare, Ended, Every, Some
-from stepwire_broker.core.settings import LimitSettings
-from stepwire_broker.core.stored import StoredWorkflow
-from stepwire_broker.core.workflow import (
+from stepwire_broker.core.definitions.document_problems import PROBLEMS_MAX, InvalidWorkflow
+from stepwire_broker.core.definitions.settings import LimitSettings
+from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
+from stepwire_broker.core.definitions.trigger_rules import Compare, DependencyEnded, Every, Some
+from stepwire_broker.core.definitions.workflow import (
     DOCUMENT_BYTES_MAX,
-    Backoff,
+    BackoffPolicy,
     Workflow,
     read_workflow,
     stored_workflow,
 )
-from stepwire_broker.stages.documents import read_document
+from stepwire_broker.definition_files import read_document
 
 ORDER = """\
 name: order_fulfillment
@@ -86,9 +86,9 @@ def test_the_example_of_the_documentation_means_what_it_says() -> None:
     assert (pay.depends_on, pay.delivery_mode, pay.on_unknown, pay.retry_limit) == ((0,), "at_most_once", "hold", 0)
     assert bytes(pay.handler_config) == b'{"gateway":"test"}'
     assert pay.input == (("order", ("context", "order_id")), ("total", ("results", "validate_order", "total")))
-    assert (ship.retry_limit, ship.backoff, ship.queue_timeout_ms) == (5, Backoff(), 600_000)
+    assert (ship.retry_limit, ship.backoff, ship.queue_timeout_ms) == (5, BackoffPolicy(), 600_000)
     assert (ship.deadline_ms, ship.worker_selector) == (3_600_000, {"region": "eu"})
-    assert refund.trigger_rule == Some((Ended("failed", 2),))
+    assert refund.trigger_rule == Some((DependencyEnded("failed", 2),))
     assert read.warnings == ()
 
 
@@ -100,7 +100,7 @@ def test_what_is_not_said_has_its_default() -> None:
     assert (only.delivery_mode, only.on_unknown, only.retry_limit) == ("at_least_once", "hold", 3)
     assert (only.timeout_ms, only.queue_timeout_ms, only.deadline_ms) == (30_000, None, None)
     assert (only.priority, only.allow_failure, only.input) == (0, False, None)
-    assert (only.backoff, only.trigger_rule, only.worker_selector) == (Backoff(), None, None)
+    assert (only.backoff, only.trigger_rule, only.worker_selector) == (BackoffPolicy(), None, None)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_what_is_not_said_has_its_default() -> None:
         ({"queue_timeout": "7d"}, "queue_timeout_ms", 604_800_000),
         ({"deadline": "2 h"}, "deadline_ms", 7_200_000),
         ({"deadline": None}, "deadline_ms", None),
-        ({"backoff": {"base": "2s", "max": "1m"}}, "backoff", Backoff(base_ms=2_000, max_ms=60_000)),
-        ({"backoff": {"kind": "constant", "jitter": "none"}}, "backoff", Backoff(kind="constant", jitter="none")),
+        ({"backoff": {"base": "2s", "max": "1m"}}, "backoff", BackoffPolicy(base_ms=2_000, max_ms=60_000)),
+        ({"backoff": {"kind": "constant", "jitter": "none"}}, "backoff", BackoffPolicy(kind="constant", jitter="none")),
         ({"retry_limit": 0}, "retry_limit", 0),
         ({"delivery_mode": "at_most_once"}, "retry_limit", 0),
         ({"delivery_mode": "at_most_once", "retry_limit": 0}, "retry_limit", 0),
@@ -132,12 +132,12 @@ def test_what_is_not_said_has_its_default() -> None:
         ({"on_unknown": "fail", "delivery_mode": "at_most_once"}, "on_unknown", "fail"),
         ({"input": {}}, "input", ()),
         ({"input": {"all": "context", "b": "results.before"}}, "input", (("all", ("context",)), ("b", ("results", "before")))),
-        ({"trigger_rule": {"completed": "before"}}, "trigger_rule", Ended("completed", 0)),
+        ({"trigger_rule": {"completed": "before"}}, "trigger_rule", DependencyEnded("completed", 0)),
         ({"trigger_rule": {"context": "a.b", "op": "exists"}}, "trigger_rule", Compare("context", None, ("a", "b"), "exists")),
         (
             {"trigger_rule": {"all": [{"result": "before.x.0", "op": "equals", "value": [1]}, {"skipped": "before"}]}},
             "trigger_rule",
-            Every((Compare("result", 0, ("x", "0"), "equals", [1]), Ended("skipped", 0))),
+            Every((Compare("result", 0, ("x", "0"), "equals", [1]), DependencyEnded("skipped", 0))),
         ),
         ({"trigger_rule": {"result": "before", "op": "equals", "value": None}}, "trigger_rule", Compare("result", 0, (), "equals")),
     ],

@@ -9,19 +9,19 @@ from collections.abc import Collection
 from typing import Any
 
 import msgspec
-from stepwire_broker.core import events
-from stepwire_broker.core.decision import Decision, Read
-from stepwire_broker.core.events import NewTask, Now
-from stepwire_broker.core.group import Group, Stalled
-from stepwire_broker.core.level0 import SETTLE_MS
+from stepwire_broker.core.commit.decision import Complaint, Decision, Read
+from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.core.definitions.workflow import Workflow, read_workflow
+from stepwire_broker.core.intake.routing_rules import KEPT_AS, stored_rules
 from stepwire_broker.core.machine import Machine
-from stepwire_broker.core.routes import KEPT_AS, stored_rules
-from stepwire_broker.core.routing import Router
-from stepwire_broker.core.session import BUS, LOCAL
-from stepwire_broker.core.settings import Settings
+from stepwire_broker.core.model import events
+from stepwire_broker.core.model.commit_group import CommitGroup, Stalled
+from stepwire_broker.core.model.events import NewTask, Now
+from stepwire_broker.core.model.states import DISPATCHED, READY, STEP_FINAL
+from stepwire_broker.core.model.targets import BUS, LOCAL
+from stepwire_broker.core.routing.router import Router
 from stepwire_broker.core.state import BrokerState, Identity
-from stepwire_broker.core.states import DISPATCHED, READY, STEP_FINAL
-from stepwire_broker.core.workflow import Workflow, read_workflow
+from stepwire_broker.core.workers.level0 import SETTLE_MS
 from stepwire_protocol import codec, topics
 from stepwire_protocol import messages as wire
 
@@ -69,9 +69,10 @@ class World:
         self.frames: list[bytes] = []
         self.granted: list[str] = []  # to level-0 peers, oldest first
         self.handed: list[wire.StepsLevel0] = []  # what they were sent
-        self.groups: list[Group] = []
+        self.groups: list[CommitGroup] = []
         self.answers: dict[int, Any] = {}
         self.watches: list[Any] = []
+        self.complaints: list[Complaint] = []
         self.requests = 0
         self.rid = 0
         self.documents: dict[int, tuple[Workflow, bool]] = {}
@@ -96,7 +97,7 @@ class World:
             runtime_rules=rules,
         )
         self.machine = Machine(self.state, list(self.documents.values()))
-        self.writing: Group | None = None
+        self.writing: CommitGroup | None = None
         self.reads: deque[Read] = deque()
 
     def restart(self) -> None:
@@ -117,15 +118,16 @@ class World:
 
     # -- events in ----------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Any) -> None:
-        self._act(self.machine.handle(event, self.now))
+    def handle(self, event: Any, principal: str = "") -> None:
+        self._act(self.machine.handle(event, self.now, principal))
         self.flush()
         if self.answers_reads:
             while self.reads:
                 self.read()
 
     def flush(self) -> None:
-        group, decision = self.machine.close(0, self.now)
+        self.machine.dispatch(0, self.now)
+        group, decision = self.machine.next_group(0, self.now)
         self._act(decision)
         if group is not None:
             assert self.writing is None
@@ -344,6 +346,7 @@ class World:
             self.answers[answer.request] = answer.answer
         self.reads.extend(decision.reads)
         self.watches.extend(decision.watches)
+        self.complaints.extend(decision.complaints)
 
     def _deliver(self, frame: bytes) -> None:
         self.frames.append(frame)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO, Final
 
 import yaml
-from stepwire_broker.cli import config
-from stepwire_broker.core.workflow import read_workflow
-from stepwire_broker.stages.documents import read_document
+from stepwire_broker.configuration import loader
+from stepwire_broker.core.definitions.workflow import read_workflow
+from stepwire_broker.definition_files import read_document
 
 from .pages import REPOSITORY, Block, blocks
 
@@ -246,7 +246,7 @@ def _check_yaml(text: str) -> None:
         path = Path(directory, "stepwire.yaml")
         path.write_text(text)
         path.chmod(0o600)
-        config.load(str(path), {}, {})
+        loader.load(str(path), {}, {})
 
 
 def _all_of(said: IO[str]) -> str:

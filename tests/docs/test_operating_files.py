@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from stepwire_broker.cli import config
 from stepwire_broker.cli.failure import Exit
-from stepwire_broker.core.settings import Settings
+from stepwire_broker.configuration import loader
+from stepwire_broker.core.definitions.settings import Settings
 
 from .pages import REPOSITORY
 
@@ -36,7 +36,7 @@ def test_the_broker_has_time_to_drain_and_a_wrong_configuration_is_not_tried_aga
     assert int(unit["TimeoutStopSec"]) > Settings().broker.drain_timeout_ms / 1000 + CLOSING_S
     assert int(unit["RestartPreventExitStatus"]) == Exit.USAGE
     assert int(service("stepwire-worker@.service")["TimeoutStopSec"]) > WORKER_DRAIN_S
-    assert config.find_file(None, {}) is None or Path("/etc/stepwire/stepwire.yaml").exists()
+    assert loader.find_file(None, {}) is None or Path("/etc/stepwire/stepwire.yaml").exists()
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
@@ -54,7 +54,7 @@ def test_systemd_knows_every_word_of_the_units(tmp_path: Path) -> None:
 def test_the_settings_of_the_container_are_settings_and_what_it_copies_is_there() -> None:
     text = (FILES / "Containerfile").read_text().replace("\\\n", " ")
     environ = dict(re.findall(r"(STEPWIRE_\w+)=(\S+)", text))
-    loaded = config.load(None, {}, {**environ, "HOME": "/nowhere", "PATH": os.defpath})
+    loaded = loader.load(None, {}, {**environ, "HOME": "/nowhere", "PATH": os.defpath})
     assert loaded.settings.http.listen == "0.0.0.0:7410"
     assert (loaded.settings.bus.allow_insecure, loaded.settings.http.allow_insecure) == (True, True)
     copied = [word for words in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE) for word in words.split()]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stepwire_broker.executors.exec.program import Ended, Order, Program
-from stepwire_broker.runs.records import Record, Records
+from stepwire_broker.exec_runs.records import Record, Records
+from stepwire_broker.executors.exec.program import Program, ProgramEnded, ProgramStart
 from stepwire_protocol import host
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ SOON_S = 20.0
 
 def program(records: Records, *argv: str, request: bytes = b"{}", bytes_max: int = 1 << 20, **how: Any) -> Program:
     """A program on record; a single word is a shell script."""
-    order = Order(
+    order = ProgramStart(
         argv=argv if len(argv) > 1 else ("/bin/sh", "-c", *argv),
         cwd=how.get("cwd"),
         environ={"PATH": os.environ["PATH"], "STEPWIRE_RUN": MARK},
@@ -34,7 +34,7 @@ def program(records: Records, *argv: str, request: bytes = b"{}", bytes_max: int
     return Program(order, how.get("register", register))
 
 
-async def run(records: Records, *argv: str, **how: Any) -> Ended:
+async def run(records: Records, *argv: str, **how: Any) -> ProgramEnded:
     return await program(records, *argv, **how).run()
 
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stepwire_broker import broker as core
+from stepwire_broker import engine as core
 from stepwire_broker.embedded import Broker, Task
 from stepwire_broker.executors.contract import BaseExecutor, ExecutionResult, Executor, StepReady
 
@@ -49,7 +49,7 @@ async def submit(
     return await broker.submit_many([task] * many)
 
 
-def core_of(broker: Broker) -> core.Broker:
+def core_of(broker: Broker) -> core.Engine:
     found = broker._core
     assert found is not None
     return found

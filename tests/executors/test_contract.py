@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from stepwire_broker.core.figures import Histogram
+from stepwire_broker.core.model.figures import Histogram
 from stepwire_broker.executors.contract import (
     BaseExecutor,
     BatchExecutor,

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stepwire_broker.broker import CannotStart
-from stepwire_broker.core.settings import ExecSettings, Settings
+from stepwire_broker.core.definitions.settings import ExecSettings, Settings
 from stepwire_broker.embedded import Broker, TaskView
+from stepwire_broker.engine import CannotStart
 from stepwire_broker.executors.exec import BadCommand, Commands
 from stepwire_broker.executors.exec import program as program_module
 

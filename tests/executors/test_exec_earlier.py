@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from stepwire_broker.runs import earlier
-from stepwire_broker.runs.earlier import end_earlier_runs
-from stepwire_broker.runs.records import Record, Records, RunsInUse, RunsRefused
+from stepwire_broker.exec_runs import leftovers
+from stepwire_broker.exec_runs.leftovers import end_earlier_runs
+from stepwire_broker.exec_runs.records import Record, Records, RunsInUse, RunsRefused
 from stepwire_protocol import host
 
 from .programs import MARK, each_dead, elsewhere, lives, pids, run, wait_for
@@ -93,7 +93,7 @@ IN_ANOTHER_GROUP = "timeout 1000 sleep 1000 & echo $$ $! > {file}; wait"
 def test_a_program_and_all_it_started_is_gone_before_anything_else_happens(
     runs: Path, tmp_path: Path, started: list[int], script: str, is_used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(earlier, "GRACE_S", 0.1)
+    monkeypatch.setattr(leftovers, "GRACE_S", 0.1)
     started += left_running(runs, script.format(file=tmp_path / "pids"), tmp_path / "pids", 2)
     end_earlier_runs(str(runs), is_used=is_used)
     assert each_dead(started)
@@ -184,7 +184,7 @@ def test_a_record_of_process_1_is_none(runs: Path) -> None:
 def test_what_cannot_be_ended_stops_the_start_and_says_which(
     runs: Path, stranger: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(earlier, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(leftovers, "PATIENCE_S", -1.0)
     path = recorded(runs, stranger.pid)
     with pytest.raises(RunsRefused) as refused:
         end_earlier_runs(str(runs), is_used=True)

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 from msgspec import Raw
-from stepwire_broker.executors.exec.outcome import outcome_of
-from stepwire_broker.executors.exec.program import Ended
+from stepwire_broker.executors.exec.exit_codes import outcome_of
+from stepwire_broker.executors.exec.program import ProgramEnded
 
 MAX = 4096
 
 
 def ended_as(at_most_once: bool = False, **how: Any) -> tuple[str, str | None, str | None]:
-    result = outcome_of(Ended(**how), at_most_once=at_most_once, stdout_bytes_max=MAX)
+    result = outcome_of(ProgramEnded(**how), at_most_once=at_most_once, stdout_bytes_max=MAX)
     assert result.should_retry is (None if result.status in ("completed", "held") else result.status == "retry")
     return result.status, result.code, result.error
 
@@ -56,7 +56,7 @@ def test_an_end_is_one_of_four(how: dict[str, Any], at_least_once: str, at_most_
     ],
 )
 def test_one_json_value_or_nothing_is_an_output(stdout: bytes, output: bytes) -> None:
-    result = outcome_of(Ended(exit_code=0, stdout=stdout), at_most_once=True, stdout_bytes_max=MAX)
+    result = outcome_of(ProgramEnded(exit_code=0, stdout=stdout), at_most_once=True, stdout_bytes_max=MAX)
     assert (result.status, result.output) == ("completed", Raw(output))
 
 
@@ -103,7 +103,9 @@ def test_the_message_of_a_failure_is_the_end_of_what_it_wrote_to_stderr(stderr: 
 
 def test_an_error_document_on_stdout_says_it_better() -> None:
     document = b'{"message": "no such card", "code": "card_unknown", "category": "card", "more": {}}'
-    result = outcome_of(Ended(exit_code=1, stdout=document, stderr=b"trace"), at_most_once=False, stdout_bytes_max=MAX)
+    result = outcome_of(
+        ProgramEnded(exit_code=1, stdout=document, stderr=b"trace"), at_most_once=False, stdout_bytes_max=MAX
+    )
     assert (result.status, result.error, result.code, result.category) == (
         "retry",
         "no such card",
@@ -126,7 +128,7 @@ def test_whether_it_is_tried_again_is_the_exit_codes_word_and_else_the_documents
     exit_code: int, retryable: bytes, status: str
 ) -> None:
     document = b'{"message": "m", "retry_after_ms": 1500, "retryable": ' + retryable + b"}"
-    result = outcome_of(Ended(exit_code=exit_code, stdout=document), at_most_once=False, stdout_bytes_max=MAX)
+    result = outcome_of(ProgramEnded(exit_code=exit_code, stdout=document), at_most_once=False, stdout_bytes_max=MAX)
     assert result.status == status
     assert result.retry_after_ms == (1500 if status == "retry" else None)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from stepwire_broker.exec_runs.records import Records
 from stepwire_broker.executors.exec import program as module
 from stepwire_broker.executors.exec.program import NotStarted
-from stepwire_broker.runs.records import Records
 
 from .programs import each_dead, lives, pids, program, run, wait_for, written
 
@@ -152,7 +152,7 @@ def test_who_is_told_to_end_ends_with_all_it_started(
 ) -> None:
     monkeypatch.setattr(module, "GRACE_S", 0.1)
 
-    async def tell() -> tuple[list[int], module.Ended]:
+    async def tell() -> tuple[list[int], module.ProgramEnded]:
         it = program(records, script.format(file=tmp_path / "pids"))
         running = asyncio.ensure_future(it.run())
         found = await asyncio.to_thread(wait_for, pids(tmp_path / "pids", 2), "both")
@@ -166,7 +166,7 @@ def test_who_is_told_to_end_ends_with_all_it_started(
 
 
 def test_whoever_is_told_to_end_may_clean_up_first(records: Records, tmp_path: Path) -> None:
-    async def tell() -> module.Ended:
+    async def tell() -> module.ProgramEnded:
         it = program(records, f"trap 'touch {tmp_path}/clean; exit 0' TERM; echo > {tmp_path}/begun; sleep 1000 & wait")
         running = asyncio.ensure_future(it.run())
         await asyncio.to_thread(wait_for, written(tmp_path / "begun"), "its begin")
@@ -183,7 +183,7 @@ def test_so_may_what_it_started(records: Records, tmp_path: Path) -> None:
         f"trap 'sleep 0.1; touch {tmp_path}/clean; exit' TERM; echo > {tmp_path}/begun; while :; do sleep 0.01; done"
     )
 
-    async def tell() -> module.Ended:
+    async def tell() -> module.ProgramEnded:
         it = program(records, f"({child}) & wait")
         running = asyncio.ensure_future(it.run())
         await asyncio.to_thread(wait_for, written(tmp_path / "begun"), "its begin")
@@ -207,7 +207,7 @@ def test_a_cancelled_run_is_over_when_its_program_is(records: Records, tmp_path:
 
 
 def test_what_has_ended_by_itself_was_not_told_to(records: Records, tmp_path: Path) -> None:
-    async def late() -> module.Ended:
+    async def late() -> module.ProgramEnded:
         it = program(records, f"echo $$ > {tmp_path}/pid; (sleep 0.2; echo 1) & exit 0")
         running = asyncio.ensure_future(it.run())
         (pid,) = await asyncio.to_thread(wait_for, pids(tmp_path / "pid", 1), "its begin")
@@ -221,7 +221,7 @@ def test_what_has_ended_by_itself_was_not_told_to(records: Records, tmp_path: Pa
 
 
 def test_what_ended_while_nobody_looked_was_not_told_to_either(records: Records, tmp_path: Path) -> None:
-    async def late() -> module.Ended:
+    async def late() -> module.ProgramEnded:
         it = program(records, f"echo $$ > {tmp_path}/pid; exit 65")
         running = asyncio.ensure_future(it.run())
         while not (found := pids(tmp_path / "pid", 1)()):  # noqa: ASYNC110

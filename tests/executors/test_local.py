@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 from stepwire import Context, Worker
-from stepwire_broker.broker import Broker as Core
-from stepwire_broker.broker import CannotStart
-from stepwire_broker.core.settings import BusSettings, DatabaseSettings, ExecutorsSettings, LocalSettings, Settings
+from stepwire_broker.core.definitions.settings import (
+    BusSettings,
+    DatabaseSettings,
+    ExecutorsSettings,
+    LocalSettings,
+    Settings,
+)
 from stepwire_broker.embedded import Broker
+from stepwire_broker.engine import CannotStart
+from stepwire_broker.engine import Engine as Core
 from stepwire_broker.executors.local import handlers_of
 from stepwire_broker.executors.registry import Executors
 

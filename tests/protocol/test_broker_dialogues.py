@@ -1,11 +1,11 @@
-"""The broker keeps to every dialogue that drives a broker: over real sockets, with its database."""
+"""The broker keeps to every dialogue that drives a broker, over real sockets and with its database."""
 
 from pathlib import Path
 
 import pytest
+from conformance.dialogue import Dialogue, load, play
 
 from .broker_on_sockets import BrokerOnSockets
-from .dialogue import Dialogue, load, play
 
 DIALOGUES = [dialogue for dialogue in load() if "broker" in dialogue.drives]
 

@@ -1,19 +1,20 @@
-"""Any value of any message comes through its bytes unchanged; anything else comes out as a Refusal."""
+"""Every value of every message is unchanged after encoding and decoding; all other bytes raise InvalidMessage."""
 
 import json
 from typing import Any, get_type_hints
 
 import msgspec
 import pytest
+from conformance.vectors import frames_of, load
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw, Struct, inspect
 from stepwire_protocol import codec, limits, schema, topics
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol.errors import InvalidMessage
 
-from .wire_vectors import frames_of, load, read_as_broker, read_as_worker
+from .receivers import read_as_broker, read_as_worker
 
-# What a database and every language can keep.
+# Text that a database and every language can store.
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 OUTPUTS = st.recursive(
     st.none() | st.booleans() | st.integers(-limits.INTEGER_MAX, limits.INTEGER_MAX) | TEXT,
@@ -23,7 +24,7 @@ OUTPUTS = st.recursive(
 
 
 def strategy(kind: inspect.Type) -> st.SearchStrategy[Any]:
-    """Any value of this type, as the type says it: a new message needs no line here."""
+    """Any value of this type, derived from the type: a new message needs no new strategy."""
     match kind:
         case inspect.StructType():
             return st.builds(
@@ -60,7 +61,7 @@ def strategy(kind: inspect.Type) -> st.SearchStrategy[Any]:
 
 
 def made_valid(message: Struct) -> Struct:
-    """What the types cannot say: versions, and that an item stands once."""
+    """Apply the rules that types cannot express: versions, and no duplicate items."""
     changes: dict[str, Any] = {}
     names = get_type_hints(type(message))
     version = limits.PROTOCOL_LEVEL_1 if "v" in names else limits.PROTOCOL_LEVEL_0
@@ -80,13 +81,13 @@ def made_valid(message: Struct) -> Struct:
     return msgspec.structs.replace(message, **changes)
 
 
-def topic_of(document: schema.Document) -> bytes:
+def topic_of(document: schema.SchemaDocument) -> bytes:
     topic = document.topic.replace("<broker>", "b1").replace("<worker>", "w:0123456789abcdef")
     return topic.encode()
 
 
 @pytest.mark.parametrize("document", schema.DOCUMENTS, ids=lambda d: d.name)
-def test_any_message_comes_through_its_bytes_unchanged(document: schema.Document) -> None:
+def test_every_message_is_unchanged_after_encoding_and_decoding(document: schema.SchemaDocument) -> None:
     read = read_as_broker if document.sender == "worker" else read_as_worker
     topic = topic_of(document)
 
@@ -132,19 +133,19 @@ def mutated(value: Any, path: tuple[Any, ...], change: str, hostile: Any) -> Any
 
 
 def read_or_refuse(frames: list[bytes], sender: str) -> None:
-    """Nothing but a Refusal with a known name may come out, for either receiver and for whoever tells the sender."""
+    """Require a message or an InvalidMessage with a known code, for either receiver."""
     try:
         (read_as_broker if sender == "worker" else read_as_worker)(frames)
-    except Refusal:
-        pass  # its code is one of REFUSALS: it asserts that itself
+    except InvalidMessage:
+        pass  # InvalidMessage itself asserts that its code is in REFUSALS
     for frame in frames:
-        told = codec.sender_of(frame)
-        assert told.rid is None or 1 <= told.rid <= limits.INTEGER_MAX
+        sender = codec.sender_of(frame)
+        assert sender.rid is None or 1 <= sender.rid <= limits.INTEGER_MAX
 
 
 @settings(max_examples=1000, deadline=None)
 @given(st.data())
-def test_a_valid_message_with_one_thing_wrong_is_read_or_refused(data: Any) -> None:
+def test_a_valid_message_with_one_fault_is_read_or_refused(data: Any) -> None:
     vector = data.draw(st.sampled_from(VALID))
     value = json.loads(vector["text"])
     path = data.draw(st.sampled_from(paths(value)))
@@ -182,8 +183,8 @@ def test_the_json_starts_after_the_first_space() -> None:
     assert codec.split(b"results  {}") == (b"results ", b" {}")
 
 
-def test_to_comes_first_in_a_level_0_batch() -> None:
-    """What its peer was granted is a prefix of the bytes."""
+def test_a_level_0_batch_begins_with_to() -> None:
+    """The subscription that the broker grants to a peer is a prefix of these bytes."""
     for vector in VALID:
         if vector["topic"] == "steps " and "to" in vector["value"]:
             assert codec.encode(read_as_worker(frames_of(vector))).startswith(b'{"to":"0.7",')
@@ -208,5 +209,5 @@ LEVEL_1 = b'{"type":"results","results":[]}'
         (b'{"a":' * 5000, False),
     ],
 )
-def test_a_type_at_the_top_makes_it_level_1(body: bytes, is_level1: bool) -> None:
+def test_a_top_level_type_makes_a_message_level_1(body: bytes, is_level1: bool) -> None:
     assert codec.is_level1(body) is is_level1

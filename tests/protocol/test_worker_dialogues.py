@@ -1,19 +1,22 @@
-"""The Python worker keeps to every dialogue that drives a worker: in pretended time, and on real sockets."""
+"""The Python worker keeps to every dialogue that drives a worker: its session as a subject, and on real sockets."""
 
+import sys
 from pathlib import Path
 
+import conformance
 import pytest
+from conformance.dialogue import Dialogue, load, play
+from conformance.subject import grade
 
-from .dialogue import Dialogue, load, play
-from .pretended_worker import PretendedWorker
 from .worker_on_sockets import WorkerOnSockets
 
 DIALOGUES = [dialogue for dialogue in load() if "worker" in dialogue.drives]
+SUBJECT = Path(conformance.__file__).with_name("subjects") / "python_session.py"
 
 
 @pytest.mark.parametrize("dialogue", DIALOGUES, ids=lambda d: d.name)
 def test_the_session_keeps_to_the_dialogue(dialogue: Dialogue) -> None:
-    play(dialogue, "worker", PretendedWorker(dialogue))
+    assert grade(dialogue, [sys.executable, str(SUBJECT)]) is None
 
 
 @pytest.mark.parametrize("dialogue", DIALOGUES, ids=lambda d: d.name)

@@ -8,18 +8,7 @@ from stepwire.actions import Quit
 from stepwire.session import Offer, credit
 from stepwire.session.tombstones import TOMBSTONES_MAX
 from stepwire_protocol import codec, topics
-from stepwire_protocol.messages import (
-    Accept,
-    Adopted,
-    Bye,
-    Heartbeat,
-    Progress,
-    Refuse,
-    Result,
-    Results,
-    Start,
-    Steps,
-)
+from stepwire_protocol.messages import Accept, Adopted, Bye, Heartbeat, Progress, Refuse, Result, Results, Start, Steps
 
 from .dialogue import WORKER, Broker, Dialogue, once, step, welcomed
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from stepwire import ConfigurationError, Workflow, all_of, any_of, none_of
 from stepwire import workflow as builder
-from stepwire_broker.core import schema
-from stepwire_broker.core.workflow import Workflow as Compiled
-from stepwire_broker.core.workflow import read_workflow
-from stepwire_broker.stages.documents import read_document
+from stepwire_broker.core.definitions import workflow_schema
+from stepwire_broker.core.definitions.workflow import Workflow as Compiled
+from stepwire_broker.core.definitions.workflow import read_workflow
+from stepwire_broker.definition_files import read_document
 
 ALL_OF_IT = """\
 name: order_fulfillment
@@ -137,7 +137,7 @@ def test_a_document_is_a_copy() -> None:
 
 
 def test_every_member_of_the_format_can_be_written() -> None:
-    format_ = schema.workflow_schema()
+    format_ = workflow_schema.workflow_schema()
     later = {"workerSelector"}
     assert builder.WorkflowMembers.__annotations__.keys() == (
         format_["properties"].keys() - later - {"name", "steps", "output"}

@@ -8,8 +8,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from stepwire_broker.core.decision import Turned
-from stepwire_broker.core.settings import BreakerSettings, DispatchSettings, RetryBudgetSettings, Settings
+from stepwire_broker.core.commit.decision import BreakerChanged
+from stepwire_broker.core.definitions.settings import BreakerSettings, DispatchSettings, RetryBudgetSettings, Settings
 
 from .faults import BREAKER_KINDS, DEATH_KINDS
 from .worker_node import HANDLERS
@@ -79,7 +79,7 @@ class Breakers:
         turns = self._turns.get(handler_class)
         return turns is None or turns[-1][1] == "closed"
 
-    def turned(self, turned: Turned) -> None:
+    def turned(self, turned: BreakerChanged) -> None:
         world = self.world
         world.trace("breaker", f"{turned.handler_class} {turned.state} after {turned.cause}, {turned.reason}")
         world.count("breaker", turned.state)
@@ -93,7 +93,7 @@ class Breakers:
             after_ms = 1.02 * turned.left_ms + LATE_MS
             world.schedule.after(after_ms, self._is_tried, world.broker.life, turned.handler_class, len(turns))
 
-    def _has_cause(self, turned: Turned, since_ms: float, reopened_ms: float | None) -> None:
+    def _has_cause(self, turned: BreakerChanged, since_ms: float, reopened_ms: float | None) -> None:
         """Where nothing happens but that workers die, each death is one failure, however much was running there. It may
         have been found a lease later."""
         world = self.world

@@ -1,6 +1,6 @@
-"""The broker: everything that is shipped but broker.py, sockets and threads, whose place this file takes.
+"""The broker: everything that is shipped but engine.py, sockets and threads, whose place this file takes.
 
-The turn is the shipped one. What broker.py adds is kept in its order: inbound before timers, one group with the writer
+The turn is the shipped one. What engine.py adds is kept in its order: inbound before timers, one group with the writer
 at a time, outcomes and reads that come back as calls into the loop, a look at the clock after standing still.
 """
 
@@ -9,11 +9,15 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from stepwire_broker.broker import LATE_MS, PULSE_MS, WATCH_FOR_MS, WATCH_MS
-from stepwire_broker.core.answers import Answer
-from stepwire_broker.core.decision import Decision, Read, Turned, Watch
-from stepwire_broker.core.events import (
+from stepwire_broker.core.commit.decision import Complaint, Decision, Read, WatchProcess
+from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
+from stepwire_broker.core.intake.routing_rules import stored_rules
+from stepwire_broker.core.machine import Machine
+from stepwire_broker.core.model.answers import Answer
+from stepwire_broker.core.model.commit_group import Broken, CommitGroup, Fenced, Outcome
+from stepwire_broker.core.model.events import (
     Drain,
+    EndpointsBound,
     Event,
     Forget,
     Leave,
@@ -28,17 +32,13 @@ from stepwire_broker.core.events import (
     SubscriptionVanished,
     Tick,
 )
-from stepwire_broker.core.group import Broken, Fenced, Group, Outcome
-from stepwire_broker.core.machine import Machine
-from stepwire_broker.core.routes import stored_rules
-from stepwire_broker.core.sessions import here_message, refuse
 from stepwire_broker.core.state import BrokerState, Identity
-from stepwire_broker.core.workflow import Workflow, stored_workflow
+from stepwire_broker.core.workers.sessions import here_message
+from stepwire_broker.engine import LATE_MS, PULSE_MS, WATCH_FOR_MS, WATCH_MS
 from stepwire_broker.stages import claims, results
 from stepwire_broker.stages.turn import Around, Turn
 from stepwire_broker.store.lane import Stall, Trouble, Writing
 from stepwire_protocol import codec, topics
-from stepwire_protocol.messages import Endpoints
 
 from .clock import Clock
 from .stores import Observed
@@ -137,9 +137,17 @@ class BrokerNode:
         self.reader = claims.Reader(world.store.queries, opened.epoch, settings.limits.resident_payload_bytes)
         self.turn = Turn(
             self.machine,
-            Around(self.now, Frames(self), self._put, self._answer, self._read, self._watch, self._tell),
+            Around(
+                self.now,
+                Frames(self),
+                self._put,
+                self._answer,
+                self._read,
+                self._watch,
+                world.breakers.turned,
+                self._complain,
+            ),
         )
-        self.state.peers = [Endpoints(BROKER, "inproc://steps", "inproc://results")]
         self.here_frame = topics.BROKERS + codec.encode(here_message(self.state))
         world.trace("broker_started", self.life)
         world.checks.broker_started()
@@ -148,6 +156,8 @@ class BrokerNode:
             world.schedule.after(400.0 * self.chance.random() ** 2, self._kill_if, self.life)
         world.network.broker_started()
         world.routes.broker_started()
+        self.world.count("event", "EndpointsBound")
+        self.turn.handle(EndpointsBound("inproc://steps", "inproc://results"))
         self.post("tick")
 
     def _count_timers(self) -> None:
@@ -261,14 +271,9 @@ class BrokerNode:
 
     def _on_message(self, frame: bytes) -> None:
         topic, body = codec.split(frame)
-        message = results.read(topic, body, self.settings.bus.max_message_bytes)
-        if isinstance(message, results.Rejection):
-            if message.worker is not None:
-                refuse(self.state, message.worker, message.code, message.message, message.kind, message.rid)
-                self.turn.take()
-        elif not isinstance(message, results.Unheard):
-            self.world.count("event", type(message).__name__)
-            self.turn.handle(message)
+        event = results.read(topic, body, self.settings.bus.max_message_bytes)
+        self.world.count("event", type(event).__name__)
+        self.turn.handle(event)
         self._flush_soon()
 
     def _on_subscribed(self, worker: str) -> None:
@@ -357,8 +362,8 @@ class BrokerNode:
             self.turn.handle(command)
             self._flush_soon()
 
-    def _tell(self, turned: Turned) -> None:
-        self.world.breakers.turned(turned)
+    def _complain(self, complaint: Complaint) -> None:
+        self.world.count("complaint", complaint.code)
 
     def _answer(self, decision: Decision) -> None:
         for given in decision.answers:
@@ -374,7 +379,7 @@ class BrokerNode:
         luck = self.chance.random()
         return luck < self._rate[kind] and self.world.faults.strikes(kind, ".".join(map(str, name)))
 
-    def _put(self, group: Group) -> None:
+    def _put(self, group: CommitGroup) -> None:
         self.world.checks.handed(group)
         self._groups += 1
         name = f"{self.life}.{group.seq}"
@@ -387,7 +392,7 @@ class BrokerNode:
         writing = Writing(group.lane, self._writer, group, Troubles(self, name))
         self._later(wait_ms, "attempt", writing, Stall(group.lane, group.seq), name, group)
 
-    def _on_attempt(self, writing: Writing, stall: Stall, name: str, group: Group) -> None:
+    def _on_attempt(self, writing: Writing, stall: Stall, name: str, group: CommitGroup) -> None:
         """One transaction, in the writer's thread."""
         if self._hits("broker_killed_before_commit", name):
             raise Killed
@@ -443,10 +448,10 @@ class BrokerNode:
     def _on_read(self, event: Event) -> None:
         self._on_event(event)
 
-    def _watch(self, watch: Watch) -> None:
+    def _watch(self, watch: WatchProcess) -> None:
         self._later(0.0, "watched", watch, 0)
 
-    def _on_watched(self, watch: Watch, waited_ms: int) -> None:
+    def _on_watched(self, watch: WatchProcess, waited_ms: int) -> None:
         if not self.world.is_process(watch.worker, watch.pid):
             self._on_event(ProcessDied(watch.worker))
         elif waited_ms < WATCH_FOR_MS:
@@ -501,7 +506,7 @@ class Troubles:
         self._name = name
         self._tries = 0
 
-    def before_commit(self, group: Group) -> None:
+    def before_commit(self, group: CommitGroup) -> None:
         node = self._node
         self._tries += 1
         if node.world.now < node.trouble_until_ms:
@@ -511,7 +516,7 @@ class Troubles:
         if node._hits("error_before_commit", self._name, self._tries):
             raise CannotWriteNow("database_unavailable")
 
-    def after_commit(self, group: Group) -> None:
+    def after_commit(self, group: CommitGroup) -> None:
         if self._node._hits("error_after_commit", self._name, self._tries):
             raise CannotWriteNow("database_unavailable")
 

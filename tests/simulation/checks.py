@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from stepwire.actions import Log
-from stepwire_broker.core import events, history
-from stepwire_broker.core.answers import Applied, Done, Refused, Submitted
-from stepwire_broker.core.group import Group
-from stepwire_broker.core.session import WorkerSession
-from stepwire_broker.core.shadows import FIRST
-from stepwire_broker.core.stored import StoredStep
-from stepwire_broker.core.task import LEVEL0
-from stepwire_broker.core.workflow import Workflow
+from stepwire_broker.core.commit import history
+from stepwire_broker.core.definitions.stored_rows import StoredStep
+from stepwire_broker.core.definitions.workflow import Workflow
+from stepwire_broker.core.model import events
+from stepwire_broker.core.model.answers import Applied, CommandRefused, Done, TasksSubmitted
+from stepwire_broker.core.model.commit_group import CommitGroup
+from stepwire_broker.core.model.live import LEVEL0, WorkerSession
+from stepwire_broker.core.shadows.shadow import FIRST
 from stepwire_broker.store.lane import Rows
 from stepwire_protocol import limits
 from stepwire_protocol import messages as wire
@@ -77,6 +77,7 @@ class StepBook:
         "expected",
         "granted",
         "held",
+        "held_as",
         "lost",
         "readied",
         "reopened",
@@ -102,6 +103,7 @@ class StepBook:
         self.backed_off = 0
         self.lost = 0
         self.held = 0
+        self.held_as: str | None = None  # the reason of the current hold, until an operator resolves it
         self.completed_delivery = 0
 
 
@@ -180,7 +182,7 @@ class Checks:
 
     # -- commits ------------------------------------------------------------------------------------------------------
 
-    def handed(self, group: Group) -> None:
+    def handed(self, group: CommitGroup) -> None:
         self.world.choose_refused(group)
 
     def committed(self, parts: list[Rows]) -> None:
@@ -260,12 +262,14 @@ class Checks:
             case "completed":
                 book.completed_delivery = fact[3]
             case "backed_off":
+                self._stopped_is_no_verdict(step_id, book, fact)
                 book.backed_off += 1
                 self._timed_out(step_id, book, fact)
                 limit = self._definition(task_id, fact[2]).retry_limit
                 if book.backed_off > limit:
                     self.fail("P6 retries are bounded", f"step {step_id}: {book.backed_off} retries, limit {limit}")
             case "failed":
+                self._stopped_is_no_verdict(step_id, book, fact)
                 self._timed_out(step_id, book, fact)
                 if fact[4] == "outcome_unknown" and self._definition(task_id, fact[2]).on_unknown != "fail":
                     self._unknown_is_no_verdict(step_id, book, fact)
@@ -282,6 +286,7 @@ class Checks:
             case "held":
                 self._held(step_id, book, fact)
             case "reopened":
+                book.held_as = None
                 book.reopened += 1
                 book.reopened_ms = self.world.now
                 book.reopened_delivery = book.delivery
@@ -314,6 +319,11 @@ class Checks:
     def _unknown_is_no_verdict(self, step_id: int, book: StepBook, fact: list[Any]) -> None:
         if fact[3] in book.granted:
             self.fail("P5 an unknown outcome is held", f"step {step_id}: {fact}")
+
+    def _stopped_is_no_verdict(self, step_id: int, book: StepBook, fact: list[Any]) -> None:
+        """A failure that a worker reported after a cancel holds the step, however often the worker resends it."""
+        if book.held_as == "stopped":
+            self.fail("P5 a stopped step stays held", f"step {step_id}: {fact}")
 
     def _undelivered(self, step_id: int, book: StepBook, fact: list[Any]) -> None:
         """The broker takes a delivery back: then nothing of it may start any more, and nobody may have it."""
@@ -402,6 +412,8 @@ class Checks:
                 task.state = "running"
             case "operated":
                 task.operated[fact[2]] += 1
+                if fact[3] is not None:
+                    self.steps[task_id + 1 + fact[3]].held_as = None
                 if fact[2] == "resolve_completed":
                     self.resolved_outputs.add(task_id + 1 + fact[3])
             case "ended":
@@ -431,6 +443,7 @@ class Checks:
     def _held(self, step_id: int, book: StepBook, fact: list[Any]) -> None:
         """Somebody must not have known. The worker died, fell silent, was too slow, or said so itself."""
         book.held += 1
+        book.held_as = fact[4]
         self.numbers["held"] += 1
         delivery = fact[3]
         worker, _, since_ms = book.dispatched[delivery]
@@ -574,7 +587,7 @@ class Checks:
         self.world.counts["answer", f"{type(command).__name__}: {getattr(answer, 'code', type(answer).__name__)}"] += 1
         tables = self.world.tables
         match answer:
-            case Submitted():
+            case TasksSubmitted():
                 self._submitted(command, answer)
             case Applied():
                 if answer.workflow_id not in tables.workflows:
@@ -597,11 +610,11 @@ class Checks:
                 }[kind]
                 if not done:
                     self.fail("P1/P9 an answer leaves after the commit", f"{command}: {answer}")
-            case Refused():
+            case CommandRefused():
                 if isinstance(command, events.SubmitTasks):
                     self._not_stored(command, answer)
 
-    def _submitted(self, command: events.SubmitTasks, answer: Submitted) -> None:
+    def _submitted(self, command: events.SubmitTasks, answer: TasksSubmitted) -> None:
         tables = self.world.tables
         for new, task_id, created in zip(command.tasks, answer.task_ids, answer.created, strict=True):
             row = tables.tasks.get(task_id)
@@ -616,13 +629,13 @@ class Checks:
             if created and task_id in self.acked_tasks:
                 self.fail("P1 one task a submission", f"task {task_id} was created twice")
 
-    def _not_stored(self, command: events.SubmitTasks, answer: Refused) -> None:
+    def _not_stored(self, command: events.SubmitTasks, answer: CommandRefused) -> None:
         uids = {f"{(command.entropy + i) % 2**128:032x}" for i in range(len(command.tasks))}
         found = [row.id for row in self.world.tables.tasks.values() if row.uid in uids]
         if found:
             self.fail("P1 refused means that nothing is stored", f"{answer}, and there are tasks {found}")
 
-    def acked(self, submission: "Submission", answer: Submitted) -> None:
+    def acked(self, submission: "Submission", answer: TasksSubmitted) -> None:
         """A client holds the answer in its hands."""
         for new, task_id in zip(submission.tasks, answer.task_ids, strict=True):
             self.acked_tasks[task_id] = new

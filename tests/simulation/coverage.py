@@ -5,13 +5,16 @@ is listed here, with the reason.
 from collections import Counter
 from typing import Final
 
-from stepwire_broker.core import breaker, machine
-from stepwire_broker.core.states import STEP_TRANSITIONS, TASK_FINAL, TASK_TRANSITIONS
+from stepwire_broker.core import machine
+from stepwire_broker.core.guards import breaker
+from stepwire_broker.core.model.states import STEP_TRANSITIONS, TASK_FINAL, TASK_TRANSITIONS
 
 from .faults import KINDS
 
 IMPOSSIBLE: Final[dict[tuple[str, str], str]] = {
     ("event", "PeersUncertain"): "every connection of this world has a name; the core's own tests have such a peer",
+    ("event", "MessageIgnored"): "every sender of this world has this version; the core's own tests have a later one",
+    ("event", "FrameRefused"): "this network carries whole frames; the core's own tests have a broken one",
     ("event", "Fenced"): "on SQLite the lock of the file is the lease: there is no second broker",
     ("timer", "unstarted"): "no worker of this world does without heartbeats; the core's own tests have one",
 }
@@ -33,7 +36,7 @@ def wanted() -> list[tuple[str, str]]:
     found = [("event", kind.__name__) for kind in machine.HANDLERS]
     found += [("timer", kind) for kind in machine._TIMERS]
     found += [("fault", kind) for kind in KINDS]
-    found += [("breaker", str(state)) for state in breaker.State]
+    found += [("breaker", str(state)) for state in breaker.BreakerPhase]
     for fact, moves in STEP_TRANSITIONS.items():
         found += [("step", f"{_tag(fact)}: {before} → {after}") for before, after in moves.items()]
     for task_fact, ways in TASK_TRANSITIONS.items():

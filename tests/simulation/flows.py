@@ -4,7 +4,7 @@ from functools import cache
 from random import Random
 from typing import Any, Final
 
-from stepwire_broker.core.workflow import Workflow, read_workflow
+from stepwire_broker.core.definitions.workflow import Workflow, read_workflow
 
 from .peer_node import HANDLER
 from .worker_node import HANDLERS

@@ -7,7 +7,7 @@ of such a seed is drawn as ever.
 from typing import Final, NamedTuple
 
 import msgspec
-from stepwire_broker.core.settings import LimitSettings
+from stepwire_broker.core.definitions.settings import LimitSettings
 
 from . import flows
 

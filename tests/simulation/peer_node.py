@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
-from stepwire_broker.core.task import LEVEL0
+from stepwire_broker.core.model.live import LEVEL0
 from stepwire_protocol import codec, limits, topics
 from stepwire_protocol.messages import ErrorDetail, Result, ResultsLevel0, StepRequestLevel0, StepsLevel0
 

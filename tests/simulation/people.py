@@ -9,8 +9,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw
-from stepwire_broker.core.answers import Answer, Applied, Done, Refused, Submitted
-from stepwire_broker.core.events import (
+from stepwire_broker.core.model.answers import Answer, Applied, CommandRefused, Done, TasksSubmitted
+from stepwire_broker.core.model.events import (
     ActivateWorkflow,
     ApplyWorkflow,
     AwaitTask,
@@ -82,7 +82,7 @@ class Submission:
         self.can_repeat = all(task.key is not None for task in tasks)
         self.is_conflict = False
         self.is_over = False
-        self.answer: Submitted | None = None
+        self.answer: TasksSubmitted | None = None
 
 
 class People:
@@ -192,7 +192,7 @@ class People:
         Asking(self.world, self.chance, lambda r: SubmitTasks(r, submission.tasks, entropy), answered)
 
     def _submitted(self, submission: Submission, answer: Any) -> None:
-        if isinstance(answer, Submitted):
+        if isinstance(answer, TasksSubmitted):
             submission.is_over = True
             submission.answer = answer
             self.world.checks.acked(submission, answer)
@@ -201,12 +201,12 @@ class People:
                     self.known.append(task_id)
                 if self.chance.random() < 0.5:
                     self._wait_for(task_id)
-        elif isinstance(answer, Refused) and answer.code == "key_conflict":
+        elif isinstance(answer, CommandRefused) and answer.code == "key_conflict":
             self.world.checks.conflicted(submission)
             submission.is_over = True
-        elif isinstance(answer, Refused) and answer.code == "refused_by_database":
+        elif isinstance(answer, CommandRefused) and answer.code == "refused_by_database":
             submission.is_over = True
-        elif submission.can_repeat or (isinstance(answer, Refused) and answer.code != "refused_by_database"):
+        elif submission.can_repeat or (isinstance(answer, CommandRefused) and answer.code != "refused_by_database"):
             self.world.schedule.after(100.0 + 900.0 * self.chance.random(), self._submit, submission)
         else:
             submission.is_over = True  # nobody knows, and it must not be said twice

@@ -18,26 +18,21 @@ import msgspec
 from stepwire.session import deliveries, intake, leases, slots, tombstones
 from stepwire.session import outbox as sdk_outbox
 from stepwire.session import outgoing as sdk_outgoing
-from stepwire_broker.core import (
-    decision,
-    facts,
-    guarding,
-    machine,
-    orders,
-    outbox,
-    placement,
-    progress,
-    ready,
-    residency,
-    results,
-    sessions,
-    submission,
-)
+from stepwire_broker.core import machine
 from stepwire_broker.core import state as core_state
-from stepwire_broker.core import task as core_task
-from stepwire_broker.core.answers import Submitted
-from stepwire_broker.core.group import Committed, Group, Rejected, SubmissionOutcome, WorkflowOutcome
-from stepwire_broker.core.states import COMPLETED, DISPATCHED, HELD, STEP_FINAL, WAITING
+from stepwire_broker.core.commit import decision, outbox
+from stepwire_broker.core.dispatch import placement
+from stepwire_broker.core.guards import allowance
+from stepwire_broker.core.intake import commands, submission
+from stepwire_broker.core.loading import residency
+from stepwire_broker.core.model import apply as core_apply
+from stepwire_broker.core.model import facts
+from stepwire_broker.core.model.answers import TasksSubmitted
+from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Rejected, SubmissionOutcome, WorkflowOutcome
+from stepwire_broker.core.model.states import COMPLETED, DISPATCHED, HELD, STEP_FINAL, WAITING
+from stepwire_broker.core.progress import progress
+from stepwire_broker.core.routing import ready_queue
+from stepwire_broker.core.workers import sessions, step_results
 from stepwire_broker.store import lane
 from stepwire_broker.store.sqlite_writes import SqliteWriter
 from stepwire_protocol import messages as wire
@@ -111,7 +106,7 @@ def _ack_duplicates(plant: Plant) -> None:
             return
         original(state, message, now, absent)
 
-    plant.function(results.on_results, on_results)
+    plant.function(step_results.on_results, on_results)
 
 
 def _ack_unknown(plant: Plant) -> None:
@@ -119,7 +114,7 @@ def _ack_unknown(plant: Plant) -> None:
         ack = wire.Ack(v="2.0", broker=state.identity.broker, epoch=state.identity.epoch, rids=[message.rid])
         state.decision.sends.append(decision.ToWorker(topics.to_worker(message.worker), ack))
 
-    plant.function(results.look_up, look_up)
+    plant.function(step_results.look_up, look_up)
 
 
 def _retransmit_early(plant: Plant) -> None:
@@ -143,7 +138,7 @@ def _go_again_at_once(plant: Plant) -> None:
             return
         original(state, message, now)
 
-    plant.function(results.on_start, on_start)
+    plant.function(step_results.on_start, on_start)
 
 
 # -- results and steps ------------------------------------------------------------------------------------------------
@@ -155,7 +150,7 @@ def _no_fence(plant: Plant) -> None:
             result = msgspec.structs.replace(result, delivery=step.delivery)
         original(state, step, result, now, session)
 
-    plant.function(results.apply_result, apply)
+    plant.function(step_results.apply_result, apply)
 
 
 def _granted_again(plant: Plant) -> None:
@@ -196,7 +191,7 @@ def _forget_earlier(plant: Plant) -> None:
         original(step)
         step.earlier = None
 
-    plant.function(core_task._left, left)
+    plant.function(core_apply._left, left)
 
 
 def _lost_wake_up(plant: Plant) -> None:
@@ -204,7 +199,7 @@ def _lost_wake_up(plant: Plant) -> None:
         if step.reason != "session_lost":
             original(self, step)
 
-    plant.method(ready.ReadyQueue, "put", put)
+    plant.method(ready_queue.ReadyQueue, "put", put)
 
 
 def _timed_from_accept(plant: Plant) -> None:
@@ -216,15 +211,15 @@ def _timed_from_accept(plant: Plant) -> None:
             due = now.mono + step.definition.timeout_ms
             state.timers.set(due, "run", (step, step.delivery, due))
 
-    plant.function(results.on_accept, on_accept)
+    plant.function(step_results.on_accept, on_accept)
 
 
 def _cancel_forgotten(plant: Plant) -> None:
-    plant.function(orders._stop_all, lambda _, *args: None)
+    plant.function(commands._stop_all, lambda _, *args: None)
 
 
 def _history_row_missing(plant: Plant) -> None:
-    def write(original: Any, group: Group, task: Any, owner: Any) -> None:
+    def write(original: Any, group: CommitGroup, task: Any, owner: Any) -> None:
         if len(task.facts) == 1 and isinstance(task.facts[0], facts.Started):
             task.facts = []
         original(group, task, owner)
@@ -288,7 +283,7 @@ def _key_decided_early(plant: Plant) -> None:
         original(state, event, now)
         undecided = state.undecided.get(event.request)
         if undecided is not None and not undecided.admitted:
-            said = Submitted(list(undecided.ids), [True] * len(undecided.ids))
+            said = TasksSubmitted(list(undecided.ids), [True] * len(undecided.ids))
             state.decision.answers.append(decision.ToRequest(event.request, said))
 
     plant.function(submission.on_submit, on_submit)
@@ -305,11 +300,11 @@ def _gone_ignored(plant: Plant) -> None:
 
 
 def _tried_with_once(plant: Plant) -> None:
-    plant.function(ready.is_once, lambda _, route: False)
+    plant.function(ready_queue.is_once, lambda _, route: False)
 
 
 def _open_for_ever(plant: Plant) -> None:
-    plant.function(guarding._set_timer, lambda _, state, guard, now: None)
+    plant.function(allowance._set_timer, lambda _, state, guard, now: None)
 
 
 # -- the database -----------------------------------------------------------------------------------------------------
@@ -444,7 +439,7 @@ def _ack_about_nothing(plant: Plant) -> None:
             if isinstance(send, outbox.SendAck):
                 state.outbox._held[-1] = (barrier, msgspec.structs.replace(send, about=()))
 
-    plant.function(results.on_results, on_results)
+    plant.function(step_results.on_results, on_results)
 
 
 def _evicts_undecided(plant: Plant) -> None:
@@ -462,16 +457,16 @@ def _evicts_undecided(plant: Plant) -> None:
 
 
 def _pieces_apart(plant: Plant) -> None:
-    def pieces(original: Any, group: Group, tasks_of_steps: Any) -> Any:
+    def pieces(original: Any, group: CommitGroup, tasks_of_steps: Any) -> Any:
         found = original(group, tasks_of_steps)
         apart = []
         for piece in found:
             if piece.group.submissions and piece.group.history:
-                new = Group(lane=group.lane, seq=group.seq)
+                new = CommitGroup(lane=group.lane, seq=group.seq)
                 new.submissions = piece.group.submissions
                 apart.append(lane.Piece(new, piece.tasks, piece.at_ms))
                 for task_id in piece.tasks:
-                    rest = Group(lane=group.lane, seq=group.seq)
+                    rest = CommitGroup(lane=group.lane, seq=group.seq)
                     rest.history = [row for row in piece.group.history if row.task_id == task_id]
                     apart.append(lane.Piece(rest, (task_id,), piece.at_ms))
             else:
@@ -556,6 +551,11 @@ def _taken_back_sent_again(plant: Plant) -> None:
     plant.function(placement.say_again, say_again)
 
 
+def _stopped_report_overturns_a_hold(plant: Plant) -> None:
+    """A failure that a worker resends after a cancel is taken as a verdict on the step that it had put on hold."""
+    plant.function(step_results._is_open_for_failure, lambda _, step: step.state in (DISPATCHED, HELD))
+
+
 class Bug(NamedTuple):
     name: str
     plant: Callable[[Plant], None]
@@ -612,6 +612,7 @@ BUGS: Final = (
     Bug("a late copy of a hello is a worker's word", _old_word_is_news, True),
     Bug("what was taken back is sent again", _taken_back_sent_again, True),
     Bug("a hello of before a death opens a session", _hello_of_the_dead_believed, True),
+    Bug("a resent failure overturns a hold", _stopped_report_overturns_a_hold, True),
     Bug("worker: a new session keeps the longer lease of the one before", _longer_lease_kept, True),
 )
 

@@ -1,7 +1,7 @@
 """Every count that the core keeps, counted again; and what hangs together, hangs together."""
 
+from stepwire_broker.core.model.states import DISPATCHED, READY, STEP_FINAL, TaskState
 from stepwire_broker.core.state import BrokerState
-from stepwire_broker.core.states import DISPATCHED, READY, STEP_FINAL, TaskState
 
 
 def check(state: BrokerState) -> None:

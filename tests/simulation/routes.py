@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 from stepwire.session import Offer
-from stepwire_broker.core.events import (
-    Attached,
-    Detached,
-    PauseExecutor,
-    Reconfigure,
-    ResumeExecutor,
-    SetRule,
+from stepwire_broker.core.definitions.settings import (
+    CanarySettings,
+    ExecutionSettings,
+    RuleSettings,
+    Settings,
+    ShadowSettings,
 )
-from stepwire_broker.core.routes import stored_rules
-from stepwire_broker.core.routing import Router
-from stepwire_broker.core.session import BUS, LOCAL, own_worker
-from stepwire_broker.core.settings import CanarySettings, ExecutionSettings, RuleSettings, Settings, ShadowSettings
+from stepwire_broker.core.intake.routing_rules import stored_rules
+from stepwire_broker.core.model.events import Attached, Detached, PauseExecutor, Reconfigure, ResumeExecutor, SetRule
+from stepwire_broker.core.model.targets import BUS, LOCAL
+from stepwire_broker.core.model.worker_session import own_worker
+from stepwire_broker.core.routing.router import Router
 
 from .worker_node import HANDLERS, HOST, WorkerNode
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from stepwire_broker.core.group import Parked, TaskNew
-from stepwire_broker.core.routes import KEPT_AS
-from stepwire_broker.core.stored import StoredStep
+from stepwire_broker.core.definitions.stored_rows import StoredStep
+from stepwire_broker.core.intake.routing_rules import KEPT_AS
+from stepwire_broker.core.model.commit_group import Parked, TaskNew
 from stepwire_broker.store import queries, store
 from stepwire_broker.store.lane import Rows, Trouble
 from stepwire_broker.store.migrate import migrate

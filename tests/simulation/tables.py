@@ -9,8 +9,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from stepwire_broker.core.group import (
-    Group,
+from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask, StoredWorkflow
+from stepwire_broker.core.model.commit_group import (
+    CommitGroup,
     HistoryRow,
     Key,
     Parked,
@@ -22,10 +23,9 @@ from stepwire_broker.core.group import (
     TaskNew,
     WorkflowNew,
 )
-from stepwire_broker.core.states import TASK_FINAL
-from stepwire_broker.core.stored import Loaded, Payloads, StoredStep, StoredTask, StoredWorkflow
+from stepwire_broker.core.model.states import TASK_FINAL
 from stepwire_broker.store import tables as declared
-from stepwire_broker.store.keys import Name, Owner
+from stepwire_broker.store.keys import KeyOwner, Name
 from stepwire_broker.store.lane import Rows, StoredDigest, Trouble
 from stepwire_broker.store.queries import TaskOfStep
 
@@ -59,7 +59,7 @@ class Tables:
         self.tasks: dict[int, TaskNew] = {}
         self.steps: dict[int, StepRow] = {}
         self.steps_of: dict[int, list[int]] = {}
-        self.keys: dict[Name, Owner] = {}
+        self.keys: dict[Name, KeyOwner] = {}
         self.workflows: dict[int, StoredWorkflow] = {}
         self.history: dict[int, list[HistoryRow]] = {}
         self.log: list[HistoryRow] = []
@@ -267,12 +267,12 @@ class MemoryWriter:
         for key in claims:
             name = (key.namespace, key.key)
             if name not in keys:
-                keys[name] = Owner(key.digest, key.task_id)
+                keys[name] = KeyOwner(key.digest, key.task_id)
                 self._undo.append(lambda n=name: keys.pop(n))  # type: ignore[misc]
                 claimed += 1
         return claimed
 
-    def key_owners(self, claims: Sequence[Key]) -> dict[Name, Owner]:
+    def key_owners(self, claims: Sequence[Key]) -> dict[Name, KeyOwner]:
         return {(key.namespace, key.key): self._tables.keys[key.namespace, key.key] for key in claims}
 
     def release_keys(self, claims: Sequence[Key]) -> None:
@@ -345,7 +345,7 @@ class MemoryWriter:
     def trouble(self, error: Exception) -> Trouble:
         return trouble(error)
 
-    def rest(self, group: Group) -> None:
+    def rest(self, group: CommitGroup) -> None:
         pass
 
     def close(self) -> None:

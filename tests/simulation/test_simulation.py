@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from stepwire_broker.core.states import STEP_TRANSITIONS
+from stepwire_broker.core.model.states import STEP_TRANSITIONS
 
 from . import campaign, coverage, planted, shrink
 from .clock import Schedule

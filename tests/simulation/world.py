@@ -8,8 +8,14 @@ from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import msgspec
-from stepwire_broker.core.group import Group
-from stepwire_broker.core.settings import BatchSettings, BusSettings, Level0Settings, LimitSettings, Settings
+from stepwire_broker.core.definitions.settings import (
+    BatchSettings,
+    BusSettings,
+    Level0Settings,
+    LimitSettings,
+    Settings,
+)
+from stepwire_broker.core.model.commit_group import CommitGroup
 from stepwire_broker.store.lane import Rows
 from stepwire_protocol import limits as limits_of_wire
 
@@ -364,7 +370,7 @@ class World:
     def _lock_database(self, luck: float, size: float) -> None:
         self.broker.trouble_until_ms, self.broker.trouble_code = self.now + 15_000.0 * size, "database_locked"
 
-    def choose_refused(self, group: Group) -> None:
+    def choose_refused(self, group: CommitGroup) -> None:
         """Some task's rows of this group are data that the database will not have, however often it is asked."""
         self._refused_tasks = set()
         if self._refused_rate:

@@ -5,9 +5,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from stepwire_broker.core.group import (
+from stepwire_broker.core.definitions.settings import DatabaseSettings, RetentionSettings
+from stepwire_broker.core.model.commit_group import (
+    CommitGroup,
     Committed,
-    Group,
     HistoryRow,
     Key,
     Outcome,
@@ -20,7 +21,6 @@ from stepwire_broker.core.group import (
     TaskNew,
     WorkflowNew,
 )
-from stepwire_broker.core.settings import DatabaseSettings, RetentionSettings
 from stepwire_broker.store import Faults, Opened, Store
 
 NOW = 1_700_000_000_000
@@ -46,9 +46,9 @@ class Running:
         self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self.store.start(self.outcomes.put, faults, retention)
 
-    def put(self, **lists: Any) -> Group:
+    def put(self, **lists: Any) -> CommitGroup:
         self.seq += 1
-        group = Group(lane=0, seq=self.seq, **lists)
+        group = CommitGroup(lane=0, seq=self.seq, **lists)
         self.store.put(group)
         return group
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stepwire_broker.core.settings import RetentionSettings
+from stepwire_broker.core.definitions.settings import RetentionSettings
 from stepwire_broker.store import StoreRefused, sqlite
-from stepwire_broker.store.backup import NotThere, Restored, WouldReplace, backup, open_stored, restore
+from stepwire_broker.store.backup import NotThere, RestoredBackup, WouldReplace, backup, open_stored, restore
 from stepwire_broker.store.check import Checked, check
 from stepwire_broker.store.status import Status, status
 
@@ -36,7 +36,7 @@ def make(path: Path, file: Path) -> None:
     backup(path, file, wall_ms=time.time_ns() // 1_000_000, progress=nothing)
 
 
-def put_back(file: Path, path: Path, wall_ms: int | None = None, **more: Any) -> Restored:
+def put_back(file: Path, path: Path, wall_ms: int | None = None, **more: Any) -> RestoredBackup:
     now = wall_ms or time.time_ns() // 1_000_000
     entropy = int.from_bytes(os.urandom(16), "big")
     return restore(

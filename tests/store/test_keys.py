@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stepwire_broker.core.group import Key, Submission
-from stepwire_broker.store.keys import Owner, settle
+from stepwire_broker.core.model.commit_group import Key, Submission
+from stepwire_broker.store.keys import KeyOwner, settle
 
 from .stored_rows import Running, dispatched, fact, submission, task_changed, task_new
 
@@ -130,24 +130,24 @@ def test_settling_a_group_at_once_is_settling_its_submissions_one_by_one(
         ids = [1000 * (request + 1) + i for i in range(len(batch))]
         keys = [Key("n", name, digest, i) for (name, digest), i in zip(batch, ids, strict=True)]
         submissions.append(Submission(request, keys, [task_new(i) for i in ids], [], []))
-    before = {("n", name): Owner(digest, ord(name)) for name, digest in there.items()}
+    before = {("n", name): KeyOwner(digest, ord(name)) for name, digest in there.items()}
 
     at_once = dict(before)
     for submission_ in submissions:
         for key in submission_.keys:
-            at_once.setdefault((key.namespace, key.key), Owner(key.digest, key.task_id))
+            at_once.setdefault((key.namespace, key.key), KeyOwner(key.digest, key.task_id))
     verdict = settle(submissions, at_once)
     for key in verdict.release:
         assert at_once.pop((key.namespace, key.key)).task_id == key.task_id
     for key in verdict.claim:
-        assert at_once.setdefault((key.namespace, key.key), Owner(key.digest, key.task_id)).task_id == key.task_id
+        assert at_once.setdefault((key.namespace, key.key), KeyOwner(key.digest, key.task_id)).task_id == key.task_id
 
     stored = dict(before)
     expected = []
     for submission_ in submissions:
         trial, existing, conflict = dict(stored), {}, None
         for key in submission_.keys:
-            owner = trial.setdefault((key.namespace, key.key), Owner(key.digest, key.task_id))
+            owner = trial.setdefault((key.namespace, key.key), KeyOwner(key.digest, key.task_id))
             if owner.digest != key.digest:
                 conflict = key.key
                 break

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from stepwire_broker.core.group import Broken, Committed, Fenced, Group, Parked, Stalled, StepOutput
+from stepwire_broker.core.model.commit_group import Broken, CommitGroup, Committed, Fenced, Parked, Stalled, StepOutput
 from stepwire_broker.store import queries, sqlite
 from stepwire_broker.store.sqlite_writes import trouble
 
@@ -45,11 +45,11 @@ class Raises:
     def __init__(self, error: Exception, times: int, after: bool) -> None:
         self.error, self.times, self.after = error, times, after
 
-    def before_commit(self, group: Group) -> None:
+    def before_commit(self, group: CommitGroup) -> None:
         if not self.after:
             self._strike()
 
-    def after_commit(self, group: Group) -> None:
+    def after_commit(self, group: CommitGroup) -> None:
         if self.after:
             self._strike()
 
@@ -426,7 +426,7 @@ def test_a_failed_fsync_of_a_checkpoint_stops_the_lane_after_what_was_committed(
     with Running(database) as run:
         run.workflow()
 
-        def fails(group: Group) -> None:
+        def fails(group: CommitGroup) -> None:
             raise io_error(sqlite3.SQLITE_IOERR_FSYNC)
 
         run.store._writer.rest = fails  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine
-from stepwire_broker.core.settings import DatabaseSettings
+from stepwire_broker.core.definitions.settings import DatabaseSettings
 from stepwire_broker.store import Store, StoreRefused, queries
 from stepwire_broker.store.migrate import HEAD, SCHEMA, revision, schema
 from stepwire_broker.store.reader import Readers

@@ -10,25 +10,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from stepwire_broker.core.group import Committed, Group, Outcome, Parked
-from stepwire_broker.core.settings import RetentionSettings
+from stepwire_broker.core.definitions.settings import RetentionSettings
+from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Outcome, Parked
 from stepwire_broker.store import queries, retention, sqlite
 from stepwire_broker.store.lane import Lane, Trouble
 from stepwire_broker.store.retention import Pruned, Retention
 from stepwire_broker.store.sqlite_writes import SqliteWriter
 from structlog.testing import capture_logs
 
-from .stored_rows import (
-    NOW,
-    PATIENCE_S,
-    Running,
-    completed,
-    fact,
-    step_changed,
-    step_new,
-    submission,
-    task_changed,
-)
+from .stored_rows import NOW, PATIENCE_S, Running, completed, fact, step_changed, step_new, submission, task_changed
 
 DAY_MS = 24 * 3600 * 1000
 WEEK_AND_MONTH = RetentionSettings(completed_ms=7 * DAY_MS, failed_ms=30 * DAY_MS)
@@ -244,7 +234,7 @@ def test_nothing_can_be_written_of_a_task_that_is_gone_or_going(database: Path) 
             lane = Lane(0, _Unclosed(writer), reports.put)
             lane.start()
             (seq,) = writer.execute("SELECT seq FROM lanes").fetchone()
-            group = Group(
+            group = CommitGroup(
                 lane=0, seq=seq + 1, tasks_changed=[reopened, task_changed(5000)], history=[fact(10), fact(5000)]
             )
             lane.put(group)
@@ -352,7 +342,7 @@ def test_a_group_waits_for_one_piece_at_the_most(database: Path) -> None:
         lane = Lane(0, _Unclosed(writer), reports.put, upkeep=upkeep)
         (seq,) = writer.execute("SELECT seq FROM lanes").fetchone()
         for i in range(20):
-            lane.put(Group(lane=0, seq=seq + 1 + i, history=[]))
+            lane.put(CommitGroup(lane=0, seq=seq + 1 + i, history=[]))
         pieces: list[int] = []
         lane._report = lambda outcome: (pieces.append(upkeep.pieces), reports.put(outcome))  # type: ignore[assignment]
         lane.start()

@@ -13,7 +13,7 @@ from msgspec import Raw
 from stepwire.actions import Action, Send
 from stepwire.session import Session
 from stepwire_protocol import codec, topics
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import (
     Ack,
     Cancel,
@@ -59,7 +59,7 @@ class RecordedSession(Session):
     def _received(self, body: bytes) -> None:
         try:
             message = codec.decode_broker(body)
-        except Refusal:
+        except InvalidMessage:
             return
         match message:
             case Steps():

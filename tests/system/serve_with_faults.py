@@ -14,9 +14,9 @@ import time
 from functools import partial
 from pathlib import Path
 
-import stepwire_broker.broker
+import stepwire_broker.engine
 from stepwire.__main__ import main
-from stepwire_broker.core.group import Group
+from stepwire_broker.core.model.commit_group import CommitGroup
 
 from .handlers import LEDGERS
 from .ledger import Ledger
@@ -27,7 +27,7 @@ class FaultsOfFiles:
         self._directory = directory
         self._commits = Ledger(directory.parent / LEDGERS, f"commits-{os.getpid()}", is_synced=False)
 
-    def before_commit(self, group: Group) -> None:
+    def before_commit(self, group: CommitGroup) -> None:
         while (self._directory / "stall").exists():
             time.sleep(0.01)
         if (self._directory / "fsync").exists():
@@ -37,7 +37,7 @@ class FaultsOfFiles:
             raise error
         self._die_if_told("kill_before")
 
-    def after_commit(self, group: Group) -> None:
+    def after_commit(self, group: CommitGroup) -> None:
         self._commits.write("committed", lane=group.lane, seq=group.seq)
         self._die_if_told("kill_after")
 
@@ -55,5 +55,5 @@ class FaultsOfFiles:
 
 if __name__ == "__main__":
     faults = FaultsOfFiles(Path(os.environ.pop("STEPWIRE_FAULTS")))
-    stepwire_broker.broker.Broker = partial(stepwire_broker.broker.Broker, store_faults=faults)  # type: ignore[misc,assignment]
+    stepwire_broker.engine.Engine = partial(stepwire_broker.engine.Engine, store_faults=faults)  # type: ignore[misc,assignment]
     main()

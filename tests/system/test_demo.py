@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from stepwire_broker.cli import demo
-from stepwire_broker.demo.books import Booking, Run
+from stepwire_broker.demo.books import Booking, LedgerRun
 from stepwire_broker.demo.proof import Evidence, prove
 
 from tests.cli.a_place import STEPWIRE, Place, place
@@ -208,8 +208,8 @@ def evidence(
     return Evidence([task], sorted(runs, key=lambda one: one.at_ns), booked, NEEDS, {7}, set())
 
 
-def run(at_ns: int, event: Any, step_id: int, step: str, pid: int) -> Run:
-    return Run(at_ns, event, 1, step_id, step, 0, "python", pid)
+def run(at_ns: int, event: Any, step_id: int, step: str, pid: int) -> LedgerRun:
+    return LedgerRun(at_ns, event, 1, step_id, step, 0, "python", pid)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 import zmq
 from stepwire import Context, Worker
-from stepwire_broker.broker import Broker
-from stepwire_broker.core.answers import Applied, Done, Submitted
-from stepwire_broker.core.events import ApplyWorkflow, AwaitTask
-from stepwire_broker.core.settings import BusSettings, DatabaseSettings, Settings
-from stepwire_broker.core.workflow import read_workflow
+from stepwire_broker.core.definitions.settings import BusSettings, DatabaseSettings, Settings
+from stepwire_broker.core.definitions.workflow import read_workflow
+from stepwire_broker.core.model.answers import Applied, Done, TasksSubmitted
+from stepwire_broker.core.model.events import ApplyWorkflow, AwaitTask
+from stepwire_broker.engine import Engine
 from stepwire_broker.stages import requests
 
 from tests.checker import assert_kept
@@ -119,7 +119,7 @@ def test_over_inproc_the_worker_lives_in_the_brokers_process(tmp_path: Path) -> 
             database=DatabaseSettings(url=f"sqlite:///{tmp_path}/state.db"),
             bus=BusSettings(steps="inproc://steps", results="inproc://results"),
         )
-        broker = Broker(settings, context=context)
+        broker = Engine(settings, context=context)
         await broker.start()
         worker = Worker(steps="inproc://steps", results="inproc://results", context=context, name="inside")
 
@@ -134,7 +134,7 @@ def test_over_inproc_the_worker_lives_in_the_brokers_process(tmp_path: Path) -> 
             assert isinstance(applied, Applied)
             body = msgspec.json.encode({"workflow": "diamond", "context": {"id": 7}})
             stored = await broker.ask(requests.submission([requests.read_task(body, settings.limits)]))
-            assert isinstance(stored, Submitted)
+            assert isinstance(stored, TasksSubmitted)
             async with asyncio.timeout(10):
                 done = await broker.ask(lambda request: AwaitTask(request, stored.task_ids[0]))
             assert isinstance(done, Done)
@@ -152,7 +152,7 @@ def test_over_inproc_the_worker_lives_in_the_brokers_process(tmp_path: Path) -> 
 def test_a_broker_on_every_interface_tells_its_workers_a_host_to_go_to(tmp_path: Path) -> None:
     async def main() -> None:
         bus = BusSettings(steps="tcp://*:*", results="tcp://*:*", allow_insecure=True, advertise="broker.test")
-        broker = Broker(Settings(database=DatabaseSettings(url=f"sqlite:///{tmp_path}/state.db"), bus=bus))
+        broker = Engine(Settings(database=DatabaseSettings(url=f"sqlite:///{tmp_path}/state.db"), bus=bus))
         await broker.start()
         worker = Worker(**{name: f"tcp://127.0.0.1:{at.rpartition(':')[2]}" for name, at in broker.endpoints.items()})
         worker.handler("system.*")(lambda context: None)

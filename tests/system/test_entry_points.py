@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from stepwire import Worker
-from stepwire_broker.embedded import Broker, CommandRefused
+from stepwire_broker.embedded import Broker, CommandError
 
 from .harness import Site, eventually, workflow
 
@@ -277,7 +277,7 @@ def test_where_nobody_distributes_every_way_is_refused_and_nothing_runs_inside_t
         own = {"execution": execution, "executors": {"poll": {"enabled": False}}}
         async with Broker.open(tmp_path / "state.db", settings=own) as inside:
             await inside.apply(workflow("w", {"name": "s"}))
-            with pytest.raises(CommandRefused) as refused:
+            with pytest.raises(CommandError) as refused:
                 await inside.submit("w")
         return refused.value.code
 

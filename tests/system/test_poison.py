@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from conformance import vectors
 
 from tests.checker import assert_kept
-from tests.protocol import wire_vectors
 
 from .harness import Site, eventually, workflow
 
@@ -24,7 +24,7 @@ AGAIN_S = 0.2
 LISTENED_TO = (b"results ", b"results@b1 ", b"workers ")  # a socket drops the rest before anybody sees it
 CUT_BYTES = 8 * 1024 * 1024  # a longer frame is cut by the socket, and its sender disconnected
 
-REFUSED = [vector for vector in wire_vectors.load("refused")["messages"] if vector["to"] == "broker"]
+REFUSED = [vector for vector in vectors.load("refused")["messages"] if vector["to"] == "broker"]
 
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
@@ -43,7 +43,7 @@ def test_every_poison_is_refused_by_its_code_and_the_broker_serves_on(
     with poisoner(site) as poison:
         for number, vector in enumerate(REFUSED):
             tasks.append(client.submit_until_acknowledged("chain", f"k{number}"))
-            frames = wire_vectors.frames_of(vector)
+            frames = vectors.frames_of(vector)
             poison.send(frames)
             heard = poison.heard_until_marker(number)
             if heard != ([vector["code"]] if _arrives(frames) else []):

@@ -9,9 +9,9 @@ from . import (
     breakers,
     database,
     events,
-    exchange,
     executors,
     health,
+    http,
     metrics,
     openapi,
     routing,
@@ -20,11 +20,11 @@ from . import (
     workers,
     workflows,
 )
+from .engine_port import EnginePort
 from .events import Followers
-from .exchange import Requests, Resource
+from .http import Requests, Resource
 from .operations import OPERATIONS
 from .polling.gateway import Gateway
-from .ports import BrokerPort
 from .tap import Taps
 from .token import Scope
 
@@ -32,7 +32,7 @@ from .token import Scope
 class Application:
     """The API of one broker, without what guards it (gate.py) and what carries it (server.py)."""
 
-    def __init__(self, broker: BrokerPort) -> None:
+    def __init__(self, broker: EnginePort) -> None:
         self.taps = Taps(broker)
         self.followers = Followers(broker)
         self.polling = Gateway(broker)
@@ -84,10 +84,10 @@ class Application:
         ]
         self.paths = [each.path for each in self.resources]
         self.routes = Router(
-            [Route(each.path, each) for each in self.resources], redirect_slashes=False, default=exchange.not_found
+            [Route(each.path, each) for each in self.resources], redirect_slashes=False, default=http.not_found
         )
 
-    async def _metrics(self, call: exchange.Call) -> exchange.Reply:
+    async def _metrics(self, call: http.HttpCall) -> http.Reply:
         return await metrics.show(call, self.requests)
 
     def close(self) -> None:

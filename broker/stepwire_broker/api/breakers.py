@@ -4,13 +4,13 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from stepwire_broker.core.answers import BreakerSet
-from stepwire_broker.core.events import Now
-from stepwire_broker.core.guard import Guard
+from stepwire_broker.core.guards.guard import Guard
+from stepwire_broker.core.model.answers import BreakerSet
+from stepwire_broker.core.model.events import Now
 from stepwire_broker.stages import requests
 
 from .documents import rfc3339, time_or_none
-from .exchange import Call, Reply, encode
+from .http import HttpCall, Reply, encode
 
 ORDER_BYTES_MAX: Final = 64 * 1024
 
@@ -56,7 +56,7 @@ class BreakerPut(Struct, frozen=True):
     forced: bool
 
 
-async def all_of_them(call: Call) -> Reply:
+async def all_of_them(call: HttpCall) -> Reply:
     call.query()
     broker = call.broker
     now = broker.now()
@@ -64,7 +64,7 @@ async def all_of_them(call: Call) -> Reply:
     return Reply(200, encode(BreakerList(broker.broker_id, broker.epoch, [_shown(guard, now) for guard in guards])))
 
 
-async def put(call: Call) -> Reply:
+async def put(call: HttpCall) -> Reply:
     """In memory only: a broker that starts has all its breakers closed."""
     call.query()
     body = await call.body(ORDER_BYTES_MAX)

@@ -4,7 +4,7 @@ import time
 
 from msgspec import Struct
 
-from .exchange import Call, Reply, encode
+from .http import HttpCall, Reply, encode
 
 
 class Pruning(Struct, frozen=True):
@@ -15,7 +15,7 @@ class Pruning(Struct, frozen=True):
     failed_ms: int
 
 
-async def prune(call: Call) -> Reply:
+async def prune(call: HttpCall) -> Reply:
     call.query()
     kept = call.broker.settings.retention
     now_ms = time.time_ns() // 1_000_000

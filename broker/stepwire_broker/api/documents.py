@@ -10,6 +10,8 @@ from typing import Final
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from stepwire_broker.core.model.hints import Hint
+
 NULL: Final = Raw(b"null")
 NO_LABELS: Final = Raw(b"{}")
 
@@ -73,6 +75,8 @@ class Reason(Struct, frozen=True):
     code: str
     message: str
     since: str | None
+    hint: str | None
+    next: Hint | None
 
 
 class TaskReason(Struct, frozen=True):
@@ -83,6 +87,8 @@ class TaskReason(Struct, frozen=True):
     code: str
     message: str
     since: str | None
+    hint: str | None
+    next: Hint | None
     step_id: int | None
     step: str | None
 
@@ -97,6 +103,8 @@ class StepReason(Struct, frozen=True):
     code: str
     message: str
     since: str | None
+    hint: str | None
+    next: Hint | None
 
 
 class StepSummary(Struct, frozen=True, kw_only=True):

@@ -12,16 +12,16 @@ from typing import Any, Final, NamedTuple, get_args
 
 from msgspec import UNSET, Struct, UnsetType
 
-from stepwire_broker.core import facts
-from stepwire_broker.core.workflow import Workflow
+from stepwire_broker.core.definitions.workflow import Workflow
+from stepwire_broker.core.model import facts
 from stepwire_broker.store import queries
 from stepwire_broker.store.queries import Connection, HistoryCursor, ToldItem
 
 from . import explaining, reading
 from .documents import rfc3339
-from .exchange import Call, Reply, Stream, encode
-from .ports import BrokerPort
-from .problems import Problem
+from .engine_port import EnginePort
+from .http import HttpCall, Reply, Stream, encode
+from .http_problems import HttpProblem
 from .tap import EVENT_STREAM, KEEP_ALIVE_S
 
 CLIENTS_MAX: Final = 64
@@ -43,9 +43,9 @@ class EventDocument(Struct, frozen=True, kw_only=True):
     at: str
     kind: str
     task_id: int
-    namespace: str | None  # null when the task has been removed since, as `workflow` is, and `step`
+    namespace: str | None  # null when the task has been removed since, as are `workflow`, `step_id` and `step`
     workflow: str | None
-    step_id: int | UnsetType = UNSET
+    step_id: int | UnsetType | None = UNSET
     step: str | UnsetType | None = UNSET
     delivery: int | UnsetType = UNSET
     worker: str | UnsetType = UNSET
@@ -66,7 +66,7 @@ class EventPage(Struct, frozen=True):
     next_cursor: str | None
 
 
-class Place(NamedTuple):
+class StreamPosition(NamedTuple):
     """In a lane's history: the first fact that is not told yet."""
 
     seq: int = 0
@@ -74,10 +74,10 @@ class Place(NamedTuple):
     fact: int = 0
 
 
-Places = dict[int, Place]  # by lane
+Places = dict[int, StreamPosition]  # by lane
 
 
-class Wanted(NamedTuple):
+class EventFilter(NamedTuple):
     """What is None filters nothing."""
 
     task_id: int | None = None
@@ -86,7 +86,7 @@ class Wanted(NamedTuple):
     kinds: frozenset[str] | None = None
 
 
-class Told(NamedTuple):
+class EventBatch(NamedTuple):
     events: list[EventDocument]
     places: Places
     is_more: bool
@@ -95,21 +95,21 @@ class Told(NamedTuple):
 class Followers:
     """All clients that follow, so that they can be counted, woken by a commit, and sent home when the broker stops."""
 
-    def __init__(self, broker: BrokerPort) -> None:
+    def __init__(self, broker: EnginePort) -> None:
         self._broker = broker
         self._count = 0
         self._wakes: set[asyncio.Event] = set()
         self._is_closed = False
 
-    async def stream(self, call: Call) -> Stream:
+    async def stream(self, call: HttpCall) -> Stream:
         asked = call.query(*STREAM_QUERY)
         if self._count >= CLIENTS_MAX:
-            raise Problem(429, "too_many_followers", f"{CLIENTS_MAX} clients follow already", retry_after_ms=5000)
+            raise HttpProblem(429, "too_many_followers", f"{CLIENTS_MAX} clients follow already", retry_after_ms=5000)
         wanted = _wanted(asked)
         after = call.header(b"last-event-id") or asked.get("after")
         places = await self._broker.read(begin, after)
         if places is None:
-            raise Problem(
+            raise HttpProblem(
                 410,
                 "cursor_unknown",
                 "the database has no history that leads to this event: it is another one, or was restored",
@@ -122,7 +122,7 @@ class Followers:
         for wake in self._wakes:
             wake.set()
 
-    async def _events(self, wanted: Wanted, places: Places) -> AsyncIterator[bytes]:
+    async def _events(self, wanted: EventFilter, places: Places) -> AsyncIterator[bytes]:
         wake = asyncio.Event()
         self._wakes.add(wake)
         self._count += 1
@@ -143,7 +143,7 @@ class Followers:
             self._count -= 1
 
 
-async def of_task(call: Call) -> Reply:
+async def of_task(call: HttpCall) -> Reply:
     """What happened to a task, a page at a time, from its beginning."""
     task_id = call.number("task_id")
     asked = call.query("limit", "cursor")
@@ -151,10 +151,10 @@ async def of_task(call: Call) -> Reply:
     broker = call.broker
     places = await broker.read(begin, asked.get("cursor", BEGINNING))
     if places is None:
-        raise Problem(400, "bad_query", "`cursor` is not one of ours", "take next_cursor of the page before")
+        raise HttpProblem(400, "bad_query", "`cursor` is not one of ours", "take next_cursor of the page before")
     if await broker.read(queries.task_state, task_id) is None:
         raise explaining.no_task(task_id)
-    told = await broker.read(tell, Wanted(task_id=task_id), places, broker.workflows, limit)
+    told = await broker.read(tell, EventFilter(task_id=task_id), places, broker.workflows, limit)
     return Reply(200, encode(EventPage(told.events, cursor_of(told.places) if told.is_more else None)))
 
 
@@ -166,19 +166,19 @@ def begin(connection: Connection, after: str | None) -> Places | None:
     such event in this database."""
     ends = {lane.id: lane.seq for lane in queries.lanes(connection)}
     if after is None:
-        return {lane_id: Place(seq + 1) for lane_id, seq in ends.items()}
+        return {lane_id: StreamPosition(seq + 1) for lane_id, seq in ends.items()}
     places = {} if after == BEGINNING else read_cursor(after)
     if any(lane_id not in ends or place.seq > ends[lane_id] + 1 for lane_id, place in places.items()):
         return None
-    return {lane_id: places.get(lane_id, Place()) for lane_id in ends}
+    return {lane_id: places.get(lane_id, StreamPosition()) for lane_id in ends}
 
 
 def tell(
-    connection: Connection, wanted: Wanted, places: Places, workflows: Mapping[int, Workflow], events_max: int
-) -> Told:
+    connection: Connection, wanted: EventFilter, places: Places, workflows: Mapping[int, Workflow], events_max: int
+) -> EventBatch:
     """What is committed and not told yet, in the order of each lane; and the places after it."""
     events: list[EventDocument] = []
-    places = {lane.id: places.get(lane.id, Place()) for lane in queries.lanes(connection)}
+    places = {lane.id: places.get(lane.id, StreamPosition()) for lane in queries.lanes(connection)}
     is_more = False
     for lane_id in places:
         seq, position, _ = places[lane_id]
@@ -191,12 +191,12 @@ def tell(
             is_more = is_more or len(rows) == PAGE_ROWS
             continue
         is_more = True
-    return Told(events, places, is_more or len(events) >= events_max)
+    return EventBatch(events, places, is_more or len(events) >= events_max)
 
 
 def _tell_row(
     row: ToldItem,
-    wanted: Wanted,
+    wanted: EventFilter,
     workflows: Mapping[int, Workflow],
     places: Places,
     events: list[EventDocument],
@@ -207,22 +207,24 @@ def _tell_row(
     first = at.fact if (at.seq, at.position) == (row.seq, row.position) else 0
     workflow = None if row.workflow_id is None else workflows.get(row.workflow_id)
     if not _is_of(wanted, workflow):
-        places[row.lane_id] = Place(row.seq, row.position + 1)
+        places[row.lane_id] = StreamPosition(row.seq, row.position + 1)
         return
     told = facts.decode(row.facts)
     for number in range(first, len(told)):
         if len(events) >= events_max:
-            places[row.lane_id] = Place(row.seq, row.position, number)
+            places[row.lane_id] = StreamPosition(row.seq, row.position, number)
             return
         fact = told[number]
         is_last = number == len(told) - 1
-        places[row.lane_id] = Place(row.seq, row.position + 1) if is_last else Place(row.seq, row.position, number + 1)
+        places[row.lane_id] = (
+            StreamPosition(row.seq, row.position + 1) if is_last else StreamPosition(row.seq, row.position, number + 1)
+        )
         if wanted.kinds is None or type(fact).__struct_config__.tag in wanted.kinds:
-            events.append(_document(cursor_of(places), row.task_id, fact, workflow))
-    places[row.lane_id] = Place(row.seq, row.position + 1)
+            events.append(_document(cursor_of(places), row, fact, workflow))
+    places[row.lane_id] = StreamPosition(row.seq, row.position + 1)
 
 
-def _is_of(wanted: Wanted, workflow: Workflow | None) -> bool:
+def _is_of(wanted: EventFilter, workflow: Workflow | None) -> bool:
     if wanted.workflow is None and wanted.namespace is None:
         return True
     return (
@@ -232,19 +234,19 @@ def _is_of(wanted: Wanted, workflow: Workflow | None) -> bool:
     )
 
 
-def _document(event_id: str, task_id: int, fact: Any, workflow: Workflow | None) -> EventDocument:
+def _document(event_id: str, row: ToldItem, fact: Any, workflow: Workflow | None) -> EventDocument:
     said = {name: getattr(fact, name) for name in type(fact).__struct_fields__ if name in _SHOWN}
     if "until" in said:
         said["until"] = rfc3339(said["until"])
     position = getattr(fact, "step", None)
     if position is not None:
-        said["step_id"] = task_id + 1 + position
+        said["step_id"] = None if row.first_step_id is None else row.first_step_id + position
         said["step"] = workflow.steps[position].name if workflow is not None else None
     return EventDocument(
         id=event_id,
         at=rfc3339(fact.at),
         kind=str(type(fact).__struct_config__.tag),
-        task_id=task_id,
+        task_id=row.task_id,
         namespace=None if workflow is None else workflow.namespace,
         workflow=None if workflow is None else workflow.name,
         **said,
@@ -263,15 +265,15 @@ def cursor_of(places: Places) -> str:
 
 
 def read_cursor(text: str) -> Places:
-    """A cursor of ours, or Problem."""
+    "A cursor of ours, or HttpProblem."
     if len(text) > CURSOR_CHARACTERS_MAX or not _CURSOR.fullmatch(text):
-        raise Problem(
+        raise HttpProblem(
             400, "bad_query", f"{text[:64]!r} is not an event's id", "take the `id` of the last event as it is"
         )
     places: Places = {}
     for each in text.split(","):
         lane_id, seq, position, fact = map(int, each.split("."))
-        places[lane_id] = Place(seq, position, fact)
+        places[lane_id] = StreamPosition(seq, position, fact)
     return places
 
 
@@ -283,13 +285,13 @@ _CURSOR: Final = re.compile(rf"{_ONE}(?:,{_ONE}){{0,{LANES_MAX - 1}}}")
 # -- the stream -------------------------------------------------------------------------------------------------------
 
 
-def _wanted(asked: dict[str, str]) -> Wanted:
+def _wanted(asked: dict[str, str]) -> EventFilter:
     task_id = asked.get("task_id")
     kinds = asked.get("kind")
     if kinds is not None:
         for kind in kinds.split(","):
             reading.one_of("kind", kind, KINDS)
-    return Wanted(
+    return EventFilter(
         None if task_id is None else reading.number("task_id", task_id, 1, 2**53 - 1),
         asked.get("namespace"),
         asked.get("workflow"),

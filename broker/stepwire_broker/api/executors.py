@@ -4,12 +4,12 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stepwire_broker.core.answers import ExecutorPaused
+from stepwire_broker.core.model.answers import ExecutorPaused
 from stepwire_broker.stages import requests
 
-from . import problems
+from . import http_problems
 from .documents import rfc3339
-from .exchange import Call, Reply, encode
+from .http import HttpCall, Reply, encode
 
 ORDER_BYTES_MAX: Final = 64 * 1024
 
@@ -44,27 +44,27 @@ class ExecutorStands(Struct, frozen=True):
     paused_since: str | None
 
 
-async def all_of_them(call: Call) -> Reply:
+async def all_of_them(call: HttpCall) -> Reply:
     call.query()
     broker = call.broker
     return Reply(200, encode(ExecutorList(broker.broker_id, broker.epoch, [_shown(one) for one in broker.executors()])))
 
 
-async def show(call: Call) -> Reply:
+async def show(call: HttpCall) -> Reply:
     call.query()
     return Reply(200, encode(_shown(_named(call))))
 
 
-async def pause(call: Call) -> Reply:
+async def pause(call: HttpCall) -> Reply:
     """Nothing new for this executor; steps stay ready. What it has it finishes."""
     return await _order(call, requests.pause_executor)
 
 
-async def resume(call: Call) -> Reply:
+async def resume(call: HttpCall) -> Reply:
     return await _order(call, requests.resume_executor)
 
 
-async def _order(call: Call, order: Any) -> Reply:
+async def _order(call: HttpCall, order: Any) -> Reply:
     call.query()
     body = await call.body(ORDER_BYTES_MAX)
     key = _named(call)["executor"]
@@ -72,13 +72,13 @@ async def _order(call: Call, order: Any) -> Reply:
     return Reply(200, encode(ExecutorStands(done.executor, None if done.since_ms is None else rfc3339(done.since_ms))))
 
 
-def _named(call: Call) -> dict[str, Any]:
+def _named(call: HttpCall) -> dict[str, Any]:
     key = call.scope["path_params"]["executor"]
     executors = call.broker.executors()
     found = next((one for one in executors if one["executor"] == key), None)
     if found is None:
         there = ", ".join(one["executor"] for one in executors)
-        raise problems.Problem(404, "not_found", f"there is no executor {key}", f"there are {there}")
+        raise http_problems.HttpProblem(404, "not_found", f"there is no executor {key}", f"there are {there}")
     return found
 
 

@@ -8,15 +8,18 @@ from typing import Final
 
 from stepwire_broker.core import explain
 from stepwire_broker.core.explain import Why
-from stepwire_broker.core.residency import restored
-from stepwire_broker.core.states import STEP_FINAL
-from stepwire_broker.core.task import Step, Task, unlink
+from stepwire_broker.core.loading.residency import restored
+from stepwire_broker.core.model.apply import unlink
+from stepwire_broker.core.model.hints import Hint, HintCode
+from stepwire_broker.core.model.live import Step, Task
+from stepwire_broker.core.model.states import STEP_FINAL
 from stepwire_broker.store import queries
 
 from . import reading
 from .documents import Reason, StepReason, TaskReason, time_or_none
-from .ports import BrokerPort
-from .problems import Problem, not_found
+from .engine_port import EnginePort
+from .hints import worded
+from .http_problems import HttpProblem, not_found
 from .reading import Explained
 
 EXPLAINED_MAX: Final = 100  # open steps in the document of one task: the others' reasons are what their rows say
@@ -24,7 +27,7 @@ NO_PAYLOADS: Final = 0
 READS_MAX: Final = 3  # of a task that moves on between what is explained and what is shown
 
 
-async def task(broker: BrokerPort, task_id: int) -> reading.Read | None:
+async def task(broker: EnginePort, task_id: int) -> reading.Read | None:
     """The task's document; while the task is in memory, with a sentence for each of its open steps."""
     for _ in range(READS_MAX):
         explained: dict[int, Explained] = {}
@@ -39,7 +42,7 @@ async def task(broker: BrokerPort, task_id: int) -> reading.Read | None:
     return read
 
 
-def small_task(broker: BrokerPort, task_id: int) -> reading.Read | None:
+def small_task(broker: EnginePort, task_id: int) -> reading.Read | None:
     """The document of a task that ended a moment ago, if it is small and can be had at once."""
     if task_id in broker.state.tasks:
         return None
@@ -47,7 +50,7 @@ def small_task(broker: BrokerPort, task_id: int) -> reading.Read | None:
     return read if read is not None and read.is_settled else None
 
 
-async def step_by_id(broker: BrokerPort, step_id: int) -> bytes | None:
+async def step_by_id(broker: EnginePort, step_id: int) -> bytes | None:
     """A step's document; while its task is in memory, with the sentence."""
     live = broker.state.steps.get(step_id)
     if live is None or live.is_final:
@@ -60,7 +63,7 @@ async def step_by_id(broker: BrokerPort, step_id: int) -> bytes | None:
     return await broker.read(reading.step, step_id, explained)
 
 
-async def step(broker: BrokerPort, task_id: int, name: str) -> bytes:
+async def step(broker: EnginePort, task_id: int, name: str) -> bytes:
     """The document of a step that is named by its task and its own name."""
     found = await _restored(broker, task_id)
     if found is None:
@@ -76,17 +79,19 @@ async def step(broker: BrokerPort, task_id: int, name: str) -> bytes:
     return document
 
 
-async def why_task(broker: BrokerPort, task_id: int) -> TaskReason:
+async def why_task(broker: EnginePort, task_id: int) -> TaskReason:
     found = await _restored(broker, task_id)
     if found is None:
         raise no_task(task_id)
     why, on = explain.task(broker.state, found, broker.now())
     unlink(found)
     step_id, name = (None, None) if on is None else (on.id, on.definition.name)
-    return TaskReason(task_id, found.state, why.code, why.message, time_or_none(why.since_ms), step_id, name)
+    return TaskReason(
+        task_id, found.state, why.code, why.message, time_or_none(why.since_ms), *_next(why), step_id, name
+    )
 
 
-async def why_step(broker: BrokerPort, task_id: int, name: str) -> StepReason:
+async def why_step(broker: EnginePort, task_id: int, name: str) -> StepReason:
     found = await _restored(broker, task_id)
     if found is None:
         raise no_task(task_id)
@@ -95,14 +100,16 @@ async def why_step(broker: BrokerPort, task_id: int, name: str) -> StepReason:
         why = explain.step(broker.state, step, broker.now())
     finally:
         unlink(found)
-    return StepReason(task_id, step.id, name, step.state, why.code, why.message, time_or_none(why.since_ms))
+    return StepReason(
+        task_id, step.id, name, step.state, why.code, why.message, time_or_none(why.since_ms), *_next(why)
+    )
 
 
-def no_task(task_id: int) -> Problem:
-    return not_found(f"task {task_id}", "GET /v1/tasks lists what there is; finished tasks are removed in time")
+def no_task(task_id: int) -> HttpProblem:
+    return not_found(f"task {task_id}", Hint(HintCode.LIST_TASKS))
 
 
-async def _restored(broker: BrokerPort, task_id: int) -> Task | None:
+async def _restored(broker: EnginePort, task_id: int) -> Task | None:
     """The task as its rows have it, without its payloads. Whoever is done with it unlinks it."""
     loaded = await broker.read(queries.load_tasks, [task_id], NO_PAYLOADS)
     return restored(broker.state, loaded.tasks[0], loaded.steps) if loaded.tasks else None
@@ -111,19 +118,23 @@ async def _restored(broker: BrokerPort, task_id: int) -> Task | None:
 def _named(task: Task, name: str) -> Step:
     index = task.workflow.by_name.get(name)
     if index is None:
-        names = ", ".join(list(task.workflow.by_name)[:20])
-        raise not_found(f"step {name[:200]!r} in task {task.id}", f"its steps: {names}")
+        names = tuple(list(task.workflow.by_name)[:20])
+        raise not_found(f"step {name[:200]!r} in task {task.id}", Hint(HintCode.NAME_A_STEP, names=names))
     return task.steps[index]
 
 
-def _explained(broker: BrokerPort, task: Task) -> dict[int, Explained]:
+def _explained(broker: EnginePort, task: Task) -> dict[int, Explained]:
     still_open = [step for step in task.steps if step.state not in STEP_FINAL]
     return {step.id: _explain(broker, step) for step in still_open[:EXPLAINED_MAX]}
 
 
-def _explain(broker: BrokerPort, step: Step) -> Explained:
+def _explain(broker: EnginePort, step: Step) -> Explained:
     return Explained(step.state, step.attempt, step.delivery, _reason(explain.step(broker.state, step, broker.now())))
 
 
 def _reason(why: Why) -> Reason:
-    return Reason(why.code, why.message, time_or_none(why.since_ms))
+    return Reason(why.code, why.message, time_or_none(why.since_ms), *_next(why))
+
+
+def _next(why: Why) -> tuple[str | None, Hint | None]:
+    return (None, None) if why.hint is None else (worded(why.hint), why.hint)

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from .exchange import Call, Reply, encode
+from .http import HttpCall, Reply, encode
 
 
 class Alive(Struct, frozen=True):
@@ -14,12 +14,12 @@ class Readiness(Struct, frozen=True):
     reasons: list[str]
 
 
-async def livez(call: Call) -> Reply:
+async def livez(call: HttpCall) -> Reply:
     """Answered at all, the loop turns. Without a token: it says nothing about anybody."""
     return Reply(200, encode(Alive()))
 
 
-async def readyz(call: Call) -> Reply:
+async def readyz(call: HttpCall) -> Reply:
     reasons = call.broker.readiness()
     if reasons:
         return Reply(503, encode(Readiness(False, reasons)), headers=((b"retry-after", b"1"),))

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from stepwire_broker.core import explain
 
-from . import openapi, problems
+from . import http_problems, openapi
 from .operations import GATE, OPERATIONS
 
 
@@ -69,7 +69,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "| code | status |"
     yield "|---|---|"
-    for code, number in problems.STATUS.items():
+    for code, number in http_problems.STATUS.items():
         yield f"| `{code}` | {number} |"
     yield ""
     yield _FORM
@@ -86,7 +86,7 @@ def _lines() -> Iterator[str]:
 
 
 def _list(statuses: Any) -> str:
-    return ", ".join(f"{status} ({problems.TITLES[status].lower()})" for status in statuses)
+    return ", ".join(f"{status} ({http_problems.TITLES[status].lower()})" for status in statuses)
 
 
 def _range(schema: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ import socket
 from ipaddress import ip_address
 from typing import Final
 
-from stepwire_broker.core.settings import HttpSettings
+from stepwire_broker.core.definitions.settings import HttpSettings
 
 BACKLOG: Final = 1024
 

@@ -9,18 +9,18 @@ import importlib.metadata
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from stepwire_broker.bus.wire import Counters as WireCounters
-from stepwire_broker.core.breaker import State
-from stepwire_broker.core.events import Now
-from stepwire_broker.core.figures import DURATION_S, Histogram
-from stepwire_broker.core.guard import Guard
-from stepwire_broker.core.ready import handler_of
-from stepwire_broker.core.state import BrokerState, Counters
-from stepwire_broker.stages.measures import COMMIT_S, GROUP_ROWS, LOOP_LAG_S, Measures
+from stepwire_broker.bus.wire import WireCounters
+from stepwire_broker.core.guards.breaker import BreakerPhase
+from stepwire_broker.core.guards.guard import Guard
+from stepwire_broker.core.model.events import Now
+from stepwire_broker.core.model.figures import DURATION_S, Histogram
+from stepwire_broker.core.routing.ready_queue import handler_of
+from stepwire_broker.core.state import BrokerState, CoreCounters
+from stepwire_broker.loop_measures import COMMIT_S, GROUP_ROWS, LOOP_LAG_S, Measures
 from stepwire_broker.store import queries
 
-from .exchange import Call, Reply, Requests
-from .ports import BrokerPort
+from .engine_port import EnginePort
+from .http import HttpCall, Reply, Requests
 
 TEXT_FORMAT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 HANDLERS_MAX: Final = 500  # handler classes with a number of their own; what is ready of the others is added up
@@ -28,19 +28,19 @@ THE_OTHERS: Final = "(others)"
 READ_TIMEOUT_S: Final = 1.0
 VERSION: Final = importlib.metadata.version("stepwire")
 
-_BREAKER: Final[dict[State, int]] = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
+_BREAKER: Final[dict[BreakerPhase, int]] = {BreakerPhase.CLOSED: 0, BreakerPhase.HALF_OPEN: 1, BreakerPhase.OPEN: 2}
 
 Labels: TypeAlias = tuple[str, ...]
 Value: TypeAlias = int | float
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
-class Seen(NamedTuple):
+class MetricsView(NamedTuple):
     """What the metrics are read from."""
 
-    broker: BrokerPort
+    broker: EnginePort
     state: BrokerState
-    counters: Counters
+    counters: CoreCounters
     measures: Measures
     wire: WireCounters
     requests: Requests
@@ -55,13 +55,13 @@ class Metric(NamedTuple):
     kind: Kind
     labels: Labels
     help: str
-    read: Callable[[Seen], Iterable[tuple[Labels, Value | Histogram]] | Value | Histogram | None]
+    read: Callable[[MetricsView], Iterable[tuple[Labels, Value | Histogram]] | Value | Histogram | None]
 
 
 SHADOW_OUTCOMES: Final = ("equal", "differs", "failed", "not_compared", "lost", "dropped")
 
 
-def _shadows(seen: "Seen") -> list[tuple[tuple[str, str], int]]:
+def _shadows(seen: "MetricsView") -> list[tuple[tuple[str, str], int]]:
     found: dict[tuple[str, str], int] = {}
     for tally in seen.state.shadows.tallies.values():
         for outcome in SHADOW_OUTCOMES:
@@ -439,13 +439,13 @@ METRICS: Final[tuple[Metric, ...]] = (
 )
 
 
-async def show(call: Call, requests: Requests) -> Reply:
+async def show(call: HttpCall, requests: Requests) -> Reply:
     """What a scraper reads."""
     call.query()
     broker, state = call.broker, call.broker.state
     held = await _held(broker)
     ready = _ready(state)
-    seen = Seen(
+    seen = MetricsView(
         broker,
         state,
         state.counters,
@@ -460,7 +460,7 @@ async def show(call: Call, requests: Requests) -> Reply:
     return Reply(200, b"".join(_text(metric, seen) for metric in METRICS), TEXT_FORMAT)
 
 
-async def _held(broker: BrokerPort) -> int | None:
+async def _held(broker: EnginePort) -> int | None:
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
             return await broker.read(queries.held_count)
@@ -468,7 +468,7 @@ async def _held(broker: BrokerPort) -> int | None:
         return None
 
 
-def _guards(seen: Seen) -> list[tuple[str, Guard]]:
+def _guards(seen: MetricsView) -> list[tuple[str, Guard]]:
     """Those that are not closed first, if there are too many."""
     guards = sorted(seen.state.guards.by_handler.items(), key=lambda each: -_BREAKER[each[1].breaker.state])
     return guards[:HANDLERS_MAX]
@@ -491,7 +491,7 @@ def _age_s(since_ms: int, now: Now) -> float:
 # -- the text format --------------------------------------------------------------------------------------------------
 
 
-def _text(metric: Metric, seen: Seen) -> bytes:
+def _text(metric: Metric, seen: MetricsView) -> bytes:
     found = metric.read(seen)
     lines = [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
     if isinstance(found, Histogram):

@@ -7,16 +7,16 @@ from typing import Any, Final
 
 import msgspec
 
-from . import problems
-from .exchange import Call, Reply, encode
+from . import http_problems
+from .http import HttpCall, Reply, encode
+from .http_problems import ProblemDocument
 from .operations import GATE, IN_HEADER, IN_PATH, IN_QUERY, OPERATIONS, RENAMED, Events, Operation, Parameter, Text
-from .problems import ProblemDocument
 
 REFERENCE: Final = "#/components/schemas/{name}"
 OPEN: Final = frozenset({"/livez"})
 
 
-async def show(call: Call) -> Reply:
+async def show(call: HttpCall) -> Reply:
     call.query()
     return Reply(200, _encoded())
 
@@ -82,7 +82,7 @@ def _operation(method: str, path: str, operation: Operation, schema_of: dict[str
     if path not in OPEN:
         problem = {"application/problem+json": {"schema": schema_of[_key(ProblemDocument)]}}
         for status in sorted({*GATE, *operation.problems}):
-            known = responses.setdefault(str(status), {"description": problems.TITLES[status], "content": {}})
+            known = responses.setdefault(str(status), {"description": http_problems.TITLES[status], "content": {}})
             known["content"] |= problem
     said: dict[str, Any] = {
         "operationId": _name(method, path),

@@ -9,11 +9,11 @@ from typing import Any, Final, NamedTuple
 from msgspec import Raw
 from stepwire_protocol.messages import NULL
 
-from stepwire_broker.core import codes
-from stepwire_broker.core.mapping import task_result
-from stepwire_broker.core.states import TASK_FINAL, StepState, TaskState
-from stepwire_broker.core.stored import StoredWorkflow
-from stepwire_broker.core.workflow import Workflow
+from stepwire_broker.core.definitions.input_mapping import task_result
+from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
+from stepwire_broker.core.definitions.workflow import Workflow
+from stepwire_broker.core.model import reason_codes
+from stepwire_broker.core.model.states import TASK_FINAL, StepState, TaskState
 from stepwire_broker.store import queries
 from stepwire_broker.store.queries import Connection, StepFilter, StepRow, TaskFilter, TaskRow, WorkflowRow
 
@@ -34,8 +34,8 @@ from .documents import (
     rfc3339,
     time_or_none,
 )
-from .exchange import encode
-from .problems import Problem
+from .http import encode
+from .http_problems import HttpProblem
 
 TASK_QUERY: Final = ("state", "namespace", "workflow", "label", "since", "limit", "cursor")
 STEP_QUERY: Final = ("state", "handler_class", "limit", "cursor")
@@ -73,7 +73,7 @@ def step_filter(asked: dict[str, str]) -> StepFilter:
 
 def number(name: str, text: str, least: int, most: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 16 and least <= int(text) <= most):
-        raise Problem(400, "bad_query", f"`{name}` is {text[:64]!r}: a number from {least} to {most} is needed")
+        raise HttpProblem(400, "bad_query", f"`{name}` is {text[:64]!r}: a number from {least} to {most} is needed")
     return int(text)
 
 
@@ -119,7 +119,7 @@ def task(
 
 def _read(
     connection: Connection,
-    found: queries.Task,
+    found: queries.TaskRecord,
     workflows: Mapping[int, Workflow],
     explained: Mapping[int, Explained],
 ) -> Read:
@@ -140,7 +140,7 @@ def _moved(row: StepRow, explained: Explained | None) -> bool:
     return explained is not None and explained[:3] != (row.state, row.attempt, row.delivery)
 
 
-def _result(connection: Connection, found: queries.Task, workflow: Workflow) -> tuple[Raw, bool]:
+def _result(connection: Connection, found: queries.TaskRecord, workflow: Workflow) -> tuple[Raw, bool]:
     """What the task came to, and whether that is too much to be shown."""
     if found.task.state != TaskState.COMPLETED:
         return NULL, False
@@ -241,7 +241,7 @@ def _reason(row: StepRow) -> Reason | None:
     if row.reason is None:
         return None
     since = row.ready_ms if row.state == StepState.READY else row.finished_ms or row.started_ms or row.dispatched_ms
-    return Reason(row.reason, codes.describe(row.reason), time_or_none(since))
+    return Reason(row.reason, reason_codes.describe(row.reason), time_or_none(since), None, None)
 
 
 def _workflow(row: StoredWorkflow | WorkflowRow) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _next(rows: Sequence[TaskRow] | Sequence[StepRow], limit: int) -> str | None
 
 def one_of(name: str, text: str | None, known: tuple[str, ...]) -> str | None:
     if text is not None and text not in known:
-        raise Problem(400, "bad_query", f"`{name}` is {text[:64]!r}", f"one of: {', '.join(known)}")
+        raise HttpProblem(400, "bad_query", f"`{name}` is {text[:64]!r}", f"one of: {', '.join(known)}")
     return text
 
 
@@ -277,7 +277,7 @@ def _cursor(text: str | None) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 16):
-        raise Problem(400, "bad_query", "`cursor` is not one of ours", "take next_cursor of the page before")
+        raise HttpProblem(400, "bad_query", "`cursor` is not one of ours", "take next_cursor of the page before")
     return int(text)
 
 
@@ -286,7 +286,7 @@ def _label(text: str | None) -> tuple[str, str] | None:
         return None
     name, equals, value = text.partition("=")
     if not (equals and name):
-        raise Problem(400, "bad_query", f"`label` is {text[:64]!r}: it needs a form like region=eu")
+        raise HttpProblem(400, "bad_query", f"`label` is {text[:64]!r}: it needs a form like region=eu")
     return name, value
 
 
@@ -295,5 +295,5 @@ def _since(text: str | None) -> int | None:
         return None
     since_ms = milliseconds(text)
     if since_ms is None:
-        raise Problem(400, "bad_query", f"`since` is {text[:64]!r}: it needs a form like 2026-11-18T10:00:00Z")
+        raise HttpProblem(400, "bad_query", f"`since` is {text[:64]!r}: it needs a form like 2026-11-18T10:00:00Z")
     return since_ms

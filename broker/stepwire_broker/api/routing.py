@@ -5,13 +5,14 @@ from typing import Final
 from msgspec import Struct
 from stepwire_protocol import patterns
 
-from stepwire_broker.core.answers import Routed
-from stepwire_broker.core.routing import Aside, Rule, Selector, Target, hidden, missing_text, near_miss
+from stepwire_broker.core.model.answers import Routed
+from stepwire_broker.core.model.targets import Selector, Target
+from stepwire_broker.core.routing.router import RoutingRule, Split, hidden, missing_text, near_miss
 from stepwire_broker.stages import requests
 
-from . import problems
+from . import http_problems
 from .documents import rfc3339
-from .exchange import Call, Reply, encode
+from .http import HttpCall, Reply, encode
 
 ORDER_BYTES_MAX: Final = 64 * 1024
 PATH_CHARACTERS_MAX: Final = 1024
@@ -115,11 +116,11 @@ class RuleSet(Struct, frozen=True):
     is_set: bool
 
 
-async def route(call: Call) -> Reply:
+async def route(call: HttpCall) -> Reply:
     members = call.query("path", "worker_selector")
     path = members.get("path", "")
     if len(path) > PATH_CHARACTERS_MAX or path.count(patterns.SEPARATOR) < SEGMENTS - 1 or "" in path.split("::"):
-        raise problems.Problem(
+        raise http_problems.HttpProblem(
             400, "bad_query", "`path` has to be namespace::workflow::step", "for instance path=default::order::charge"
         )
     router = call.broker.state.router
@@ -159,7 +160,7 @@ async def route(call: Call) -> Reply:
     )
 
 
-async def rules(call: Call) -> Reply:
+async def rules(call: HttpCall) -> Reply:
     call.query()
     router = call.broker.state.router
     behind = {rule.number: earlier.number for rule, earlier in hidden(router.rules)}
@@ -168,7 +169,7 @@ async def rules(call: Call) -> Reply:
     return Reply(200, encode(RuleList(router.mode, router.default_executor, sorted(router.executors), shown)))
 
 
-async def shadows(call: Call) -> Reply:
+async def shadows(call: HttpCall) -> Reply:
     call.query()
     broker = call.broker
     found = broker.state.shadows
@@ -190,7 +191,7 @@ async def shadows(call: Call) -> Reply:
     return Reply(200, encode(ShadowList(broker.broker_id, broker.epoch, len(found.by_id), shown)))
 
 
-async def set_rule(call: Call) -> Reply:
+async def set_rule(call: HttpCall) -> Reply:
     """From the transaction on that stores it, and after every restart."""
     call.query()
     body = await call.body(ORDER_BYTES_MAX)
@@ -198,7 +199,7 @@ async def set_rule(call: Call) -> Reply:
     return Reply(200, encode(RuleSet(done.match, done.is_set)))
 
 
-async def remove_rule(call: Call) -> Reply:
+async def remove_rule(call: HttpCall) -> Reply:
     """What was set at run time for this `match` is forgotten; what the configuration says of it holds again."""
     call.query()
     body = await call.body(ORDER_BYTES_MAX)
@@ -213,13 +214,13 @@ def _selector(written: str) -> dict[str, str] | str | None:
         return "local"
     labels = dict(part.partition("=")[::2] for part in written.split(","))
     if any(not key.strip() or "=" not in part for key, part in zip(labels, written.split(","), strict=False)):
-        raise problems.Problem(
+        raise http_problems.HttpProblem(
             400, "bad_query", "`worker_selector` has to be local, or labels", "for instance worker_selector=gpu=true"
         )
     return {key.strip(): value.strip() for key, value in labels.items()}
 
 
-def _rule(rule: Rule, hidden_by: int | None, canaries: dict[str, list[int]]) -> RuleDocument:
+def _rule(rule: RoutingRule, hidden_by: int | None, canaries: dict[str, list[int]]) -> RuleDocument:
     canary_steps, other_steps = canaries.get(rule.match, (0, 0))
     return RuleDocument(
         number=rule.number,
@@ -235,7 +236,7 @@ def _rule(rule: Rule, hidden_by: int | None, canaries: dict[str, list[int]]) -> 
     )
 
 
-def _aside(aside: Aside | None) -> AsideDocument | None:
+def _aside(aside: Split | None) -> AsideDocument | None:
     return None if aside is None else AsideDocument(aside.percent, aside.executor, dict(aside.selector))
 
 

@@ -10,10 +10,10 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from . import gate
+from . import access
 from .app import Application
+from .engine_port import EnginePort
 from .listening import BACKLOG, address_of
-from .ports import BrokerPort
 from .token import Tokens
 
 CONNECTIONS_MAX: Final = 2048
@@ -28,15 +28,15 @@ STOP_TIMEOUT_S: Final = 5
 class Server:
     """`start` answers requests until `stop`; the socket has been bound before, so that a taken port is known early."""
 
-    def __init__(self, broker: BrokerPort, tokens: Tokens, listener: socket.socket) -> None:
+    def __init__(self, broker: EnginePort, tokens: Tokens, listener: socket.socket) -> None:
         self._listener = listener
         self._application = Application(broker)
         host, self.port = listener.getsockname()[:2]
         listen_host, _ = address_of(broker.settings.http.listen)
-        hosts = gate.names_of(listen_host, broker.settings.http.hosts)
+        hosts = access.names_of(listen_host, broker.settings.http.hosts)
         self.url = f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
         self._uvicorn = _Uvicorn(
-            _config(gate.Gate(self._application.routes, tokens, hosts, self._application.requests))
+            _config(access.AccessControl(self._application.routes, tokens, hosts, self._application.requests))
         )
         self._serving: asyncio.Task[None] | None = None
 
@@ -134,7 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse_head()
             return
         super().on_headers_complete()
-        self.cycle.transport = _Together(self.transport, self.cycle)  # type: ignore[assignment]
+        self.cycle.transport = _HeadWithBody(self.transport, self.cycle)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         if self._is_refused:
@@ -170,7 +170,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline = None
 
 
-class _Together:
+class _HeadWithBody:
     """The transport of one answer: its head leaves with its body, so that whoever reads it wakes up once."""
 
     def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:

@@ -17,9 +17,9 @@ from msgspec import Raw, Struct
 from stepwire_broker.store import queries
 
 from .documents import rfc3339
-from .exchange import Call, Stream, encode
-from .ports import BrokerPort
-from .problems import Problem, not_found
+from .engine_port import EnginePort
+from .http import HttpCall, Stream, encode
+from .http_problems import HttpProblem, not_found
 
 QUEUE_MAX: Final = 2000  # messages that one client may be behind
 QUEUE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -51,14 +51,14 @@ class Dropped(Struct, frozen=True):
 class Taps:
     """All clients of the live wire, so that they can be counted, and sent home when the broker stops."""
 
-    def __init__(self, broker: BrokerPort) -> None:
+    def __init__(self, broker: EnginePort) -> None:
         self._broker = broker
         self._queues: set[Queue] = set()
 
-    async def stream(self, call: Call) -> Stream:
+    async def stream(self, call: HttpCall) -> Stream:
         asked = call.query("topic", "task")
         if len(self._queues) >= CLIENTS_MAX:
-            raise Problem(429, "too_many_taps", f"{CLIENTS_MAX} clients read the wire already", retry_after_ms=5000)
+            raise HttpProblem(429, "too_many_taps", f"{CLIENTS_MAX} clients read the wire already", retry_after_ms=5000)
         shows = _of_topic(asked.get("topic"))
         if "task" in asked:
             concerns = await self._of_task(asked["task"])
@@ -70,7 +70,7 @@ class Taps:
         for queue in self._queues:
             queue.close()
 
-    async def _events(self, shows: "Callable[[Seen], bool]") -> AsyncIterator[bytes]:
+    async def _events(self, shows: "Callable[[TapEntry], bool]") -> AsyncIterator[bytes]:
         queue = Queue()
         self._queues.add(queue)
         remove = self._broker.add_tap(queue.put)
@@ -86,10 +86,10 @@ class Taps:
             remove()
             self._queues.discard(queue)
 
-    async def _of_task(self, text: str) -> "Callable[[Seen], bool]":
+    async def _of_task(self, text: str) -> "Callable[[TapEntry], bool]":
         """A message concerns a task if it names it or one of its steps: ids are one sequence, and steps keep theirs."""
         if not (text.isascii() and text.isdigit() and len(text) <= 16):
-            raise Problem(400, "bad_query", f"`task` is {text[:64]!r}: a task id is a number")
+            raise HttpProblem(400, "bad_query", f"`task` is {text[:64]!r}: a task id is a number")
         found = await self._broker.read(queries.load_tasks, [int(text)], 0)
         if not found.tasks:
             raise not_found(f"task {text}")
@@ -98,7 +98,7 @@ class Taps:
         return lambda seen: named.search(seen.body) is not None
 
 
-class Seen(NamedTuple):
+class TapEntry(NamedTuple):
     at: float
     direction: str
     topic: bytes
@@ -111,7 +111,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.closed = False
-        self._seen: deque[Seen] = deque()
+        self._seen: deque[TapEntry] = deque()
         self._bytes = 0
         self._dropped = 0
         self._something = asyncio.Event()
@@ -121,11 +121,11 @@ class Queue:
         if len(self._seen) >= QUEUE_MAX or self._bytes > QUEUE_BYTES_MAX:
             self._dropped += 1
             return
-        self._seen.append(Seen(time.time(), direction, topic, body, refused))
+        self._seen.append(TapEntry(time.time(), direction, topic, body, refused))
         self._bytes += len(body)
         self._something.set()
 
-    async def take(self, timeout_s: float) -> tuple[list[Seen], int]:
+    async def take(self, timeout_s: float) -> tuple[list[TapEntry], int]:
         """What there is, waiting at most so long for the first, and how many were dropped since the last time."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -143,17 +143,17 @@ class Queue:
         self._something.set()
 
 
-def _of_topic(glob: str | None) -> Callable[[Seen], bool]:
+def _of_topic(glob: str | None) -> Callable[[TapEntry], bool]:
     """`*` stands for any run of characters; a topic is compared without the space that ends it on the wire."""
     if glob is None:
         return lambda seen: True
     if glob.count("*") > STARS_MAX:
-        raise Problem(400, "bad_query", f"`topic` has more than {STARS_MAX} wild cards")
+        raise HttpProblem(400, "bad_query", f"`topic` has more than {STARS_MAX} wild cards")
     pattern = re.compile(".*".join(map(re.escape, glob.split("*"))).encode(), re.DOTALL)
     return lambda seen: pattern.fullmatch(seen.topic.rstrip(b" ")[:TOPIC_BYTES_MAX]) is not None
 
 
-def _message(seen: Seen) -> TapMessage:
+def _message(seen: TapEntry) -> TapMessage:
     message = text = None
     if len(seen.body) <= SHOWN_BYTES_MAX:
         try:

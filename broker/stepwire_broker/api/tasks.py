@@ -6,18 +6,18 @@ from typing import Final, TypeAlias
 
 from msgspec import UNSET, Raw, UnsetType
 
-from stepwire_broker.core.answers import Done, Submitted
-from stepwire_broker.core.events import AwaitTask, NewTask
-from stepwire_broker.core.settings import LimitSettings
-from stepwire_broker.core.states import TaskState
+from stepwire_broker.core.definitions.settings import LimitSettings
+from stepwire_broker.core.model.answers import Done, TasksSubmitted
+from stepwire_broker.core.model.events import AwaitTask, NewTask
+from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.stages import requests
 from stepwire_broker.stages.requests import Make
 from stepwire_broker.store import queries
 
 from . import explaining, reading
 from .documents import Changed, Created, CreatedBatch
-from .exchange import Call, Reply, encode
-from .problems import not_found
+from .http import HttpCall, Reply, encode
+from .http_problems import not_found
 from .token import Scope
 
 WAIT_MS_MAX: Final = 300_000
@@ -27,7 +27,7 @@ ORDER_BYTES_MAX: Final = 64 * 1024
 Order: TypeAlias = Callable[[bytes, int, LimitSettings], Make]
 
 
-async def submit(call: Call) -> Reply:
+async def submit(call: HttpCall) -> Reply:
     """With `wait_ms`, the answer waits as that of `show` does, and has the task."""
     limits = call.broker.settings.limits
     wait_ms = call.query("wait_ms").get("wait_ms")
@@ -54,7 +54,7 @@ async def submit(call: Call) -> Reply:
     return Reply(201 if created else 200, encode(Created(task_id, state, created, task)))
 
 
-async def submit_batch(call: Call) -> Reply:
+async def submit_batch(call: HttpCall) -> Reply:
     limits = call.broker.settings.limits
     body = await call.body(requests.batch_bytes_max(limits))
     stored = await _store(call, requests.read_tasks(body, limits, _key(call)))
@@ -62,7 +62,7 @@ async def submit_batch(call: Call) -> Reply:
     return Reply(201 if created else 200, encode(CreatedBatch(stored.task_ids, created)))
 
 
-async def show(call: Call) -> Reply:
+async def show(call: HttpCall) -> Reply:
     """The task as it is; with `wait_ms`, as it is when it has ended, or hangs on a held step, or the time is over."""
     task_id = call.number("task_id")
     wait_ms = call.query("wait_ms").get("wait_ms")
@@ -75,45 +75,45 @@ async def show(call: Call) -> Reply:
     return Reply(200, found.document)
 
 
-async def why(call: Call) -> Reply:
+async def why(call: HttpCall) -> Reply:
     """In one sentence: what the task hangs on, or how it ended."""
     task_id = call.number("task_id")
     call.query()
     return Reply(200, encode(await explaining.why_task(call.broker, task_id)))
 
 
-async def step(call: Call) -> Reply:
+async def step(call: HttpCall) -> Reply:
     """A step by its name."""
     task_id, name = call.number("task_id"), call.scope["path_params"]["name"]
     call.query()
     return Reply(200, await explaining.step(call.broker, task_id, name))
 
 
-async def why_step(call: Call) -> Reply:
+async def why_step(call: HttpCall) -> Reply:
     """In one sentence: why the step stands where it stands."""
     task_id, name = call.number("task_id"), call.scope["path_params"]["name"]
     call.query()
     return Reply(200, encode(await explaining.why_step(call.broker, task_id, name)))
 
 
-async def page(call: Call) -> Reply:
+async def page(call: HttpCall) -> Reply:
     wanted = reading.task_filter(call.query(*reading.TASK_QUERY))
     return Reply(200, await call.broker.read(reading.tasks, wanted))
 
 
-async def cancel(call: Call) -> Reply:
+async def cancel(call: HttpCall) -> Reply:
     return await _order(call, requests.cancel)
 
 
-async def pause(call: Call) -> Reply:
+async def pause(call: HttpCall) -> Reply:
     return await _order(call, requests.pause)
 
 
-async def resume(call: Call) -> Reply:
+async def resume(call: HttpCall) -> Reply:
     return await _order(call, requests.resume)
 
 
-async def retry(call: Call) -> Reply:
+async def retry(call: HttpCall) -> Reply:
     return await _order(call, requests.retry)
 
 
@@ -121,7 +121,7 @@ def _wait_s(wait_ms: str) -> float:
     return reading.number("wait_ms", wait_ms, 0, WAIT_MS_MAX) / 1000
 
 
-async def _wait(call: Call, task_id: int, timeout_s: float) -> reading.Read | None:
+async def _wait(call: HttpCall, task_id: int, timeout_s: float) -> reading.Read | None:
     """The broker tells when a task ends that is in its memory. What has ended before, or is another broker's, shows in
     the database only: so we look there once the broker knows that somebody waits, and again after a while."""
     until = time.monotonic() + timeout_s
@@ -141,17 +141,17 @@ async def _wait(call: Call, task_id: int, timeout_s: float) -> reading.Read | No
             await client.wait(told, min(left_s, LOOK_AGAIN_S))
 
 
-async def _order(call: Call, order: Order) -> Reply:
+async def _order(call: HttpCall, order: Order) -> Reply:
     body = await call.body(ORDER_BYTES_MAX)
     done = await call.ask(order(body, call.number("task_id"), call.broker.settings.limits), Done)
     return Reply(200, encode(Changed(done.task_id, done.state, done.attention)))
 
 
-async def _store(call: Call, tasks: list[NewTask]) -> Submitted:
-    return await call.ask(requests.submission(tasks), Submitted)
+async def _store(call: HttpCall, tasks: list[NewTask]) -> TasksSubmitted:
+    return await call.ask(requests.submission(tasks), TasksSubmitted)
 
 
-def _key(call: Call) -> str | None:
+def _key(call: HttpCall) -> str | None:
     """The Idempotency-Key header; the quotes that its draft standard asks for may be there or not."""
     key = call.header(b"idempotency-key")
     return key[1:-1] if key and len(key) > 1 and key[0] == key[-1] == '"' else key

@@ -4,11 +4,11 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stepwire_broker.core.answers import Quieted
+from stepwire_broker.core.model.answers import Quieted
 from stepwire_broker.stages import requests
 
 from .documents import rfc3339
-from .exchange import Call, Reply, encode
+from .http import HttpCall, Reply, encode
 
 ORDER_BYTES_MAX: Final = 64 * 1024
 
@@ -45,7 +45,7 @@ class WorkerList(Struct, frozen=True):
     workers: list[WorkerDocument]
 
 
-async def all_of_them(call: Call) -> Reply:
+async def all_of_them(call: HttpCall) -> Reply:
     call.query()
     broker = call.broker
     return Reply(200, encode(WorkerList(broker.broker_id, broker.epoch, [_shown(one) for one in broker.workers()])))
@@ -56,7 +56,7 @@ class WorkerDrains(Struct, frozen=True):
     quit: bool
 
 
-async def drain(call: Call) -> Reply:
+async def drain(call: HttpCall) -> Reply:
     """Nothing new for this worker; with `quit`, it is told to go once it holds nothing."""
     call.query()
     body = await call.body(ORDER_BYTES_MAX)

@@ -2,28 +2,29 @@
 
 from typing import Final
 
-from stepwire_broker.core.answers import Applied
-from stepwire_broker.core.events import ActivateWorkflow, ApplyWorkflow
-from stepwire_broker.core.problems import InvalidWorkflow
-from stepwire_broker.core.workflow import NAMESPACE_DEFAULT, read_workflow
-from stepwire_broker.stages import documents
+from stepwire_broker import definition_files
+from stepwire_broker.core.definitions.document_problems import InvalidWorkflow
+from stepwire_broker.core.definitions.workflow import NAMESPACE_DEFAULT, read_workflow
+from stepwire_broker.core.model.answers import Applied
+from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow
+from stepwire_broker.core.model.hints import Hint, HintCode
 
 from . import reading
 from .documents import WorkflowActivated, WorkflowApplied
-from .exchange import JSON, Call, Reply, encode
-from .problems import Problem, not_found
+from .http import JSON, HttpCall, Reply, encode
+from .http_problems import HttpProblem, not_found
 
 YAML: Final = (b"application/yaml", b"application/x-yaml", b"text/yaml", b"text/x-yaml")
 
 
-async def apply(call: Call) -> Reply:
+async def apply(call: HttpCall) -> Reply:
     activate = reading.flag("activate", call.query("activate").get("activate", "true"))
-    body = await call.body(documents.JSON_BYTES_MAX, JSON, *YAML)
+    body = await call.body(definition_files.JSON_BYTES_MAX, JSON, *YAML)
     try:
-        document = documents.read_document(body)
+        document = definition_files.read_document(body)
         workflow = read_workflow(document.value, document.where, call.broker.settings.limits)
-    except (documents.DocumentError, InvalidWorkflow) as error:
-        raise Problem(400, "invalid_workflow", str(error)) from None
+    except (definition_files.DocumentError, InvalidWorkflow) as error:
+        raise HttpProblem(400, "invalid_workflow", str(error)) from None
     done = await call.ask(lambda request: ApplyWorkflow(request, workflow, activate), Applied)
     applied = WorkflowApplied(
         done.workflow_id, done.namespace, done.name, done.version, done.created, list(map(str, workflow.warnings))
@@ -31,28 +32,28 @@ async def apply(call: Call) -> Reply:
     return Reply(201 if done.created else 200, encode(applied))
 
 
-async def activate(call: Call) -> Reply:
+async def activate(call: HttpCall) -> Reply:
     """Tasks that name no version go with this one from now on."""
     asked = call.query("namespace", "version")
     name, namespace = call.scope["path_params"]["name"], asked.get("namespace", NAMESPACE_DEFAULT)
     version = asked.get("version")
     if version is None:
-        raise Problem(400, "bad_query", "`version` is missing: which one is to be the active one?")
+        raise HttpProblem(400, "bad_query", "`version` is missing: which one is to be the active one?")
     done = await call.ask(lambda request: ActivateWorkflow(request, namespace, name, version), Applied)
     return Reply(200, encode(WorkflowActivated(done.workflow_id, done.namespace, done.name, done.version)))
 
 
-async def page(call: Call) -> Reply:
+async def page(call: HttpCall) -> Reply:
     """Every version of every workflow: there are few, and each is small without its document."""
     return Reply(200, await call.broker.read(reading.workflows, call.query("namespace").get("namespace")))
 
 
-async def show(call: Call) -> Reply:
+async def show(call: HttpCall) -> Reply:
     """One workflow: its active version, or the one that is asked for."""
     asked = call.query("namespace", "version")
     name = call.scope["path_params"]["name"]
     namespace = asked.get("namespace", NAMESPACE_DEFAULT)
     document = await call.broker.read(reading.workflow, namespace, name, asked.get("version"))
     if document is None:
-        raise not_found(f"workflow {namespace}::{name}", "GET /v1/workflows lists what there is")
+        raise not_found(f"workflow {namespace}::{name}", Hint(HintCode.LIST_WORKFLOWS))
     return Reply(200, document)

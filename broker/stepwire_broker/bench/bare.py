@@ -18,7 +18,7 @@ from msgspec import Raw
 from stepwire_protocol import codec, limits
 from stepwire_protocol.messages import ResultsLevel0, StepMetadataLevel0, StepRequestLevel0, StepsLevel0
 
-from .load import CONTEXT, HANDLER, STEPS, Failed, Load, Progress, Throughput
+from .load import CONTEXT, HANDLER, STEPS, BenchFailed, Progress, Throughput, Workload
 from .peer import ANSWER, TIMEOUT_S, TOPIC, Sockets
 
 TABLES: Final = """
@@ -43,7 +43,7 @@ _context: Final = Raw(_encode(CONTEXT))
 _metadata: Final = StepMetadataLevel0(attempt=0, retry_limit=3, timeout_ms=30_000)
 
 
-class Group:
+class BareGroup:
     """The rows of the next transaction, and the steps to publish after it."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Group:
         self.steps: list[StepRequestLevel0] = []
 
 
-class Writer:
+class BareWriter:
     """One thread, one connection, every commit synced; each is told by a byte on `done`."""
 
     def __init__(self, path: Path) -> None:
@@ -92,18 +92,18 @@ class Writer:
             self._told.send(b".")
 
 
-class Loop:
+class BareLoop:
     """The one thread that decides: results in, rows and steps out."""
 
-    def __init__(self, sockets: Sockets, writer: Writer, batch_steps: int) -> None:
+    def __init__(self, sockets: Sockets, writer: BareWriter, batch_steps: int) -> None:
         self._to_peer, self._from_peer = sockets
         self._writer = writer
         self._batch_steps = batch_steps
         self._poller = zmq.Poller()
         self._poller.register(self._from_peer, zmq.POLLIN)
         self._poller.register(writer.done, zmq.POLLIN)
-        self._open = Group()
-        self._writing: Group | None = None
+        self._open = BareGroup()
+        self._writing: BareGroup | None = None
         self._outputs: dict[int, dict[str, Raw]] = {}
         self._tasks = 0
         self._batches = 0
@@ -122,7 +122,7 @@ class Loop:
         """Wait for results or a commit, and take whatever is there."""
         ready = dict(self._poller.poll(int(TIMEOUT_S * 1000)))
         if not ready:
-            raise Failed("nothing happened any more")
+            raise BenchFailed("nothing happened any more")
         if self._writer.done.fileno() in ready:
             self._writer.done.recv(1)
             self._committed()
@@ -138,7 +138,7 @@ class Loop:
     def hand_over(self) -> None:
         """The writer gets what piled up, unless it is busy."""
         if self._writing is None and any(self._open.rows):
-            self._writing, self._open = self._open, Group()
+            self._writing, self._open = self._open, BareGroup()
             self._writer.put(self._writing.rows)
 
     def _committed(self) -> None:
@@ -181,12 +181,12 @@ class Loop:
         )
 
 
-def run(sockets: Sockets, directory: Path, load: Load, progress: Progress) -> tuple[Throughput, list[float]]:
+def run(sockets: Sockets, directory: Path, load: Workload, progress: Progress) -> tuple[Throughput, list[float]]:
     """`load.tasks` tasks with `load.window` in flight, and then `load.lone_tasks` one at a time: how many milliseconds
     each of those took. Afterwards every row is looked at."""
-    writer = Writer(directory / "bare.db")
+    writer = BareWriter(directory / "bare.db")
     try:
-        loop = Loop(sockets, writer, load.batch_steps)
+        loop = BareLoop(sockets, writer, load.batch_steps)
         submitted = shown = 0
         started = time.perf_counter()
         while loop.finished < load.tasks:
@@ -200,13 +200,13 @@ def run(sockets: Sockets, directory: Path, load: Load, progress: Progress) -> tu
         seconds = time.perf_counter() - started
         latencies_ms = [_lone_ms(loop) for _ in range(load.lone_tasks)]
         if writer.finished_tasks() != loop.finished:
-            raise Failed(f"the bare loop stored {writer.finished_tasks()} of {loop.finished} tasks whole")
+            raise BenchFailed(f"the bare loop stored {writer.finished_tasks()} of {loop.finished} tasks whole")
         return Throughput(load.tasks * len(STEPS), seconds), latencies_ms
     finally:
         writer.close()
 
 
-def _lone_ms(loop: Loop) -> float:
+def _lone_ms(loop: BareLoop) -> float:
     """One task on an idle loop, from before its submission until its last commit is done."""
     started = time.perf_counter()
     before = loop.finished

@@ -7,13 +7,13 @@ from msgspec import Raw
 from stepwire_protocol import codec, limits
 from stepwire_protocol.messages import ResultsLevel0, StepMetadataLevel0, StepRequestLevel0, StepsLevel0
 
-from .load import CONTEXT, HANDLER, OUTPUT, STEPS, Failed, Load, Progress, Throughput
+from .load import CONTEXT, HANDLER, OUTPUT, STEPS, BenchFailed, Progress, Throughput, Workload
 from .peer import ANSWER, TOPIC, Sockets, wait_for
 
 _decode = msgspec.json.Decoder(ResultsLevel0).decode
 
 
-def run(sockets: Sockets, load: Load, progress: Progress) -> Throughput:
+def run(sockets: Sockets, load: Workload, progress: Progress) -> Throughput:
     """As many messages as tasks, with `load.echo_window` in flight: encoded, sent, answered, decoded, counted."""
     to_peer, from_peer = sockets
     steps = [_step(number) for number in range(load.batch_steps)]
@@ -29,7 +29,7 @@ def run(sockets: Sockets, load: Load, progress: Progress) -> Throughput:
         wait_for(from_peer)
         results = _decode(from_peer.recv()[len(ANSWER) :])
         if results.batch_id != f"batch_{answered}" or len(results.results) != len(steps):
-            raise Failed(f"batch_{answered} was not answered as it was sent")
+            raise BenchFailed(f"batch_{answered} was not answered as it was sent")
         answered += 1
         progress(1)
     return Throughput(answered * len(steps), time.perf_counter() - started)

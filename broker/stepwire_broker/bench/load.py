@@ -14,7 +14,7 @@ CONTEXT: Final = {"order_id": 12345, "customer_info": {"name": "x", "email": "y"
 OUTPUT: Final = {"tracking_number": "1234567890", "carrier": "UPS"}
 
 
-class Load(Struct, frozen=True):
+class Workload(Struct, frozen=True):
     """The settings of a run, printed with its figures. A task is a chain of four steps."""
 
     rounds: int = 3
@@ -27,7 +27,7 @@ class Load(Struct, frozen=True):
     echo_window: int = 64  # messages in flight, of batch_steps each
 
 
-QUICK: Final = Load(rounds=2, tasks=4_000, lone_tasks=100)
+QUICK: Final = Workload(rounds=2, tasks=4_000, lone_tasks=100)
 
 
 class Throughput(NamedTuple):
@@ -39,7 +39,7 @@ class Throughput(NamedTuple):
         return self.steps / self.seconds
 
 
-class Failed(Exception):
+class BenchFailed(Exception):
     """What was measured did not do its work, so there is no figure."""
 
 

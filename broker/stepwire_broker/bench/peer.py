@@ -14,7 +14,7 @@ from msgspec import Raw
 from stepwire_protocol import codec, limits
 from stepwire_protocol.messages import Result, ResultMetadata, ResultsLevel0, StepsLevel0
 
-from .load import OUTPUT, Failed
+from .load import OUTPUT, BenchFailed
 
 Sockets = tuple[zmq.Socket[bytes], zmq.Socket[bytes]]  # to the peer, from the peer
 
@@ -58,7 +58,7 @@ def echoing() -> Iterator[Sockets]:
 
 def wait_for(socket: "zmq.Socket[bytes]") -> None:
     if not socket.poll(int(TIMEOUT_S * 1000)):
-        raise Failed("a message was lost on the bus")
+        raise BenchFailed("a message was lost on the bus")
 
 
 def _meet(to_peer: "zmq.Socket[bytes]", from_peer: "zmq.Socket[bytes]") -> None:
@@ -66,7 +66,7 @@ def _meet(to_peer: "zmq.Socket[bytes]", from_peer: "zmq.Socket[bytes]") -> None:
     until = time.monotonic() + TIMEOUT_S
     while not from_peer.poll(20):
         if time.monotonic() > until:
-            raise Failed("the echoing process did not start")
+            raise BenchFailed("the echoing process did not start")
         to_peer.send(HELLO)
     while from_peer.poll(100):
         from_peer.recv()

@@ -20,14 +20,14 @@ import msgspec
 from stepwire.client import Client
 from stepwire_protocol import limits
 
-from stepwire_broker.core import history
-from stepwire_broker.core.stored import StoredStep, StoredTask
-from stepwire_broker.core.workflow import Workflow, stored_workflow
+from stepwire_broker.core.commit import history
+from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
+from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
 from stepwire_broker.end_with_parent import end_with_parent
 from stepwire_broker.store import queries, sqlite
 from stepwire_broker.store.queries import TaskFilter
 
-from .load import CONTEXT, NAME, STEPS, Failed, Load, Progress, Throughput, chain
+from .load import CONTEXT, NAME, STEPS, BenchFailed, Progress, Throughput, Workload, chain
 
 START_TIMEOUT_S: Final = 20.0
 STOP_TIMEOUT_S: Final = 10.0
@@ -57,7 +57,7 @@ class Product:
         self._broker_pid = broker_pid
         self._worker_pids = worker_pids
 
-    def run(self, load: Load, progress: Progress) -> tuple[Throughput, Cpu]:
+    def run(self, load: Workload, progress: Progress) -> tuple[Throughput, Cpu]:
         """`load.tasks` tasks with about `load.window` in flight: from before the first submission until the client has
         been told that none is left. It waits for the last task of each submission; at the end it asks for any that
         still runs."""
@@ -100,13 +100,13 @@ class Product:
 
 def _expect_completed(task: dict[str, Any]) -> None:
     if task["state"] != "completed":
-        raise Failed(f"task {task['task_id']} is {task['state']}: {task['steps']}")
+        raise BenchFailed(f"task {task['task_id']} is {task['state']}: {task['steps']}")
 
 
 @contextmanager
 def running(
     directory: Path,
-    load: Load,
+    load: Workload,
     configuration: Mapping[str, Any] | None = None,
     workers: Sequence[Mapping[str, str]] = ({},),
 ) -> Iterator[Product]:
@@ -170,7 +170,7 @@ def _check(connection: queries.Connection, workflow: Workflow, row: StoredTask, 
     told = [item.facts.encode() for item in queries.task_events(connection, row.id)]
     differences = history.differences(history.replay(row.id, workflow, told), row, steps)
     if row.state != "completed" or differences:
-        raise Failed(
+        raise BenchFailed(
             f"task {row.id} is {row.state}; between its history and its rows: {differences or 'no difference'}"
         )
 
@@ -211,7 +211,7 @@ def _environment() -> dict[str, str]:
 def _ready(stdout: IO[bytes], directory: Path) -> dict[str, Any]:
     line = stdout.readline()
     if not line:
-        raise Failed(f"the broker did not start: {_last_words(directory)}")
+        raise BenchFailed(f"the broker did not start: {_last_words(directory)}")
     return dict(msgspec.json.decode(line))
 
 
@@ -223,7 +223,7 @@ def _until(is_so: Callable[[], object], failure: Callable[[], str]) -> None:
     until = time.monotonic() + START_TIMEOUT_S
     while not is_so():
         if time.monotonic() > until:
-            raise Failed(failure())
+            raise BenchFailed(failure())
         time.sleep(LOOK_S)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from . import product
 from .aside import HANDLER as ASIDE
-from .load import NAME, Failed, Load, Progress
+from .load import NAME, BenchFailed, Progress, Workload
 from .product import Cpu
 
 NEXT: Final = {"release": "next"}
@@ -44,7 +44,7 @@ PLAIN: Final[dict[str, Any]] = {"executors": {"poll": {"enabled": False}}}
 EXECUTORS: Final = ("bus", "exec", "local", "poll")
 
 
-def run(load: Load, number: int, step: Callable[[str], Progress]) -> dict[str, Any]:
+def run(load: Workload, number: int, step: Callable[[str], Progress]) -> dict[str, Any]:
     """One round. Who is first changes from round to round: the second meets the disk that the first has left."""
     kinds = {"plain": PLAIN, "routed": ROUTED}
     found: dict[str, Any] = {}
@@ -54,7 +54,7 @@ def run(load: Load, number: int, step: Callable[[str], Progress]) -> dict[str, A
 
 
 def _one(
-    load: Load, kind: str, configuration: dict[str, Any], step: Callable[[str], Progress], round_of: str
+    load: Workload, kind: str, configuration: dict[str, Any], step: Callable[[str], Progress], round_of: str
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="stepwire-bench-") as name:
         directory = Path(name)
@@ -72,13 +72,13 @@ def _one(
 
 
 def _canary(shown: dict[str, Any]) -> dict[str, int]:
-    """How many steps took which side of the last rule. Failed if what was to be measured was not configured."""
+    "How many steps took which side of the last rule. BenchFailed if what was to be measured was not configured."
     executors, rules = shown["executors"], shown["rules"]
     if sorted(executors) != sorted(EXECUTORS) or len(rules) != len(RULES):
-        raise Failed(f"the broker has {len(rules)} rules, and the executors {', '.join(executors)}")
+        raise BenchFailed(f"the broker has {len(rules)} rules, and the executors {', '.join(executors)}")
     last = rules[-1]
     if not last["canary_steps"] or not last["other_steps"]:
-        raise Failed(f"of the last rule's steps {last['canary_steps']} went to its canary: {last}")
+        raise BenchFailed(f"of the last rule's steps {last['canary_steps']} went to its canary: {last}")
     return {"canary_steps": last["canary_steps"], "other_steps": last["other_steps"]}
 
 

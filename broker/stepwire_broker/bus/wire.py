@@ -20,7 +20,7 @@ from msgspec import Struct
 from stepwire_protocol import codec, limits, topics
 from zmq.utils.monitor import recv_monitor_message
 
-from stepwire_broker.core.settings import BusSettings
+from stepwire_broker.core.definitions.settings import BusSettings
 
 from .endpoints import Endpoint, EndpointRefused, PathClaim, read_endpoint
 
@@ -53,7 +53,7 @@ _BOTH: Final[Options] = _TCP_KEEPALIVE | {
 }
 
 
-class Counters(Struct):
+class WireCounters(Struct):
     """What passed, and what did not, by reason. `dropped` and `refused` have every reason from the start."""
 
     sent: int = 0
@@ -101,7 +101,7 @@ class Wire:
         on_alarm: Callable[[str], None],
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
-        self.counters = Counters(
+        self.counters = WireCounters(
             dropped=dict.fromkeys(("full", "nobody"), 0),
             refused=dict.fromkeys(("multipart", "level0", "subscription", "user_message", "unsure_peer"), 0),
         )

@@ -14,10 +14,10 @@ import click
 
 from . import output
 from .failure import Exit, Failure
-from .options import Command, Options
+from .options import Options, StepwireCommand
 
 if TYPE_CHECKING:
-    from stepwire_broker.bench.load import Load, Progress
+    from stepwire_broker.bench.load import Progress, Workload
 
 SYNCS: Final = 50
 SWITCH_INTERVAL_S: Final = 0.0002  # for the bare loop, as `serve` has it for the product
@@ -43,7 +43,7 @@ LATENCY_COLUMNS: Final = [
 ]
 
 
-@click.command(cls=Command)
+@click.command(cls=StepwireCommand)
 @click.option("--quick", is_flag=True, help="About 20 seconds.")
 @click.option("--routes", is_flag=True, help="What routing costs, instead: four executors and twelve rules, or none.")
 @click.option("--rounds", type=click.IntRange(1, 100), help="Each measurement so often, in turn; medians are printed.")
@@ -72,16 +72,16 @@ def bench(
     """
     import msgspec
 
-    from stepwire_broker.bench.load import QUICK, Failed, Load
+    from stepwire_broker.bench.load import QUICK, BenchFailed, Workload
 
     changes = {"rounds": rounds, "tasks": tasks, "window": window, "batch_steps": batch_steps, "slots": slots}
     given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
-    load = msgspec.structs.replace(QUICK if quick else Load(), **given)
+    load = msgspec.structs.replace(QUICK if quick else Workload(), **given)
     if load.submit_tasks > load.window:
         load = msgspec.structs.replace(load, submit_tasks=load.window)
     try:
         measured = _measure_routes(options, load) if routes else _measure(options, load)
-    except Failed as error:
+    except BenchFailed as error:
         raise Failure(Exit.FAILURE, f"no figures: {error}") from None
     found = {
         "machine": _machine(),
@@ -95,7 +95,7 @@ def bench(
         output.one(options, found, "")
 
 
-def _measure(options: Options, load: "Load") -> list[dict[str, Any]]:
+def _measure(options: Options, load: "Workload") -> list[dict[str, Any]]:
     """The rounds: each of the three after the others, so that a change of the machine's mood is in all of them."""
     from stepwire_broker.bench import bare, echo, peer, product
     from stepwire_broker.bench.routes import cpu_us_per_step
@@ -132,7 +132,7 @@ def _measure(options: Options, load: "Load") -> list[dict[str, Any]]:
     return rounds
 
 
-def _measure_routes(options: Options, load: "Load") -> list[dict[str, Any]]:
+def _measure_routes(options: Options, load: "Workload") -> list[dict[str, Any]]:
     from stepwire_broker.bench import routes
 
     with _bar(options, 4 * load.rounds * load.tasks) as step:

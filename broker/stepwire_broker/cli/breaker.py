@@ -6,7 +6,7 @@ import click
 
 from . import output
 from .connection import broker
-from .options import Group, Options
+from .options import Options, StepwireGroup
 
 COLUMNS: Final = [
     output.Column("handler", "handler_class"),
@@ -20,7 +20,7 @@ COLUMNS: Final = [
 ]
 
 
-@click.group(cls=Group)
+@click.group(cls=StepwireGroup)
 def breaker() -> None:
     """Look at handlers that fail, and stop or start what goes to them."""
 

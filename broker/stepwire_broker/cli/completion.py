@@ -2,10 +2,10 @@
 
 import click
 
-from .options import Command, Options
+from .options import Options, StepwireCommand
 
 
-@click.command(cls=Command)
+@click.command(cls=StepwireCommand)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_obj
 def completion(options: Options, shell: str) -> None:

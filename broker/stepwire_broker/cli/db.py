@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from . import asking, output
-from .configuration import load
+from .config_commands import load
 from .connection import broker
 from .failure import Exit, Failure, leave
-from .options import Group, Options
+from .options import Options, StepwireGroup
 
 if TYPE_CHECKING:
-    from stepwire_broker.core.settings import Settings
-    from stepwire_broker.store.backup import Restored
+    from stepwire_broker.core.definitions.settings import Settings
+    from stepwire_broker.store.backup import RestoredBackup
     from stepwire_broker.store.retention import Pruned
     from stepwire_broker.store.status import Status
 
@@ -32,7 +32,7 @@ STUCK_S: Final = 60.0  # without any progress a broker is not waited for
 FILE = click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
 
 
-@click.group(cls=Group)
+@click.group(cls=StepwireGroup)
 def db() -> None:
     """The database: look at it, check it, back it up, restore it, prune it."""
 
@@ -164,7 +164,7 @@ def restore(options: Options, file: Path) -> None:
         output.note(options, line)
 
 
-def _what_was_restored(path: Path, file: Path, restored: "Restored") -> Iterator[str]:
+def _what_was_restored(path: Path, file: Path, restored: "RestoredBackup") -> Iterator[str]:
     made = "" if restored.made_ms is None else f", made {_time(restored.made_ms)}"
     yield f"{path} is {file}{made}: {restored.open_tasks} open tasks"
     yield f"it is deployment {restored.deployment} from now on; in the backup it was {restored.deployment_before}"
@@ -174,7 +174,7 @@ def _what_was_restored(path: Path, file: Path, restored: "Restored") -> Iterator
         yield f"what was there is kept: {kept}"
 
 
-def _what_next(restored: "Restored") -> Iterator[str]:
+def _what_next(restored: "RestoredBackup") -> Iterator[str]:
     yield "next: stepwire db check, then stepwire serve"
     if restored.held_steps:
         yield "then, for each held step, find out whether it ran: stepwire step list --state held"
@@ -225,7 +225,7 @@ def _removed(done: "Pruned") -> str:
 
 def _prune_by_the_broker(options: Options, connection: sqlite3.Connection) -> None:
     """Ask it, and watch what is left until it is done, by the broker's own retention."""
-    from stepwire_broker.core.settings import RetentionSettings
+    from stepwire_broker.core.definitions.settings import RetentionSettings
     from stepwire_broker.store.status import expired
 
     with broker(options) as client:

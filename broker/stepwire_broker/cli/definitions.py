@@ -11,16 +11,16 @@ import msgspec
 from stepwire.errors import ConfigurationError
 from stepwire.workflow import Workflow as Builder
 
-from stepwire_broker.core.problems import InvalidWorkflow, Problem, Where
-from stepwire_broker.core.workflow import Workflow, read_workflow
-from stepwire_broker.stages import documents
+from stepwire_broker import definition_files
+from stepwire_broker.core.definitions.document_problems import DocumentProblem, InvalidWorkflow, Where
+from stepwire_broker.core.definitions.workflow import Workflow, read_workflow
 
 from .failure import Exit, Failure
 
 CONTENT_TYPES: Final = {".yaml": "application/yaml", ".yml": "application/yaml", ".json": "application/json"}
 
 
-class Written(NamedTuple):
+class WorkflowSource(NamedTuple):
     file: str
     content: bytes
     content_type: str
@@ -33,24 +33,24 @@ def is_definition(name: str) -> bool:
     return path.suffix.lower() in (*CONTENT_TYPES, ".py") and path.is_file()
 
 
-def read(name: str) -> Written:
+def read(name: str) -> WorkflowSource:
     file, attribute = _split(name)
     if file.endswith(".py"):
         built = _built(file, attribute)
-        return Written(file, msgspec.json.encode(built.document()), CONTENT_TYPES[".json"], built.where)
+        return WorkflowSource(file, msgspec.json.encode(built.document()), CONTENT_TYPES[".json"], built.where)
     try:
         content = Path(file).read_bytes()
     except OSError as error:
         raise Failure(Exit.USAGE, f"{file} cannot be read: {error.strerror}") from None
-    return Written(file, content, CONTENT_TYPES.get(Path(file).suffix.lower(), "application/yaml"))
+    return WorkflowSource(file, content, CONTENT_TYPES.get(Path(file).suffix.lower(), "application/yaml"))
 
 
-def compiled(written: Written) -> Workflow:
+def compiled(written: WorkflowSource) -> Workflow:
     """What it means, or InvalidWorkflow with all that is wrong, each with its line."""
     try:
-        document = documents.read_document(written.content, written.file)
-    except documents.DocumentError as error:
-        raise InvalidWorkflow([Problem("", str(error), written.file)]) from None
+        document = definition_files.read_document(written.content, written.file)
+    except definition_files.DocumentError as error:
+        raise InvalidWorkflow([DocumentProblem("", str(error), written.file)]) from None
     return read_workflow(document.value, written.where or document.where)
 
 

@@ -22,12 +22,12 @@ from stepwire.client import Client, ClientError
 
 from . import output
 from .failure import Exit, Failure, leave
-from .options import Command, Options
+from .options import Options, StepwireCommand
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from stepwire_broker.demo.books import Run
+    from stepwire_broker.demo.books import LedgerRun
     from stepwire_broker.demo.proof import Proof
     from stepwire_broker.demo.shop import Language, Shop
 
@@ -53,7 +53,7 @@ ITEMS: Final = (
 CUSTOMERS: Final = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Leslie")
 
 
-@click.command(cls=Command)
+@click.command(cls=StepwireCommand)
 @click.option(
     "--directory",
     type=click.Path(file_okay=False, path_type=Path),
@@ -64,7 +64,7 @@ CUSTOMERS: Final = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Leslie")
 @click.pass_obj
 def demo(options: Options, directory: Path) -> None:
     """Show it working, in less than a minute: a broker, workers in several languages, a kill -9, and a held payment."""
-    from stepwire_broker.demo.shop import Failed, Shop
+    from stepwire_broker.demo.shop import DemoFailed, Shop
 
     _import_all()
     started_s = time.monotonic()
@@ -75,7 +75,7 @@ def demo(options: Options, directory: Path) -> None:
     except KeyboardInterrupt:
         output.note(options, f"\nstopped: every process has ended, and the state is kept in {directory}/")
         leave(Exit.FAILURE)
-    except (Failed, ClientError) as error:
+    except (DemoFailed, ClientError) as error:
         raise Failure(Exit.FAILURE, f"the demo cannot go on: {error}") from None
     story.end(proofs, time.monotonic() - started_s)
     if not all(proof.holds for proof in proofs):
@@ -253,14 +253,14 @@ class _Story:
 
     # -- what is looked at --------------------------------------------------------------------------------------------
 
-    def _at_work(self, name: str, look: Callable[[], int]) -> "list[Run] | None":
+    def _at_work(self, name: str, look: Callable[[], int]) -> "list[LedgerRun] | None":
         """What it packs, once that is enough, and will not be done before we can kill it."""
         look()
         since_ns = time.time_ns() - FRESH_NS
         packing = [run for run in self._unfinished(self._shop.pid(name)) if run.step == "pack" and run.at_ns > since_ns]
         return packing if len(packing) >= DOOMED_RUNS else None
 
-    def _unfinished(self, pid: int) -> "list[Run]":
+    def _unfinished(self, pid: int) -> "list[LedgerRun]":
         """What this process has begun and not ended."""
         from stepwire_broker.demo import books
 
@@ -268,7 +268,7 @@ class _Story:
         ended = {run.step_id for run in runs if run.event != "started"}
         return [run for run in runs if run.step_id not in ended]
 
-    def _begun_again(self, lost: "list[Run]", pid: int, look: Callable[[], int]) -> "list[Run] | None":
+    def _begun_again(self, lost: "list[LedgerRun]", pid: int, look: Callable[[], int]) -> "list[LedgerRun] | None":
         from stepwire_broker.demo import books
 
         look()

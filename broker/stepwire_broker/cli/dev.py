@@ -22,7 +22,7 @@ from stepwire_broker.end_with_parent import end_with_parent
 
 from . import children, output
 from .failure import Exit, leave, usage
-from .options import Command, Options
+from .options import Options, StepwireCommand
 
 PROCFILE: Final = "Procfile"
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
     command: str
 
 
-@click.command(cls=Command)
+@click.command(cls=StepwireCommand)
 @click.option(
     "--procfile", metavar="FILE", help="Lines of `name: command`. [Procfile, if there is one]", type=click.Path()
 )
@@ -50,7 +50,7 @@ class Entry(NamedTuple):
 def dev(options: Options, procfile: str | None) -> None:
     """Run a broker and handlers, each line of theirs behind its name. Ctrl-C ends all; what dies is started again."""
     entries = _entries(procfile)
-    leave(asyncio.run(_Together(options, entries).run()))
+    leave(asyncio.run(_Processes(options, entries).run()))
 
 
 def read_procfile(text: str, where: str) -> list[Entry]:
@@ -77,7 +77,7 @@ def _entries(procfile: str | None) -> list[Entry]:
         usage(f"{path} cannot be read: {error}")
 
 
-class _Together:
+class _Processes:
     """The processes, and what is common to them: the terminal, and the end."""
 
     def __init__(self, options: Options, entries: list[Entry]) -> None:

@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 import click
 from stepwire.client import Client, ClientError
 
-from stepwire_broker.core.settings import Settings
+from stepwire_broker.configuration import loader
+from stepwire_broker.core.definitions.settings import Settings
 
-from . import config, configuration, output
+from . import config_commands, output
 from .connection import address, open_client
 from .failure import Exit, Failure, leave
-from .options import Command, Options
+from .options import Options, StepwireCommand
 
 Version = tuple[int, ...]
 
@@ -44,7 +45,7 @@ class Finding(NamedTuple):
     todo: str = ""
 
 
-@click.command(cls=Command)
+@click.command(cls=StepwireCommand)
 @click.pass_obj
 def doctor(options: Options) -> None:
     """Look at versions, files, addresses and how open this broker is to others; with or without a running broker.
@@ -65,7 +66,7 @@ def doctor(options: Options) -> None:
 def examine(options: Options) -> Iterator[Finding]:
     yield from versions()
     try:
-        loaded = configuration.load(options)
+        loaded = config_commands.load(options)
     except Failure as failure:
         yield Finding("red", "configuration", failure.message, failure.hint)
         return
@@ -115,7 +116,7 @@ def endpoints(settings: Settings) -> Iterator[Finding]:
     from stepwire_broker.bus.endpoints import EndpointRefused, read_endpoint
 
     for key in ("bus.steps", "bus.results"):
-        written = config.value_of(settings, key)
+        written = loader.value_of(settings, key)
         try:
             read_endpoint(key, written, allow_insecure=settings.bus.allow_insecure)
         except EndpointRefused as error:
@@ -142,7 +143,7 @@ def files(settings: Settings) -> Iterator[Finding]:
     try:
         database = sqlite.path_of(settings.database.url)
     except StoreRefused as error:
-        yield Finding("red", "database", config.shown_without_password(str(error), settings.database.url))
+        yield Finding("red", "database", loader.shown_without_password(str(error), settings.database.url))
     else:
         for name, suffix in (("database", ""), ("database log", "-wal"), ("database lock", ".lock")):
             private[name] = Path(f"{database}{suffix}")
@@ -151,7 +152,7 @@ def files(settings: Settings) -> Iterator[Finding]:
         yield from _private(name, path)
     for key in ("bus.steps", "bus.results"):
         try:
-            endpoint = read_endpoint(key, config.value_of(settings, key), allow_insecure=True)
+            endpoint = read_endpoint(key, loader.value_of(settings, key), allow_insecure=True)
         except EndpointRefused:
             continue
         if endpoint.path is not None:
@@ -218,7 +219,7 @@ def _disk(database: Path) -> Iterator[Finding]:
 def posture(settings: Settings) -> Iterator[Finding]:
     """Who could read and send here?"""
     bus, http = settings.bus, settings.http
-    over_tcp = [key for key in ("bus.steps", "bus.results") if config.value_of(settings, key).startswith("tcp://")]
+    over_tcp = [key for key in ("bus.steps", "bus.results") if loader.value_of(settings, key).startswith("tcp://")]
     if bus.curve.secret_file is not None or bus.curve.clients_dir is not None:
         yield Finding("red", "encryption", "bus.curve is set, and this version cannot encrypt the bus", "take it out")
     if over_tcp and bus.allow_insecure:

@@ -9,14 +9,14 @@ from stepwire.client import Client
 
 from . import output
 from .connection import broker
-from .options import Command, Options
+from .options import Options, StepwireCommand
 
 BEGINNING: Final = "0"
 PAGE_EVENTS: Final = 500
 HEAD: Final = frozenset({"id", "at", "kind", "task_id", "namespace", "workflow", "step_id", "step"})
 
 
-@click.command(cls=Command)
+@click.command(cls=StepwireCommand)
 @click.argument("task_id", metavar="ID", type=int)
 @click.option("--follow", is_flag=True, help="Go on until the task has ended, also when the broker restarts.")
 @click.pass_obj

@@ -6,7 +6,7 @@ import click
 
 from . import output
 from .connection import broker
-from .options import Group, Options
+from .options import Options, StepwireGroup
 from .route import routes, set_route, shadows
 
 COLUMNS: Final = [
@@ -25,7 +25,7 @@ COLUMNS: Final = [
 COMPARED: Final = ("equal", "differs", "failed", "not_compared", "lost", "dropped")
 
 
-@click.group(cls=Group)
+@click.group(cls=StepwireGroup)
 def executor() -> None:
     """Look at what runs steps, have it rest, and say which steps go there."""
 

@@ -9,14 +9,14 @@ import click
 
 from .connection import broker
 from .failure import Exit, Failure
-from .options import Command, Options
+from .options import Options, StepwireCommand
 from .workflow import stored
 
 if TYPE_CHECKING:
-    from stepwire_broker.core.workflow import Workflow
+    from stepwire_broker.core.definitions.workflow import Workflow
 
 
-@click.command(cls=Command)
+@click.command(cls=StepwireCommand)
 @click.argument("name", metavar="NAME|FILE")
 @click.option("--namespace", metavar="NAME", help="The workflow's namespace.")
 @click.option("--version", metavar="VERSION", help="Without it the active one.")
@@ -42,7 +42,7 @@ def graph(
     if definitions.is_definition(name):
         workflow = _of_file(name)
     else:
-        from stepwire_broker.core.workflow import read_workflow
+        from stepwire_broker.core.definitions.workflow import read_workflow
 
         with broker(options) as client:
             workflow = read_workflow(stored(client, name, namespace, version)["document"])
@@ -78,7 +78,7 @@ def dot(workflow: "Workflow") -> str:
 
 
 def _of_file(name: str) -> "Workflow":
-    from stepwire_broker.core.problems import InvalidWorkflow
+    from stepwire_broker.core.definitions.document_problems import InvalidWorkflow
 
     from . import definitions
 

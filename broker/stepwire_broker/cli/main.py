@@ -4,14 +4,14 @@ import gc
 
 import click
 
-from .options import Group, Options
+from .options import Options, StepwireGroup
 
 _HERE = "stepwire_broker.cli"
 COLLECT_AFTER = (50_000, 20, 100)  # objects, and collections of each younger age: what lives long is not tracked
 
 
 @click.group(
-    cls=Group,
+    cls=StepwireGroup,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None},
     lazy={
         "serve": f"{_HERE}.serve:serve",
@@ -27,7 +27,7 @@ COLLECT_AFTER = (50_000, 20, 100)  # objects, and collections of each younger ag
         "tap": f"{_HERE}.tap:tap",
         "bench": f"{_HERE}.bench:bench",
         "token": f"{_HERE}.token:token",
-        "config": f"{_HERE}.configuration:configuration",
+        "config": f"{_HERE}.config_commands:configuration",
         "demo": f"{_HERE}.demo:demo",
         "dev": f"{_HERE}.dev:dev",
         "new": f"{_HERE}.new:new",

@@ -10,7 +10,7 @@ import click
 from . import output
 from .asking import confirm
 from .failure import Exit, Failure, leave, usage
-from .options import Command, Options
+from .options import Options, StepwireCommand
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -28,7 +28,7 @@ FILES: Final = {
 }
 
 
-@click.command(cls=Command)
+@click.command(cls=StepwireCommand)
 @click.argument("directory", metavar="NAME", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--lang", type=click.Choice(list(FILES)), default="python", show_default=True, help="Of the handler.")
 @click.pass_obj

@@ -93,11 +93,11 @@ class _WithGlobalOptions(click.Command):
                     formatter.write_dl(records)
 
 
-class Command(_WithGlobalOptions):
+class StepwireCommand(_WithGlobalOptions):
     """A command that does something."""
 
 
-class Group(click.Group, _WithGlobalOptions):
+class StepwireGroup(click.Group, _WithGlobalOptions):
     """Commands by name; each is imported when it is asked for, so that none waits for what another needs."""
 
     def __init__(self, *args: Any, lazy: dict[str, str] | None = None, **kwargs: Any) -> None:
@@ -120,5 +120,5 @@ class Group(click.Group, _WithGlobalOptions):
         self.format_commands(ctx, formatter)
 
 
-Group.command_class = Command
-Group.group_class = Group
+StepwireGroup.command_class = StepwireCommand
+StepwireGroup.group_class = StepwireGroup

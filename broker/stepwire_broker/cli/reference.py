@@ -9,12 +9,12 @@ from typing import Any, Final
 import click
 import msgspec
 
-from stepwire_broker.core.schema import workflow_schema
+from stepwire_broker.configuration import setting_texts
+from stepwire_broker.core.definitions.workflow_schema import workflow_schema
 
-from . import keys
 from .failure import MEANING
 from .main import main
-from .options import Group, Options, global_options
+from .options import Options, StepwireGroup, global_options
 
 HEAD: Final = (
     "<!-- Written by `python -m stepwire_broker.cli.reference docs/reference`. Change the code, not this. -->\n"
@@ -48,13 +48,19 @@ def config_page() -> str:
         "A key that ends in `_ms` is a whole number of milliseconds; without `_ms` it is a duration: `lease: 10s`. "
         "A key without a feature yet is marked with *later*.",
     ]
-    for section, names in keys.sections():
+    for section, names in setting_texts.sections():
         title = f"`{section}`" if section else "Top level"
         lines += ["", f"## {title}", "", "| key | default | unit | environment | |", "| --- | --- | --- | --- | --- |"]
         for key in names:
-            about = _cell(keys.ABOUT[key] + (" *Later.*" if key in keys.LATER else ""))
-            default = _cell(msgspec.json.encode(keys.default_of(key)).decode())
-            row = (f"`{key}`", f"`{default}`", keys.unit_of(key), f"`{keys.environment_of(key)}`", about)
+            about = _cell(setting_texts.ABOUT[key] + (" *Later.*" if key in setting_texts.LATER else ""))
+            default = _cell(msgspec.json.encode(setting_texts.default_of(key)).decode())
+            row = (
+                f"`{key}`",
+                f"`{default}`",
+                setting_texts.unit_of(key),
+                f"`{setting_texts.environment_of(key)}`",
+                about,
+            )
             lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 
@@ -67,7 +73,7 @@ PAGES: Final = {
     "cli.md": cli_page,
     "config.md": config_page,
     "workflow.schema.json": _schema_file(workflow_schema),
-    "config.schema.json": _schema_file(keys.schema),
+    "config.schema.json": _schema_file(setting_texts.schema),
 }
 
 
@@ -79,7 +85,7 @@ def _commands(context: click.Context, group: click.Group) -> Iterator[tuple[clic
             continue
         below = click.Context(command, info_name=name, parent=context)
         yield below, command
-        if isinstance(command, Group):
+        if isinstance(command, StepwireGroup):
             yield from _commands(below, command)
 
 

@@ -7,7 +7,7 @@ import click
 from . import output
 from .connection import broker
 from .failure import Exit, Failure
-from .options import Command, Options
+from .options import Options, StepwireCommand
 
 COLUMNS: Final = [
     output.Column("no.", "number"),
@@ -19,7 +19,7 @@ COLUMNS: Final = [
 ]
 
 
-@click.command(cls=Command)
+@click.command(cls=StepwireCommand)
 @click.argument("path", metavar="NAMESPACE::WORKFLOW::STEP")
 @click.option("--selector", metavar="KEY=VALUE,..", help="What the step itself asks for; or the word local.")
 @click.pass_obj
@@ -37,7 +37,7 @@ def route(options: Options, path: str, selector: str | None) -> None:
     output.one(options, found, "\n".join(lines))
 
 
-@click.command(name="routes", cls=Command)
+@click.command(name="routes", cls=StepwireCommand)
 @click.pass_obj
 def routes(options: Options) -> None:
     """Print the rules in their order: those of the configuration and those set at run time."""
@@ -54,7 +54,7 @@ def routes(options: Options) -> None:
     )
 
 
-@click.command(name="route", cls=Command)
+@click.command(name="route", cls=StepwireCommand)
 @click.argument("match", metavar="PATTERN")
 @click.option("--executor", metavar="KEY", help="Steps whose path matches go there.")
 @click.option("--selector", metavar="KEY=VALUE,..", help="And to workers with these labels.")
@@ -87,7 +87,7 @@ def set_route(options: Options, /, match: str, reset: bool, **said: Any) -> None
     output.one(options, done, f"{match} is routed so from now on; next: stepwire executor routes")
 
 
-@click.command(name="shadows", cls=Command)
+@click.command(name="shadows", cls=StepwireCommand)
 @click.pass_obj
 def shadows(options: Options) -> None:
     """Print how the copies of steps compared with the steps themselves, and the last differences."""

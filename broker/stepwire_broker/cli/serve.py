@@ -10,25 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import config, configuration, output
+from stepwire_broker.configuration import loader
+
+from . import config_commands, output
 from .children import environ_of_handlers
 from .failure import Exit, Failure
 from .handlers import Handlers
-from .options import Command, Options
+from .options import Options, StepwireCommand
 from .systemd import Systemd, without_systemd
 
 if TYPE_CHECKING:
     import socket
 
     from stepwire_broker.api.token import Tokens
-    from stepwire_broker.broker import Broker
+    from stepwire_broker.engine import Engine
 
 FILE_CREATION_MASK = 0o077  # whatever this process makes is its owner's alone
 SWITCH_INTERVAL_S = 0.0002  # how long a busy loop may keep the database's writer waiting for the interpreter
 _SERVING = "serving"
 
 
-@click.command(cls=Command)
+@click.command(cls=StepwireCommand)
 @click.option("--listen", metavar="HOST:PORT", help="The HTTP address. [http.listen]")
 @click.option("--database", metavar="URL", help="Where the state lies. [database.url]")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any setting, e.g. --set bus.lease=5s.")
@@ -63,9 +65,9 @@ def serve(
     flags |= {key: value for key, value in (("http.listen", listen), ("database.url", database)) if value is not None}
     if local:
         flags["executors.local.modules"] = ",".join(local)
-    loaded = configuration.load(options, flags)
+    loaded = config_commands.load(options, flags)
 
-    configuration.say_notes(options, loaded)
+    config_commands.say_notes(options, loaded)
 
     from . import logs
 
@@ -77,12 +79,12 @@ def serve(
 
 
 async def _serve(
-    options: Options, loaded: config.Configuration, flags: dict[str, str], modules: tuple[str, ...]
+    options: Options, loaded: loader.Configuration, flags: dict[str, str], modules: tuple[str, ...]
 ) -> Exit:
     from stepwire_broker.api.listening import ListenError, listen
     from stepwire_broker.api.server import Server
     from stepwire_broker.api.token import TokenError, open_tokens
-    from stepwire_broker.broker import Broker, CannotStart
+    from stepwire_broker.engine import CannotStart, Engine
     from stepwire_broker.executors.host import BadExecutor
     from stepwire_broker.executors.registry import Executors
 
@@ -104,7 +106,7 @@ async def _serve(
     except (CannotStart, BadExecutor) as error:
         listener.close()
         raise Failure(Exit.USAGE, f"the broker cannot start: {error}", getattr(error, "hint", "")) from error
-    broker = Broker(settings, companion=executors)
+    broker = Engine(settings, companion=executors)
     systemd = Systemd()
     asked = _Signals(asyncio.get_running_loop(), _Reload(options, loaded, flags, tokens, systemd, broker))
     try:
@@ -130,10 +132,10 @@ def _keep_what_is_here() -> None:
     gc.freeze()
 
 
-async def _start(broker: "Broker", listener: "socket.socket") -> None:
+async def _start(broker: "Engine", listener: "socket.socket") -> None:
     """A broker that cannot start says why in its own error; nothing of it stays."""
-    from stepwire_broker.broker import CannotStart
     from stepwire_broker.bus.endpoints import EndpointRefused
+    from stepwire_broker.engine import CannotStart
     from stepwire_broker.store.errors import StoreRefused
 
     try:
@@ -141,12 +143,12 @@ async def _start(broker: "Broker", listener: "socket.socket") -> None:
     except (CannotStart, EndpointRefused, StoreRefused) as error:
         listener.close()
         await broker.stop()
-        text = config.shown_without_password(str(error), broker.settings.database.url)
+        text = loader.shown_without_password(str(error), broker.settings.database.url)
         raise Failure(Exit.FAILURE, f"the broker cannot start: {text}", getattr(error, "hint", "")) from error
 
 
 async def _until_told(
-    broker: "Broker", server: Any, handlers: list[Handlers], asked: "_Signals", systemd: Systemd
+    broker: "Engine", server: Any, handlers: list[Handlers], asked: "_Signals", systemd: Systemd
 ) -> Exit:
     """Serve until a signal or a failure. A drain lets running steps finish; what does not is taken up again later."""
     stop: asyncio.Future[Any] = asyncio.ensure_future(asked.first.wait())
@@ -175,7 +177,7 @@ async def _until_told(
         await broker.stop()
 
 
-async def _drain(broker: "Broker", server: Any, handlers: list[Handlers]) -> None:
+async def _drain(broker: "Engine", server: Any, handlers: list[Handlers]) -> None:
     """The broker hands out nothing more before the handlers give anything back, and hears all that they still say: it
     leaves last."""
     draining = asyncio.ensure_future(broker.drain())
@@ -196,11 +198,11 @@ class _Reload:
     def __init__(
         self,
         options: Options,
-        loaded: config.Configuration,
+        loaded: loader.Configuration,
         flags: dict[str, str],
         tokens: "Tokens",
         systemd: Systemd,
-        broker: "Broker",
+        broker: "Engine",
     ) -> None:
         self._broker = broker
         self._tokens = tokens
@@ -220,22 +222,22 @@ class _Reload:
         import structlog
 
         from stepwire_broker.api.token import TokenError
-        from stepwire_broker.core.routing import RulesRefused
+        from stepwire_broker.core.routing.router import RulesRefused
 
         from . import logs
 
         log = structlog.get_logger("stepwire.serve")
         try:
-            loaded = config.load(self._options.config_file, self._flags, os.environ)
+            loaded = loader.load(self._options.config_file, self._flags, os.environ)
             self._broker.check(loaded.settings.execution)  # all of it is right before any of it counts
             tokens = self._tokens.reload()
             self._broker.reconfigure(loaded.settings.execution)
-        except (config.ConfigurationError, RulesRefused, TokenError) as error:
+        except (loader.SettingsError, RulesRefused, TokenError) as error:
             log.warning("reload_refused", error=str(error))
             return
         level = loaded.settings.log_level
         running = self._running.settings
-        waiting = [key for key in config.KEYS if config.value_of(loaded.settings, key) != config.value_of(running, key)]
+        waiting = [key for key in loader.KEYS if loader.value_of(loaded.settings, key) != loader.value_of(running, key)]
         logs.set_level(level, self._options.verbosity)
         needs_restart = [key for key in waiting if key != "log_level" and not key.startswith("execution.")]
         log.warning("reloaded", log_level=level, tokens=tokens, needs_restart=needs_restart)
@@ -263,14 +265,14 @@ class _Signals:
             self.second.set()
 
 
-def _say_ready(options: Options, loaded: config.Configuration, broker: "Broker", url: str, tokens: "Tokens") -> None:
+def _say_ready(options: Options, loaded: loader.Configuration, broker: "Engine", url: str, tokens: "Tokens") -> None:
     """One line with all that a handler and a client need to know, as they have to write it."""
     settings = loaded.settings
     facts = {
         "broker": broker.broker_id,
         "http": url,
         **{name: broker.endpoints[name] for name in ("steps", "results")},
-        "database": config.without_password(settings.database.url),
+        "database": loader.without_password(settings.database.url),
         "token_file": str(tokens.file),
         "config": loaded.file and str(loaded.file),
     }

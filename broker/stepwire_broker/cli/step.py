@@ -11,7 +11,7 @@ from . import output
 from .asking import confirm
 from .connection import all_pages, broker
 from .failure import Exit, Failure, leave, usage
-from .options import Group, Options
+from .options import Options, StepwireGroup
 
 RESOLVED_MAX: Final = 10_000  # steps at once
 
@@ -26,7 +26,7 @@ COLUMNS = [
 ]
 
 
-@click.group(cls=Group)
+@click.group(cls=StepwireGroup)
 def step() -> None:
     """Look at steps across tasks, and resolve held ones."""
 

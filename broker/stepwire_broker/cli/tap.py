@@ -7,10 +7,10 @@ import msgspec
 
 from . import output
 from .connection import broker
-from .options import Command, Options
+from .options import Options, StepwireCommand
 
 
-@click.command(cls=Command)
+@click.command(cls=StepwireCommand)
 @click.option("--topic", metavar="GLOB", help="Only topics like this: '@ruby-*', 'results*'.")
 @click.option("--task", "task_id", type=int, metavar="ID", help="Only what concerns this task.")
 @click.option("-n", "count", type=click.IntRange(1), help="Stop after so many messages.")

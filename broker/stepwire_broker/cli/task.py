@@ -12,7 +12,7 @@ from stepwire.client import Client
 from . import output
 from .connection import all_pages, broker
 from .failure import Exit, Failure, leave, usage
-from .options import Group, Options
+from .options import Options, StepwireGroup
 from .waiting import exit_of, seconds, until_settled
 from .workflow import split_name
 
@@ -29,7 +29,7 @@ STEP_COLUMNS: Final = [
 
 
 @click.group(
-    cls=Group,
+    cls=StepwireGroup,
     lazy={"watch": "stepwire_broker.cli.watch:watch", "events": "stepwire_broker.cli.events:events"},
 )
 def task() -> None:

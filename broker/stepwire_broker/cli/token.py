@@ -12,9 +12,9 @@ from stepwire_broker.api.documents import rfc3339
 from stepwire_broker.api.token import Grant, Scope, TokenError, add_token, read_lines, revoke_token, tokens_file_of
 
 from . import output
-from .configuration import load
+from .config_commands import load
 from .failure import Exit, Failure, usage
-from .options import Group, Options
+from .options import Options, StepwireGroup
 from .waiting import seconds
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -28,7 +28,7 @@ COLUMNS: Final = [
 _NEXT: Final = "a running broker takes it when it hears HUP: kill -HUP PID, or systemctl reload stepwire"
 
 
-@click.group(cls=Group)
+@click.group(cls=StepwireGroup)
 def token() -> None:
     """Make, list and revoke tokens of the HTTP API: those in http.tokens_file, or beside the generated one."""
 

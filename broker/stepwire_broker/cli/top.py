@@ -10,7 +10,7 @@ from stepwire.client import Client
 
 from . import output
 from .connection import broker
-from .options import Command, Options
+from .options import Options, StepwireCommand
 from .waiting import seconds
 from .worker import row
 
@@ -32,7 +32,7 @@ COLUMNS: Final = [
 ]
 
 
-@click.command(cls=Command)
+@click.command(cls=StepwireCommand)
 @click.option("--interval", metavar="DURATION", default="1s", show_default=True, help="How often to look.")
 @click.option("-n", "count", type=click.IntRange(1), help="Stop after so many looks.")
 @click.pass_obj

@@ -3,10 +3,10 @@
 import click
 
 from . import output
-from .options import Command, Options
+from .options import Options, StepwireCommand
 
 
-@click.command(cls=Command)
+@click.command(cls=StepwireCommand)
 @click.pass_obj
 def version(options: Options) -> None:
     """The versions of Stepwire and of what it stands on."""

@@ -12,7 +12,7 @@ from stepwire.client import Client, ClientError, WaitTimeout
 from . import output
 from .connection import broker
 from .failure import Exit, leave
-from .options import Command, Options
+from .options import Options, StepwireCommand
 from .waiting import exit_of, seconds
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ LOOKS: Final = {
 _UNKNOWN: Final = Look("?", "")
 
 
-@click.command(cls=Command)
+@click.command(cls=StepwireCommand)
 @click.argument("task_id", metavar="ID", type=int)
 @click.option("--timeout", metavar="DURATION", help="Stop watching after this time, e.g. 30s.")
 @click.pass_obj

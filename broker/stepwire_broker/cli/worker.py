@@ -9,7 +9,7 @@ from stepwire.client import Client, NotFound
 from . import output
 from .connection import broker
 from .failure import Exit, Failure, leave
-from .options import Group, Options
+from .options import Options, StepwireGroup
 from .waiting import seconds
 
 LOOK_EVERY_S: Final = 0.25
@@ -28,7 +28,7 @@ COLUMNS: Final = [
 ]
 
 
-@click.group(cls=Group)
+@click.group(cls=StepwireGroup)
 def worker() -> None:
     """Look at the processes that offer handlers, and let them go."""
 

@@ -8,12 +8,12 @@ from stepwire.client import Client
 from . import output
 from .connection import broker
 from .failure import Exit, Failure
-from .options import Group, Options
+from .options import Options, StepwireGroup
 
 FILES = click.argument("files", metavar="FILE..", nargs=-1, required=True)
 
 
-@click.group(cls=Group, lazy={"graph": "stepwire_broker.cli.graph:graph"})
+@click.group(cls=StepwireGroup, lazy={"graph": "stepwire_broker.cli.graph:graph"})
 def workflow() -> None:
     """Definitions: steps, and what each depends on."""
 
@@ -64,7 +64,7 @@ def apply(options: Options, files: tuple[str, ...], no_activate: bool) -> None:
 @click.pass_obj
 def validate(options: Options, files: tuple[str, ...]) -> None:
     """Check the files; no broker is asked. Names the file, the line and the rule."""
-    from stepwire_broker.core.problems import InvalidWorkflow
+    from stepwire_broker.core.definitions.document_problems import InvalidWorkflow
 
     from . import definitions
 
@@ -96,7 +96,7 @@ def schema() -> None:
     """Print the JSON Schema of workflow files, for editors and checks."""
     import msgspec
 
-    from stepwire_broker.core.schema import workflow_schema
+    from stepwire_broker.core.definitions.workflow_schema import workflow_schema
 
     click.echo(msgspec.json.format(msgspec.json.encode(workflow_schema())).decode())
 

@@ -11,16 +11,19 @@ from typing import Final, NamedTuple
 import msgspec
 from stepwire_protocol.messages import ErrorDetail
 
-from . import guarding, level0
-from .breaker import State
-from .codes import describe
-from .events import Now
-from .placement import offering
-from .routing import NOBODY, Decided, Target, missing_text, path_of
-from .session import BUS, LOCAL, POLL, WorkerSession
+from stepwire_broker.core.model.hints import Hint, HintCode
+from stepwire_broker.core.model.live import RESTORED, Step, Task, WorkerSession
+from stepwire_broker.core.model.targets import BUS, LOCAL, POLL, Target
+from stepwire_broker.core.routing.router import NOBODY, Decided, missing_text, path_of
+
+from .dispatch.placement import offering
+from .guards import allowance
+from .guards.breaker import BreakerPhase
+from .model.events import Now
+from .model.reason_codes import describe
+from .model.states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
 from .state import BrokerState
-from .states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
-from .task import RESTORED, Step, Task
+from .workers import level0
 
 LOOKED_AT_MAX: Final = 200  # steps of a task, to find what holds it up
 QUEUE_LOOKED_AT_MAX: Final = 2_000
@@ -68,6 +71,7 @@ class Why(NamedTuple):
     code: str
     message: str
     since_ms: int | None  # UTC; None where it is not known
+    hint: Hint | None = None  # what an operator can do about it
 
 
 class WhyTask(NamedTuple):
@@ -119,17 +123,17 @@ def _waiting(state: BrokerState, step: Step, now: Now) -> Why:
             break
         last = further[0]
     if last.state is WAITING and _open_before(last):
-        stands, since = "which waits for others", None
+        reason = Why("waits_for", "which waits for others", None)
     else:
-        _, stands, since = _OF_STATE[last.state](state, last, now)
+        reason = _OF_STATE[last.state](state, last, now)
     name = first.definition.name
     if last is first:
-        message = f"waits for `{name}` ({stands})"
+        message = f"waits for `{name}` ({reason.message})"
     else:
-        message = f"waits for `{name}`, and that for `{last.definition.name}` ({stands})"
+        message = f"waits for `{name}`, and that for `{last.definition.name}` ({reason.message})"
     if len(before) > 1:
         message += f", and for {len(before) - 1} more"
-    return Why("waits_for", message, since)
+    return Why("waits_for", message, reason.since_ms, reason.hint)
 
 
 def _open_before(step: Step) -> list[Step]:
@@ -196,15 +200,14 @@ def _retry_wait(state: BrokerState, step: Step, now: Now) -> Why:
 
 
 def _held(state: BrokerState, step: Step, now: Now) -> Why:
-    how = f"`stepwire step resolve {step.id}` says what became of it"
+    hint = Hint(HintCode.RESOLVE_STEP, step_id=step.id)
     since = step.started_ms or step.dispatched_ms
     if step.reason == RESTORED:
-        return Why("held", f"held: {describe(RESTORED)}; {how}", since)
+        return Why("held", f"held: {describe(RESTORED)}", since, hint)
     gone = "" if step.worker in state.sessions else ", which is gone"
     granted = f"granted to `{step.worker}` {_at(step.dispatched_ms, now)}{gone}"
-    return Why(
-        "held", f"held: {granted}; {describe(step.reason or 'outcome_unknown')}{_last_error(step)}; {how}", since
-    )
+    message = f"held: {granted}; {describe(step.reason or 'outcome_unknown')}{_last_error(step)}"
+    return Why("held", message, since, hint)
 
 
 def _final(state: BrokerState, step: Step, now: Now) -> Why:
@@ -285,22 +288,24 @@ def _is_offered_by_nobody(state: BrokerState, step: Step, now: Now) -> Why | Non
     else:
         rest = "no worker is connected"
     whose = "" if target.executor == BUS else f" of executor `{target.executor}`"
-    more = f"{_rule(state, step)}{_elsewhere(state, step, target)}"
-    return Why("no_worker_offers", f"no worker{whose} offers `{name}` ({rest}){more}", step.ready_ms)
+    hint = _elsewhere(state, step, target)
+    other = "" if hint is None else f"; executor `{hint.executor}` offers it"
+    message = f"no worker{whose} offers `{name}` ({rest}){_rule(state, step)}{other}"
+    return Why("no_worker_offers", message, step.ready_ms, hint)
 
 
-def _elsewhere(state: BrokerState, step: Step, target: Target) -> str:
-    """Somebody could take it, if it only went there."""
+def _elsewhere(state: BrokerState, step: Step, target: Target) -> Hint | None:
+    """Another executor offers the handler: route the step there."""
     place = state.router.place(step.task.workflow, step.definition.index)
     if place.decided is Decided.LOCAL:
-        return ""
+        return None
     name = step.definition.handler_class
     others = {s.executor for s in state.sessions.values() if s.offers(name) and name not in s.unknown}
     if not others - {target.executor}:
-        return ""
+        return None
     key = min(others - {target.executor})
     path = path_of(step.task.namespace, step.task.workflow.name, step.definition.name)
-    return f"; executor `{key}` offers it, and gets it with `stepwire executor route {path} --executor {key}`"
+    return Hint(HintCode.ROUTE_TO_EXECUTOR, path=path, executor=key)
 
 
 def _of_executor(state: BrokerState, executor: str) -> list[WorkerSession]:
@@ -341,8 +346,8 @@ def _is_of_a_paused_executor(state: BrokerState, step: Step, now: Now) -> Why | 
     since = executor.paused_wall
     if since is None:
         return None
-    how = f"`stepwire executor resume {executor.key}` goes on with it"
-    return Why("executor_paused", f"the executor `{executor.key}` is paused since {_at(since, now)}; {how}", since)
+    message = f"the executor `{executor.key}` is paused since {_at(since, now)}"
+    return Why("executor_paused", message, since, Hint(HintCode.RESUME_EXECUTOR, executor=executor.key))
 
 
 def _is_barred(state: BrokerState, step: Step, now: Now) -> Why | None:
@@ -353,9 +358,9 @@ def _is_barred(state: BrokerState, step: Step, now: Now) -> Why | None:
     breaker, since = guard.breaker, f"since {_at(guard.since_wall, now)}"
     if breaker.is_forced:
         said = f": {guard.reason}" if guard.reason else ""
-        message = f"the breaker for `{name}` is held open by an operator {since}{said}; `stepwire breaker auto {name}`"
-        return Why("breaker_open", f"{message} leaves it to itself", guard.since_wall)
-    if breaker.state is State.OPEN:
+        message = f"the breaker for `{name}` is held open by an operator {since}{said}"
+        return Why("breaker_open", message, guard.since_wall, Hint(HintCode.RELEASE_BREAKER, handler_class=name))
+    if breaker.state is BreakerPhase.OPEN:
         message = f"the breaker for `{name}` is open {since}, after {breaker.cause} (the last: {guard.reason})"
         return Why("breaker_open", f"{message}; it is tried again at {_at(guard.until_wall, now)}", guard.since_wall)
     if breaker.room and not step.at_most_once:
@@ -370,7 +375,7 @@ def _is_barred(state: BrokerState, step: Step, now: Now) -> Why | None:
 
 def _waits_for_budget(state: BrokerState, step: Step, now: Now) -> Why | None:
     name = step.definition.handler_class
-    if not guarding.waits_for_budget(state, state.steps.get(step.id, step), now):
+    if not allowance.waits_for_budget(state, state.steps.get(step.id, step), now):
         return None
     budget = state.guards.by_handler[name].budget
     assert budget is not None
@@ -523,7 +528,7 @@ def unroutable(state: BrokerState, now: Now) -> list[Unroutable]:
 
 
 def _paused(task: Task) -> Why:
-    return Why("paused", f"the task is paused; `stepwire task resume {task.id}` goes on with it", None)
+    return Why("paused", "the task is paused", None, Hint(HintCode.RESUME_TASK, task_id=task.id))
 
 
 def _ended(state: BrokerState, task: Task, now: Now) -> WhyTask:

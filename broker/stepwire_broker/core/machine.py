@@ -10,38 +10,30 @@ from typing import Any, Final
 
 from stepwire_protocol import messages as wire
 
-from . import (
-    events,
-    executor,
-    guarding,
-    level0,
-    orders,
-    placement,
-    residency,
-    results,
-    routes,
-    sessions,
-    shadowing,
-    submission,
-)
-from .answers import Refused
-from .decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
-from .events import Event, Now
-from .group import Committed, Group, Stalled
-from .outbox import SendAck, SendAnswer, SendBatch, SendHandout
-from .progress import discard, expire_retry
-from .residency import keep_loading, load_for, not_found
-from .results import on_results
+from stepwire_broker.core.model.live import Task
+
+from .commit.decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
+from .commit.outbox import SendAck, SendAnswer, SendBatch, SendHandout
+from .definitions.stored_rows import Loaded
+from .definitions.workflow import Workflow
+from .dispatch import placement
+from .guards import allowance
+from .intake import commands, routing_rules, submission
+from .intake.submission import on_applied, on_decided
+from .loading import residency
+from .loading.residency import keep_loading, load_for, not_found
+from .model import events
+from .model.answers import CommandRefused
+from .model.commit_group import CommitGroup, Committed, Stalled
+from .model.events import Event, Now
+from .model.states import STEP_FINAL
+from .progress.progress import discard, expire_retry
+from .shadows import copies
 from .state import BrokerState, Identity, Load
-from .states import STEP_FINAL
-from .stored import Loaded
-from .submission import on_applied, on_decided
-from .task import Task
-from .workflow import Workflow
+from .workers import executor_control, level0, refusals, sessions, step_results
+from .workers.step_results import on_results
 
 NOTHING: Final = Decision()
-
-TaskCommand = events.CancelTask | events.PauseTask | events.ResumeTask | events.RetryTask
 
 
 class Machine:
@@ -54,26 +46,32 @@ class Machine:
             state.timers.set(0, "load", None)
         state.timers.set(state.safe_at_mono, "safe", None)
 
-    def handle(self, event: Event, now: Now) -> Decision:
-        """Decide on one event. What is to be done at once is in the Decision."""
+    def handle(self, event: Event, now: Now, principal: str = "") -> Decision:
+        """Decide on one event. The Decision holds what must be done at once.
+
+        `principal` is the authenticated sender of a message of the bus; "" for every other event.
+        """
+        self.state.principal = principal
         HANDLERS[type(event)](self.state, event, now)
         return self._decided(now)
 
-    def close(self, lane: int, now: Now) -> tuple[Group | None, Decision]:
-        """The lane's next transaction, if its writer is free. Ready steps are handed out now, so that a batch holds all
-        that piled up; whole batches also before, while the loop has nothing better to do."""
+    def dispatch(self, lane: int, now: Now) -> None:
+        """Hand out ready steps. What is decided here leaves with `next_group`.
+
+        A batch holds all steps that became ready while the lane's writer was busy. Batches that are full already are
+        handed out while it is still busy.
+        """
         state = self.state
         is_idle = state.outbox.lanes[lane].is_idle
         placement.dispatch(state, now, whole_batches=not is_idle)
         if is_idle and state.level0.peers:
             level0.dispatch(state, now)
         if is_idle and state.shadows.wanted:
-            shadowing.send_wanted(state, now)
-        return state.outbox.close(lane, now), self._decided(now)
+            copies.send_wanted(state, now)
 
-    def take(self, now: Now) -> Decision:
-        """What stands to be done without an event: a message was refused before it could become one."""
-        return self._decided(now)
+    def next_group(self, lane: int, now: Now) -> tuple[CommitGroup | None, Decision]:
+        """The lane's next transaction, if its writer is free and there is something to write."""
+        return self.state.outbox.close(lane, now), self._decided(now)
 
     @property
     def wake_at(self) -> int | None:
@@ -116,9 +114,9 @@ def _say(state: BrokerState, send: SendAnswer) -> None:
     task, answer = send.about, send.answer
     if task is not None and task.rejected:
         if send.awaits:
-            orders.wait(state, send.request, task.id)  # it has not come so far after all
+            commands.wait(state, send.request, task.id)  # it has not come so far after all
             return
-        answer = Refused("refused_by_database", f"the database refused the data of task {task.id}")
+        answer = CommandRefused("refused_by_database", f"the database refused the data of task {task.id}")
     state.decision.answers.append(ToRequest(send.request, answer))
 
 
@@ -223,7 +221,7 @@ def _on_load_failed(state: BrokerState, event: events.LoadFailed, now: Now) -> N
             state.timers.set(state.page_after_mono, "load", None)
         case "command":
             state.refuse_now(
-                load.then.request, Refused("database_unavailable", f"the task could not be read: {event.error}")
+                load.then.request, CommandRefused("database_unavailable", f"the task could not be read: {event.error}")
             )
         case "rejected":
             state.timers.set(now.mono + residency.PAGE_PAUSE_MS, "rejected", load.then)
@@ -254,7 +252,7 @@ def _on_resolve(state: BrokerState, event: events.ResolveStep, now: Now) -> None
         state.loads[request] = Load("command", event)
         state.decision.reads.append(LoadBySteps(request, [event.step_id], any_state=True))
     else:
-        orders.on_resolve(state, step, event, now)
+        commands.on_resolve(state, step, event, now)
         residency.leave_if_final(state, step.task)
 
 
@@ -272,10 +270,10 @@ def _refuse_stalled(state: BrokerState, request: int, task: Task | None) -> None
 
 
 _TASK_COMMANDS: Final[dict[type, Callable[[BrokerState, Task, Any, Now], None]]] = {
-    events.CancelTask: orders.on_cancel,
-    events.PauseTask: orders.on_pause,
-    events.ResumeTask: orders.on_resume,
-    events.RetryTask: orders.on_retry,
+    events.CancelTask: commands.on_cancel,
+    events.PauseTask: commands.on_pause,
+    events.ResumeTask: commands.on_resume,
+    events.RetryTask: commands.on_retry,
 }
 
 
@@ -308,6 +306,10 @@ def _reload_rejected(state: BrokerState, task_id: int, now: Now) -> None:
         state.decision.reads.append(LoadById(request, [task_id]))
 
 
+def _on_endpoints_bound(state: BrokerState, event: events.EndpointsBound, now: Now) -> None:
+    state.peers = [wire.Endpoints(state.identity.broker, event.steps, event.results)]
+
+
 def _on_drain(state: BrokerState, event: events.Drain, now: Now) -> None:
     state.draining = True
 
@@ -318,16 +320,16 @@ _TIMERS: Final[dict[str, Callable[[BrokerState, Any, Now], None]]] = {
     "adopt": sessions.ask_adoption,
     "run": sessions.expire_run,
     "handout": level0.expire,
-    "shadow": shadowing.expire,
+    "shadow": copies.expire,
     "settled": lambda state, what, now: None,  # there is a peer more to hand something to
-    "unstarted": lambda state, what, now: orders.expire_unstarted(state, what[0], what[1], now),
+    "unstarted": lambda state, what, now: commands.expire_unstarted(state, what[0], what[1], now),
     "retry": lambda state, what, now: expire_retry(state, what[0], what[1], now),
-    "queue": lambda state, what, now: orders.expire_queue(state, what[0], what[1], now),
-    "step_deadline": lambda state, what, now: orders.expire_deadline(state, what[0], what[1], now),
-    "task_deadline": lambda state, what, now: orders.expire_task(state, what[0], what[1], now),
-    "breaker": guarding.on_breaker_timer,
-    "budget": guarding.on_budget_timer,
-    "guards": guarding.on_sweep_timer,
+    "queue": lambda state, what, now: commands.expire_queue(state, what[0], what[1], now),
+    "step_deadline": lambda state, what, now: commands.expire_deadline(state, what[0], what[1], now),
+    "task_deadline": lambda state, what, now: commands.expire_task(state, what[0], what[1], now),
+    "breaker": allowance.on_breaker_timer,
+    "budget": allowance.on_budget_timer,
+    "guards": allowance.on_sweep_timer,
     "safe": _safe,
     "load": lambda state, what, now: None,  # every event looks whether to load
     "fetch": _fetch_again,
@@ -338,15 +340,18 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     # workers
     wire.Results: on_results,
     wire.ResultsLevel0: level0.on_results,
-    wire.Accept: results.on_accept,
+    wire.Accept: step_results.on_accept,
     wire.Heartbeat: sessions.on_heartbeat,
     wire.Hello: sessions.on_hello,
-    wire.Start: results.on_start,
-    wire.Refuse: results.on_refuse,
+    wire.Start: step_results.on_start,
+    wire.Refuse: step_results.on_refuse,
     wire.Adopted: sessions.on_adopted,
-    wire.Progress: results.on_progress,
+    wire.Progress: step_results.on_progress,
     wire.Bye: sessions.on_bye,
     wire.Gone: sessions.on_gone,
+    events.MessageRefused: refusals.on_message_refused,
+    events.MessageIgnored: refusals.on_message_ignored,
+    events.FrameRefused: refusals.on_frame_refused,
     # the database
     Committed: _on_committed,
     Stalled: _on_stalled,
@@ -357,19 +362,19 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.SubmitTasks: submission.on_submit,
     events.ApplyWorkflow: submission.on_apply,
     events.ActivateWorkflow: submission.on_activate,
-    events.AwaitTask: orders.on_await,
-    events.Forget: orders.on_forget,
+    events.AwaitTask: commands.on_await,
+    events.Forget: commands.on_forget,
     events.CancelTask: _on_command,
     events.PauseTask: _on_command,
     events.ResumeTask: _on_command,
     events.RetryTask: _on_command,
     events.ResolveStep: _on_resolve,
     events.DrainWorker: _on_drain_worker,
-    events.PauseExecutor: executor.on_pause,
-    events.ResumeExecutor: executor.on_resume,
-    events.SetBreaker: guarding.on_set_breaker,
-    events.SetRule: routes.on_set_rule,
-    events.Reconfigure: routes.on_reconfigure,
+    events.PauseExecutor: executor_control.on_pause,
+    events.ResumeExecutor: executor_control.on_resume,
+    events.SetBreaker: allowance.on_set_breaker,
+    events.SetRule: routing_rules.on_set_rule,
+    events.Reconfigure: routing_rules.on_reconfigure,
     # the world
     events.Tick: _on_tick,
     events.Attached: sessions.on_attached,
@@ -381,6 +386,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.PeersUncertain: level0.on_uncertain,
     events.ProcessDied: sessions.on_process_died,
     events.LoopWasLate: sessions.on_loop_was_late,
+    events.EndpointsBound: _on_endpoints_bound,
     events.Drain: _on_drain,
     events.Leave: sessions.on_leave,
 }

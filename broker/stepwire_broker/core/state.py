@@ -10,22 +10,25 @@ from typing import Any, Final
 from msgspec import Struct
 from stepwire_protocol.messages import Endpoints
 
-from .answers import Answer, Refused
-from .decision import Decision, ToRequest
-from .events import ApplyWorkflow, Attached, Now
-from .facts import Fact
-from .figures import Figures
-from .guard import Guards
-from .outbox import LaneState, Outbox, Owner, SendAnswer
-from .peer import Level0
-from .ready import ReadyQueue, Route
-from .routing import Router, Way
-from .session import BUS, LOCAL, ExecutorState, WorkerSession, offer_of
-from .settings import RuleSettings, Settings
-from .shadows import Shadows
-from .task import Step, Task, apply, unlink
-from .timers import Timers
-from .workflow import Workflow
+from stepwire_broker.core.model.apply import apply, unlink
+from stepwire_broker.core.model.live import ExecutorState, Step, Task, WorkerSession
+from stepwire_broker.core.model.targets import BUS, LOCAL, Route
+from stepwire_broker.core.model.worker_session import offer_of
+from stepwire_broker.core.routing.ready_queue import ReadyQueue
+
+from .commit.decision import Decision, ToRequest
+from .commit.outbox import LaneOwner, LaneState, Outbox, SendAnswer
+from .commit.timers import Timers
+from .definitions.settings import RuleSettings, Settings
+from .definitions.workflow import Workflow
+from .guards.guard import Guards
+from .model.answers import Answer, CommandRefused
+from .model.events import ApplyWorkflow, Attached, Now
+from .model.facts import Fact
+from .model.figures import Figures
+from .model.level0_peer import Level0
+from .routing.router import Router, StepRoute
+from .shadows.shadow import Shadows
 
 
 class Identity(Struct, frozen=True):
@@ -38,7 +41,7 @@ class Identity(Struct, frozen=True):
     host: str = ""
 
 
-class Counters(Struct):
+class CoreCounters(Struct):
     """What happened since the start, for metrics and tests."""
 
     submitted: int = 0
@@ -58,7 +61,10 @@ class Counters(Struct):
     breakers_opened: int = 0
     probes: int = 0
     ignored: int = 0
-    refused: dict[str, int] = {}
+    refused: dict[str, int] = {}  # by code
+
+    def count_refused(self, code: str) -> None:
+        self.refused[code] = self.refused.get(code, 0) + 1
 
 
 def is_stale(kind: str, what: Any) -> bool:
@@ -111,12 +117,12 @@ class BrokerState:
     ) -> None:
         self.settings = settings
         self.identity = identity
-        self.outbox = Outbox(Owner(identity.broker, identity.epoch), sequences)
+        self.outbox = Outbox(LaneOwner(identity.broker, identity.epoch), sequences)
         self.timers = Timers(is_stale)
         self.router = router or Router(settings.execution, {BUS, LOCAL}, bus_is_distributed=True)
         self.runtime_rules = runtime_rules
         self.ready = ReadyQueue(settings.bus.batch.max_steps, self.router.route_of)
-        self.counters = Counters()
+        self.counters = CoreCounters()
         self.decision = Decision()
         # workflows
         self.workflows: dict[int, Workflow] = {}
@@ -170,6 +176,7 @@ class BrokerState:
         # tasks whose rows were refused, until they are in memory as they were: culprits, and what the database said
         self.rejected: dict[int, tuple[frozenset[int], str]] = {}
         # the broker itself
+        self.principal = ""  # who sent the message that is being handled; "" for every other event
         self.draining = False
         self.stalled: str | None = None
         self.reserved_tasks = 0
@@ -188,7 +195,7 @@ class BrokerState:
         is_distributed = self.router.bus_is_distributed
         return Attached(worker, BUS if is_distributed else LOCAL, joins_bus=not is_distributed)
 
-    def count_canary(self, step: Step, way: Way) -> None:
+    def count_canary(self, step: Step, way: StepRoute) -> None:
         """It is handed out: on which side of its rule's canary?"""
         if way.canary is not None:
             assert way.place.rule is not None
@@ -230,7 +237,7 @@ class BrokerState:
         """Answer when all that was decided until now is durable; otherwise if the rows of `about` are refused."""
         self.outbox.send(SendAnswer(request, answer, about, awaits))
 
-    def refuse_now(self, request: int, refused: Refused) -> None:
+    def refuse_now(self, request: int, refused: CommandRefused) -> None:
         """A refusal that rests on nothing stored must not wait for a commit: the database may be away."""
         self.decision.answers.append(ToRequest(request, refused))
 

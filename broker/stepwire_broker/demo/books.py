@@ -21,7 +21,7 @@ BANK: Final = "bank.jsonl"
 BANK_IS_SLOW: Final = "bank-is-slow"  # while this file is there
 
 
-class Run(Struct, frozen=True):
+class LedgerRun(Struct, frozen=True):
     """One event of one run of a handler."""
 
     at_ns: int
@@ -45,7 +45,7 @@ class Booking(Struct, frozen=True):
 
 
 def write_run(event: Event, task_id: int, step_id: int, step: str, attempt: int) -> None:
-    run = Run(time.time_ns(), event, task_id, step_id, step, attempt, "python", os.getpid())
+    run = LedgerRun(time.time_ns(), event, task_id, step_id, step, attempt, "python", os.getpid())
     _append(f"{LEDGERS}/python-{run.pid}.jsonl", run)
 
 
@@ -56,10 +56,10 @@ def book(what: Literal["charge", "refund"], task_id: int, key: str, cents: int) 
     return transaction
 
 
-def read_runs(directory: Path) -> list[Run]:
+def read_runs(directory: Path) -> list[LedgerRun]:
     """In the order in which they happened."""
     files = sorted((directory / LEDGERS).glob("*.jsonl"))
-    return sorted((run for file in files for run in _read(file, Run)), key=lambda run: run.at_ns)
+    return sorted((run for file in files for run in _read(file, LedgerRun)), key=lambda run: run.at_ns)
 
 
 def read_bank(directory: Path) -> list[Booking]:

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .books import Booking, Run
+from .books import Booking, LedgerRun
 
 
 class Proof(NamedTuple):
@@ -14,7 +14,7 @@ class Proof(NamedTuple):
 
 class Evidence(NamedTuple):
     tasks: Sequence[Mapping[str, Any]]  # as the broker shows them at the end
-    runs: Sequence[Run]  # of these tasks, in the order in which they happened
+    runs: Sequence[LedgerRun]  # of these tasks, in the order in which they happened
     bookings: Sequence[Booking]
     needs: Mapping[str, Collection[str]]  # by step, what it depends on
     killed: Collection[int]  # processes
@@ -71,7 +71,7 @@ def _in_order(evidence: Evidence) -> Proof:
 
 
 def _doubles_have_a_cause(evidence: Evidence) -> Proof:
-    runs: dict[tuple[int, int], list[Run]] = defaultdict(list)
+    runs: dict[tuple[int, int], list[LedgerRun]] = defaultdict(list)
     for run in evidence.runs:
         if run.event == "started":
             runs[run.step_id, run.attempt].append(run)

@@ -34,7 +34,7 @@ LAST_WORDS_CHARACTERS: Final = 1_500
 SLOTS: Final = {"shop": "24", "payments": "8"}  # either worker could do it all, so what a killed one did is not queued
 
 
-class Failed(Exception):
+class DemoFailed(Exception):
     """The demo cannot go on, or what it shows is not so. The message says what, and where to look."""
 
 
@@ -106,7 +106,7 @@ class Shop:
         assert broker.stdout is not None
         line = broker.stdout.readline()
         if not line:
-            raise Failed(f"the broker did not start: {self._last_words('broker')}")
+            raise DemoFailed(f"the broker did not start: {self._last_words('broker')}")
         facts: dict[str, Any] = msgspec.json.decode(line)
         self.url = facts["http"]
         self._endpoints = {"STEPWIRE_STEPS": facts["steps"], "STEPWIRE_RESULTS": facts["results"]}
@@ -169,9 +169,9 @@ class Shop:
                 return found
             for name, process in self._running.items():
                 if process.poll() is not None:
-                    raise Failed(f"{name} has ended: {self._last_words(name)}")
+                    raise DemoFailed(f"{name} has ended: {self._last_words(name)}")
             if time.monotonic() > until_s:
-                raise Failed(f"not within {bound_s:g} s: {what}; see {self.directory / 'logs'}")
+                raise DemoFailed(f"not within {bound_s:g} s: {what}; see {self.directory / 'logs'}")
             time.sleep(LOOK_S)
 
     def until_connected(self, client: Client, *names: str) -> None:

@@ -19,7 +19,7 @@ from msgspec import UNSET, Struct
 from stepwire.actions import RunEnd
 from stepwire_protocol.messages import DeliveryMode, StepRequest
 
-from stepwire_broker.core.figures import ExecutorMetrics, Figures
+from stepwire_broker.core.model.figures import ExecutorMetrics, Figures
 
 Status: TypeAlias = Literal["completed", "failed", "retry", "held"]
 

@@ -20,11 +20,11 @@ from stepwire.session import Config, Offer, Session
 from stepwire_protocol import codec, topics
 from stepwire_protocol.messages import HandlerPattern, Item, Result, StepRequest
 
-from stepwire_broker.broker import Broker
-from stepwire_broker.core.session import own_worker
-from stepwire_broker.core.sessions import here_message
+from stepwire_broker.core.model.worker_session import own_worker
+from stepwire_broker.core.workers.sessions import here_message
+from stepwire_broker.engine import Engine
 
-from . import outcome
+from . import run_outcome
 from .contract import EVERYTHING, Executor, ExecutorError, ExecutorMetrics, NoCapacity, StepReady
 
 log = structlog.get_logger("stepwire.executor")
@@ -76,7 +76,7 @@ class Host:
             await begin()
         self._is_prepared = True
 
-    def start(self, broker: Broker) -> None:
+    def start(self, broker: Engine) -> None:
         """From here on it is given steps."""
         self._broker = broker
         self._loop = asyncio.get_running_loop()
@@ -250,9 +250,9 @@ class Host:
         outcomes: list[Result | None]
         if error is None:
             pairs = zip(runs, task.result(), strict=True)
-            outcomes = [outcome.said(r.run.step, result, now - r.run.started_ms) for r, result in pairs]
+            outcomes = [run_outcome.said(r.run.step, result, now - r.run.started_ms) for r, result in pairs]
         else:
-            outcomes = [outcome.raised(r.run.step, error, r.reason, now - r.run.started_ms) for r in runs]
+            outcomes = [run_outcome.raised(r.run.step, error, r.reason, now - r.run.started_ms) for r in runs]
             self._complain(runs, error)
         self._pause(now if isinstance(error, NoCapacity) else None)
         for running, result in zip(runs, outcomes, strict=True):

@@ -11,8 +11,9 @@ from typing import Final
 from stepwire import ConfigurationError, Worker
 from stepwire.handler import Handler
 
-from stepwire_broker.broker import Broker, CannotStart
-from stepwire_broker.core.session import LOCAL, own_worker
+from stepwire_broker.core.model.targets import LOCAL
+from stepwire_broker.core.model.worker_session import own_worker
+from stepwire_broker.engine import CannotStart, Engine
 
 from .modules import NoWorker, worker_in
 
@@ -35,7 +36,7 @@ class Local:
     async def prepare(self) -> None:
         pass
 
-    def start(self, broker: Broker) -> None:
+    def start(self, broker: Engine) -> None:
         context, steps, results = broker.inner_endpoints()
         self._worker = worker = Worker(
             steps=steps,

@@ -12,10 +12,10 @@ from typing import Any, Final, TypeAlias
 import structlog
 from stepwire.handler import Handler
 
-from stepwire_broker.broker import Broker, CannotStart
-from stepwire_broker.core.session import BUS, LOCAL, POLL
-from stepwire_broker.core.settings import Settings
-from stepwire_broker.runs.records import RunsRefused
+from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.core.model.targets import BUS, LOCAL, POLL
+from stepwire_broker.engine import CannotStart, Engine
+from stepwire_broker.exec_runs.records import RunsRefused
 
 from .contract import Executor, ExecutorMetrics
 from .exec import BadCommand, Exec
@@ -111,7 +111,7 @@ class Executors:
             except Exception as error:
                 raise CannotStart(f"executor {host.key} cannot start: {error!r}") from error
 
-    def start(self, broker: Broker) -> None:
+    def start(self, broker: Engine) -> None:
         for host in self._hosts.values():
             host.start(broker)
 

@@ -5,11 +5,11 @@ These run in a reader's thread on a read-only connection and see what is committ
 
 from typing import Any, NamedTuple
 
-from stepwire_broker.core.decision import FetchPayloads, LoadById, LoadBySteps, LoadPage, Read
-from stepwire_broker.core.events import LoadedPayloads, LoadedTasks
-from stepwire_broker.core.ports import Queries
-from stepwire_broker.core.states import TASK_FINAL
-from stepwire_broker.core.stored import Loaded
+from stepwire_broker.core.commit.decision import FetchPayloads, LoadById, LoadBySteps, LoadPage, Read
+from stepwire_broker.core.commit.ports import Queries
+from stepwire_broker.core.definitions.stored_rows import Loaded
+from stepwire_broker.core.model.events import LoadedPayloads, LoadedTasks
+from stepwire_broker.core.model.states import TASK_FINAL
 
 
 class Reader(NamedTuple):

@@ -2,11 +2,11 @@
 
 from stepwire_protocol import codec
 
-from stepwire_broker.core.decision import Decision
-from stepwire_broker.core.ports import Wire
+from stepwire_broker.core.commit.decision import Decision
+from stepwire_broker.core.commit.ports import WirePort
 
 
-def send(wire: Wire, decision: Decision) -> None:
+def send(wire: WirePort, decision: Decision) -> None:
     """Batches first: a `go` or a `cancel` is about what was handed out before it."""
     for to in decision.grants:
         wire.grant(to)

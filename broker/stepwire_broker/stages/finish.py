@@ -2,11 +2,11 @@
 
 import asyncio
 
-from stepwire_broker.core.answers import Answer
-from stepwire_broker.core.decision import Decision
+from stepwire_broker.core.commit.decision import Decision
+from stepwire_broker.core.model.answers import Answer
 
 
-class Waiting:
+class PendingAnswers:
     """Requests that are not answered yet, by number."""
 
     def __init__(self) -> None:

@@ -13,11 +13,13 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
-from stepwire_protocol import door
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol import strict_json
+from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import EMPTY_OBJECT, Name, Text
 
-from stepwire_broker.core.events import (
+from stepwire_broker.core.definitions.settings import LimitSettings, PositiveMs, RuleSettings
+from stepwire_broker.core.definitions.workflow import NAMESPACE_DEFAULT
+from stepwire_broker.core.model.events import (
     CancelTask,
     Command,
     DrainWorker,
@@ -32,8 +34,6 @@ from stepwire_broker.core.events import (
     SetRule,
     SubmitTasks,
 )
-from stepwire_broker.core.settings import LimitSettings, PositiveMs, RuleSettings
-from stepwire_broker.core.workflow import NAMESPACE_DEFAULT
 
 KEY_CHARACTERS_MAX: Final = 255
 LABELS_MAX: Final = 64
@@ -115,7 +115,7 @@ def read_task(body: bytes, limits: LimitSettings, key: str | None = None) -> New
     value, task = _read(body, _task, limits.payload_bytes)
     if key is not None:
         if task.idempotency_key not in (None, key):
-            raise Refusal("bad_field", "Idempotency-Key and `idempotency_key` differ: say it once")
+            raise InvalidMessage("bad_field", "Idempotency-Key and `idempotency_key` differ: say it once")
         _check_key(key, "the Idempotency-Key header")
     return _new_task(task, value, key or task.idempotency_key, limits, "$")
 
@@ -125,7 +125,7 @@ def read_tasks(body: bytes, limits: LimitSettings, key: str | None = None) -> li
     its own has `<key>/<i>`, so that a batch sent again is the same batch."""
     value, batch = _read(body, _batch, batch_bytes_max(limits))
     if len(batch.tasks) > limits.tasks_per_batch:
-        raise Refusal("too_large", f"{len(batch.tasks)} tasks in one batch, at most {limits.tasks_per_batch}")
+        raise InvalidMessage("too_large", f"{len(batch.tasks)} tasks in one batch, at most {limits.tasks_per_batch}")
     if key is not None:
         _check_key(f"{key}/{len(batch.tasks)}", "the Idempotency-Key header")
     tasks = []
@@ -139,7 +139,9 @@ def read_tasks(body: bytes, limits: LimitSettings, key: str | None = None) -> li
             size = len(seen)
             seen.add((task.namespace, task_key))
             if len(seen) == size:
-                raise Refusal("bad_field", f"the key {task_key!r} stands twice in this batch - at `$.tasks[{i}]`")
+                raise InvalidMessage(
+                    "bad_field", f"the key {task_key!r} stands twice in this batch - at `$.tasks[{i}]`"
+                )
         tasks.append(_new_task(task, plain[i], task_key, limits, i))
     return tasks
 
@@ -206,13 +208,13 @@ def resolve(body: bytes, step_id: int, limits: LimitSettings) -> Make:
     _, said = _read(body, _resolve, limits.payload_bytes)
     output = Raw(bytes(said.output)) if said.output else None
     if output is not None and said.outcome != "completed":
-        raise Refusal("bad_field", "only a step that is called completed has an output - at `$.output`")
+        raise InvalidMessage("bad_field", "only a step that is called completed has an output - at `$.output`")
     if said.message and said.outcome != "failed":
-        raise Refusal("bad_field", "only a step that is called failed has a message - at `$.message`")
+        raise InvalidMessage("bad_field", "only a step that is called failed has a message - at `$.message`")
     if said.new_key and said.outcome != "retry":
-        raise Refusal("bad_field", "only a step that is run again can have a new key - at `$.new_key`")
+        raise InvalidMessage("bad_field", "only a step that is run again can have a new key - at `$.new_key`")
     if said.outcome == "failed" and not said.message:
-        raise Refusal("bad_field", "a step that is called failed needs a message that says why - at `$.message`")
+        raise InvalidMessage("bad_field", "a step that is called failed needs a message that says why - at `$.message`")
     return lambda request: ResolveStep(request, step_id, said.outcome, said.reason, output, said.message, said.new_key)
 
 
@@ -236,11 +238,11 @@ _deterministic: Final = msgspec.json.Encoder(order="deterministic").encode
 
 def _read(body: bytes, decoder: "msgspec.json.Decoder[S]", bytes_max: int) -> tuple[Any, S]:
     """The body through the door, once, and as its type, from minified text: raw members of it are compact."""
-    value = door.check(body, bytes_max)
+    value = strict_json.parse(body, bytes_max)
     try:
         return value, decoder.decode(msgspec.json.format(body, indent=-1))
     except msgspec.ValidationError as error:
-        raise Refusal("bad_field", with_nearest(str(error), _MEMBERS[decoder.type])) from None
+        raise InvalidMessage("bad_field", with_nearest(str(error), _MEMBERS[decoder.type])) from None
 
 
 def with_nearest(error: str, known: tuple[str, ...]) -> str:
@@ -253,9 +255,9 @@ def with_nearest(error: str, known: tuple[str, ...]) -> str:
 def _new_task(task: TaskBody, plain: dict[str, Any], key: str | None, limits: LimitSettings, at: int | str) -> NewTask:
     context = bytes(task.context)  # a copy: the whole body must not live as long as its smallest task
     if context[0] != 0x7B:
-        raise Refusal("bad_field", f"Expected `object` - at `{_path(at)}.context`")
+        raise InvalidMessage("bad_field", f"Expected `object` - at `{_path(at)}.context`")
     if len(context) > limits.payload_bytes:
-        raise Refusal("too_large", f"a context of {len(context)} bytes, at most {limits.payload_bytes}")
+        raise InvalidMessage("too_large", f"a context of {len(context)} bytes, at most {limits.payload_bytes}")
     namespace, workflow, version = task.namespace, task.workflow, task.version
     labels = task.labels
     digest = b""
@@ -288,7 +290,7 @@ def _new_task(task: TaskBody, plain: dict[str, Any], key: str | None, limits: Li
 
 def _check_key(key: str, where: str) -> None:
     if not _KEY.fullmatch(key):
-        raise Refusal(
+        raise InvalidMessage(
             "bad_field",
             f"{where} is {key[:64]!r}: an idempotency key is 1 to {KEY_CHARACTERS_MAX} visible ASCII characters",
         )

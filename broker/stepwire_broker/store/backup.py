@@ -16,16 +16,17 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from stepwire_broker.core import residency
-from stepwire_broker.core.events import Now
-from stepwire_broker.core.group import Committed
-from stepwire_broker.core.problems import InvalidWorkflow
-from stepwire_broker.core.progress import hold_restored
-from stepwire_broker.core.settings import Settings
+from stepwire_broker.core.definitions.document_problems import InvalidWorkflow
+from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.core.definitions.workflow import stored_workflow
+from stepwire_broker.core.loading import residency
+from stepwire_broker.core.model.apply import unlink
+from stepwire_broker.core.model.commit_group import Committed
+from stepwire_broker.core.model.events import Now
+from stepwire_broker.core.model.live import Task
+from stepwire_broker.core.model.states import TaskState
+from stepwire_broker.core.progress.progress import hold_restored
 from stepwire_broker.core.state import BrokerState, Identity
-from stepwire_broker.core.states import TaskState
-from stepwire_broker.core.task import Task, unlink
-from stepwire_broker.core.workflow import stored_workflow
 
 from . import queries, sqlite
 from .errors import StoreRefused
@@ -54,7 +55,7 @@ class Made(Struct, frozen=True):
     took_ms: int
 
 
-class Restored(Struct, frozen=True):
+class RestoredBackup(Struct, frozen=True):
     """What a restore did."""
 
     made_ms: int | None  # the backup; None when it was copied by other means
@@ -157,7 +158,7 @@ def _name(partial: Path, file: Path) -> None:
 
 def restore(
     file: Path, path: Path, broker_id: str, *, may_replace: bool, wall_ms: int, entropy: int, progress: Progress
-) -> Restored:
+) -> RestoredBackup:
     """Put a backup in the database's place. No broker may run. What was there is kept beside. Interrupted at any point,
     either the old database is there as it was, or no broker starts until the restore was run again."""
     path = path.absolute()
@@ -195,7 +196,7 @@ def _locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def _renewed(built: Path, path: Path, broker_id: str, wall_ms: int, entropy: int, progress: Progress) -> Restored:
+def _renewed(built: Path, path: Path, broker_id: str, wall_ms: int, entropy: int, progress: Progress) -> RestoredBackup:
     """Make the copy a database of its own: nothing it will give out was given out before, and nothing in it that must
     not start twice starts by itself."""
     connection = sqlite.open_writer(built)
@@ -210,7 +211,7 @@ def _renewed(built: Path, path: Path, broker_id: str, wall_ms: int, entropy: int
         held_tasks, held_steps = _hold(
             SqliteWriter(connection, built, lane_id, opened.epoch), connection, broker_id, opened, wall_ms, progress
         )
-        restored = Restored(
+        restored = RestoredBackup(
             made_ms=None if made is None else made[0],
             deployment_before=before,
             deployment=opened.deployment,

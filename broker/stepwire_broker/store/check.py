@@ -11,9 +11,9 @@ from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 
-from stepwire_broker.core.history import CannotReplay, differences, replay
-from stepwire_broker.core.problems import InvalidWorkflow
-from stepwire_broker.core.workflow import Workflow, stored_workflow
+from stepwire_broker.core.commit.history import CannotReplay, differences, replay
+from stepwire_broker.core.definitions.document_problems import InvalidWorkflow
+from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
 
 from . import queries
 from .queries import Connection, TaskWithHistory
@@ -115,10 +115,6 @@ REFERENCES: Final = (
     (
         "SELECT DISTINCT task_id FROM history WHERE NOT EXISTS (SELECT 1 FROM tasks WHERE tasks.id = history.task_id)",
         "there is a history of task {0}, which is not there",
-    ),
-    (
-        "SELECT id, task_id, position FROM steps WHERE id <> task_id + 1 + position",
-        "step {0} is number {2} of task {1}, and a step's id follows from these",
     ),
     (
         "SELECT lane_id, last, seq FROM (SELECT lane_id, max(history.seq) AS last FROM history GROUP BY lane_id) "

@@ -7,12 +7,12 @@ in their order, where the earlier one counts as stored for the later one, unless
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from stepwire_broker.core.group import Key, Submission, SubmissionOutcome
+from stepwire_broker.core.model.commit_group import Key, Submission, SubmissionOutcome
 
 Name: TypeAlias = tuple[str, str]  # (namespace, key)
 
 
-class Owner(NamedTuple):
+class KeyOwner(NamedTuple):
     digest: bytes
     task_id: int
 
@@ -29,7 +29,7 @@ def all_new(submissions: Sequence[Submission]) -> Verdict:
     return Verdict([SubmissionOutcome(s.request, {}, None) for s in submissions], set(), [], [])
 
 
-def settle(submissions: Sequence[Submission], owners: dict[Name, Owner]) -> Verdict:
+def settle(submissions: Sequence[Submission], owners: dict[Name, KeyOwner]) -> Verdict:
     """`owners` are the rows after every key was claimed with "insert unless there": a name's first claimant has it,
     or whoever had it before."""
     claimed = {key.task_id: key for submission in submissions for key in submission.keys}
@@ -39,14 +39,14 @@ def settle(submissions: Sequence[Submission], owners: dict[Name, Owner]) -> Verd
     outcomes: list[SubmissionOutcome] = []
     left_out: set[int] = set()
     for submission in submissions:
-        own: dict[Name, Owner] = {}
+        own: dict[Name, KeyOwner] = {}
         existing: dict[int, int] = {}
         conflict = None
         for key in submission.keys:
             name = (key.namespace, key.key)
             owner = taken.get(name) or own.get(name)
             if owner is None:
-                own[name] = Owner(key.digest, key.task_id)
+                own[name] = KeyOwner(key.digest, key.task_id)
             elif owner.digest == key.digest:
                 existing[key.task_id] = owner.task_id
             else:

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
-from stepwire_broker.core.group import (
+from stepwire_broker.core.model.commit_group import (
     Broken,
+    CommitGroup,
     Committed,
     Fenced,
-    Group,
     HistoryRow,
     Key,
     Outcome,
@@ -72,7 +72,7 @@ class Rows(NamedTuple):
     history: Sequence[HistoryRow]
 
 
-class Written(NamedTuple):
+class WriteResult(NamedTuple):
     """What came of a group's rows inside the transaction: durable with its COMMIT."""
 
     submissions: list[SubmissionOutcome]
@@ -86,7 +86,7 @@ class StoredDigest(NamedTuple):
     digest: str
 
 
-class Writer(Protocol):
+class LaneWriter(Protocol):
     """The one connection of a lane, in its database's own SQL. Every method may raise what `trouble` explains."""
 
     def begin(self) -> None: ...
@@ -109,7 +109,7 @@ class Writer(Protocol):
     def claim_keys(self, claims: Sequence[Key]) -> int:
         """Insert those that are free; how many were."""
 
-    def key_owners(self, claims: Sequence[Key]) -> dict[keys.Name, keys.Owner]: ...
+    def key_owners(self, claims: Sequence[Key]) -> dict[keys.Name, keys.KeyOwner]: ...
     def release_keys(self, claims: Sequence[Key]) -> None: ...
     def add_workflow(self, new: WorkflowNew) -> bool:
         """Insert it unless this version is there."""
@@ -124,7 +124,7 @@ class Writer(Protocol):
     def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, int]: ...
     def reserve_ids(self, count: int) -> tuple[int, int]: ...
     def trouble(self, error: Exception) -> Trouble: ...
-    def rest(self, group: Group) -> None:
+    def rest(self, group: CommitGroup) -> None:
         """Housekeeping after the outcome was reported, before the next group."""
 
     def close(self) -> None: ...
@@ -146,8 +146,8 @@ class Upkeep(Protocol):
 class Faults(Protocol):
     """Where a test may stop or fail the writer: just before and just after COMMIT."""
 
-    def before_commit(self, group: Group) -> None: ...
-    def after_commit(self, group: Group) -> None: ...
+    def before_commit(self, group: CommitGroup) -> None: ...
+    def after_commit(self, group: CommitGroup) -> None: ...
 
 
 class Lane:
@@ -155,21 +155,26 @@ class Lane:
     Broken nothing more is written or reported."""
 
     def __init__(
-        self, number: int, writer: Writer, report: Report, faults: Faults | None = None, upkeep: Upkeep | None = None
+        self,
+        number: int,
+        writer: LaneWriter,
+        report: Report,
+        faults: Faults | None = None,
+        upkeep: Upkeep | None = None,
     ) -> None:
         self._number = number
         self._writer = writer
         self._report = report
         self._faults = faults
         self._upkeep = upkeep
-        self._groups: queue.SimpleQueue[Group | Literal["look", "end"]] = queue.SimpleQueue()
+        self._groups: queue.SimpleQueue[CommitGroup | Literal["look", "end"]] = queue.SimpleQueue()
         self._give_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"stepwire-lane-{number}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, group: Group) -> None:
+    def put(self, group: CommitGroup) -> None:
         self._groups.put(group)
 
     def look(self) -> None:
@@ -199,7 +204,7 @@ class Lane:
             self._report(Broken(self._number, broken.error))
         self._writer.close()
 
-    def _next(self) -> Group | None:
+    def _next(self) -> CommitGroup | None:
         """The next group; until it comes, and between two of them at the most once, a piece of upkeep."""
         upkeep = self._upkeep
         while True:
@@ -228,7 +233,7 @@ class Lane:
             return trouble
         return None
 
-    def _commit(self, group: Group) -> Outcome | None:
+    def _commit(self, group: CommitGroup) -> Outcome | None:
         """Until it is durable, or never will be. None: the store was closed while it could not be written."""
         writing = Writing(self._number, self._writer, group, self._faults)
         stall = Stall(self._number, group.seq)
@@ -250,7 +255,7 @@ class Writing:
     """One group on its way into the database. Every attempt is one transaction; it knows nothing of time, so whoever
     has time to wait in, a thread or a simulation, tries again."""
 
-    def __init__(self, lane: int, writer: Writer, group: Group, faults: Faults | None = None) -> None:
+    def __init__(self, lane: int, writer: LaneWriter, group: CommitGroup, faults: Faults | None = None) -> None:
         self._number = lane
         self._writer = writer
         self._group = group
@@ -286,7 +291,7 @@ class Writing:
                 return Broken(self._number, trouble.error)
             self._in_pieces = True
 
-    def _outcome(self, group: Group, written: Written) -> Committed:
+    def _outcome(self, group: CommitGroup, written: WriteResult) -> Committed:
         return Committed(
             lane=self._number,
             seq=group.seq,
@@ -296,7 +301,7 @@ class Writing:
             ids=self._writer.reserve_ids(group.reserve_ids) if group.reserve_ids else None,
         )
 
-    def _write(self, group: Group) -> Written:
+    def _write(self, group: CommitGroup) -> WriteResult:
         """All of it, inside the open transaction."""
         writer = self._writer
         workflows = [self._apply(new) for new in group.workflows]
@@ -331,9 +336,9 @@ class Writing:
         )
         if group.parked:
             writer.park(group.parked)
-        return Written(verdict.outcomes, workflows, left_out, [])
+        return WriteResult(verdict.outcomes, workflows, left_out, [])
 
-    def _claim(self, group: Group) -> keys.Verdict:
+    def _claim(self, group: CommitGroup) -> keys.Verdict:
         claims = [key for submission in group.submissions for key in submission.keys]
         if not claims or self._writer.claim_keys(claims) == len(claims):
             return keys.all_new(group.submissions)
@@ -356,10 +361,10 @@ class Writing:
 
     # -- when the database refuses data -------------------------------------------------------------------------------
 
-    def _write_in_pieces(self, group: Group) -> Written:
+    def _write_in_pieces(self, group: CommitGroup) -> WriteResult:
         """Halve until the guilty pieces stand alone: they are parked, the others written, in the one transaction."""
         writer = self._writer
-        whole = Written([], [], set(), [])
+        whole = WriteResult([], [], set(), [])
         parked = list(group.parked)
 
         def write(pieces: Sequence[Piece]) -> None:
@@ -399,20 +404,20 @@ class Writing:
 class Piece(NamedTuple):
     """What can only be written or refused as a whole: a workflow, a submission, or one task's changes."""
 
-    group: Group
+    group: CommitGroup
     tasks: tuple[int, ...]
     at_ms: int
 
 
-def _pieces(group: Group, tasks_of_steps: dict[int, int]) -> list[Piece]:
-    def empty() -> Group:
-        return Group(lane=group.lane, seq=group.seq)
+def _pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
+    def empty() -> CommitGroup:
+        return CommitGroup(lane=group.lane, seq=group.seq)
 
     now = max((row.at_ms for row in group.history), default=0)
     pieces = [Piece(_with(empty(), workflows=[new]), (), new.created_ms) for new in group.workflows]
     # A stored step is its own task's, whatever a refused submission says.
     task_of = {step.id: step.task_id for s in group.submissions for step in s.steps} | tasks_of_steps
-    by_task: dict[int, Group] = {}
+    by_task: dict[int, CommitGroup] = {}
     stored = set(tasks_of_steps.values())
     for s in group.submissions:
         created = max((task.created_ms for task in s.tasks), default=now)
@@ -435,9 +440,9 @@ def _pieces(group: Group, tasks_of_steps: dict[int, int]) -> list[Piece]:
     return pieces
 
 
-def _joined(group: Group, pieces: Sequence[Piece], left_out: set[int]) -> Group:
+def _joined(group: CommitGroup, pieces: Sequence[Piece], left_out: set[int]) -> CommitGroup:
     """These pieces as one group, without what is said of tasks that were not stored."""
-    joined = Group(lane=group.lane, seq=group.seq)
+    joined = CommitGroup(lane=group.lane, seq=group.seq)
     for piece in pieces:
         part = piece.group
         if not part.submissions and left_out.intersection(piece.tasks):
@@ -461,9 +466,9 @@ _LISTS: Final = (
 )
 
 
-def _refused(piece: Piece, error: str) -> Written:
+def _refused(piece: Piece, error: str) -> WriteResult:
     part = piece.group
-    return Written(
+    return WriteResult(
         [SubmissionOutcome(s.request, {}, None, failed=error) for s in part.submissions],
         [WorkflowOutcome(w.request, 0, created=False, conflict=False, failed=error) for w in part.workflows],
         set(piece.tasks),
@@ -471,13 +476,13 @@ def _refused(piece: Piece, error: str) -> Written:
     )
 
 
-def _with(group: Group, **lists: list[Any]) -> Group:
+def _with(group: CommitGroup, **lists: list[Any]) -> CommitGroup:
     for name, rows in lists.items():
         setattr(group, name, rows)
     return group
 
 
-def _step_ids(group: Group) -> list[int]:
+def _step_ids(group: CommitGroup) -> list[int]:
     lists: Iterable[Sequence[Any]] = (
         group.steps_dispatched,
         group.steps_completed,

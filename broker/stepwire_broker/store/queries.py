@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 from stepwire_protocol import limits, patterns
 
-from stepwire_broker.core.stored import Loaded, Payloads, StoredStep, StoredTask, StoredWorkflow
+from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask, StoredWorkflow
 
 PAGE_ROWS_MAX: Final = 1_000
 
@@ -267,7 +267,7 @@ class StepRow(NamedTuple):
     output_bytes: int
 
 
-class Task(NamedTuple):
+class TaskRecord(NamedTuple):
     """All of a task, but outputs that were too many bytes. Payloads are JSON text."""
 
     task: TaskRow
@@ -287,7 +287,7 @@ class TaskFilter(NamedTuple):
     limit: int = 50
 
 
-def task(connection: Connection, task_id: int, outputs_bytes_max: int = limits.INTEGER_MAX) -> Task | None:
+def task(connection: Connection, task_id: int, outputs_bytes_max: int = limits.INTEGER_MAX) -> TaskRecord | None:
     """With its outputs in the order of its steps, as long as they come to no more than so many bytes together."""
     with _snapshot(connection):
         found = _task_rows(connection, "tasks.id = :id", {"id": task_id, "limit": 1})
@@ -300,7 +300,7 @@ def task(connection: Connection, task_id: int, outputs_bytes_max: int = limits.I
         values = {"task_id": task_id, "limit": -1, "outputs_max": outputs_bytes_max}
         outputs = "output" if (outputs_bytes or 0) <= outputs_bytes_max else _FIRST_OUTPUTS
         steps = _step_rows(connection, "steps.task_id = :task_id", values, "steps.position", outputs)
-        return Task(found[0], context, steps)
+        return TaskRecord(found[0], context, steps)
 
 
 # Which they are is decided from their sizes alone: what is left out is not read.
@@ -545,6 +545,7 @@ class ToldItem(NamedTuple):
     task_id: int
     facts: str
     workflow_id: int | None  # None when the task has been removed since
+    first_step_id: int | None  # None when its steps have been removed since
 
 
 def told_after(
@@ -556,7 +557,8 @@ def told_after(
         ToldItem,
         f"""
         SELECT lane_id, seq, position, task_id, facts,
-         (SELECT workflow_id FROM tasks WHERE tasks.id = history.task_id)
+         (SELECT workflow_id FROM tasks WHERE tasks.id = history.task_id),
+         (SELECT id FROM steps WHERE steps.task_id = history.task_id AND position = 0)
         FROM history WHERE {"" if task_id is None else "task_id = :task_id AND"}
          lane_id = :lane_id AND (seq, position) >= (:seq, :position) ORDER BY seq, position LIMIT :limit
         """,  # noqa: S608

@@ -15,8 +15,8 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from stepwire_broker.core.settings import RetentionSettings
-from stepwire_broker.core.states import STEP_FINAL, TaskState
+from stepwire_broker.core.definitions.settings import RetentionSettings
+from stepwire_broker.core.model.states import STEP_FINAL, TaskState
 
 from . import sqlite
 from .errors import StoreRefused

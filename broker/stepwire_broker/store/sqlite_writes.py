@@ -14,8 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from stepwire_broker.core.group import (
-    Group,
+from stepwire_broker.core.model.commit_group import (
+    CommitGroup,
     HistoryRow,
     Key,
     Parked,
@@ -28,7 +28,7 @@ from stepwire_broker.core.group import (
 )
 
 from . import sqlite
-from .keys import Name, Owner
+from .keys import KeyOwner, Name
 from .lane import Rows, StoredDigest, Trouble
 
 NONE: Final = -1
@@ -246,8 +246,8 @@ class SqliteWriter:
     def claim_keys(self, claims: Sequence[Key]) -> int:
         return CLAIM.run(self._execute, claims)
 
-    def key_owners(self, claims: Sequence[Key]) -> dict[Name, Owner]:
-        owners: dict[Name, Owner] = {}
+    def key_owners(self, claims: Sequence[Key]) -> dict[Name, KeyOwner]:
+        owners: dict[Name, KeyOwner] = {}
         for start in range(0, len(claims), ROWS_MAX):
             part = claims[start : start + ROWS_MAX]
             values = ",".join(["(?,?)"] * len(part))
@@ -255,7 +255,7 @@ class SqliteWriter:
                 f"SELECT namespace, key, digest, task_id FROM keys WHERE (namespace, key) IN (VALUES {values})",  # noqa: S608
                 [*chain.from_iterable((key.namespace, key.key) for key in part)],
             )
-            owners.update(((a, b), Owner(c, d)) for a, b, c, d in found)
+            owners.update(((a, b), KeyOwner(c, d)) for a, b, c, d in found)
         return owners
 
     def release_keys(self, claims: Sequence[Key]) -> None:
@@ -302,7 +302,7 @@ class SqliteWriter:
     def trouble(self, error: Exception) -> Trouble:
         return trouble(error)
 
-    def rest(self, group: Group) -> None:
+    def rest(self, group: CommitGroup) -> None:
         """Checkpoint where an error shows and nobody waits for an outcome. SQLite's own, inside COMMIT, stands behind
         it at twice the size, and keeps its errors to itself."""
         self.count_pages(_pages_of(group))
@@ -447,7 +447,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _pages_of(group: Group) -> int:
+def _pages_of(group: CommitGroup) -> int:
     """How many pages of log a group makes, rather more than less: a lone row makes a handful, many share theirs."""
     lists: Iterable[Sequence[Any]] = (
         group.steps_dispatched,

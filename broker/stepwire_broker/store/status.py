@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from stepwire_broker.core.settings import RetentionSettings
+from stepwire_broker.core.definitions.settings import RetentionSettings
 
 from . import backup, retention
 from .migrate import HEAD, revision

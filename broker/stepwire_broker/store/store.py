@@ -9,10 +9,10 @@ from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
-from stepwire_broker.core.group import Group
-from stepwire_broker.core.routes import KEPT_AS
-from stepwire_broker.core.settings import DatabaseSettings, RetentionSettings
-from stepwire_broker.core.stored import StoredWorkflow
+from stepwire_broker.core.definitions.settings import DatabaseSettings, RetentionSettings
+from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
+from stepwire_broker.core.intake.routing_rules import KEPT_AS
+from stepwire_broker.core.model.commit_group import CommitGroup
 
 from . import queries, sqlite
 from .lane import Faults, Lane, Report
@@ -91,7 +91,7 @@ class Store:
             self._retention.ask()
             self._lane.look()
 
-    def put(self, group: Group) -> None:
+    def put(self, group: CommitGroup) -> None:
         """Have it written, after what was put before. Never waits."""
         assert self._lane is not None, "the store was not started"
         self._lane.put(group)

@@ -1,9 +1,10 @@
 """The declared schema. What it forbids nobody can write: a step's state decides which of its columns may be filled.
 
-The migrations end at exactly this, and a test holds them to it. Column order follows the row types of core/group.py and
-core/stored.py, with the large payload last: what stands behind it is read by walking through all of it. Times are UTC
-milliseconds, payloads are JSON text, and a column takes its own type and no other. There are no foreign keys on `keys`
-and `history`: a key is claimed before its task is stored, and every history row would pay for a look at its task.
+The migrations end at exactly this, and a test holds them to it. Columns are in the order of the row types of
+core/model/commit_group.py and core/definitions/stored_rows.py, the large payload last, because SQLite reads a column
+by walking through all columns before it. Times are UTC milliseconds, payloads are JSON text, and a column accepts its
+own type only. There are no foreign keys on `keys` and `history`: a key is claimed before its task is stored, and every
+history row would pay for a look at its task.
 """
 
 from typing import Any, Final

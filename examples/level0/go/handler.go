@@ -1,4 +1,4 @@
-// Level 0 in Go: needs libzmq (Debian: apt-get install libzmq3-dev), and nothing of Stepwire.
+// Level 0 in Go: needs libzmq (Debian: apt-get install libzmq3-dev), and no part of Stepwire.
 package main
 
 import (
@@ -64,10 +64,10 @@ func read(raw json.RawMessage, into any, raw2 json.RawMessage, into2 any) error 
 	return json.Unmarshal(raw2, into2)
 }
 
-// Whatever happens, there is a result: a step without one is only given up when its time is over.
+// Always return a result: without one, the broker waits until the step's timeout has expired.
 func run(s step) (result object) {
 	defer func() {
-		if fault := recover(); fault != nil { // a division by zero, say
+		if fault := recover(); fault != nil { // for example a division by zero
 			result = object{"step_id": s.ID, "status": "failed", "error": object{"message": fmt.Sprint(fault)}}
 		}
 	}()
@@ -77,7 +77,7 @@ func run(s step) (result object) {
 		return object{"step_id": s.ID, "status": "error", "error": refusal}
 	}
 	output, err := handler(s)
-	if err != nil { // what cannot be read now cannot be read the next time either
+	if err != nil { // unreadable input stays unreadable, so a retry cannot help
 		return object{"step_id": s.ID, "status": "failed", "error": object{"message": err.Error(), "retryable": false}}
 	}
 	output["language"] = "go"

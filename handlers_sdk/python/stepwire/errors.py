@@ -18,7 +18,7 @@ A handler may raise any exception. An ordinary one is a failure that the step's 
 precise.
 """
 
-from typing import Final
+from typing import Any, Final
 
 OUTCOME_UNKNOWN: Final = "outcome_unknown"
 RETRY_AFTER_MAX_S: Final = 10 * 365 * 86_400
@@ -78,15 +78,18 @@ class ClientError(StepwireError):
     """The broker refused a call, or did not answer it.
 
     `status` is the HTTP status, 0 without an answer. `code` and `hint` come from the broker: what is wrong, and what to
-    do next.
+    do next; `next` is the same hint for programs: a code and its parameters.
     """
 
-    def __init__(self, message: str, *, status: int = 0, code: str = "", hint: str = "") -> None:
+    def __init__(
+        self, message: str, *, status: int = 0, code: str = "", hint: str = "", next: dict[str, Any] | None = None
+    ) -> None:
         super().__init__(f"{message} {hint}".strip())
         self.message = message
         self.status = status
         self.code = code
         self.hint = hint
+        self.next = next
 
 
 class Unreachable(ClientError):

@@ -8,8 +8,8 @@ from typing import Any, Final, Literal, TypeAlias, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Raw
-from stepwire_protocol import door, limits
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol import limits, strict_json
+from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import ErrorDetail, Result, ResultMetadata, StepRequest
 
 from .errors import OUTCOME_UNKNOWN, ConfigurationError, Retry, StepError
@@ -160,8 +160,8 @@ def encode_output(value: Any) -> bytes:
             if isinstance(value, Raw):
                 msgspec.json.decode(body)  # exactly one value, and not a part of a larger one
             # The depth counts from the outside of a results message.
-            door.check(b'{"results":[{"output":' + body + b"}]}", bytes_max=len(body) + 64)
-        except (Refusal, msgspec.DecodeError) as refusal:
+            strict_json.parse(b'{"results":[{"output":' + body + b"}]}", bytes_max=len(body) + 64)
+        except (InvalidMessage, msgspec.DecodeError) as refusal:
             raise ValueError(str(refusal)) from None
     return body
 

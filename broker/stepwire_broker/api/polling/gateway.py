@@ -23,10 +23,10 @@ from stepwire_protocol.polling import (
     StartCall,
 )
 
-from stepwire_broker.api.exchange import Call, Reply, Waiting, encode
-from stepwire_broker.api.ports import BrokerPort
-from stepwire_broker.api.problems import Problem
-from stepwire_broker.core.session import POLL
+from stepwire_broker.api.engine_port import EnginePort
+from stepwire_broker.api.http import HttpCall, LongPolls, Reply, encode
+from stepwire_broker.api.http_problems import HttpProblem
+from stepwire_broker.core.model.targets import POLL
 
 from .worker import HELD_MAX, PollWorker
 
@@ -43,7 +43,7 @@ class Known(NamedTuple):
 
 
 class Gateway:
-    def __init__(self, broker: BrokerPort) -> None:
+    def __init__(self, broker: EnginePort) -> None:
         self._broker = broker
         self._known: dict[str, Known] = {}
         # Of sessions, over all workers: so none has a number twice, however often it is forgotten.
@@ -52,7 +52,7 @@ class Gateway:
 
     # -- the calls ----------------------------------------------------------------------------------------------------
 
-    async def lease(self, call: Call) -> Reply:
+    async def lease(self, call: HttpCall) -> Reply:
         said = await self._read(call, LeaseCall, CALL_BYTES_MAX)
         if self._broker.state.draining:
             raise _stopping()
@@ -72,7 +72,7 @@ class Gateway:
         async with call.until_gone() as client:
             return self._leased(worker, said, await self._steps(call, client, worker, said, free))
 
-    async def heartbeat(self, call: Call) -> Reply:
+    async def heartbeat(self, call: HttpCall) -> Reply:
         said = await self._read(call, HeartbeatCall, CALL_BYTES_MAX)
         worker = self._in_session(said.worker, said.session)
         if not worker.beat(said.holding):
@@ -92,7 +92,7 @@ class Gateway:
         )
         return Reply(200, encode(answer))
 
-    async def start(self, call: Call) -> Reply:
+    async def start(self, call: HttpCall) -> Reply:
         said = await self._read(call, StartCall, CALL_BYTES_MAX)
         worker = self._in_session(said.worker, said.session)
         async with call.until_gone() as client:
@@ -102,7 +102,7 @@ class Gateway:
             finally:
                 worker.give_up(starting)
         if not starting.granted:
-            raise Problem(
+            raise HttpProblem(
                 409,
                 "not_granted",
                 "none of these may start: they are not this worker's any more, or are to stop",
@@ -117,26 +117,26 @@ class Gateway:
         )
         return Reply(200, encode(answer))
 
-    async def results(self, call: Call) -> Reply:
+    async def results(self, call: HttpCall) -> Reply:
         """Whatever the session: what was done is done."""
         broker = self._broker
         said = await self._read(call, ResultsCall, broker.settings.bus.max_message_bytes)
         if said.deployment != broker.deployment:
-            raise Problem(
+            raise HttpProblem(
                 409,
                 "other_deployment",
                 "these steps are of another database: it was replaced or restored since",
                 "log what was done, and forget it here: nobody asks for it any more",
             )
         if broker.state.outbox.bytes_waiting > broker.settings.limits.uncommitted_bytes:
-            raise Problem(429, "overloaded", "the database is behind", "send it again", retry_after_ms=1_000)
+            raise HttpProblem(429, "overloaded", "the database is behind", "send it again", retry_after_ms=1_000)
         worker = self._worker(said.worker)
         async with call.until_gone() as client:
             reporting = worker.report(said)
             await self._until(call, client, reporting.answered)
         if reporting.refused is not None:
             status = 413 if reporting.refused.code == "too_large" else 409
-            raise Problem(
+            raise HttpProblem(
                 status,
                 reporting.refused.code,
                 f"{reporting.refused.message}: not taken; what else this message held, is",
@@ -147,7 +147,7 @@ class Gateway:
             self._let_go(worker)
         return Reply(200, encode(ResultsAnswer(broker=broker.broker_id, epoch=broker.epoch, rids=[said.rid])))
 
-    async def bye(self, call: Call) -> Reply:
+    async def bye(self, call: HttpCall) -> Reply:
         """A good-bye that is said again, because its answer was lost, finds the session over: that is an answer too."""
         said = await self._read(call, ByeCall, CALL_BYTES_MAX)
         known = self._known.get(said.worker)
@@ -178,7 +178,9 @@ class Gateway:
 
     # -- a lease ------------------------------------------------------------------------------------------------------
 
-    async def _steps(self, call: Call, client: Waiting, worker: PollWorker, said: LeaseCall, free: int) -> Steps | None:
+    async def _steps(
+        self, call: HttpCall, client: LongPolls, worker: PollWorker, said: LeaseCall, free: int
+    ) -> Steps | None:
         """The next batch for this worker, or None when the time is over, or another call of it came."""
         loop = asyncio.get_running_loop()
         mine = worker.waiter = loop.create_future()
@@ -220,7 +222,7 @@ class Gateway:
             return
         self._numbers += 1
         if not worker.open(self._numbers, said):
-            raise Problem(503, "overloaded", "no session could be opened", retry_after_ms=1_000)
+            raise HttpProblem(503, "overloaded", "no session could be opened", retry_after_ms=1_000)
 
     def _leased(self, worker: PollWorker, said: LeaseCall, steps: Steps | None) -> Reply:
         bus = self._broker.settings.bus
@@ -244,10 +246,10 @@ class Gateway:
 
     # -- who is there -------------------------------------------------------------------------------------------------
 
-    async def _read(self, call: Call, kind: type[polling.C], bytes_max: int) -> polling.C:
+    async def _read(self, call: HttpCall, kind: type[polling.C], bytes_max: int) -> polling.C:
         call.query()
         if not self._broker.settings.executors.poll.enabled:
-            raise Problem(404, "not_enabled", "this broker leases no steps over HTTP", "see executors.poll.enabled")
+            raise HttpProblem(404, "not_enabled", "this broker leases no steps over HTTP", "see executors.poll.enabled")
         body = await call.body(bytes_max)
         said = polling.read(kind, body, bytes_max)
         known = self._known.get(said.worker)
@@ -264,7 +266,7 @@ class Gateway:
         if id in broker.state.sessions or id in broker.state.attached:
             _taken(id)
         if len(self._known) >= WORKERS_MAX:
-            raise Problem(
+            raise HttpProblem(
                 429,
                 "too_many_workers",
                 f"{WORKERS_MAX} workers lease steps over HTTP already",
@@ -286,7 +288,7 @@ class Gateway:
     def _take_turn(self, worker: PollWorker, n: int) -> None:
         """What a call says that holds only while it is the latest. Whatever waited before it is answered."""
         if n <= worker.last_n:
-            raise Problem(
+            raise HttpProblem(
                 409,
                 "stale_call",
                 f"n is {n}, and this worker has said {worker.last_n} already: what this call says may be old",
@@ -301,7 +303,7 @@ class Gateway:
             for batch_id in list(worker.batches):
                 worker.give_back(batch_id)
             worker.stop_waiting()
-            worker.break_off(Problem(503, "overloaded", "the worker's session ended meanwhile", "send it again"))
+            worker.break_off(HttpProblem(503, "overloaded", "the worker's session ended meanwhile", "send it again"))
             known.let_go()
 
     def _look(self) -> None:
@@ -322,7 +324,11 @@ class Gateway:
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     async def _until(
-        self, call: Call, client: Waiting, answered: "asyncio.Future[None]", look: Callable[[], object] = lambda: None
+        self,
+        call: HttpCall,
+        client: LongPolls,
+        answered: "asyncio.Future[None]",
+        look: Callable[[], object] = lambda: None,
     ) -> None:
         """Until it is committed. A client that is told 503 asks again: all of these may be said twice."""
         loop = asyncio.get_running_loop()
@@ -331,7 +337,7 @@ class Gateway:
             if call.closing.is_set():
                 raise _stopping()
             if loop.time() > until:
-                raise Problem(
+                raise HttpProblem(
                     503, "database_unavailable", "this could not be stored yet", "send it again", retry_after_ms=1_000
                 )
             await client.wait(answered, LOOK_AGAIN_S)
@@ -339,7 +345,7 @@ class Gateway:
 
 
 def _no_session() -> NoReturn:
-    raise Problem(
+    raise HttpProblem(
         409,
         "unknown_session",
         "this session is over, or was never opened: the lease ran out, or the broker started anew",
@@ -348,7 +354,7 @@ def _no_session() -> NoReturn:
 
 
 def _taken(id: str) -> NoReturn:
-    raise Problem(
+    raise HttpProblem(
         409,
         "worker_taken",
         f"{id} is a worker already, and holds steps or comes another way",
@@ -356,5 +362,5 @@ def _taken(id: str) -> NoReturn:
     )
 
 
-def _stopping() -> Problem:
-    return Problem(503, "draining", "this broker is stopping", retry_after_ms=1_000)
+def _stopping() -> HttpProblem:
+    return HttpProblem(503, "draining", "this broker is stopping", retry_after_ms=1_000)

@@ -38,7 +38,7 @@ from stepwire_protocol.messages import (
 )
 from stepwire_protocol.polling import CancelledItem, LeaseCall, ResultsCall
 
-from stepwire_broker.api.ports import BrokerPort
+from stepwire_broker.api.engine_port import EnginePort
 
 V: Final = limits.PROTOCOL_LEVEL_1
 GIVE_BACK_S: Final = 1.0  # steps that come when no call waits are kept so long for the next one
@@ -49,7 +49,7 @@ NO_BATCH: Final = "none"  # an accept of this says how much is free, and nothing
 _RANK: Final[dict[HeldState, int]] = {"queued": 0, "asking": 1, "running": 2, "done": 3}
 
 
-class Held(Struct):
+class LeasedStep(Struct):
     """A delivery that was given to this worker, and what the client last said of it."""
 
     state: HeldState
@@ -74,7 +74,7 @@ class Reporting(Struct, eq=False):
 
 
 class PollWorker:
-    def __init__(self, id: str, broker: BrokerPort) -> None:
+    def __init__(self, id: str, broker: EnginePort) -> None:
         self.id = id
         self.session: str | None = None
         self.last_n = 0  # of the client's calls for a lease
@@ -82,7 +82,7 @@ class PollWorker:
         self.is_leaving = False
         self.quiet = False
         self.quit = False
-        self.held: dict[Item, Held] = {}
+        self.held: dict[Item, LeasedStep] = {}
         self.cancels: dict[Item, CancelledItem] = {}
         self.batches: dict[str, Steps] = {}  # here, and not in an answer yet
         self.waiter: asyncio.Future[None] | None = None  # of the call for a lease that waits now
@@ -276,7 +276,7 @@ class PollWorker:
             self._batch = number
             now = self._broker.now().mono
             for item in _items(message):
-                self.held[item] = Held("queued", now, False)
+                self.held[item] = LeasedStep("queued", now, False)
             self.batches[batch_id] = message
             asyncio.get_running_loop().call_later(GIVE_BACK_S, self.give_back, batch_id)
         self._tell(Accept(v=V, worker=self.id, session=session, batch_id=batch_id, free=0))
@@ -365,7 +365,7 @@ class PollWorker:
             held = self.held.get((step_id, delivery))
             if held is None:
                 if len(self.held) < HELD_MAX and (step_id, delivery) not in self._acked:
-                    self.held[step_id, delivery] = Held(state, now - age_ms)
+                    self.held[step_id, delivery] = LeasedStep(state, now - age_ms)
             else:
                 held.is_given = True
                 if _RANK[state] > _RANK[held.state]:

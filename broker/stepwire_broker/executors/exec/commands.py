@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 from stepwire_protocol import patterns
 
-from stepwire_broker.core.settings import CommandSettings, ExecSettings
+from stepwire_broker.core.definitions.settings import CommandSettings, ExecSettings
 
 from .program import SHELL
 
@@ -22,7 +22,7 @@ class BadCommand(ValueError):
     """A command that cannot be run. The message says which key is wrong, and how it should be."""
 
 
-class Command(Struct, frozen=True):
+class ProgramCommand(Struct, frozen=True):
     """A program with its arguments, as it is started."""
 
     handlers: str  # a handler_class, or a pattern of them
@@ -52,7 +52,7 @@ class Commands:
     def shadow_safe(self) -> tuple[str, ...]:
         return tuple(command.handlers for command in self._all if command.shadow_safe)
 
-    def find(self, handler_class: str) -> Command | None:
+    def find(self, handler_class: str) -> ProgramCommand | None:
         """That of its own name, else of the first pattern that matches it."""
         exact = self._exact.get(handler_class)
         if exact is not None:
@@ -60,7 +60,7 @@ class Commands:
         return next((c for c in self._patterns if patterns.matches(c.handlers, handler_class)), None)
 
 
-def _command(key: str, said: CommandSettings | tuple[str, ...], inherited: dict[str, str]) -> Command:
+def _command(key: str, said: CommandSettings | tuple[str, ...], inherited: dict[str, str]) -> ProgramCommand:
     where = f"executors.exec.commands.{key}"
     if not _HANDLERS.fullmatch(key) or any(not segment for segment in key.split(patterns.SEPARATOR)):
         raise BadCommand(
@@ -79,7 +79,7 @@ def _command(key: str, said: CommandSettings | tuple[str, ...], inherited: dict[
         raise BadCommand(f"{where}: its cwd {settings.cwd} is not a directory")
     environ = {**inherited, **settings.env}
     _check_program(where, settings.argv[0], settings.cwd, environ["PATH"])
-    return Command(key, settings.argv, settings.cwd, environ, settings.shadow_safe)
+    return ProgramCommand(key, settings.argv, settings.cwd, environ, settings.shadow_safe)
 
 
 def _check_program(where: str, program: str, cwd: str | None, path: str) -> None:

@@ -15,7 +15,9 @@ from stepwire.actions import RunEnd
 from stepwire_protocol import codec, limits
 from stepwire_protocol.messages import StepRequest
 
-from stepwire_broker.core.settings import Settings
+from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.exec_runs.process_groups import MARK
+from stepwire_broker.exec_runs.records import Record, Records
 from stepwire_broker.executors.contract import (
     BaseExecutor,
     ExecutionFailed,
@@ -24,12 +26,10 @@ from stepwire_broker.executors.contract import (
     NoExecutor,
     StepReady,
 )
-from stepwire_broker.runs.groups import MARK
-from stepwire_broker.runs.records import Record, Records
 
-from .commands import Command, Commands
-from .outcome import outcome_of
-from .program import Ended, NotStarted, Order, Program
+from .commands import Commands, ProgramCommand
+from .exit_codes import outcome_of
+from .program import NotStarted, Program, ProgramEnded, ProgramStart
 
 KEY: Final = "exec"
 RESULT_OVERHEAD_BYTES: Final = 1_500  # what a results message holds beside the output
@@ -70,7 +70,7 @@ class Exec(BaseExecutor):
                 raise NoExecutor(f"executors.exec.commands has none for {step.handler_class}")
             request = await step.request()
             mark = secrets.token_hex(8)
-            order = Order(
+            order = ProgramStart(
                 argv=command.argv,
                 cwd=command.cwd,
                 environ=_environ(command, step, request, mark),
@@ -98,7 +98,7 @@ class Exec(BaseExecutor):
         elif len(self._told) < TOLD_MAX:
             self._told[run] = reason  # it is about to begin
 
-    def _outcome(self, step: StepReady, ended: Ended) -> ExecutionResult:
+    def _outcome(self, step: StepReady, ended: ProgramEnded) -> ExecutionResult:
         at_most_once = step.delivery_mode == "at_most_once"
         if ended.told_to_end == "shutdown" and not at_most_once:
             raise NoCapacity("the broker stops; it runs again after that")
@@ -106,7 +106,7 @@ class Exec(BaseExecutor):
             log.debug("run_said", step_id=step.step_id, stderr=ended.stderr.decode("utf-8", "replace"))
         return outcome_of(ended, at_most_once=at_most_once, stdout_bytes_max=self._stdout_bytes_max)
 
-    def _register(self, pid: int, mark: str, command: Command, step: StepReady) -> tuple[Record, Path]:
+    def _register(self, pid: int, mark: str, command: ProgramCommand, step: StepReady) -> tuple[Record, Path]:
         if self._records is None:
             raise OSError("the broker stops")
         record = self._records.record(
@@ -121,7 +121,7 @@ class Exec(BaseExecutor):
         return record, self._records.add(record)
 
 
-def _environ(command: Command, step: StepReady, request: StepRequest, mark: str) -> dict[str, str]:
+def _environ(command: ProgramCommand, step: StepReady, request: StepRequest, mark: str) -> dict[str, str]:
     """Clean, but for what every program needs, what its command says, and which run this is."""
     metadata = request.metadata
     timeout_ms = step.timeout_ms or limits.TIMEOUT_DEFAULT_MS

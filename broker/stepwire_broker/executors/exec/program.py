@@ -20,8 +20,8 @@ from typing import Final
 import structlog
 from msgspec import Struct
 
-from stepwire_broker.runs.groups import NotOurs, members, tell
-from stepwire_broker.runs.records import Record
+from stepwire_broker.exec_runs.process_groups import NotOurs, members, tell
+from stepwire_broker.exec_runs.records import Record
 
 SHELL: Final = "/bin/sh"
 GATE: Final = 'read -r _ && exec "$@"'
@@ -44,7 +44,7 @@ class NotStarted(Exception):
     """Nothing of the program has run."""
 
 
-class Order(Struct, frozen=True, kw_only=True):
+class ProgramStart(Struct, frozen=True, kw_only=True):
     """What to run, and on what."""
 
     argv: tuple[str, ...]
@@ -54,7 +54,7 @@ class Order(Struct, frozen=True, kw_only=True):
     stdout_bytes_max: int
 
 
-class Ended(Struct, frozen=True, kw_only=True):
+class ProgramEnded(Struct, frozen=True, kw_only=True):
     """How a program ended, and what it said."""
 
     exit_code: int | None = None  # None: it has none, for `killed_by` or because it is not known
@@ -67,7 +67,7 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 class Program:
-    def __init__(self, order: Order, register: Callable[[int], tuple[Record, Path]]) -> None:
+    def __init__(self, order: ProgramStart, register: Callable[[int], tuple[Record, Path]]) -> None:
         """`register` puts the process of this pid on record; it may raise OSError."""
         self._order = order
         self._register = register
@@ -84,7 +84,7 @@ class Program:
         self._kill_at_s = 0.0
         self._left = memoryview(OPEN + order.request)
 
-    async def run(self) -> Ended:
+    async def run(self) -> ProgramEnded:
         """Raises NotStarted. A cancellation tells it to end, and is raised again when it has."""
         try:
             process, path = self._start()
@@ -163,7 +163,7 @@ class Program:
 
     # -- while it runs ------------------------------------------------------------------------------------------------
 
-    async def _live(self, process: "subprocess.Popen[bytes]", path: Path) -> Ended:
+    async def _live(self, process: "subprocess.Popen[bytes]", path: Path) -> ProgramEnded:
         try:
             self._loop.add_reader(self._pidfd, self._on_exit)
             self._loop.add_reader(self._out, self._read_stdout)
@@ -187,12 +187,12 @@ class Program:
             self._close_all()
         return self._over(path, exit_code, killed_by)
 
-    def _over(self, path: Path, exit_code: int | None, killed_by: int | None) -> Ended:
+    def _over(self, path: Path, exit_code: int | None, killed_by: int | None) -> ProgramEnded:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:  # it is of a process that is no more: nothing comes of it
             log.warning("run_record_stays", file=str(path), error=error.strerror)
-        return Ended(
+        return ProgramEnded(
             exit_code=exit_code,
             killed_by=killed_by,
             stdout=bytes(self._stdout),

@@ -169,6 +169,7 @@ class _Problem(Struct):
     detail: str = ""
     code: str = ""
     hint: str = ""
+    next: dict[str, Any] | None = None
 
 
 def error_of(status: int, body: bytes) -> ClientError:
@@ -178,7 +179,9 @@ def error_of(status: int, body: bytes) -> ClientError:
     except (msgspec.DecodeError, UnicodeDecodeError):
         problem = _Problem()
     message = problem.detail or problem.title or f"HTTP {status}"
-    return _ERROR_OF.get(status, ClientError)(message, status=status, code=problem.code, hint=problem.hint)
+    return _ERROR_OF.get(status, ClientError)(
+        message, status=status, code=problem.code, hint=problem.hint, next=problem.next
+    )
 
 
 def with_query(path: str, query: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 from stepwire_protocol import codec, topics
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import (
     Ack,
     Adopt,
@@ -90,7 +90,7 @@ class Session:
             return
         try:
             message = codec.decode_broker(body)
-        except Refusal as refusal:
+        except InvalidMessage as refusal:
             if refusal.code != "unknown_type":
                 self.intake.on_unreadable(body, "bad_message", str(refusal), now_ms)
             return

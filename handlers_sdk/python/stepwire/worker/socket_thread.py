@@ -10,7 +10,7 @@ from typing import Any, Final, assert_never
 
 import zmq
 from stepwire_protocol import codec
-from stepwire_protocol.errors import Refusal
+from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import Item
 
 from stepwire.actions import Action, CancelRun, Connect, Log, Quit, Rebuild, Run, Send
@@ -134,7 +134,7 @@ class SocketThread:
             left_bytes -= len(frame)
             try:
                 topic, body = codec.split(frame)
-            except Refusal:
+            except InvalidMessage:
                 continue
             session.receive(topic, body, now)
 

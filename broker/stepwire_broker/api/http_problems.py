@@ -1,0 +1,135 @@
+"""Every way the API says no: one status per code, as `application/problem+json` (RFC 9457)."""
+
+import math
+from typing import Final, NoReturn, get_args
+
+from msgspec import Struct
+from stepwire_protocol.errors import REFUSALS, InvalidMessage
+
+from stepwire_broker.core.model.answers import CommandRefused, RefusedCode
+from stepwire_broker.core.model.hints import Hint
+
+from .hints import worded
+from .token import Grant, Scope
+
+STATUS: Final[dict[RefusedCode, int]] = {
+    # the request itself
+    "invalid": 400,
+    "not_found": 404,
+    "wrong_state": 409,
+    "version_conflict": 409,
+    "key_conflict": 409,
+    # the broker, as it is configured
+    "no_executor": 503,
+    # the broker, now; the same request may be taken later
+    "too_many_open_steps": 429,
+    "overloaded": 429,
+    "draining": 503,
+    "starting": 503,
+    "database_locked": 503,
+    "disk_full": 503,
+    "database_read_only": 503,
+    "database_unavailable": 503,
+    # the data, after all
+    "refused_by_database": 422,
+}
+RETRY_AFTER_MS: Final = 1000  # when the broker names no time of its own
+
+_HINTS: Final[dict[str, str]] = {
+    "too_large": "keep large data elsewhere and pass a reference to it",
+    "duplicate_key": "name each member of an object once",
+}
+
+
+class ProblemDocument(Struct, frozen=True, omit_defaults=True):
+    """`code` names the problem for programs, and `next` what to do; `detail` and `hint` are the same for people."""
+
+    title: str
+    status: int
+    code: str
+    detail: str
+    hint: str = ""
+    next: Hint | None = None
+    retry_after_ms: int | None = None
+
+
+class HttpProblem(Exception):
+    """Answer the request with this and nothing else."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        hint: str | Hint = "",
+        *,
+        retry_after_ms: int | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.hint = worded(hint) if isinstance(hint, Hint) else hint or _HINTS.get(code, "")
+        self.next = hint if isinstance(hint, Hint) else None
+        self.retry_after_ms = retry_after_ms
+        self.headers = headers
+        if retry_after_ms is not None:
+            self.headers = (*headers, (b"retry-after", b"%d" % max(1, math.ceil(retry_after_ms / 1000))))
+
+    def document(self) -> ProblemDocument:
+        title = TITLES.get(self.status, "The request failed")
+        return ProblemDocument(title, self.status, self.code, self.detail, self.hint, self.next, self.retry_after_ms)
+
+
+def of_refused(refused: CommandRefused) -> HttpProblem:
+    """What the core said no to."""
+    status = STATUS[refused.code]
+    retry_after_ms = refused.retry_after_ms
+    if retry_after_ms is None and status in (429, 503):
+        retry_after_ms = RETRY_AFTER_MS
+    return HttpProblem(status, refused.code, refused.message, refused.hint or "", retry_after_ms=retry_after_ms)
+
+
+def of_refusal(refusal: InvalidMessage) -> HttpProblem:
+    """What was refused at the door: the text is not what it should be."""
+    return HttpProblem(413 if refusal.code == "too_large" else 400, refusal.code, refusal.message)
+
+
+def raise_refused(refused: CommandRefused) -> NoReturn:
+    raise of_refused(refused)
+
+
+def not_found(what: str, hint: str | Hint = "") -> HttpProblem:
+    return HttpProblem(404, "not_found", f"there is no {what}", hint)
+
+
+def scope_missing(grant: Grant, needed: Scope) -> HttpProblem:
+    may = ", ".join(sorted(grant.scopes)) or "nothing"
+    return HttpProblem(
+        403,
+        "scope_missing",
+        f"the token {grant.name!r} may {may}, and this needs the scope `{needed}`",
+        f"use a token that has it, or have one made: stepwire token new --scope {needed}",
+    )
+
+
+TITLES: Final = {
+    400: "The request is not valid",
+    401: "A token is needed",
+    403: "Not allowed",
+    404: "Not found",
+    405: "This method is not for this resource",
+    408: "Too slow",
+    409: "It is not in a state for this",
+    410: "Gone",
+    413: "Too large",
+    415: "This content type is not taken",
+    422: "The database refused the data",
+    429: "Too much at once",
+    500: "A fault of the broker",
+    503: "Not now",
+}
+
+assert set(STATUS) == set(get_args(RefusedCode))
+assert set(_HINTS) <= set(REFUSALS)

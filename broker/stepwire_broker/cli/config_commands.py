@@ -1,0 +1,119 @@
+"""`stepwire config`: what is set, where each value is from, and whether it is right. Nothing is started."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from stepwire_broker.configuration import loader
+
+from . import output
+from .asking import confirm
+from .failure import Exit, Failure, leave
+from .options import Options, StepwireGroup
+
+if TYPE_CHECKING:
+    from stepwire_broker.core.definitions.settings import Settings
+
+
+@click.group(name="config", cls=StepwireGroup)
+def configuration() -> None:
+    """Show, check and begin the configuration."""
+
+
+@configuration.command()
+@click.option("--origin", is_flag=True, help="Say where each value comes from.")
+@click.pass_obj
+def show(options: Options, origin: bool) -> None:
+    """Print every setting with its value; passwords are left out."""
+    loaded = load(options)
+    rows: list[dict[str, Any]] = [
+        {"key": key, "value": value, "origin": where} for key, value, where in loader.show(loaded)
+    ]
+    columns = [output.Column("key", "key"), output.Column("value", "value")]
+    if origin:
+        columns.append(output.Column("origin", "origin"))
+    output.several(options, rows, columns, "")
+    say_notes(options, loaded)
+
+
+@configuration.command()
+@click.pass_obj
+def validate(options: Options) -> None:
+    """Read the configuration as `serve` would, and say what is wrong with it."""
+    from stepwire_broker.api.listening import ListenError, check_listen
+    from stepwire_broker.core.routing.router import RulesRefused, check
+    from stepwire_broker.executors.exec import BadCommand, Commands
+    from stepwire_broker.executors.registry import known
+
+    loaded = load(options)
+    settings = loaded.settings
+    try:
+        check_listen(settings.http)
+        Commands(settings.executors.exec, os.environ)
+        check(settings.execution, known(settings))
+    except (ListenError, BadCommand, RulesRefused) as error:
+        raise Failure(Exit.USAGE, str(error)) from None
+    notes = [*loaded.notes, *_of_rules(settings)]
+    where = str(loaded.file) if loaded.file else "no file: everything is a default or from the environment"
+    facts = {"valid": True, "file": loaded.file and str(loaded.file), "notes": notes}
+    output.one(options, facts, f"valid ({where})")
+    for text in notes:
+        output.note(options, text)
+
+
+def _of_rules(settings: "Settings") -> list[str]:
+    """Rules that are in order, and can do nothing."""
+    from stepwire_broker.core.routing.router import Router, hidden
+    from stepwire_broker.executors.registry import known
+
+    router = Router(settings.execution, known(settings), bus_is_distributed=True)
+    return [
+        f"execution.rules[{rule.number - 1}] ({rule.match}) never matches: all that it would is taken by"
+        f" rules[{earlier.number - 1}] ({earlier.match}), which stands before it"
+        for rule, earlier in hidden(router.rules)
+    ]
+
+
+@configuration.command()
+@click.pass_obj
+def schema(options: Options) -> None:
+    """Print the JSON Schema of the configuration file, for editors and checks."""
+    from stepwire_broker.configuration import setting_texts
+
+    click.echo(msgspec.json.format(msgspec.json.encode(setting_texts.schema())).decode())
+
+
+@configuration.command()
+@click.argument("file", default=loader.FILE_NAME, type=click.Path(dir_okay=False, path_type=Path))
+@click.pass_obj
+def init(options: Options, file: Path) -> None:
+    """Write a configuration file with every setting, its default and what it is for. FILE is ./stepwire.yaml."""
+    from stepwire_broker.configuration import setting_texts
+
+    if file.exists() and not confirm(options, f"{file} is there already: write over it?"):
+        leave(Exit.FAILURE)
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # it may hold a password one day
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(setting_texts.sample_file())
+    except OSError as error:
+        raise Failure(Exit.FAILURE, f"{file} cannot be written: {error.strerror}") from None
+    output.one(options, {"file": str(file)}, f"wrote {file}")
+    output.note(options, "next: edit it, then: stepwire config validate")
+
+
+def say_notes(options: Options, loaded: loader.Configuration) -> None:
+    """What is accepted, and may not be what was meant."""
+    for text in loaded.notes:
+        output.note(options, text)
+
+
+def load(options: Options, flags: dict[str, str] | None = None) -> loader.Configuration:
+    """The configuration of this command, or the Failure that says what is wrong with it."""
+    try:
+        return loader.load(options.config_file, flags or {}, os.environ)
+    except loader.SettingsError as error:
+        raise Failure(Exit.USAGE, str(error), "`stepwire config show --origin` says where each value is from") from None

@@ -1,0 +1,314 @@
+"""The configuration: where each value comes from, and a sentence for each way it can be wrong.
+
+A key is looked for in this order: flag, `STEPWIRE_SECTION__KEY`, `STEPWIRE_SECTION__KEY_FILE` (a file that holds the
+value), `DATABASE_URL` for the database, the config file, the default. Every layer may write a key `…_ms` as a whole
+number of milliseconds, or without its suffix as a duration (`lease: 10s`). Relative paths, in values too, are relative
+to the directory that the command is run in, as the defaults under `.stepwire/` are.
+"""
+
+import difflib
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import GenericAlias
+from typing import Any, Final, NamedTuple, get_type_hints
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+from msgspec import Struct
+
+from stepwire_broker.core.definitions import durations
+from stepwire_broker.core.definitions.settings import Settings
+
+from . import seed_block
+
+FILE_NAME: Final = "stepwire.yaml"
+FILE_BYTES_MAX: Final = 256 * 1024
+PREFIX: Final = "STEPWIRE_"
+DEFAULT: Final = "default"
+
+
+class SettingsError(Exception):
+    """The message says which key, from where, is wrong and how it should be."""
+
+
+class Given(NamedTuple):
+    """A value as somebody gave it, before it has its type. `is_text` values are read as text has to be: `8` is 8."""
+
+    key: str
+    value: Any
+    origin: str
+    is_text: bool
+
+
+class Configuration(NamedTuple):
+    settings: Settings
+    origins: dict[str, str]  # of every key
+    file: Path | None
+    notes: tuple[str, ...] = ()  # what whoever starts a broker should know of it
+
+
+def load(config_file: str | None, flags: Mapping[str, str], environ: Mapping[str, str]) -> Configuration:
+    "The settings and where each is from, or SettingsError."
+    file = find_file(config_file, environ)
+    notes: list[str] = []
+    layers = [_of_flags(flags), _of_environment(environ), _of_file(file, notes) if file else []]
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(KEYS, DEFAULT)
+    for layer in reversed(layers):
+        said: dict[str, Given] = {}
+        for given in layer:
+            key, value = _typed(given)
+            if key in said and _rank(given) == _rank(said[key]):
+                raise SettingsError(f"{said[key].origin} and {given.origin} are the same setting: keep one")
+            said[key] = given
+            values[key] = value
+            origins[key] = given.origin
+    settings = _settings(values)
+    return Configuration(settings, origins, file, (*notes, *_inproc_notes(settings)))
+
+
+def find_file(config_file: str | None, environ: Mapping[str, str]) -> Path | None:
+    """The first that is named or there: `--config`, `$STEPWIRE_CONFIG`, here, the user's, the system's."""
+    named = config_file or environ.get("STEPWIRE_CONFIG")
+    if named:
+        path = Path(named)
+        if not path.is_file():
+            whose = "--config" if config_file else "STEPWIRE_CONFIG"
+            raise SettingsError(f"{whose} names {named}, which is not a file")
+        return path
+    home = environ.get("XDG_CONFIG_HOME") or (f"{environ['HOME']}/.config" if environ.get("HOME") else None)
+    places = [Path(FILE_NAME), *([Path(home, "stepwire", FILE_NAME)] if home else []), Path("/etc/stepwire", FILE_NAME)]
+    return next((path for path in places if path.is_file()), None)
+
+
+def show(configuration: Configuration) -> list[tuple[str, Any, str]]:
+    """(key, value, origin) of everything, without passwords."""
+    shown = []
+    for key in KEYS:
+        value = value_of(configuration.settings, key)
+        if isinstance(value, tuple):
+            value = list(value)
+        elif key in _URLS and value:
+            value = without_password(value)
+        elif key == _COMMANDS:
+            value = {name: _without_environment(command) for name, command in value.items()}
+        shown.append((key, value, configuration.origins[key]))
+    return shown
+
+
+def _without_environment(command: Any) -> Any:
+    """What a program is given there is often a password."""
+    env = getattr(command, "env", None)
+    return msgspec.structs.replace(command, env=dict.fromkeys(env, "***")) if env else command
+
+
+def value_of(settings: Settings, key: str) -> Any:
+    value: Any = settings
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def without_password(url: str) -> str:
+    """A database URL as it may be shown and logged."""
+    try:
+        parts = urlsplit(url)
+        if parts.password is None:
+            return url
+    except ValueError:
+        return "***"
+    user, _, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}"))
+
+
+def shown_without_password(text: str, url: str) -> str:
+    """A message of somebody who does not know that what he quotes is secret."""
+    return text.replace(url, without_password(url))
+
+
+def _keys(struct: type[Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, kind in get_type_hints(struct, include_extras=True).items():
+        if isinstance(kind, type) and issubclass(kind, Struct):
+            yield from _keys(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", kind
+
+
+KEYS: Final[dict[str, Any]] = dict(_keys(Settings))  # dotted key → type
+_DURATIONS: Final = {key.removesuffix("_ms"): key for key in KEYS if key.endswith("_ms")}
+_SECTIONS: Final = {key.rpartition(".")[0] for key in KEYS} | {key.split(".")[0] for key in KEYS if "." in key}
+_OTHER_SPELLINGS: Final = {
+    "defaultExecutionMode": "execution.default_execution_mode",
+    "execution.defaultExecutionMode": "execution.default_execution_mode",
+}
+_COMMANDS: Final = "executors.exec.commands"
+_URLS: Final = ("database.url", "database.listen_url")
+
+
+def _of_flags(flags: Mapping[str, str]) -> list[Given]:
+    return [Given(key, value, f"--set {key}", True) for key, value in flags.items()]
+
+
+def _of_environment(environ: Mapping[str, str]) -> list[Given]:
+    """Names with a double underscore are keys, and so is a top-level key; other STEPWIRE_ names belong to others."""
+    given = []
+    if environ.get("DATABASE_URL"):
+        given.append(Given("database.url", environ["DATABASE_URL"], "DATABASE_URL", True))
+    for name in sorted(environ):
+        if not name.startswith(PREFIX):
+            continue
+        key = name.removeprefix(PREFIX).lower().replace("__", ".")
+        if "." not in key and not _is_known(key) and not _is_known(key.removesuffix("_file")):
+            continue
+        text = environ[name]
+        if key.endswith("_file") and not _is_known(key):
+            key = key.removesuffix("_file")
+            if name.removesuffix("_FILE") in environ:
+                raise SettingsError(f"{name.removesuffix('_FILE')} and {name} are the same setting: keep one")
+            text = _read_value(name, text) if _is_known(key) else ""
+        given.append(Given(key, text, name, True))
+    return given
+
+
+def _of_file(path: Path, notes: list[str]) -> list[Given]:
+    from stepwire_broker import definition_files
+
+    text = _read_config(path)
+    try:
+        says_something = any(line and not line.startswith("#") for line in map(str.strip, text.splitlines()))
+        document = definition_files.read_yaml(text) if says_something else {}
+    except definition_files.DocumentError as error:
+        raise SettingsError(f"{path}: {error}") from None
+    given = [*_of_earlier_form(document, path, notes), *_flat(document, path)]
+    if any(each.key in _URLS and "@" in str(each.value) for each in given) and path.stat().st_mode & 0o044:
+        raise SettingsError(f"{path} holds a database URL with a password and can be read by others: chmod 600 {path}")
+    return given
+
+
+def _of_earlier_form(document: Any, path: Path, notes: list[str]) -> Iterator[Given]:
+    """The block of another name is taken out of the document, and what it says goes under ours."""
+    block = document.pop(seed_block.BLOCK, None) if isinstance(document, dict) else None
+    if block is None:
+        return
+    if not isinstance(block, dict):
+        raise SettingsError(f"{seed_block.BLOCK} in {path} has to be a map of keys")
+    try:
+        for taken in seed_block.take(block):
+            notes.append(f"{path}: {seed_block.BLOCK}.{taken.name} {taken.note}")
+            if taken.key is not None:
+                yield Given(taken.key, taken.value, f"{path}, {seed_block.BLOCK}.{taken.name}", False)
+    except seed_block.UnknownKey as error:
+        raise SettingsError(f"{path}: {error}") from None
+
+
+def _inproc_notes(settings: Settings) -> Iterator[str]:
+    for key in ("bus.steps", "bus.results"):
+        value = value_of(settings, key)
+        if value.startswith("inproc://"):
+            yield (
+                f"{key} is {value}: only handlers inside the broker's own process can connect to that;"
+                f" for others it needs a form like ipc://.stepwire/{key.removeprefix('bus.')}.sock"
+            )
+
+
+def _flat(value: Any, path: Path, prefix: str = "") -> Iterator[Given]:
+    if not isinstance(value, dict):
+        raise SettingsError(f"{prefix.rstrip('.') or 'the document'} in {path} has to be a map of keys")
+    for name, member in value.items():
+        key = f"{prefix}{name}"
+        if key in _SECTIONS:
+            if member is not None:  # a section with nothing in it
+                yield from _flat(member, path, f"{key}.")
+        else:
+            yield Given(key, member, str(path), False)
+
+
+def _typed(given: Given) -> tuple[str, Any]:
+    """The key without its ways to write it, and the value as the setting's type."""
+    key, value = _OTHER_SPELLINGS.get(given.key, given.key), given.value
+    if key in _DURATIONS:
+        key = _DURATIONS[key]
+        ms = durations.milliseconds(value) if isinstance(value, str) else None
+        if ms is None:
+            raise SettingsError(f"{_said(given)}: it needs a form like 30s, 5m or 7d (or {key} in milliseconds)")
+        value = ms
+    if key not in KEYS:
+        raise SettingsError(_unknown(given))
+    kind = KEYS[key]
+    try:
+        if given.is_text and isinstance(value, str):
+            value = _of_text(value, kind)
+        return key, msgspec.convert(value, kind, strict=not given.is_text)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise SettingsError(f"{_said(given)}: {_plain(str(error))}") from None
+
+
+def _of_text(text: str, kind: Any) -> Any:
+    """A list of words is written with commas, what has a structure as JSON; nothing at all means none, where none is
+    allowed."""
+    if text[:1] in ("[", "{") and isinstance(kind, GenericAlias):
+        return msgspec.json.decode(text)
+    if "tuple" in str(kind) or "list" in str(kind):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return None if not text and "None" in str(kind) else text
+
+
+def _settings(values: dict[str, Any]) -> Settings:
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        at = nested
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[name] = value
+    return msgspec.convert(nested, Settings)
+
+
+def _read_config(path: Path) -> str:
+    """A file that others may write is theirs, not ours."""
+    try:
+        status = path.stat()
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise SettingsError(f"{path} can be written by others: chmod go-w {path}")
+        if status.st_size > FILE_BYTES_MAX:
+            raise SettingsError(f"{path} has {status.st_size} bytes, at most {FILE_BYTES_MAX}")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} is not UTF-8 text") from None
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _read_value(name: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{name} names {path!r}, which cannot be read: {error}") from None
+
+
+def _is_known(key: str) -> bool:
+    return key in KEYS or key in _DURATIONS
+
+
+def _rank(given: Given) -> bool:
+    """DATABASE_URL is not ours alone, so it may stand beside STEPWIRE_DATABASE__URL, which wins."""
+    return given.origin == "DATABASE_URL"
+
+
+def _unknown(given: Given) -> str:
+    nearest = difflib.get_close_matches(given.key, [*KEYS, *_DURATIONS, *_SECTIONS], 1)
+    hint = f"did you mean {nearest[0]}?" if nearest else "`stepwire config show` lists all keys"
+    where = f"{given.key} in {given.origin}" if not given.is_text else f"{given.origin} ({given.key})"
+    return f"{where} is not a known setting; {hint}"
+
+
+def _said(given: Given) -> str:
+    value = without_password(str(given.value)) if given.key in _URLS else given.value
+    shown = repr(value)[:100]
+    return f"{given.origin} is {shown}" if given.is_text else f"{given.key} in {given.origin} is {shown}"
+
+
+def _plain(error: str) -> str:
+    error = error.partition(" - at `")[0]
+    return error[:1].lower() + error[1:]

@@ -1,0 +1,1 @@
+"""From decisions to transactions: the outbox, the decision, timers, history and ports."""

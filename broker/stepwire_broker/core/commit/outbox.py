@@ -1,0 +1,313 @@
+"""What waits for a commit: the open group of each lane, and the sends that may leave when it is durable.
+
+Every send carries a barrier, the last sequence enqueued on every lane when it was decided, also when it wrote nothing
+itself: it may rest on what is not committed yet. Barriers only rise, so sends leave in the order they were decided.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+from stepwire_protocol.messages import Ack, Adopt, Cancel, Go, Steps
+
+from stepwire_broker.core.model import facts
+from stepwire_broker.core.model.answers import Answer
+from stepwire_broker.core.model.commit_group import (
+    CommitGroup,
+    HistoryRow,
+    Parked,
+    StepChanged,
+    StepCompleted,
+    StepDispatched,
+    StepOutput,
+    Submission,
+    TaskChanged,
+    WorkflowNew,
+)
+from stepwire_broker.core.model.events import Now
+from stepwire_broker.core.model.level0_peer import Handout
+from stepwire_broker.core.model.live import (
+    DIRTY_CHANGED,
+    DIRTY_COMPLETED,
+    DIRTY_DISPATCHED,
+    DIRTY_OUTPUT,
+    Step,
+    StepBatch,
+    Task,
+    WorkerSession,
+)
+
+NEVER_MS: Final = 2**53 - 1
+
+
+class SendBatch(Struct, frozen=True, gc=False):
+    """Steps to a worker. Its retransmission is timed from when this leaves."""
+
+    batch: StepBatch
+
+
+class SendHandout(Struct, frozen=True):
+    """Steps to a level-0 peer, once. Its lease runs from when this leaves."""
+
+    handout: Handout
+    about: tuple[Task, ...]
+
+
+class SendMessage(Struct, frozen=True):
+    """A message to a worker, worth nothing once its session is dead. `about` are tasks it rests on."""
+
+    session: WorkerSession
+    message: Go | Cancel | Adopt | Steps
+    about: tuple[Task, ...] = ()
+
+
+class SendAck(Struct, frozen=True):
+    """An ack goes to the worker whatever became of its session: the result is committed."""
+
+    topic: bytes
+    message: Ack
+    about: tuple[Task, ...] = ()
+
+
+class SendAnswer(Struct, frozen=True):
+    request: int
+    answer: Answer
+    about: Task | None = None  # the task whose rows it rests on
+    awaits: bool = False  # it says that the task is over, to somebody who waits for that
+
+
+Send: TypeAlias = SendBatch | SendHandout | SendMessage | SendAck | SendAnswer
+
+
+class LaneOwner(Struct, frozen=True):
+    """Who writes: these stand in every task row."""
+
+    broker: str
+    epoch: int
+
+
+class LaneState(Struct):
+    """One lane's open group, and how far it is."""
+
+    number: int
+    handed: int  # the last sequence given to the writer
+    committed: int
+    dirty: dict[int, Task] = {}
+    submissions: list[Submission] = []
+    workflows: list[WorkflowNew] = []
+    activations: list[tuple[int, int]] = []
+    kept: list[tuple[str, str]] = []
+    parked: list[Parked] = []
+    reserve_ids: int = 0
+    promised: bool = False  # sends wait for the open group, so it comes, even if nothing is left to write in it
+    bytes: int = 0
+    in_flight: list[Task] = []  # tasks in the group the writer has now
+    in_flight_bytes: int = 0
+    handed_mono: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        return bool(
+            self.dirty
+            or self.submissions
+            or self.workflows
+            or self.activations
+            or self.kept
+            or self.parked
+            or self.reserve_ids
+            or self.promised
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """The writer has nothing of this lane."""
+        return self.handed == self.committed
+
+
+class Outbox:
+    def __init__(self, owner: LaneOwner, sequences: dict[int, int]) -> None:
+        self.owner = owner
+        self.lanes = {n: LaneState(number=n, handed=seq, committed=seq) for n, seq in sequences.items()}
+        self._held: deque[tuple[tuple[int, ...], Send]] = deque()
+        self._barrier: tuple[int, ...] | None = None
+
+    # -- deciding -----------------------------------------------------------------------------------------------------
+
+    def touch(self, lane: int) -> LaneState:
+        """Something will be written on this lane: sends decided from here on wait for it."""
+        state = self.lanes[lane]
+        if not state.is_open:
+            self._barrier = None
+        return state
+
+    def mark(self, task: Task) -> None:
+        lane = self.lanes[task.lane]
+        if task.id not in lane.dirty:
+            if not lane.is_open:
+                self._barrier = None
+            lane.dirty[task.id] = task
+
+    def withdraw(self, task: Task) -> None:
+        """Nothing of this task is to be written."""
+        lane = self.lanes[task.lane]
+        if lane.dirty.pop(task.id, None) is not None:
+            lane.promised = True
+
+    def send(self, send: Send) -> None:
+        if self._barrier is None:
+            self._barrier = tuple(lane.handed + lane.is_open for lane in self.lanes.values())
+        self._held.append((self._barrier, send))
+
+    @property
+    def bytes_waiting(self) -> int:
+        return sum(lane.bytes + lane.in_flight_bytes for lane in self.lanes.values())
+
+    # -- committing ---------------------------------------------------------------------------------------------------
+
+    def close(self, number: int, now: Now) -> CommitGroup | None:
+        """The lane's next transaction, if its writer is free and there is something to write."""
+        lane = self.lanes[number]
+        if not lane.is_idle or not lane.is_open:
+            return None
+        group = CommitGroup(
+            lane=number,
+            seq=lane.handed + 1,
+            submissions=lane.submissions,
+            workflows=lane.workflows,
+            activations=lane.activations,
+            kept=lane.kept,
+            parked=lane.parked,
+            reserve_ids=lane.reserve_ids,
+            bytes=lane.bytes,
+        )
+        for task in lane.dirty.values():
+            _write(group, task, self.owner)
+        lane.in_flight = list(lane.dirty.values())
+        lane.in_flight_bytes = lane.bytes
+        lane.handed += 1
+        lane.handed_mono = now.mono
+        lane.dirty = {}
+        lane.submissions, lane.workflows, lane.activations, lane.kept, lane.parked = [], [], [], [], []
+        lane.reserve_ids = lane.bytes = 0
+        lane.promised = False
+        self._barrier = None
+        return group
+
+    def committed(self, number: int, seq: int) -> list[Task]:
+        """This group is durable. Returns the tasks it wrote."""
+        lane = self.lanes[number]
+        assert seq == lane.handed == lane.committed + 1, (seq, lane.handed, lane.committed)
+        lane.committed = seq
+        wrote, lane.in_flight, lane.in_flight_bytes = lane.in_flight, [], 0
+        return wrote
+
+    def released(self) -> Iterator[Send]:
+        """Take out what may leave now, in order."""
+        committed = [lane.committed for lane in self.lanes.values()]
+        held = self._held
+        while held:
+            barrier, send = held[0]
+            for have, want in zip(committed, barrier, strict=True):
+                if have < want:
+                    return
+            held.popleft()
+            yield send
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+def _write(group: CommitGroup, task: Task, owner: LaneOwner) -> None:
+    """Rows from the state as it is now: absolute, so that writing them twice is writing them once."""
+    if task.facts:
+        group.history.append(HistoryRow(task.id, task.facts[0].at, facts.encode(task.facts)))
+        task.facts = []
+    if task.dirty:
+        task.dirty = False
+        group.tasks_changed.append(task_changed(task, owner))
+    if task.dirty_steps:
+        for step in task.dirty_steps:
+            _write_step(group, step)
+        task.dirty_steps = []
+
+
+def _write_step(group: CommitGroup, step: Step) -> None:
+    dirty, step.dirty = step.dirty, 0
+    if dirty & DIRTY_CHANGED or dirty == DIRTY_DISPATCHED | DIRTY_COMPLETED:
+        group.steps_changed.append(step_changed(step))
+        if dirty & (DIRTY_COMPLETED | DIRTY_OUTPUT):
+            group.steps_output.append(StepOutput(step.id, step.output, step.output_bytes))
+    elif dirty & DIRTY_COMPLETED:
+        assert step.output is not None
+        assert step.finished_ms is not None
+        group.steps_completed.append(StepCompleted(step.id, step.output, step.output_bytes, step.finished_ms))
+    else:
+        assert step.batch_id is not None
+        assert step.worker is not None
+        assert step.dispatched_ms is not None
+        group.steps_dispatched.append(
+            StepDispatched(step.id, step.delivery, step.batch_id, step.worker, step.ready_ms, step.dispatched_ms)
+        )
+
+
+def task_changed(task: Task, owner: LaneOwner) -> TaskChanged:
+    wake_ms, wants = resting_place(task) if task.evicting else (None, None)
+    return TaskChanged(
+        id=task.id,
+        state=task.state,
+        attention=task.attention,
+        cancelling=task.cancelling,
+        priority=task.priority,
+        finished_ms=task.finished_ms,
+        deadline_ms=task.deadline_ms,
+        owner=owner.broker,
+        owner_epoch=0 if task.evicting else owner.epoch,
+        wake_ms=wake_ms,
+        wants=wants,
+    )
+
+
+def resting_place(task: Task) -> tuple[int | None, str | None]:
+    """What the loader has to know of a task that is in nobody's memory: when to take it, and whom it waits for."""
+    times: list[int] = []
+    wants = None
+    for step in task.steps:
+        if step.is_final or step.state == "waiting" or step.state == "held":
+            continue  # no deadline ends these
+        if task.deadline_ms is not None:
+            times.append(task.deadline_ms)
+        times += [t for t in (step.not_before_ms, step.deadline_ms, step.rests_until_ms) if t is not None]
+        if step.state == "ready":
+            if step.definition.queue_timeout_ms is not None and step.ready_ms is not None:
+                times.append(step.ready_ms + step.definition.queue_timeout_ms)
+            if task.state == "running" and step.rests_until_ms is None:
+                wants = wants or step.definition.handler_class
+    if wants is not None and not times:
+        return None, wants
+    return (min(times) if times else NEVER_MS), wants
+
+
+def step_changed(step: Step) -> StepChanged:
+    earlier = step.earlier
+    return StepChanged(
+        id=step.id,
+        state=step.state,
+        attempt=step.attempt,
+        delivery=step.delivery,
+        accept_from=step.accept_from,
+        batch_id=step.batch_id,
+        worker=step.worker,
+        granted=step.granted,
+        lost_sessions=step.lost_sessions,
+        ready_ms=step.ready_ms,
+        dispatched_ms=step.dispatched_ms,
+        started_ms=step.started_ms,
+        not_before_ms=step.not_before_ms,
+        finished_ms=step.finished_ms,
+        deadline_ms=step.deadline_ms,
+        error=step.error,
+        reason=step.reason,
+        key_number=step.key_number,
+        earlier=facts.encode(earlier) if earlier else None,
+    )

@@ -1,0 +1,1 @@
+"""What users write: workflows, rules, mappings and settings, read and checked."""

@@ -1,0 +1,94 @@
+"""What is wrong with a document: all of it at once, each with its place and with what was probably meant."""
+
+import difflib
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Final, NamedTuple, TypeAlias
+
+PROBLEMS_MAX: Final = 100  # listed; whoever has more, has one problem
+GUESSES_MAX: Final = 20  # comparing names is slow
+GUESSED_NAMES_MAX: Final = 2_000
+_SHOWN_CHARACTERS: Final = 60
+
+Path: TypeAlias = tuple[str | int, ...]
+Where: TypeAlias = Callable[[Path], str]  # a path's file and line, or ""
+
+
+class DocumentProblem(NamedTuple):
+    path: str  # steps[2].retry_limit
+    message: str
+    where: str = ""  # order.yaml:14
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.where, self.path, self.message) if part)
+
+
+class InvalidWorkflow(Exception):
+    """The definition cannot be run. `problems` are all of them, in the order of the document where they have one."""
+
+    def __init__(self, problems: Iterable[DocumentProblem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+class ProblemCollector:
+    """Collects what is wrong with one document, and what only looks wrong."""
+
+    def __init__(self, where: Where | None) -> None:
+        self.problems: list[DocumentProblem] = []
+        self.warnings: list[DocumentProblem] = []
+        self._where = where or (lambda _: "")
+        self._omitted = 0
+        self._guesses = 0
+
+    def say(self, path: Path, message: str) -> None:
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(self._problem(path, message))
+        else:
+            self._omitted += 1
+
+    def warn(self, path: Path, message: str) -> None:
+        if len(self.warnings) < PROBLEMS_MAX:
+            self.warnings.append(self._problem(path, message))
+
+    def refusal(self) -> InvalidWorkflow:
+        more = [DocumentProblem("", f"and {self._omitted} more problems")] if self._omitted else []
+        return InvalidWorkflow(self.problems + more)
+
+    def meant(self, written: str, names: Collection[str]) -> str:
+        """`; did you mean 'x'?`, or nothing."""
+        self._guesses += 1
+        if self._guesses > GUESSES_MAX or len(names) > GUESSED_NAMES_MAX:
+            return ""
+        found = difflib.get_close_matches(written[:128], names, n=1)
+        return f"; did you mean {found[0]!r}?" if found else ""
+
+    def _problem(self, path: Path, message: str) -> DocumentProblem:
+        return DocumentProblem(path_text(path), message, self._where(path))
+
+
+def path_text(path: Path) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{shown_key(part)}" if text else shown_key(part)
+    return text
+
+
+def shown_key(key: str) -> str:
+    return key if key.isidentifier() else repr(key[:_SHOWN_CHARACTERS])
+
+
+def shown(value: Any) -> str:
+    """A value as a message names it."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return repr(value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "…")
+        case list() | tuple():
+            return "a list"
+        case dict():
+            return "a map"
+        case _:
+            return str(value)[:_SHOWN_CHARACTERS]

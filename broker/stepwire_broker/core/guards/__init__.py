@@ -1,0 +1,1 @@
+"""Circuit breakers and retry budgets of handlers that fail."""

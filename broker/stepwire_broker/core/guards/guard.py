@@ -1,0 +1,77 @@
+"""A guard for each handler_class that fails: its breaker, the budget of its retries, and what is known of it.
+
+What is done with these is in guarding.py. A handler that does not fail has no guard, and costs nothing.
+"""
+
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from stepwire_broker.core.definitions.settings import DispatchSettings
+
+from .breaker import Breaker, BreakerPolicy
+from .retry_budget import RetryBudget
+
+GUARDS_MAX: Final = 4_096  # handlers that fail at a time; further ones go without
+JITTER: Final = 0.2
+
+
+class Guard(Struct, eq=False):
+    handler_class: str
+    breaker: Breaker
+    budget: RetryBudget | None
+    since_wall: int  # of the breaker's state
+    until_wall: int | None = None  # while it is open: when it is tried again
+    reason: str = ""  # what the last failure was, or what an operator said
+    lost_mono: int | None = None  # when a session was last counted as lost
+    wakes: bool = False  # a timer stands for the budget
+
+
+class Probe(NamedTuple):
+    """A step that was handed out while the breaker was half-open: what becomes of it decides."""
+
+    guard: Guard
+    delivery: int
+    call: int
+
+
+class Guards:
+    """All of them that this broker's core has."""
+
+    def __init__(self, broker: str, settings: DispatchSettings) -> None:
+        self.settings = settings
+        self.bounds_retries = settings.retry_budget.percent < 100
+        self.by_handler: dict[str, Guard] = {}
+        self.barred: dict[str, Guard] = {}  # whose breaker is not closed
+        self.probes: dict[int, Probe] = {}  # by step id
+        self._broker = broker
+        of = settings.breaker
+        self._policy = BreakerPolicy(
+            failure_threshold=of.failure_threshold,
+            success_threshold=of.success_threshold,
+            open_ms=of.open_ms,
+            open_max_ms=of.open_max_ms,
+            jitter=JITTER,
+            window_ms=of.window_ms,
+            window_outcomes=of.window_outcomes,
+            window_percent=of.window_percent,
+        )
+
+    def add(self, handler_class: str, mono: int, wall: int) -> Guard | None:
+        """None when there are too many that may not be forgotten."""
+        if len(self.by_handler) >= GUARDS_MAX:
+            self.sweep(mono)
+            if len(self.by_handler) >= GUARDS_MAX:
+                return None
+        of = self.settings.retry_budget
+        budget = RetryBudget(of.percent, of.at_least, of.window_ms) if self.bounds_retries else None
+        guard = Guard(handler_class, Breaker(f"{self._broker}/{handler_class}", self._policy), budget, wall)
+        self.by_handler[handler_class] = guard
+        return guard
+
+    def sweep(self, mono: int) -> None:
+        """Forget those that have nothing to remember."""
+        for guard in list(self.by_handler.values()):
+            is_spent = guard.budget is not None and guard.budget.lately(mono)[1] > 0
+            if guard.breaker.is_calm(mono) and not is_spent:
+                del self.by_handler[guard.handler_class]

@@ -1,0 +1,1 @@
+"""What clients and operators request: submissions, commands and routing rules."""

@@ -1,0 +1,72 @@
+"""Rules of routing that change while the broker runs. What was handed out stays where it is; what is ready goes by the
+new rules at once, in the transaction that stores them.
+"""
+
+from typing import Final
+
+import msgspec
+
+from stepwire_broker.core.definitions.settings import ExecutionSettings, RuleSettings
+from stepwire_broker.core.model.answers import CommandRefused, Routed
+from stepwire_broker.core.model.events import Now, Reconfigure, SetRule
+from stepwire_broker.core.model.hints import Hint, HintCode
+from stepwire_broker.core.routing.router import Router, RulesRefused, check_rule
+from stepwire_broker.core.state import BrokerState
+
+from .submission import intake_refused
+
+KEPT_AS: Final = "rules"  # in `meta`
+RULES_MAX: Final = 256
+
+_encode: Final = msgspec.json.encode
+_decode: Final = msgspec.json.Decoder(tuple[RuleSettings, ...]).decode
+
+
+def stored_rules(kept: str | None) -> tuple[RuleSettings, ...]:
+    return () if kept is None else _decode(kept)
+
+
+def on_set_rule(state: BrokerState, event: SetRule, now: Now) -> None:
+    """Set this rule, or forget what was set for its `match`."""
+    before = state.runtime_rules
+    others = tuple(rule for rule in before if rule.match != event.match)
+    refused = intake_refused(state)
+    if refused is None and event.rule is None and len(others) == len(before):
+        text = f"no rule was set at run time for {event.match}"
+        refused = CommandRefused("not_found", text, Hint(HintCode.LIST_RULES))
+    if refused is None and len(others) >= RULES_MAX:
+        refused = CommandRefused(
+            "invalid", f"{len(others)} rules are set at run time, the most there can be", Hint(HintCode.CONFIGURE_RULES)
+        )
+    if refused is None and event.rule is not None:
+        try:
+            check_rule(event.rule, state.router.executors)
+        except RulesRefused as error:
+            refused = CommandRefused("invalid", str(error))
+    if refused is not None:
+        state.refuse_now(event.request, refused)
+        return
+    # A rule that is changed keeps its place; a new one comes first.
+    if event.rule is None:
+        after = others
+    elif len(others) == len(before):
+        after = (event.rule, *before)
+    else:
+        after = tuple(event.rule if rule.match == event.match else rule for rule in before)
+    state.runtime_rules = after
+    lane = state.outbox.touch(min(state.outbox.lanes))
+    lane.kept.append((KEPT_AS, _encode(after).decode()))
+    state.route_by(_router(state, state.router.settings))
+    state.answer(event.request, Routed(event.match, event.rule is not None))
+
+
+def on_reconfigure(state: BrokerState, event: Reconfigure, now: Now) -> None:
+    """The configuration was read again, and checked."""
+    state.route_by(_router(state, event.execution))
+
+
+def _router(state: BrokerState, execution: ExecutionSettings) -> Router:
+    before = state.router
+    return Router(
+        execution, before.executors, bus_is_distributed=before.bus_is_distributed, runtime=state.runtime_rules
+    )

@@ -1,0 +1,382 @@
+"""What is in memory and what only in the database.
+
+Loaded tasks are in memory; the rest is brought in pages, by namespace-blind priority and age, when there is room and
+somebody offers what they wait for. Payloads too large to stay are fetched for the one dispatch that needs them. Tasks
+that wait for something far off make room when others could run.
+"""
+
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+
+from stepwire_broker.core.commit.decision import FetchPayloads, LoadById, LoadPage
+from stepwire_broker.core.commit.outbox import NEVER_MS, resting_place
+from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask
+from stepwire_broker.core.dispatch.placement import missing_payloads, offering
+from stepwire_broker.core.guards import allowance
+from stepwire_broker.core.intake.submission import start
+from stepwire_broker.core.model import facts
+from stepwire_broker.core.model.answers import CommandRefused
+from stepwire_broker.core.model.apply import counted
+from stepwire_broker.core.model.commit_group import Parked
+from stepwire_broker.core.model.events import Now, ResolveStep
+from stepwire_broker.core.model.hints import Hint, HintCode
+from stepwire_broker.core.model.live import Delivery, Step, Task
+from stepwire_broker.core.model.states import (
+    COMPLETED,
+    DISPATCHED,
+    HELD,
+    READY,
+    RETRY_WAIT,
+    STEP_FINAL,
+    TASK_FINAL,
+    WAITING,
+    StepState,
+    TaskState,
+)
+from stepwire_broker.core.model.worker_session import died_with
+from stepwire_broker.core.progress.progress import await_retry, decide_again, enqueue, fail_for, watch_deadline
+from stepwire_broker.core.state import BrokerState, Load
+from stepwire_broker.core.workers import level0
+from stepwire_broker.core.workers.sessions import ask_soon, lost
+
+PAGE_TASKS: Final = 1_000
+PAGE_PAUSE_MS: Final = 1_000  # before looking again when a page brought nothing
+EVICT_TASKS: Final = 2_000  # looked at in one go
+SWEEP_AFTER: Final = 10_000
+FAR_OFF_MS: Final = 5_000  # who waits longer than this may wait in the database
+BUDGET_REST_MS: Final = 30_000  # how long a retry waits there that its handler's budget holds up
+
+_earlier: Final = msgspec.json.Decoder(list[Delivery]).decode
+
+
+# -- loading ----------------------------------------------------------------------------------------------------------
+
+
+def keep_loading(state: BrokerState, now: Now) -> None:
+    """Ask for the next page if there is room and there may be one."""
+    if state.page_asked is not None or state.unloaded <= 0 or state.draining or now.mono < state.page_after_mono:
+        return
+    room = _room(state)
+    if room <= 0 or _is_full(state):
+        state.waits_for_room = True
+        _make_room(state, now)
+        _look_later(state, now)
+        return
+    request = state.next_read()
+    state.page_asked = request
+    wants = [
+        w
+        for w in sorted(state.wants)
+        if (level0.offers(state, w) or any(s.offers(w) for s in state.sessions.values()))
+        and not allowance.is_shut(state, w, FAR_OFF_MS, now)
+    ]
+    state.loads[request] = Load("page")
+    state.decision.reads.append(LoadPage(request, min(PAGE_TASKS, room), wants))
+
+
+def _room(state: BrokerState) -> int:
+    return state.settings.limits.max_active_tasks - len(state.tasks) - state.reserved_tasks
+
+
+def _is_full(state: BrokerState) -> bool:
+    """Fewer tasks than there may be, and as many bytes."""
+    return state.resident_bytes > state.settings.limits.active_bytes
+
+
+def _look_later(state: BrokerState, now: Now) -> None:
+    state.page_after_mono = now.mono + PAGE_PAUSE_MS
+    state.timers.set(state.page_after_mono, "load", None)
+
+
+def on_page(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> None:
+    state.page_asked = None
+    state.wants.update(loaded.wants)
+    taken = insert(state, loaded, gone, now)
+    state.unloaded = max(0, state.unloaded - taken)
+    if not loaded.tasks:
+        _look_later(state, now)
+
+
+def insert(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> int:
+    """Tasks from the database become live, and ours in the same transaction as whatever happens to them next."""
+    steps = iter(loaded.steps)
+    taken = 0
+    undecided = {task_id for submission in state.undecided.values() for task_id in submission.ids}
+    for row in loaded.tasks:
+        workflow = state.workflows[row.workflow_id]
+        rows = [next(steps) for _ in workflow.steps]
+        if row.id in state.tasks or row.id in gone or TaskState(row.state) in TASK_FINAL:
+            if row.finished_ms is not None and state.rejected.pop(row.id, None) is not None:
+                taken += 1
+            continue
+        if row.id in undecided:
+            continue  # read before we heard of its commit
+        task = restored(state, row, rows)
+        refused = state.rejected.pop(row.id, None)
+        if refused is not None:
+            state.open_steps += task.open
+        admit(state, task, now)
+        taken += 1
+        if refused is not None:
+            _blame(state, task, *refused, now)
+    return taken
+
+
+def _blame(state: BrokerState, task: Task, culprits: frozenset[int], error: str, now: Now) -> None:
+    """The database refused this task's rows, and it stands as before: whoever brought it here, and whatever for. The
+    steps whose outcome could not be stored have failed with that."""
+    for step in task.steps:
+        if step.id in culprits and step.state not in STEP_FINAL and step.batch_id is not None:
+            lane = state.outbox.touch(task.lane)
+            body = facts.encode({"error": error})
+            lane.parked.append(Parked(now.wall, task.id, step.id, "unstorable", "result", body))
+            fail_for(state, step, "unstorable", now)
+
+
+def restored(state: BrokerState, row: StoredTask, rows: list[StoredStep]) -> Task:
+    """The live form of stored rows."""
+    workflow = state.workflows[row.workflow_id]
+    task = Task(
+        id=row.id,
+        uid=row.uid,
+        workflow=workflow,
+        lane=row.lane,
+        namespace=row.namespace,
+        key=row.key,
+        state=TaskState(row.state),
+        priority=row.priority,
+        context=None if row.context is None else row.context.encode(),
+        context_bytes=row.context_bytes,
+        created_ms=row.created_ms,
+        labels=None if row.labels is None else row.labels.encode(),
+        attention=row.attention,
+        cancelling=bool(row.cancelling),
+        finished_ms=row.finished_ms,
+        deadline_ms=row.deadline_ms,
+    )
+    task.steps = [_restored_step(task, r) for r in rows]
+    counted(task)
+    task.resident_bytes = (len(task.context) if task.context is not None else 0) + sum(
+        len(s.output) for s in task.steps if s.output is not None
+    )
+    return task
+
+
+_STATES: Final = {str(s): s for s in StepState}
+
+
+def _restored_step(task: Task, r: StoredStep) -> Step:
+    step = Step(r.id, task, r.position, task.workflow.steps[r.position], _STATES[r.state])
+    if r.delivery or r.accept_from or r.state != "waiting":
+        step.attempt = r.attempt
+        step.delivery = r.delivery
+        step.accept_from = r.accept_from
+        step.batch_id = r.batch_id
+        step.worker = r.worker
+        step.granted = bool(r.granted)
+        step.lost_sessions = r.lost_sessions
+        step.ready_ms = r.ready_ms
+        step.dispatched_ms = r.dispatched_ms
+        step.started_ms = r.started_ms
+        step.not_before_ms = r.not_before_ms
+        step.finished_ms = r.finished_ms
+        step.deadline_ms = r.deadline_ms
+        step.error = None if r.error is None else r.error.encode()
+        step.reason = r.reason
+        step.earlier = None if r.earlier is None else _earlier(r.earlier)
+        step.output = None if r.output is None else r.output.encode()
+        step.output_bytes = r.output_bytes
+    step.key_number = r.key_number
+    return step
+
+
+def admit(state: BrokerState, task: Task, now: Now) -> None:
+    """It is in memory now. What was under way goes on: timers, back-offs, deliveries that a worker may still hold."""
+    state.tasks[task.id] = task
+    state.resident_bytes += task.resident_bytes
+    task.dirty = True
+    state.outbox.mark(task)  # it is this epoch's, in the transaction of whatever happens to it first
+    if task.state is TaskState.PENDING:
+        state.record(task, facts.Activated(now.wall))
+    if task.deadline_ms is not None:
+        state.timers.set(now.mono + max(0, task.deadline_ms - now.wall), "task_deadline", (task, task.deadline_ms))
+    for step in task.steps:
+        state.steps[step.id] = step
+        if step.state is READY:
+            start(state, step, now)
+        elif step.state is RETRY_WAIT:
+            await_retry(state, step, now)
+        elif step.state is DISPATCHED:
+            assert step.worker is not None
+            if step.at_level0:
+                level0.recover(state, step, now)
+            elif died_with(step.worker, state.identity.broker, state.identity.epoch):
+                lost(state, step, now, suspicious=False)
+                watch_deadline(state, step, now)
+            else:
+                state.recovered.setdefault(step.worker, {})[step.id] = step
+                step.cancel = "task_cancelled" if task.cancelling else None
+                session = state.sessions.get(step.worker)
+                if session is not None:
+                    ask_soon(state, session)
+            if step.definition.queue_timeout_ms is not None and step.ready_ms is not None:
+                due_ms = step.ready_ms + step.definition.queue_timeout_ms - now.wall
+                state.timers.set(now.mono + max(0, due_ms), "queue", (step, step.ready_ms))
+        elif step.state is WAITING and step.waits == 0 and step.definition.depends_on:
+            decide_again(state, step, now)
+        if step.state in (RETRY_WAIT, DISPATCHED):
+            watch_deadline(state, step, now)
+    if state.recovered and not state.safe_is_due:
+        state.safe_is_due = True
+        state.timers.set(now.mono, "safe", None)
+
+
+def admit_final(state: BrokerState, task: Task) -> None:
+    """A task that is over, for a command that may open it again; `leave_if_final` takes it out if it did not."""
+    state.tasks[task.id] = task
+    state.resident_bytes += task.resident_bytes
+    for step in task.steps:
+        state.steps[step.id] = step
+
+
+def leave_if_final(state: BrokerState, task: Task) -> None:
+    """It is over and nothing of it has to be written: it was only here to be asked."""
+    lane = state.outbox.lanes[task.lane]
+    if task.state in TASK_FINAL and task.steps and task.id not in lane.dirty and task not in lane.in_flight:
+        state.drop(task)
+
+
+# -- by name ----------------------------------------------------------------------------------------------------------
+
+
+def load_for(state: BrokerState, task_id: int, command: object) -> None:
+    """A command names a task that is not in memory: bring it, then hear the command again."""
+    request = state.next_read()
+    state.loads[request] = Load("command", command)
+    state.decision.reads.append(LoadById(request, [task_id]))
+
+
+def not_found(command: Any) -> CommandRefused:
+    if isinstance(command, ResolveStep):
+        return CommandRefused("not_found", f"there is no step {command.step_id}", Hint(HintCode.LIST_HELD_STEPS))
+    return CommandRefused("not_found", f"there is no task {command.task_id}", Hint(HintCode.LIST_TASKS))
+
+
+# -- payloads ---------------------------------------------------------------------------------------------------------
+
+
+def on_payloads(state: BrokerState, payloads: Payloads, steps: list[Step], now: Now) -> None:
+    for step in steps:
+        if not step.task.steps or step.state not in (READY, WAITING) or step.waits:
+            continue
+        step.payload_context = payloads.contexts.get(step.task.id)
+        fetched = {}
+        for index in step.definition.depends_on:
+            before = step.task.steps[index]
+            if before.state is COMPLETED:
+                output = before.output if before.output is not None else payloads.outputs.get(before.id)
+                if output is not None:
+                    fetched[index] = output
+        step.fetched_outputs = fetched
+        if step.state is READY:
+            enqueue(state, step)
+        else:
+            decide_again(state, step, now)
+
+
+def fetch_for_rules(state: BrokerState) -> None:
+    """Rules that compare what is too large to be in memory."""
+    steps, state.undecided_steps = state.undecided_steps, []
+    request = state.next_read()
+    tasks: set[int] = set()
+    outputs: set[int] = set()
+    for step in steps:
+        missing_context, missing_outputs = missing_payloads(step)
+        if missing_context:
+            tasks.add(step.task.id)
+        outputs.update(missing_outputs)
+    state.fetching[request] = steps
+    state.decision.reads.append(FetchPayloads(request, sorted(tasks), sorted(outputs)))
+
+
+def let_go_of_large(state: BrokerState) -> None:
+    """Payloads that only stayed until they were durable."""
+    keep = []
+    for lane, seq, step in state.large:
+        if lane.committed < seq:
+            keep.append((lane, seq, step))
+        elif step.output is not None and step.state is COMPLETED and step.task.steps:
+            state.hold_bytes(step.task, -len(step.output))
+            step.output = None
+    state.large = keep
+    keep_contexts = []
+    for lane, seq, task in state.large_contexts:
+        if lane.committed < seq:
+            keep_contexts.append((lane, seq, task))
+        elif task.context is not None and task.steps:
+            state.hold_bytes(task, -len(task.context))
+            task.context = None
+    state.large_contexts = keep_contexts
+
+
+# -- dropping ---------------------------------------------------------------------------------------------------------
+
+
+def settle(state: BrokerState, wrote: list[Task], dirty: dict[int, Task]) -> None:
+    """These tasks' writes are durable: those that are over, or were told to rest, leave memory."""
+    for task in wrote:
+        if task.id in dirty or not task.steps:
+            continue
+        if task.state in TASK_FINAL:
+            state.remember_ended(task)
+            state.drop(task)
+        elif task.evicting:
+            _, wants = resting_place(task)
+            if wants is not None:
+                state.wants.add(wants)
+            state.unloaded += 1
+            state.evicted += 1
+            state.drop(task)
+    worth_a_read = max(1, min(PAGE_TASKS, state.settings.limits.max_active_tasks // 8))
+    if state.waits_for_room and _room(state) >= worth_a_read and not _is_full(state):
+        state.waits_for_room = False
+        state.page_after_mono = 0
+    if state.evicted > SWEEP_AFTER:
+        state.evicted = 0
+        state.ready.sweep()
+
+
+def _make_room(state: BrokerState, now: Now) -> None:
+    """Let tasks go that wait for something far off, so that those that could run are not starved by them."""
+    looked_at = list(islice(state.tasks.values(), state.evict_from, state.evict_from + EVICT_TASKS))
+    for task in looked_at:
+        if not task.evicting and _is_idle(state, task, now):
+            for step in task.steps:
+                is_late = step.state is READY and allowance.waits_for_budget(state, step, now)
+                step.rests_until_ms = now.wall + BUDGET_REST_MS if is_late else None
+            task.evicting = True
+            task.dirty = True
+            state.outbox.mark(task)
+    state.evict_from = state.evict_from + EVICT_TASKS if len(looked_at) == EVICT_TASKS else 0
+
+
+def _is_idle(state: BrokerState, task: Task, now: Now) -> bool:
+    if task.dirty or task.facts or task.state in TASK_FINAL or task.dispatched or task.id in state.waiters:
+        return False
+    for step in task.steps:
+        if step.state in STEP_FINAL or step.state is HELD or (step.state is WAITING and step.waits):
+            continue
+        if step.state is RETRY_WAIT and (step.not_before_ms or 0) - now.wall > FAR_OFF_MS:
+            continue
+        if step.state is READY and (
+            task.state is TaskState.PAUSED
+            or not (offering(state, state.route_of(step)) or level0.serves(state, step))
+            or allowance.is_shut(state, step.definition.handler_class, FAR_OFF_MS, now)
+            or allowance.waits_for_budget(state, step, now)
+        ):
+            continue
+        return False
+    wake_ms, _ = resting_place(task)
+    return wake_ms is None or wake_ms == NEVER_MS or wake_ms - now.wall > FAR_OFF_MS

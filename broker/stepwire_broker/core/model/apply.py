@@ -1,0 +1,277 @@
+"""How a task changes: `apply(task, fact)`, and nothing else."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from msgspec import Struct
+
+from . import facts
+from .facts import Fact
+from .live import (
+    DIRTY_CHANGED,
+    DIRTY_COMPLETED,
+    DIRTY_DISPATCHED,
+    DIRTY_OUTPUT,
+    EARLIER_MAX,
+    RESTORED,
+    Delivery,
+    Step,
+    Task,
+)
+from .states import (
+    COMPLETED,
+    DISPATCHED,
+    HELD,
+    READY,
+    RETRY_WAIT,
+    STEP_FINAL,
+    STEP_TRANSITIONS,
+    TASK_TRANSITIONS,
+    StepState,
+    TaskState,
+)
+
+
+def unlink(task: Task) -> None:
+    """Break the cycle between a task and its steps, which nobody else would collect."""
+    task.steps = []
+
+
+_MOVING: Final = frozenset({READY, DISPATCHED, RETRY_WAIT})
+
+
+def apply(task: Task, fact: Fact) -> None:
+    """The only way a task changes. A transition that is not in the table is a broken invariant and raises."""
+    kind: Any = type(fact)
+    change = _STEP.get(kind)
+    if change is None:
+        _TASK[kind](task, fact)
+        task.dirty = True
+        return
+    step = task.steps[fact.step]  # type: ignore[union-attr, index]
+    move = _MOVES[kind][step.state]
+    step.state = move.after
+    was_dirty = step.dirty
+    change(step, fact)
+    if not was_dirty and step.dirty:
+        task.dirty_steps.append(step)
+    if move.moving:
+        task.moving += move.moving
+    if move.dispatched:
+        task.dispatched += move.dispatched
+    if move.open:
+        task.open += move.open
+
+
+class _Move(Struct, frozen=True):
+    """A transition, and what it does to its task's counts."""
+
+    after: StepState
+    moving: int
+    dispatched: int
+    open: int
+
+
+_MOVES: Final[dict[type[Any], dict[StepState, _Move]]] = {
+    kind: {
+        before: _Move(
+            after,
+            (after in _MOVING) - (before in _MOVING),
+            (after is DISPATCHED) - (before is DISPATCHED),
+            (before in STEP_FINAL) - (after in STEP_FINAL),
+        )
+        for before, after in moves.items()
+    }
+    for kind, moves in STEP_TRANSITIONS.items()
+}
+
+
+def _left(step: Step) -> None:
+    """The current delivery is no longer the step's: a late success of it is still welcome."""
+    assert step.batch_id is not None
+    assert step.worker is not None
+    delivery = Delivery(step.delivery, step.batch_id, step.worker, step.granted)
+    step.earlier = [*(step.earlier or ())[1 - EARLIER_MAX :], delivery]
+    step.batch_id = None
+    step.granted = False
+    step.dirty |= DIRTY_CHANGED
+
+
+def _readied(step: Step, fact: facts.Readied) -> None:
+    step.ready_ms = fact.at
+    step.not_before_ms = None
+    step.reason = None
+    if step.deadline_ms is None and step.definition.deadline_ms is not None:
+        step.deadline_ms = fact.at + step.definition.deadline_ms
+    step.dirty |= DIRTY_CHANGED
+
+
+def _dispatched(step: Step, fact: facts.Dispatched) -> None:
+    step.delivery = fact.delivery
+    step.batch_id = fact.batch_id
+    step.worker = fact.worker
+    step.dispatched_ms = fact.at
+    step.started_ms = None
+    step.reason = None
+    if fact.delivery == 1 and step.deadline_ms is None and step.accept_from == 0:
+        # The hot row says all of it; what `readied` wanted written in the same group is in it.
+        step.dirty = (step.dirty & ~DIRTY_CHANGED) | DIRTY_DISPATCHED
+    else:
+        step.dirty |= DIRTY_CHANGED
+
+
+def _granted(step: Step, fact: facts.Granted) -> None:
+    step.granted = True
+    step.dirty |= DIRTY_CHANGED
+
+
+def _started(step: Step, fact: facts.Started) -> None:
+    step.started_ms = fact.at
+    step.dirty |= DIRTY_CHANGED
+
+
+def _undelivered(step: Step, fact: facts.Undelivered) -> None:
+    # It keeps its place in the queue: ready_ms stays.
+    _left(step)
+    step.reason = fact.code
+    step.lost_sessions += fact.lost
+
+
+def _completed(step: Step, fact: facts.Completed) -> None:
+    step.output_bytes = fact.output_bytes
+    step.finished_ms = fact.at
+    step.batch_id = step.not_before_ms = step.reason = step.earlier = None
+    if step.error is not None or step.granted:
+        step.error = None
+        step.dirty |= DIRTY_CHANGED
+    step.dirty |= DIRTY_COMPLETED
+
+
+def _backed_off(step: Step, fact: facts.BackedOff) -> None:
+    if step.batch_id is not None:
+        _left(step)
+    step.attempt += 1
+    step.not_before_ms = fact.until
+    step.reason = fact.code
+    step.dirty |= DIRTY_CHANGED
+
+
+def _failed(step: Step, fact: facts.Failed) -> None:
+    step.finished_ms = fact.at
+    step.reason = fact.code
+    step.batch_id = step.not_before_ms = step.earlier = None
+    step.dirty |= DIRTY_CHANGED
+
+
+def _held(step: Step, fact: facts.Held) -> None:
+    # It keeps its batch_id: a result of this very delivery still decides it.
+    step.reason = fact.code
+    step.dirty |= DIRTY_CHANGED
+
+
+def _restored(step: Step, fact: facts.Restored) -> None:
+    step.reason = RESTORED
+    step.not_before_ms = None
+    step.dirty |= DIRTY_CHANGED
+
+
+def _skipped(step: Step, fact: facts.Skipped) -> None:
+    step.finished_ms = fact.at
+    step.dirty |= DIRTY_CHANGED
+
+
+def _step_cancelled(step: Step, fact: facts.StepCancelled) -> None:
+    step.finished_ms = fact.at
+    step.reason = fact.code
+    step.batch_id = step.not_before_ms = step.earlier = None
+    step.dirty |= DIRTY_CHANGED
+
+
+def _reopened(step: Step, fact: facts.Reopened) -> None:
+    step.attempt = 0
+    step.lost_sessions = 0
+    step.accept_from = step.delivery + 1
+    step.batch_id = step.ready_ms = step.not_before_ms = step.finished_ms = step.started_ms = None
+    step.deadline_ms = step.deadline_mono = step.error = step.reason = step.earlier = None
+    step.granted = False
+    step.key_number += fact.new_key
+    step.output = None
+    step.output_bytes = 0
+    step.dirty |= DIRTY_CHANGED | DIRTY_OUTPUT
+
+
+def _submitted(task: Task, fact: facts.Submitted) -> None:
+    pass
+
+
+def _moved(task: Task, fact: facts.TaskFact) -> None:
+    after = TASK_TRANSITIONS[type(fact)][task.state]
+    assert after is not None
+    task.state = after
+    if isinstance(fact, facts.TaskReopened):
+        task.finished_ms = None
+        task.cancelling = False
+
+
+def _cancel_asked(task: Task, fact: facts.CancelAsked) -> None:
+    task.cancelling = True
+
+
+def _operated(task: Task, fact: facts.Operated) -> None:
+    pass
+
+
+def _noticed(task: Task, fact: facts.Noticed) -> None:
+    task.attention = fact.attention
+
+
+def _ended(task: Task, fact: facts.TaskEnded) -> None:
+    assert task.state in TASK_TRANSITIONS[facts.TaskEnded]
+    task.state = TaskState(fact.state)
+    task.finished_ms = fact.at
+
+
+_STEP: Final[dict[type[Any], Callable[..., None]]] = {
+    facts.Readied: _readied,
+    facts.Dispatched: _dispatched,
+    facts.Granted: _granted,
+    facts.Started: _started,
+    facts.Undelivered: _undelivered,
+    facts.Completed: _completed,
+    facts.BackedOff: _backed_off,
+    facts.Failed: _failed,
+    facts.Held: _held,
+    facts.Restored: _restored,
+    facts.Skipped: _skipped,
+    facts.StepCancelled: _step_cancelled,
+    facts.Reopened: _reopened,
+}
+_TASK: Final[dict[type[facts.TaskFact], Callable[..., None]]] = {
+    facts.Submitted: _submitted,
+    facts.Activated: _moved,
+    facts.Paused: _moved,
+    facts.Resumed: _moved,
+    facts.CancelAsked: _cancel_asked,
+    facts.TaskReopened: _moved,
+    facts.Operated: _operated,
+    facts.Noticed: _noticed,
+    facts.TaskEnded: _ended,
+}
+
+
+def counted(task: Task) -> None:
+    """Set the counts of a task whose steps were just read from somewhere."""
+    task.open = sum(s.state not in STEP_FINAL for s in task.steps)
+    task.moving = sum(s.state in _MOVING for s in task.steps)
+    task.dispatched = sum(s.state is DISPATCHED for s in task.steps)
+    for step in task.steps:
+        step.waits = sum(task.steps[i].state not in STEP_FINAL for i in step.definition.depends_on)
+
+
+def held(task: Task) -> int:
+    return sum(s.state is HELD for s in task.steps)
+
+
+def outputs(task: Task) -> dict[int, bytes]:
+    """The resident outputs of its completed steps, by position."""
+    return {s.definition.index: s.output for s in task.steps if s.state is COMPLETED and s.output is not None}

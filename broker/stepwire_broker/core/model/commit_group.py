@@ -1,0 +1,244 @@
+"""A group: what one transaction of one lane writes, and what came of it. Plain rows, ready for the database.
+
+Every row is absolute (the value, never a change to a value), so that a group can be written again when nobody knows
+whether it was committed. Payloads (contexts, outputs, errors, documents, facts) are JSON bytes.
+"""
+
+from typing import NamedTuple, TypeAlias
+
+from msgspec import Struct
+
+
+class TaskNew(NamedTuple):
+    """INSERT into tasks."""
+
+    id: int
+    uid: str  # 32 hex digits, never reused in any deployment
+    workflow_id: int
+    lane: int
+    namespace: str
+    key: str | None  # the submission's idempotency key
+    state: str
+    attention: str | None
+    cancelling: bool
+    priority: int
+    labels: bytes | None
+    context: bytes
+    context_bytes: int
+    created_ms: int  # all times: UTC milliseconds
+    finished_ms: int | None
+    deadline_ms: int | None
+    owner: str | None
+    owner_epoch: int  # the epoch of the owner that has it in memory; 0 = stored, in nobody's memory
+    wake_ms: int | None  # stored tasks: when the loader should take them, None = at any time
+    wants: str | None  # stored tasks: the handler_class of the step it waits to dispatch
+
+
+class TaskChanged(NamedTuple):
+    """UPDATE tasks, all of what can change."""
+
+    id: int
+    state: str
+    attention: str | None
+    cancelling: bool
+    priority: int
+    finished_ms: int | None
+    deadline_ms: int | None
+    owner: str | None
+    owner_epoch: int
+    wake_ms: int | None
+    wants: str | None
+
+
+class StepNew(NamedTuple):
+    """INSERT into steps."""
+
+    id: int
+    task_id: int
+    position: int
+    name: str
+    handler_class: str
+    state: str
+    ready_ms: int | None
+
+
+class StepDispatched(NamedTuple):
+    """UPDATE steps, the hot shape: a first, plain delivery of a step."""
+
+    id: int
+    delivery: int
+    batch_id: str
+    worker: str
+    ready_ms: int | None
+    dispatched_ms: int
+
+
+class StepCompleted(NamedTuple):
+    """UPDATE steps, the hot shape: state becomes completed, batch_id, not_before_ms, reason and earlier become NULL."""
+
+    id: int
+    output: bytes
+    output_bytes: int
+    finished_ms: int
+
+
+class StepChanged(NamedTuple):
+    """UPDATE steps, all of what can change but `output`, which only StepCompleted and StepOutput write."""
+
+    id: int
+    state: str
+    attempt: int
+    delivery: int
+    accept_from: int
+    batch_id: str | None
+    worker: str | None
+    granted: bool
+    lost_sessions: int
+    ready_ms: int | None
+    dispatched_ms: int | None
+    started_ms: int | None
+    not_before_ms: int | None
+    finished_ms: int | None
+    deadline_ms: int | None
+    error: bytes | None
+    reason: str | None  # code of why it stands where it stands
+    key_number: int  # 0, or the n of an operator's --new-key
+    earlier: bytes | None  # earlier deliveries a late result may still name: [[delivery, batch_id, worker, granted], …]
+
+
+class StepOutput(NamedTuple):
+    """UPDATE steps, output only: None when a step is run again."""
+
+    id: int
+    output: bytes | None
+    output_bytes: int
+
+
+class HistoryRow(NamedTuple):
+    """INSERT into history: what happened to one task in this group, in order."""
+
+    task_id: int
+    at_ms: int
+    facts: bytes
+
+
+class Parked(NamedTuple):
+    """INSERT into parked: input that was refused after it was accepted, with its bytes, for inspection."""
+
+    at_ms: int
+    task_id: int | None
+    step_id: int | None
+    code: str
+    source: str  # who sent it
+    body: bytes
+
+
+class WorkflowNew(NamedTuple):
+    """INSERT into workflows unless (namespace, name, version) is there."""
+
+    request: int
+    namespace: str
+    name: str
+    version: str
+    digest: str
+    document: bytes
+    created_ms: int
+    activate: bool  # the newest applied version is the default
+
+
+class Key(NamedTuple):
+    """An idempotency key of a submission: who inserts it first has it."""
+
+    namespace: str
+    key: str
+    digest: bytes  # of the submission: the same key with another digest is a conflict
+    task_id: int
+
+
+class Submission(NamedTuple):
+    """Tasks that are stored together or not at all. If a key is taken by another digest, none is stored;
+    if it is taken by the same digest, that one task (its steps, its history) is left out."""
+
+    request: int
+    keys: list[Key]
+    tasks: list[TaskNew]
+    steps: list[StepNew]
+    history: list[HistoryRow]
+
+
+class CommitGroup(Struct):
+    """One transaction of one lane."""
+
+    lane: int
+    seq: int
+    submissions: list[Submission] = []
+    workflows: list[WorkflowNew] = []
+    activations: list[tuple[int, int]] = []  # (request, workflow_id)
+    kept: list[tuple[str, str]] = []  # UPSERT into meta: name and value
+    steps_dispatched: list[StepDispatched] = []
+    steps_completed: list[StepCompleted] = []
+    steps_changed: list[StepChanged] = []
+    steps_output: list[StepOutput] = []
+    tasks_changed: list[TaskChanged] = []
+    history: list[HistoryRow] = []
+    parked: list[Parked] = []
+    reserve_ids: int = 0  # so many more numbers for tasks and steps
+    bytes: int = 0  # about what it holds in memory
+
+
+class SubmissionOutcome(NamedTuple):
+    request: int
+    existing: dict[int, int]  # assigned task_id → the task that has its key already
+    conflict: str | None  # the key that another submission has, with other content
+    failed: str | None = None  # the database refused its data: what it said
+
+
+class WorkflowOutcome(NamedTuple):
+    request: int
+    workflow_id: int
+    created: bool
+    conflict: bool
+    failed: str | None = None  # the database refused its data: what it said
+
+
+class Rejected(NamedTuple):
+    """A task whose rows of this group the database refused (a data error, never a passing one): none was written."""
+
+    task_id: int
+    error: str
+
+
+class Committed(Struct, frozen=True):
+    """The group is durable."""
+
+    lane: int
+    seq: int
+    submissions: list[SubmissionOutcome] = []
+    workflows: list[WorkflowOutcome] = []
+    rejected: list[Rejected] = []
+    ids: tuple[int, int] | None = None  # the reserved numbers, first and last
+
+
+class Stalled(Struct, frozen=True):
+    """The group could not be written now and is being tried again: locked, full, read-only, unreachable."""
+
+    lane: int
+    seq: int
+    code: str  # database_locked | disk_full | database_read_only | database_unavailable
+    error: str
+
+
+class Fenced(Struct, frozen=True):
+    """Another broker has this lane now. Nothing of ours may be written or said any more."""
+
+    lane: int
+
+
+class Broken(Struct, frozen=True):
+    """The disk failed to sync, or the database is corrupt: stop, acknowledge nothing."""
+
+    lane: int
+    error: str
+
+
+Outcome: TypeAlias = Committed | Stalled | Fenced | Broken

@@ -1,0 +1,68 @@
+"""A session: what this broker and one worker process agreed, and what of it is under way.
+
+The broker's side of the lease ends 3 % after the worker's (the worker counts from its send, we from our receipt), so
+when a session is dead here, its worker has started nothing of it for a while.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from stepwire_protocol import patterns, topics
+from stepwire_protocol.messages import Hello
+
+from .live import ExecutorState, WorkerSession
+
+NAME_MAX: Final = 48  # of a worker's id, before its digits
+
+
+def own_worker(executor: str, broker: str, epoch: int, number: int) -> str:
+    """The id of a worker inside the broker's process. It tells the epoch, so that the next one knows it for dead."""
+    return f"{executor[: NAME_MAX - 1 - len(broker)]}.{broker}:{epoch:012x}{number:04x}"
+
+
+def died_with(worker: str, broker: str, epoch: int) -> bool:
+    """Was this a worker inside an earlier process of this broker? Others have random digits there."""
+    name, _, digits = worker.partition(":")
+    return name.endswith(f".{broker}") and int(digits[:12], 16) < epoch
+
+
+def opened(hello: Hello, k: int, epoch: int, broker: str, of: ExecutorState, mono: int, wall: int) -> WorkerSession:
+    return WorkerSession(
+        worker=hello.worker,
+        k=k,
+        id=topics.session_id(epoch, k),
+        offers=offer_of(hello.handlers),
+        is_shadow_safe=offer_of(hello.shadow_safe),
+        handlers=list(hello.handlers),
+        labels=dict(hello.labels),
+        slots=hello.slots,
+        prefetch=hello.prefetch,
+        heartbeat_ms=hello.heartbeat_ms,
+        max_message_bytes=hello.max_message_bytes,
+        lang=hello.lang,
+        sdk=hello.sdk,
+        host=hello.host,
+        pid=hello.pid,
+        pid_started=hello.pid_started,
+        proof=hello.proof,
+        since_wall=wall,
+        heard_mono=mono,
+        told_mono=mono,
+        told_n=-1,
+        topic=topics.to_worker(hello.worker),
+        of=of,
+        free=hello.free.get(broker, 0),
+        free_n=hello.n,
+        idle_since_mono=mono,
+    )
+
+
+def offer_of(handlers: Iterable[str]) -> Callable[[str], bool]:
+    """Does any of these names or patterns match a handler_class?"""
+    exact = frozenset(h for h in handlers if "*" not in h)
+    globs = [patterns.compile_pattern(h) for h in handlers if "*" in h]
+
+    def offers(handler_class: str) -> bool:
+        return handler_class in exact or any(g.matches(handler_class) for g in globs)
+
+    return offers

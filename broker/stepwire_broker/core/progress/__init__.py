@@ -1,0 +1,1 @@
+"""What follows when a step changes its state."""

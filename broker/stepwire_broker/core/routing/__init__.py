@@ -1,0 +1,1 @@
+"""Where a step runs, and in which order ready steps leave."""

@@ -1,0 +1,385 @@
+"""Where a step runs: which executor, which workers. One pure decision for every way a step can start.
+
+The dispatcher, `why`, `stepwire route` and the refusal of a submission ask the same `Router`, so nobody is told
+anything but what happens. `decide` says local or distributed; a distributed step takes the first rule that matches its
+path `<namespace>::<workflow>::<step>`, else the default executor.
+"""
+
+import difflib
+from collections.abc import Collection, Iterable, Sequence
+from enum import StrEnum
+from typing import Any, Final, Literal, NamedTuple
+from zlib import crc32
+
+from msgspec import Struct
+from stepwire_protocol import patterns
+
+from stepwire_broker.core.definitions import fields
+from stepwire_broker.core.definitions.document_problems import ProblemCollector
+from stepwire_broker.core.definitions.settings import CanarySettings, ExecutionSettings, RuleSettings, ShadowSettings
+from stepwire_broker.core.definitions.workflow import StepDefinition, Workflow
+from stepwire_broker.core.model.live import Step
+from stepwire_broker.core.model.targets import BUS, LOCAL, Route, Selector, Target
+
+NOBODY: Final = ""  # the executor of what has none
+
+Mode = Literal["local", "distributed"]
+
+
+class Decided(StrEnum):
+    LOCAL = "local"
+    DISTRIBUTED = "distributed"
+    NO_EXECUTOR = "no_executor"
+
+
+def decide(
+    *, force_local: bool, has_distributed: bool, has_labels: bool, mode: Mode, on_missing: Literal["error", "local"]
+) -> Decided:
+    """The table. Never silently local: where a step is to be distributed and nobody is there, that is an error, unless
+    the configuration says otherwise."""
+    if force_local:
+        return Decided.LOCAL
+    if not has_labels and mode == "local":
+        return Decided.LOCAL
+    if has_distributed:
+        return Decided.DISTRIBUTED
+    return Decided.LOCAL if on_missing == "local" else Decided.NO_EXECUTOR
+
+
+class Split(Struct, frozen=True):
+    """So many of a rule's tasks, and where they go besides or instead."""
+
+    below: int  # of PARTS
+    executor: str | None
+    selector: Selector
+
+    @property
+    def percent(self) -> float:
+        return self.below * 100 / PARTS
+
+
+PARTS: Final = 10_000
+
+
+class RoutingRule(Struct, frozen=True, eq=False):
+    number: int  # from 1, as it stands in the list
+    match: str
+    origin: str  # config | runtime
+    executor: str | None
+    selector: Selector
+    canary: Split | None
+    shadow: Split | None
+    seed: int  # of `part`
+
+    def part(self, task_id: int) -> int:
+        """Where a task stands among PARTS of this rule: always there, so that its steps stay on one side."""
+        return crc32(b"%d" % task_id, self.seed) % PARTS
+
+
+class Destination(Struct, frozen=True, eq=False):
+    """Where one step of a workflow goes, as far as that is the same for every task."""
+
+    decided: Decided
+    rule: RoutingRule | None
+    target: Target
+    canary: Target | None = None
+    shadow: Target | None = None
+    missing: str | None = None  # the executor that is not there
+
+
+class StepRoute(Struct, frozen=True, eq=False):
+    """The place of one step of a workflow, and what is asked of it for every task: nothing is made then."""
+
+    place: Destination
+    route: Route  # of a first attempt
+    canary: Route | None  # the same, of a canary's tasks
+    canary_below: int  # of PARTS
+    is_plain: bool  # neither canary nor shadow
+
+
+class RulesRefused(Exception):
+    """The rules cannot be used. The message says which, and why."""
+
+
+class Router:
+    """All that is configured of routing, and what follows from it for each step. Made anew when that changes."""
+
+    def __init__(
+        self,
+        settings: ExecutionSettings,
+        executors: Collection[str],
+        *,
+        bus_is_distributed: bool,
+        runtime: Sequence[RuleSettings] = (),
+    ) -> None:
+        """`runtime`: rules that were set while a broker ran. One with the `match` of a configured rule stands in its
+        place, the others come first."""
+        self.settings = settings
+        self.bus_is_distributed = bus_is_distributed
+        self.executors = frozenset(executors)
+        self.default_executor = settings.default_executor
+        self.has_distributed = any(e != LOCAL and (e != BUS or bus_is_distributed) for e in self.executors)
+        self.mode: Mode = settings.default_execution_mode or ("distributed" if bus_is_distributed else "local")
+        self.rules = _rules(settings.rules, runtime)
+        self.has_asides = any(rule.canary is not None or rule.shadow is not None for rule in self.rules)
+        self._patterns = [patterns.compile_pattern(rule.match) for rule in self.rules]
+        self._targets: dict[tuple[str, Selector, Selector], Target] = {}
+        self._ways: dict[int, list[StepRoute | None]] = {}  # by workflow
+        self._refusals: dict[int, str | None] = {}
+
+    def route_of(self, step: Step) -> Route:
+        """Where it stands in the ready queue."""
+        task = step.task
+        way = self.way(task.workflow, step.definition.index)
+        route = way.route
+        if way.canary is not None:
+            assert way.place.rule is not None
+            if way.place.rule.part(task.id) < way.canary_below:
+                route = way.canary
+        if step.attempt or step.lost_sessions:
+            route = (*route[:2], step.is_suspect, route[3], step.attempt > 0 and step.retry is None)
+        return route
+
+    def target(self, step: Step) -> Target:
+        return self.route_of(step)[0]
+
+    def shadow(self, step: Step) -> Target | None:
+        """Where a copy of it goes, if one is to be made."""
+        place = self.place(step.task.workflow, step.definition.index)
+        if place.shadow is None:
+            return None
+        assert place.rule is not None
+        assert place.rule.shadow is not None
+        return place.shadow if place.rule.part(step.task.id) < place.rule.shadow.below else None
+
+    def place(self, workflow: Workflow, index: int) -> Destination:
+        return self.way(workflow, index).place
+
+    def way(self, workflow: Workflow, index: int) -> StepRoute:
+        ways = self._ways.get(workflow.id)
+        if ways is None:
+            ways = self._ways[workflow.id] = [None] * len(workflow.steps)
+        way = ways[index]
+        if way is None:
+            way = ways[index] = self._way(workflow, workflow.steps[index])
+        return way
+
+    def _way(self, workflow: Workflow, definition: StepDefinition) -> StepRoute:
+        path = path_of(workflow.namespace, workflow.name, definition.name)
+        place = self.route(path, definition.worker_selector)
+        rest = (definition.handler_class, False, definition.delivery_mode == "at_most_once", False)
+        canary = None if place.rule is None else place.rule.canary
+        return StepRoute(
+            place,
+            route=(place.target, *rest),
+            canary=None if place.canary is None else (place.canary, *rest),
+            canary_below=0 if canary is None else canary.below,
+            is_plain=place.canary is None and place.shadow is None,
+        )
+
+    def route(self, path: str, selector: dict[str, str] | str | None) -> Destination:
+        """The decision for a path and the selector that its step (or its workflow) has."""
+        labels = _selector(selector) if isinstance(selector, dict) else ()
+        decided = decide(
+            force_local=selector == LOCAL,
+            has_distributed=self.has_distributed,
+            has_labels=bool(labels),
+            mode=self.mode,
+            on_missing=self.settings.on_missing,
+        )
+        if decided is Decided.LOCAL:
+            return Destination(decided, None, self._target(LOCAL))
+        if decided is Decided.NO_EXECUTOR:
+            return Destination(decided, None, self._target(NOBODY), missing=self.default_executor)
+        rule = self._first(path)
+        executor = self.default_executor if rule is None or rule.executor is None else rule.executor
+        if executor not in self.executors:
+            return Destination(Decided.NO_EXECUTOR, rule, self._target(NOBODY), missing=executor)
+        if rule is None:
+            return Destination(decided, None, self._target(executor, labels))
+        labels = labels or rule.selector
+        without: Selector = ()
+        if rule.canary is not None and rule.canary.executor in (None, executor):
+            own = dict(labels)
+            if not set(rule.canary.selector) <= set(labels):
+                # What asks for release=now gets none of release=next anyway.
+                is_apart = any(own.get(key, value) != value for key, value in rule.canary.selector)
+                without = () if is_apart else rule.canary.selector
+        return Destination(
+            decided,
+            rule,
+            self._target(executor, labels, without),
+            self._aside(rule.canary, executor, labels),
+            self._aside(rule.shadow, executor, labels),
+        )
+
+    def refusal(self, workflow: Workflow) -> str | None:
+        """Why no task of this workflow can be accepted: one of its steps has nowhere to go, and never will have while
+        things stand as they do."""
+        if workflow.id not in self._refusals:
+            self._refusals[workflow.id] = next(
+                (
+                    f"step {definition.name}: {missing_text(place)}"
+                    for definition in workflow.steps
+                    if (place := self.place(workflow, definition.index)).decided is Decided.NO_EXECUTOR
+                ),
+                None,
+            )
+        return self._refusals[workflow.id]
+
+    def _first(self, path: str) -> RoutingRule | None:
+        for rule, pattern in zip(self.rules, self._patterns, strict=True):
+            if pattern.matches(path):
+                return rule
+        return None
+
+    def _aside(self, aside: Split | None, executor: str, labels: Selector) -> Target | None:
+        """Its labels come on top of what the step asks for itself."""
+        if aside is None:
+            return None
+        own = aside.executor or executor
+        if own not in self.executors:
+            return self._target(NOBODY)
+        return self._target(own, tuple(sorted({**dict(labels), **dict(aside.selector)}.items())))
+
+    def _target(self, executor: str, selector: Selector = (), without: Selector = ()) -> Target:
+        key = (executor, selector, without)
+        target = self._targets.get(key)
+        if target is None:
+            target = self._targets[key] = Target(*key)
+        return target
+
+
+def path_of(namespace: str, workflow: str, step: str) -> str:
+    return patterns.SEPARATOR.join((namespace, workflow, step))
+
+
+def missing_text(place: Destination) -> str:
+    if place.rule is None:
+        return "it is to be distributed, and no executor here does that: the bus is inproc only"
+    return f"executor `{place.missing}`, which rule {place.rule.number} ({place.rule.match}) names, is not configured"
+
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+
+def check(settings: ExecutionSettings, executors: Collection[str]) -> None:
+    """Raises RulesRefused when something names an executor that is not there, or cannot be read."""
+    names = ", ".join(sorted(executors))
+    if settings.default_executor not in executors:
+        raise RulesRefused(
+            f"execution.default_executor is {settings.default_executor}, which is not an executor here: {names}"
+        )
+    for rule in _rules(settings.rules, ()):
+        for executor in _named(rule):
+            if executor not in executors:
+                raise RulesRefused(
+                    f"execution.rules[{rule.number - 1}] ({rule.match}): {executor} is not an executor here: {names}"
+                )
+
+
+def _named(rule: RoutingRule) -> Iterable[str]:
+    for where in (rule, rule.canary, rule.shadow):
+        if where is not None and where.executor is not None:
+            yield where.executor
+
+
+def check_rule(written: RuleSettings, executors: Collection[str]) -> None:
+    """The same of one rule that is to be set at run time."""
+    rule = _read(written, 1, "runtime")
+    for executor in _named(rule):
+        if executor not in executors:
+            names = ", ".join(sorted(executors))
+            raise RulesRefused(f"{executor} is not an executor here: {names}")
+
+
+def _rules(configured: Sequence[RuleSettings], runtime: Sequence[RuleSettings]) -> list[RoutingRule]:
+    own = {rule.match: rule for rule in runtime}
+    written = [(rule, "runtime") for rule in runtime if all(rule.match != other.match for other in configured)]
+    for rule in configured:
+        changed = own.get(rule.match)
+        written.append((rule, "config") if changed is None else (changed, "runtime"))
+    return [_read(rule, number, origin) for number, (rule, origin) in enumerate(written, 1)]
+
+
+PATTERN_CHARACTERS_MAX: Final = 512
+
+
+def _read(written: RuleSettings, number: int, origin: str) -> RoutingRule:
+    where = f"rule {number} ({written.match[:80]})"
+    if not 1 <= len(written.match) <= PATTERN_CHARACTERS_MAX:
+        raise RulesRefused(f"rule {number}: match has {len(written.match)} characters, it needs 1 to 512")
+    if "" in written.match.split(patterns.SEPARATOR):
+        raise RulesRefused(f"{where}: match has an empty segment; segments are separated by ::, like shop::**::charge")
+    if any(patterns.ANY in segment != patterns.ANY for segment in written.match.split(patterns.SEPARATOR)):
+        raise RulesRefused(f"{where}: ** is a segment of its own; inside a segment a single * is any run of characters")
+    return RoutingRule(
+        number,
+        written.match,
+        origin,
+        written.executor,
+        _labels(written.worker_selector, where),
+        _aside(written.canary, f"{where}, canary"),
+        _aside(written.shadow, f"{where}, shadow"),
+        crc32(f"{written.match}\n".encode()),
+    )
+
+
+def _aside(written: CanarySettings | ShadowSettings | None, where: str) -> Split | None:
+    if written is None:
+        return None
+    if written.executor is None and not written.worker_selector:
+        raise RulesRefused(f"{where}: it needs an executor, a worker_selector, or both")
+    return Split(round(written.percent * PARTS / 100), written.executor, _labels(written.worker_selector, where))
+
+
+def _labels(written: dict[str, Any] | None, where: str) -> Selector:
+    report = ProblemCollector(None)
+    labels = fields.selector(written or {}, ("worker_selector",), report)
+    if report.problems or not isinstance(labels, dict):
+        raise RulesRefused(f"{where}: " + "; ".join(f"{p.path}: {p.message}" for p in report.problems))
+    return _selector(labels)
+
+
+def _selector(labels: dict[str, str]) -> Selector:
+    return tuple(sorted(labels.items()))
+
+
+def hidden(rules: Sequence[RoutingRule]) -> list[tuple[RoutingRule, RoutingRule]]:
+    """Rules that never match, because an earlier one takes all that they would: (the hidden one, who hides it)."""
+    compiled = [patterns.compile_pattern(rule.match) for rule in rules]
+    found = []
+    for later in range(1, len(rules)):
+        for earlier in range(later):
+            if patterns.covers(compiled[earlier], compiled[later]):
+                found.append((rules[later], rules[earlier]))
+                break
+    return found
+
+
+class NearMiss(NamedTuple):
+    rule: RoutingRule
+    why: str
+
+
+def near_miss(rules: Sequence[RoutingRule], path: str) -> NearMiss | None:
+    """The first rule that does not match, and looks as if it were meant to."""
+    for rule in rules:
+        if patterns.matches(rule.match, path):
+            continue
+        segments = rule.match.split(patterns.SEPARATOR)
+        if patterns.matches(rule.match.lower(), path.lower()):
+            return NearMiss(rule, "it differs in upper and lower case")
+        wider = patterns.SEPARATOR.join(patterns.ANY if segment == "*" else segment for segment in segments)
+        if wider != rule.match and patterns.matches(wider, path):
+            return NearMiss(rule, f"its * is exactly one segment; {wider} would match")
+        if patterns.matches(f"**::{rule.match}::**", path):
+            return NearMiss(rule, f"the path has more segments; **::{rule.match}::** would match")
+        written = [i for i, segment in enumerate(segments) if segment not in ("*", patterns.ANY)]
+        for i in written if len(written) > 1 else ():
+            segment = segments[i]
+            other = patterns.SEPARATOR.join([*segments[:i], "*", *segments[i + 1 :]])
+            # Another step of the same workflow is no near miss; one that is spelled alike is.
+            if patterns.matches(other, path) and (alike := difflib.get_close_matches(segment, path.split("::"), 1)):
+                return NearMiss(rule, f"only its segment {segment} differs, where the path has {alike[0]}")
+    return None

@@ -1,0 +1,1 @@
+"""Copies of steps that are compared with the real ones."""

@@ -1,0 +1,159 @@
+"""Shadows: a copy of a step goes to another executor or to other workers, and what comes back is compared.
+
+A shadow is no step: nothing of it is stored, and it changes no state. It goes only to handlers that declare it safe,
+only into slots that nothing real wants, once, after the commit that hands out the real one. What is lost of it is
+counted, and never sent again.
+"""
+
+from typing import Final
+
+import msgspec
+from msgspec import structs
+from stepwire_protocol import limits
+from stepwire_protocol.messages import Result, StepRequest, Steps
+
+from stepwire_broker.core.commit.outbox import SendMessage
+from stepwire_broker.core.model.events import Now
+from stepwire_broker.core.model.live import Step, WorkerSession
+from stepwire_broker.core.model.states import COMPLETED
+from stepwire_broker.core.state import BrokerState
+
+from .shadow import OutputDifference, Shadow, WantedCopy, difference
+
+V: Final = limits.PROTOCOL_LEVEL_1
+UNDER_WAY_MAX: Final = 1_000
+COMPARED_BYTES_MAX: Final = 64 * 1024
+TALLIES_MAX: Final = 1_000
+
+
+def handed(state: BrokerState, step: Step, request: StepRequest) -> None:
+    """The step is being handed out: to its rule's canary or not; and the first time, is there to be a copy of it?"""
+    way = state.router.way(step.task.workflow, step.definition.index)
+    if way.is_plain:
+        return
+    state.count_canary(step, way)
+    if way.place.shadow is not None and request.delivery == 1:
+        target = state.router.shadow(step)
+        if target is not None:
+            assert way.place.rule is not None
+            state.shadows.wanted.append(WantedCopy(step, request, target, way.place.rule.match))
+
+
+def send_wanted(state: BrokerState, now: Now) -> None:
+    """All that is real and could go has gone: what is free now is free for copies."""
+    wanted, state.shadows.wanted = state.shadows.wanted, []
+    for one in wanted:
+        _send(state, one, now)
+
+
+def _send(state: BrokerState, wanted: WantedCopy, now: Now) -> None:
+    shadows, step = state.shadows, wanted.step
+    handler_class = step.definition.handler_class
+    if (wanted.match, handler_class) not in shadows.tallies and len(shadows.tallies) >= TALLIES_MAX:
+        return
+    tally = shadows.tally(wanted.match, handler_class, wanted.target.executor)
+    takers = [
+        s
+        for s in state.sessions.values()
+        if wanted.target.takes(s)
+        and s.offers(handler_class)
+        and s.is_shadow_safe(handler_class)
+        and s.credit > s.prefetch
+    ]
+    if not takers or len(shadows.by_id) >= UNDER_WAY_MAX:
+        tally.dropped += 1
+        return
+    session = max(takers, key=lambda s: (s.share, -s.idle_since_mono))
+    shadow = Shadow(shadows.next_id(), step.id, step.task.id, handler_class, tally)
+    shadows.by_id[shadow.id] = shadows.of_step[step.id] = shadow
+    session.free -= 1  # until its next word of it
+    state.batches += 1
+    request = wanted.request
+    copy = structs.replace(
+        request,
+        step_id=shadow.id,
+        delivery=1,
+        delivery_mode="at_least_once",
+        metadata=structs.replace(
+            request.metadata, shadow=True, idempotency_key=f"{request.metadata.idempotency_key}/shadow"
+        ),
+    )
+    steps = Steps(
+        v=V,
+        broker=state.identity.broker,
+        epoch=state.identity.epoch,
+        session=session.id,
+        batch_id=f"batch_{state.identity.nonce}_{state.batches}",
+        protocol_version=V,
+        steps=[copy],
+    )
+    state.outbox.send(SendMessage(session, steps, (step.task,)))
+    state.timers.set(now.mono + step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS, "shadow", shadow)
+
+
+def on_result(state: BrokerState, result: Result, session: WorkerSession | None, now: Now) -> None:
+    """It is acked like any, and changes nothing."""
+    shadow = state.shadows.by_id.get(result.step_id)
+    if shadow is None or shadow.said is not None:
+        state.counters.late_results += 1
+        return
+    output = bytes(result.output) if result.status == "completed" else None
+    if output is None:
+        message = "the handler gave no reason" if result.error is None else result.error.message
+        output = message[:200].encode()
+    shadow.said = (result.status, output)
+    _compare(state, shadow, now)
+
+
+def real_ended(state: BrokerState, step: Step, now: Now) -> None:
+    shadow = state.shadows.of_step.get(step.id)
+    if shadow is not None and shadow.real is None:
+        shadow.real = (str(step.state), step.output if step.state is COMPLETED else None)
+        _compare(state, shadow, now)
+
+
+def expire(state: BrokerState, shadow: Shadow, now: Now) -> None:
+    """Its time is over. A step that is still tried again is not waited for."""
+    if not shadow.over:
+        if shadow.said is None:
+            shadow.tally.lost += 1
+        else:
+            shadow.tally.not_compared += 1
+        _end(state, shadow)
+
+
+def _compare(state: BrokerState, shadow: Shadow, now: Now) -> None:
+    if shadow.said is None or shadow.real is None:
+        return
+    tally = shadow.tally
+    status, said = shadow.said
+    real_status, real = shadow.real
+    assert said is not None
+    if real_status != "completed" or real is None:
+        tally.not_compared += 1
+    elif status != "completed":
+        tally.failed += 1
+        _note(shadow, f"failed: {said.decode()}", now)
+    elif said == real:
+        tally.equal += 1
+    elif len(said) > COMPARED_BYTES_MAX or len(real) > COMPARED_BYTES_MAX:
+        tally.not_compared += 1
+    else:
+        where = difference(msgspec.json.decode(real), msgspec.json.decode(said))
+        if where is None:
+            tally.equal += 1
+        else:
+            tally.differs += 1
+            _note(shadow, f"differs at {where}", now)
+    _end(state, shadow)
+
+
+def _note(shadow: Shadow, what: str, now: Now) -> None:
+    shadow.tally.lately.append(OutputDifference(shadow.task_id, shadow.step_id, what, now.wall))
+
+
+def _end(state: BrokerState, shadow: Shadow) -> None:
+    shadow.over = True
+    state.shadows.by_id.pop(shadow.id, None)
+    if state.shadows.of_step.get(shadow.step_id) is shadow:
+        del state.shadows.of_step[shadow.step_id]

@@ -1,0 +1,35 @@
+"""What the core knows of executors: what each has done, and whether it is paused.
+
+A pause is an operator's and of this process: nothing of it is stored, and a restart ends it.
+"""
+
+from stepwire_protocol.messages import Result
+
+from stepwire_broker.core.commit.decision import ToRequest
+from stepwire_broker.core.model.answers import ExecutorPaused
+from stepwire_broker.core.model.events import Now, PauseExecutor, ResumeExecutor
+from stepwire_broker.core.model.figures import Figures
+from stepwire_broker.core.model.live import Step
+from stepwire_broker.core.state import BrokerState
+
+
+def on_pause(state: BrokerState, event: PauseExecutor, now: Now) -> None:
+    """What it has it finishes. That it was paused before is fine, and when it was stays."""
+    executor = state.executor(event.executor)
+    if executor.paused_wall is None:
+        executor.paused_wall = now.wall
+    state.decision.answers.append(ToRequest(event.request, ExecutorPaused(executor.key, executor.paused_wall)))
+
+
+def on_resume(state: BrokerState, event: ResumeExecutor, now: Now) -> None:
+    executor = state.executor(event.executor)
+    executor.paused_wall = None
+    state.decision.answers.append(ToRequest(event.request, ExecutorPaused(executor.key, None)))
+
+
+def count(figures: Figures, step: Step, result: Result, now: Now) -> None:
+    """A run has ended. How long it took its worker knows best; else it is what we have seen of it."""
+    took_ms = None if result.metadata is None else result.metadata.execution_time_ms
+    if took_ms is None and step.started_ms is not None:
+        took_ms = max(0, now.wall - step.started_ms)
+    figures.ended(result.status == "completed", None if took_ms is None else took_ms / 1000)

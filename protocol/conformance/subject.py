@@ -1,0 +1,220 @@
+"""Drives a subject: a process around the pure session of an SDK, in pretended time, over its stdin and stdout.
+
+README.md describes the lines that both exchange. The kit plays the broker.
+"""
+
+import json
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+from typing import IO, Any, Final
+
+import msgspec
+from stepwire_protocol import codec
+from stepwire_protocol.errors import InvalidMessage
+
+from .dialogue import WORKER, Dialogue, Failed, Frame, play
+from .values import members
+
+REPLY_TIMEOUT_S: Final = 10.0
+# A session that sends without end while no time passes would never let the runner go on.
+EXCHANGES_AT_ONE_TIME_MAX: Final = 1_000
+# A subject may ask to be woken without need, but not so often that the dialogue takes minutes.
+TICKS_MAX: Final = 100_000
+
+
+def grade(dialogue: Dialogue, command: Sequence[str], timeout_s: float = REPLY_TIMEOUT_S) -> str | None:
+    """Play the dialogue against a new process of this command. Returns None, or why the subject failed it."""
+    with _Process(command, timeout_s) as process:
+        try:
+            play(dialogue, "worker", _SubjectStage(dialogue, process))
+        except Failed as failed:
+            return str(failed)
+    return None
+
+
+class _Process:
+    """The subject's process: one line out, one line in."""
+
+    def __init__(self, command: Sequence[str], timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._replies: SimpleQueue[str] = SimpleQueue()
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", errors="replace"
+        )
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._stdin: IO[str] = self._child.stdin
+        self._reader = threading.Thread(target=self._read, args=(self._child.stdout,), daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> "_Process":
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        try:
+            self._stdin.close()
+            self._child.wait(1)
+        except (OSError, subprocess.TimeoutExpired):
+            self._child.kill()
+            self._child.wait()
+        self._reader.join(1)
+        # A process that the subject started may still hold the pipe, and closing would wait for it.
+        if self._child.stdout is not None and not self._reader.is_alive():
+            self._child.stdout.close()
+
+    def exchange(self, op: dict[str, Any]) -> dict[str, Any]:
+        """Send one line and return the reply. Raises Failed when there is none, or none that can be read."""
+        try:
+            self._stdin.write(json.dumps(op) + "\n")
+            self._stdin.flush()
+            line = self._replies.get(timeout=self._timeout_s)
+        except Empty:
+            raise Failed(f"the subject did not reply to {op['op']!r} within {self._timeout_s:g} s") from None
+        except OSError:
+            line = ""
+        if not line:
+            raise Failed(f"the subject ended before it replied to {op['op']!r}; its stderr may say why")
+        try:
+            reply = json.loads(line)
+        except ValueError:
+            reply = None
+        if not isinstance(reply, dict):
+            raise Failed(f"the subject wrote a line that is not a JSON object: {line[:200]!r}")
+        if "error" in reply:
+            raise Failed(f"the subject reports an error: {reply['error']}")
+        return reply
+
+    def _read(self, stdout: IO[str]) -> None:
+        """Put each line into the queue, and an empty one at the end of the output."""
+        for line in stdout:
+            self._replies.put(line)
+        self._replies.put("")
+
+
+class _SubjectStage:
+    """A worker's session in a process, in pretended time; its broker is played."""
+
+    def __init__(self, dialogue: Dialogue, process: _Process) -> None:
+        given = dialogue.given
+        self._process = process
+        self._now_ms = 0
+        self._wake_at_ms: float | None = None
+        self._exchanges = 0
+        self._ticks = 0
+        self._sent: deque[Frame] = deque()
+        self._runs: list[tuple[int, int]] = []
+        self._stops: set[tuple[int, str]] = set()
+        self._is_gone = False
+        self._acks_heartbeats = True
+        self._welcome: dict[str, Any] = {}
+        self._do(
+            "start",
+            worker=WORKER,
+            handlers=given["handlers"],
+            slots=given["slots"],
+            prefetch=given["prefetch"],
+            heartbeat_ms=min(2_000, given["lease_ms"] // 5),
+        )
+
+    # -- the stage ----------------------------------------------------------------------------------------------------
+
+    def send(self, topic: str, body: bytes, peer: str | None = None) -> None:
+        message = json.loads(body)
+        if message["type"] == "welcome":
+            self._welcome = message
+        self._do("receive", frame=topic + body.decode())
+
+    def subscribe(self, peer: str, topic: str, *, on: bool) -> None:
+        raise NotImplementedError("only level-0 handlers subscribe in a dialogue, and the broker is real there")
+
+    def receive(self, until_ms: int) -> Frame | None:
+        while not self._sent and self._now_ms < until_ms:
+            self._tick(until_ms)
+        return self._sent.popleft() if self._sent else None
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def wait_until(self, at_ms: int) -> None:
+        while self._now_ms < at_ms:
+            self._tick(at_ms)
+
+    def be_silent(self, for_ms: int) -> None:
+        self._acks_heartbeats = False
+        self.wait_until(self._now_ms + for_ms)
+        self._acks_heartbeats = True
+
+    def act(self, what: str, facts: dict[str, Any]) -> None:
+        if what in ("complete", "fail") and (facts["step_id"], facts["delivery"]) not in self._runs:
+            raise Failed(f"the run of step {facts['step_id']}, delivery {facts['delivery']}, was not started")
+        self._do(what, **facts)
+
+    def see(self, what: str, facts: dict[str, Any]) -> str | None:
+        match what:
+            case "ran":
+                times = self._runs.count((facts["step_id"], facts["delivery"]))
+                return None if times == facts["times"] else f"the step ran {times} times, not {facts['times']}"
+            case "stop_requested":
+                stop = (facts["step_id"], facts["reason"])
+                return None if stop in self._stops else f"requests to stop: {sorted(self._stops)}, not {stop}"
+            case "gone":
+                return None if self._is_gone else "the worker has not quit"
+        raise ValueError(what)
+
+    # -- the subject --------------------------------------------------------------------------------------------------
+
+    def _tick(self, until_ms: int) -> None:
+        """Go on to the time at which the session wants to act, or to `until_ms` if that is earlier."""
+        wake_at_ms = until_ms if self._wake_at_ms is None else min(until_ms, int(-(-self._wake_at_ms // 1)))
+        self._now_ms = max(self._now_ms + 1, wake_at_ms)
+        self._exchanges = 0
+        self._ticks += 1
+        if self._ticks > TICKS_MAX:
+            raise Failed(f"the subject asked to be woken more than {TICKS_MAX:,} times")
+        self._do("tick")
+
+    def _do(self, op: str, **members: Any) -> None:
+        """Send one op, and then the acks of the heartbeats that the subject sends in reply."""
+        pending = deque([{"op": op, "now_ms": self._now_ms, **members}])
+        while pending:
+            self._exchanges += 1
+            if self._exchanges > EXCHANGES_AT_ONE_TIME_MAX:
+                raise Failed(f"the subject replied to {EXCHANGES_AT_ONE_TIME_MAX:,} ops without letting time pass")
+            reply = self._process.exchange(pending.popleft())
+            try:
+                acks = [self._apply(action) for action in reply.get("actions", [])]
+                wake_at_ms = reply.get("wake_at_ms")
+                self._wake_at_ms = None if wake_at_ms is None else float(wake_at_ms)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise Failed(f"the subject's reply cannot be used ({error!r}): {json.dumps(reply)[:500]}") from None
+            for ack in filter(None, acks):
+                pending.append({"op": "receive", "now_ms": self._now_ms, "frame": ack})
+
+    def _apply(self, action: dict[str, Any]) -> str | None:
+        """Take one action of the subject. Returns the ack, where the action sends a heartbeat."""
+        match action["action"]:
+            case "send":
+                return self._on_sent(action["frame"])
+            case "run":
+                self._runs.append((action["step_id"], action["delivery"]))
+            case "request_stop":
+                self._stops.add((action["step_id"], action["reason"]))
+            case "quit":
+                self._is_gone = True
+        return None
+
+    def _on_sent(self, frame: str) -> str | None:
+        try:
+            topic, body = codec.split(frame.encode())
+            message = members(codec.decode_worker(body))
+        except InvalidMessage as invalid:
+            raise Failed(f"the subject sent a message that brokers refuse ({invalid}): {frame[:500]}") from None
+        self._sent.append(Frame(topic.decode(), message))
+        if message["type"] != "heartbeat" or not self._acks_heartbeats or not self._welcome:
+            return None
+        ack = {name: self._welcome[name] for name in ("v", "broker", "epoch", "session")}
+        ack |= {"type": "heartbeat_ack", "n": message["n"]}
+        return f"@{WORKER} {msgspec.json.encode(ack).decode()}"

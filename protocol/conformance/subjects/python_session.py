@@ -1,0 +1,92 @@
+"""The Python SDK as a subject: `stepwire.session.Session` behind the lines of the conformance kit.
+
+An example for other languages: read an op, give it to the session, write its actions. README.md has the lines.
+"""
+
+import json
+import math
+import sys
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+from stepwire.actions import Action, CancelRun, Link, Quit, Run, Send
+from stepwire.session import Config, Offer, Session
+from stepwire_protocol import codec
+from stepwire_protocol.messages import ErrorDetail, Result
+
+
+class Subject:
+    """One session, from its `start` on."""
+
+    _session: Session
+
+    def handle(self, op: dict[str, Any]) -> dict[str, Any]:
+        """Give one op to the session. Returns the reply."""
+        now_ms = op["now_ms"]
+        match op["op"]:
+            case "start":
+                self._start(op)
+            case "receive":
+                topic, body = codec.split(op["frame"].encode())
+                self._session.receive(topic, body, now_ms)
+            case "tick":
+                pass  # `actions`, below, has all that is due
+            case "complete":
+                output = Raw(msgspec.json.encode(op["output"]))
+                self._finish(op, status="completed", output=output)
+            case "fail":
+                self._finish(op, status="failed", error=ErrorDetail(message=op["message"]))
+            case "drain":
+                self._session.drain(now_ms)
+            case unknown:
+                return {"error": f"unknown op {unknown!r}"}
+        actions = [line for action in self._session.actions(now_ms) if (line := _as_line(action)) is not None]
+        wake_at_ms = self._session.wake_at()
+        return {
+            "actions": actions,
+            "wake_at_ms": None if wake_at_ms == math.inf else max(now_ms, wake_at_ms),
+        }
+
+    def _start(self, op: dict[str, Any]) -> None:
+        config = Config(
+            worker=op["worker"],
+            offers=tuple(Offer(name) for name in op["handlers"]),
+            slots=op["slots"],
+            prefetch=op["prefetch"],
+            links=(Link("ipc://steps", "ipc://results"),),  # never connected: the kit carries the frames
+            heartbeat_ms=op["heartbeat_ms"],
+        )
+        self._session = Session(config, lambda: 0.5)
+        self._session.start(op["now_ms"])
+
+    def _finish(self, op: dict[str, Any], **outcome: Any) -> None:
+        item = op["step_id"], op["delivery"]
+        self._session.finished(item, Result(step_id=item[0], delivery=item[1], **outcome), op["now_ms"])
+
+
+def _as_line(action: Action) -> dict[str, Any] | None:
+    """The action as the kit reads it; None for an action of the process around a session, such as logging."""
+    match action:
+        case Send():
+            return {"action": "send", "frame": (action.topic + action.body).decode()}
+        case Run():
+            step_id, delivery = action.item
+            return {"action": "run", "step_id": step_id, "delivery": delivery}
+        case CancelRun():
+            step_id, delivery = action.item
+            return {"action": "request_stop", "step_id": step_id, "delivery": delivery, "reason": action.reason}
+        case Quit():
+            return {"action": "quit"}
+    return None
+
+
+def serve(subject: Subject) -> None:
+    """Answer ops until stdin ends."""
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(subject.handle(json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    serve(Subject())
