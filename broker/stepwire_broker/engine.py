@@ -58,7 +58,7 @@ from .core.model.figures import ExecutorMetrics
 from .core.model.hints import Hint, HintCode
 from .core.routing.router import Router, RulesRefused, check, hidden
 from .core.state import BrokerState, Identity
-from .core.workers import level0
+from .core.takers import is_free
 from .core.workers.sessions import here_message
 from .exec_runs.leftovers import end_earlier_runs
 from .exec_runs.records import RunsRefused
@@ -448,7 +448,7 @@ class Engine:
                 "labels": {},
                 "slots": 1,
                 "prefetch": 0,
-                "free": int(level0.is_free(p, now)),
+                "free": int(is_free(p, now)),
                 "holding": sum(len(handout.items) for handout in p.holds.values()),
                 "running": int(bool(p.holds)),
                 "draining": p.draining,
@@ -504,7 +504,7 @@ class Engine:
         active = sum(len(s.deliveries) for s in sessions) + sum(len(handout.items) for handout in handouts)
         slots = sum(s.slots for s in sessions) + len(peers)
         now = read_clocks()
-        is_free = any(s.credit > 0 for s in sessions) or any(level0.is_free(peer, now) for peer in peers)
+        has_room = any(s.credit > 0 for s in sessions) or any(is_free(peer, now) for peer in peers)
         metrics = of.figures.metrics(active, slots) if own is None else own
         return {
             "executor": key,
@@ -512,7 +512,7 @@ class Engine:
             "paused_since_ms": of.paused_wall,
             "workers": len(sessions) + len(peers),
             "handlers": sorted({handler for s in sessions for handler in s.handlers}),
-            "has_capacity": is_free and of.paused_wall is None,
+            "has_capacity": has_room and of.paused_wall is None,
             **msgspec.structs.asdict(metrics),
         }
 

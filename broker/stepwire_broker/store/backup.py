@@ -25,7 +25,7 @@ from stepwire_broker.core.model.commit_group import Committed
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Task
 from stepwire_broker.core.model.states import TaskState
-from stepwire_broker.core.progress.progress import hold_restored
+from stepwire_broker.core.progress.step_outcomes import hold_restored
 from stepwire_broker.core.state import BrokerState, Identity
 
 from . import queries, sqlite
