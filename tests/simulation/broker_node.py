@@ -33,6 +33,7 @@ from stepwire_broker.core.model.events import (
     Tick,
 )
 from stepwire_broker.core.state import BrokerState, Identity
+from stepwire_broker.core.timer_kinds import AnyTimer
 from stepwire_broker.core.workers.sessions import here_message
 from stepwire_broker.engine import LATE_MS, PULSE_MS, WATCH_FOR_MS, WATCH_MS
 from stepwire_broker.stages import claims, results
@@ -164,10 +165,10 @@ class BrokerNode:
         timers, counts = self.state.timers, self.world.counts
         pop_due = timers.pop_due
 
-        def counted(now: Now) -> tuple[str, Any] | None:
+        def counted(now: Now) -> AnyTimer | None:
             due = pop_due(now)
             if due is not None:
-                counts["timer", due[0]] += 1
+                counts["timer", type(due).__name__] += 1
             return due
 
         timers.pop_due = counted  # type: ignore[method-assign]

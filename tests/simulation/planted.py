@@ -18,7 +18,7 @@ import msgspec
 from stepwire.session import deliveries, intake, leases, slots, tombstones
 from stepwire.session import outbox as sdk_outbox
 from stepwire.session import outgoing as sdk_outgoing
-from stepwire_broker.core import machine
+from stepwire_broker.core import machine, timer_kinds
 from stepwire_broker.core import state as core_state
 from stepwire_broker.core.commit import decision, outbox
 from stepwire_broker.core.dispatch import placement, requests, transmission
@@ -122,7 +122,7 @@ def _retransmit_early(plant: Plant) -> None:
         original(state, session, steps, requests, now)
         batch = steps[0].batch
         batch.released_mono = now.mono
-        state.timers.set(now.mono + batch.pause_ms, "retransmit", batch)
+        state.timers.set(now.mono + batch.pause_ms, timer_kinds.RetransmitDue(batch))
 
     plant.function(placement._send_batch, send)
 
@@ -209,7 +209,7 @@ def _timed_from_accept(plant: Plant) -> None:
         original(state, message, now)
         for step in () if batch is None else batch.steps:
             due = now.mono + step.definition.timeout_ms
-            state.timers.set(due, "run", (step, step.delivery, due))
+            state.timers.set(due, timer_kinds.RunLimit(step, step.delivery, due))
 
     plant.function(step_results.on_accept, on_accept)
 
@@ -478,7 +478,8 @@ def _pieces_apart(plant: Plant) -> None:
 
 def _late_is_too_late(plant: Plant) -> None:
     def expire(original: Any, state: Any, run: Any, now: Any) -> None:
-        original(state, (run[0], run[1], run[2] - state.settings.bus.lease_ms), now)
+        due_mono = run.due_mono - state.settings.bus.lease_ms
+        original(state, timer_kinds.RunLimit(run.step, run.delivery, due_mono), now)
 
     plant.function(sessions.expire_run, expire)
 

@@ -16,6 +16,7 @@ from stepwire_broker.core.model.live import Step, StepBatch, WorkerSession
 from stepwire_broker.core.model.targets import Route
 from stepwire_broker.core.progress.progress import enqueue, hand_to
 from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import StartLimit
 
 from .batches import BatchFiller, DispatchRound, record_dispatch
 
@@ -166,7 +167,7 @@ def _send_batch(
             # No heartbeat renews a lease here: each step has the time of all steps before it.
             ahead = len(session.deliveries)
             due = now.mono + ahead * (step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS)
-            state.timers.set(due, "unstarted", (step, request.delivery))
+            state.timers.set(due, StartLimit(step, request.delivery))
     if state.guards.by_handler:
         allowance.handed(state, steps, now)
     session.unanswered += len(steps)

@@ -7,6 +7,7 @@ from stepwire_protocol.messages import Steps
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import StepBatch
 from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import RetransmitDue
 
 
 def released(state: BrokerState, batch: StepBatch, now: Now) -> None:
@@ -16,7 +17,7 @@ def released(state: BrokerState, batch: StepBatch, now: Now) -> None:
     batch.released = True
     batch.released_mono = now.mono
     state.decision.batches.append(batch)
-    state.timers.set(now.mono + batch.pause_ms, "retransmit", batch)
+    state.timers.set(now.mono + batch.pause_ms, RetransmitDue(batch))
 
 
 def retransmit(state: BrokerState, batch: StepBatch, now: Now) -> None:
@@ -32,7 +33,7 @@ def retransmit(state: BrokerState, batch: StepBatch, now: Now) -> None:
         return
     state.counters.retransmitted += 1
     batch.pause_ms = min(batch.pause_ms * 2, limits.STEPS_RETRANSMIT_MAX_MS)
-    state.timers.set(now.mono + batch.pause_ms, "retransmit", batch)
+    state.timers.set(now.mono + batch.pause_ms, RetransmitDue(batch))
 
 
 def resend(state: BrokerState, batch: StepBatch) -> bool:

@@ -30,6 +30,7 @@ from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import READY, WAITING, StepState, TaskState
 from stepwire_broker.core.progress.progress import discard, enqueue, watch_deadline
 from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import QueueLimit, TaskDeadline
 
 ID_BLOCK: Final = 1 << 20
 RETRY_SOON_MS: Final = 200
@@ -294,7 +295,7 @@ def _admit(state: BrokerState, task: Task, now: Now) -> None:
     for step in task.steps:
         steps[step.id] = step
     if task.deadline_ms is not None:
-        state.timers.set(now.mono + task.deadline_ms - now.wall, "task_deadline", (task, task.deadline_ms))
+        state.timers.set(now.mono + task.deadline_ms - now.wall, TaskDeadline(task, task.deadline_ms))
     for index in task.workflow.roots:
         start(state, task.steps[index], now)
 
@@ -307,7 +308,7 @@ def start(state: BrokerState, step: Step, now: Now) -> None:
     watch_deadline(state, step, now)
     if definition.queue_timeout_ms is not None and step.ready_ms is not None:
         due = now.mono + step.ready_ms + definition.queue_timeout_ms - now.wall
-        state.timers.set(due, "queue", (step, step.ready_ms))
+        state.timers.set(due, QueueLimit(step, step.ready_ms))
     enqueue(state, step)
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from stepwire_broker.core import takers
 from stepwire_broker.core.commit.decision import LoadById, LoadPage
+from stepwire_broker.core.commit.loads import CommandLoad, PageLoad
 from stepwire_broker.core.commit.outbox import NEVER_MS, resting_place
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask
 from stepwire_broker.core.dispatch.payloads import fetch_payloads
@@ -21,7 +22,7 @@ from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.answers import CommandRefused
 from stepwire_broker.core.model.apply import counted
 from stepwire_broker.core.model.commit_group import Parked
-from stepwire_broker.core.model.events import Now, ResolveStep
+from stepwire_broker.core.model.events import Command, Now, ResolveStep
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Delivery, Step, Task
 from stepwire_broker.core.model.states import (
@@ -38,7 +39,8 @@ from stepwire_broker.core.model.states import (
 )
 from stepwire_broker.core.model.worker_session import died_with
 from stepwire_broker.core.progress.progress import await_retry, decide_again, enqueue, fail_for, watch_deadline
-from stepwire_broker.core.state import BrokerState, Load
+from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import PageDue, QueueLimit, RecoverySafe, TaskDeadline
 from stepwire_broker.core.workers import level0
 from stepwire_broker.core.workers.sessions import ask_soon, lost
 
@@ -72,7 +74,7 @@ def keep_loading(state: BrokerState, now: Now) -> None:
         for w in sorted(state.wants)
         if takers.is_offered(state, w) and not allowance.is_shut(state, w, FAR_OFF_MS, now)
     ]
-    state.loads[request] = Load("page")
+    state.loads[request] = PageLoad()
     state.decision.reads.append(LoadPage(request, min(PAGE_TASKS, room), wants))
 
 
@@ -87,7 +89,7 @@ def _is_full(state: BrokerState) -> bool:
 
 def _look_later(state: BrokerState, now: Now) -> None:
     state.page_after_mono = now.mono + PAGE_PAUSE_MS
-    state.timers.set(state.page_after_mono, "load", None)
+    state.timers.set(state.page_after_mono, PageDue())
 
 
 def on_page(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> None:
@@ -201,7 +203,7 @@ def admit(state: BrokerState, task: Task, now: Now) -> None:
     if task.state is TaskState.PENDING:
         state.record(task, facts.Activated(now.wall))
     if task.deadline_ms is not None:
-        state.timers.set(now.mono + max(0, task.deadline_ms - now.wall), "task_deadline", (task, task.deadline_ms))
+        state.timers.set(now.mono + max(0, task.deadline_ms - now.wall), TaskDeadline(task, task.deadline_ms))
     for step in task.steps:
         state.steps[step.id] = step
         if step.state is READY:
@@ -223,14 +225,14 @@ def admit(state: BrokerState, task: Task, now: Now) -> None:
                     ask_soon(state, session)
             if step.definition.queue_timeout_ms is not None and step.ready_ms is not None:
                 due_ms = step.ready_ms + step.definition.queue_timeout_ms - now.wall
-                state.timers.set(now.mono + max(0, due_ms), "queue", (step, step.ready_ms))
+                state.timers.set(now.mono + max(0, due_ms), QueueLimit(step, step.ready_ms))
         elif step.state is WAITING and step.waits == 0 and step.definition.depends_on:
             decide_again(state, step, now)
         if step.state in (RETRY_WAIT, DISPATCHED):
             watch_deadline(state, step, now)
     if state.recovered and not state.safe_is_due:
         state.safe_is_due = True
-        state.timers.set(now.mono, "safe", None)
+        state.timers.set(now.mono, RecoverySafe())
 
 
 def admit_final(state: BrokerState, task: Task) -> None:
@@ -251,10 +253,10 @@ def leave_if_final(state: BrokerState, task: Task) -> None:
 # -- by name ----------------------------------------------------------------------------------------------------------
 
 
-def load_for(state: BrokerState, task_id: int, command: object) -> None:
+def load_for(state: BrokerState, task_id: int, command: Command) -> None:
     """A command names a task that is not in memory: bring it, then hear the command again."""
     request = state.next_read()
-    state.loads[request] = Load("command", command)
+    state.loads[request] = CommandLoad(command)
     state.decision.reads.append(LoadById(request, [task_id]))
 
 

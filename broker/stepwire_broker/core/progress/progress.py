@@ -31,13 +31,14 @@ from stepwire_broker.core.model.states import (
 )
 from stepwire_broker.core.shadows import copies
 from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import QueueLimit, RetryDue, StepDeadline
 
 
 def make_ready(state: BrokerState, step: Step, now: Now) -> None:
     """Everything before it is final, or its back-off is over."""
     state.record(step.task, facts.Readied(now.wall, step.position))
     if step.definition.queue_timeout_ms is not None:
-        state.timers.set(now.mono + step.definition.queue_timeout_ms, "queue", (step, step.ready_ms))
+        state.timers.set(now.mono + step.definition.queue_timeout_ms, QueueLimit(step, step.ready_ms))
     watch_deadline(state, step, now)
     if step.task.attention is not None:
         _notice(state, step.task, now)
@@ -49,7 +50,7 @@ def watch_deadline(state: BrokerState, step: Step, now: Now) -> None:
     if step.deadline_ms is not None and not step.is_final:
         if step.deadline_mono is None:
             step.deadline_mono = now.mono + max(0, step.deadline_ms - now.wall)
-        state.timers.set(step.deadline_mono, "step_deadline", (step, step.deadline_ms))
+        state.timers.set(step.deadline_mono, StepDeadline(step, step.deadline_ms))
 
 
 def enqueue(state: BrokerState, step: Step) -> None:
@@ -96,7 +97,7 @@ def fail(
             unit = retry.unit_of(task.uid, definition.name, step.attempt)
             pause_ms = retry.delay_ms(definition.backoff, step.attempt, unit)
         state.record(task, facts.BackedOff(now.wall, step.position, step.delivery, code, now.wall + pause_ms))
-        state.timers.set(now.mono + pause_ms, "retry", (step, step.not_before_ms))
+        state.timers.set(now.mono + pause_ms, RetryDue(step, step.not_before_ms))
         state.counters.retried += 1
         allowance.will_retry(state, step, named=retry_after_ms is not None, now=now)
         _notice(state, task, now)
@@ -335,10 +336,10 @@ def await_retry(state: BrokerState, step: Step, now: Now) -> None:
     if left_ms <= 0:
         make_ready(state, step, now)
     else:
-        state.timers.set(now.mono + left_ms, "retry", (step, step.not_before_ms))
+        state.timers.set(now.mono + left_ms, RetryDue(step, step.not_before_ms))
 
 
-def expire_retry(state: BrokerState, step: Step, not_before_ms: int, now: Now) -> None:
+def expire_retry(state: BrokerState, step: Step, not_before_ms: int | None, now: Now) -> None:
     """A back-off is over. Timers run by the monotonic clock, whatever the wall clock says meanwhile."""
     if step.state is RETRY_WAIT and step.not_before_ms == not_before_ms and step.task.steps:
         make_ready(state, step, now)

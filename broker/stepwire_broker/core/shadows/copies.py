@@ -19,6 +19,7 @@ from stepwire_broker.core.model.live import Step, WorkerSession
 from stepwire_broker.core.model.states import COMPLETED
 from stepwire_broker.core.model.targets import Route
 from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import ShadowEnds
 
 from .shadow import OutputDifference, Shadow, WantedCopy, difference
 
@@ -86,7 +87,7 @@ def _send(state: BrokerState, wanted: WantedCopy, now: Now) -> None:
         steps=[copy],
     )
     state.outbox.send(SendMessage(session, steps, (step.task,)))
-    state.timers.set(now.mono + step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS, "shadow", shadow)
+    state.timers.set(now.mono + step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS, ShadowEnds(shadow))
 
 
 def on_result(state: BrokerState, result: Result, session: WorkerSession | None, now: Now) -> None:

@@ -38,6 +38,7 @@ from stepwire_broker.core.model.states import DISPATCHED, STEP_FINAL
 from stepwire_broker.core.model.targets import BUS, Route
 from stepwire_broker.core.progress.progress import undeliver, unknown_outcome
 from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import HandoutEnds, PeerSettled
 
 from .step_results import apply_result, look_up
 
@@ -57,7 +58,7 @@ def on_subscribed(state: BrokerState, event: PeerSubscribed, now: Now) -> None:
     to = f"{state.identity.epoch}.{level0.numbered}"
     level0.peers[to] = Level0Peer(to, LEVEL0 + to, now.wall, now.mono, now.mono + SETTLE_MS, now.mono)
     state.decision.grants.append(to)
-    state.timers.set(now.mono + SETTLE_MS, "settled", None)
+    state.timers.set(now.mono + SETTLE_MS, PeerSettled())
 
 
 def on_vanished(state: BrokerState, event: PeerVanished, now: Now) -> None:
@@ -221,7 +222,7 @@ def released(state: BrokerState, send: SendHandout, now: Now) -> None:
     assert handout.peer is not None
     if not handout.peer.gone and not any(task.rejected for task in send.about):
         handout.due_mono = now.mono + handout.lease_ms
-        state.timers.set(handout.due_mono, "handout", handout)
+        state.timers.set(handout.due_mono, HandoutEnds(handout))
         state.decision.handouts.append(handout)
         return
     _end(state, handout)
@@ -238,7 +239,7 @@ def recover(state: BrokerState, step: Step, now: Now) -> None:
     if handout is None:
         handout = Handout(step.batch_id, None, [], limits.TIMEOUT_GRACE_MS)
         level0.handouts[handout.id] = handout
-        state.timers.set(now.mono, "handout", handout)
+        state.timers.set(now.mono, HandoutEnds(handout))
     if (step.id, step.delivery) not in handout.items:
         handout.items.append((step.id, step.delivery))
         if handout.peer is None:
@@ -325,7 +326,7 @@ def expire(state: BrokerState, handout: Handout, now: Now) -> None:
     if handout.over:
         return
     if now.mono < handout.due_mono:
-        state.timers.set(handout.due_mono, "handout", handout)
+        state.timers.set(handout.due_mono, HandoutEnds(handout))
         return
     state.counters.level0_expiries += 1
     left = _still_there(state, handout)
