@@ -107,7 +107,10 @@ def by_sql(*statements: str) -> Callable[[Path], None]:
             "row .* of steps breaks its constraint state_fits",
         ),
         (by_sql("DELETE FROM steps WHERE state = 'held'"), "steps is 0, and 1 by its history"),
-        (by_sql("DELETE FROM tasks WHERE state = 'completed'"), "of steps refers to a row of tasks that does not exist"),
+        (
+            by_sql("DELETE FROM tasks WHERE state = 'completed'"),
+            "of steps refers to a row of tasks that does not exist",
+        ),
         (by_sql("DELETE FROM tasks WHERE state = 'completed'"), "there is a history of task .*, which does not exist"),
         (by_sql("DELETE FROM history WHERE position >= 0"), "its history does not begin with its submission"),
         (by_sql("DELETE FROM keys"), "has the idempotency key .*, which belongs to no task"),
