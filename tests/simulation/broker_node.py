@@ -41,9 +41,10 @@ from stepwire_broker.stages.turn import Around, Turn
 from stepwire_broker.store.lane import Stall, Trouble, Writing
 from stepwire_protocol import codec, topics
 
+from tests.memory_store.writer import CannotWriteNow, SyncFailed
+
 from .clock import Clock
 from .stores import Observed
-from .tables import CannotWriteNow, SyncFailed
 
 if TYPE_CHECKING:
     from .network import Link
