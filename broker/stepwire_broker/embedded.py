@@ -48,7 +48,8 @@ from .executors.registry import Executors
 from .operator_commands import OperatorCommand
 from .stages import requests
 from .stages.requests import Make
-from .store import queries
+from .store.queries import Queries
+from .store.rows import StepFilter, StepRow, TaskFilter, TaskRow
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Answer)
@@ -335,8 +336,8 @@ class Broker:
 
     async def tasks(self, state: str | None = None, *, workflow: str | None = None) -> "AsyncIterator[Task]":
         """Every task that is stored, the newest first: `async for task in broker.tasks("running")`."""
-        wanted = queries.TaskFilter(state=state, workflow=workflow)
-        while rows := await self._started().read(queries.tasks, wanted):
+        wanted = TaskFilter(state=state, workflow=workflow)
+        while rows := await self._started().read(_tasks, wanted):
             for row in rows:
                 yield Task(self, row.id, False)
             wanted = wanted._replace(before=rows[-1].id)
@@ -345,9 +346,9 @@ class Broker:
 
     async def held_steps(self) -> list[StepView]:
         """Steps that must not start twice and of which nobody knows whether they ran."""
-        found: list[queries.StepRow] = []
-        wanted = queries.StepFilter(state="held")
-        while rows := await self._started().read(queries.steps, wanted):
+        found: list[StepRow] = []
+        wanted = StepFilter(state="held")
+        while rows := await self._started().read(_steps, wanted):
             found += rows
             wanted = wanted._replace(before=rows[-1].id)
         return [_step(row) for row in found]
@@ -461,9 +462,17 @@ class Task:
         await self._broker._order(operator_commands.RETRY_TASK, self.id, said)
 
 
-def _view(connection: queries.Connection, task_id: int, workflows: Mapping[int, Workflow]) -> TaskView | None:
+def _tasks(queries: Queries, wanted: TaskFilter) -> list[TaskRow]:
+    return queries.tasks(wanted)
+
+
+def _steps(queries: Queries, wanted: StepFilter) -> list[StepRow]:
+    return queries.steps(wanted)
+
+
+def _view(queries: Queries, task_id: int, workflows: Mapping[int, Workflow]) -> TaskView | None:
     """In a reader's thread."""
-    found = queries.task(connection, task_id)
+    found = queries.task(task_id)
     if found is None:
         return None
     row = found.task
@@ -489,7 +498,7 @@ def _view(connection: queries.Connection, task_id: int, workflows: Mapping[int, 
     )
 
 
-def _step(row: queries.StepRow) -> StepView:
+def _step(row: StepRow) -> StepView:
     return StepView(
         step_id=row.id,
         name=row.name,

@@ -9,7 +9,7 @@ from stepwire_broker.core import explain
 from stepwire_broker.core.definitions.settings import BusSettings, Level0Settings, Settings
 from stepwire_broker.core.intake.commands import CancelTask
 from stepwire_broker.core.model import events
-from stepwire_broker.core.workers import level0 as level0_core
+from stepwire_broker.core.takers import is_free
 from stepwire_broker.core.workers.drain import DrainWorker
 from stepwire_protocol import messages as wire
 
@@ -71,13 +71,13 @@ def test_a_peer_is_free_once_it_can_be_heard_and_while_it_holds_nothing() -> Non
     world = World()
     world.handle(events.PeerSubscribed())
     (peer,) = world.state.level0.peers.values()
-    seen = [level0_core.is_free(peer, world.now)]
+    seen = [is_free(peer, world.now)]
     world.pass_time(500)
-    seen.append(level0_core.is_free(peer, world.now))
+    seen.append(is_free(peer, world.now))
     submitted(world, 1)
-    seen.append(level0_core.is_free(peer, world.now))
+    seen.append(is_free(peer, world.now))
     world.answer(world.handed[-1])
-    seen.append(level0_core.is_free(peer, world.now))
+    seen.append(is_free(peer, world.now))
     assert seen == [False, True, False, True]
 
 

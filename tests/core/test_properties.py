@@ -12,6 +12,7 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from stepwire_broker.core.commit.loads import RejectedLoad
 from stepwire_broker.core.definitions.settings import (
     BatchSettings,
     BreakerSettings,
@@ -25,6 +26,7 @@ from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveS
 from stepwire_broker.core.model import events, facts
 from stepwire_broker.core.model.commit_group import CommitGroup
 from stepwire_broker.core.model.states import STEP_FINAL
+from stepwire_broker.core.timer_kinds import ReloadDue
 from stepwire_protocol import messages as wire
 
 from .world import DIES_MS, WALL_MS, World, check_counts, steps, worker_id
@@ -462,9 +464,9 @@ class Machine(RuleBasedStateMachine):
         if hasattr(self, "world"):
             check_counts(self.world)
             state = self.world.state
-            comes_back = [load for load in state.loads.values() if load.kind == "rejected"]
-            comes_back += [entry for entry in state.timers._heap if entry[2] == "rejected"]
-            if self.world.writing is None and not state.undecided and not comes_back:
+            reloads = any(isinstance(load, RejectedLoad) for load in state.loads.values())
+            reloads |= any(isinstance(timer, ReloadDue) for timer in state.timers.all())
+            if self.world.writing is None and not state.undecided and not reloads:
                 assert self.world.state.open_steps == self.world.rows.open_steps
 
     @invariant()

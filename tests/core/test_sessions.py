@@ -2,7 +2,7 @@
 
 import pytest
 from stepwire_broker.core.model import events
-from stepwire_broker.core.progress.progress import undeliver
+from stepwire_broker.core.progress.step_outcomes import undeliver
 from stepwire_broker.core.workers.drain import DrainWorker, Quieted
 from stepwire_protocol import messages as wire
 

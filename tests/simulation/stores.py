@@ -10,12 +10,13 @@ from typing import Any, Final
 from stepwire_broker.core.definitions.stored_rows import StoredStep
 from stepwire_broker.core.intake.routing_rules import KEPT_AS
 from stepwire_broker.core.model.commit_group import Parked, TaskNew
-from stepwire_broker.store import queries, store
 from stepwire_broker.store.lane import Rows, Trouble
-from stepwire_broker.store.migrate import migrate
-from stepwire_broker.store.sqlite_writes import SqliteWriter
-from stepwire_broker.store.sqlite_writes import trouble as sqlite_trouble
-from stepwire_broker.store.store import Opened
+from stepwire_broker.store.ports import LANE, Opened
+from stepwire_broker.store.sqlite.database import begin_epoch
+from stepwire_broker.store.sqlite.migrate import migrate
+from stepwire_broker.store.sqlite.queries import SqliteQueries
+from stepwire_broker.store.sqlite.troubles import trouble_of as sqlite_trouble
+from stepwire_broker.store.sqlite.writer import SqliteWriter
 
 from . import tables as memory
 from .tables import CannotWriteNow, DataRefused, MemoryWriter, StepRow, SyncFailed, Tables
@@ -31,7 +32,6 @@ class MemoryStore:
     def __init__(self, refuses: Refuses, on_commit: OnCommit) -> None:
         self.tables = Tables()
         self.queries: Any = self.tables
-        self.connection: Any = None
         self._refuses = refuses
         self._on_commit = on_commit
 
@@ -46,7 +46,7 @@ class MemoryStore:
             deployment=t.deployment,
             epoch=t.epoch,
             ids=(first, t.next_id - 1),
-            lanes={store.LANE: t.seq},
+            lanes={LANE: t.seq},
             lease_ms_before=before,
             workflows=list(t.workflows.values()),
             open_tasks=len(open_tasks),
@@ -68,12 +68,12 @@ class SqliteStore:
         self._memory = MemoryStore(refuses, on_commit)
         self.tables = self._memory.tables
         self.connection = _fresh()
-        self.queries: Any = BothQueries(self.tables)
+        self.queries: Any = BothQueries(SqliteQueries(self.connection), self.tables)
         self._refuses = refuses
         self._on_commit = on_commit
 
     def open(self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int) -> tuple[Opened, "Observed"]:
-        lane_id, opened = store.begin_epoch(self.connection, broker_id, lease_ms, wall_ms, entropy)
+        lane_id, opened = begin_epoch(self.connection, broker_id, lease_ms, wall_ms, entropy)
         expected, beside = self._memory.open(broker_id, lease_ms, wall_ms, entropy)
         if opened != expected:
             raise StoresDiffer(f"opened: {opened}, in memory {expected}")
@@ -130,16 +130,17 @@ class BothWriters:
 class BothQueries:
     """The same question to both."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, queries: SqliteQueries, tables: Tables) -> None:
+        self._queries = queries
         self._tables = tables
 
     def __getattr__(self, name: str) -> Any:
-        on_sqlite, in_memory = getattr(queries, name), getattr(self._tables, name)
+        on_sqlite, in_memory = getattr(self._queries, name), getattr(self._tables, name)
 
         def both(*args: Any) -> Any:
             said, expected = on_sqlite(*args), in_memory(*args)
             if said != expected:
-                raise StoresDiffer(f"{name}{args[1:]}: {said}, in memory {expected}")
+                raise StoresDiffer(f"{name}{args}: {said}, in memory {expected}")
             return said
 
         self.__dict__[name] = both

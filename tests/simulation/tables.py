@@ -27,7 +27,7 @@ from stepwire_broker.core.model.states import TASK_FINAL
 from stepwire_broker.store import tables as declared
 from stepwire_broker.store.keys import KeyOwner, Name
 from stepwire_broker.store.lane import Rows, StoredDigest, Trouble
-from stepwire_broker.store.queries import TaskOfStep
+from stepwire_broker.store.rows import TaskOfStep
 
 ID_BLOCK: Final = 10_000
 
@@ -151,9 +151,7 @@ class Tables:
 
     # -- reading, as the queries do -----------------------------------------------------------------------------------
 
-    def load_page(
-        self, _: Any, limit: int, epoch: int, wants: Sequence[str], now_ms: int, resident_bytes_max: int
-    ) -> Loaded:
+    def load_page(self, limit: int, epoch: int, wants: Sequence[str], now_ms: int, resident_bytes_max: int) -> Loaded:
         stored = [t for t in self.tasks.values() if t.finished_ms is None and t.owner_epoch != epoch]
         due = [
             t
@@ -166,10 +164,10 @@ class Tables:
         loaded = self._load([t.id for t in due[:limit]], resident_bytes_max)
         return loaded._replace(wants=tuple(sorted({t.wants for t in stored if t.wants is not None})))
 
-    def load_tasks(self, _: Any, task_ids: Sequence[int], resident_bytes_max: int) -> Loaded:
+    def load_tasks(self, task_ids: Sequence[int], resident_bytes_max: int) -> Loaded:
         return self._load(sorted({i for i in task_ids if i in self.tasks}), resident_bytes_max)
 
-    def tasks_of_steps(self, _: Any, step_ids: Sequence[int]) -> dict[int, TaskOfStep]:
+    def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, TaskOfStep]:
         found = {}
         for step_id in step_ids:
             row = self.steps.get(step_id)
@@ -178,7 +176,7 @@ class Tables:
                 found[step_id] = TaskOfStep(task.id, task.state)
         return found
 
-    def load_payloads(self, _: Any, task_ids: Sequence[int], step_ids: Sequence[int]) -> Payloads:
+    def load_payloads(self, task_ids: Sequence[int], step_ids: Sequence[int]) -> Payloads:
         contexts = {i: self.tasks[i].context for i in task_ids if i in self.tasks}
         outputs = {i: self.steps[i].stored.output for i in step_ids if i in self.steps}
         return Payloads(contexts, {i: o.encode() for i, o in outputs.items() if o is not None})

@@ -3,7 +3,7 @@
 import queue
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings, RetentionSettings
 from stepwire_broker.core.model.commit_group import (
@@ -21,7 +21,8 @@ from stepwire_broker.core.model.commit_group import (
     TaskNew,
     WorkflowNew,
 )
-from stepwire_broker.store import Faults, Opened, Store
+from stepwire_broker.store import Faults, Opened, Store, open_store
+from stepwire_broker.store.queries import Queries
 
 NOW = 1_700_000_000_000
 PATIENCE_S = 20.0
@@ -40,7 +41,7 @@ class Running:
     ) -> None:
         settings = DatabaseSettings(url=f"sqlite:///{path}", pool_size=2)
         self.path = path
-        self.store = Store.open(settings, broker, lease_ms=lease_ms, wall_ms=NOW, entropy=0xABC)
+        self.store = open_store(settings, broker, lease_ms=lease_ms, wall_ms=NOW, entropy=0xABC)
         self.opened: Opened = self.store.opened
         self.seq = self.opened.lanes[0]
         self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
@@ -64,8 +65,13 @@ class Running:
     def read(self, query: Any, *args: Any) -> Any:
         return self.store.read(query, *args).result(PATIENCE_S)
 
+    @property
+    def queries(self) -> Queries:
+        """The store's questions, each answered in a reader's thread."""
+        return cast(Queries, _Asking(self.store))
+
     def sql(self, text: str, *values: object) -> list[Any]:
-        return self.read(lambda connection: connection.execute(text, values).fetchall())
+        return self.read(lambda queries: queries.execute(text, values).fetchall())
 
     def workflow(self, name: str = "order", version: str = "1", **changes: Any) -> int:
         outcome = self.write(workflows=[workflow_new(name, version, **changes)])
@@ -81,6 +87,14 @@ class Running:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.store.close(PATIENCE_S if error is None else 0.1)
+
+
+class _Asking:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: self._store.read(lambda queries: getattr(queries, name)(*args)).result(PATIENCE_S)
 
 
 def workflow_new(name: str = "order", version: str = "1", **changes: Any) -> WorkflowNew:

@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 from stepwire_broker.core.definitions.settings import RetentionSettings
-from stepwire_broker.store import StoreRefused, sqlite
-from stepwire_broker.store.backup import NotThere, RestoredBackup, WouldReplace, backup, open_stored, restore
-from stepwire_broker.store.check import Checked, check
-from stepwire_broker.store.status import Status, status
+from stepwire_broker.store import StoreRefused
+from stepwire_broker.store.errors import InUse, NotThere, WouldReplace
+from stepwire_broker.store.sqlite import opening
+from stepwire_broker.store.sqlite.backup import backup, open_stored
+from stepwire_broker.store.sqlite.check import Checked, check
+from stepwire_broker.store.sqlite.restore import RestoredBackup, restore
+from stepwire_broker.store.sqlite.status import Status, status
 
 from tests.system.harness import Site, eventually, workflow
 
@@ -65,7 +68,7 @@ def database(tmp_path: Path) -> Path:
 def test_a_backup_is_one_moment_of_a_database_that_is_written_all_the_time(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepwire_broker.store.backup.PAGES_A_STEP", 16)
+    monkeypatch.setattr("stepwire_broker.store.sqlite.backup.PAGES_A_STEP", 16)
     with Running(database) as run:
         run.workflow(document=DOCUMENT)
         for i in range(3):
@@ -124,7 +127,7 @@ def test_what_is_no_database_of_ours_is_not_backed_up(tmp_path: Path) -> None:
         make(tmp_path / "text.db", tmp_path / "b.db")
     with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as other:
         other.execute("CREATE TABLE theirs (x)")
-    with pytest.raises(StoreRefused, match="not a database of Stepwire's"):
+    with pytest.raises(StoreRefused, match="not a Stepwire database"):
         make(tmp_path / "other.db", tmp_path / "b.db")
     assert not (tmp_path / "b.db").exists()
 
@@ -175,7 +178,7 @@ def test_what_was_there_is_kept_beside_also_when_it_is_damaged(database: Path, t
 def test_nothing_is_replaced_under_a_running_broker_or_unless_it_may_be(database: Path, tmp_path: Path) -> None:
     with Running(database) as run:
         make(database, tmp_path / "b.db")
-        with pytest.raises(sqlite.InUse):
+        with pytest.raises(InUse):
             put_back(tmp_path / "b.db", database)
         run.workflow(document=DOCUMENT)
     with pytest.raises(WouldReplace):
@@ -200,7 +203,7 @@ def test_a_copy_made_by_other_means_is_restored_with_its_log(database: Path, tmp
 def test_no_broker_starts_where_a_restore_was_interrupted(database: Path, tmp_path: Path) -> None:
     with Running(database):
         make(database, tmp_path / "b.db")
-    os.rename(database, sqlite.restoring(database))  # killed between two names
+    os.rename(database, opening.restoring(database))  # killed between two names
     with pytest.raises(StoreRefused, match="was interrupted: run `stepwire db restore"):
         Running(database)
     assert not database.exists()
@@ -311,7 +314,7 @@ def test_what_must_not_start_twice_does_not_start_in_a_restored_database_until_s
     for name in set(ids) - OVER - {"blocked"}:
         eventually(lambda n=name: site.task(ids[n])["attention"] == "held", f"{name} to hang on its held step", 30)
     eventually(lambda: step_states(site, ids["blocked"])["a"] == "dispatched", "blocked's first step", 30)
-    with contextlib.closing(sqlite.open_reader(site.database)) as reader:
+    with contextlib.closing(opening.open_reader(site.database)) as reader:
         rows = reader.execute("SELECT task_id, state, reason FROM steps WHERE name = 'pay'").fetchall()
     names = {task_id: name for name, task_id in ids.items()}
     assert {names[task_id]: (state, reason) for task_id, state, reason in rows} == {
@@ -413,6 +416,6 @@ def test_a_broker_under_load_is_backed_up_and_pruned_and_loses_nothing() -> None
             assert found.findings == []
             assert found.tasks_replayed > 0
         found = looked_at(site.database)
-        assert found.log_bytes < 2 * sqlite.LOG_BYTES_MAX
+        assert found.log_bytes < 2 * opening.LOG_BYTES_MAX
         broker.ask_to_end()
         assert broker.wait() == 0

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 from stepwire_broker.core.model.commit_group import Broken, CommitGroup, Committed, Fenced, Parked, Stalled, StepOutput
-from stepwire_broker.store import queries, sqlite
-from stepwire_broker.store.sqlite_writes import trouble
+from stepwire_broker.store.rows import HistoryCursor
+from stepwire_broker.store.sqlite import opening
+from stepwire_broker.store.sqlite.troubles import trouble_of
 
 from .stored_rows import (
     NOW,
@@ -84,16 +85,16 @@ def test_a_group_is_one_transaction_of_all_its_rows(database: Path) -> None:
             tasks_changed=[task_changed(10, attention="held")],
             history=[fact(10, b'[["completed"]]')],
         )
-        task = run.read(queries.task, 10)
+        task = run.queries.task(10)
         assert [(s.state, s.output) for s in task.steps] == [("completed", '{"ok":true}'), ("ready", None)]
         assert (task.task.state, task.task.attention, task.context) == ("running", "held", '{"order_id":12345}')
-        events = run.read(queries.task_events, 10)
+        events = run.queries.task_events(10)
         assert [(e.seq, e.position, e.facts) for e in events] == [
             (2, 0, '[["submitted"]]'),
             (2, 1, '[["dispatched"]]'),
             (3, 0, '[["completed"]]'),
         ]
-        (parked,) = run.read(queries.parked)
+        (parked,) = run.queries.parked()
         assert (parked.task_id, parked.code, parked.body) == (10, "unknown_delivery", b"\xff{")
 
 
@@ -119,9 +120,9 @@ def test_a_state_and_its_output_may_come_in_either_direction(database: Path) -> 
         run.write(
             steps_changed=[step_changed(11, "completed", finished_ms=NOW)], steps_output=[StepOutput(11, b'"a"', 3)]
         )
-        assert run.read(queries.step, 11).output == '"a"'
+        assert run.queries.step(11).output == '"a"'
         run.write(steps_changed=[step_changed(11, "waiting")], steps_output=[StepOutput(11, None, 0)])
-        assert run.read(queries.step, 11)[5] == "waiting"
+        assert run.queries.step(11)[5] == "waiting"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 13, 192, 193, 255, 256, 257, 300, 513])
@@ -166,9 +167,9 @@ def test_text_beyond_ascii_comes_back_as_it_went(database: Path) -> None:
     with Running(database) as run:
         run.workflow()
         run.write(submissions=[submission(1, 10, context=context.encode(), labels='{"à":"é"}'.encode())])
-        assert run.read(queries.task, 10).context == context
-        assert run.read(queries.load_payloads, [10], []).contexts == {10: context.encode()}
-        assert run.read(queries.load_tasks, [10], 10**6).tasks[0].context == context
+        assert run.queries.task(10).context == context
+        assert run.queries.load_payloads([10], []).contexts == {10: context.encode()}
+        assert run.queries.load_tasks([10], 10**6).tasks[0].context == context
 
 
 # -- workflows --------------------------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ def test_a_workflow_version_is_stored_once_and_other_content_is_a_conflict(datab
 
 def test_the_newest_version_is_active_until_an_operator_names_another(database: Path) -> None:
     def active() -> list[str]:
-        return [w.version for w in run.read(queries.workflows) if w.active]
+        return [w.version for w in run.queries.workflows() if w.active]
 
     with Running(database) as run:
         first = run.workflow("order", "1")
@@ -195,9 +196,9 @@ def test_the_newest_version_is_active_until_an_operator_names_another(database: 
         assert active() == ["1", "9"]
         run.workflow("order", "2")  # there already: applying it again changes nothing
         assert active() == ["1", "9"]
-        assert run.read(queries.workflow, "default", "order", None).version == "1"
-        assert run.read(queries.workflow, "default", "order", "3").version == "3"
-        assert run.read(queries.workflow, "default", "order", "4") is None
+        assert run.queries.workflow("default", "order", None).version == "1"
+        assert run.queries.workflow("default", "order", "3").version == "3"
+        assert run.queries.workflow("default", "order", "4") is None
 
 
 # -- durable, once ----------------------------------------------------------------------------------------------------
@@ -256,7 +257,7 @@ def test_a_commit_that_failed_only_in_what_it_said_is_not_repeated(database: Pat
     """As when the connection breaks between the server's COMMIT and its answer."""
     with Running(database) as run:
         run.workflow()
-        writer = run.store._writer
+        writer = run.store._database.writer
         commit, answers = writer.commit, ["lost"]
 
         def commits_and_is_cut_off() -> None:
@@ -294,11 +295,10 @@ def test_the_sequence_goes_on_over_restarts_and_orders_the_history(database: Pat
     with Running(database) as run:
         assert (run.opened.epoch, run.opened.lanes) == (2, {0: 2})
         run.write(history=[fact(10, b"[2]")])
-        (lane,) = run.read(queries.lanes)
-        history = run.read(queries.history_after, lane.id, queries.HistoryCursor(), 10)
+        (lane,) = run.queries.lanes()
+        history = run.queries.events_from(lane.id, HistoryCursor(), 10)
         assert [(h.seq, h.facts) for h in history] == [(2, '[["submitted"]]'), (3, "[2]")]
-        after = queries.HistoryCursor(history[0].seq, history[0].position)
-        assert run.read(queries.history_after, lane.id, after, 10) == history[1:]
+        assert run.queries.events_from(lane.id, HistoryCursor(2, 1), 10) == history[1:]
 
 
 # -- fenced -----------------------------------------------------------------------------------------------------------
@@ -429,7 +429,7 @@ def test_a_failed_fsync_of_a_checkpoint_stops_the_lane_after_what_was_committed(
         def fails(group: CommitGroup) -> None:
             raise io_error(sqlite3.SQLITE_IOERR_FSYNC)
 
-        run.store._writer.rest = fails  # type: ignore[method-assign]
+        run.store._database.writer.rest = fails  # type: ignore[method-assign]
         assert isinstance(run.write(history=[fact(1)]), Committed)
         assert isinstance(run.outcome(), Broken)
 
@@ -449,13 +449,13 @@ def test_the_log_is_moved_into_the_database_as_it_grows(database: Path) -> None:
 def test_the_log_is_longer_than_what_is_written_to_it_and_recovery_ends_where_the_writing_did(database: Path) -> None:
     log = Path(f"{database}-wal")
     with Running(database) as run:
-        assert log.stat().st_size >= sqlite.LOG_STRIDE_BYTES
+        assert log.stat().st_size >= opening.LOG_STRIDE_BYTES
         run.workflow()
         context = b'"' + b"x" * 100_000 + b'"'
         for task_id in range(10, 600, 10):
             large = submission(task_id, task_id, context=context, context_bytes=len(context))
             run.write(submissions=[large], bytes=len(context))
-        assert log.stat().st_size > 59 * len(context) + sqlite.LOG_STRIDE_BYTES // 4
+        assert log.stat().st_size > 59 * len(context) + opening.LOG_STRIDE_BYTES // 4
         copy = database.parent / "as-if-killed.db"
         shutil.copy(database, copy)
         shutil.copy(log, f"{copy}-wal")
@@ -498,7 +498,7 @@ def test_a_database_removed_under_a_running_broker_stops_it(database: Path) -> N
     ],
 )
 def test_every_error_of_sqlite_has_its_meaning(code: int, kind: str, says: str) -> None:
-    assert trouble(io_error(code))[:2] == (kind, says)
+    assert trouble_of(io_error(code))[:2] == (kind, says)
 
 
 # -- the data is bad --------------------------------------------------------------------------------------------------
@@ -537,7 +537,7 @@ def test_a_submission_that_the_database_refuses_is_parked_and_the_rest_is_writte
         assert run.sql("SELECT id FROM tasks") == [(10,), (20,), (30,)]
         assert run.sql("SELECT id FROM steps WHERE state = 'dispatched'") == [(11,), (21,)]
         assert run.sql("SELECT facts FROM history WHERE task_id IN (10, 660) AND seq = 3") == [("[1]",)]
-        (parked,) = run.read(queries.parked)
+        (parked,) = run.queries.parked()
         assert (parked.code, parked.source) == ("refused_by_database", "store")
         assert b"submissions" in parked.body
         assert isinstance(run.write(history=[fact(20)]), Committed)
@@ -567,7 +567,7 @@ def test_a_task_whose_rows_the_database_refuses_keeps_its_old_state_and_is_named
         assert run.sql("SELECT count(*) FROM tasks WHERE priority = 5") == [(len(tasks) - 2,)]
         assert run.sql("SELECT count(*) FROM steps WHERE state = 'completed'") == [(len(tasks) - 2,)]
         assert run.sql("SELECT count(*) FROM history WHERE facts = '[9]'") == [(len(tasks) - 2,)]
-        assert sorted(p.task_id for p in run.read(queries.parked)) == [50, 70]
+        assert sorted(p.task_id for p in run.queries.parked()) == [50, 70]
 
 
 def test_a_workflow_that_the_database_refuses_fails_alone(database: Path) -> None:
@@ -611,7 +611,7 @@ def test_a_wrong_state_of_a_step_cannot_be_written(database: Path, what: str) ->
         run.write(submissions=[submission(1, 10)])
         done = run.write(steps_changed=[WRONG_STEPS[what]()])
         assert [r.task_id for r in done.rejected] == [10]
-        assert run.read(queries.step, 11).state == "waiting"
+        assert run.queries.step(11).state == "waiting"
 
 
 WRONG_TASKS = {

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 from stepwire_broker.core.definitions.settings import DatabaseSettings
-from stepwire_broker.store import Store, StoreRefused, queries
-from stepwire_broker.store.migrate import HEAD, SCHEMA, revision, schema
-from stepwire_broker.store.reader import Readers
-from stepwire_broker.store.sqlite import path_of
+from stepwire_broker.store import StoreRefused, open_store
+from stepwire_broker.store.sqlite.migrate import HEAD, SCHEMA, revision, schema
+from stepwire_broker.store.sqlite.opening import path_of
+from stepwire_broker.store.sqlite.queries import SqliteQueries
+from stepwire_broker.store.sqlite.readers import SqliteReaders
 from stepwire_broker.store.tables import metadata
 
 from .stored_rows import NOW, PATIENCE_S, Running, submission, task_changed
@@ -40,14 +41,14 @@ _SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL{} ORD
 
 
 def test_a_new_database_is_made_of_what_the_migrations_come_to() -> None:
-    """`python -m stepwire_broker.store.migrations` writes it anew."""
+    """`python -m stepwire_broker.store.sqlite.migrations` writes it anew."""
     assert SCHEMA.read_text() == schema()
 
 
 def test_head_is_the_newest_migration_there_is() -> None:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
-    from stepwire_broker.store import migrate
+    from stepwire_broker.store.sqlite import migrate
 
     config = Config()
     config.set_main_option("script_location", str(migrate._SCRIPTS))
@@ -78,7 +79,7 @@ def test_the_first_start_creates_a_deployment_that_every_later_start_finds(datab
     assert (first.epoch, first.lanes, first.lease_ms_before, first.workflows) == (1, {0: 0}, 0, [])
     assert first.deployment == f"{0xABC:032x}"
     settings = DatabaseSettings(url=f"sqlite:///{database}")
-    store = Store.open(settings, "b1", lease_ms=9_000, wall_ms=NOW, entropy=0xDEF)
+    store = open_store(settings, "b1", lease_ms=9_000, wall_ms=NOW, entropy=0xDEF)
     assert store.opened.deployment == first.deployment
     assert (store.opened.epoch, store.opened.lease_ms_before) == (2, 7_000)
     assert store.close(1.0)
@@ -163,8 +164,8 @@ def test_the_directory_and_the_files_are_readable_by_nobody_else(database: Path)
 
 def test_a_commit_is_synced_and_the_settings_are_what_they_are_said_to_be(database: Path) -> None:
     settings = DatabaseSettings(url=f"sqlite:///{database}")
-    store = Store.open(settings, "b1", lease_ms=1, wall_ms=NOW, entropy=1)
-    execute = store._writer._execute
+    store = open_store(settings, "b1", lease_ms=1, wall_ms=NOW, entropy=1)
+    execute = store._database.writer.execute
     wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "mmap_size": 0, "trusted_schema": 0}
     assert {name: execute(f"PRAGMA {name}").fetchone()[0] for name in wanted} == wanted
     store.close(1.0)
@@ -173,17 +174,17 @@ def test_a_commit_is_synced_and_the_settings_are_what_they_are_said_to_be(databa
 def test_who_must_not_wait_reads_at_once_or_not_at_all(database: Path) -> None:
     with Running(database):
         pass
-    readers = Readers(database, 1)
+    readers = SqliteReaders(database, 1)
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as alone, contextlib.closing(readers):
-        assert readers.read_at_once(queries.open_counts) == (0, 0)
-        assert readers.read_at_once(queries.task, 7) is None
+        assert readers.read_at_once(SqliteQueries.open_counts) == (0, 0)
+        assert readers.read_at_once(SqliteQueries.task, 7) is None
         with pytest.raises(sqlite3.OperationalError, match="no such table"):
-            readers.read_at_once(lambda connection: connection.execute("SELECT * FROM nobodys"))
+            readers.read_at_once(lambda queries: queries.execute("SELECT * FROM nobodys"))
         readers.close()
         readers._at_once = None
         alone.execute("PRAGMA locking_mode=EXCLUSIVE")
         alone.execute("BEGIN EXCLUSIVE")
-        assert readers.read_at_once(queries.open_counts) is None
+        assert readers.read_at_once(SqliteQueries.open_counts) is None
         alone.execute("ROLLBACK")
 
 
@@ -259,7 +260,7 @@ def test_three_slashes_are_relative_and_four_are_absolute(url: str, path: str) -
         ("sqlite://", "three slashes"),
         ("sqlite:///", "has to name a file"),
         ("sqlite:///:memory:", "cannot be kept in memory"),
-        ("sqlite:///state.db?mode=memory", "nothing after it"),
+        ("sqlite:///state.db?mode=memory", "nothing after the name"),
         ("sqlite:///dir/", "has to name a file"),
     ],
 )
@@ -273,4 +274,4 @@ def test_a_relative_path_keeps_meaning_the_same_file(tmp_path: Path, monkeypatch
     with Running(Path("odd name%20#.db")) as run:
         monkeypatch.chdir("/")
         run.workflow()
-        assert len(run.read(lambda connection: connection.execute("SELECT * FROM workflows").fetchall())) == 1
+        assert len(run.sql("SELECT * FROM workflows")) == 1

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stepwire_broker.store import queries
-from stepwire_broker.store.queries import HistoryCursor, StepFilter, TaskFilter
+from stepwire_broker.store.rows import HistoryCursor, StepFilter, TaskFilter
+from stepwire_broker.store.sqlite.queries import SqliteQueries
 
 from .stored_rows import NOW, Running, completed, dispatched, fact, step_changed, step_new, submission, task_changed
 
@@ -21,7 +21,7 @@ def database(tmp_path: Path) -> Path:
 
 
 def page(run: Running, limit: int = 100, epoch: int = 2, wants: Sequence[str] = (), now: int = NOW) -> list[int]:
-    loaded = run.read(queries.load_page, limit, epoch, wants, now, RESIDENT)
+    loaded = run.queries.load_page(limit, epoch, wants, now, RESIDENT)
     assert [s.task_id for s in loaded.steps] == [t.id for t in loaded.tasks for _ in range(2)]
     assert [s.position for s in loaded.steps] == [0, 1] * len(loaded.tasks)
     return [t.id for t in loaded.tasks]
@@ -65,8 +65,8 @@ def test_what_waits_for_a_handler_is_brought_when_somebody_offers_it_or_when_its
         assert page(run) == [30, 40]
         assert page(run, wants=["shop::A", "shop::C"]) == [10, 30, 40]
         assert page(run, wants=["shop::A", "shop::B"], now=EVER) == [10, 20, 30, 40, 50]
-        assert run.read(queries.load_page, 1, 2, [], NOW, RESIDENT).wants == ("shop::A", "shop::B")
-        assert run.read(queries.distinct_wants, 2) == ["shop::A", "shop::B"]
+        assert run.queries.load_page(1, 2, [], NOW, RESIDENT).wants == ("shop::A", "shop::B")
+        assert run.queries.distinct_wants(2) == ["shop::A", "shop::B"]
 
 
 def test_a_page_is_found_in_the_index_of_open_tasks(database: Path) -> None:
@@ -75,11 +75,11 @@ def test_a_page_is_found_in_the_index_of_open_tasks(database: Path) -> None:
         run.workflow()
         seen: list[str] = []
 
-        def explained(connection: sqlite3.Connection) -> None:
-            connection.set_trace_callback(seen.append)
-            queries.load_page(connection, 10, 2, ["a"], NOW, RESIDENT)
-            queries.open_counts(connection)
-            connection.set_trace_callback(None)
+        def explained(queries: SqliteQueries) -> None:
+            queries.connection.set_trace_callback(seen.append)
+            queries.load_page(10, 2, ["a"], NOW, RESIDENT)
+            queries.open_counts()
+            queries.connection.set_trace_callback(None)
 
         run.read(explained)
         plans = [
@@ -94,28 +94,23 @@ def test_a_page_is_found_in_the_index_of_open_tasks(database: Path) -> None:
 
 
 INDEXED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
-    "failed tasks": (queries.tasks, (TaskFilter(state="failed"),), "tasks_failed"),
-    "held steps": (queries.steps, (StepFilter(state="held", handler_class="a"),), "steps_held"),
-    "failed steps": (queries.steps, (StepFilter(state="failed", before=9),), "steps_failed"),
-    "tasks of a workflow": (queries.tasks, (TaskFilter(workflow="order", before=9),), "tasks_of_workflow"),
-    "a page of tasks": (queries.tasks, (TaskFilter(before=9),), "USING INTEGER PRIMARY KEY"),
-    "events of a task": (queries.task_events, (10, (1, 2, 3)), "history_of_task"),
-    "history": (
-        queries.history_after,
-        (1, HistoryCursor(3, 4), 10),
-        "USING PRIMARY KEY (lane_id=? AND (seq,position)>",
-    ),
+    "failed tasks": (SqliteQueries.tasks, (TaskFilter(state="failed"),), "tasks_failed"),
+    "held steps": (SqliteQueries.steps, (StepFilter(state="held", handler_class="a"),), "steps_held"),
+    "failed steps": (SqliteQueries.steps, (StepFilter(state="failed", before=9),), "steps_failed"),
+    "tasks of a workflow": (SqliteQueries.tasks, (TaskFilter(workflow="order", before=9),), "tasks_of_workflow"),
+    "a page of tasks": (SqliteQueries.tasks, (TaskFilter(before=9),), "USING INTEGER PRIMARY KEY"),
+    "events of a task": (SqliteQueries.task_events, (10, (1, 2, 3)), "history_of_task"),
     "history from a place on": (
-        queries.told_after,
+        SqliteQueries.events_from,
         (1, HistoryCursor(3, 4), 10),
         "USING PRIMARY KEY (lane_id=? AND (seq,position)>",
     ),
     "history of a task from a place on": (
-        queries.told_after,
+        SqliteQueries.events_from,
         (1, HistoryCursor(3, 4), 10, 10),
         "USING INDEX history_of_task (task_id=? AND lane_id=? AND (seq,position)>",
     ),
-    "steps of a task": (queries.task, (10,), "steps_of_task"),
+    "steps of a task": (SqliteQueries.task, (10,), "steps_of_task"),
 }
 
 
@@ -127,10 +122,10 @@ def test_what_people_ask_is_answered_from_an_index_and_never_sorted(database: Pa
         run.write(submissions=[submission(1, 10)])
         seen: list[str] = []
 
-        def explained(connection: sqlite3.Connection) -> None:
-            connection.set_trace_callback(seen.append)
-            query(connection, *arguments)
-            connection.set_trace_callback(None)
+        def explained(queries: SqliteQueries) -> None:
+            queries.connection.set_trace_callback(seen.append)
+            query(queries, *arguments)
+            queries.connection.set_trace_callback(None)
 
         run.read(explained)
         plans = [
@@ -154,13 +149,13 @@ def test_what_is_large_stays_in_the_database_until_it_is_fetched(database: Path)
             steps_dispatched=[dispatched(i) for i in (11, 21)],
         )
         run.write(steps_completed=[completed(11, large), completed(21, small)])
-        loaded = run.read(queries.load_tasks, [20, 10, 99], RESIDENT)
+        loaded = run.queries.load_tasks([20, 10, 99], RESIDENT)
         assert [(t.id, t.context, t.context_bytes) for t in loaded.tasks] == [(10, None, len(large)), (20, "{}", 2)]
         assert [(s.id, s.output, s.output_bytes) for s in loaded.steps if s.output_bytes] == [
             (11, None, len(large)),
             (21, "{}", 2),
         ]
-        payloads = run.read(queries.load_payloads, [10, 20, 99], [11, 12, 99])
+        payloads = run.queries.load_payloads([10, 20, 99], [11, 12, 99])
         assert payloads.contexts == {10: large, 20: small}
         assert payloads.outputs == {11: large}
 
@@ -189,7 +184,7 @@ def test_every_column_of_a_step_comes_back_as_it_was_written(database: Path) -> 
         run.workflow()
         run.write(submissions=[submission(1, 10)])
         run.write(steps_changed=[written])
-        stored = run.read(queries.load_tasks, [10], RESIDENT).steps[0]._asdict()
+        stored = run.queries.load_tasks([10], RESIDENT).steps[0]._asdict()
         for name, value in written._asdict().items():
             assert stored[name] == (value.decode() if isinstance(value, bytes) else value), name
 
@@ -198,7 +193,7 @@ def test_steps_are_traced_to_their_tasks_also_to_finished_ones(database: Path) -
     with Running(database) as run:
         run.workflow()
         run.write(submissions=[submission(1, 10), submission(2, 20, state="completed", finished_ms=NOW)])
-        assert run.read(queries.tasks_of_steps, [11, 12, 22, 999]) == {
+        assert run.queries.tasks_of_steps([11, 12, 22, 999]) == {
             11: (10, "running"),
             12: (10, "running"),
             22: (20, "completed"),
@@ -215,7 +210,7 @@ def test_a_task_is_shown_with_all_that_is_known_of_it(database: Path) -> None:
         run.write(steps_dispatched=[dispatched(11)])
         run.write(steps_completed=[completed(11, b'{"total": 1.0}')])
         run.write(steps_changed=[step_changed(12, "failed", finished_ms=NOW, error=b'{"code":"x"}', reason="timeout")])
-        task = run.read(queries.task, 10)
+        task = run.queries.task(10)
         assert task.task._asdict() == {
             "id": 10,
             "uid": f"{10:032x}",
@@ -238,9 +233,9 @@ def test_a_task_is_shown_with_all_that_is_known_of_it(database: Path) -> None:
             ("step_0", "completed", '{"total": 1.0}', None, None),
             ("step_1", "failed", None, '{"code":"x"}', "timeout"),
         ]
-        assert run.read(queries.task, 11) is None
-        assert run.read(queries.task_state, 10) == "running"
-        assert run.read(queries.task_state, 11) is None
+        assert run.queries.task(11) is None
+        assert run.queries.task_state(10) == "running"
+        assert run.queries.task_state(11) is None
 
 
 FILTERS = [
@@ -276,7 +271,7 @@ def test_tasks_are_listed_by_what_is_asked_the_newest_first(database: Path, want
         run.workflow("order", "2")
         run.workflow("other", "1")
         run.write(submissions=[submission(i, i, **{"created_ms": NOW + i, **row}) for i, row in rows.items()])
-        assert [t.id for t in run.read(queries.tasks, wanted)] == ids
+        assert [t.id for t in run.queries.tasks(wanted)] == ids
 
 
 STEP_FILTERS = [
@@ -312,7 +307,7 @@ def test_steps_are_listed_by_state_and_handler_the_newest_first(
                 step_changed(14, "held"),
             ]
         )
-        assert [s.id for s in run.read(queries.steps, wanted)] == ids
+        assert [s.id for s in run.queries.steps(wanted)] == ids
 
 
 def test_events_are_read_on_from_a_cursor(database: Path) -> None:
@@ -321,16 +316,16 @@ def test_events_are_read_on_from_a_cursor(database: Path) -> None:
         run.write(submissions=[submission(1, 10), submission(2, 20)])
         for n in range(3):
             run.write(history=[fact(10, b"[%d]" % n), fact(20, b"[-%d]" % n)])
-        events = run.read(queries.task_events, 10)
+        events = run.queries.task_events(10)
         assert [e.facts for e in events] == ['[["submitted"]]', "[0]", "[1]", "[2]"]
-        assert run.read(queries.task_events, 10, tuple(events[1][:3])) == events[2:]
-        assert run.read(queries.task_events, 10, None, 2) == events[:2]
-        (lane,) = run.read(queries.lanes)
-        everything = run.read(queries.history_after, lane.id, HistoryCursor(), 100)
+        assert run.queries.task_events(10, tuple(events[1][:3])) == events[2:]
+        assert run.queries.task_events(10, None, 2) == events[:2]
+        (lane,) = run.queries.lanes()
+        everything = run.queries.events_from(lane.id, HistoryCursor(), 100)
         assert len(everything) == 8
         for i, item in enumerate(everything):
-            after = HistoryCursor(item.seq, item.position)
-            assert run.read(queries.history_after, lane.id, after, 2) == everything[i + 1 : i + 3]
+            first = HistoryCursor(item.seq, item.position)
+            assert run.queries.events_from(lane.id, first, 2) == everything[i : i + 2]
 
 
 def test_a_failed_query_fails_its_caller_and_nobody_else(database: Path) -> None:
@@ -338,7 +333,7 @@ def test_a_failed_query_fails_its_caller_and_nobody_else(database: Path) -> None
         run.workflow()
         for _ in range(4):
             with pytest.raises(sqlite3.OperationalError):
-                run.read(lambda connection: (connection.execute("BEGIN"), connection.execute("SELECT nonsense")))
+                run.read(lambda queries: (queries.execute("BEGIN"), queries.execute("SELECT nonsense")))
         assert run.sql("SELECT count(*) FROM workflows") == [(1,)]
 
 
@@ -347,7 +342,7 @@ def test_a_reader_sees_what_was_reported_committed(database: Path) -> None:
         run.workflow()
         for task_id in range(10, 300, 10):
             run.write(submissions=[submission(task_id, task_id)])
-            assert run.read(queries.task_state, task_id) == "running"
+            assert run.queries.task_state(task_id) == "running"
 
 
 def test_after_a_restart_every_open_task_is_found_page_by_page(database: Path) -> None:

@@ -12,10 +12,14 @@ import msgspec
 import pytest
 from stepwire_broker.core.definitions.settings import RetentionSettings
 from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Outcome, Parked
-from stepwire_broker.store import queries, retention, sqlite
+from stepwire_broker.store import retention
 from stepwire_broker.store.lane import Lane, Trouble
 from stepwire_broker.store.retention import Pruned, Retention
-from stepwire_broker.store.sqlite_writes import SqliteWriter
+from stepwire_broker.store.rows import TaskFilter
+from stepwire_broker.store.sqlite import opening
+from stepwire_broker.store.sqlite.pruning import SqlitePruning
+from stepwire_broker.store.sqlite.queries import SqliteQueries
+from stepwire_broker.store.sqlite.writer import SqliteWriter
 from structlog.testing import capture_logs
 
 from .stored_rows import NOW, PATIENCE_S, Running, completed, fact, step_changed, step_new, submission, task_changed
@@ -47,10 +51,10 @@ def retaining(
     path: Path, kept: RetentionSettings = WEEK_AND_MONTH, now_ms: int = NOW, clock: Clock | None = None
 ) -> Iterator[tuple[Retention, SqliteWriter]]:
     """Retention over a database that nobody else has, to be worked by hand."""
-    connection = sqlite.open_writer(path)
+    connection = opening.open_writer(path)
     try:
         writer = SqliteWriter(connection, path, 1, 1)
-        yield Retention(writer, kept, wall_ms=lambda: now_ms, mono_s=clock or Clock()), writer
+        yield Retention(SqlitePruning(writer), kept, wall_ms=lambda: now_ms, mono_s=clock or Clock()), writer
     finally:
         connection.close()
 
@@ -193,18 +197,19 @@ def test_what_does_not_fit_in_a_piece_is_shown_to_nobody_and_removed_by_the_next
     _store_large(database, steps=300)
     with retaining(database, clock=Clock(step_s=1.0)) as (retention, writer):
         assert retention.work() is None
-        assert writer.going == {10}
+        assert writer.partly_removed == {10}
         assert note(database, "pruning") == [10]
         (steps,) = writer.execute("SELECT count(*) FROM steps WHERE task_id = 10").fetchone()
         assert 0 < steps < 300
-        with contextlib.closing(sqlite.open_reader(database)) as reader:
-            assert queries.load_tasks(reader, [10, 5000], 1 << 20).tasks[0].id == 5000
-            assert queries.task(reader, 10) is None
-            assert [row.id for row in queries.tasks(reader, queries.TaskFilter())] == [5000]
+        with contextlib.closing(opening.open_reader(database)) as reader:
+            queries = SqliteQueries(reader)
+            assert queries.load_tasks([10, 5000], 1 << 20).tasks[0].id == 5000
+            assert queries.task(10) is None
+            assert [row.id for row in queries.tasks(TaskFilter())] == [5000]
             # A late result of it is looked up, found to be of what is over, and acked.
-            assert queries.tasks_of_steps(reader, [10 + 300])[10 + 300].state == "completed"
+            assert queries.tasks_of_steps([10 + 300])[10 + 300].state == "completed"
         assert work(retention).tasks == 1
-        assert writer.going == set()
+        assert writer.partly_removed == set()
     assert left(database) == {"tasks": [5000], "steps": [5000], "history": [5000], "keys": []}
     assert note(database, "pruning") is None
 

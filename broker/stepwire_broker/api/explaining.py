@@ -13,7 +13,6 @@ from stepwire_broker.core.model.apply import unlink
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import STEP_FINAL
-from stepwire_broker.store import queries
 from stepwire_broker.timestamps import rfc3339_or_none
 
 from . import reading
@@ -112,7 +111,7 @@ def no_task(task_id: int) -> HttpProblem:
 
 async def _restored(broker: EnginePort, task_id: int) -> Task | None:
     """The task as its rows have it, without its payloads. Whoever is done with it unlinks it."""
-    loaded = await broker.read(queries.load_tasks, [task_id], NO_PAYLOADS)
+    loaded = await broker.read(lambda queries: queries.load_tasks([task_id], NO_PAYLOADS))
     return restored(broker.state, loaded.tasks[0], loaded.steps) if loaded.tasks else None
 
 

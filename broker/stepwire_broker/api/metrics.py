@@ -17,7 +17,6 @@ from stepwire_broker.core.model.figures import DURATION_S, Histogram
 from stepwire_broker.core.routing.ready_queue import handler_of
 from stepwire_broker.core.state import BrokerState, CoreCounters
 from stepwire_broker.loop_measures import COMMIT_S, GROUP_ROWS, LOOP_LAG_S, Measures
-from stepwire_broker.store import queries
 
 from .engine_port import EnginePort
 from .http import HttpCall
@@ -465,7 +464,7 @@ async def show(call: HttpCall, requests: RequestCounts) -> Reply:
 async def _held(broker: EnginePort) -> int | None:
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            return await broker.read(queries.held_count)
+            return await broker.read(lambda queries: queries.held_count())
     except Exception:  # whatever is wrong with the database: the other numbers are wanted now more than ever
         return None
 

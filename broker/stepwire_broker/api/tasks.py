@@ -10,7 +10,6 @@ from stepwire_broker.core.model.events import AwaitTask, NewTask
 from stepwire_broker.core.model.scopes import Scope
 from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.stages import requests
-from stepwire_broker.store import queries
 
 from . import explaining, reading
 from .documents import Created, CreatedBatch
@@ -44,7 +43,7 @@ async def submit(call: HttpCall) -> Reply:
     elif created and live is not None and live.state is TaskState.RUNNING:
         state = TaskState.RUNNING  # as it was stored: without a look at the database
     else:
-        state = await call.broker.read(queries.task_state, task_id)
+        state = await call.broker.read(lambda queries: queries.task_state(task_id))
     if state is None:
         raise not_found(f"task {task_id} any more", "it ended long ago, and was removed a moment ago")
     return Reply(201 if created else 200, encode(Created(task_id, state, created, task)))

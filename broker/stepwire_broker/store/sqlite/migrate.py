@@ -1,7 +1,7 @@
 """Bringing a database to the schema of this program. Migrations only add; a database of a newer program is refused.
 
-A new database is made at once, from schema.sql: what the migrations come to. `python -m
-stepwire_broker.store.migrations` writes that file anew, and a test holds the two together.
+A new database is made at once from schema.sql, which is the result of all migrations. `python -m
+stepwire_broker.store.sqlite.migrations` writes that file, and a test keeps the two equal.
 """
 
 import sqlite3
@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from .errors import StoreRefused
+from stepwire_broker.store.errors import StoreRefused
 
 HEAD: Final = "0001"  # the newest of migrations/versions
 
@@ -18,13 +18,13 @@ SCHEMA: Final = Path(__file__).with_name("schema.sql")
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """To HEAD, in one transaction. Costs one query when it is there already."""
+    """Bring the database to HEAD, in one transaction. Costs one query when it is already there."""
     now = revision(connection)
     if now == HEAD:
         return
     if now is None and (table := _any_table(connection)):
         raise StoreRefused(
-            f"the database holds a table {table!r} that is not Stepwire's: give the broker a database of its own"
+            f"the database holds a table {table!r} that is not Stepwire's: give the broker its own database"
         )
     if now is None:
         _create(connection)
@@ -45,7 +45,7 @@ def _create(connection: sqlite3.Connection) -> None:
 
 
 def upgrade(connection: sqlite3.Connection, now: str | None) -> None:
-    """By the migrations. Slow to import: an ordinary start has nothing to migrate."""
+    """Run the migrations. Alembic is slow to import, and an ordinary start has nothing to migrate."""
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
@@ -58,7 +58,7 @@ def upgrade(connection: sqlite3.Connection, now: str | None) -> None:
     if now is not None and now not in known:
         raise StoreRefused(
             f"the database has schema {now!r}, which this program (schema {HEAD!r}) does not know: it was written by a "
-            "newer Stepwire. Start that one, or restore a backup of before"
+            "newer Stepwire. Start that version, or restore a backup from before the upgrade"
         )
     engine = create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
     with engine.connect() as transaction:
@@ -69,7 +69,7 @@ def upgrade(connection: sqlite3.Connection, now: str | None) -> None:
 
 
 def revision(connection: sqlite3.Connection) -> str | None:
-    """The schema the database is at; None when it has none yet."""
+    """The schema of the database; None when it has none yet."""
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone():
         return None
     row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
@@ -82,7 +82,7 @@ def _any_table(connection: sqlite3.Connection) -> str | None:
 
 
 def schema() -> str:
-    """What the migrations come to, as the statements that make it."""
+    """The result of all migrations, as the statements that create it."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         upgrade(connection, None)
         rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")

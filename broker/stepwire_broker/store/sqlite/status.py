@@ -1,4 +1,4 @@
-"""How the database stands, for whoever operates it: read beside a running broker or without one."""
+"""The state of the database for its operator, read with or without a running broker."""
 
 import sqlite3
 from pathlib import Path
@@ -8,41 +8,42 @@ import msgspec
 from msgspec import Struct
 
 from stepwire_broker.core.definitions.settings import RetentionSettings
+from stepwire_broker.store.retention import LAST_RUN, kept_ms
 
-from . import backup, retention
+from .backup import MADE
 from .migrate import HEAD, revision
-from .retention import kept_ms
-from .sqlite import holder
+from .opening import holder
+from .restore import RESTORED
 
 
 class Status(Struct, frozen=True):
     path: str
     bytes: int
-    free_bytes: int  # of those: in pages that nothing is in, to be used again
+    free_bytes: int  # of those: in empty pages, which are used again
     log_bytes: int  # the write-ahead log
-    process: int | None  # that writes it; 0: one that does not say which it is
+    process: int | None  # the one that writes; 0: its id is unknown
     schema: str
-    schema_known: str  # the one of this program
+    schema_known: str  # of this program
     deployment: str
-    brokers: dict[str, int]  # and the epoch of each one's last start
+    brokers: dict[str, int]  # the epoch of each broker's last start
     tasks: dict[str, int]  # by state
     open_steps: dict[str, int]  # by state, of tasks that have not ended
     held_steps: int
     oldest_open_task: int | None
     oldest_open_since_ms: int | None
-    expired_tasks: int  # over, and older than they are kept for
+    expired_tasks: int  # ended, and kept for longer than `retention` sets
     parked: int
     last_prune: dict[str, Any] | None
-    last_backup_ms: int | None  # of what this was restored from
+    last_backup_ms: int | None  # of the backup that this was restored from
     restored: dict[str, Any] | None
 
 
 def status(connection: sqlite3.Connection, path: Path, kept: RetentionSettings, now_ms: int) -> Status:
-    """All of it as of one moment. Counts what is open row by row: a second for a million steps."""
+    """Read everything as of one moment. Open tasks and steps are counted row by row: one second for a million steps."""
     connection.execute("BEGIN")
     try:
         oldest = connection.execute("SELECT id, min(created_ms) FROM tasks WHERE finished_ms IS NULL").fetchone()
-        made = _note(connection, backup.MADE)
+        made = _note(connection, MADE)
         return Status(
             path=str(path),
             bytes=_size(path),
@@ -60,15 +61,15 @@ def status(connection: sqlite3.Connection, path: Path, kept: RetentionSettings, 
             oldest_open_since_ms=oldest[1],
             expired_tasks=expired(connection, kept, now_ms),
             parked=_count(connection, "SELECT count(*) FROM parked"),
-            last_prune=_note(connection, retention.LAST),
+            last_prune=_note(connection, LAST_RUN),
             last_backup_ms=None if made is None else made["made_ms"],
-            restored=_note(connection, backup.RESTORED),
+            restored=_note(connection, RESTORED),
         )
     finally:
         connection.execute("COMMIT")
 
 
-# Two halves, each from an index of its own.
+# Two halves, each counted from its own index.
 TASKS: Final = """
 SELECT state, sum(n) FROM (
  SELECT state, count(*) AS n FROM tasks WHERE finished_ms IS NULL GROUP BY state
@@ -82,7 +83,7 @@ WHERE tasks.finished_ms IS NULL GROUP BY steps.state ORDER BY steps.state
 
 
 def expired(connection: sqlite3.Connection, kept: RetentionSettings, now_ms: int) -> int:
-    """How many tasks are over and older than they are kept for."""
+    """The number of tasks that ended longer ago than they are kept."""
     return sum(
         _count(
             connection,

@@ -1,4 +1,4 @@
-"""Alembic's way in: it runs what it is given on the connection, and in the transaction, that migrate.py has open."""
+"""Alembic's entry: runs the migrations on the connection and in the transaction that migrate.py has open."""
 
 from alembic import context
 

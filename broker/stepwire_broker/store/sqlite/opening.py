@@ -1,5 +1,5 @@
-"""Opening a SQLite database so that what it acknowledges is kept: one broker, one connection that writes, every commit
-synced. Whatever cannot be made so is refused here, with what to do about it.
+"""Opening a SQLite database so that no acknowledged commit is lost: one broker, one connection that writes, every
+commit synced. A database that cannot be opened like this is refused, with what to do about it.
 """
 
 import fcntl
@@ -9,21 +9,22 @@ import time
 from pathlib import Path
 from typing import Final
 
-from .errors import StoreRefused
+from stepwire_broker.store.errors import InUse, StoreRefused
+from stepwire_broker.store.urls import scheme_of
 
 VERSION_MIN: Final = (3, 37)  # STRICT tables
-BUSY_TIMEOUT_MS: Final = 100  # the lane tries again by itself; this only spares it a round for a short lock
+BUSY_TIMEOUT_MS: Final = 100  # the lane tries again by itself; this saves it a retry when a lock is short
 READ_BUSY_TIMEOUT_MS: Final = 1_000
 CACHE_KIB: Final = 32 * 1024
 READ_CACHE_KIB: Final = 4 * 1024
 STATEMENTS_MAX: Final = 512
 AUTOCHECKPOINT_PAGES: Final = 16_384
-LOG_BYTES_MAX: Final = 64 * 1024 * 1024  # the log file is cut back to this after it was longer
-LOG_STRIDE_BYTES: Final = 4 * 1024 * 1024  # the log file is made longer by this, ahead of what is written to it
-ROOM_FACTOR: Final = 20  # but only where the disk has so many strides free
-QUICK_CHECK_BYTES_MAX: Final = 128 * 1024 * 1024  # a third of a second; a larger one is for an operator to check
+LOG_BYTES_MAX: Final = 64 * 1024 * 1024  # a longer log file is cut back to this
+LOG_STRIDE_BYTES: Final = 4 * 1024 * 1024  # the log file is lengthened by this, ahead of the writer
+ROOM_FACTOR: Final = 20  # only while the disk has room for this number of strides
+QUICK_CHECK_BYTES_MAX: Final = 128 * 1024 * 1024  # a third of a second; an operator checks larger databases
 
-# Their locks and their shared memory are not what the write-ahead log needs: it corrupts there, sooner or later.
+# Locks and shared memory of these are too weak for the write-ahead log: sooner or later it is corrupted.
 NETWORK_FILESYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "ceph", "afs"})
 
 SYNCHRONOUS_FULL: Final = 2
@@ -33,12 +34,8 @@ LOCK_PAUSE_S: Final = 0.02
 
 def path_of(url: str) -> Path:
     """`sqlite:///relative.db` or `sqlite:////absolute.db`."""
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme != "sqlite":
-        raise StoreRefused(
-            f"database.url is {url!r}: this broker keeps its state in SQLite, so it needs a form like "
-            "sqlite:///.stepwire/state.db"
-        )
+    scheme_of(url)
+    rest = url.partition("://")[2]
     if not rest.startswith("/"):
         raise StoreRefused(
             f"database.url is {url!r}: write three slashes before a relative path, sqlite:///state.db, and four before "
@@ -47,18 +44,14 @@ def path_of(url: str) -> Path:
     name = rest[1:]
     if name in ("", ":memory:") or "?" in name or "\0" in name or name.endswith("/"):
         raise StoreRefused(
-            f"database.url is {url!r}: it has to name a file, with nothing after it; state that must survive a restart "
-            "cannot be kept in memory"
+            f"database.url is {url!r}: it has to name a file, with nothing after the name; state that must survive a "
+            "restart cannot be kept in memory"
         )
     return Path(name)
 
 
-class InUse(StoreRefused):
-    """Another process has the right to write the database."""
-
-
 class Lock:
-    """The right to be the one broker of a file. The kernel takes it back when the process ends, however it ends."""
+    """The right to be the only broker of a file. The kernel releases it when the process ends, however it ends."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -68,14 +61,14 @@ class Lock:
             holder = os.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip()
             os.close(self._descriptor)
             raise InUse(
-                f"{path} belongs to another broker that runs now (process {holder or 'unknown'}): stop that one, or "
-                "give this one its own database.url; several brokers on one database need PostgreSQL"
+                f"{path} is in use by another broker (process {holder or 'unknown'}): stop that broker, or give this "
+                "one its own database.url; several brokers on one database need PostgreSQL"
             ) from None
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def _take(self) -> None:
-        """`holder` takes it for an instant, to see whether it is free: that must keep no broker from starting."""
+        """Try several times: `holder` takes the lock for an instant, and must not keep a broker from starting."""
         for _ in range(LOCK_TRIES):
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,7 +82,7 @@ class Lock:
 
 
 def holder(path: Path) -> int | None:
-    """The process that has the database, 0 if it does not say which it is; None: nobody has it."""
+    """The process that has the database open, 0 if its id is unknown; None: no broker has it open."""
     try:
         descriptor = os.open(f"{path}.lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -97,21 +90,21 @@ def holder(path: Path) -> int | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        said = os.pread(descriptor, 32, 0).strip()
-        return int(said) if said.isdigit() else 0
+        process = os.pread(descriptor, 32, 0).strip()
+        return int(process) if process.isdigit() else 0
     finally:
         os.close(descriptor)
     return None
 
 
 def restoring(path: Path) -> Path:
-    """What a restore has made ready to take the database's place. It has this name only while names are changed."""
+    """The restored database that is about to replace this one. It has this name only while files are renamed."""
     return Path(f"{path}.restoring")
 
 
 def prepare(path: Path) -> Lock:
-    """The directory, the lock, and the file, readable by nobody else."""
-    held = lock(path)
+    """Make the directory, the lock, and the file, readable by its owner only."""
+    taken = lock(path)
     try:
         if restoring(path).exists():
             raise StoreRefused(f"a restore of {path} was interrupted: run `stepwire db restore FILE --yes` again")
@@ -122,16 +115,16 @@ def prepare(path: Path) -> Lock:
             os.close(descriptor)
         sync_names(path.parent)
     except OSError as error:
-        held.release()
+        taken.release()
         raise StoreRefused(f"{path}: {error.strerror}; the broker must own the file and be able to write it") from error
     except StoreRefused:
-        held.release()
+        taken.release()
         raise
-    return held
+    return taken
 
 
 def lock(path: Path) -> Lock:
-    """The directory and the lock: nobody else writes here now."""
+    """Make the directory and take the lock: no other process writes the database while it is held."""
     if sqlite3.sqlite_version_info < VERSION_MIN:
         raise StoreRefused(
             f"this Python has SQLite {sqlite3.sqlite_version}; the broker needs {_dotted(VERSION_MIN)} or newer"
@@ -149,7 +142,7 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 
 def sync_names(directory: Path) -> None:
-    """A file that was just created has its name only once its directory is synced, and so has the directory."""
+    """Sync a directory and its parent: until then, a new file or directory may lose its name in a power failure."""
     for one in (directory, directory.absolute().parent):
         descriptor = os.open(one, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -159,19 +152,21 @@ def sync_names(directory: Path) -> None:
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """The connection that writes and checkpoints. There must be no second one: this SQLite may be of the versions that
-    can corrupt a log when two connections reset it at once."""
+    """The connection that writes and checkpoints. A second one must not exist: some versions of SQLite corrupt the log
+    when two connections reset it at once."""
     connection = _connect(f"{path.absolute().as_uri()}?mode=rw", path)
     try:
         (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
         if mode != "wal":
             raise StoreRefused(
-                f"{path}: its file system gives no write-ahead log (SQLite says {mode!r}); put it on a local disk"
+                f"{path}: its file system has no write-ahead log (journal_mode is {mode!r}); use a local disk"
             )
         connection.execute("PRAGMA synchronous=FULL")
         (synchronous,) = connection.execute("PRAGMA synchronous").fetchone()
         if synchronous != SYNCHRONOUS_FULL:
-            raise StoreRefused(f"{path}: SQLite would not take synchronous=FULL (it says {synchronous})")
+            raise StoreRefused(
+                f"{path}: SQLite did not accept synchronous=FULL (it is {synchronous}); use another build of SQLite"
+            )
         for pragma in (
             f"busy_timeout={BUSY_TIMEOUT_MS}",
             "foreign_keys=ON",
@@ -181,8 +176,8 @@ def open_writer(path: Path) -> sqlite3.Connection:
             f"journal_size_limit={LOG_BYTES_MAX}",
             "temp_store=MEMORY",
             "trusted_schema=OFF",
-            # Zero what is deleted where its page is written anyway. Some builds zero every freed page: six times the
-            # writes, and twice the time, when a task with payloads of some pages goes.
+            # Zero deleted rows only where their page is written anyway. Some builds zero every freed page: six times
+            # the writes, and twice the time, when a task with payloads of several pages is removed.
             "secure_delete=FAST",
         ):
             connection.execute(f"PRAGMA {pragma}").fetchall()
@@ -197,10 +192,10 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 
 def lay_out_log(path: Path) -> int:
-    """Lengthen the write-ahead log by a stride of zeros, and say how long it is now; 0 where that cannot be, and then
-    it grows by itself. A commit that makes the file longer has the file system's books synced too, and takes twice as
-    long as one that writes over what is there. SQLite writes over whatever stands behind the last valid frame, as it
-    does after every checkpoint, and its recovery ends at the first frame that is none. Only while nobody writes."""
+    """Lengthen the write-ahead log by a stride of zeros. Returns its length; 0 where that fails, and then the log grows
+    by itself. A commit that lengthens the file also syncs the file system's metadata, and takes twice as long as one
+    that overwrites. SQLite overwrites whatever follows the last valid frame, as after every checkpoint, and its
+    recovery ends at the first invalid frame. Call it only while no transaction is open."""
     try:
         descriptor = os.open(f"{path}-wal", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
@@ -220,7 +215,7 @@ def lay_out_log(path: Path) -> int:
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """It can neither write nor checkpoint: the file is open for reading only."""
+    """A connection that can neither write nor checkpoint: the file is open for reading only."""
     connection = _connect(f"{path.absolute().as_uri()}?mode=ro", path)
     try:
         for pragma in (
@@ -239,7 +234,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 def _connect(uri: str, path: Path) -> sqlite3.Connection:
     try:
-        # Transactions are begun by hand, and a connection is handed from the thread that opens to the one that works.
+        # Transactions are begun by hand, and the thread that opens a connection hands it to the thread that uses it.
         return sqlite3.connect(
             uri, uri=True, isolation_level=None, check_same_thread=False, cached_statements=STATEMENTS_MAX
         )
@@ -248,24 +243,24 @@ def _connect(uri: str, path: Path) -> sqlite3.Connection:
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
-    """A corrupt database is refused at the start rather than met in the middle, where that costs no noticeable time."""
+    """Refuse a corrupt database at the start, where the check takes no noticeable time."""
     if path.stat().st_size > QUICK_CHECK_BYTES_MAX:
         return
-    found = [row[0] for row in connection.execute("PRAGMA quick_check(3)")]
-    if found != ["ok"]:
-        raise StoreRefused(f"{path} is corrupt: {'; '.join(found)}. Keep a copy of it and restore a backup")
+    findings = [row[0] for row in connection.execute("PRAGMA quick_check(3)")]
+    if findings != ["ok"]:
+        raise StoreRefused(f"{path} is corrupt: {'; '.join(findings)}. Keep a copy of it and restore a backup")
 
 
 def refused(path: Path, error: sqlite3.Error) -> StoreRefused:
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
     if code == sqlite3.SQLITE_NOTADB:
-        advice = "it is not a SQLite database; name another file in database.url"
+        advice = "the file is not a SQLite database; name another one in database.url"
     elif code == sqlite3.SQLITE_CORRUPT:
-        advice = "it is corrupt; keep a copy of it and restore a backup"
+        advice = "the file is corrupt; keep a copy of it and restore a backup"
     elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        advice = "another program holds a lock on it; close that one"
+        advice = "another program holds a lock on the file; close that program"
     else:
-        advice = f"SQLite says {error}"
+        advice = f"SQLite reports: {error}"
     return StoreRefused(f"{path} cannot be opened: {advice}")
 
 
@@ -279,7 +274,7 @@ def _refuse_network(directory: Path) -> None:
 
 
 def _filesystem_of(directory: Path) -> str:
-    """As Linux names it; empty where nobody says."""
+    """The file system's type as Linux names it; empty where it is unknown."""
     try:
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
