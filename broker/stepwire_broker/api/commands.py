@@ -6,7 +6,8 @@ from typing import Any, Final
 from stepwire_broker.operator_commands import OperatorCommand
 
 from . import executors
-from .http import Handler, HttpCall, Reply, encode
+from .http import Handler, HttpCall
+from .replies import Reply, encode
 
 BODY_BYTES_MAX: Final = 64 * 1024
 

@@ -7,7 +7,8 @@ from msgspec import Struct
 from stepwire_broker.timestamps import rfc3339
 
 from . import http_problems
-from .http import HttpCall, Reply, encode
+from .http import HttpCall
+from .replies import Reply, encode
 
 
 class ExecutorDocument(Struct, frozen=True, kw_only=True):

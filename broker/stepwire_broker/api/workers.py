@@ -6,7 +6,8 @@ from msgspec import Struct
 
 from stepwire_broker.timestamps import rfc3339
 
-from .http import HttpCall, Reply, encode
+from .http import HttpCall
+from .replies import Reply, encode
 
 
 class WorkerDocument(Struct, frozen=True, kw_only=True):
