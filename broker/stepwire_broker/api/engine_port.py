@@ -1,7 +1,7 @@
 """What the API needs of a broker. `stepwire_broker.engine.Broker` is one; tests bring another."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from stepwire_broker.bus.wire import WireCounters
 from stepwire_broker.core.definitions.settings import Settings
@@ -9,13 +9,12 @@ from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.explain import Unroutable
 from stepwire_broker.core.model.answers import Answer
 from stepwire_broker.core.model.events import Command, Now
+from stepwire_broker.core.overview import ExecutorView, WorkerView
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.loop_measures import Measures
+from stepwire_broker.taps import Tap
 
 T = TypeVar("T")
-
-# direction ("in" or "out"), topic, body, and for what came in and was refused the code
-Tap: TypeAlias = Callable[[str, bytes, bytes, str | None], None]
 
 
 class EnginePort(Protocol):
@@ -36,6 +35,11 @@ class EnginePort(Protocol):
 
     async def ask(self, make: Callable[[int], Command]) -> Answer:
         """Give the core a command; the answer comes after the commit. Cancelled, the request is forgotten."""
+        ...
+
+    def handled(self) -> Awaitable[None]:
+        """Done when every command and message that was given to the engine before is handled, and what the core
+        answered at once to attached workers is delivered."""
         ...
 
     async def read(self, query: Callable[..., T], *args: Any) -> T:
@@ -78,11 +82,11 @@ class EnginePort(Protocol):
         """Every version of every workflow, by its number."""
         ...
 
-    def workers(self) -> list[dict[str, Any]]:
+    def workers(self) -> list[WorkerView]:
         """The live worker sessions, which are in no database."""
         ...
 
-    def executors(self) -> list[dict[str, Any]]:
+    def executors(self) -> list[ExecutorView]:
         """Where steps can go, and how it does there."""
         ...
 

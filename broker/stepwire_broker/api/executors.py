@@ -2,9 +2,10 @@
 
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepwire_broker.core.model.answers import ExecutorPaused
+from stepwire_broker.core.overview import ExecutorView
 from stepwire_broker.stages import requests
 
 from . import http_problems
@@ -67,22 +68,22 @@ async def resume(call: HttpCall) -> Reply:
 async def _order(call: HttpCall, order: Any) -> Reply:
     call.query()
     body = await call.body(ORDER_BYTES_MAX)
-    key = _named(call)["executor"]
+    key = _named(call).executor
     done = await call.ask(order(body, key, call.broker.settings.limits), ExecutorPaused)
     return Reply(200, encode(ExecutorStands(done.executor, None if done.since_ms is None else rfc3339(done.since_ms))))
 
 
-def _named(call: HttpCall) -> dict[str, Any]:
+def _named(call: HttpCall) -> ExecutorView:
     key = call.scope["path_params"]["executor"]
     executors = call.broker.executors()
-    found = next((one for one in executors if one["executor"] == key), None)
+    found = next((one for one in executors if one.executor == key), None)
     if found is None:
-        there = ", ".join(one["executor"] for one in executors)
+        there = ", ".join(one.executor for one in executors)
         raise http_problems.HttpProblem(404, "not_found", f"there is no executor {key}", f"there are {there}")
     return found
 
 
-def _shown(executor: dict[str, Any]) -> ExecutorDocument:
-    members = {name: value for name, value in executor.items() if name != "paused_since_ms"}
-    since_ms = executor["paused_since_ms"]
+def _shown(executor: ExecutorView) -> ExecutorDocument:
+    members = structs.asdict(executor)
+    since_ms = members.pop("paused_since_ms")
     return ExecutorDocument(paused_since=None if since_ms is None else rfc3339(since_ms), **members)

@@ -186,7 +186,7 @@ class LongPolls:
         """When this returns the broker has heard it: what is read from now on is not older than that."""
         asking = asyncio.ensure_future(self._call.ask(make, expected))
         self._asked.append(asking)
-        await asyncio.sleep(0)
+        await self._call.broker.handled()
         return asking
 
     async def wait(self, asking: "asyncio.Future[Any]", timeout_s: float) -> None:

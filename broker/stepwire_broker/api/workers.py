@@ -1,10 +1,11 @@
 """`/v1/workers`: the live sessions, which only the broker's memory knows."""
 
-from typing import Any, Final
+from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepwire_broker.core.model.answers import Quieted
+from stepwire_broker.core.overview import WorkerView
 from stepwire_broker.stages import requests
 
 from .documents import rfc3339
@@ -65,7 +66,7 @@ async def drain(call: HttpCall) -> Reply:
     return Reply(200, encode(WorkerDrains(done.worker, done.quit)))
 
 
-def _shown(worker: dict[str, Any]) -> WorkerDocument:
+def _shown(worker: WorkerView) -> WorkerDocument:
     """Times are RFC 3339 here, as everywhere in the API."""
-    members = {name: value for name, value in worker.items() if name != "since_ms"}
-    return WorkerDocument(since=rfc3339(worker["since_ms"]), **members)
+    members = structs.asdict(worker)
+    return WorkerDocument(since=rfc3339(members.pop("since_ms")), **members)
