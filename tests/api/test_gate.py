@@ -202,7 +202,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(api: Api, is_chunked
         if is_chunked:
             connection.sendall(chunk * (LIMIT // 0x4000 + 1))  # over the limit by less than a chunk, and no end
         answer = b""
-        while b"at most 100000 bytes" not in answer:
+        while b"limit of 100000 bytes" not in answer:
             received = connection.recv(65536)
             assert received, answer
             answer += received

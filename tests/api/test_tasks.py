@@ -205,8 +205,8 @@ def test_a_list_shows_what_was_asked_for(api: Api) -> None:
         ("label=x", "region=eu"),
         ("since=yesterday", "2026-11-18T10:00:00Z"),
         ("since=2026-11-18T10:00:00", "2026-11-18T10:00:00Z"),
-        ("state", "cannot be read"),
-        ("a=%ff", "cannot be read"),
+        ("state", "cannot be parsed"),
+        ("a=%ff", "cannot be parsed"),
     ],
 )
 def test_a_wrong_query_is_named(api: Api, query: str, says: str) -> None:

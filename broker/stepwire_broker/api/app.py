@@ -25,9 +25,11 @@ from . import (
 )
 from .engine_port import EnginePort
 from .events import Followers
-from .http import Handler, Requests, Resource
+from .http import Handler, Resource
 from .operations import OPERATIONS
 from .polling.gateway import Gateway
+from .replies import Reply
+from .request_counts import RequestCounts
 from .tap import Taps
 
 
@@ -38,7 +40,7 @@ class Application:
         self.taps = Taps(broker)
         self.followers = Followers(broker)
         self.polling = Gateway(broker)
-        self.requests = Requests()
+        self.requests = RequestCounts()
         self._closing = asyncio.Event()
         by_path: dict[str, dict[str, Handler]] = {}
         for (method, path), handler in self._handlers().items():
@@ -90,7 +92,7 @@ class Application:
             ("GET", "/livez"): health.livez,
         }
 
-    async def _metrics(self, call: http.HttpCall) -> http.Reply:
+    async def _metrics(self, call: http.HttpCall) -> Reply:
         return await metrics.show(call, self.requests)
 
     def close(self) -> None:

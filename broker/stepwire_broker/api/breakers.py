@@ -8,7 +8,8 @@ from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.timestamps import rfc3339, rfc3339_or_none
 
-from .http import HttpCall, Reply, encode
+from .http import HttpCall
+from .replies import Reply, encode
 
 
 class RetryBudgetDocument(Struct, frozen=True):

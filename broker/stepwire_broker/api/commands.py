@@ -6,7 +6,8 @@ from typing import Any, Final
 from stepwire_broker.operator_commands import OperatorCommand
 
 from . import executors
-from .http import Handler, HttpCall, Reply, encode
+from .http import Handler, HttpCall
+from .replies import Reply, encode
 
 BODY_BYTES_MAX: Final = 64 * 1024
 
@@ -29,7 +30,7 @@ def _target(call: HttpCall, path: str) -> Any:
         case [("task_id" | "step_id") as name]:
             return call.number(name)
         case ["executor"]:
-            return executors.named(call)["executor"]
+            return executors.named(call).executor
         case [name]:
             return call.scope["path_params"][name]
         case _:

@@ -20,8 +20,9 @@ from stepwire_broker.timestamps import rfc3339
 
 from . import explaining, reading
 from .engine_port import EnginePort
-from .http import HttpCall, Reply, Stream, encode
+from .http import HttpCall
 from .http_problems import HttpProblem
+from .replies import Reply, Stream, encode
 from .tap import EVENT_STREAM, KEEP_ALIVE_S
 
 CLIENTS_MAX: Final = 64

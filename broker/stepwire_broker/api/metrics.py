@@ -7,19 +7,22 @@ from an index of the database. Nothing here depends on a commit, so it also answ
 import asyncio
 import importlib.metadata
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from stepwire_broker.bus.counters import WireCounters
 from stepwire_broker.core.guards.breaker import BreakerPhase
 from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.figures import DURATION_S, Histogram
+from stepwire_broker.core.overview import ExecutorView
 from stepwire_broker.core.routing.ready_queue import handler_of
 from stepwire_broker.core.state import BrokerState, CoreCounters
 from stepwire_broker.loop_measures import COMMIT_S, GROUP_ROWS, LOOP_LAG_S, Measures
 
 from .engine_port import EnginePort
-from .http import HttpCall, Reply, Requests
+from .http import HttpCall
+from .replies import Reply
+from .request_counts import RequestCounts
 
 TEXT_FORMAT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 HANDLERS_MAX: Final = 500  # handler classes with a number of their own; what is ready of the others is added up
@@ -42,11 +45,11 @@ class MetricsView(NamedTuple):
     counters: CoreCounters
     measures: Measures
     wire: WireCounters
-    requests: Requests
+    requests: RequestCounts
     ready: dict[str, tuple[int, int]]  # by handler_class: how many, and since when (UTC) the oldest
     held: int | None  # None when the database did not answer in time
     now: Now
-    executors: list[dict[str, Any]]
+    executors: list[ExecutorView]
 
 
 class Metric(NamedTuple):
@@ -335,21 +338,21 @@ METRICS: Final[tuple[Metric, ...]] = (
         "gauge",
         ("executor",),
         "Steps that an executor has been handed and has not answered.",
-        lambda seen: [((one["executor"],), one["active"]) for one in seen.executors],
+        lambda seen: [((one.executor,), one.active) for one in seen.executors],
     ),
     Metric(
         "stepwire_executor_max_concurrent",
         "gauge",
         ("executor",),
         "How many it runs at a time.",
-        lambda seen: [((one["executor"],), one["max_concurrent"]) for one in seen.executors],
+        lambda seen: [((one.executor,), one.max_concurrent) for one in seen.executors],
     ),
     Metric(
         "stepwire_executor_paused",
         "gauge",
         ("executor",),
         "1 while an operator has paused it.",
-        lambda seen: [((one["executor"],), int(one["paused_since_ms"] is not None)) for one in seen.executors],
+        lambda seen: [((one.executor,), int(one.paused_since_ms is not None)) for one in seen.executors],
     ),
     Metric(
         "stepwire_executor_executed_total",
@@ -432,13 +435,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "stepwire_http_requests_total",
         "counter",
         ("route", "method", "status"),
-        "Requests that were answered; route `none` is a path that there is not, or a request refused at the gate.",
+        "RequestCounts that were answered; route `none` is a path that there is not, or a request refused at the gate.",
         lambda seen: [((route, method, str(code)), n) for (route, method, code), n in seen.requests.counts.items()],
     ),
 )
 
 
-async def show(call: HttpCall, requests: Requests) -> Reply:
+async def show(call: HttpCall, requests: RequestCounts) -> Reply:
     """What a scraper reads."""
     call.query()
     broker, state = call.broker, call.broker.state

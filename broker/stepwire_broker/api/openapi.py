@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from . import http_problems
-from .http import HttpCall, Reply, encode
+from .http import HttpCall
 from .http_problems import ProblemDocument
 from .operations import (
     ANY_REQUEST,
@@ -22,6 +22,7 @@ from .operations import (
     Parameter,
     Text,
 )
+from .replies import Reply, encode
 
 REFERENCE: Final = "#/components/schemas/{name}"
 OPEN: Final = frozenset({"/livez"})

@@ -32,8 +32,8 @@ from .documents import (
     WorkflowSummary,
     raw_or_null,
 )
-from .http import encode
 from .http_problems import HttpProblem
+from .replies import encode
 
 TASK_QUERY: Final = ("state", "namespace", "workflow", "label", "since", "limit", "cursor")
 STEP_QUERY: Final = ("state", "handler_class", "limit", "cursor")

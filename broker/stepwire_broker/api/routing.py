@@ -10,7 +10,8 @@ from stepwire_broker.core.routing.router import RoutingRule, Split, hidden, miss
 from stepwire_broker.timestamps import rfc3339
 
 from . import http_problems
-from .http import HttpCall, Reply, encode
+from .http import HttpCall
+from .replies import Reply, encode
 
 PATH_CHARACTERS_MAX: Final = 1024
 SEGMENTS: Final = 3  # at least: a namespace may itself hold ::

@@ -1,8 +1,9 @@
 """`/v1/steps`: look at steps across tasks, and say what became of a held one."""
 
 from . import explaining, reading
-from .http import HttpCall, Reply
+from .http import HttpCall
 from .http_problems import not_found
+from .replies import Reply
 
 
 async def show(call: HttpCall) -> Reply:

@@ -17,8 +17,9 @@ from msgspec import Raw, Struct
 from stepwire_broker.timestamps import rfc3339
 
 from .engine_port import EnginePort
-from .http import HttpCall, Stream, encode
+from .http import HttpCall
 from .http_problems import HttpProblem, not_found
+from .replies import Stream, encode
 
 QUEUE_MAX: Final = 2000  # messages that one client may be behind
 QUEUE_BYTES_MAX: Final = 8 * 1024 * 1024

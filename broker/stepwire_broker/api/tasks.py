@@ -13,8 +13,10 @@ from stepwire_broker.stages import requests
 
 from . import explaining, reading
 from .documents import Created, CreatedBatch
-from .http import HttpCall, Reply, encode
+from .http import HttpCall
 from .http_problems import not_found
+from .replies import Reply, encode
+from .waiting import long_poll
 
 WAIT_MS_MAX: Final = 300_000
 LOOK_AGAIN_S: Final = 5.0
@@ -102,7 +104,7 @@ async def _wait(call: HttpCall, task_id: int, timeout_s: float) -> reading.Read 
     """The broker tells when a task ends that is in its memory. What has ended before, or is another broker's, shows in
     the database only: so we look there once the broker knows that somebody waits, and again after a while."""
     until = time.monotonic() + timeout_s
-    async with call.until_gone() as client:
+    async with long_poll(call) as client:
         told = await client.ask(lambda request: AwaitTask(request, task_id), Done)
         live = call.broker.state.tasks.get(task_id)
         if live is not None and live.state is TaskState.RUNNING and live.attention is None:

@@ -6,7 +6,9 @@ protocol.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
+from typing import TypeAlias
 
 import zmq
 from stepwire_protocol import codec, topics
@@ -20,7 +22,9 @@ from .listener import UNAUTHENTICATED, BusListener
 from .paths import Paths
 from .reader import SocketReader
 from .sockets import Sockets, read_endpoints
-from .taps import Tap, Taps
+
+# Takes the topic and the body of a message.
+Deliver: TypeAlias = Callable[[bytes, bytes], None]
 
 
 class Wire:
@@ -44,8 +48,8 @@ class Wire:
         self._is_context_ours = context is None
         self._alarms = Alarms(listener.on_alarm)
         self._paths = Paths(self._alarms)
-        self._taps = Taps()
-        self._attached: dict[bytes, Callable[[bytes, bytes], None]] = {}  # by inbox topic: receivers without a pipe
+        self._sent_taps: list[Deliver] = []
+        self._attached: dict[bytes, Deliver] = {}  # by inbox topic: receivers without a pipe
         self._check_timer: asyncio.TimerHandle | None = None
         self._is_inside_multipart = False
         self._is_closed = True
@@ -111,8 +115,8 @@ class Wire:
             if deliver is None:
                 self.counters.dropped["no_receiver"] += 1
                 return False
-            if self._taps.active:
-                self._taps.show("out", topic, body)
+            if self._sent_taps:
+                self._show_sent(topic, body)
             deliver(topic, body)
             return True
         return self._send(topic, body)
@@ -132,7 +136,7 @@ class Wire:
         """The peer that `on_peer` is reporting receives messages that begin with this `to`, and no others."""
         self._audience.grant(to)
 
-    def attach(self, topic: bytes, deliver: Callable[[bytes, bytes], None]) -> Callable[[], None]:
+    def attach(self, topic: bytes, deliver: Deliver) -> Callable[[], None]:
         """Messages to this topic go to `deliver` instead of the sockets, until the returned function is called."""
         self._attached[topic] = deliver
 
@@ -156,9 +160,23 @@ class Wire:
                 self._steps.schedule()
         counters.sent += 1
         counters.sent_bytes += len(frame)
-        if self._taps.active:
-            self._taps.show("out", topic, body)
+        if self._sent_taps:
+            self._show_sent(topic, body)
         return True
+
+    def add_sent_tap(self, tap: Deliver) -> Callable[[], None]:
+        """Call `tap` with every message that is sent, until the returned function is called."""
+        self._sent_taps.append(tap)
+
+        def remove() -> None:
+            with contextlib.suppress(ValueError):
+                self._sent_taps.remove(tap)
+
+        return remove
+
+    def _show_sent(self, topic: bytes, body: bytes) -> None:
+        for tap in tuple(self._sent_taps):
+            tap(topic, body)
 
     # -- in -----------------------------------------------------------------------------------------------------------
 
@@ -166,10 +184,6 @@ class Wire:
     def is_behind(self) -> bool:
         """Results or worker messages have arrived that were not read yet. Their reading is scheduled then."""
         return not self._is_closed and self._results.is_behind
-
-    def add_tap(self, tap: Tap) -> Callable[[], None]:
-        """Show every message that passes, until the returned function is called."""
-        return self._taps.add(tap)
 
     def _take_message(self, frame: zmq.Frame) -> int:
         """Pass one message to the listener. Returns its bytes."""
@@ -180,8 +194,6 @@ class Wire:
         counters = self.counters
         counters.received += 1
         counters.received_bytes += len(data)
-        if self._taps.active:
-            self._taps.show("in", topic, body)
         # With CURVE, the principal will be the frame's User-Id, which the ZAP handler sets.
         self._on_message(topic, body, UNAUTHENTICATED)
         return len(data)
