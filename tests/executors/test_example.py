@@ -153,9 +153,9 @@ def test_while_nobody_listens_steps_wait_and_no_attempt_is_spent(site: tuple[Pla
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("http: {}", "executor http of stepwire-executor-http 0.1.0 does not take its options"),
+        ("http: {}", "executor http of stepwire-executor-http 0.1.0 does not accept its options"),
         ("http: {url: 'ftp://x'}", "url is 'ftp://x'"),
-        ("htpp: {}", "executors.options.htpp: there is no executor htpp"),
+        ("htpp: {}", "executors.options.htpp: no installed package provides an executor htpp"),
     ],
     ids=["no url", "a wrong url", "nobody brings it"],
 )

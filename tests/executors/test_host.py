@@ -432,7 +432,7 @@ def test_what_an_executor_lacks_is_said_when_it_is_registered() -> None:
 
     for executor, lack in (
         (Half(), r"Half lacks metrics, execute"),
-        (Plain(hang), r"`execute` has to be an async function"),
+        (Plain(hang), r"`execute` must be an async function"),
         (Word(hang), r"`handlers` is 'reports\.\*'"),
         (Zero(hang), r"max_concurrent is None"),
         (Broken(hang), r"metrics\(\) raised OSError\('no cluster'\)"),

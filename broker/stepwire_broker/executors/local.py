@@ -1,7 +1,7 @@
 """Python handlers in the broker's own process: the SDK's worker, as it is, connected by inproc.
 
 Its sockets have a thread of their own, plain handlers have theirs, and what is declared `process=True` runs in
-processes that die with this one. All share the broker's interpreter: what computes for long belongs into a process.
+processes that die with this one. All share the broker's interpreter: what computes for long belongs in a process.
 """
 
 import asyncio
