@@ -4,7 +4,7 @@
         async def run(self, step: StepReady) -> ExecutionResult:
             return completed({"text": (await step.input())["text"].upper()})
 
-An executor needs no more. The broker does the rest in the same way for every executor (see `host.py`): it chooses the
+Nothing else is needed. The broker does the rest in the same way for every executor (see `host.py`): it chooses the
 steps by routing rules, and grants, leases, fences, retries, holds, cancels and drains them. An executor runs in the
 broker's process and on its loop, so blocking work must go to a thread or a process.
 """
@@ -130,7 +130,7 @@ class NoCapacity(ExecutorError):
 
 
 class NoExecutor(ExecutorError):
-    """This broker can never run the step as it is configured. Nothing was done; the failure is final."""
+    """As it is configured, the broker can never run the step. Nothing was done; the failure is final."""
 
 
 class ExecutionFailed(ExecutorError):
