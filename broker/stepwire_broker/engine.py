@@ -22,7 +22,7 @@ from stepwire_broker.core.model.targets import BUS, LOCAL
 from .bus import deaths
 from .bus.endpoints import advertised
 from .bus.wire import Wire, WireCounters
-from .core import explain
+from .core import explain, letters
 from .core.commit.decision import BreakerChanged, Complaint, Read, WatchProcess
 from .core.definitions.settings import ExecutionSettings, Settings
 from .core.definitions.workflow import Workflow, stored_workflow
@@ -59,7 +59,6 @@ from .core.model.hints import Hint, HintCode
 from .core.routing.router import Router, RulesRefused, check, hidden
 from .core.state import BrokerState, Identity
 from .core.takers import is_free
-from .core.workers.sessions import here_message
 from .exec_runs.leftovers import end_earlier_runs
 from .exec_runs.records import RunsRefused
 from .loop_measures import nothing_yet, rows_of
@@ -229,7 +228,7 @@ class Engine:
         self._store.start(self._report, self._store_faults, self.settings.retention)
         if self._companion is not None:
             await self._companion.prepare()
-        await self._wire.open(codec.encode(here_message(self._state)))
+        await self._wire.open(codec.encode(letters.here(self._state.identity)))
         endpoints = self._wire.endpoints
         told = {name: advertised(bound, self.settings.bus.advertise) for name, bound in endpoints.items()}
         self._handle(EndpointsBound(told["steps"], told["results"]))

@@ -45,7 +45,8 @@ from stepwire_broker.core.progress.progress import (
     wait_again,
 )
 from stepwire_broker.core.state import BrokerState
-from stepwire_broker.core.workers.sessions import bury, tell_cancel
+from stepwire_broker.core.workers.loss import bury
+from stepwire_broker.core.workers.stopping import request_stop
 
 from .submission import intake_refused, no_executor
 
@@ -89,7 +90,7 @@ def _stop_all(state: BrokerState, task: Task, code: str, now: Now) -> None:
         if step.state in (WAITING, READY, RETRY_WAIT):
             cancel_step(state, step, code, now)
         elif step.state is DISPATCHED:
-            tell_cancel(state, step, "task_cancelled")
+            request_stop(state, step, "task_cancelled")
             if step.at_most_once and not step.granted:
                 cancel_step(state, step, code, now)  # it needs a grant to start, and gets none
 
@@ -249,7 +250,7 @@ def expire_queue(state: BrokerState, step: Step, ready_ms: int | None, now: Now)
     if step.state is READY:
         fail_for(state, step, "queue_timeout", now)
     elif step.state is DISPATCHED and step.started_ms is None and not step.granted:
-        tell_cancel(state, step, "superseded")  # if it has not started, its worker refuses it as stale
+        request_stop(state, step, "superseded")  # if it has not started, its worker refuses it as stale
         if step.at_most_once:
             undeliver(state, step, "superseded", now, avoid=False)  # without a grant it has not started
 
@@ -273,7 +274,7 @@ _UNDER_WAY: Final = frozenset({READY, RETRY_WAIT, DISPATCHED})
 
 def _expire(state: BrokerState, step: Step, code: str, now: Now) -> None:
     if step.state is DISPATCHED:
-        tell_cancel(state, step, "timeout")
+        request_stop(state, step, "timeout")
         if step.at_most_once and step.granted:
             unknown_outcome(state, step, "outcome_unknown", now)
             return
