@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -65,9 +65,10 @@ from .loop_measures import nothing_yet, rows_of
 from .stages import claims, results
 from .stages.finish import PendingAnswers
 from .stages.turn import Around, Turn
-from .store import queries
-from .store.store import Store
+from .store import Store, open_store
+from .store.queries import Queries
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Tap = Callable[[str, bytes, bytes, str | None], None]
 
@@ -168,7 +169,7 @@ class Engine:
         now = read_clocks()
         entropy = int.from_bytes(os.urandom(16), "big")
         self._store = await asyncio.to_thread(
-            Store.open,
+            open_store,
             self.settings.database,
             self.settings.broker.id,
             lease_ms=self.settings.bus.lease_ms,
@@ -205,7 +206,7 @@ class Engine:
         )
         workflows = [(stored_workflow(row), bool(row.active)) for row in opened.workflows]
         self._machine = Machine(self._state, workflows)
-        self._reader = claims.Reader(queries, opened.epoch, self.settings.limits.resident_payload_bytes)
+        self._reader = claims.Reader(opened.epoch, self.settings.limits.resident_payload_bytes)
         self._wire = Wire(
             self.settings.bus,
             self.settings.broker.id,
@@ -399,15 +400,15 @@ class Engine:
                 self._handle(Forget(request))
             raise
 
-    async def read(self, query: Callable[..., T], *args: Any) -> T:
-        """Run `query(connection, *args)` on a read-only connection: it sees what is committed."""
+    async def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `query(queries, …)` in a reader's thread: it sees what is committed."""
         assert self._store is not None
-        return await asyncio.wrap_future(self._store.read(query, *args))
+        return await asyncio.wrap_future(self._store.read(query, *args, **kwargs))
 
-    def read_at_once(self, query: Callable[..., T], *args: Any) -> T | None:
-        """The same on the loop, for a few rows that were committed a moment ago. None rather than wait for a lock."""
+    def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Run it on the loop, for a few rows that were committed a moment ago. None rather than wait for a lock."""
         assert self._store is not None
-        return self._store.read_at_once(query, *args)
+        return self._store.read_at_once(query, *args, **kwargs)
 
     def prune(self) -> None:
         """Have what is too old removed now, rather than within a minute."""

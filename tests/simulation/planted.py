@@ -30,15 +30,18 @@ from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.answers import TasksSubmitted
 from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Rejected, SubmissionOutcome, WorkflowOutcome
 from stepwire_broker.core.model.states import COMPLETED, DISPATCHED, HELD, STEP_FINAL, WAITING
-from stepwire_broker.core.progress import progress
+from stepwire_broker.core.progress import dependents, readiness, step_outcomes
 from stepwire_broker.core.routing import ready_queue
-from stepwire_broker.core.workers import batch_answers, hello, loss, step_results, stopping
+from stepwire_broker.core.workers import batch_answers, hello, loss, step_results, time_limits
 from stepwire_broker.store import lane
-from stepwire_broker.store.sqlite_writes import SqliteWriter
+from stepwire_broker.store.rows import OpenCounts
+from stepwire_broker.store.sqlite.writer import SqliteWriter
 from stepwire_protocol import messages as wire
 from stepwire_protocol import topics
 
-from . import tables
+from tests.memory_store.queries import MemoryQueries
+from tests.memory_store.writer import MemoryWriter
+
 from .world import World
 
 SEEDS_MAX: Final = 20_000
@@ -156,11 +159,11 @@ def _no_fence(plant: Plant) -> None:
 def _granted_again(plant: Plant) -> None:
     def unknown_outcome(original: Any, state: Any, step: Any, code: str, now: Any) -> None:
         if step.at_most_once and step.granted and step.state is not HELD:
-            progress.undeliver(state, step, code, now)
+            step_outcomes.undeliver(state, step, code, now)
         else:
             original(state, step, code, now)
 
-    plant.function(progress.unknown_outcome, unknown_outcome)
+    plant.function(step_outcomes.unknown_outcome, unknown_outcome)
 
 
 def _dependencies_unchecked(plant: Plant) -> None:
@@ -168,10 +171,10 @@ def _dependencies_unchecked(plant: Plant) -> None:
         for index in step.definition.dependents:
             later = step.task.steps[index]
             if step.state is COMPLETED and later.state is WAITING and later.definition.trigger_rule is None:
-                progress.make_ready(state, later, now)
+                readiness.make_ready(state, later, now)
         original(state, step, now)
 
-    plant.function(progress._after, after)
+    plant.function(dependents.advance, after)
 
 
 def _retry_for_ever(plant: Plant) -> None:
@@ -179,11 +182,11 @@ def _retry_for_ever(plant: Plant) -> None:
         step.attempt = 0
         original(state, step, error, now, **said)
 
-    plant.function(progress.fail, fail)
+    plant.function(step_outcomes.fail, fail)
 
 
 def _held_is_failed(plant: Plant) -> None:
-    plant.function(progress.hold, lambda _, state, step, code, now: progress.fail_for(state, step, code, now))
+    plant.function(step_outcomes.hold, lambda _, state, step, code, now: step_outcomes.fail_for(state, step, code, now))
 
 
 def _forget_earlier(plant: Plant) -> None:
@@ -332,7 +335,7 @@ def _applied_twice(plant: Plant) -> None:
     def advance(original: Any, self: Any, seq: int) -> bool:
         return bool(original(self, seq)) or self.position() == seq
 
-    plant.method(tables.MemoryWriter, "advance", advance)
+    plant.method(MemoryWriter, "advance", advance)
     plant.method(SqliteWriter, "advance", advance)
 
 
@@ -409,12 +412,12 @@ def _decision_shared(plant: Plant) -> None:
 
 
 def _final_steps_counted(plant: Plant) -> None:
-    from . import stores
+    def open_counts(original: Any, self: MemoryQueries) -> OpenCounts:
+        tables = self._tables
+        steps = sum(len(tables.steps_of.get(task.id, ())) for task in tables.open_tasks)
+        return OpenCounts(original(self).tasks, steps)
 
-    def counted(_: Any, t: Any) -> int:
-        return sum(len(t.steps_of.get(task.id, ())) for task in t.open_tasks)
-
-    plant.value(stores, "open_steps", partial(counted, None))
+    plant.method(MemoryQueries, "open_counts", open_counts)
 
 
 def _fence_not_restored(plant: Plant) -> None:
@@ -481,7 +484,7 @@ def _late_is_too_late(plant: Plant) -> None:
         due_mono = run.due_mono - state.settings.bus.lease_ms
         original(state, timer_kinds.RunLimit(run.step, run.delivery, due_mono), now)
 
-    plant.function(stopping.expire_run, expire)
+    plant.function(time_limits.expire_run, expire)
 
 
 def _deadline_by_the_wall(plant: Plant) -> None:

@@ -8,7 +8,8 @@ from stepwire_protocol.messages import StepRequest
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Step
-from stepwire_broker.core.progress.progress import enqueue, fail_for
+from stepwire_broker.core.progress.readiness import enqueue
+from stepwire_broker.core.progress.step_outcomes import fail_for
 from stepwire_broker.core.shadows import copies
 from stepwire_broker.core.state import BrokerState
 

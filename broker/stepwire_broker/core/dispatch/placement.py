@@ -12,7 +12,8 @@ from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Step, StepBatch, WorkerSession
 from stepwire_broker.core.model.targets import Route
-from stepwire_broker.core.progress.progress import enqueue, hand_to
+from stepwire_broker.core.progress.deliveries import hand_to
+from stepwire_broker.core.progress.readiness import enqueue
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import StartLimit
 

@@ -15,14 +15,15 @@ from stepwire_broker.core.commit.decision import LoadById, LoadPage
 from stepwire_broker.core.commit.loads import CommandLoad, PageLoad
 from stepwire_broker.core.commit.outbox import NEVER_MS, resting_place
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask
+from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.dispatch.payloads import fetch_payloads
 from stepwire_broker.core.guards import allowance
-from stepwire_broker.core.intake.submission import start
+from stepwire_broker.core.intake.commands import ResolveStep
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.answers import CommandRefused
 from stepwire_broker.core.model.apply import counted
 from stepwire_broker.core.model.commit_group import Parked
-from stepwire_broker.core.model.events import Command, Now, ResolveStep
+from stepwire_broker.core.model.events import Command, Now
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Delivery, Step, Task
 from stepwire_broker.core.model.states import (
@@ -38,7 +39,9 @@ from stepwire_broker.core.model.states import (
     TaskState,
 )
 from stepwire_broker.core.model.worker_session import died_with
-from stepwire_broker.core.progress.progress import await_retry, decide_again, enqueue, fail_for, watch_deadline
+from stepwire_broker.core.progress.dependents import decide_again
+from stepwire_broker.core.progress.readiness import await_retry, enqueue, start, watch_deadline
+from stepwire_broker.core.progress.step_outcomes import fail_for
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import PageDue, QueueLimit, RecoverySafe, TaskDeadline
 from stepwire_broker.core.workers import level0
@@ -108,7 +111,7 @@ def insert(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> int:
     taken = 0
     undecided = {task_id for submission in state.undecided.values() for task_id in submission.ids}
     for row in loaded.tasks:
-        workflow = state.workflows[row.workflow_id]
+        workflow = workflow_of(state, row)
         rows = [next(steps) for _ in workflow.steps]
         if row.id in state.tasks or row.id in gone or TaskState(row.state) in TASK_FINAL:
             if row.finished_ms is not None and state.rejected.pop(row.id, None) is not None:
@@ -138,9 +141,14 @@ def _blame(state: BrokerState, task: Task, culprits: frozenset[int], error: str,
             fail_for(state, step, "unstorable", now)
 
 
+def workflow_of(state: BrokerState, row: StoredTask) -> Workflow:
+    """The workflow of a stored task. Raises KeyError for a workflow that this broker has not read."""
+    return state.workflows[row.workflow_id]
+
+
 def restored(state: BrokerState, row: StoredTask, rows: list[StoredStep]) -> Task:
     """The live form of stored rows."""
-    workflow = state.workflows[row.workflow_id]
+    workflow = workflow_of(state, row)
     task = Task(
         id=row.id,
         uid=row.uid,

@@ -11,7 +11,8 @@ from msgspec import Struct
 from stepwire_protocol import limits
 from stepwire_protocol.messages import CancelReason
 
-from stepwire_broker.core.definitions.workflow import StepDefinition, Workflow
+from stepwire_broker.core.definitions.step_definition import StepDefinition
+from stepwire_broker.core.definitions.workflow import Workflow
 
 from .facts import Fact
 from .figures import Figures

@@ -5,7 +5,6 @@ anything but what happens. `decide` says local or distributed; a distributed ste
 path `<namespace>::<workflow>::<step>`, else the default executor.
 """
 
-import difflib
 from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple
@@ -16,8 +15,10 @@ from stepwire_protocol import patterns
 
 from stepwire_broker.core.definitions import fields
 from stepwire_broker.core.definitions.document_problems import ProblemCollector
+from stepwire_broker.core.definitions.nearest import nearest
 from stepwire_broker.core.definitions.settings import CanarySettings, ExecutionSettings, RuleSettings, ShadowSettings
-from stepwire_broker.core.definitions.workflow import StepDefinition, Workflow
+from stepwire_broker.core.definitions.step_definition import StepDefinition
+from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.live import Step
 from stepwire_broker.core.model.targets import BUS, LOCAL, Route, Selector, Target
 
@@ -383,6 +384,6 @@ def near_miss(rules: Sequence[RoutingRule], path: str) -> NearMiss | None:
             segment = segments[i]
             other = patterns.SEPARATOR.join([*segments[:i], "*", *segments[i + 1 :]])
             # Another step of the same workflow is no near miss; one that is spelled alike is.
-            if patterns.matches(other, path) and (alike := difflib.get_close_matches(segment, path.split("::"), 1)):
-                return NearMiss(rule, f"only its segment {segment} differs, where the path has {alike[0]}")
+            if patterns.matches(other, path) and (alike := nearest(segment, path.split("::"))):
+                return NearMiss(rule, f"only its segment {segment} differs, where the path has {alike}")
     return None

@@ -11,7 +11,7 @@ from stepwire_broker.core.model.commit_group import Parked
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Step, Task, WorkerSession
 from stepwire_broker.core.model.states import DISPATCHED, TaskState
-from stepwire_broker.core.progress.progress import fail_for, undeliver
+from stepwire_broker.core.progress.step_outcomes import fail_for, undeliver
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import RunLimit
 

@@ -1,4 +1,4 @@
-"""Workers that come and stay: hello, heartbeat, and what an operator or the broker changes about a session."""
+"""Workers that come and stay: hello, heartbeat, and other changes of a live session."""
 
 from typing import Final
 
@@ -6,14 +6,14 @@ from stepwire_protocol import limits
 from stepwire_protocol.messages import Bye, Heartbeat, Hello
 
 from stepwire_broker.core import letters
-from stepwire_broker.core.commit.decision import ToRequest, ToWorker
+from stepwire_broker.core.commit.decision import ToWorker
 from stepwire_broker.core.dispatch.transmission import resend
-from stepwire_broker.core.model.answers import CommandRefused, Quieted
-from stepwire_broker.core.model.events import Attached, DrainWorker, Leave, Now, Subscribed
+from stepwire_broker.core.model.events import Attached, Leave, Now, Subscribed
 from stepwire_broker.core.model.live import WorkerSession
 from stepwire_broker.core.model.worker_session import opened
-from stepwire_broker.core.progress.progress import hand_to, undeliver
-from stepwire_broker.core.state import QUIETED_REMEMBERED_MAX, BrokerState
+from stepwire_broker.core.progress.deliveries import hand_to
+from stepwire_broker.core.progress.step_outcomes import undeliver
+from stepwire_broker.core.state import BrokerState
 
 from .holding import ask_soon, compare_holding
 from .loss import close, watch, watch_lease
@@ -130,24 +130,6 @@ def on_attached(state: BrokerState, event: Attached, now: Now) -> None:
     if session is not None:
         session.of, session.joins_bus = state.executor(event.executor), event.joins_bus
         state.offer_cache.clear()
-
-
-def on_drain_worker(state: BrokerState, event: DrainWorker, now: Now) -> None:
-    """An operator drains this worker: it gets no more steps, in later sessions of the same process neither.
-
-    Nothing of this is stored, so the answer waits for no commit.
-    """
-    session = state.sessions.get(event.worker)
-    if session is None:
-        message = f"no worker {event.worker} is connected to this broker"
-        state.refuse_now(event.request, CommandRefused("not_found", message))
-        return
-    session.draining = True
-    quits = event.quit or state.quieted.get(event.worker, False)
-    state.quieted[event.worker] = quits
-    if len(state.quieted) > QUIETED_REMEMBERED_MAX:
-        state.quieted.popitem(last=False)
-    state.decision.answers.append(ToRequest(event.request, Quieted(event.worker, quits)))
 
 
 def on_leave(state: BrokerState, event: Leave, now: Now) -> None:

@@ -13,7 +13,8 @@ from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Step, WorkerSession
 from stepwire_broker.core.model.states import DISPATCHED
-from stepwire_broker.core.progress.progress import hand_to, undeliver
+from stepwire_broker.core.progress.deliveries import hand_to
+from stepwire_broker.core.progress.step_outcomes import undeliver
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import AdoptionDue, RunLimit
 

@@ -15,15 +15,14 @@ from stepwire_protocol import limits
 from stepwire_protocol.errors import REFUSALS
 from stepwire_protocol.messages import ErrorDetail, Result, ResultsLevel0
 
-from stepwire_broker.core.commit.decision import Complaint, ToRequest
+from stepwire_broker.core.commit.decision import Complaint
 from stepwire_broker.core.commit.outbox import SendHandout
 from stepwire_broker.core.guards import allowance
-from stepwire_broker.core.model.answers import Quieted
-from stepwire_broker.core.model.events import DrainWorker, Now, PeerSubscribed, PeersUncertain, PeerVanished
+from stepwire_broker.core.model.events import Now, PeerSubscribed, PeersUncertain, PeerVanished
 from stepwire_broker.core.model.level0_peer import EXPIRED_REMEMBERED_MAX, Handout, Level0Peer
 from stepwire_broker.core.model.live import LEVEL0, Step
 from stepwire_broker.core.model.states import DISPATCHED, STEP_FINAL
-from stepwire_broker.core.progress.progress import undeliver, unknown_outcome
+from stepwire_broker.core.progress.step_outcomes import undeliver, unknown_outcome
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import HandoutEnds, PeerSettled
 
@@ -59,16 +58,6 @@ def on_vanished(state: BrokerState, event: PeerVanished, now: Now) -> None:
 def on_uncertain(state: BrokerState, event: PeersUncertain, now: Now) -> None:
     for peer in state.level0.peers.values():
         peer.doubted = True
-
-
-def on_drain_worker(state: BrokerState, event: DrainWorker) -> bool:
-    """An operator drains this peer: it gets no more batches. False if the worker is no level-0 peer."""
-    peer = next((p for p in state.level0.peers.values() if p.worker == event.worker), None)
-    if peer is None:
-        return False
-    peer.draining = True
-    state.decision.answers.append(ToRequest(event.request, Quieted(peer.worker, quit=False)))
-    return True
 
 
 # -- batches that were handed out -------------------------------------------------------------------------------------

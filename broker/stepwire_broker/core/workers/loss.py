@@ -9,7 +9,7 @@ from stepwire_broker.core.commit.decision import WatchProcess
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model.events import Detached, LoopWasLate, Now, ProcessDied, SubscriptionVanished
 from stepwire_broker.core.model.live import Step, WorkerSession
-from stepwire_broker.core.progress.progress import undeliver, unknown_outcome
+from stepwire_broker.core.progress.step_outcomes import undeliver, unknown_outcome
 from stepwire_broker.core.state import DEAD_REMEMBERED_MAX, BrokerState
 from stepwire_broker.core.timer_kinds import LeaseEnds
 

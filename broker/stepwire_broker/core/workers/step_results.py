@@ -21,7 +21,7 @@ from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import STOPPED, Step, Task, WorkerSession
 from stepwire_broker.core.model.states import DISPATCHED, HELD, READY, RETRY_WAIT, STEP_FINAL
 from stepwire_broker.core.model.targets import BUS
-from stepwire_broker.core.progress.progress import cancel_step, complete, fail, unknown_outcome
+from stepwire_broker.core.progress.step_outcomes import cancel_step, complete, fail, unknown_outcome
 from stepwire_broker.core.shadows import copies
 from stepwire_broker.core.shadows.shadow import FIRST
 from stepwire_broker.core.state import BrokerState
