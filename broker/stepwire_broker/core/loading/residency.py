@@ -45,7 +45,8 @@ from stepwire_broker.core.progress.step_outcomes import fail_for
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import PageDue, QueueLimit, RecoverySafe, TaskDeadline
 from stepwire_broker.core.workers import level0
-from stepwire_broker.core.workers.sessions import ask_soon, lost
+from stepwire_broker.core.workers.holding import ask_soon
+from stepwire_broker.core.workers.loss import lost
 
 PAGE_TASKS: Final = 1_000
 PAGE_PAUSE_MS: Final = 1_000  # before looking again when a page brought nothing
