@@ -197,6 +197,7 @@ def _restored_step(task: Task, r: StoredStep) -> Step:
         step.error = None if r.error is None else r.error.encode()
         step.reason = r.reason
         step.earlier = None if r.earlier is None else _earlier(r.earlier)
+        step.handle = r.handle
         step.output = None if r.output is None else r.output.encode()
         step.output_bytes = r.output_bytes
     step.key_number = r.key_number
