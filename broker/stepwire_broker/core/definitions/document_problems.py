@@ -1,10 +1,10 @@
-"""What is wrong with a document: all of it at once, each with its place and with what was probably meant."""
+"""The problems of a document: all of them at once, each with its path and a suggestion."""
 
 import difflib
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
-PROBLEMS_MAX: Final = 100  # listed; whoever has more, has one problem
+PROBLEMS_MAX: Final = 100  # listed at most; further problems are counted
 GUESSES_MAX: Final = 20  # comparing names is slow
 GUESSED_NAMES_MAX: Final = 2_000
 _SHOWN_CHARACTERS: Final = 60
@@ -23,7 +23,7 @@ class DocumentProblem(NamedTuple):
 
 
 class InvalidWorkflow(Exception):
-    """The definition cannot be run. `problems` are all of them, in the order of the document where they have one."""
+    """The definition cannot be run. `problems` lists all problems, in the order of the document where possible."""
 
     def __init__(self, problems: Iterable[DocumentProblem]) -> None:
         self.problems = tuple(problems)
@@ -31,7 +31,7 @@ class InvalidWorkflow(Exception):
 
 
 class ProblemCollector:
-    """Collects what is wrong with one document, and what only looks wrong."""
+    """Collects the problems of one document, and the warnings: what is allowed and probably a mistake."""
 
     def __init__(self, where: Where | None) -> None:
         self.problems: list[DocumentProblem] = []
@@ -40,7 +40,7 @@ class ProblemCollector:
         self._omitted = 0
         self._guesses = 0
 
-    def say(self, path: Path, message: str) -> None:
+    def add(self, path: Path, message: str) -> None:
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(self._problem(path, message))
         else:
@@ -54,13 +54,13 @@ class ProblemCollector:
         more = [DocumentProblem("", f"and {self._omitted} more problems")] if self._omitted else []
         return InvalidWorkflow(self.problems + more)
 
-    def meant(self, written: str, names: Collection[str]) -> str:
-        """`; did you mean 'x'?`, or nothing."""
+    def suggestion(self, written: str, names: Collection[str]) -> str:
+        """Return `; did you mean 'x'?`, or nothing."""
         self._guesses += 1
         if self._guesses > GUESSES_MAX or len(names) > GUESSED_NAMES_MAX:
             return ""
-        found = difflib.get_close_matches(written[:128], names, n=1)
-        return f"; did you mean {found[0]!r}?" if found else ""
+        similar = difflib.get_close_matches(written[:128], names, n=1)
+        return f"; did you mean {similar[0]!r}?" if similar else ""
 
     def _problem(self, path: Path, message: str) -> DocumentProblem:
         return DocumentProblem(path_text(path), message, self._where(path))
@@ -78,10 +78,10 @@ def shown_key(key: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a message names it."""
+    """Return a value as a message shows it."""
     match value:
         case None:
-            return "nothing"
+            return "null"
         case bool():
             return "true" if value else "false"
         case str():
