@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -58,7 +58,7 @@ from .core.model.figures import ExecutorMetrics
 from .core.model.hints import Hint, HintCode
 from .core.routing.router import Router, RulesRefused, check, hidden
 from .core.state import BrokerState, Identity
-from .core.workers import level0
+from .core.takers import is_free
 from .core.workers.sessions import here_message
 from .exec_runs.leftovers import end_earlier_runs
 from .exec_runs.records import RunsRefused
@@ -66,9 +66,10 @@ from .loop_measures import nothing_yet, rows_of
 from .stages import claims, results
 from .stages.finish import PendingAnswers
 from .stages.turn import Around, Turn
-from .store import queries
-from .store.store import Store
+from .store import Store, open_store
+from .store.queries import Queries
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Tap = Callable[[str, bytes, bytes, str | None], None]
 
@@ -169,7 +170,7 @@ class Engine:
         now = read_clocks()
         entropy = int.from_bytes(os.urandom(16), "big")
         self._store = await asyncio.to_thread(
-            Store.open,
+            open_store,
             self.settings.database,
             self.settings.broker.id,
             lease_ms=self.settings.bus.lease_ms,
@@ -206,7 +207,7 @@ class Engine:
         )
         workflows = [(stored_workflow(row), bool(row.active)) for row in opened.workflows]
         self._machine = Machine(self._state, workflows)
-        self._reader = claims.Reader(queries, opened.epoch, self.settings.limits.resident_payload_bytes)
+        self._reader = claims.Reader(opened.epoch, self.settings.limits.resident_payload_bytes)
         self._wire = Wire(
             self.settings.bus,
             self.settings.broker.id,
@@ -400,15 +401,15 @@ class Engine:
                 self._handle(Forget(request))
             raise
 
-    async def read(self, query: Callable[..., T], *args: Any) -> T:
-        """Run `query(connection, *args)` on a read-only connection: it sees what is committed."""
+    async def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `query(queries, …)` in a reader's thread: it sees what is committed."""
         assert self._store is not None
-        return await asyncio.wrap_future(self._store.read(query, *args))
+        return await asyncio.wrap_future(self._store.read(query, *args, **kwargs))
 
-    def read_at_once(self, query: Callable[..., T], *args: Any) -> T | None:
-        """The same on the loop, for a few rows that were committed a moment ago. None rather than wait for a lock."""
+    def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Run it on the loop, for a few rows that were committed a moment ago. None rather than wait for a lock."""
         assert self._store is not None
-        return self._store.read_at_once(query, *args)
+        return self._store.read_at_once(query, *args, **kwargs)
 
     def prune(self) -> None:
         """Have what is too old removed now, rather than within a minute."""
@@ -448,7 +449,7 @@ class Engine:
                 "labels": {},
                 "slots": 1,
                 "prefetch": 0,
-                "free": int(level0.is_free(p, now)),
+                "free": int(is_free(p, now)),
                 "holding": sum(len(handout.items) for handout in p.holds.values()),
                 "running": int(bool(p.holds)),
                 "draining": p.draining,
@@ -504,7 +505,7 @@ class Engine:
         active = sum(len(s.deliveries) for s in sessions) + sum(len(handout.items) for handout in handouts)
         slots = sum(s.slots for s in sessions) + len(peers)
         now = read_clocks()
-        is_free = any(s.credit > 0 for s in sessions) or any(level0.is_free(peer, now) for peer in peers)
+        has_room = any(s.credit > 0 for s in sessions) or any(is_free(peer, now) for peer in peers)
         metrics = of.figures.metrics(active, slots) if own is None else own
         return {
             "executor": key,
@@ -512,7 +513,7 @@ class Engine:
             "paused_since_ms": of.paused_wall,
             "workers": len(sessions) + len(peers),
             "handlers": sorted({handler for s in sessions for handler in s.handlers}),
-            "has_capacity": is_free and of.paused_wall is None,
+            "has_capacity": has_room and of.paused_wall is None,
             **msgspec.structs.asdict(metrics),
         }
 

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
 from stepwire_broker.core.model import events
 from stepwire_broker.core.model.answers import CommandRefused, Done
 from stepwire_broker.core.model.hints import Hint, HintCode
@@ -37,7 +38,7 @@ def held_step(document: dict = ONCE) -> tuple[World, int, wire.Steps]:
 def test_what_has_not_started_is_cancelled_at_once() -> None:
     world = World()
     task_id = world.task(CHAIN)
-    assert world.ask(events.CancelTask, task_id=task_id) == Done(task_id, "cancelled")
+    assert world.ask(CancelTask, task_id=task_id) == Done(task_id, "cancelled")
     assert set(world.states(task_id).values()) == {"cancelled"}
     assert world.stored(task_id).state == "cancelled"
     world.hello()
@@ -57,7 +58,7 @@ def test_what_has_not_started_is_cancelled_at_once() -> None:
 )
 def test_a_running_step_is_told_and_the_task_is_cancelled_when_it_ends(outcome: str, state: str, task: str) -> None:
     world, task_id, batch = dispatched(CHAIN)
-    assert world.ask(events.CancelTask, task_id=task_id, reason="why not") == Done(task_id, "running")
+    assert world.ask(CancelTask, task_id=task_id, reason="why not") == Done(task_id, "running")
     assert world.stored(task_id).cancelling
     assert world.states(task_id) == {"a": "dispatched", "b": "cancelled", "c": "cancelled"}
     assert [(c.reason, c.items) for c in world.heard(wire.Cancel)] == [("task_cancelled", [item_of(batch)])]
@@ -81,7 +82,7 @@ def test_a_running_step_is_told_and_the_task_is_cancelled_when_it_ends(outcome: 
 
 def test_a_task_whose_last_step_completes_after_the_cancel_has_completed() -> None:
     world, task_id, batch = dispatched()
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     world.result(batch)
     assert world.stored(task_id).state == "completed"
 
@@ -91,24 +92,24 @@ def test_a_cancelled_task_is_cancelled_also_when_something_in_it_had_failed() ->
     task_id = world.task(steps({"name": "a", **FINAL}, {"name": "b", "handler_class": "nobody"}))
     world.hello(handlers=["h"])
     world.fail(world.batches()[0])
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     assert world.states(task_id) == {"a": "failed", "b": "cancelled"}
     assert world.stored(task_id).state == "cancelled"
 
 
 def test_a_granted_at_most_once_step_is_left_to_its_outcome() -> None:
     world, task_id, _ = dispatched(ONCE, granted=True)
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     world.pass_time(DIES_MS)
     assert (world.row(task_id).state, world.stored(task_id).attention) == ("held", "held")
     assert world.stored(task_id).state == "running"
-    world.ask(events.ResolveStep, step_id=task_id + 1, outcome="retry", reason="it did not")
+    world.ask(ResolveStep, step_id=task_id + 1, outcome="retry", reason="it did not")
     assert world.stored(task_id).state == "cancelled"
 
 
 def test_an_at_most_once_step_that_has_no_grant_is_cancelled_at_once() -> None:
     world, task_id, batch = dispatched(ONCE)
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     assert world.stored(task_id).state == "cancelled"
     assert [c.reason for c in world.heard(wire.Cancel)] == ["task_cancelled"]
     world.start(batch)
@@ -119,20 +120,20 @@ def test_an_at_most_once_step_that_has_no_grant_is_cancelled_at_once() -> None:
 def test_a_step_in_its_back_off_is_cancelled_and_does_not_come_back() -> None:
     world, task_id, batch = dispatched(one(**FAST))
     world.fail(batch)
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     world.pass_time(5_000)
     assert world.row(task_id).state == "cancelled"
 
 
 def test_cancelling_twice_is_cancelling_once() -> None:
     world, task_id, _ = dispatched()
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     groups = len(world.groups)
-    assert world.ask(events.CancelTask, task_id=task_id) == Done(task_id, "running")
+    assert world.ask(CancelTask, task_id=task_id) == Done(task_id, "running")
     assert len(world.groups) == groups
 
 
-@pytest.mark.parametrize("kind", [events.CancelTask, events.PauseTask, events.ResumeTask, events.RetryTask])
+@pytest.mark.parametrize("kind", [CancelTask, PauseTask, ResumeTask, RetryTask])
 def test_a_command_on_a_task_that_is_over_says_so_and_leaves_nothing_in_memory(kind: type) -> None:
     world, task_id, batch = dispatched()
     world.result(batch)
@@ -144,16 +145,16 @@ def test_a_command_on_a_task_that_is_over_says_so_and_leaves_nothing_in_memory(k
     world.check()
 
 
-@pytest.mark.parametrize("kind", [events.CancelTask, events.PauseTask, events.ResumeTask, events.RetryTask])
+@pytest.mark.parametrize("kind", [CancelTask, PauseTask, ResumeTask, RetryTask])
 def test_a_command_on_a_task_that_there_is_not_says_so(kind: type) -> None:
     world = World()
     assert world.ask(kind, task_id=99).code == "not_found"
-    assert world.ask(events.ResolveStep, step_id=99, outcome="failed", reason="").code == "not_found"
+    assert world.ask(ResolveStep, step_id=99, outcome="failed", reason="").code == "not_found"
 
 
 def test_a_command_whose_task_cannot_be_read_is_refused() -> None:
     world = World(answers_reads=False)
-    world.ask(events.CancelTask, task_id=99)
+    world.ask(CancelTask, task_id=99)
     world.fail_read()
     assert world.answers[world.requests].code == "database_unavailable"
 
@@ -163,28 +164,28 @@ def test_a_command_whose_task_cannot_be_read_is_refused() -> None:
 
 def test_a_paused_task_dispatches_nothing_what_runs_finishes_and_it_goes_on_when_resumed() -> None:
     world, task_id, batch = dispatched(CHAIN)
-    assert world.ask(events.PauseTask, task_id=task_id) == Done(task_id, "paused")
+    assert world.ask(PauseTask, task_id=task_id) == Done(task_id, "paused")
     world.result(batch)
     assert world.states(task_id) == {"a": "completed", "b": "ready", "c": "waiting"}
     assert len(world.batches()) == 1
-    assert world.ask(events.ResumeTask, task_id=task_id) == Done(task_id, "running")
+    assert world.ask(ResumeTask, task_id=task_id) == Done(task_id, "running")
     assert world.states(task_id)["b"] == "dispatched"
     world.check()
 
 
 def test_what_comes_back_to_a_paused_task_waits_in_ready() -> None:
     world, task_id, batch = dispatched()
-    world.ask(events.PauseTask, task_id=task_id)
+    world.ask(PauseTask, task_id=task_id)
     world.refuse(batch, "busy")
     assert world.row(task_id).state == "ready"
     assert len(world.batches()) == 1
-    world.ask(events.ResumeTask, task_id=task_id)
+    world.ask(ResumeTask, task_id=task_id)
     assert world.row(task_id).delivery == 2
 
 
 def test_a_back_off_ends_in_a_paused_task_too_and_it_can_end_in_pause() -> None:
     world, task_id, batch = dispatched(one(**FAST))
-    world.ask(events.PauseTask, task_id=task_id)
+    world.ask(PauseTask, task_id=task_id)
     world.fail(batch)
     world.pass_time(100)
     assert world.row(task_id).state == "ready"
@@ -195,10 +196,10 @@ def test_a_back_off_ends_in_a_paused_task_too_and_it_can_end_in_pause() -> None:
 def test_pausing_what_is_paused_and_resuming_what_runs_changes_nothing() -> None:
     world, task_id, _ = dispatched()
     groups = len(world.groups)
-    assert world.ask(events.ResumeTask, task_id=task_id) == Done(task_id, "running")
+    assert world.ask(ResumeTask, task_id=task_id) == Done(task_id, "running")
     assert len(world.groups) == groups
-    world.ask(events.PauseTask, task_id=task_id)
-    assert world.ask(events.PauseTask, task_id=task_id) == Done(task_id, "paused")
+    world.ask(PauseTask, task_id=task_id)
+    assert world.ask(PauseTask, task_id=task_id) == Done(task_id, "paused")
 
 
 # -- retry ------------------------------------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ def test_failed_and_skipped_steps_run_again_and_completed_ones_do_not() -> None:
     assert world.states(task_id) == {"a": "completed", "b": "failed", "c": "skipped"}
     key = world.batches()[-1].steps[0].metadata.idempotency_key
     assert world.state.tasks == {}
-    assert world.ask(events.RetryTask, task_id=task_id, reason="fixed") == Done(task_id, "running")
+    assert world.ask(RetryTask, task_id=task_id, reason="fixed") == Done(task_id, "running")
     assert world.states(task_id) == {"a": "completed", "b": "dispatched", "c": "waiting"}
     again = world.batches()[-1].steps[0]
     assert (again.delivery, again.metadata.attempt, again.metadata.idempotency_key) == (2, 0, key)
@@ -229,7 +230,7 @@ def test_failed_and_skipped_steps_run_again_and_completed_ones_do_not() -> None:
 def test_results_of_before_an_operators_retry_are_history() -> None:
     world, task_id, batch = dispatched(one(**FINAL))
     world.fail(batch)
-    world.ask(events.RetryTask, task_id=task_id)
+    world.ask(RetryTask, task_id=task_id)
     assert world.row(task_id).accept_from == 2
     rid = world.result(batch)
     assert rid in world.acked
@@ -243,7 +244,7 @@ def test_a_new_key_is_asked_for() -> None:
     key = batch.steps[0].metadata.idempotency_key
     for number in (1, 2):
         world.fail(world.batches()[-1])
-        world.ask(events.RetryTask, task_id=task_id, new_key=True)
+        world.ask(RetryTask, task_id=task_id, new_key=True)
         assert world.batches()[-1].steps[0].metadata.idempotency_key == f"{key}/{number}"
 
 
@@ -258,9 +259,9 @@ def test_a_skipped_step_that_is_run_again_is_stored_whole_with_its_first_deliver
     assert world.states(task_id) == {"a": "failed", "b": "skipped"}
     world = World()
     task_id = world.task(steps({"name": "a", "handler_class": "x"}))
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     world.hello()
-    world.ask(events.RetryTask, task_id=task_id, new_key=True)
+    world.ask(RetryTask, task_id=task_id, new_key=True)
     row = world.row(task_id, "a")
     assert (row.state, row.delivery, row.accept_from) == ("dispatched", 1, 1)
     assert (row.finished_ms, row.reason, row.key_number) == (None, None, 1)
@@ -273,7 +274,7 @@ def test_from_a_step_on_everything_runs_again() -> None:
     world.hello()
     for _ in range(3):
         world.result(world.batches()[-1])
-    assert world.ask(events.RetryTask, task_id=task_id, from_step="b") == Done(task_id, "running")
+    assert world.ask(RetryTask, task_id=task_id, from_step="b") == Done(task_id, "running")
     assert world.states(task_id) == {"a": "completed", "b": "dispatched", "c": "waiting"}
     assert world.row(task_id, "c").output is None
     world.check()
@@ -293,7 +294,7 @@ def test_nothing_runs_again_from_a_step_on_while_something_after_it_runs_or_is_h
     if state == "held":
         world.pass_time(DIES_MS)
     assert world.states(task_id)["b"] == state
-    refused = world.ask(events.RetryTask, task_id=task_id, from_step="a")
+    refused = world.ask(RetryTask, task_id=task_id, from_step="a")
     assert refused.code == "wrong_state"
     assert "b" in refused.message
     assert world.states(task_id)["a"] == "completed"
@@ -306,15 +307,15 @@ def test_a_completed_at_most_once_step_runs_again_only_if_that_is_said() -> None
     world.result(world.batches()[-1])
     world.start(world.batches()[-1])
     world.result(world.batches()[-1])
-    refused = world.ask(events.RetryTask, task_id=task_id, from_step="a")
+    refused = world.ask(RetryTask, task_id=task_id, from_step="a")
     assert (refused.code, refused.hint) == ("wrong_state", Hint(HintCode.CONFIRM_SECOND_RUN))
-    assert world.ask(events.RetryTask, task_id=task_id, from_step="a", again=True) == Done(task_id, "running")
+    assert world.ask(RetryTask, task_id=task_id, from_step="a", again=True) == Done(task_id, "running")
 
 
 @pytest.mark.parametrize("members", [{"from_step": "nope"}])
 def test_a_step_that_there_is_not_is_named(members: dict) -> None:
     world, task_id, _ = dispatched()
-    refused = world.ask(events.RetryTask, task_id=task_id, **members)
+    refused = world.ask(RetryTask, task_id=task_id, **members)
     assert (refused.code, refused.hint) == ("invalid", Hint(HintCode.NAME_A_STEP, names=("only",)))
 
 
@@ -333,7 +334,7 @@ def test_a_retry_takes_back_what_was_ready_because_of_the_failure() -> None:
     world.fail(world.batches()[-1])
     world.fail(world.batches()[-1])
     assert world.states(task_id) == {"ship": "failed", "undo": "retry_wait", "after": "waiting"}
-    world.ask(events.RetryTask, task_id=task_id)
+    world.ask(RetryTask, task_id=task_id)
     assert world.states(task_id) == {"ship": "dispatched", "undo": "waiting", "after": "waiting"}
     world.pass_time(1_000)
     assert world.states(task_id)["undo"] == "waiting"
@@ -348,12 +349,12 @@ def test_a_retry_waits_for_what_runs_because_of_the_failure() -> None:
     task_id = world.task(RECOVERY)
     world.hello()
     world.fail(world.batches()[-1])
-    refused = world.ask(events.RetryTask, task_id=task_id)
+    refused = world.ask(RetryTask, task_id=task_id)
     assert (refused.code, "undo" in refused.message) == ("wrong_state", True)
     world.result(world.batches()[-1])
     world.result(world.batches()[-1])
     assert world.stored(task_id).state == "failed"
-    world.ask(events.RetryTask, task_id=task_id)
+    world.ask(RetryTask, task_id=task_id)
     # What was done because of the failure stays done.
     assert world.states(task_id) == {"ship": "dispatched", "undo": "completed", "after": "completed"}
 
@@ -368,7 +369,7 @@ def test_what_was_being_fetched_for_a_step_that_waits_again_is_not_used_when_it_
     world.beat(n=5, free=1)
     fetch = world.reads.popleft()
     brought = world.rows.read(fetch, 7, world.now.wall, 16_384)  # it is read now, and comes late
-    world.ask(events.RetryTask, task_id=task_id, from_step="a")
+    world.ask(RetryTask, task_id=task_id, from_step="a")
     assert world.states(task_id) == {"a": "dispatched", "b": "waiting"}
     world.result(world.batches()[-1], output=new)
     assert world.states(task_id) == {"a": "completed", "b": "ready"}
@@ -390,15 +391,15 @@ def test_a_retry_leaves_held_steps_alone() -> None:
     world.pass_time(DIES_MS)
     assert world.states(task_id) == {"a": "failed", "pay": "held"}
     assert world.stored(task_id).attention == "held"
-    world.ask(events.RetryTask, task_id=task_id)
+    world.ask(RetryTask, task_id=task_id)
     assert world.states(task_id) == {"a": "ready", "pay": "held"}
     assert world.stored(task_id).attention is None  # something moves again
 
 
 def test_what_is_being_cancelled_is_not_retried_meanwhile() -> None:
     world, task_id, _ = dispatched(CHAIN)
-    world.ask(events.CancelTask, task_id=task_id)
-    assert world.ask(events.RetryTask, task_id=task_id).code == "wrong_state"
+    world.ask(CancelTask, task_id=task_id)
+    assert world.ask(RetryTask, task_id=task_id).code == "wrong_state"
     assert world.states(task_id) == {"a": "dispatched", "b": "cancelled", "c": "cancelled"}
 
 
@@ -409,7 +410,7 @@ def test_after_a_retry_a_late_success_finds_its_held_step_also_when_that_left_me
     world.start(world.batches()[-1])
     world.fail(world.batches()[-1])
     assert task_id + 1 in world.state.ended
-    world.ask(events.RetryTask, task_id=task_id)
+    world.ask(RetryTask, task_id=task_id)
     second = world.batches()[-1]
     world.start(second)
     world.pass_time(DIES_MS)
@@ -437,7 +438,7 @@ def test_after_a_retry_a_late_success_finds_its_held_step_also_when_that_left_me
 )
 def test_an_operator_says_what_became_of_a_held_step(members: dict, state: str, task: str) -> None:
     world, task_id, _ = held_step()
-    answer = world.ask(events.ResolveStep, step_id=task_id + 1, reason="looked it up", **members)
+    answer = world.ask(ResolveStep, step_id=task_id + 1, reason="looked it up", **members)
     assert answer == Done(task_id, task, None)
     assert world.row(task_id).state == state
     assert (world.stored(task_id).state, world.stored(task_id).attention) == (task, None)
@@ -451,7 +452,7 @@ def test_an_operator_says_what_became_of_a_held_step(members: dict, state: str, 
 @pytest.mark.parametrize(("new_key", "suffix"), [(False, ""), (True, "/1")])
 def test_a_resolved_retry_runs_again_with_leave_and_keeps_its_key_unless_told(new_key: bool, suffix: str) -> None:
     world, task_id, batch = held_step()
-    world.ask(events.ResolveStep, step_id=task_id + 1, outcome="retry", reason="x", new_key=new_key)
+    world.ask(ResolveStep, step_id=task_id + 1, outcome="retry", reason="x", new_key=new_key)
     world.hello(W2)
     again = world.batches(W2)[-1]
     assert again.steps[0].metadata.idempotency_key == batch.steps[0].metadata.idempotency_key + suffix
@@ -464,9 +465,9 @@ def test_a_resolved_retry_runs_again_with_leave_and_keeps_its_key_unless_told(ne
 
 def test_only_a_held_step_is_resolved() -> None:
     world, task_id, batch = dispatched()
-    assert world.ask(events.ResolveStep, step_id=task_id + 1, outcome="failed", reason="x").code == "wrong_state"
+    assert world.ask(ResolveStep, step_id=task_id + 1, outcome="failed", reason="x").code == "wrong_state"
     world.result(batch)
-    assert world.ask(events.ResolveStep, step_id=task_id + 1, outcome="failed", reason="x").code == "wrong_state"
+    assert world.ask(ResolveStep, step_id=task_id + 1, outcome="failed", reason="x").code == "wrong_state"
     assert world.state.tasks == {}
 
 
@@ -668,7 +669,7 @@ def test_after_an_operators_retry_the_old_deadlines_count_no_more() -> None:
     task_id = world.task({**one(deadline_ms=4_000), "deadline_ms": 5_000})
     world.pass_time(4_000)
     assert world.stored(task_id).state == "failed"
-    world.ask(events.RetryTask, task_id=task_id)
+    world.ask(RetryTask, task_id=task_id)
     world.pass_time(3_999)
     assert world.row(task_id).state == "ready"
     world.pass_time(1)
@@ -686,9 +687,9 @@ def test_while_nothing_can_be_stored_nothing_is_accepted(kind: str, code: str) -
     world.submit()
     world.stall(code)
     requests = {
-        "cancel": lambda: world.ask(events.CancelTask, task_id=task_id),
-        "resolve": lambda: world.ask(events.ResolveStep, step_id=task_id + 1, outcome="retry", reason="x"),
-        "retry": lambda: world.ask(events.RetryTask, task_id=task_id),
+        "cancel": lambda: world.ask(CancelTask, task_id=task_id),
+        "resolve": lambda: world.ask(ResolveStep, step_id=task_id + 1, outcome="retry", reason="x"),
+        "retry": lambda: world.ask(RetryTask, task_id=task_id),
         "apply": lambda: world.apply({**ONE, "version": "9"}),
         "activate": lambda: world.ask(events.ActivateWorkflow, namespace="default", name="flow", version="1"),
         "submit": lambda: world.submit(),

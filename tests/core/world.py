@@ -21,6 +21,7 @@ from stepwire_broker.core.model.states import DISPATCHED, READY, STEP_FINAL
 from stepwire_broker.core.model.targets import BUS, LOCAL
 from stepwire_broker.core.routing.router import Router
 from stepwire_broker.core.state import BrokerState, Identity
+from stepwire_broker.core.timer_kinds import BreakerDue, FetchDue
 from stepwire_broker.core.workers.level0 import SETTLE_MS
 from stepwire_protocol import codec, topics
 from stepwire_protocol import messages as wire
@@ -454,7 +455,7 @@ def check_guards(state: BrokerState) -> None:
         assert guard.breaker.under_way <= state.settings.dispatch.breaker.success_threshold
         assert (guard.breaker.state == "closed") == (name not in guards.barred)
         if guard.breaker.state != "closed" and not guard.breaker.is_forced:
-            due = [mono for mono, _, kind, what in state.timers._heap if kind == "breaker" and what[0] is guard]
+            due = [t for t in state.timers.all() if isinstance(t, BreakerDue) and t.guard is guard]
             assert due, f"{name} is {guard.breaker.state} and nothing wakes it"
 
 
@@ -464,7 +465,7 @@ def check_ready(state: BrokerState) -> None:
     assert len(set(map(id, entries))) == len(entries)
     assert all(step.queued for step in entries)
     fetching = {id(s) for steps in state.fetching.values() for s in steps} | {id(s) for s in state.undecided_steps}
-    fetching |= {id(s) for _, _, kind, what in state.timers._heap if kind == "fetch" for s in what}
+    fetching |= {id(s) for timer in state.timers.all() if isinstance(timer, FetchDue) for s in timer.steps}
     for task in state.tasks.values():
         for step in task.steps:
             if step.state is READY and task.state == "running":

@@ -33,6 +33,7 @@ from stepwire_broker.core.model.events import (
     Tick,
 )
 from stepwire_broker.core.state import BrokerState, Identity
+from stepwire_broker.core.timer_kinds import AnyTimer
 from stepwire_broker.core.workers.sessions import here_message
 from stepwire_broker.engine import LATE_MS, PULSE_MS, WATCH_FOR_MS, WATCH_MS
 from stepwire_broker.stages import claims, results
@@ -40,9 +41,10 @@ from stepwire_broker.stages.turn import Around, Turn
 from stepwire_broker.store.lane import Stall, Trouble, Writing
 from stepwire_protocol import codec, topics
 
+from tests.memory_store.writer import CannotWriteNow, SyncFailed
+
 from .clock import Clock
 from .stores import Observed
-from .tables import CannotWriteNow, SyncFailed
 
 if TYPE_CHECKING:
     from .network import Link
@@ -134,7 +136,7 @@ class BrokerNode:
         )
         self._count_timers()
         self.machine = Machine(self.state, [(_compiled(row), bool(row.active)) for row in opened.workflows])
-        self.reader = claims.Reader(world.store.queries, opened.epoch, settings.limits.resident_payload_bytes)
+        self.reader = claims.Reader(opened.epoch, settings.limits.resident_payload_bytes)
         self.turn = Turn(
             self.machine,
             Around(
@@ -164,10 +166,10 @@ class BrokerNode:
         timers, counts = self.state.timers, self.world.counts
         pop_due = timers.pop_due
 
-        def counted(now: Now) -> tuple[str, Any] | None:
+        def counted(now: Now) -> AnyTimer | None:
             due = pop_due(now)
             if due is not None:
-                counts["timer", due[0]] += 1
+                counts["timer", type(due).__name__] += 1
             return due
 
         timers.pop_due = counted  # type: ignore[method-assign]
@@ -437,7 +439,7 @@ class BrokerNode:
         if self._hits("read_failed", self.life, read.request):
             self._later(wait_ms, "read", LoadFailed(read.request, "the disk was busy"))
             return
-        found = claims.perform(self.world.store.connection, self.reader, read, self.now().wall)
+        found = claims.perform(self.world.store.queries, self.reader, read, self.now().wall)
         if isinstance(found, LoadedTasks):
             self.world.checks.loaded(found)
         luck, slow_ms = self._slow_reads.random(), 4_000.0 * self._slow_reads.random() ** 2

@@ -18,10 +18,10 @@ import msgspec
 from stepwire.session import deliveries, intake, leases, slots, tombstones
 from stepwire.session import outbox as sdk_outbox
 from stepwire.session import outgoing as sdk_outgoing
-from stepwire_broker.core import machine
+from stepwire_broker.core import machine, timer_kinds
 from stepwire_broker.core import state as core_state
 from stepwire_broker.core.commit import decision, outbox
-from stepwire_broker.core.dispatch import placement
+from stepwire_broker.core.dispatch import placement, requests, transmission
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.intake import commands, submission
 from stepwire_broker.core.loading import residency
@@ -34,11 +34,14 @@ from stepwire_broker.core.progress import dependents, readiness, step_outcomes
 from stepwire_broker.core.routing import ready_queue
 from stepwire_broker.core.workers import sessions, step_results
 from stepwire_broker.store import lane
-from stepwire_broker.store.sqlite_writes import SqliteWriter
+from stepwire_broker.store.rows import OpenCounts
+from stepwire_broker.store.sqlite.writer import SqliteWriter
 from stepwire_protocol import messages as wire
 from stepwire_protocol import topics
 
-from . import tables
+from tests.memory_store.queries import MemoryQueries
+from tests.memory_store.writer import MemoryWriter
+
 from .world import World
 
 SEEDS_MAX: Final = 20_000
@@ -122,9 +125,9 @@ def _retransmit_early(plant: Plant) -> None:
         original(state, session, steps, requests, now)
         batch = steps[0].batch
         batch.released_mono = now.mono
-        state.timers.set(now.mono + batch.pause_ms, "retransmit", batch)
+        state.timers.set(now.mono + batch.pause_ms, timer_kinds.RetransmitDue(batch))
 
-    plant.function(placement._send, send)
+    plant.function(placement._send_batch, send)
 
 
 def _go_again_at_once(plant: Plant) -> None:
@@ -209,7 +212,7 @@ def _timed_from_accept(plant: Plant) -> None:
         original(state, message, now)
         for step in () if batch is None else batch.steps:
             due = now.mono + step.definition.timeout_ms
-            state.timers.set(due, "run", (step, step.delivery, due))
+            state.timers.set(due, timer_kinds.RunLimit(step, step.delivery, due))
 
     plant.function(step_results.on_accept, on_accept)
 
@@ -332,7 +335,7 @@ def _applied_twice(plant: Plant) -> None:
     def advance(original: Any, self: Any, seq: int) -> bool:
         return bool(original(self, seq)) or self.position() == seq
 
-    plant.method(tables.MemoryWriter, "advance", advance)
+    plant.method(MemoryWriter, "advance", advance)
     plant.method(SqliteWriter, "advance", advance)
 
 
@@ -409,12 +412,12 @@ def _decision_shared(plant: Plant) -> None:
 
 
 def _final_steps_counted(plant: Plant) -> None:
-    from . import stores
+    def open_counts(original: Any, self: MemoryQueries) -> OpenCounts:
+        tables = self._tables
+        steps = sum(len(tables.steps_of.get(task.id, ())) for task in tables.open_tasks)
+        return OpenCounts(original(self).tasks, steps)
 
-    def counted(_: Any, t: Any) -> int:
-        return sum(len(t.steps_of.get(task.id, ())) for task in t.open_tasks)
-
-    plant.value(stores, "open_steps", partial(counted, None))
+    plant.method(MemoryQueries, "open_counts", open_counts)
 
 
 def _fence_not_restored(plant: Plant) -> None:
@@ -478,21 +481,22 @@ def _pieces_apart(plant: Plant) -> None:
 
 def _late_is_too_late(plant: Plant) -> None:
     def expire(original: Any, state: Any, run: Any, now: Any) -> None:
-        original(state, (run[0], run[1], run[2] - state.settings.bus.lease_ms), now)
+        due_mono = run.due_mono - state.settings.bus.lease_ms
+        original(state, timer_kinds.RunLimit(run.step, run.delivery, due_mono), now)
 
     plant.function(sessions.expire_run, expire)
 
 
 def _deadline_by_the_wall(plant: Plant) -> None:
-    def request(original: Any, state: Any, step: Any, now: Any, **has: Any) -> Any:
-        made = original(state, step, now, **has)
+    def request(original: Any, step: Any, now: Any, **has: Any) -> Any:
+        made = original(step, now, **has)
         if made is None or step.deadline_ms is None:
             return made
         left_ms = max(0, step.deadline_ms - now.wall)
         metadata = msgspec.structs.replace(made[0].metadata, deadline_ms=left_ms)
         return msgspec.structs.replace(made[0], metadata=metadata), made[1]
 
-    plant.function(placement.request_of, request)
+    plant.function(requests.request_of, request)
 
 
 def _timed_from_commit(plant: Plant) -> None:
@@ -544,11 +548,11 @@ def _hello_of_the_dead_believed(plant: Plant) -> None:
 
 
 def _taken_back_sent_again(plant: Plant) -> None:
-    def say_again(_: Any, state: Any, batch: Any) -> bool:
+    def resend(_: Any, state: Any, batch: Any) -> bool:
         state.decision.batches.append(batch)
         return True
 
-    plant.function(placement.say_again, say_again)
+    plant.function(transmission.resend, resend)
 
 
 def _stopped_report_overturns_a_hold(plant: Plant) -> None:

@@ -1,8 +1,9 @@
 """The problems of a document: all of them at once, each with its path and a suggestion."""
 
-import difflib
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
+
+from stepwire_broker.core.definitions.nearest import did_you_mean
 
 PROBLEMS_MAX: Final = 100  # listed at most; further problems are counted
 GUESSES_MAX: Final = 20  # comparing names is slow
@@ -55,12 +56,12 @@ class ProblemCollector:
         return InvalidWorkflow(self.problems + more)
 
     def suggestion(self, written: str, names: Collection[str]) -> str:
-        """Return `; did you mean 'x'?`, or nothing."""
+        """Return `; did you mean x?`, or nothing."""
         self._guesses += 1
         if self._guesses > GUESSES_MAX or len(names) > GUESSED_NAMES_MAX:
             return ""
-        similar = difflib.get_close_matches(written[:128], names, n=1)
-        return f"; did you mean {similar[0]!r}?" if similar else ""
+        meant = did_you_mean(written, names)
+        return f"; {meant}" if meant else ""
 
     def _problem(self, path: Path, message: str) -> DocumentProblem:
         return DocumentProblem(path_text(path), message, self._where(path))

@@ -3,23 +3,21 @@
 A command is answered when its effects are committed, or refused at once.
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Literal
 
+from msgspec import Raw
 from stepwire_protocol.messages import ErrorDetail
 
-from stepwire_broker.core.dispatch.placement import forget_fetched
+from stepwire_broker.core.dispatch.payloads import forget_fetched
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.answers import CommandRefused, Done
 from stepwire_broker.core.model.apply import counted
 from stepwire_broker.core.model.events import (
     AwaitTask,
-    CancelTask,
+    Command,
     Forget,
     Now,
-    PauseTask,
-    ResolveStep,
-    ResumeTask,
-    RetryTask,
 )
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Step, Task
@@ -47,6 +45,40 @@ from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.workers.sessions import tell_cancel
 
 from .submission import intake_refused, no_executor
+
+
+class CancelTask(Command, frozen=True):
+    task_id: int
+    reason: str = ""
+
+
+class PauseTask(Command, frozen=True):
+    task_id: int
+
+
+class ResumeTask(Command, frozen=True):
+    task_id: int
+
+
+class RetryTask(Command, frozen=True):
+    """Run failed, cancelled and skipped steps again; with `from_step`, that step and all after it."""
+
+    task_id: int
+    from_step: str | None = None
+    again: bool = False  # also completed at_most_once steps
+    new_key: bool = False
+    reason: str = ""
+
+
+class ResolveStep(Command, frozen=True):
+    """An operator says what became of a held step."""
+
+    step_id: int
+    outcome: Literal["completed", "failed", "retry"]
+    reason: str
+    output: Raw | None = None
+    message: str = ""
+    new_key: bool = False
 
 
 def on_await(state: BrokerState, event: AwaitTask, now: Now) -> None:
@@ -246,3 +278,12 @@ def _wrong_state(task: Task, done: str) -> CommandRefused:
     return CommandRefused(
         "wrong_state", f"task {task.id} is {task.state} and cannot be {done}", Hint(HintCode.SHOW_TASK, task_id=task.id)
     )
+
+
+# The machine brings the task into memory before it calls these, and takes it out again if it is over.
+TASK_COMMANDS: Final[dict[type[Command], Callable[..., None]]] = {
+    CancelTask: on_cancel,
+    PauseTask: on_pause,
+    ResumeTask: on_resume,
+    RetryTask: on_retry,
+}

@@ -10,6 +10,7 @@ from stepwire_broker.core.model.facts import Fact, Readied, Submitted
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import READY, WAITING, StepState, TaskState
 from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import TaskDeadline
 
 from .readiness import start
 
@@ -139,6 +140,6 @@ def begin(state: BrokerState, task: Task, now: Now) -> None:
     for step in task.steps:
         steps[step.id] = step
     if task.deadline_ms is not None:
-        state.timers.set(now.mono + task.deadline_ms - now.wall, "task_deadline", (task, task.deadline_ms))
+        state.timers.set(now.mono + task.deadline_ms - now.wall, TaskDeadline(task, task.deadline_ms))
     for index in task.workflow.roots:
         start(state, task.steps[index], now)

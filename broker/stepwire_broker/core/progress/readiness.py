@@ -8,6 +8,7 @@ from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Step
 from stepwire_broker.core.model.states import READY, RETRY_WAIT, TaskState
 from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import QueueLimit, RetryDue, StepDeadline
 
 from .task_outcome import update_attention
 
@@ -16,7 +17,7 @@ def make_ready(state: BrokerState, step: Step, now: Now) -> None:
     """Make a step ready: all its dependencies are final and its rule is true, or its back-off is over."""
     state.record(step.task, facts.Readied(now.wall, step.position))
     if step.definition.queue_timeout_ms is not None:
-        state.timers.set(now.mono + step.definition.queue_timeout_ms, "queue", (step, step.ready_ms))
+        state.timers.set(now.mono + step.definition.queue_timeout_ms, QueueLimit(step, step.ready_ms))
     watch_deadline(state, step, now)
     if step.task.attention is not None:
         update_attention(state, step.task, now)
@@ -31,7 +32,7 @@ def start(state: BrokerState, step: Step, now: Now) -> None:
     watch_deadline(state, step, now)
     if definition.queue_timeout_ms is not None and step.ready_ms is not None:
         due = now.mono + step.ready_ms + definition.queue_timeout_ms - now.wall
-        state.timers.set(due, "queue", (step, step.ready_ms))
+        state.timers.set(due, QueueLimit(step, step.ready_ms))
     enqueue(state, step)
 
 
@@ -41,7 +42,7 @@ def watch_deadline(state: BrokerState, step: Step, now: Now) -> None:
     if step.deadline_ms is not None and not step.is_final:
         if step.deadline_mono is None:
             step.deadline_mono = now.mono + max(0, step.deadline_ms - now.wall)
-        state.timers.set(step.deadline_mono, "step_deadline", (step, step.deadline_ms))
+        state.timers.set(step.deadline_mono, StepDeadline(step, step.deadline_ms))
 
 
 def enqueue(state: BrokerState, step: Step) -> None:
@@ -62,10 +63,10 @@ def await_retry(state: BrokerState, step: Step, now: Now) -> None:
     if left_ms <= 0:
         make_ready(state, step, now)
     else:
-        state.timers.set(now.mono + left_ms, "retry", (step, step.not_before_ms))
+        state.timers.set(now.mono + left_ms, RetryDue(step, step.not_before_ms))
 
 
-def expire_retry(state: BrokerState, step: Step, not_before_ms: int, now: Now) -> None:
+def expire_retry(state: BrokerState, step: Step, not_before_ms: int | None, now: Now) -> None:
     """Make a step ready when its back-off timer expires. The monotonic clock decides, not the wall clock."""
     if step.state is RETRY_WAIT and step.not_before_ms == not_before_ms and step.task.steps:
         make_ready(state, step, now)

@@ -16,6 +16,7 @@ from stepwire_broker.core.model.live import RETRY_COUNTED, Step, Task
 from stepwire_broker.core.model.reason_codes import describe
 from stepwire_broker.core.model.states import DISPATCHED, HELD
 from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import RetryDue
 
 from .deliveries import let_go
 from .dependents import advance
@@ -82,7 +83,7 @@ def _back_off(state: BrokerState, step: Step, code: str, retry_after_ms: int | N
         unit = retry.unit_of(task.uid, definition.name, step.attempt)
         pause_ms = retry.delay_ms(definition.backoff, step.attempt, unit)
     state.record(task, facts.BackedOff(now.wall, step.position, step.delivery, code, now.wall + pause_ms))
-    state.timers.set(now.mono + pause_ms, "retry", (step, step.not_before_ms))
+    state.timers.set(now.mono + pause_ms, RetryDue(step, step.not_before_ms))
     state.counters.retried += 1
     allowance.will_retry(state, step, named=retry_after_ms is not None, now=now)
     update_attention(state, task, now)

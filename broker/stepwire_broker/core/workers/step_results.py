@@ -24,6 +24,7 @@ from stepwire_protocol.messages import (
 )
 
 from stepwire_broker.core.commit.decision import LoadBySteps
+from stepwire_broker.core.commit.loads import ResultsLoad
 from stepwire_broker.core.commit.outbox import SendAck, SendMessage
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model import facts
@@ -42,7 +43,8 @@ from stepwire_broker.core.progress.step_outcomes import (
 )
 from stepwire_broker.core.shadows import copies
 from stepwire_broker.core.shadows.shadow import FIRST
-from stepwire_broker.core.state import BrokerState, Load
+from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import RunLimit
 
 from . import executor_control
 from .sessions import current, refuse, turn_away
@@ -127,7 +129,7 @@ def on_start(state: BrokerState, message: Start, now: Now) -> None:
             state.record(step.task, facts.Granted(now.wall, step.position, delivery))
             if not session.has_lease:
                 due = now.mono + step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS
-                state.timers.set(due, "run", (step, delivery, due))
+                state.timers.set(due, RunLimit(step, delivery, due))
         go.append((step_id, delivery))
         about.append(step.task)
     header = {"v": V, "broker": state.identity.broker, "epoch": state.identity.epoch, "session": session.id}
@@ -209,7 +211,7 @@ def on_results(state: BrokerState, message: Results, now: Now, absent: frozenset
 
 def look_up(state: BrokerState, message: Results | ResultsLevel0, unknown: list[int]) -> None:
     request = state.next_read()
-    state.loads[request] = Load("results", message)
+    state.loads[request] = ResultsLoad(message)
     state.decision.reads.append(LoadBySteps(request, sorted(set(unknown))))
 
 
