@@ -1,16 +1,71 @@
 #!/bin/sh
-# Everything a change has to pass, from a fresh clone: sets up .venv, then style, types, layers and tests.
+# Every check that a change has to pass, from a fresh clone: sets up .venv, then style, types, layers and tests.
+# One check alone: `sh tests/run.sh CHECK`; `sh tests/run.sh help` lists the checks.
 set -eu
 cd "$(dirname "$0")/.."
+
+usage() {
+  cat <<'TEXT'
+usage: sh tests/run.sh [CHECK [ARGUMENT …]]
+
+  all       every check below (the default)
+  setup     create .venv with the development tools, and do nothing else
+  lint      ruff: format and rules
+  types     mypy, strict
+  layers    import-linter: which room may import which
+  tests     pytest, all rooms; with arguments: those rooms, files or options
+            sh tests/run.sh tests core          the tests of tests/core
+            sh tests/run.sh tests tests/core/test_timers.py -x
+  format    let ruff rewrite the files (changes them)
+TEXT
+}
+
+lint() {
+  ruff format --check --quiet .
+  ruff check --quiet .
+}
+
+types() { mypy; }
+
+layers() { lint-imports; }
+
+tests() {
+  # An argument that names a folder or a file of tests/ means that one.
+  count=$#
+  while [ "$count" -gt 0 ]; do
+    argument=$1
+    shift
+    [ ! -e "tests/$argument" ] || argument=tests/$argument
+    set -- "$@" "$argument"
+    count=$((count - 1))
+  done
+  # More processes than cores: much of their time they wait, for real processes and real clocks.
+  pytest -n 4 --dist loadscope "$@"
+}
+
+check=${1:-all}
+[ $# -eq 0 ] || shift
+case $check in
+  all | setup | lint | types | layers | tests | format) ;;
+  help | -h | --help) usage; exit 0 ;;
+  *) usage >&2; exit 2 ;;
+esac
+
 extra=dev
 . tests/venv.sh
-. tests/languages.sh
 export PATH="$PWD/.venv/bin:$PATH"
 unset PYTHONDONTWRITEBYTECODE  # the tests start processes by the hundred: each module is compiled once
 
-ruff format --check --quiet .
-ruff check --quiet .
-mypy
-lint-imports
-# More processes than cores: much of their time they wait, for real processes and real clocks.
-pytest -n 4 --dist loadscope "$@"
+case $check in
+  setup) ;;
+  format) ruff format . && ruff check --fix . ;;
+  tests) . tests/languages.sh; tests "$@" ;;
+  all)
+    . tests/languages.sh
+    lint
+    types
+    layers
+    tests
+    ;;
+  *) "$check" ;;
+esac

@@ -9,14 +9,13 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
 import structlog
 import zmq
 from stepwire_protocol import codec, host, topics
-from stepwire_protocol.errors import REFUSALS
-from stepwire_protocol.messages import Endpoints, ResultsLevel0
+from stepwire_protocol.messages import ResultsLevel0
 
 from stepwire_broker.core.model.targets import BUS, LOCAL
 
@@ -24,7 +23,7 @@ from .bus import deaths
 from .bus.endpoints import advertised
 from .bus.wire import Wire, WireCounters
 from .core import explain
-from .core.commit.decision import BreakerChanged, Read, WatchProcess
+from .core.commit.decision import BreakerChanged, Complaint, Read, WatchProcess
 from .core.definitions.settings import ExecutionSettings, Settings
 from .core.definitions.workflow import Workflow, stored_workflow
 from .core.intake.routing_rules import stored_rules
@@ -36,11 +35,15 @@ from .core.model.events import (
     Command,
     Detached,
     Drain,
+    EndpointsBound,
     Event,
     Forget,
+    FrameRefused,
     Leave,
     LoadFailed,
     LoopWasLate,
+    MessageIgnored,
+    MessageRefused,
     Now,
     PeerSubscribed,
     PeersUncertain,
@@ -52,19 +55,21 @@ from .core.model.events import (
     Tick,
 )
 from .core.model.figures import ExecutorMetrics
+from .core.model.hints import Hint, HintCode
 from .core.routing.router import Router, RulesRefused, check, hidden
 from .core.state import BrokerState, Identity
-from .core.workers import level0
-from .core.workers.sessions import here_message, refuse
+from .core.takers import is_free
+from .core.workers.sessions import here_message
 from .exec_runs.leftovers import end_earlier_runs
 from .exec_runs.records import RunsRefused
 from .loop_measures import nothing_yet, rows_of
 from .stages import claims, results
 from .stages.finish import PendingAnswers
 from .stages.turn import Around, Turn
-from .store import queries
-from .store.store import Store
+from .store import Store, open_store
+from .store.queries import Queries
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Tap = Callable[[str, bytes, bytes, str | None], None]
 
@@ -165,7 +170,7 @@ class Engine:
         now = read_clocks()
         entropy = int.from_bytes(os.urandom(16), "big")
         self._store = await asyncio.to_thread(
-            Store.open,
+            open_store,
             self.settings.database,
             self.settings.broker.id,
             lease_ms=self.settings.bus.lease_ms,
@@ -202,7 +207,7 @@ class Engine:
         )
         workflows = [(stored_workflow(row), bool(row.active)) for row in opened.workflows]
         self._machine = Machine(self._state, workflows)
-        self._reader = claims.Reader(queries, opened.epoch, self.settings.limits.resident_payload_bytes)
+        self._reader = claims.Reader(opened.epoch, self.settings.limits.resident_payload_bytes)
         self._wire = Wire(
             self.settings.bus,
             self.settings.broker.id,
@@ -217,7 +222,9 @@ class Engine:
             after_drain=self._flush,
             on_alarm=lambda text: log.warning("bus_alarm", text=text),
         )
-        around = Around(read_clocks, self._wire, self._put, self._waiting.answer, self._read, self._watch, _tell)
+        around = Around(
+            read_clocks, self._wire, self._put, self._waiting.answer, self._read, self._watch, _tell, self._complain
+        )
         self._turn = Turn(self._machine, around)
         self._is_open = True
         self._store.start(self._report, self._store_faults, self.settings.retention)
@@ -226,7 +233,7 @@ class Engine:
         await self._wire.open(codec.encode(here_message(self._state)))
         endpoints = self._wire.endpoints
         told = {name: advertised(bound, self.settings.bus.advertise) for name, bound in endpoints.items()}
-        self._state.peers = [Endpoints(identity.broker, told["steps"], told["results"])]
+        self._handle(EndpointsBound(told["steps"], told["results"]))
         self._last_turn_mono = read_clocks().mono
         if self._companion is not None:
             self._companion.start(self)
@@ -319,7 +326,11 @@ class Engine:
                 handle.cancel()
         if self._wire is not None:
             self._wire.close(LINGER_MS)
-        self._waiting.give_up(CommandRefused("draining", "the broker stopped before this was known to be done"))
+        self._waiting.give_up(
+            CommandRefused(
+                "draining", "the broker stopped before this was known to be done", Hint(HintCode.WAIT_FOR_BROKER)
+            )
+        )
         if self._store is not None:
             await asyncio.to_thread(self._store.close, STORE_CLOSE_S)
 
@@ -378,7 +389,7 @@ class Engine:
     async def ask(self, make: Callable[[int], Command]) -> Answer:
         """Give the core a command; its answer comes after the commit. Cancelled, the request is forgotten."""
         if not self._is_open:
-            return CommandRefused("starting", "the broker is not running", retry_after_ms=1_000)
+            return CommandRefused("starting", "the broker is not running", Hint(HintCode.SEND_AGAIN), 1_000)
         request, future = self._waiting.open()
         try:
             self._handle(make(request))
@@ -390,15 +401,15 @@ class Engine:
                 self._handle(Forget(request))
             raise
 
-    async def read(self, query: Callable[..., T], *args: Any) -> T:
-        """Run `query(connection, *args)` on a read-only connection: it sees what is committed."""
+    async def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `query(queries, …)` in a reader's thread: it sees what is committed."""
         assert self._store is not None
-        return await asyncio.wrap_future(self._store.read(query, *args))
+        return await asyncio.wrap_future(self._store.read(query, *args, **kwargs))
 
-    def read_at_once(self, query: Callable[..., T], *args: Any) -> T | None:
-        """The same on the loop, for a few rows that were committed a moment ago. None rather than wait for a lock."""
+    def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Run it on the loop, for a few rows that were committed a moment ago. None rather than wait for a lock."""
         assert self._store is not None
-        return self._store.read_at_once(query, *args)
+        return self._store.read_at_once(query, *args, **kwargs)
 
     def prune(self) -> None:
         """Have what is too old removed now, rather than within a minute."""
@@ -438,7 +449,7 @@ class Engine:
                 "labels": {},
                 "slots": 1,
                 "prefetch": 0,
-                "free": int(level0.is_free(p, now)),
+                "free": int(is_free(p, now)),
                 "holding": sum(len(handout.items) for handout in p.holds.values()),
                 "running": int(bool(p.holds)),
                 "draining": p.draining,
@@ -494,7 +505,7 @@ class Engine:
         active = sum(len(s.deliveries) for s in sessions) + sum(len(handout.items) for handout in handouts)
         slots = sum(s.slots for s in sessions) + len(peers)
         now = read_clocks()
-        is_free = any(s.credit > 0 for s in sessions) or any(level0.is_free(peer, now) for peer in peers)
+        has_room = any(s.credit > 0 for s in sessions) or any(is_free(peer, now) for peer in peers)
         metrics = of.figures.metrics(active, slots) if own is None else own
         return {
             "executor": key,
@@ -502,7 +513,7 @@ class Engine:
             "paused_since_ms": of.paused_wall,
             "workers": len(sessions) + len(peers),
             "handlers": sorted({handler for s in sessions for handler in s.handlers}),
-            "has_capacity": is_free and of.paused_wall is None,
+            "has_capacity": has_room and of.paused_wall is None,
             **msgspec.structs.asdict(metrics),
         }
 
@@ -571,55 +582,32 @@ class Engine:
 
     # -- events in ----------------------------------------------------------------------------------------------------
 
-    def _on_message(self, topic: bytes, body: bytes) -> None:
-        message = results.read(topic, body, self.settings.bus.max_message_bytes)
-        if isinstance(message, results.Rejection):
-            self._refuse(topic, body, message)
-        elif isinstance(message, results.Unheard):
-            self._state.counters.ignored += 1
-            if self._taps:
-                self._show("in", topic, body, message.code)
-        elif isinstance(message, ResultsLevel0):
-            self._on_level0(topic, body, message)
+    def _on_message(self, topic: bytes, body: bytes, principal: str = "") -> None:
+        if not self._is_open:
+            return
+        event = results.read(topic, body, self.settings.bus.max_message_bytes)
+        if not self._taps:
+            self._turn.handle(event, principal)
+        elif isinstance(event, ResultsLevel0):
+            # Only the core can tell whether an answer without a session is at fault.
+            decision = self._turn.handle(event, principal)
+            self._show("in", topic, body, decision.complaints[0].code if decision.complaints else None)
         else:
-            if self._taps:
-                self._show("in", topic, body, None)
-            self._handle(message)
-
-    def _on_level0(self, topic: bytes, body: bytes, message: ResultsLevel0) -> None:
-        """Its sender has no ear: what is wrong with its answer is said here."""
-        code = level0.refusal_of(self._state, message)
-        if self._taps:
+            code = event.code if isinstance(event, MessageRefused | MessageIgnored) else None
             self._show("in", topic, body, code)
-        if code is not None:
-            self._complain(code, f"batch {message.batch_id}: {REFUSALS[code]}")
-        self._handle(message)
-
-    def _complain(self, code: str, text: str) -> None:
-        """Once a while for each code: what comes unasked must not fill the log."""
-        now_s = self._loop.time()
-        if now_s - self._complained.get(code, -COMPLAIN_EVERY_S) >= COMPLAIN_EVERY_S:
-            self._complained[code] = now_s
-            log.warning("level0_answer_refused", code=code, text=text)
-
-    def _refuse(self, topic: bytes, body: bytes, rejection: results.Rejection) -> None:
-        """Counted, shown, and its sender told, as far as it can be known who that was."""
-        if self._taps:
-            self._show("in", topic, body, rejection.code)
-        if rejection.worker is not None:
-            refuse(self._state, rejection.worker, rejection.code, rejection.message, rejection.kind, rejection.rid)
-            self._turn.take()
-        else:
-            refused = self._state.counters.refused
-            refused[rejection.code] = refused.get(rejection.code, 0) + 1
-            if topic == topics.RESULTS:
-                self._complain(rejection.code, rejection.message)
+            self._turn.handle(event, principal)
 
     def _on_refused_frame(self, code: str, data: bytes) -> None:
-        refused = self._state.counters.refused
-        refused[code] = refused.get(code, 0) + 1
         if self._taps:
             self._show("in", b"", data, code)
+        self._handle(FrameRefused(code))
+
+    def _complain(self, complaint: Complaint) -> None:
+        """Log a fault of level 0, each code once in `COMPLAIN_EVERY_S`: unsolicited messages must not fill the log."""
+        now_s = self._loop.time()
+        if now_s - self._complained.get(complaint.code, -COMPLAIN_EVERY_S) >= COMPLAIN_EVERY_S:
+            self._complained[complaint.code] = now_s
+            log.warning("level0_answer_refused", code=complaint.code, text=complaint.text)
 
     def _report(self, outcome: Outcome) -> None:
         """In the writer's thread."""

@@ -19,9 +19,9 @@ from .dialogue import WORKER, Dialogue, Failed, Frame, play
 from .values import members
 
 REPLY_TIMEOUT_S: Final = 10.0
-# A session that keeps acting while no time passes would keep the runner busy without end.
+# A session that sends without end while no time passes would never let the runner go on.
 EXCHANGES_AT_ONE_TIME_MAX: Final = 1_000
-# A subject that asks to be woken for nothing is not a fault of the protocol, but must not hold up the runner.
+# A subject may ask to be woken without need, but not so often that the dialogue takes minutes.
 TICKS_MAX: Final = 100_000
 
 
@@ -61,8 +61,9 @@ class _Process:
             self._child.kill()
             self._child.wait()
         self._reader.join(1)
-        assert self._child.stdout is not None
-        self._child.stdout.close()
+        # A process that the subject started may still hold the pipe, and closing would wait for it.
+        if self._child.stdout is not None and not self._reader.is_alive():
+            self._child.stdout.close()
 
     def exchange(self, op: dict[str, Any]) -> dict[str, Any]:
         """Send one line and return the reply. Raises Failed when there is none, or none that can be read."""
@@ -87,12 +88,9 @@ class _Process:
         return reply
 
     def _read(self, stdout: IO[str]) -> None:
-        """An empty line marks the end of the output."""
-        try:
-            for line in stdout:
-                self._replies.put(line)
-        except ValueError:
-            pass  # not UTF-8, or closed: the same as the end
+        """Put each line into the queue, and an empty one at the end of the output."""
+        for line in stdout:
+            self._replies.put(line)
         self._replies.put("")
 
 

@@ -5,6 +5,7 @@ from typing import get_args
 import pytest
 from stepwire_broker.api import http_problems
 from stepwire_broker.core.model.answers import CommandRefused, RefusedCode
+from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_protocol.errors import InvalidMessage
 
 from .running_api import Api
@@ -15,7 +16,6 @@ EXPECTED = {
     "wrong_state": 409,
     "version_conflict": 409,
     "key_conflict": 409,
-    "payload_too_large": 413,
     "too_many_open_steps": 429,
     "overloaded": 429,
     "no_executor": 503,
@@ -43,10 +43,12 @@ def test_the_table_knows_every_code_of_the_core() -> None:
 def test_a_refusal_of_the_core_has_its_status(
     api: Api, method: str, path: str, body: object, code: RefusedCode, status: int
 ) -> None:
-    api.broker.next_answer = CommandRefused(code, "said the core", "do this")
+    api.broker.next_answer = CommandRefused(code, "said the core", Hint(HintCode.SHOW_TASK, task_id=7))
     answer = api.call(method, path, body)
     assert (answer.status, answer.code) == (status, code)
-    assert (answer.json["detail"], answer.json["hint"]) == ("said the core", "do this")
+    assert answer.json["detail"] == "said the core"
+    assert answer.json["hint"] == "GET /v1/tasks/7 shows the states of its steps"
+    assert answer.json["next"] == {"code": "show_task", "task_id": 7}
     assert answer.json["title"]
     assert ("retry-after" in answer.headers) == (status in (429, 503))
 
@@ -58,9 +60,9 @@ def test_the_core_may_say_when_to_come_back(api: Api, retry_after_ms: int, secon
     assert (answer.headers["retry-after"], answer.json["retry_after_ms"]) == (seconds, retry_after_ms)
 
 
-def test_a_code_without_a_hint_of_its_own_gets_the_tables() -> None:
-    assert http_problems.of_refused(CommandRefused("disk_full", "no space")).hint.startswith("free space")
-    assert http_problems.of_refused(CommandRefused("disk_full", "no space", "mine")).hint == "mine"
+def test_a_malformed_request_gets_the_hint_of_its_code() -> None:
+    problem = http_problems.of_invalid(InvalidMessage("duplicate_key", "the member `a` is there twice"))
+    assert (problem.hint, problem.next) == ("name each member of an object once", None)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_a_body_that_cannot_be_read_is_named(api: Api, path: str, body: bytes, s
 
 
 def test_what_is_too_large_is_413_wherever_it_is_found() -> None:
-    assert http_problems.of_refusal(InvalidMessage("too_large")).status == 413
+    assert http_problems.of_invalid(InvalidMessage("too_large")).status == 413
 
 
 def test_a_fault_of_our_own_is_500_and_tells_nothing(api: Api) -> None:

@@ -26,6 +26,8 @@ def test_a_task_says_what_it_hangs_on(api: Api) -> None:
         "state": "running",
         "code": "no_worker_offers",
         "message": "`reserve`: no worker offers `shop.reserve` (no worker is connected)",
+        "hint": None,
+        "next": None,
         "step_id": task_id + 1,
         "step": "reserve",
     }
@@ -38,7 +40,7 @@ def test_a_step_is_shown_and_explained_by_its_name(api: Api) -> None:
     assert (why["step_id"], why["state"], why["code"]) == (task_id + 2, "waiting", "waits_for")
     assert why["message"] == "waits for `reserve` (no worker offers `shop.reserve` (no worker is connected))"
     shown = api.call("GET", f"/v1/tasks/{task_id}/steps/charge").json
-    assert shown["reason"] == {name: why[name] for name in ("code", "message", "since")}
+    assert shown["reason"] == {name: why[name] for name in ("code", "message", "since", "hint", "next")}
     assert api.call("GET", f"/v1/steps/{task_id + 2}").json == shown
 
 
@@ -60,7 +62,8 @@ def test_what_is_held_says_what_to_do(served: Api) -> None:
     served.call("GET", f"/v1/tasks/{task_id}?wait_ms=20000")
     why = served.call("GET", f"/v1/tasks/{task_id}/why").json
     assert (why["code"], why["step"]) == ("held", "charge")
-    assert f"stepwire step resolve {task_id + 2}" in why["message"]
+    assert why["hint"].endswith(f"POST /v1/steps/{task_id + 2}/resolve")
+    assert why["next"] == {"code": "resolve_step", "step_id": task_id + 2}
     assert served.call("GET", f"/v1/tasks/{task_id}/steps/reserve/why").json["code"] == "completed"
 
 

@@ -90,7 +90,7 @@ def test_an_operator_opens_and_closes_a_breaker(down: Place) -> None:
     task = down.stepwire("task", "submit", "w", "--json").json["task_id"]
     why = down.stepwire("why", str(task))
     assert "the breaker for `shop.charge` is held open by an operator since " in why.out
-    assert "the bank is being moved; `stepwire breaker auto shop.charge` leaves it to itself" in why.out
+    assert "the bank is being moved; return it to automatic control: stepwire breaker auto shop.charge" in why.out
     assert "shop.charge\topen (forced)\t" in down.stepwire("breaker", "list").out
     assert not (down.directory / "tried").exists()
     done = down.stepwire("breaker", "auto", "shop.charge")

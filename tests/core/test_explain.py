@@ -5,8 +5,13 @@ from pathlib import Path
 import pytest
 from stepwire_broker.core import explain
 from stepwire_broker.core.definitions.settings import ExecutionSettings, LimitSettings, RuleSettings, Settings
+from stepwire_broker.core.guards.allowance import SetBreaker
+from stepwire_broker.core.intake.commands import CancelTask, PauseTask
+from stepwire_broker.core.intake.routing_rules import SetRule
 from stepwire_broker.core.loading.residency import restored
 from stepwire_broker.core.model import events
+from stepwire_broker.core.model.hints import Hint, HintCode
+from stepwire_broker.core.workers.executor_control import PauseExecutor, ResumeExecutor
 from stepwire_protocol import messages as wire
 
 from .world import BROKER, CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held, once, one, steps
@@ -77,7 +82,7 @@ def test_what_its_rule_compares_is_being_read() -> None:
     task_id = world.task(flow, context=b'{"a":"large enough to stay in the database"}')
     world.result(world.batches()[0])
     found = why(world, task_id, "b")
-    assert found == ("payload_fetched", "all before it is final; what its rule compares is being read", None)
+    assert found == ("payload_fetched", "all before it is final; what its rule compares is being read", None, None)
     assert why_task(world, task_id).why.message == f"`b`: {found.message}"
     world.read()
     assert why(world, task_id, "b").code in ("payload_fetched", "handed_out")  # now for its dispatch
@@ -90,7 +95,7 @@ def test_no_worker_is_connected() -> None:
     world = World()
     task_id = world.task(ONE)
     found = why(world, task_id)
-    assert found == ("no_worker_offers", "no worker offers `h` (no worker is connected)", world.now.wall)
+    assert found == ("no_worker_offers", "no worker offers `h` (no worker is connected)", world.now.wall, None)
 
 
 def test_no_worker_offers_it() -> None:
@@ -107,11 +112,12 @@ def test_no_worker_offers_it() -> None:
 def test_an_executor_that_it_does_not_go_to_offers_it() -> None:
     world = World()
     world.hello(executor="local")
-    assert why(world, world.task(ONE))[:2] == (
+    reason = why(world, world.task(ONE))
+    assert reason[:2] == (
         "no_worker_offers",
-        "no worker offers `h` (no worker is connected); executor `local` offers it, and gets it with"
-        " `stepwire executor route default::flow::only --executor local`",
+        "no worker offers `h` (no worker is connected); executor `local` offers it",
     )
+    assert reason.hint == Hint(HintCode.ROUTE_TO_EXECUTOR, path="default::flow::only", executor="local")
 
 
 def test_a_worker_offered_it_and_did_not_know_it_after_all() -> None:
@@ -149,7 +155,7 @@ def test_it_is_to_run_inside_the_broker() -> None:
 def test_its_executor_is_not_there_any_more() -> None:
     rule = RuleSettings("**", executor="k8s")
     world = World(executors=["k8s"])
-    world.ask(events.SetRule, match="**", rule=rule)
+    world.ask(SetRule, match="**", rule=rule)
     task_id = world.task(ONE)
     world.executors.discard("k8s")
     world.restart()
@@ -218,8 +224,8 @@ def test_its_task_waits_in_the_database() -> None:
 def test_the_task_is_paused() -> None:
     world = World()
     task_id = world.task(ONE)
-    world.ask(events.PauseTask, task_id=task_id)
-    paused = ("paused", f"the task is paused; `stepwire task resume {task_id}` goes on with it", None)
+    world.ask(PauseTask, task_id=task_id)
+    paused = ("paused", "the task is paused", None, Hint(HintCode.RESUME_TASK, task_id=task_id))
     assert why(world, task_id) == paused
     assert why_task(world, task_id) == (paused, None)
 
@@ -246,13 +252,13 @@ def test_the_broker_is_draining() -> None:
 def test_its_executor_is_paused() -> None:
     world = World()
     world.hello()
-    world.ask(events.PauseExecutor, executor="bus")
+    world.ask(PauseExecutor, executor="bus")
     task_id = world.task(ONE)
     found = why(world, task_id)
     assert found.code == "executor_paused"
-    assert "`stepwire executor resume bus`" in found.message
+    assert found.hint == Hint(HintCode.RESUME_EXECUTOR, executor="bus")
     assert world.batches() == []
-    world.ask(events.ResumeExecutor, executor="bus")
+    world.ask(ResumeExecutor, executor="bus")
     assert why(world, task_id).code == "handed_out"
 
 
@@ -324,7 +330,7 @@ def test_a_worker_has_it_and_has_not_started_it() -> None:
     world.accept(batch)
     world.beat(holding=[held(batch, "queued")])
     assert why(world, task_id).message == f"handed to `{W}` {at}, which has not started it; lease renewed 0 s ago"
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     assert why(world, task_id).message.endswith("; it was told to stop: its task was cancelled")
     world.beat(n=5, holding=[held(batch, "done")])
     assert why(world, task_id).code == "result_awaited"
@@ -386,9 +392,9 @@ def test_it_is_held_because_its_worker_died() -> None:
     found = why(world, task_id)
     assert found.code == "held"
     assert found.message == (
-        f"held: granted to `{W}` {at}, which is gone; it was allowed to start, and nobody knows what became of it;"
-        f" `stepwire step resolve {task_id + 1}` says what became of it"
+        f"held: granted to `{W}` {at}, which is gone; it was allowed to start, and nobody knows what became of it"
     )
+    assert found.hint == why_task(world, task_id).why.hint == Hint(HintCode.RESOLVE_STEP, step_id=task_id + 1)
     assert why_task(world, task_id).why.message == f"`only`: {found.message}"
 
 
@@ -402,7 +408,7 @@ def test_it_is_held_because_its_handler_does_not_know() -> None:
     assert found.code == "held"
     assert ", which is gone" not in found.message
     assert "last error: the gateway did not answer" in found.message
-    assert f"`stepwire step resolve {task_id + 1}` says what became of it" in found.message
+    assert found.hint == Hint(HintCode.RESOLVE_STEP, step_id=task_id + 1)
 
 
 @pytest.mark.parametrize("retry_limit", [0, 1])
@@ -423,14 +429,14 @@ def test_it_is_completed_and_so_is_its_task() -> None:
     world.hello()
     task_id = world.task(ONE)
     world.result(world.batches()[0])
-    assert why(world, task_id) == ("completed", f"completed on `{W}` {clock(world)}", world.now.wall)
+    assert why(world, task_id) == ("completed", f"completed on `{W}` {clock(world)}", world.now.wall, None)
     assert why_task(world, task_id).why.message == f"the task is completed since {clock(world)}"
 
 
 def test_it_was_cancelled_or_skipped() -> None:
     world = World()
     task_id = world.task(CHAIN)
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     assert why(world, task_id, "a").message == f"cancelled {clock(world)}: its task was cancelled"
     other = World()
     other.hello()
@@ -458,7 +464,7 @@ def test_a_paused_task_that_still_runs_something_tells_of_that() -> None:
     world = World()
     world.hello()
     task_id = world.task(ONE)
-    world.ask(events.PauseTask, task_id=task_id)
+    world.ask(PauseTask, task_id=task_id)
     assert why_task(world, task_id).why.code == "handed_out"
 
 
@@ -492,12 +498,13 @@ def test_only_what_never_starts_twice_is_there_to_try_a_handler_with() -> None:
     world = World()
     world.hello(slots=20, prefetch=0)
     world.apply({**ONCE, "name": "pay"})
-    world.ask(events.SetBreaker, handler_class="h", state="open")
+    world.ask(SetBreaker, handler_class="h", state="open")
     (money,) = world.submit("pay").task_ids
-    assert why(world, money)[:2] == (
+    assert why(world, money) == (
         "breaker_open",
-        f"the breaker for `h` is held open by an operator since {clock(world)}; `stepwire breaker auto h` leaves it to "
-        "itself",
+        f"the breaker for `h` is held open by an operator since {clock(world)}",
+        world.now.wall,
+        Hint(HintCode.RELEASE_BREAKER, handler_class="h"),
     )
 
 

@@ -66,7 +66,7 @@ def test_what_the_table_does_not_say_is_a_broken_invariant() -> None:
 
 def test_every_fact_survives_its_storing() -> None:
     told: list[facts.Fact] = [
-        facts.Submitted(1, 2, "u" * 32, "running"),
+        facts.Submitted(1, 2, "u" * 32, "running", 2),
         facts.Readied(1, 0),
         facts.Dispatched(1, 0, 1, "w:0", "batch"),
         facts.Granted(1, 0, 1),
@@ -98,8 +98,8 @@ def test_every_fact_survives_its_storing() -> None:
     [
         ([], "does not begin"),
         ([[facts.Readied(1, 0)]], "does not begin"),
-        ([[facts.Submitted(1, 1, "u", "running")], [facts.Completed(1, 0, 1, 1, 1)]], "does not follow"),
-        ([[facts.Submitted(1, 1, "u", "running"), facts.Readied(1, 9)]], "does not follow"),
+        ([[facts.Submitted(1, 1, "u", "running", 2)], [facts.Completed(1, 0, 1, 1, 1)]], "does not follow"),
+        ([[facts.Submitted(1, 1, "u", "running", 2), facts.Readied(1, 9)]], "does not follow"),
     ],
 )
 def test_a_history_that_is_none_is_named(rows: list[list[facts.Fact]], why: str) -> None:
@@ -111,7 +111,7 @@ def test_a_history_that_is_none_is_named(rows: list[list[facts.Fact]], why: str)
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("state", "ready"), ("delivery", 7), ("output", '{"ok":1234}'), ("reason", "x"), ("worker", None)],
+    [("state", "ready"), ("delivery", 7), ("output", '{"ok":1234}'), ("reason", "x"), ("worker", None), ("id", 99)],
 )
 def test_a_row_that_its_history_does_not_explain_is_named(column: str, value: object) -> None:
     world = World()

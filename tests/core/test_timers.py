@@ -1,8 +1,7 @@
-"""When the core wants to be woken: as rarely as nothing is missed."""
+"""When the core is woken: as rarely as it can be without missing anything."""
 
-from typing import Any
-
-from stepwire_broker.core.commit.timers import Timers
+import msgspec
+from stepwire_broker.core.commit.timers import SWEEP_FROM, Timers
 from stepwire_broker.core.model import events
 from stepwire_broker.core.model.events import Now
 from stepwire_protocol import limits
@@ -12,37 +11,53 @@ from .world import World
 FLOW = {"name": "flow", "steps": [{"name": "one", "handler_class": "h"}]}
 
 
+class Timer(msgspec.Struct):
+    name: str
+    stale: bool = False
+
+    def is_stale(self) -> bool:
+        return self.stale
+
+
 def at(mono: int) -> Now:
     return Now(mono, 0)
 
 
-def due(timers: Timers, mono: int) -> list[Any]:
-    found = []
+def due(timers: Timers[Timer], mono: int) -> list[str]:
+    names = []
     while (timer := timers.pop_due(at(mono))) is not None:
-        found.append(timer[1])
-    return found
+        names.append(timer.name)
+    return names
 
 
-def test_timers_come_in_the_order_of_their_times_and_none_before_it() -> None:
-    timers = Timers(lambda kind, what: False)
+def test_timers_come_in_the_order_of_their_times_and_none_before_its_time() -> None:
+    timers: Timers[Timer] = Timers()
     for mono in (30, 10, 20, 10):
-        timers.set(mono, "x", mono)
+        timers.set(mono, Timer(f"{mono} ms"))
     assert timers.wake_at == 10
     assert due(timers, 9) == []
-    assert due(timers, 25) == [10, 10, 20]
+    assert due(timers, 25) == ["10 ms", "10 ms", "20 ms"]
     assert timers.wake_at == 30
 
 
-def test_nobody_is_woken_for_what_means_nothing_any_more() -> None:
-    over: set[str] = set()
-    timers = Timers(lambda kind, what: what in over)
-    for mono, what in ((10, "a"), (20, "b"), (30, "c"), (40, "d")):
-        timers.set(mono, "x", what)
-    over |= {"b", "c"}
+def test_the_core_does_not_wake_for_a_stale_timer() -> None:
+    timers: Timers[Timer] = Timers()
+    by_name = {name: Timer(name) for name in "abcd"}
+    for position, timer in enumerate(by_name.values(), 1):
+        timers.set(10 * position, timer)
+    by_name["b"].stale = by_name["c"].stale = True
     assert due(timers, 10) == ["a"]
     assert timers.wake_at == 40
     assert due(timers, 40) == ["d"]
     assert timers.wake_at is None
+
+
+def test_stale_timers_leave_the_heap_when_they_could_be_half_of_it() -> None:
+    timers: Timers[Timer] = Timers()
+    for mono in range(3 * SWEEP_FROM):
+        timers.set(mono, Timer("t", stale=mono % 100 > 0))
+    assert len(timers) < SWEEP_FROM
+    assert sum(not timer.stale for timer in timers.all()) == -(-3 * SWEEP_FROM // 100)
 
 
 def test_a_hundred_answered_batches_wake_the_broker_a_few_times_and_not_a_hundred() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 import msgspec
-from stepwire_broker.core.commit.decision import Decision, Read
+from stepwire_broker.core.commit.decision import Complaint, Decision, Read
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.workflow import Workflow, read_workflow
 from stepwire_broker.core.intake.routing_rules import KEPT_AS, stored_rules
@@ -21,6 +21,7 @@ from stepwire_broker.core.model.states import DISPATCHED, READY, STEP_FINAL
 from stepwire_broker.core.model.targets import BUS, LOCAL
 from stepwire_broker.core.routing.router import Router
 from stepwire_broker.core.state import BrokerState, Identity
+from stepwire_broker.core.timer_kinds import BreakerDue, FetchDue
 from stepwire_broker.core.workers.level0 import SETTLE_MS
 from stepwire_protocol import codec, topics
 from stepwire_protocol import messages as wire
@@ -72,6 +73,7 @@ class World:
         self.groups: list[CommitGroup] = []
         self.answers: dict[int, Any] = {}
         self.watches: list[Any] = []
+        self.complaints: list[Complaint] = []
         self.requests = 0
         self.rid = 0
         self.documents: dict[int, tuple[Workflow, bool]] = {}
@@ -117,15 +119,16 @@ class World:
 
     # -- events in ----------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Any) -> None:
-        self._act(self.machine.handle(event, self.now))
+    def handle(self, event: Any, principal: str = "") -> None:
+        self._act(self.machine.handle(event, self.now, principal))
         self.flush()
         if self.answers_reads:
             while self.reads:
                 self.read()
 
     def flush(self) -> None:
-        group, decision = self.machine.close(0, self.now)
+        self.machine.dispatch(0, self.now)
+        group, decision = self.machine.next_group(0, self.now)
         self._act(decision)
         if group is not None:
             assert self.writing is None
@@ -344,6 +347,7 @@ class World:
             self.answers[answer.request] = answer.answer
         self.reads.extend(decision.reads)
         self.watches.extend(decision.watches)
+        self.complaints.extend(decision.complaints)
 
     def _deliver(self, frame: bytes) -> None:
         self.frames.append(frame)
@@ -451,7 +455,7 @@ def check_guards(state: BrokerState) -> None:
         assert guard.breaker.under_way <= state.settings.dispatch.breaker.success_threshold
         assert (guard.breaker.state == "closed") == (name not in guards.barred)
         if guard.breaker.state != "closed" and not guard.breaker.is_forced:
-            due = [mono for mono, _, kind, what in state.timers._heap if kind == "breaker" and what[0] is guard]
+            due = [t for t in state.timers.all() if isinstance(t, BreakerDue) and t.guard is guard]
             assert due, f"{name} is {guard.breaker.state} and nothing wakes it"
 
 
@@ -461,7 +465,7 @@ def check_ready(state: BrokerState) -> None:
     assert len(set(map(id, entries))) == len(entries)
     assert all(step.queued for step in entries)
     fetching = {id(s) for steps in state.fetching.values() for s in steps} | {id(s) for s in state.undecided_steps}
-    fetching |= {id(s) for _, _, kind, what in state.timers._heap if kind == "fetch" for s in what}
+    fetching |= {id(s) for timer in state.timers.all() if isinstance(timer, FetchDue) for s in timer.steps}
     for task in state.tasks.values():
         for step in task.steps:
             if step.state is READY and task.state == "running":

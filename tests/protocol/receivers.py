@@ -1,4 +1,4 @@
-"""How a receiver reads a message, from its frames to its type or the reason of its refusal."""
+"""Reads the frames of a message as a broker or a worker does: returns the message or raises InvalidMessage."""
 
 from msgspec import Struct
 from stepwire_protocol import codec, topics

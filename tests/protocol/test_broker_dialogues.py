@@ -1,4 +1,4 @@
-"""The broker keeps to every dialogue that drives a broker: over real sockets, with its database."""
+"""The broker keeps to every dialogue that drives a broker, over real sockets and with its database."""
 
 from pathlib import Path
 

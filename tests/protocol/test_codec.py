@@ -1,4 +1,4 @@
-"""Any value of any message comes through its bytes unchanged; anything else comes out as a InvalidMessage."""
+"""Every value of every message is unchanged after encoding and decoding; all other bytes raise InvalidMessage."""
 
 import json
 from typing import Any, get_type_hints
@@ -14,7 +14,7 @@ from stepwire_protocol.errors import InvalidMessage
 
 from .receivers import read_as_broker, read_as_worker
 
-# What a database and every language can keep.
+# Text that a database and every language can store.
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 OUTPUTS = st.recursive(
     st.none() | st.booleans() | st.integers(-limits.INTEGER_MAX, limits.INTEGER_MAX) | TEXT,
@@ -24,7 +24,7 @@ OUTPUTS = st.recursive(
 
 
 def strategy(kind: inspect.Type) -> st.SearchStrategy[Any]:
-    """Any value of this type, as the type says it: a new message needs no line here."""
+    """Any value of this type, derived from the type: a new message needs no new strategy."""
     match kind:
         case inspect.StructType():
             return st.builds(
@@ -61,7 +61,7 @@ def strategy(kind: inspect.Type) -> st.SearchStrategy[Any]:
 
 
 def made_valid(message: Struct) -> Struct:
-    """What the types cannot say: versions, and that an item stands once."""
+    """Apply the rules that types cannot express: versions, and no duplicate items."""
     changes: dict[str, Any] = {}
     names = get_type_hints(type(message))
     version = limits.PROTOCOL_LEVEL_1 if "v" in names else limits.PROTOCOL_LEVEL_0
@@ -87,7 +87,7 @@ def topic_of(document: schema.SchemaDocument) -> bytes:
 
 
 @pytest.mark.parametrize("document", schema.DOCUMENTS, ids=lambda d: d.name)
-def test_any_message_comes_through_its_bytes_unchanged(document: schema.SchemaDocument) -> None:
+def test_every_message_is_unchanged_after_encoding_and_decoding(document: schema.SchemaDocument) -> None:
     read = read_as_broker if document.sender == "worker" else read_as_worker
     topic = topic_of(document)
 
@@ -137,15 +137,15 @@ def read_or_refuse(frames: list[bytes], sender: str) -> None:
     try:
         (read_as_broker if sender == "worker" else read_as_worker)(frames)
     except InvalidMessage:
-        pass  # its code is one of REFUSALS: it asserts that itself
+        pass  # InvalidMessage itself asserts that its code is in REFUSALS
     for frame in frames:
-        told = codec.sender_of(frame)
-        assert told.rid is None or 1 <= told.rid <= limits.INTEGER_MAX
+        sender = codec.sender_of(frame)
+        assert sender.rid is None or 1 <= sender.rid <= limits.INTEGER_MAX
 
 
 @settings(max_examples=1000, deadline=None)
 @given(st.data())
-def test_a_valid_message_with_one_thing_wrong_is_read_or_refused(data: Any) -> None:
+def test_a_valid_message_with_one_fault_is_read_or_refused(data: Any) -> None:
     vector = data.draw(st.sampled_from(VALID))
     value = json.loads(vector["text"])
     path = data.draw(st.sampled_from(paths(value)))
@@ -183,8 +183,8 @@ def test_the_json_starts_after_the_first_space() -> None:
     assert codec.split(b"results  {}") == (b"results ", b" {}")
 
 
-def test_to_comes_first_in_a_level_0_batch() -> None:
-    """What its peer was granted is a prefix of the bytes."""
+def test_a_level_0_batch_begins_with_to() -> None:
+    """The subscription that the broker grants to a peer is a prefix of these bytes."""
     for vector in VALID:
         if vector["topic"] == "steps " and "to" in vector["value"]:
             assert codec.encode(read_as_worker(frames_of(vector))).startswith(b'{"to":"0.7",')
@@ -209,5 +209,5 @@ LEVEL_1 = b'{"type":"results","results":[]}'
         (b'{"a":' * 5000, False),
     ],
 )
-def test_a_type_at_the_top_makes_it_level_1(body: bytes, is_level1: bool) -> None:
+def test_a_top_level_type_makes_a_message_level_1(body: bytes, is_level1: bool) -> None:
     assert codec.is_level1(body) is is_level1

@@ -11,7 +11,7 @@ from conformance.subject import grade
 from .test_worker_dialogues import SUBJECT
 
 WRONG_SUBJECT = Path(__file__).with_name("wrong_subject.py")
-REPEATED_BATCH = "steps that come again are answered again, and run once"
+REPEATED_BATCH = "repeated steps are answered again, and run once"
 FIRST = load()[0]
 
 

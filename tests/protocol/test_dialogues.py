@@ -1,4 +1,4 @@
-"""The dialogues themselves: every line of them is a message the codec takes, and the played course is consistent."""
+"""The dialogues themselves: every line is a valid message, and the runner accepts the right messages only."""
 
 import json
 from typing import Any
@@ -15,16 +15,16 @@ from .receivers import read_as_broker, read_as_worker
 DIALOGUES = load()
 
 
-def spoken(dialogue: Dialogue) -> list[tuple[dict[str, Any], Bindings]]:
-    """Every line that is a message, with what is bound when it is said."""
+def messages_of(dialogue: Dialogue) -> list[tuple[dict[str, Any], Bindings]]:
+    """Every line that is a message, with the names that are bound when it is sent."""
     bindings: Bindings = {}
-    said = []
+    lines = []
     for line in dialogue.lines:
         for one in line.get("any_order", [line]):
             if "topic" in one:
                 render([one.get("peer"), one.get("message", {})], bindings)
-                said.append((one, dict(bindings)))
-    return said
+                lines.append((one, dict(bindings)))
+    return lines
 
 
 def test_dialogues_have_different_names() -> None:
@@ -32,8 +32,8 @@ def test_dialogues_have_different_names() -> None:
 
 
 @pytest.mark.parametrize("dialogue", DIALOGUES, ids=lambda d: d.name)
-def test_every_line_is_a_message_of_the_wire(dialogue: Dialogue) -> None:
-    for line, bindings in spoken(dialogue):
+def test_every_line_of_a_dialogue_is_a_valid_message(dialogue: Dialogue) -> None:
+    for line, bindings in messages_of(dialogue):
         read = read_as_broker if line["from"] == "worker" else read_as_worker
         topic = render(line["topic"], bindings).encode()
         if "text" in line:
@@ -41,25 +41,25 @@ def test_every_line_is_a_message_of_the_wire(dialogue: Dialogue) -> None:
                 read([topic + render(line["text"], bindings).encode()])
             assert refused.value.code == line["code"]
             continue
-        said = render(line["message"], bindings)
-        message = read([topic + msgspec.json.encode(said)])
-        again = read([topic + codec.encode(message)])
-        assert again == message
-        assert list(match(said, members(again), {})) == []
+        sent = render(line["message"], bindings)
+        message = read([topic + msgspec.json.encode(sent)])
+        reread = read([topic + codec.encode(message)])
+        assert reread == message
+        assert list(match(sent, members(reread), {})) == []
 
 
 @pytest.mark.parametrize("dialogue", DIALOGUES, ids=lambda d: d.name)
-def test_time_goes_forward_in_every_dialogue(dialogue: Dialogue) -> None:
+def test_time_never_decreases_in_a_dialogue(dialogue: Dialogue) -> None:
     times = [line["at_ms"] for line in dialogue.lines]
     assert times == sorted(times)
     assert dialogue.drives
 
 
 class Echo:
-    """A real side that says what the dialogue wants, so that the runner itself can be tested; or something else."""
+    """A real side that sends the lines of the dialogue, or one wrong message, to test the runner itself."""
 
     def __init__(self, dialogue: Dialogue, side: str, spoil: int | None = None) -> None:
-        self._lines = [(line, b) for line, b in spoken(dialogue) if line["from"] == side]
+        self._lines = [(line, b) for line, b in messages_of(dialogue) if line["from"] == side]
         self._spoil = spoil
         self._at = 0
         self._now_ms = 0
@@ -102,21 +102,21 @@ def _spoilt(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_silence(dialogue: Dialogue) -> Dialogue:
-    """What must not be said is not said by an echo either; it cannot know when to keep still, though."""
+    """The dialogue without the times at which no message may come: an Echo cannot wait until they are over."""
     lines = [line for line in dialogue.lines if "expect_nothing_ms" not in line]
     return msgspec.structs.replace(dialogue, lines=lines)
 
 
 @pytest.mark.parametrize("dialogue", DIALOGUES, ids=lambda d: d.name)
-def test_a_side_that_keeps_to_its_lines_passes(dialogue: Dialogue) -> None:
+def test_a_side_that_sends_its_lines_passes(dialogue: Dialogue) -> None:
     for side in dialogue.drives:
         play(without_silence(dialogue), side, Echo(dialogue, side))
 
 
 @pytest.mark.parametrize("dialogue", DIALOGUES, ids=lambda d: d.name)
-def test_a_side_that_says_anything_else_fails(dialogue: Dialogue) -> None:
+def test_a_side_that_sends_another_message_fails(dialogue: Dialogue) -> None:
     for side in dialogue.drives:
-        count = sum(line["from"] == side for line, _ in spoken(dialogue))
+        count = sum(line["from"] == side for line, _ in messages_of(dialogue))
         for spoil in range(1, count + 1):
             with pytest.raises(Failed):
                 play(without_silence(dialogue), side, Echo(dialogue, side, spoil))
@@ -146,11 +146,11 @@ MATCHES: list[tuple[Any, Any, bool]] = [
 
 
 @pytest.mark.parametrize(("pattern", "value", "fits"), MATCHES)
-def test_a_pattern_fits_or_says_what_differs(pattern: Any, value: Any, fits: bool) -> None:
+def test_a_pattern_fits_or_names_the_differences(pattern: Any, value: Any, fits: bool) -> None:
     assert (list(match(pattern, value, {"x": 7})) == []) is fits
 
 
-def test_what_is_bound_once_is_the_same_from_then_on() -> None:
+def test_a_bound_name_keeps_its_value() -> None:
     bindings: Bindings = {}
     assert list(match({"$bind": "id", "example": 1}, 5, bindings)) == []
     assert render({"$ref": "id"}, bindings) == 5

@@ -1,4 +1,4 @@
-"""Over HTTP: what SPEC.md prints are bodies as they travel, and every member of them is described."""
+"""The protocol over HTTP: the examples of SPEC.md are real bodies, and it describes every member of them."""
 
 import json
 import re
@@ -24,31 +24,31 @@ COMMON = {"type", "v", "broker", "epoch"}
 
 
 def about(title: str) -> str:
-    found = re.search(rf"^### {title}\n(.*?)(?=^### |\Z)", HTTP, re.S | re.M)
-    assert found
-    return found[1]
+    heading = re.search(rf"^### {title}\n(.*?)(?=^### |\Z)", HTTP, re.S | re.M)
+    assert heading
+    return heading[1]
 
 
 @pytest.mark.parametrize("title", SECTIONS)
-def test_the_examples_are_what_is_read_and_written(title: str) -> None:
+def test_the_examples_are_valid_calls_and_answers(title: str) -> None:
     call, answer = SECTIONS[title]
     seen: set[type[Struct]] = set()
     for block in re.findall(r"```json\n(.*?)```", about(title), re.S):
         for line in block.splitlines():
             if '"type"' in line:
-                told = msgspec.json.decode(line, type=answer)
-                assert json.loads(msgspec.json.encode(told)).keys() == json.loads(line).keys()
+                decoded = msgspec.json.decode(line, type=answer)
+                assert json.loads(msgspec.json.encode(decoded)).keys() == json.loads(line).keys()
             else:
                 polling.read(call, line.encode(), 100_000)
             suffix = "_answer" if '"type"' in line else ""
-            said = json.loads((schema.DIRECTORY / f"http_{title.lower()}{suffix}.json").read_text())
-            jsonschema.Draft202012Validator(said).validate(json.loads(line))
+            document = json.loads((schema.DIRECTORY / f"http_{title.lower()}{suffix}.json").read_text())
+            jsonschema.Draft202012Validator(document).validate(json.loads(line))
             seen.add(answer if suffix else call)
     assert seen == {call, answer}
 
 
 @pytest.mark.parametrize("title", SECTIONS)
-def test_every_member_is_described(title: str) -> None:
+def test_every_member_of_a_call_is_described(title: str) -> None:
     text = about(title)
     for field in inspect.type_info(SECTIONS[title][0]).fields:  # type: ignore[attr-defined]
         if field.name in COMMON or (title == "Results" and f"`{field.name}`" in text):
@@ -65,14 +65,14 @@ def test_every_member_is_described(title: str) -> None:
         assert name in COMMON or f"`{name}`" in text or f'"{name}"' in text, name
 
 
-def test_every_code_of_it_is_printed() -> None:
-    """As the gateway says them; tests/api/test_polling.py brings each about."""
+def test_every_code_over_http_is_printed() -> None:
+    """The codes of the gateway; tests/api/test_polling.py causes each of them."""
     for code in ("unknown_session", "stale_call", "worker_taken", "not_granted", "other_deployment", "not_enabled"):
         assert re.search(rf"^\| `{code}` \| 40[49] \|", SPEC, re.M), code
 
 
 @pytest.mark.parametrize(
-    ("kind", "said", "code"),
+    ("kind", "members", "code"),
     [
         (polling.HeartbeatCall, {"session": "1.1", "v": "3.0"}, "unknown_version"),
         (polling.HeartbeatCall, {"session": "1"}, "bad_field"),
@@ -85,10 +85,8 @@ def test_every_code_of_it_is_printed() -> None:
         ),
     ],
 )
-def test_what_is_not_as_it_should_be_is_refused(
-    kind: type[polling.FromPoller], said: dict[str, object], code: str
-) -> None:
-    body = json.dumps({"worker": "w:0123456789abcdef", **said}).encode()
+def test_an_invalid_call_is_refused(kind: type[polling.FromPoller], members: dict[str, object], code: str) -> None:
+    body = json.dumps({"worker": "w:0123456789abcdef", **members}).encode()
     with pytest.raises(InvalidMessage) as refused:
         polling.read(kind, body, 100_000)
     assert refused.value.code == code

@@ -1,4 +1,4 @@
-"""The schema files are what the types say, and say the same as the codec."""
+"""The schema files are generated from the types, and agree with the codec."""
 
 import json
 from typing import Any
@@ -12,14 +12,14 @@ FILES = schema.files()
 BUNDLE = json.loads(FILES["bundle.json"])
 
 
-def test_the_files_are_up_to_date() -> None:
+def test_the_schema_files_are_up_to_date() -> None:
     """`python -m stepwire_protocol.schema` writes them."""
     written = {path.name: path.read_text() for path in schema.DIRECTORY.glob("*.json")}
     assert written == FILES
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
-def test_each_is_a_schema_with_words(name: str) -> None:
+def test_every_schema_is_valid_and_described(name: str) -> None:
     text = json.loads(FILES[name])
     jsonschema.Draft202012Validator.check_schema(text)
     for entry in (text, *text.get("$defs", {}).values()):
@@ -34,13 +34,13 @@ def file_of(vector: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("vector", load("accepted")["messages"], ids=lambda v: v["name"])
-def test_what_the_codec_accepts_the_schema_accepts(vector: dict[str, Any]) -> None:
+def test_the_schema_accepts_every_message_that_the_codec_accepts(vector: dict[str, Any]) -> None:
     message = json.loads(vector["text"])
     jsonschema.Draft202012Validator(json.loads(FILES[file_of(vector)])).validate(message)
     assert jsonschema.Draft202012Validator(BUNDLE).is_valid(message)
 
 
-# JSON Schema takes 8127.0 for an integer, and in Python's own dialect `$` lets a line end through.
+# JSON Schema accepts 8127.0 as an integer, and Python's `$` matches before a final line end.
 BEYOND_SCHEMA = ("step_id as a float", "line end")
 
 
@@ -53,5 +53,5 @@ BEYOND_SCHEMA = ("step_id as a float", "line end")
     ],
     ids=lambda v: v["name"],
 )
-def test_what_the_codec_refuses_for_a_member_the_schema_refuses(vector: dict[str, Any]) -> None:
+def test_the_schema_refuses_every_bad_field_that_the_codec_refuses(vector: dict[str, Any]) -> None:
     assert not jsonschema.Draft202012Validator(BUNDLE).is_valid(json.loads(vector["text"]))

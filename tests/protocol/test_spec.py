@@ -1,4 +1,4 @@
-"""SPEC.md says everything the code says: every message, member, code and number, and its examples are real."""
+"""SPEC.md describes every message, member, code and number of the code, and its examples are real frames."""
 
 import json
 import re
@@ -28,9 +28,9 @@ COMMON = {"type", "v", "worker", "broker", "epoch"}
 
 def section(title: str, mark: str = "###") -> str:
     """The text under a heading, up to the next heading of its rank or above."""
-    found = re.search(rf"^{mark} {re.escape(title)}\n(.*?)(?=^#{{2,{len(mark)}}} |\Z)", SPEC, re.S | re.M)
-    assert found, f"SPEC.md has no heading {mark} {title}"
-    return found[1]
+    heading = re.search(rf"^{mark} {re.escape(title)}\n(.*?)(?=^#{{2,{len(mark)}}} |\Z)", SPEC, re.S | re.M)
+    assert heading, f"SPEC.md has no heading {mark} {title}"
+    return heading[1]
 
 
 def read(frame: str) -> Struct:
@@ -39,12 +39,12 @@ def read(frame: str) -> Struct:
 
 
 @pytest.mark.parametrize("frame", WIRE)
-def test_an_example_is_what_the_codec_writes(frame: str) -> None:
+def test_every_example_is_the_output_of_the_codec(frame: str) -> None:
     topic, _ = codec.split(frame.encode())
     assert codec.frame(topic, read(frame)) == frame.encode()
 
 
-def test_there_is_an_example_of_every_message() -> None:
+def test_every_message_has_an_example() -> None:
     assert {type(read(frame)) for frame in WIRE} == {document.type for document in schema.DOCUMENTS}
 
 
@@ -52,7 +52,7 @@ def test_there_is_an_example_of_every_message() -> None:
 def test_every_member_of_a_message_is_described_with_its_default(document: schema.SchemaDocument) -> None:
     text = section(document.name)
     if document.name in ("go", "adopt"):
-        text += section("cancel")  # the three share their table
+        text += section("cancel")  # the three share one table
     for field in inspect.type_info(document.type).fields:  # type: ignore[attr-defined]
         if field.name in COMMON:
             continue
@@ -84,7 +84,7 @@ def test_every_member_of_a_step_is_described(inner: type[Struct]) -> None:
         assert f"`{name}`" in section("steps"), name
 
 
-def test_level_0_is_described() -> None:
+def test_every_member_of_level_0_is_described() -> None:
     text = section("17. Level 0", "##")
     for kind in (messages.StepsLevel0, messages.ResultsLevel0, messages.StepRequestLevel0, messages.StepMetadataLevel0):
         for name in kind.__struct_fields__:
@@ -106,7 +106,7 @@ def test_every_value_of_an_enumeration_is_described(kind: Any, where: str) -> No
         assert f"`{value}`" in section(where), value
 
 
-def test_every_refusal_is_printed_with_its_sentence() -> None:
+def test_every_code_of_a_refusal_is_printed_with_its_sentence() -> None:
     text = section("18. Refusals", "##")
     for code, sentence in errors.REFUSALS.items():
         assert f"| `{code}` | {sentence} |" in text
@@ -123,7 +123,7 @@ def test_every_number_is_printed() -> None:
             assert re.sub(r"[`\",]", "", row[1]) == re.sub(r"[`\",]", "", shown), name
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_has_a_target() -> None:
     for page, text in (("SPEC.md", SPEC), ("SDK_GUIDE.md", GUIDE)):
         headings = re.findall(r"^#+ (.*)$", text, re.M)
         anchors = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}

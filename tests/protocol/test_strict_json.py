@@ -18,12 +18,12 @@ class Refuse(Exception):
 
 
 def reference(body: bytes) -> Any:
-    """The object, or Refuse(code). Which of several faults is named is free; that there is one is not."""
+    """Return the object or raise Refuse(code). With several faults, the code may be that of any of them."""
 
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len({key for key, _ in found}) != len(found):
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({key for key, _ in pairs}) != len(pairs):
             raise Refuse("duplicate_key")
-        return dict(found)
+        return dict(pairs)
 
     def integer(text: str) -> int:
         if len(text) > 17 or abs(int(text)) > limits.INTEGER_MAX:
@@ -38,7 +38,7 @@ def reference(body: bytes) -> Any:
     def constant(text: str) -> Any:
         raise Refuse("not_a_number")
 
-    def look(value: Any, depth: int) -> None:
+    def check(value: Any, depth: int) -> None:
         if isinstance(value, str):
             if "\0" in value:
                 raise Refuse("nul_character")
@@ -48,9 +48,9 @@ def reference(body: bytes) -> Any:
             if depth == limits.DEPTH_MAX:
                 raise Refuse("too_deep")
             for member in value:
-                look(member, depth + 1)
+                check(member, depth + 1)
             for member in value.values() if isinstance(value, dict) else ():
-                look(member, depth + 1)
+                check(member, depth + 1)
 
     try:
         text = body.decode()
@@ -58,7 +58,7 @@ def reference(body: bytes) -> Any:
         raise Refuse("not_utf8") from None
     try:
         value = json.loads(
-            text, object_pairs_hook=pairs, parse_int=integer, parse_float=number, parse_constant=constant
+            text, object_pairs_hook=unique, parse_int=integer, parse_float=number, parse_constant=constant
         )
     except RecursionError:
         raise Refuse("too_deep") from None
@@ -66,7 +66,7 @@ def reference(body: bytes) -> Any:
         raise Refuse("not_json") from None
     if not isinstance(value, dict):
         raise Refuse("not_an_object")
-    look(value, 0)
+    check(value, 0)
     return value
 
 
@@ -93,7 +93,7 @@ JSONS = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(STRINGS, inner, max_size=4),
     max_leaves=24,
 )
-# Pieces of text that a parser may stumble over, put together at random inside an object.
+# Pieces of text that are difficult for a parser, combined at random inside an object.
 PIECES = st.sampled_from(
     [
         *("{", "}", "[", "]", ":", ",", '"', "\\", " ", "\n", "\0", "\x7f", "\ufeff"),
@@ -108,7 +108,7 @@ PIECES = st.sampled_from(
 
 @settings(max_examples=400, deadline=None)
 @given(JSONS, st.booleans(), st.sampled_from([(",", ":"), (", ", ": ")]))
-def test_any_document_is_judged_as_the_reference_judges_it(value: Any, ascii_only: bool, separators: Any) -> None:
+def test_the_parser_agrees_with_the_reference_on_any_document(value: Any, ascii_only: bool, separators: Any) -> None:
     text = json.dumps({"a": value, "b": [value]}, ensure_ascii=ascii_only, separators=separators)
     agree(text.encode("utf-8", "surrogatepass"))
 
@@ -117,7 +117,7 @@ def test_any_document_is_judged_as_the_reference_judges_it(value: Any, ascii_onl
 @given(st.lists(PIECES, max_size=12))
 @example(['"a":1,"a":"\\u003a"'])
 @example(['"a":["]",["]",["]",1,"["],"["],"["]'])
-def test_any_text_is_judged_as_the_reference_judges_it(pieces: list[str]) -> None:
+def test_the_parser_agrees_with_the_reference_on_any_text(pieces: list[str]) -> None:
     inside = "".join(pieces)
     for text in (
         inside,
@@ -131,7 +131,7 @@ def test_any_text_is_judged_as_the_reference_judges_it(pieces: list[str]) -> Non
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(STRINGS, NUMBERS), min_size=1, max_size=6), st.data())
-def test_a_key_that_stands_twice_is_found_however_it_is_spelled(members: list[tuple[str, Any]], data: Any) -> None:
+def test_a_duplicate_key_is_found_in_any_spelling(members: list[tuple[str, Any]], data: Any) -> None:
     key, value = data.draw(st.sampled_from(members))
     spelled = "".join(f"\\u{ord(c):04x}" if ord(c) < 0x10000 else c for c in key)
     text = ",".join(f"{json.dumps(k)}:{json.dumps(v)}" for k, v in members)
@@ -143,8 +143,8 @@ def test_a_key_that_stands_twice_is_found_however_it_is_spelled(members: list[tu
 @pytest.mark.parametrize("depth", [1, 31, 32, 33, 34, 100, 500])
 @pytest.mark.parametrize("filler", ["", "1", '"]"', '"[[[["', '"{}"', "[],[],[]"])
 @pytest.mark.parametrize("length", [0, 70_000])
-def test_depth_is_counted_exactly(depth: int, filler: str, length: int) -> None:
-    """Beyond 64 KiB it is counted in another way."""
+def test_the_depth_is_counted_exactly(depth: int, filler: str, length: int) -> None:
+    """Beyond 64 KiB the depth is counted by another algorithm."""
     inner = depth - 1 - ("[]" in filler and '"' not in filler)
     long = '"' + "x" * length + '",'
     for opened, closed in (("[", "]"), ('{"k":', "}")):
@@ -193,7 +193,7 @@ def filled(unit: str, around: str = '{"a":[%s]}') -> bytes:
     ],
     ids=range(19),
 )
-def test_a_large_document_is_judged_too(body: bytes, code: str | None) -> None:
+def test_a_large_document_is_checked_as_well(body: bytes, code: str | None) -> None:
     assert len(body) <= limits.MESSAGE_BYTES_MAX
     if code is None:
         strict_json.parse(body)
@@ -203,7 +203,7 @@ def test_a_large_document_is_judged_too(body: bytes, code: str | None) -> None:
         assert refused.value.code == code
 
 
-def test_the_collector_is_left_as_it_was_found() -> None:
+def test_the_garbage_collector_is_enabled_again_after_a_large_document() -> None:
     assert gc.isenabled()
     for body in (b'{"a":"' + b"x" * 100_000 + b'"}', b'{"a":"' + b"x" * 100_000):
         try:

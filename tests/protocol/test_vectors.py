@@ -1,4 +1,4 @@
-"""The vectors, as every implementation reads them: what is taken, what is refused and under which name."""
+"""The vectors, as every implementation reads them: messages to accept, and messages to refuse with their codes."""
 
 import time
 from typing import Any
@@ -16,7 +16,7 @@ from .receivers import read_as_broker, read_as_worker
 ACCEPTED = load("accepted")["messages"]
 IGNORED = load("accepted")["ignored"]
 REFUSED = load("refused")["messages"]
-# What a receiver knows and bytes do not say.
+# Codes that depend on the state of the receiver, not on the bytes alone.
 NEEDS_STATE = {"unknown_session", "wrong_batch", "wrong_sender", "unknown_delivery"}
 
 
@@ -26,7 +26,7 @@ def read(vector: dict[str, Any]) -> Struct:
 
 
 @pytest.mark.parametrize("vector", ACCEPTED, ids=lambda v: v["name"])
-def test_what_is_accepted_means_what_it_says(vector: dict[str, Any]) -> None:
+def test_an_accepted_message_has_its_value(vector: dict[str, Any]) -> None:
     message = read(vector)
     assert members(message) == vector["value"]
     if vector["exact"]:
@@ -35,7 +35,7 @@ def test_what_is_accepted_means_what_it_says(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("vector", REFUSED, ids=lambda v: v["name"])
-def test_poison_is_refused_by_its_name(vector: dict[str, Any]) -> None:
+def test_an_invalid_message_is_refused_with_its_code(vector: dict[str, Any]) -> None:
     with pytest.raises(InvalidMessage) as refused:
         read(vector)
     assert refused.value.code == vector["code"]
@@ -43,31 +43,31 @@ def test_poison_is_refused_by_its_name(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("vector", [v for v in REFUSED if "sender" in v], ids=lambda v: v["name"])
-def test_whoever_sent_poison_can_be_told(vector: dict[str, Any]) -> None:
+def test_the_sender_of_an_invalid_message_can_be_read(vector: dict[str, Any]) -> None:
     (frame,) = frames_of(vector)
     assert codec.sender_of(codec.split(frame)[1])._asdict() == vector["sender"]
 
 
 @pytest.mark.parametrize("vector", IGNORED, ids=lambda v: v["sender"])
-def test_a_type_of_a_later_version_is_known_to_be_one(vector: dict[str, Any]) -> None:
+def test_a_type_of_a_later_version_is_an_unknown_type(vector: dict[str, Any]) -> None:
     with pytest.raises(InvalidMessage) as refused:
         read(vector)
     assert refused.value.code == "unknown_type"
 
 
-def test_names_are_unique() -> None:
+def test_the_names_of_vectors_are_unique() -> None:
     for vectors in (ACCEPTED, REFUSED):
         names = [v["name"] for v in vectors]
         assert len(set(names)) == len(names)
 
 
-def test_every_message_type_is_accepted_somewhere() -> None:
+def test_every_type_of_message_has_an_accepted_vector() -> None:
     seen = {type(read(vector)) for vector in ACCEPTED}
     every: set[type] = {*WorkerMessage.__args__, *BrokerMessage.__args__}  # type: ignore[attr-defined]
     assert seen == every | {d.type for d in schema.DOCUMENTS if d.name.startswith("level0")}
 
 
-def test_every_optional_member_is_sent_somewhere() -> None:
+def test_every_optional_member_is_in_an_accepted_vector() -> None:
     def names(value: Any) -> set[str]:
         if isinstance(value, dict):
             return set(value).union(*map(names, value.values()))
@@ -78,13 +78,13 @@ def test_every_optional_member_is_sent_somewhere() -> None:
         assert set(document.type.__struct_fields__) <= sent, document.name
 
 
-def test_every_code_that_bytes_alone_can_earn_is_earned_somewhere() -> None:
-    earned = {v["code"] for v in REFUSED}
-    assert earned == set(errors.REFUSALS) - NEEDS_STATE - {"unknown_type"}
+def test_every_code_that_depends_on_the_bytes_has_a_refused_vector() -> None:
+    codes = {v["code"] for v in REFUSED}
+    assert codes == set(errors.REFUSALS) - NEEDS_STATE - {"unknown_type"}
 
 
-def test_no_poison_holds_the_broker_up() -> None:
-    """A bound far above what is expected: it catches the quadratic, not the slow machine."""
+def test_no_invalid_message_takes_long_to_refuse() -> None:
+    """The limit is far above the expected time: only an algorithm of quadratic time exceeds it."""
     slowest = max(REFUSED, key=lambda v: sum(map(len, frames_of(v))))
     begin = time.process_time()
     for vector in (slowest, *REFUSED):

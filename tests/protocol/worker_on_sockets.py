@@ -79,8 +79,8 @@ class WorkerOnSockets(PlayedBroker):
         raise ValueError(what)
 
     def _has_session(self) -> bool:
-        shell = self._worker._shell
-        return shell is None or self.welcome.get("session") in (None, *shell.session._sessions().values())
+        thread = self._worker._thread
+        return thread is None or self.welcome.get("session") in (None, *thread.session.brokers.sessions().values())
 
     def _is_stopped(self, step_id: int, reason: str) -> bool:
         (context,) = [c for item, c in self._contexts.items() if item[0] == step_id]

@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from stepwire_broker.core.commit.decision import BreakerChanged, Decision, Read, WatchProcess
+from stepwire_broker.core.commit.decision import Complaint, Decision, Read, WatchProcess
 from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
 from stepwire_broker.core.intake.routing_rules import stored_rules
 from stepwire_broker.core.machine import Machine
@@ -17,6 +17,7 @@ from stepwire_broker.core.model.answers import Answer
 from stepwire_broker.core.model.commit_group import Broken, CommitGroup, Fenced, Outcome
 from stepwire_broker.core.model.events import (
     Drain,
+    EndpointsBound,
     Event,
     Forget,
     Leave,
@@ -32,17 +33,18 @@ from stepwire_broker.core.model.events import (
     Tick,
 )
 from stepwire_broker.core.state import BrokerState, Identity
-from stepwire_broker.core.workers.sessions import here_message, refuse
+from stepwire_broker.core.timer_kinds import AnyTimer
+from stepwire_broker.core.workers.sessions import here_message
 from stepwire_broker.engine import LATE_MS, PULSE_MS, WATCH_FOR_MS, WATCH_MS
 from stepwire_broker.stages import claims, results
 from stepwire_broker.stages.turn import Around, Turn
 from stepwire_broker.store.lane import Stall, Trouble, Writing
 from stepwire_protocol import codec, topics
-from stepwire_protocol.messages import Endpoints
+
+from tests.memory_store.writer import CannotWriteNow, SyncFailed
 
 from .clock import Clock
 from .stores import Observed
-from .tables import CannotWriteNow, SyncFailed
 
 if TYPE_CHECKING:
     from .network import Link
@@ -134,12 +136,20 @@ class BrokerNode:
         )
         self._count_timers()
         self.machine = Machine(self.state, [(_compiled(row), bool(row.active)) for row in opened.workflows])
-        self.reader = claims.Reader(world.store.queries, opened.epoch, settings.limits.resident_payload_bytes)
+        self.reader = claims.Reader(opened.epoch, settings.limits.resident_payload_bytes)
         self.turn = Turn(
             self.machine,
-            Around(self.now, Frames(self), self._put, self._answer, self._read, self._watch, self._tell),
+            Around(
+                self.now,
+                Frames(self),
+                self._put,
+                self._answer,
+                self._read,
+                self._watch,
+                world.breakers.turned,
+                self._complain,
+            ),
         )
-        self.state.peers = [Endpoints(BROKER, "inproc://steps", "inproc://results")]
         self.here_frame = topics.BROKERS + codec.encode(here_message(self.state))
         world.trace("broker_started", self.life)
         world.checks.broker_started()
@@ -148,16 +158,18 @@ class BrokerNode:
             world.schedule.after(400.0 * self.chance.random() ** 2, self._kill_if, self.life)
         world.network.broker_started()
         world.routes.broker_started()
+        self.world.count("event", "EndpointsBound")
+        self.turn.handle(EndpointsBound("inproc://steps", "inproc://results"))
         self.post("tick")
 
     def _count_timers(self) -> None:
         timers, counts = self.state.timers, self.world.counts
         pop_due = timers.pop_due
 
-        def counted(now: Now) -> tuple[str, Any] | None:
+        def counted(now: Now) -> AnyTimer | None:
             due = pop_due(now)
             if due is not None:
-                counts["timer", due[0]] += 1
+                counts["timer", type(due).__name__] += 1
             return due
 
         timers.pop_due = counted  # type: ignore[method-assign]
@@ -261,14 +273,9 @@ class BrokerNode:
 
     def _on_message(self, frame: bytes) -> None:
         topic, body = codec.split(frame)
-        message = results.read(topic, body, self.settings.bus.max_message_bytes)
-        if isinstance(message, results.Rejection):
-            if message.worker is not None:
-                refuse(self.state, message.worker, message.code, message.message, message.kind, message.rid)
-                self.turn.take()
-        elif not isinstance(message, results.Unheard):
-            self.world.count("event", type(message).__name__)
-            self.turn.handle(message)
+        event = results.read(topic, body, self.settings.bus.max_message_bytes)
+        self.world.count("event", type(event).__name__)
+        self.turn.handle(event)
         self._flush_soon()
 
     def _on_subscribed(self, worker: str) -> None:
@@ -357,8 +364,8 @@ class BrokerNode:
             self.turn.handle(command)
             self._flush_soon()
 
-    def _tell(self, turned: BreakerChanged) -> None:
-        self.world.breakers.turned(turned)
+    def _complain(self, complaint: Complaint) -> None:
+        self.world.count("complaint", complaint.code)
 
     def _answer(self, decision: Decision) -> None:
         for given in decision.answers:
@@ -432,7 +439,7 @@ class BrokerNode:
         if self._hits("read_failed", self.life, read.request):
             self._later(wait_ms, "read", LoadFailed(read.request, "the disk was busy"))
             return
-        found = claims.perform(self.world.store.connection, self.reader, read, self.now().wall)
+        found = claims.perform(self.world.store.queries, self.reader, read, self.now().wall)
         if isinstance(found, LoadedTasks):
             self.world.checks.loaded(found)
         luck, slow_ms = self._slow_reads.random(), 4_000.0 * self._slow_reads.random() ** 2

@@ -77,6 +77,7 @@ class StepBook:
         "expected",
         "granted",
         "held",
+        "held_as",
         "lost",
         "readied",
         "reopened",
@@ -102,6 +103,7 @@ class StepBook:
         self.backed_off = 0
         self.lost = 0
         self.held = 0
+        self.held_as: str | None = None  # the reason of the current hold, until an operator resolves it
         self.completed_delivery = 0
 
 
@@ -260,12 +262,14 @@ class Checks:
             case "completed":
                 book.completed_delivery = fact[3]
             case "backed_off":
+                self._stopped_is_no_verdict(step_id, book, fact)
                 book.backed_off += 1
                 self._timed_out(step_id, book, fact)
                 limit = self._definition(task_id, fact[2]).retry_limit
                 if book.backed_off > limit:
                     self.fail("P6 retries are bounded", f"step {step_id}: {book.backed_off} retries, limit {limit}")
             case "failed":
+                self._stopped_is_no_verdict(step_id, book, fact)
                 self._timed_out(step_id, book, fact)
                 if fact[4] == "outcome_unknown" and self._definition(task_id, fact[2]).on_unknown != "fail":
                     self._unknown_is_no_verdict(step_id, book, fact)
@@ -282,6 +286,7 @@ class Checks:
             case "held":
                 self._held(step_id, book, fact)
             case "reopened":
+                book.held_as = None
                 book.reopened += 1
                 book.reopened_ms = self.world.now
                 book.reopened_delivery = book.delivery
@@ -315,6 +320,11 @@ class Checks:
         if fact[3] in book.granted:
             self.fail("P5 an unknown outcome is held", f"step {step_id}: {fact}")
 
+    def _stopped_is_no_verdict(self, step_id: int, book: StepBook, fact: list[Any]) -> None:
+        """A failure that a worker reported after a cancel holds the step, however often the worker resends it."""
+        if book.held_as == "stopped":
+            self.fail("P5 a stopped step stays held", f"step {step_id}: {fact}")
+
     def _undelivered(self, step_id: int, book: StepBook, fact: list[Any]) -> None:
         """The broker takes a delivery back: then nothing of it may start any more, and nobody may have it."""
         delivery, code = fact[3], fact[4]
@@ -336,7 +346,7 @@ class Checks:
             if decided_ms - lease_ms * HEARD_LATELY < heard_ms <= decided_ms and worker_id not in self.muted:
                 self.fail("P8 a worker that is heard is not lost", f"step {step_id} at {worker_id}: {fact}")
         elif code in _SAID_BY_ITS_WORKER and code != "unstorable":
-            held = worker.session._items.get((step_id, delivery))
+            held = worker.session.holdings.get((step_id, delivery))
             if held is not None and held.state is not None:
                 self.fail("P4 what a worker holds is not handed to another", f"step {step_id} at {worker_id}: {fact}")
 
@@ -402,6 +412,8 @@ class Checks:
                 task.state = "running"
             case "operated":
                 task.operated[fact[2]] += 1
+                if fact[3] is not None:
+                    self.steps[task_id + 1 + fact[3]].held_as = None
                 if fact[2] == "resolve_completed":
                     self.resolved_outputs.add(task_id + 1 + fact[3])
             case "ended":
@@ -431,6 +443,7 @@ class Checks:
     def _held(self, step_id: int, book: StepBook, fact: list[Any]) -> None:
         """Somebody must not have known. The worker died, fell silent, was too slow, or said so itself."""
         book.held += 1
+        book.held_as = fact[4]
         self.numbers["held"] += 1
         delivery = fact[3]
         worker, _, since_ms = book.dispatched[delivery]
@@ -730,7 +743,7 @@ class Checks:
             return True
         for worker in self.world.workers:
             if worker.is_alive and worker.id == worker_id:
-                peer = worker.session._peers.get("b1")
+                peer = worker.session.brokers.get("b1")
                 return peer is None or peer.lease.until_ms <= worker.now()
         return True
 
@@ -779,7 +792,7 @@ class Checks:
             return
         if body.startswith(b'{"type":"steps"'):
             message = _steps(body)
-            peer = worker.session._peers.get("b1")
+            peer = worker.session.brokers.get("b1")
             if peer is not None and peer.session == message.session and worker.now() < peer.lease.until_ms:
                 key = (worker.id, message.batch_id)
                 self.unanswered[key] = self.unanswered.get(key, 0) + 1
@@ -787,18 +800,18 @@ class Checks:
 
     def _told_to_drop(self, worker: WorkerNode, message: wire.Cancel) -> None:
         """What has not started by then never will, whether it has come yet or not."""
-        peer = worker.session._peers.get("b1")
+        peer = worker.session.brokers.get("b1")
         if peer is None or peer.session != message.session or worker.now() >= peer.lease.until_ms:
             return
         for step_id, delivery in message.items:
-            held = worker.session._items.get((step_id, delivery))
+            held = worker.session.holdings.get((step_id, delivery))
             if held is None or held.state in ("queued", "asking"):
                 self.disowned_items.add((worker.id, step_id, delivery))
 
     def _is_answered(self, worker: WorkerNode, life: int, key: tuple[str, str], session: str) -> None:
         if not worker.is_alive or worker.life != life or worker.is_paused:
             return
-        peer = worker.session._peers.get("b1")
+        peer = worker.session.brokers.get("b1")
         if key in self.unanswered and peer is not None and peer.session == session:
             self.fail("W3 steps are answered", f"batch {key[1]} at {key[0]}")
 

@@ -3,18 +3,21 @@ is listed here, with the reason.
 """
 
 from collections import Counter
-from typing import Final
+from typing import Final, get_args
 
 from stepwire_broker.core import machine
 from stepwire_broker.core.guards import breaker
 from stepwire_broker.core.model.states import STEP_TRANSITIONS, TASK_FINAL, TASK_TRANSITIONS
+from stepwire_broker.core.timer_kinds import AnyTimer
 
 from .faults import KINDS
 
 IMPOSSIBLE: Final[dict[tuple[str, str], str]] = {
     ("event", "PeersUncertain"): "every connection of this world has a name; the core's own tests have such a peer",
+    ("event", "MessageIgnored"): "every sender of this world has this version; the core's own tests have a later one",
+    ("event", "FrameRefused"): "this network carries whole frames; the core's own tests have a broken one",
     ("event", "Fenced"): "on SQLite the lock of the file is the lease: there is no second broker",
-    ("timer", "unstarted"): "no worker of this world does without heartbeats; the core's own tests have one",
+    ("timer", "StartLimit"): "no worker of this world does without heartbeats; the core's own tests have one",
 }
 IMPOSSIBLE |= {
     ("step", f"restored: {before} → held"): "a broker does not run while a backup takes its database's place"
@@ -26,13 +29,13 @@ RARE_FROM_SEEDS: Final = 20_000
 RARE: Final = {
     ("step", "backed_off: held → retry_wait"),
     ("step", "reopened: retry_wait → waiting"),
-    ("timer", "rejected"),
+    ("timer", "ReloadDue"),
 }
 
 
 def wanted() -> list[tuple[str, str]]:
     found = [("event", kind.__name__) for kind in machine.HANDLERS]
-    found += [("timer", kind) for kind in machine._TIMERS]
+    found += [("timer", kind.__name__) for kind in get_args(AnyTimer)]
     found += [("fault", kind) for kind in KINDS]
     found += [("breaker", str(state)) for state in breaker.BreakerPhase]
     for fact, moves in STEP_TRANSITIONS.items():

@@ -15,29 +15,33 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from stepwire import held as sdk_held
-from stepwire import session as sdk
-from stepwire_broker.core import machine
+from stepwire.session import deliveries, intake, leases, slots, tombstones
+from stepwire.session import outbox as sdk_outbox
+from stepwire.session import outgoing as sdk_outgoing
+from stepwire_broker.core import machine, timer_kinds
 from stepwire_broker.core import state as core_state
 from stepwire_broker.core.commit import decision, outbox
-from stepwire_broker.core.dispatch import placement
+from stepwire_broker.core.dispatch import placement, requests, transmission
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.intake import commands, submission
 from stepwire_broker.core.loading import residency
+from stepwire_broker.core.model import apply as core_apply
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model import task as core_task
 from stepwire_broker.core.model.answers import TasksSubmitted
 from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Rejected, SubmissionOutcome, WorkflowOutcome
 from stepwire_broker.core.model.states import COMPLETED, DISPATCHED, HELD, STEP_FINAL, WAITING
-from stepwire_broker.core.progress import progress
+from stepwire_broker.core.progress import dependents, readiness, step_outcomes
 from stepwire_broker.core.routing import ready_queue
 from stepwire_broker.core.workers import sessions, step_results
 from stepwire_broker.store import lane
-from stepwire_broker.store.sqlite_writes import SqliteWriter
+from stepwire_broker.store.rows import OpenCounts
+from stepwire_broker.store.sqlite.writer import SqliteWriter
 from stepwire_protocol import messages as wire
 from stepwire_protocol import topics
 
-from . import tables
+from tests.memory_store.queries import MemoryQueries
+from tests.memory_store.writer import MemoryWriter
+
 from .world import World
 
 SEEDS_MAX: Final = 20_000
@@ -121,9 +125,9 @@ def _retransmit_early(plant: Plant) -> None:
         original(state, session, steps, requests, now)
         batch = steps[0].batch
         batch.released_mono = now.mono
-        state.timers.set(now.mono + batch.pause_ms, "retransmit", batch)
+        state.timers.set(now.mono + batch.pause_ms, timer_kinds.RetransmitDue(batch))
 
-    plant.function(placement._send, send)
+    plant.function(placement._send_batch, send)
 
 
 def _go_again_at_once(plant: Plant) -> None:
@@ -155,11 +159,11 @@ def _no_fence(plant: Plant) -> None:
 def _granted_again(plant: Plant) -> None:
     def unknown_outcome(original: Any, state: Any, step: Any, code: str, now: Any) -> None:
         if step.at_most_once and step.granted and step.state is not HELD:
-            progress.undeliver(state, step, code, now)
+            step_outcomes.undeliver(state, step, code, now)
         else:
             original(state, step, code, now)
 
-    plant.function(progress.unknown_outcome, unknown_outcome)
+    plant.function(step_outcomes.unknown_outcome, unknown_outcome)
 
 
 def _dependencies_unchecked(plant: Plant) -> None:
@@ -167,10 +171,10 @@ def _dependencies_unchecked(plant: Plant) -> None:
         for index in step.definition.dependents:
             later = step.task.steps[index]
             if step.state is COMPLETED and later.state is WAITING and later.definition.trigger_rule is None:
-                progress.make_ready(state, later, now)
+                readiness.make_ready(state, later, now)
         original(state, step, now)
 
-    plant.function(progress._after, after)
+    plant.function(dependents.advance, after)
 
 
 def _retry_for_ever(plant: Plant) -> None:
@@ -178,11 +182,11 @@ def _retry_for_ever(plant: Plant) -> None:
         step.attempt = 0
         original(state, step, error, now, **said)
 
-    plant.function(progress.fail, fail)
+    plant.function(step_outcomes.fail, fail)
 
 
 def _held_is_failed(plant: Plant) -> None:
-    plant.function(progress.hold, lambda _, state, step, code, now: progress.fail_for(state, step, code, now))
+    plant.function(step_outcomes.hold, lambda _, state, step, code, now: step_outcomes.fail_for(state, step, code, now))
 
 
 def _forget_earlier(plant: Plant) -> None:
@@ -190,7 +194,7 @@ def _forget_earlier(plant: Plant) -> None:
         original(step)
         step.earlier = None
 
-    plant.function(core_task._left, left)
+    plant.function(core_apply._left, left)
 
 
 def _lost_wake_up(plant: Plant) -> None:
@@ -208,7 +212,7 @@ def _timed_from_accept(plant: Plant) -> None:
         original(state, message, now)
         for step in () if batch is None else batch.steps:
             due = now.mono + step.definition.timeout_ms
-            state.timers.set(due, "run", (step, step.delivery, due))
+            state.timers.set(due, timer_kinds.RunLimit(step, step.delivery, due))
 
     plant.function(step_results.on_accept, on_accept)
 
@@ -331,7 +335,7 @@ def _applied_twice(plant: Plant) -> None:
     def advance(original: Any, self: Any, seq: int) -> bool:
         return bool(original(self, seq)) or self.position() == seq
 
-    plant.method(tables.MemoryWriter, "advance", advance)
+    plant.method(MemoryWriter, "advance", advance)
     plant.method(SqliteWriter, "advance", advance)
 
 
@@ -342,18 +346,18 @@ def _lease_from_arrival(plant: Plant) -> None:
     def extend(original: Any, self: Any, peer: Any, until_ms: float, now_ms: float) -> None:
         original(self, peer, now_ms + peer.lease_ms, now_ms)
 
-    plant.method(sdk.Session, "_extend", extend)
+    plant.method(leases.Leases, "_extend", extend)
 
 
 def _not_resent(plant: Plant) -> None:
     def again(original: Any, self: Any, now_ms: float) -> None:
-        self._outbox_at = sdk.NEVER
+        self.resend_at_ms = sdk_outgoing.NEVER
 
     def hear(original: Any, self: Any, peer: Any, held: Any, refused: Any, now_ms: float) -> bool:
         return bool(held.message is None and original(self, peer, held, refused, now_ms))
 
-    plant.method(sdk.Session, "_send_results_again", again)
-    plant.method(sdk.Session, "_hear_again", hear)
+    plant.method(sdk_outbox.Outbox, "resend", again)
+    plant.method(intake.Intake, "_answer_again", hear)
 
 
 def _silent_tombstone(plant: Plant) -> None:
@@ -361,38 +365,39 @@ def _silent_tombstone(plant: Plant) -> None:
         if code != "stale":
             original(self, peer, batch_id, items, code, now_ms)
 
-    plant.method(sdk.Session, "_refuse", refuse)
+    plant.method(intake.Intake, "refuse", refuse)
 
 
 def _no_disowning(plant: Plant) -> None:
-    plant.method(sdk_held.Tombstones, "disown", lambda _, self, item, peer, now_ms: None)
+    plant.method(tombstones.Tombstones, "disown", lambda _, self, item, peer, now_ms: None)
 
 
 def _lease_unchecked(plant: Plant) -> None:
-    plant.method(sdk.Session, "_check_leases", lambda _, self, now_ms: None)
+    plant.method(leases.Leases, "check", lambda _, self, now_ms: None)
 
 
 def _drop_keeps_queued(plant: Plant) -> None:
     def drop(original: Any, self: Any, *args: Any) -> None:
-        bury = self._bury
-        self._bury = lambda held, now_ms: None if held.state == sdk_held.QUEUED else bury(held, now_ms)
+        held = self._holdings
+        bury = held.bury
+        held.bury = lambda one, now_ms: None if one.state == deliveries.QUEUED else bury(one, now_ms)
         try:
             original(self, *args)
         finally:
-            del self._bury
+            del held.bury
 
-    plant.method(sdk.Session, "_drop", drop)
+    plant.method(leases.Leases, "_drop", drop)
 
 
 def _granted_by_nobody(plant: Plant) -> None:
     """An at_most_once step starts without asking."""
 
-    def start(original: Any, self: Any, now_ms: float) -> None:
+    def take_next(original: Any, self: Any) -> Any:
         for held in self._queue:
             held.is_at_most_once = False
-        original(self, now_ms)
+        return original(self)
 
-    plant.method(sdk.Session, "_start_queued", start)
+    plant.method(slots.Slots, "take_next", take_next)
 
 
 # -- what was real ----------------------------------------------------------------------------------------------------
@@ -407,12 +412,12 @@ def _decision_shared(plant: Plant) -> None:
 
 
 def _final_steps_counted(plant: Plant) -> None:
-    from . import stores
+    def open_counts(original: Any, self: MemoryQueries) -> OpenCounts:
+        tables = self._tables
+        steps = sum(len(tables.steps_of.get(task.id, ())) for task in tables.open_tasks)
+        return OpenCounts(original(self).tasks, steps)
 
-    def counted(_: Any, t: Any) -> int:
-        return sum(len(t.steps_of.get(task.id, ())) for task in t.open_tasks)
-
-    plant.value(stores, "open_steps", partial(counted, None))
+    plant.method(MemoryQueries, "open_counts", open_counts)
 
 
 def _fence_not_restored(plant: Plant) -> None:
@@ -476,21 +481,22 @@ def _pieces_apart(plant: Plant) -> None:
 
 def _late_is_too_late(plant: Plant) -> None:
     def expire(original: Any, state: Any, run: Any, now: Any) -> None:
-        original(state, (run[0], run[1], run[2] - state.settings.bus.lease_ms), now)
+        due_mono = run.due_mono - state.settings.bus.lease_ms
+        original(state, timer_kinds.RunLimit(run.step, run.delivery, due_mono), now)
 
     plant.function(sessions.expire_run, expire)
 
 
 def _deadline_by_the_wall(plant: Plant) -> None:
-    def request(original: Any, state: Any, step: Any, now: Any, **has: Any) -> Any:
-        made = original(state, step, now, **has)
+    def request(original: Any, step: Any, now: Any, **has: Any) -> Any:
+        made = original(step, now, **has)
         if made is None or step.deadline_ms is None:
             return made
         left_ms = max(0, step.deadline_ms - now.wall)
         metadata = msgspec.structs.replace(made[0].metadata, deadline_ms=left_ms)
         return msgspec.structs.replace(made[0], metadata=metadata), made[1]
 
-    plant.function(placement.request_of, request)
+    plant.function(requests.request_of, request)
 
 
 def _timed_from_commit(plant: Plant) -> None:
@@ -510,13 +516,14 @@ def _bytes_make_no_room(plant: Plant) -> None:
 
 
 def _longer_lease_kept(plant: Plant) -> None:
-    def on_welcome(original: Any, self: Any, peer: Any, message: Any, now_ms: float) -> None:
+    def on_welcome(original: Any, self: Any, peer: Any, message: Any, now_ms: float) -> bool:
         before_ms = peer.lease.until_ms
-        original(self, peer, message, now_ms)
+        is_good = bool(original(self, peer, message, now_ms))
         if peer.lease.until_ms:
             peer.lease.until_ms = max(before_ms, peer.lease.until_ms)
+        return is_good
 
-    plant.method(sdk.Session, "_on_welcome", on_welcome)
+    plant.method(leases.Leases, "on_welcome", on_welcome)
 
 
 def _old_word_is_news(plant: Plant) -> None:
@@ -541,11 +548,16 @@ def _hello_of_the_dead_believed(plant: Plant) -> None:
 
 
 def _taken_back_sent_again(plant: Plant) -> None:
-    def say_again(_: Any, state: Any, batch: Any) -> bool:
+    def resend(_: Any, state: Any, batch: Any) -> bool:
         state.decision.batches.append(batch)
         return True
 
-    plant.function(placement.say_again, say_again)
+    plant.function(transmission.resend, resend)
+
+
+def _stopped_report_overturns_a_hold(plant: Plant) -> None:
+    """A failure that a worker resends after a cancel is taken as a verdict on the step that it had put on hold."""
+    plant.function(step_results._is_open_for_failure, lambda _, step: step.state in (DISPATCHED, HELD))
 
 
 class Bug(NamedTuple):
@@ -604,6 +616,7 @@ BUGS: Final = (
     Bug("a late copy of a hello is a worker's word", _old_word_is_news, True),
     Bug("what was taken back is sent again", _taken_back_sent_again, True),
     Bug("a hello of before a death opens a session", _hello_of_the_dead_believed, True),
+    Bug("a resent failure overturns a hold", _stopped_report_overturns_a_hold, True),
     Bug("worker: a new session keeps the longer lease of the one before", _longer_lease_kept, True),
 )
 

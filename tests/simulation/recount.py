@@ -2,6 +2,7 @@
 
 from stepwire_broker.core.model.states import DISPATCHED, READY, STEP_FINAL, TaskState
 from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import FetchDue
 
 
 def check(state: BrokerState) -> None:
@@ -80,7 +81,7 @@ def _check_ready(state: BrokerState) -> None:
     assert len(set(map(id, entries))) == len(entries), "a step stands in the ready queue twice"
     assert all(step.queued for step in entries), "a step in the ready queue does not know it"
     fetching = {id(s) for steps in state.fetching.values() for s in steps} | {id(s) for s in state.undecided_steps}
-    waiting_for_fetch = {id(s) for _, _, kind, what in state.timers._heap if kind == "fetch" for s in what}
+    waiting_for_fetch = {id(s) for timer in state.timers.all() if isinstance(timer, FetchDue) for s in timer.steps}
     for task in state.tasks.values():
         for step in task.steps:
             if step.state is READY and task.state is TaskState.RUNNING and not step.queued:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-import stepwire.worker
+import stepwire.worker.socket_thread
 from stepwire import Worker
 from stepwire_broker import Broker, TaskHeld
 
@@ -40,7 +40,7 @@ SETTINGS: Final = {"bus": {"lease_ms": 1_000, "heartbeat_ms": 200}}
 
 async def main(directory: Path, count: int) -> None:
     RecordedSession.ledger = Ledger(directory / LEDGERS, f"wire-{NAME}-{os.getpid()}", is_synced=False)
-    stepwire.worker.Session = RecordedSession  # type: ignore[attr-defined]
+    stepwire.worker.socket_thread.Session = RecordedSession  # type: ignore[attr-defined]
     worker = Worker()
     Handlers(directory, NAME).add_to(worker)
     said = Ledger(directory / LEDGERS, f"client-{os.getpid()}-{NAME}")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import stepwire.worker
+import stepwire.worker.socket_thread
 from stepwire import Context, OutcomeUnknown, StepError, Worker
 
 from .ledger import Ledger
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--offers", nargs="+", default=())
     asked = parser.parse_args()
     RecordedSession.ledger = Ledger(asked.directory / LEDGERS, f"wire-{asked.name}-{os.getpid()}", is_synced=False)
-    stepwire.worker.Session = RecordedSession  # type: ignore[attr-defined]
+    stepwire.worker.socket_thread.Session = RecordedSession  # type: ignore[attr-defined]
     worker = Worker.from_env(
         name=asked.name, slots=asked.slots, prefetch=asked.prefetch, heartbeat_ms=asked.heartbeat_ms
     )

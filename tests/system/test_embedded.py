@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 from stepwire import Context
-from stepwire_broker import Broker, CommandRefused
+from stepwire_broker import Broker, CommandError
 from stepwire_broker.store.errors import StoreRefused
 
 from tests.checker import assert_kept
@@ -75,16 +75,16 @@ def test_what_is_wrong_with_a_call_is_said_with_its_code(tmp_path: Path) -> None
                 (broker.resolve(77, "failed", reason="x"), "bad_field"),
             ]
             for call, code in refused:
-                with pytest.raises(CommandRefused) as said:
+                with pytest.raises(CommandError) as said:
                     await call
                 assert said.value.code == code
             with pytest.raises(RuntimeError, match="too late"):
                 broker.handler("late")
-        with pytest.raises(CommandRefused, match=r"draining|starting"):
+        with pytest.raises(CommandError, match=r"draining|starting"):
             await broker.submit("w")
 
     asyncio.run(main())
-    with pytest.raises(CommandRefused, match="nonsense"):
+    with pytest.raises(CommandError, match="nonsense"):
         Broker.open("x.db", settings={"bus": {"nonsense": 1}})
 
 

@@ -1,7 +1,7 @@
 """What the API needs of a broker. `stepwire_broker.engine.Broker` is one; tests bring another."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from stepwire_broker.bus.wire import WireCounters
 from stepwire_broker.core.definitions.settings import Settings
@@ -11,7 +11,9 @@ from stepwire_broker.core.model.answers import Answer
 from stepwire_broker.core.model.events import Command, Now
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.loop_measures import Measures
+from stepwire_broker.store.queries import Queries
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # direction ("in" or "out"), topic, body, and for what came in and was refused the code
@@ -38,12 +40,13 @@ class EnginePort(Protocol):
         """Give the core a command; the answer comes after the commit. Cancelled, the request is forgotten."""
         ...
 
-    async def read(self, query: Callable[..., T], *args: Any) -> T:
-        """Run `query(connection, *args)` of store/queries.py on a read-only connection: it sees what is committed."""
+    async def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `query(queries, …)` in a reader's thread, with the questions of store/queries.py: it sees what is
+        committed."""
         ...
 
-    def read_at_once(self, query: Callable[..., T], *args: Any) -> T | None:
-        """The same on the loop, for a few rows that were committed a moment ago. None rather than wait for a lock."""
+    def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Run it on the loop, for a few rows that were committed a moment ago. None rather than wait for a lock."""
         ...
 
     def prune(self) -> None:

@@ -10,13 +10,15 @@ from stepwire_broker.core import explain
 from stepwire_broker.core.explain import Why
 from stepwire_broker.core.loading.residency import restored
 from stepwire_broker.core.model.apply import unlink
+from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import STEP_FINAL
-from stepwire_broker.store import queries
+from stepwire_broker.timestamps import rfc3339_or_none
 
 from . import reading
-from .documents import Reason, StepReason, TaskReason, time_or_none
+from .documents import Reason, StepReason, TaskReason
 from .engine_port import EnginePort
+from .hints import worded
 from .http_problems import HttpProblem, not_found
 from .reading import Explained
 
@@ -84,7 +86,9 @@ async def why_task(broker: EnginePort, task_id: int) -> TaskReason:
     why, on = explain.task(broker.state, found, broker.now())
     unlink(found)
     step_id, name = (None, None) if on is None else (on.id, on.definition.name)
-    return TaskReason(task_id, found.state, why.code, why.message, time_or_none(why.since_ms), step_id, name)
+    return TaskReason(
+        task_id, found.state, why.code, why.message, rfc3339_or_none(why.since_ms), *_next(why), step_id, name
+    )
 
 
 async def why_step(broker: EnginePort, task_id: int, name: str) -> StepReason:
@@ -96,24 +100,26 @@ async def why_step(broker: EnginePort, task_id: int, name: str) -> StepReason:
         why = explain.step(broker.state, step, broker.now())
     finally:
         unlink(found)
-    return StepReason(task_id, step.id, name, step.state, why.code, why.message, time_or_none(why.since_ms))
+    return StepReason(
+        task_id, step.id, name, step.state, why.code, why.message, rfc3339_or_none(why.since_ms), *_next(why)
+    )
 
 
 def no_task(task_id: int) -> HttpProblem:
-    return not_found(f"task {task_id}", "GET /v1/tasks lists what there is; finished tasks are removed in time")
+    return not_found(f"task {task_id}", Hint(HintCode.LIST_TASKS))
 
 
 async def _restored(broker: EnginePort, task_id: int) -> Task | None:
     """The task as its rows have it, without its payloads. Whoever is done with it unlinks it."""
-    loaded = await broker.read(queries.load_tasks, [task_id], NO_PAYLOADS)
+    loaded = await broker.read(lambda queries: queries.load_tasks([task_id], NO_PAYLOADS))
     return restored(broker.state, loaded.tasks[0], loaded.steps) if loaded.tasks else None
 
 
 def _named(task: Task, name: str) -> Step:
     index = task.workflow.by_name.get(name)
     if index is None:
-        names = ", ".join(list(task.workflow.by_name)[:20])
-        raise not_found(f"step {name[:200]!r} in task {task.id}", f"its steps: {names}")
+        names = tuple(list(task.workflow.by_name)[:20])
+        raise not_found(f"step {name[:200]!r} in task {task.id}", Hint(HintCode.NAME_A_STEP, names=names))
     return task.steps[index]
 
 
@@ -127,4 +133,8 @@ def _explain(broker: EnginePort, step: Step) -> Explained:
 
 
 def _reason(why: Why) -> Reason:
-    return Reason(why.code, why.message, time_or_none(why.since_ms))
+    return Reason(why.code, why.message, rfc3339_or_none(why.since_ms), *_next(why))
+
+
+def _next(why: Why) -> tuple[str | None, Hint | None]:
+    return (None, None) if why.hint is None else (worded(why.hint), why.hint)

@@ -7,8 +7,11 @@ from msgspec import Struct
 from stepwire_protocol.errors import REFUSALS, InvalidMessage
 
 from stepwire_broker.core.model.answers import CommandRefused, RefusedCode
+from stepwire_broker.core.model.hints import Hint
+from stepwire_broker.core.model.scopes import Scope
 
-from .token import Grant, Scope
+from .hints import worded
+from .token import Grant
 
 STATUS: Final[dict[RefusedCode, int]] = {
     # the request itself
@@ -17,7 +20,6 @@ STATUS: Final[dict[RefusedCode, int]] = {
     "wrong_state": 409,
     "version_conflict": 409,
     "key_conflict": 409,
-    "payload_too_large": 413,
     # the broker, as it is configured
     "no_executor": 503,
     # the broker, now; the same request may be taken later
@@ -35,26 +37,20 @@ STATUS: Final[dict[RefusedCode, int]] = {
 RETRY_AFTER_MS: Final = 1000  # when the broker names no time of its own
 
 _HINTS: Final[dict[str, str]] = {
-    "too_many_open_steps": "wait until open steps have finished, or raise limits.max_open_steps",
-    "draining": "this broker is stopping: send it again when it is back, or to another broker",
-    "starting": "this broker is reading its tasks: send it again in a moment",
-    "disk_full": "free space where the database lies: the broker goes on by itself",
-    "key_conflict": "use a new idempotency key for another submission",
-    "version_conflict": "a version never changes: apply the new content under a new version",
     "too_large": "keep large data elsewhere and pass a reference to it",
-    "payload_too_large": "keep large data elsewhere and pass a reference to it",
-    "duplicate_key": "an object may name each member once",
+    "duplicate_key": "name each member of an object once",
 }
 
 
 class ProblemDocument(Struct, frozen=True, omit_defaults=True):
-    """`code` is for programs, `detail` says what is wrong, `hint` what to do about it."""
+    """`code` names the problem for programs, and `next` what to do; `detail` and `hint` are the same for people."""
 
     title: str
     status: int
     code: str
     detail: str
     hint: str = ""
+    next: Hint | None = None
     retry_after_ms: int | None = None
 
 
@@ -66,7 +62,7 @@ class HttpProblem(Exception):
         status: int,
         code: str,
         detail: str,
-        hint: str = "",
+        hint: str | Hint = "",
         *,
         retry_after_ms: int | None = None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
@@ -75,7 +71,8 @@ class HttpProblem(Exception):
         self.status = status
         self.code = code
         self.detail = detail
-        self.hint = hint or _HINTS.get(code, "")
+        self.hint = worded(hint) if isinstance(hint, Hint) else hint or _HINTS.get(code, "")
+        self.next = hint if isinstance(hint, Hint) else None
         self.retry_after_ms = retry_after_ms
         self.headers = headers
         if retry_after_ms is not None:
@@ -83,7 +80,7 @@ class HttpProblem(Exception):
 
     def document(self) -> ProblemDocument:
         title = TITLES.get(self.status, "The request failed")
-        return ProblemDocument(title, self.status, self.code, self.detail, self.hint, self.retry_after_ms)
+        return ProblemDocument(title, self.status, self.code, self.detail, self.hint, self.next, self.retry_after_ms)
 
 
 def of_refused(refused: CommandRefused) -> HttpProblem:
@@ -92,19 +89,19 @@ def of_refused(refused: CommandRefused) -> HttpProblem:
     retry_after_ms = refused.retry_after_ms
     if retry_after_ms is None and status in (429, 503):
         retry_after_ms = RETRY_AFTER_MS
-    return HttpProblem(status, refused.code, refused.message, refused.hint, retry_after_ms=retry_after_ms)
+    return HttpProblem(status, refused.code, refused.message, refused.hint or "", retry_after_ms=retry_after_ms)
 
 
-def of_refusal(refusal: InvalidMessage) -> HttpProblem:
+def of_invalid(error: InvalidMessage) -> HttpProblem:
     """What was refused at the door: the text is not what it should be."""
-    return HttpProblem(413 if refusal.code == "too_large" else 400, refusal.code, refusal.message)
+    return HttpProblem(413 if error.code == "too_large" else 400, error.code, error.message)
 
 
 def raise_refused(refused: CommandRefused) -> NoReturn:
     raise of_refused(refused)
 
 
-def not_found(what: str, hint: str = "") -> HttpProblem:
+def not_found(what: str, hint: str | Hint = "") -> HttpProblem:
     return HttpProblem(404, "not_found", f"there is no {what}", hint)
 
 
@@ -136,4 +133,4 @@ TITLES: Final = {
 }
 
 assert set(STATUS) == set(get_args(RefusedCode))
-assert set(_HINTS) <= set(STATUS) | set(REFUSALS)
+assert set(_HINTS) <= set(REFUSALS)

@@ -7,11 +7,13 @@ from stepwire_broker.core.definitions.document_problems import InvalidWorkflow
 from stepwire_broker.core.definitions.workflow import NAMESPACE_DEFAULT, read_workflow
 from stepwire_broker.core.model.answers import Applied
 from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow
+from stepwire_broker.core.model.hints import Hint, HintCode
 
 from . import reading
 from .documents import WorkflowActivated, WorkflowApplied
-from .http import JSON, HttpCall, Reply, encode
+from .http import HttpCall
 from .http_problems import HttpProblem, not_found
+from .replies import JSON, Reply, encode
 
 YAML: Final = (b"application/yaml", b"application/x-yaml", b"text/yaml", b"text/x-yaml")
 
@@ -54,5 +56,5 @@ async def show(call: HttpCall) -> Reply:
     namespace = asked.get("namespace", NAMESPACE_DEFAULT)
     document = await call.broker.read(reading.workflow, namespace, name, asked.get("version"))
     if document is None:
-        raise not_found(f"workflow {namespace}::{name}", "GET /v1/workflows lists what there is")
+        raise not_found(f"workflow {namespace}::{name}", Hint(HintCode.LIST_WORKFLOWS))
     return Reply(200, document)

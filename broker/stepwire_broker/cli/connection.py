@@ -14,6 +14,7 @@ from stepwire_broker.core.definitions.settings import Settings
 
 from .config_commands import load
 from .failure import OF_STATUS, Exit, Failure
+from .hints import next_text
 from .options import Options
 
 PAGE_MAX: Final = 500
@@ -21,8 +22,6 @@ UNREACHABLE = 0  # the client's status when there was no answer
 
 _DENIED = "run this in the broker's directory, or pass its token: --token-file FILE, or STEPWIRE_TOKEN"
 _UNREACHABLE = "start a broker: stepwire serve; or pass its address: --url URL, or STEPWIRE_URL"
-
-_COMMANDS: Final = {"GET /v1/tasks": "stepwire task list", "GET /v1/workflows": "stepwire workflow list"}
 
 
 @contextmanager
@@ -72,19 +71,14 @@ def all_pages(
 def _failure(error: ClientError) -> Failure:
     if error.status == UNREACHABLE:
         return Failure(Exit.UNREACHABLE, error.message.rstrip("."), _UNREACHABLE, _problem(error, _UNREACHABLE))
-    hint = _DENIED if error.status == 401 else _as_command(error.hint)
+    hint = _DENIED if error.status == 401 else next_text(error.next, error.hint)
     return Failure(OF_STATUS.get(error.status, Exit.FAILURE), error.message, hint, _problem(error, hint))
 
 
-def _as_command(hint: str) -> str:
-    """The API speaks of its routes; here the same is a command."""
-    for route, command in _COMMANDS.items():
-        hint = hint.replace(f"{route} lists what there is", f"see: {command}")
-    return hint
-
-
 def _problem(error: ClientError, hint: str) -> dict[str, object]:
-    return {"code": error.code, "status": error.status or None, "detail": error.message, "hint": hint}
+    status = error.status or None
+    problem: dict[str, object] = {"code": error.code, "status": status, "detail": error.message, "hint": hint}
+    return problem if error.next is None else {**problem, "next": error.next}
 
 
 def _unless_in_environment(token_file: str | None) -> str | None:

@@ -22,9 +22,9 @@ from .options import Options, StepwireGroup
 
 if TYPE_CHECKING:
     from stepwire_broker.core.definitions.settings import Settings
-    from stepwire_broker.store.backup import RestoredBackup
     from stepwire_broker.store.retention import Pruned
-    from stepwire_broker.store.status import Status
+    from stepwire_broker.store.sqlite.restore import RestoredBackup
+    from stepwire_broker.store.sqlite.status import Status
 
 POLL_S: Final = 0.2
 STUCK_S: Final = 60.0  # without progress for this time, `prune` stops waiting for the broker
@@ -44,8 +44,8 @@ def db() -> None:
 @click.pass_obj
 def status(options: Options) -> None:
     """Print the database's size, its contents, and the process that writes to it. Works with or without a broker."""
-    from stepwire_broker.store import backup
-    from stepwire_broker.store.status import status as read
+    from stepwire_broker.store.sqlite import backup
+    from stepwire_broker.store.sqlite.status import status as read
 
     settings, path = _database(options)
     with _refusals(), closing(backup.open_stored(path)) as connection:
@@ -96,8 +96,8 @@ def check(options: Options, sample: int | None) -> None:
 
     The exit code is 1 if anything is wrong.
     """
-    from stepwire_broker.store import backup
-    from stepwire_broker.store.check import check as run
+    from stepwire_broker.store.sqlite import backup
+    from stepwire_broker.store.sqlite.check import check as run
 
     _, path = _database(options)
     with _refusals(), closing(backup.open_stored(path)) as connection, _bars(options) as show:
@@ -119,7 +119,7 @@ def check(options: Options, sample: int | None) -> None:
 @click.pass_obj
 def backup(options: Options, file: Path) -> None:
     """Copy the database into FILE, as of one moment, while the broker runs. FILE must not exist."""
-    from stepwire_broker.store.backup import backup as make
+    from stepwire_broker.store.sqlite.backup import backup as make
 
     _, path = _database(options)
     with _refusals(), _bars(options) as show:
@@ -137,8 +137,8 @@ def restore(options: Options, file: Path) -> None:
     The restored database is a new deployment. An at_most_once step that was open in the backup may have started since
     then, so it is held until an operator resolves it.
     """
-    from stepwire_broker.store.backup import restore as put_back
-    from stepwire_broker.store.sqlite import holder
+    from stepwire_broker.store.sqlite.opening import holder
+    from stepwire_broker.store.sqlite.restore import restore as put_back
 
     settings, path = _database(options)
     process = holder(path)
@@ -193,9 +193,9 @@ def _next_lines(restored: "RestoredBackup") -> Iterator[str]:
 @click.pass_obj
 def prune(options: Options, dry_run: bool, compact: bool) -> None:
     """Remove ended tasks older than `retention` now. A running broker does this by itself."""
-    from stepwire_broker.store import backup, retention
-    from stepwire_broker.store.sqlite import holder
-    from stepwire_broker.store.status import expired
+    from stepwire_broker.store.sqlite import backup, pruning
+    from stepwire_broker.store.sqlite.opening import holder
+    from stepwire_broker.store.sqlite.status import expired
 
     from . import logs
 
@@ -215,9 +215,9 @@ def prune(options: Options, dry_run: bool, compact: bool) -> None:
                 return
         logs.set_up("warning", options.verbosity)
         with _bars(options) as show:
-            pruned = retention.prune_now(path, settings.retention, lambda run: show("tasks", run.tasks, count))
+            pruned = pruning.prune_now(path, settings.retention, lambda run: show("tasks", run.tasks, count))
         if compact:
-            retention.compact(path)
+            pruning.compact(path)
     output.one(options, pruned, _pruned_text(pruned))
 
 
@@ -228,7 +228,7 @@ def _pruned_text(pruned: "Pruned") -> str:
 def _prune_by_broker(options: Options, connection: sqlite3.Connection) -> None:
     """Request it from the broker, and show the rest until the broker's own retention has removed it."""
     from stepwire_broker.core.definitions.settings import RetentionSettings
-    from stepwire_broker.store.status import expired
+    from stepwire_broker.store.sqlite.status import expired
 
     with broker_client(options) as client:
         request = client.prune()
@@ -255,8 +255,8 @@ def _prune_by_broker(options: Options, connection: sqlite3.Connection) -> None:
 @click.pass_obj
 def upgrade(options: Options) -> None:
     """Print the schema of the database. `stepwire serve` upgrades a SQLite database when it starts."""
-    from stepwire_broker.store import backup
-    from stepwire_broker.store.migrate import HEAD, revision
+    from stepwire_broker.store.sqlite import backup
+    from stepwire_broker.store.sqlite.migrate import HEAD, revision
 
     _, path = _database(options)
     with _refusals(), closing(backup.open_stored(path)) as connection:
@@ -272,7 +272,7 @@ def upgrade(options: Options) -> None:
 
 def _database(options: Options) -> "tuple[Settings, Path]":
     from stepwire_broker.store.errors import StoreRefused
-    from stepwire_broker.store.sqlite import path_of
+    from stepwire_broker.store.sqlite.opening import path_of
 
     settings = load(options).settings
     try:
@@ -284,9 +284,7 @@ def _database(options: Options) -> "tuple[Settings, Path]":
 @contextmanager
 def _refusals() -> Iterator[None]:
     """Turn an error of the store into a Failure with the matching exit code."""
-    from stepwire_broker.store.backup import NotThere, WouldReplace
-    from stepwire_broker.store.errors import StoreRefused
-    from stepwire_broker.store.sqlite import InUse
+    from stepwire_broker.store.errors import InUse, NotThere, StoreRefused, WouldReplace
 
     try:
         yield

@@ -8,6 +8,7 @@ from stepwire.client import Client, NotFound
 from . import output
 from .connection import broker_client
 from .failure import usage
+from .hints import next_text
 from .options import Options, StepwireCommand
 
 SENTENCE_CHARACTERS_MAX = 2_000
@@ -23,7 +24,10 @@ def why(options: Options, reference: str) -> None:
         usage(f"{reference!r} names neither a task nor a step: use a form like 6591 or 6591/process_payment")
     with broker_client(options) as client:
         reason = client.why(int(number), name) if name else _why_number(client, int(number))
-    output.one(options, reason, output.shortened(reason["message"], SENTENCE_CHARACTERS_MAX))
+    if reason["next"] is not None:
+        reason["hint"] = next_text(reason["next"], reason["hint"])
+    sentence = reason["message"] if reason["hint"] is None else f"{reason['message']}; {reason['hint']}"
+    output.one(options, reason, output.shortened(sentence, SENTENCE_CHARACTERS_MAX))
 
 
 def _why_number(client: Client, number: int) -> dict[str, Any]:

@@ -6,7 +6,6 @@ that holds the value), `DATABASE_URL` for the database, the configuration file, 
 values, are relative to the current directory, like the defaults under `.stepwire/`.
 """
 
-import difflib
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from stepwire_broker.core.definitions import durations
+from stepwire_broker.core.definitions.nearest import did_you_mean
 from stepwire_broker.core.definitions.settings import Settings
 
 from . import seed_block
@@ -299,8 +299,8 @@ def _is_shared(given: Given) -> bool:
 
 
 def _unknown(given: Given) -> str:
-    nearest = difflib.get_close_matches(given.key, [*KEYS, *_DURATIONS, *_SECTIONS], 1)
-    hint = f"did you mean {nearest[0]}?" if nearest else "`stepwire config show` prints all keys"
+    known = [*KEYS, *_DURATIONS, *_SECTIONS]
+    hint = did_you_mean(given.key, known) or "`stepwire config show` prints all keys"
     where = f"{given.key} in {given.origin}" if not given.is_text else f"{given.origin} ({given.key})"
     return f"{where} is not a known setting; {hint}"
 

@@ -2,9 +2,10 @@
 that says why it sets none.
 """
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
+
+from stepwire_broker.core.definitions.nearest import did_you_mean
 
 BLOCK: Final = "step_execution"
 
@@ -30,8 +31,7 @@ def map_keys(block: Mapping[str, Any]) -> Iterator[MappedKey]:
         elif name in _NOTES:
             yield MappedKey(name, value, None, _NOTES[name](value, block))
         else:
-            nearest = difflib.get_close_matches(name, NAMES, 1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"the known keys are {', '.join(NAMES)}"
+            hint = did_you_mean(name, NAMES) or f"the known keys are {', '.join(NAMES)}"
             raise UnknownKey(f"{BLOCK}.{name} is not a known setting; {hint}")
 
 

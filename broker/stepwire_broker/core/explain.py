@@ -11,18 +11,19 @@ from typing import Final, NamedTuple
 import msgspec
 from stepwire_protocol.messages import ErrorDetail
 
+from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import RESTORED, Step, Task, WorkerSession
 from stepwire_broker.core.model.targets import BUS, LOCAL, POLL, Target
 from stepwire_broker.core.routing.router import NOBODY, Decided, missing_text, path_of
 
-from .dispatch.placement import offering
+from . import takers
 from .guards import allowance
 from .guards.breaker import BreakerPhase
 from .model.events import Now
 from .model.reason_codes import describe
 from .model.states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
 from .state import BrokerState
-from .workers import level0
+from .takers import Obstacle
 
 LOOKED_AT_MAX: Final = 200  # steps of a task, to find what holds it up
 QUEUE_LOOKED_AT_MAX: Final = 2_000
@@ -70,6 +71,7 @@ class Why(NamedTuple):
     code: str
     message: str
     since_ms: int | None  # UTC; None where it is not known
+    hint: Hint | None = None  # what an operator can do about it
 
 
 class WhyTask(NamedTuple):
@@ -121,17 +123,17 @@ def _waiting(state: BrokerState, step: Step, now: Now) -> Why:
             break
         last = further[0]
     if last.state is WAITING and _open_before(last):
-        stands, since = "which waits for others", None
+        reason = Why("waits_for", "which waits for others", None)
     else:
-        _, stands, since = _OF_STATE[last.state](state, last, now)
+        reason = _OF_STATE[last.state](state, last, now)
     name = first.definition.name
     if last is first:
-        message = f"waits for `{name}` ({stands})"
+        message = f"waits for `{name}` ({reason.message})"
     else:
-        message = f"waits for `{name}`, and that for `{last.definition.name}` ({stands})"
+        message = f"waits for `{name}`, and that for `{last.definition.name}` ({reason.message})"
     if len(before) > 1:
         message += f", and for {len(before) - 1} more"
-    return Why("waits_for", message, since)
+    return Why("waits_for", message, reason.since_ms, reason.hint)
 
 
 def _open_before(step: Step) -> list[Step]:
@@ -198,15 +200,14 @@ def _retry_wait(state: BrokerState, step: Step, now: Now) -> Why:
 
 
 def _held(state: BrokerState, step: Step, now: Now) -> Why:
-    how = f"`stepwire step resolve {step.id}` says what became of it"
+    hint = Hint(HintCode.RESOLVE_STEP, step_id=step.id)
     since = step.started_ms or step.dispatched_ms
     if step.reason == RESTORED:
-        return Why("held", f"held: {describe(RESTORED)}; {how}", since)
+        return Why("held", f"held: {describe(RESTORED)}", since, hint)
     gone = "" if step.worker in state.sessions else ", which is gone"
     granted = f"granted to `{step.worker}` {_at(step.dispatched_ms, now)}{gone}"
-    return Why(
-        "held", f"held: {granted}; {describe(step.reason or 'outcome_unknown')}{_last_error(step)}; {how}", since
-    )
+    message = f"held: {granted}; {describe(step.reason or 'outcome_unknown')}{_last_error(step)}"
+    return Why("held", message, since, hint)
 
 
 def _final(state: BrokerState, step: Step, now: Now) -> Why:
@@ -270,9 +271,9 @@ def _is_offered_by_nobody(state: BrokerState, step: Step, now: Now) -> Why | Non
     name, target = step.definition.handler_class, state.router.target(step)
     there = _of_executor(state, target.executor)
     offering_it = [s for s in there if s.offers(name)]
-    if any(name not in s.unknown for s in offering_it) or level0.serves(state, step):
+    if any(takers.knows_handler(s, name) for s in there) or takers.level0_serves(state, state.route_of(step)):
         return None
-    if target.executor == BUS and level0.offers(state, name):
+    if target.executor == BUS and takers.level0_offers(state, name):
         why = "asks for labels, which they do not bear"
         if step.at_most_once and not state.settings.bus.level0.at_most_once:
             why = "is at_most_once, which they get only with bus.level0.at_most_once"
@@ -287,27 +288,29 @@ def _is_offered_by_nobody(state: BrokerState, step: Step, now: Now) -> Why | Non
     else:
         rest = "no worker is connected"
     whose = "" if target.executor == BUS else f" of executor `{target.executor}`"
-    more = f"{_rule(state, step)}{_elsewhere(state, step, target)}"
-    return Why("no_worker_offers", f"no worker{whose} offers `{name}` ({rest}){more}", step.ready_ms)
+    hint = _elsewhere(state, step, target)
+    other = "" if hint is None else f"; executor `{hint.executor}` offers it"
+    message = f"no worker{whose} offers `{name}` ({rest}){_rule(state, step)}{other}"
+    return Why("no_worker_offers", message, step.ready_ms, hint)
 
 
-def _elsewhere(state: BrokerState, step: Step, target: Target) -> str:
-    """Somebody could take it, if it only went there."""
+def _elsewhere(state: BrokerState, step: Step, target: Target) -> Hint | None:
+    """Another executor offers the handler: route the step there."""
     place = state.router.place(step.task.workflow, step.definition.index)
     if place.decided is Decided.LOCAL:
-        return ""
+        return None
     name = step.definition.handler_class
-    others = {s.executor for s in state.sessions.values() if s.offers(name) and name not in s.unknown}
+    others = {s.executor for s in state.sessions.values() if takers.knows_handler(s, name)}
     if not others - {target.executor}:
-        return ""
+        return None
     key = min(others - {target.executor})
     path = path_of(step.task.namespace, step.task.workflow.name, step.definition.name)
-    return f"; executor `{key}` offers it, and gets it with `stepwire executor route {path} --executor {key}`"
+    return Hint(HintCode.ROUTE_TO_EXECUTOR, path=path, executor=key)
 
 
 def _of_executor(state: BrokerState, executor: str) -> list[WorkerSession]:
     anyone = Target(executor)
-    return [s for s in state.sessions.values() if anyone.takes(s)]
+    return [s for s in state.sessions.values() if anyone.is_executor_of(s)]
 
 
 def _rule(state: BrokerState, step: Step) -> str:
@@ -323,7 +326,7 @@ def _rule(state: BrokerState, step: Step) -> str:
 
 
 def _is_matched_by_nobody(state: BrokerState, step: Step, now: Now) -> Why | None:
-    if offering(state, state.route_of(step)) or level0.serves(state, step):
+    if takers.can_be_taken(state, state.route_of(step)):
         return None
     name, target = step.definition.handler_class, state.router.target(step)
     there = [s for s in _of_executor(state, target.executor) if s.offers(name)]
@@ -343,8 +346,8 @@ def _is_of_a_paused_executor(state: BrokerState, step: Step, now: Now) -> Why | 
     since = executor.paused_wall
     if since is None:
         return None
-    how = f"`stepwire executor resume {executor.key}` goes on with it"
-    return Why("executor_paused", f"the executor `{executor.key}` is paused since {_at(since, now)}; {how}", since)
+    message = f"the executor `{executor.key}` is paused since {_at(since, now)}"
+    return Why("executor_paused", message, since, Hint(HintCode.RESUME_EXECUTOR, executor=executor.key))
 
 
 def _is_barred(state: BrokerState, step: Step, now: Now) -> Why | None:
@@ -355,8 +358,8 @@ def _is_barred(state: BrokerState, step: Step, now: Now) -> Why | None:
     breaker, since = guard.breaker, f"since {_at(guard.since_wall, now)}"
     if breaker.is_forced:
         said = f": {guard.reason}" if guard.reason else ""
-        message = f"the breaker for `{name}` is held open by an operator {since}{said}; `stepwire breaker auto {name}`"
-        return Why("breaker_open", f"{message} leaves it to itself", guard.since_wall)
+        message = f"the breaker for `{name}` is held open by an operator {since}{said}"
+        return Why("breaker_open", message, guard.since_wall, Hint(HintCode.RELEASE_BREAKER, handler_class=name))
     if breaker.state is BreakerPhase.OPEN:
         message = f"the breaker for `{name}` is open {since}, after {breaker.cause} (the last: {guard.reason})"
         return Why("breaker_open", f"{message}; it is tried again at {_at(guard.until_wall, now)}", guard.since_wall)
@@ -399,8 +402,11 @@ def _is_not_loaded(state: BrokerState, step: Step, now: Now) -> Why | None:
 
 
 def _is_left_alone(state: BrokerState, step: Step, now: Now) -> Why | None:
-    sessions = offering(state, state.route_of(step))
-    if any(not (s.draining or s.stuck or s.muted) for s in sessions) or level0.serves(state, step):
+    route = state.route_of(step)
+    sessions = takers.offering(state, route)
+    if takers.level0_serves(state, route) or any(
+        takers.passing_obstacle(s, route) not in takers.LEAVING for s in sessions
+    ):
         return None
     how = _named(f"`{s.worker}` {_leaving(s)}" for s in sessions)
     return Why("workers_leaving", f"no worker that could take it takes anything new: {how}", step.ready_ms)
@@ -415,19 +421,21 @@ def _leaving(session: WorkerSession) -> str:
 
 
 def _goes_alone(state: BrokerState, step: Step, now: Now) -> Why | None:
-    with_room = [s for s in offering(state, state.route_of(step)) if s.credit > 0]
-    if not step.is_suspect or not with_room or any(not s.suspects for s in with_room):
+    route = state.route_of(step)
+    obstacles = {takers.passing_obstacle(s, route) for s in takers.offering(state, route)}
+    if Obstacle.HAS_SUSPECT not in obstacles or None in obstacles:
         return None
     message = f"{step.lost_sessions} workers died with it, so it goes alone, and every worker has such a step now"
     return Why("runs_alone", message, step.ready_ms)
 
 
 def _is_too_much(state: BrokerState, step: Step, now: Now) -> Why | None:
-    if level0.serves(state, step):
+    route = state.route_of(step)
+    if takers.level0_serves(state, route):
         return _peers_are_busy(state, step, now)
-    sessions = [s for s in offering(state, state.route_of(step)) if not (s.draining or s.stuck or s.muted)]
-    if any(s.credit > 0 for s in sessions):
+    if takers.takers(state, route):
         return None
+    sessions = [s for s in takers.offering(state, route) if takers.passing_obstacle(s, route) not in takers.LEAVING]
     hosts = {s.executor for s in sessions}
     if hosts == {POLL}:
         return Why("nobody_asks", f"{_nobody_asks(sessions)}{_ahead(state, step)}", step.ready_ms)
@@ -458,7 +466,7 @@ def _at_its_limit(sessions: list[WorkerSession]) -> str:
 
 def _peers_are_busy(state: BrokerState, step: Step, now: Now) -> Why | None:
     peers = state.level0.peers.values()
-    if any(level0.is_free(peer, now) and not (peer.doubted and step.at_most_once) for peer in peers):
+    if any(takers.peer_obstacle(peer, state.route_of(step), now) is None for peer in peers):
         return None
     if all(peer.doubted for peer in peers) and step.at_most_once:
         message = "each level-0 handler let a lease end, and gets nothing at_most_once until it answers; start one anew"
@@ -512,8 +520,8 @@ def unroutable(state: BrokerState, now: Now) -> list[Unroutable]:
     found: dict[tuple[Target, str], Unroutable] = {}
     latest = now.wall - state.settings.dispatch.unroutable_after_ms
     for route, steps, since_ms in state.ready.oldest():
-        if since_ms <= latest and not offering(state, route) and not level0.serves_route(state, route):
-            target, name = route[:2]
+        if since_ms <= latest and not takers.can_be_taken(state, route):
+            target, name = route.target, route.handler_class
             before = found.get((target, name))
             if before is not None:
                 steps, since_ms = steps + before.steps, min(since_ms, before.since_ms)
@@ -525,7 +533,7 @@ def unroutable(state: BrokerState, now: Now) -> list[Unroutable]:
 
 
 def _paused(task: Task) -> Why:
-    return Why("paused", f"the task is paused; `stepwire task resume {task.id}` goes on with it", None)
+    return Why("paused", "the task is paused", None, Hint(HintCode.RESUME_TASK, task_id=task.id))
 
 
 def _ended(state: BrokerState, task: Task, now: Now) -> WhyTask:

@@ -6,17 +6,18 @@ timers are asked for. `close(lane)` then yields the lane's next transaction, and
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 from stepwire_protocol import messages as wire
 
 from stepwire_broker.core.model.live import Task
 
 from .commit.decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
+from .commit.loads import CommandLoad, PageLoad, RejectedLoad, ResultsLoad
 from .commit.outbox import SendAck, SendAnswer, SendBatch, SendHandout
 from .definitions.stored_rows import Loaded
 from .definitions.workflow import Workflow
-from .dispatch import placement
+from .dispatch import placement, transmission
 from .guards import allowance
 from .intake import commands, routing_rules, submission
 from .intake.submission import on_applied, on_decided
@@ -25,17 +26,38 @@ from .loading.residency import keep_loading, load_for, not_found
 from .model import events
 from .model.answers import CommandRefused
 from .model.commit_group import CommitGroup, Committed, Stalled
-from .model.events import Event, Now
+from .model.events import Command, Event, Now
 from .model.states import STEP_FINAL
-from .progress.progress import discard, expire_retry
+from .progress.discard import discard
+from .progress.readiness import expire_retry
 from .shadows import copies
-from .state import BrokerState, Identity, Load
-from .workers import executor_control, level0, sessions, step_results
+from .state import BrokerState, Identity
+from .timer_kinds import (
+    AdoptionDue,
+    AnyTimer,
+    BreakerDue,
+    BudgetDue,
+    FetchDue,
+    GuardSweepDue,
+    HandoutEnds,
+    LeaseEnds,
+    PageDue,
+    PeerSettled,
+    QueueLimit,
+    RecoverySafe,
+    ReloadDue,
+    RetransmitDue,
+    RetryDue,
+    RunLimit,
+    ShadowEnds,
+    StartLimit,
+    StepDeadline,
+    TaskDeadline,
+)
+from .workers import drain, executor_control, level0, refusals, sessions, step_results, time_limits
 from .workers.step_results import on_results
 
 NOTHING: Final = Decision()
-
-TaskCommand = events.CancelTask | events.PauseTask | events.ResumeTask | events.RetryTask
 
 
 class Machine:
@@ -45,17 +67,24 @@ class Machine:
             submission.know(state, workflow, active)
         submission.keep_numbers(state, 0)
         if state.unloaded:
-            state.timers.set(0, "load", None)
-        state.timers.set(state.safe_at_mono, "safe", None)
+            state.timers.set(0, PageDue())
+        state.timers.set(state.safe_at_mono, RecoverySafe())
 
-    def handle(self, event: Event, now: Now) -> Decision:
-        """Decide on one event. What is to be done at once is in the Decision."""
+    def handle(self, event: Event, now: Now, principal: str = "") -> Decision:
+        """Decide on one event. The Decision holds what must be done at once.
+
+        `principal` is the authenticated sender of a message of the bus; "" for every other event.
+        """
+        self.state.principal = principal
         HANDLERS[type(event)](self.state, event, now)
         return self._decided(now)
 
-    def close(self, lane: int, now: Now) -> tuple[CommitGroup | None, Decision]:
-        """The lane's next transaction, if its writer is free. Ready steps are handed out now, so that a batch holds all
-        that piled up; whole batches also before, while the loop has nothing better to do."""
+    def dispatch(self, lane: int, now: Now) -> None:
+        """Hand out ready steps. What is decided here leaves with `next_group`.
+
+        A batch holds all steps that became ready while the lane's writer was busy. Batches that are full already are
+        handed out while it is still busy.
+        """
         state = self.state
         is_idle = state.outbox.lanes[lane].is_idle
         placement.dispatch(state, now, whole_batches=not is_idle)
@@ -63,11 +92,10 @@ class Machine:
             level0.dispatch(state, now)
         if is_idle and state.shadows.wanted:
             copies.send_wanted(state, now)
-        return state.outbox.close(lane, now), self._decided(now)
 
-    def take(self, now: Now) -> Decision:
-        """What stands to be done without an event: a message was refused before it could become one."""
-        return self._decided(now)
+    def next_group(self, lane: int, now: Now) -> tuple[CommitGroup | None, Decision]:
+        """The lane's next transaction, if its writer is free and there is something to write."""
+        return self.state.outbox.close(lane, now), self._decided(now)
 
     @property
     def wake_at(self) -> int | None:
@@ -94,7 +122,7 @@ def _release(state: BrokerState, now: Now) -> None:
     decision = state.decision
     for send in state.outbox.released():
         if isinstance(send, SendBatch):
-            placement.released(state, send.batch, now)
+            transmission.released(state, send.batch, now)
         elif isinstance(send, SendAck):
             if not any(task.rejected for task in send.about):
                 decision.sends.append(ToWorker(send.topic, send.message))
@@ -151,7 +179,7 @@ def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None
     state.unloaded += 1
     request = state.next_read()
     state.rejected[task_id] = (culprits, error)
-    state.loads[request] = Load("rejected", task_id)
+    state.loads[request] = RejectedLoad(task_id)
     state.decision.reads.append(LoadById(request, [task_id]))
 
 
@@ -164,26 +192,38 @@ def _on_stalled(state: BrokerState, event: Stalled, now: Now) -> None:
 
 def _on_loaded(state: BrokerState, event: events.LoadedTasks, now: Now) -> None:
     load = state.loads.pop(event.request)
-    match load.kind:
-        case "page":
+    match load:
+        case PageLoad():
             residency.on_page(state, event.loaded, load.gone, now)
-        case "results":
+        case ResultsLoad():
             state.unloaded -= residency.insert(state, event.loaded, load.gone, now)
-            HANDLERS[type(load.then)](state, load.then, now, event.absent - _steps_in(event.loaded, load.gone))
-        case "command":
-            _command_on_loaded(state, event.loaded, load.gone, load.then, now)
-        case "rejected":
+            _results_again(state, load.message, event.absent - _steps_in(event.loaded, load.gone), now)
+        case CommandLoad():
+            _command_again(state, event.loaded, load.gone, load.command, now)
+        case RejectedLoad():
             state.unloaded -= residency.insert(state, event.loaded, load.gone, now)
         case _:
-            raise AssertionError(load.kind)
+            assert_never(load)
+
+
+def _results_again(
+    state: BrokerState, message: wire.Results | wire.ResultsLevel0, absent: frozenset[int], now: Now
+) -> None:
+    match message:
+        case wire.Results():
+            on_results(state, message, now, absent)
+        case wire.ResultsLevel0():
+            level0.on_results(state, message, now, absent)
+        case _:
+            assert_never(message)
 
 
 def _steps_in(loaded: Loaded, gone: set[int]) -> frozenset[int]:
     return frozenset(step.id for step in loaded.steps if step.task_id in gone)
 
 
-def _command_on_loaded(state: BrokerState, loaded: Loaded, gone: set[int], command: Any, now: Now) -> None:
-    """The task a command names was brought. A finished one stays in memory only if the command opens it again."""
+def _command_again(state: BrokerState, loaded: Loaded, gone: set[int], command: Command, now: Now) -> None:
+    """The task that a command names was read. A finished one stays in memory only if the command opens it again."""
     if not loaded.tasks:
         state.refuse_now(command.request, not_found(command))
         return
@@ -204,25 +244,26 @@ def _on_payloads(state: BrokerState, event: events.LoadedPayloads, now: Now) -> 
 
 
 def _on_load_failed(state: BrokerState, event: events.LoadFailed, now: Now) -> None:
-    """A read did not work out: what it was for is tried again, or its sender is told to."""
+    """Read again, or refuse the command that the read was for."""
     steps = state.fetching.pop(event.request, None)
     if steps is not None:
-        state.timers.set(now.mono + residency.PAGE_PAUSE_MS, "fetch", steps)
+        state.timers.set(now.mono + residency.PAGE_PAUSE_MS, FetchDue(steps))
         return
     load = state.loads.pop(event.request)
-    match load.kind:
-        case "page":
+    match load:
+        case PageLoad():
             state.page_asked = None
             state.page_after_mono = now.mono + residency.PAGE_PAUSE_MS
-            state.timers.set(state.page_after_mono, "load", None)
-        case "command":
-            state.refuse_now(
-                load.then.request, CommandRefused("database_unavailable", f"the task could not be read: {event.error}")
-            )
-        case "rejected":
-            state.timers.set(now.mono + residency.PAGE_PAUSE_MS, "rejected", load.then)
+            state.timers.set(state.page_after_mono, PageDue())
+        case ResultsLoad():
+            return  # a worker resends its results; of a level-0 handler the step runs again
+        case CommandLoad():
+            text = f"the task could not be read: {event.error}"
+            state.refuse_now(load.command.request, CommandRefused("database_unavailable", text))
+        case RejectedLoad():
+            state.timers.set(now.mono + residency.PAGE_PAUSE_MS, ReloadDue(load.task_id))
         case _:
-            pass  # results: the worker says them again; level 0 does not, and its step runs again
+            assert_never(load)
 
 
 # -- commands on tasks ------------------------------------------------------------------------------------------------
@@ -235,26 +276,21 @@ def _on_command(state: BrokerState, event: Any, now: Now) -> None:
     elif task is None:
         load_for(state, event.task_id, event)
     else:
-        _TASK_COMMANDS[type(event)](state, task, event, now)
+        commands.TASK_COMMANDS[type(event)](state, task, event, now)
         residency.leave_if_final(state, task)
 
 
-def _on_resolve(state: BrokerState, event: events.ResolveStep, now: Now) -> None:
+def _on_resolve(state: BrokerState, event: commands.ResolveStep, now: Now) -> None:
     step = state.steps.get(event.step_id)
     if state.stalled is not None:
         _refuse_stalled(state, event.request, step.task if step is not None else None)
     elif step is None:
         request = state.next_read()
-        state.loads[request] = Load("command", event)
+        state.loads[request] = CommandLoad(event)
         state.decision.reads.append(LoadBySteps(request, [event.step_id], any_state=True))
     else:
         commands.on_resolve(state, step, event, now)
         residency.leave_if_final(state, step.task)
-
-
-def _on_drain_worker(state: BrokerState, event: events.DrainWorker, now: Now) -> None:
-    if not level0.on_drain_worker(state, event):
-        sessions.on_drain_worker(state, event, now)
 
 
 def _refuse_stalled(state: BrokerState, request: int, task: Task | None) -> None:
@@ -265,68 +301,79 @@ def _refuse_stalled(state: BrokerState, request: int, task: Task | None) -> None
         residency.leave_if_final(state, task)
 
 
-_TASK_COMMANDS: Final[dict[type, Callable[[BrokerState, Task, Any, Now], None]]] = {
-    events.CancelTask: commands.on_cancel,
-    events.PauseTask: commands.on_pause,
-    events.ResumeTask: commands.on_resume,
-    events.RetryTask: commands.on_retry,
-}
-
-
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
 def _on_tick(state: BrokerState, event: events.Tick, now: Now) -> None:
-    while (due := state.timers.pop_due(now)) is not None:
-        kind, what = due
-        _TIMERS[kind](state, what, now)
+    while (timer := state.timers.pop_due(now)) is not None:
+        _fire(state, timer, now)
 
 
-def _safe(state: BrokerState, what: None, now: Now) -> None:
+def _fire(state: BrokerState, timer: AnyTimer, now: Now) -> None:
+    match timer:
+        case RetransmitDue():
+            transmission.retransmit(state, timer.batch, now)
+        case LeaseEnds():
+            sessions.check_lease(state, timer.session, now)
+        case AdoptionDue():
+            sessions.ask_adoption(state, timer.session, now)
+        case HandoutEnds():
+            level0.expire(state, timer.handout, now)
+        case ShadowEnds():
+            copies.expire(state, timer.shadow, now)
+        case RunLimit():
+            sessions.expire_run(state, timer, now)
+        case StartLimit():
+            time_limits.expire_unstarted(state, timer.step, timer.delivery, now)
+        case RetryDue():
+            expire_retry(state, timer.step, timer.not_before_ms, now)
+        case QueueLimit():
+            time_limits.expire_queue(state, timer.step, timer.ready_ms, now)
+        case StepDeadline():
+            time_limits.expire_deadline(state, timer.step, timer.deadline_ms, now)
+        case TaskDeadline():
+            time_limits.expire_task(state, timer.task, timer.deadline_ms, now)
+        case BreakerDue():
+            allowance.on_breaker_timer(state, timer, now)
+        case BudgetDue():
+            allowance.on_budget_timer(timer)
+        case GuardSweepDue():
+            allowance.on_sweep_timer(state, now)
+        case RecoverySafe():
+            _recover(state, now)
+        case FetchDue():
+            state.undecided_steps.extend(s for s in timer.steps if s.task.steps)
+        case ReloadDue():
+            _reload_rejected(state, timer.task_id)
+        case PeerSettled() | PageDue():
+            return  # dispatch and loading follow every event
+        case _:
+            assert_never(timer)
+
+
+def _recover(state: BrokerState, now: Now) -> None:
     state.safe_is_due = False
     if now.mono >= state.safe_at_mono:
         sessions.expire_recovered(state, now)
     if state.recovered or now.mono < state.safe_at_mono:
         state.safe_is_due = True
-        state.timers.set(max(state.safe_at_mono, now.mono + residency.PAGE_PAUSE_MS), "safe", None)
+        state.timers.set(max(state.safe_at_mono, now.mono + residency.PAGE_PAUSE_MS), RecoverySafe())
 
 
-def _fetch_again(state: BrokerState, steps: list[Any], now: Now) -> None:
-    state.undecided_steps.extend(s for s in steps if s.task.steps)
-
-
-def _reload_rejected(state: BrokerState, task_id: int, now: Now) -> None:
+def _reload_rejected(state: BrokerState, task_id: int) -> None:
     if task_id in state.rejected:
         request = state.next_read()
-        state.loads[request] = Load("rejected", task_id)
+        state.loads[request] = RejectedLoad(task_id)
         state.decision.reads.append(LoadById(request, [task_id]))
+
+
+def _on_endpoints_bound(state: BrokerState, event: events.EndpointsBound, now: Now) -> None:
+    state.peers = [wire.Endpoints(state.identity.broker, event.steps, event.results)]
 
 
 def _on_drain(state: BrokerState, event: events.Drain, now: Now) -> None:
     state.draining = True
 
-
-_TIMERS: Final[dict[str, Callable[[BrokerState, Any, Now], None]]] = {
-    "retransmit": placement.retransmit,
-    "lease": sessions.check_lease,
-    "adopt": sessions.ask_adoption,
-    "run": sessions.expire_run,
-    "handout": level0.expire,
-    "shadow": copies.expire,
-    "settled": lambda state, what, now: None,  # there is a peer more to hand something to
-    "unstarted": lambda state, what, now: commands.expire_unstarted(state, what[0], what[1], now),
-    "retry": lambda state, what, now: expire_retry(state, what[0], what[1], now),
-    "queue": lambda state, what, now: commands.expire_queue(state, what[0], what[1], now),
-    "step_deadline": lambda state, what, now: commands.expire_deadline(state, what[0], what[1], now),
-    "task_deadline": lambda state, what, now: commands.expire_task(state, what[0], what[1], now),
-    "breaker": allowance.on_breaker_timer,
-    "budget": allowance.on_budget_timer,
-    "guards": allowance.on_sweep_timer,
-    "safe": _safe,
-    "load": lambda state, what, now: None,  # every event looks whether to load
-    "fetch": _fetch_again,
-    "rejected": _reload_rejected,
-}
 
 HANDLERS: Final[dict[type, Callable[..., None]]] = {
     # workers
@@ -341,6 +388,9 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     wire.Progress: step_results.on_progress,
     wire.Bye: sessions.on_bye,
     wire.Gone: sessions.on_gone,
+    events.MessageRefused: refusals.on_message_refused,
+    events.MessageIgnored: refusals.on_message_ignored,
+    events.FrameRefused: refusals.on_frame_refused,
     # the database
     Committed: _on_committed,
     Stalled: _on_stalled,
@@ -353,16 +403,12 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ActivateWorkflow: submission.on_activate,
     events.AwaitTask: commands.on_await,
     events.Forget: commands.on_forget,
-    events.CancelTask: _on_command,
-    events.PauseTask: _on_command,
-    events.ResumeTask: _on_command,
-    events.RetryTask: _on_command,
-    events.ResolveStep: _on_resolve,
-    events.DrainWorker: _on_drain_worker,
-    events.PauseExecutor: executor_control.on_pause,
-    events.ResumeExecutor: executor_control.on_resume,
-    events.SetBreaker: allowance.on_set_breaker,
-    events.SetRule: routing_rules.on_set_rule,
+    **dict.fromkeys(commands.TASK_COMMANDS, _on_command),
+    commands.ResolveStep: _on_resolve,
+    **drain.COMMANDS,
+    **executor_control.COMMANDS,
+    **allowance.COMMANDS,
+    **routing_rules.COMMANDS,
     events.Reconfigure: routing_rules.on_reconfigure,
     # the world
     events.Tick: _on_tick,
@@ -375,6 +421,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.PeersUncertain: level0.on_uncertain,
     events.ProcessDied: sessions.on_process_died,
     events.LoopWasLate: sessions.on_loop_was_late,
+    events.EndpointsBound: _on_endpoints_bound,
     events.Drain: _on_drain,
     events.Leave: sessions.on_leave,
 }

@@ -17,6 +17,7 @@ from stepwire_broker.core.model.worker_session import offer_of
 from stepwire_broker.core.routing.ready_queue import ReadyQueue
 
 from .commit.decision import Decision, ToRequest
+from .commit.loads import AnyLoad
 from .commit.outbox import LaneOwner, LaneState, Outbox, SendAnswer
 from .commit.timers import Timers
 from .definitions.settings import RuleSettings, Settings
@@ -29,6 +30,7 @@ from .model.figures import Figures
 from .model.level0_peer import Level0
 from .routing.router import Router, StepRoute
 from .shadows.shadow import Shadows
+from .timer_kinds import AnyTimer
 
 
 class Identity(Struct, frozen=True):
@@ -61,36 +63,10 @@ class CoreCounters(Struct):
     breakers_opened: int = 0
     probes: int = 0
     ignored: int = 0
-    refused: dict[str, int] = {}
+    refused: dict[str, int] = {}  # by code
 
-
-def is_stale(kind: str, what: Any) -> bool:
-    """A timer of something that is over."""
-    match kind:
-        case "retransmit":
-            return bool(what.answered or what.session.dead)
-        case "handout":
-            return bool(what.over)
-        case "lease" | "adopt":
-            return bool(what.dead)
-        case "shadow":
-            return bool(what.over)
-        case "task_deadline":
-            return not what[0].steps
-        case "breaker":
-            return bool(what[0].breaker.turn != what[1])
-        case "run" | "queue" | "unstarted" | "retry" | "step_deadline":
-            return bool(what[0].is_final or not what[0].task.steps)
-        case _:
-            return False
-
-
-class Load(Struct):
-    """Something is being read. What leaves memory meanwhile goes into `gone`: the read may be older than that."""
-
-    kind: str  # page | results | command | rejected
-    then: Any = None  # the message or the command to take up again
-    gone: set[int] = set()
+    def count_refused(self, code: str) -> None:
+        self.refused[code] = self.refused.get(code, 0) + 1
 
 
 ENDED_REMEMBERED_MAX: Final = 65_536
@@ -115,7 +91,7 @@ class BrokerState:
         self.settings = settings
         self.identity = identity
         self.outbox = Outbox(LaneOwner(identity.broker, identity.epoch), sequences)
-        self.timers = Timers(is_stale)
+        self.timers: Timers[AnyTimer] = Timers()
         self.router = router or Router(settings.execution, {BUS, LOCAL}, bus_is_distributed=True)
         self.runtime_rules = runtime_rules
         self.ready = ReadyQueue(settings.bus.batch.max_steps, self.router.route_of)
@@ -163,7 +139,7 @@ class BrokerState:
         # loading
         self.unloaded = unloaded_tasks
         self.wants: set[str] = set()
-        self.loads: dict[int, Load] = {}
+        self.loads: dict[int, AnyLoad] = {}
         self.page_asked: int | None = None
         self.page_after_mono = 0
         self.waits_for_room = False  # more could be loaded if some of what is in memory ended
@@ -173,6 +149,7 @@ class BrokerState:
         # tasks whose rows were refused, until they are in memory as they were: culprits, and what the database said
         self.rejected: dict[int, tuple[frozenset[int], str]] = {}
         # the broker itself
+        self.principal = ""  # who sent the message that is being handled; "" for every other event
         self.draining = False
         self.stalled: str | None = None
         self.reserved_tasks = 0
@@ -200,7 +177,7 @@ class BrokerState:
             counts = self.canaries.get(match)
             if counts is None:
                 counts = self.canaries[match] = [0, 0]
-            counts[step.route[0] is not way.canary[0]] += 1
+            counts[step.route.target is not way.canary[0]] += 1
 
     def route_by(self, router: Router) -> None:
         """From here on steps go by this one; those that were handed out stay where they are."""
@@ -236,6 +213,10 @@ class BrokerState:
     def refuse_now(self, request: int, refused: CommandRefused) -> None:
         """A refusal that rests on nothing stored must not wait for a commit: the database may be away."""
         self.decision.answers.append(ToRequest(request, refused))
+
+    def next_batch_id(self) -> str:
+        self.batches += 1
+        return f"batch_{self.identity.nonce}_{self.batches}"
 
     def next_read(self) -> int:
         self.reads += 1

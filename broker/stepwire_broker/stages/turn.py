@@ -1,12 +1,12 @@
-"""One turn: an event goes in, what is decided goes out, in the one order that keeps the promises.
+"""One turn: an event goes in, and what is decided goes out, in the one order that keeps the promises.
 
-Nothing here knows sockets, threads or clocks: the broker's loop and the simulation are two worlds around the same turn.
+Nothing here knows sockets, threads or clocks: the engine and the simulation run the same turn.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from stepwire_broker.core.commit.decision import BreakerChanged, Decision, Read, WatchProcess
+from stepwire_broker.core.commit.decision import BreakerChanged, Complaint, Decision, Read, WatchProcess
 from stepwire_broker.core.commit.ports import ReadClocks, WirePort
 from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.model.commit_group import CommitGroup, Outcome
@@ -24,7 +24,8 @@ class Around(NamedTuple):
     answer: Callable[[Decision], None]
     read: Callable[[Read], None]
     watch: Callable[[WatchProcess], None]
-    tell: Callable[[BreakerChanged], None]
+    breaker_changed: Callable[[BreakerChanged], None]
+    complain: Callable[[Complaint], None]
 
 
 class Turn:
@@ -32,27 +33,28 @@ class Turn:
         self._machine = machine
         self._around = around
 
-    def handle(self, event: Event) -> None:
-        self.act(self._machine.handle(event, self._around.clock()))
+    def handle(self, event: Event, principal: str = "") -> Decision:
+        """Give the core one event and act on its decision, which is returned for the taps."""
+        decision = self._machine.handle(event, self._around.clock(), principal)
+        self.act(decision)
+        return decision
 
     def commit(self, outcome: Outcome) -> None:
-        """The writer has its next group before what this commit released is published."""
+        """Handle a commit's outcome. The writer has its next group before what this commit released is published."""
         now = self._around.clock()
         decision = self._machine.handle(outcome, now)
         self._hand_over(now)
         self.act(decision)
 
-    def take(self) -> None:
-        """What stands to be done without an event."""
-        self.act(self._machine.take(self._around.clock()))
-
     def flush(self) -> None:
-        """Hand each lane's open group to its writer, if that is free."""
+        """Dispatch, and hand each lane's open group to its writer if that is free."""
         self._hand_over(self._around.clock())
 
     def _hand_over(self, now: Now) -> None:
-        for number in self._machine.state.outbox.lanes:
-            group, decision = self._machine.close(number, now)
+        machine = self._machine
+        for lane in machine.state.outbox.lanes:
+            machine.dispatch(lane, now)
+            group, decision = machine.next_group(lane, now)
             if group is not None:
                 self._around.put(group)
             self.act(decision)
@@ -68,5 +70,7 @@ class Turn:
             around.read(read)
         for watch in decision.watches:
             around.watch(watch)
-        for turned in decision.turned:
-            around.tell(turned)
+        for changed in decision.turned:
+            around.breaker_changed(changed)
+        for complaint in decision.complaints:
+            around.complain(complaint)

@@ -16,9 +16,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .client import Client, ClientError
+    from .client import Client
     from .context import Context
-    from .errors import ConfigurationError, OutcomeUnknown, Permanent, Retry, StepError
+    from .errors import (
+        ClientError,
+        ConfigurationError,
+        OutcomeUnknown,
+        Permanent,
+        Retry,
+        StepError,
+        StepwireError,
+    )
     from .worker import Worker
     from .workflow import Workflow, all_of, any_of, none_of
 
@@ -31,6 +39,7 @@ __all__ = [
     "Permanent",
     "Retry",
     "StepError",
+    "StepwireError",
     "Worker",
     "Workflow",
     "all_of",
@@ -38,16 +47,17 @@ __all__ = [
     "none_of",
 ]
 
-# A client needs no ZeroMQ and a worker no HTTP: each name loads its module when it is first used.
-_HOME = {
+# A client needs no ZeroMQ and a worker no HTTP, so each name loads its module at its first use.
+_MODULE_OF = {
     "Client": "client",
-    "ClientError": "client",
+    "ClientError": "errors",
     "ConfigurationError": "errors",
     "Context": "context",
     "OutcomeUnknown": "errors",
     "Permanent": "errors",
     "Retry": "errors",
     "StepError": "errors",
+    "StepwireError": "errors",
     "Worker": "worker",
     "Workflow": "workflow",
     "all_of": "workflow",
@@ -57,9 +67,9 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'stepwire' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    value = globals()[name] = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
     return value
 
 

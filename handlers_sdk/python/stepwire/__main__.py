@@ -1,4 +1,4 @@
-"""The `stepwire` command. The broker's packages provide it; the light install prints how to install them."""
+"""The `stepwire` command of the broker. The light install prints how to install the broker."""
 
 import sys
 

@@ -1,10 +1,11 @@
-"""What the session orders its shell to do. Plain tuples: a simulation carries them out as well as real sockets do."""
+"""The actions that a session decides, and its caller carries out: a worker with sockets, or a simulation."""
 
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepwire_protocol.messages import Item, StepRequest
 
 RunEnd: TypeAlias = Literal["not_granted", "timeout", "task_cancelled", "superseded", "lease_lost", "shutdown"]
+LogLevel: TypeAlias = Literal["info", "warning", "error"]
 
 
 class Link(NamedTuple):
@@ -15,7 +16,7 @@ class Link(NamedTuple):
 
 
 class Lease:
-    """Until when steps of one broker may be started. Written by the session, read by whoever is about to start one."""
+    """The time until which steps of one broker may start. The session writes it; runners read it before each start."""
 
     __slots__ = ("until_ms",)
 
@@ -24,48 +25,50 @@ class Lease:
 
 
 class Send(NamedTuple):
+    """Send this frame: the topic, then the body."""
+
     topic: bytes
     body: bytes
 
 
 class Run(NamedTuple):
-    """Start this step now, unless `lease` has run out by then: in that case give it back, it must not start."""
+    """Start this step now. If `lease` is over by then, the step must not start: give it back."""
 
     item: Item
     step: StepRequest
-    offer: int  # which of the config's offers takes it
+    offer: int  # the number of the offer that takes it
     started_ms: float
-    timeout_at_ms: float  # infinite when the step has no time-out
+    timeout_at_ms: float  # infinite when the step has no timeout
     lease: Lease
 
 
 class CancelRun(NamedTuple):
-    """Ask a running step to stop. `lease_lost` is for its information only: nothing may be interrupted by force."""
+    """Ask a running step to stop. `lease_lost` only informs it: the run goes on."""
 
     item: Item
     reason: RunEnd
 
 
 class Connect(NamedTuple):
-    """A broker told of another one."""
+    """Connect to a broker that another one has listed."""
 
     link: Link
 
 
 class Rebuild(NamedTuple):
-    """Nothing was heard through this pair for too long: disconnect and connect it again."""
+    """Disconnect this pair and connect it again: it was silent for too long."""
 
     link: Link
 
 
 class Quit(NamedTuple):
-    """Drained: nothing is held any more."""
+    """End the worker: it is drained, and holds nothing."""
 
 
 class Log(NamedTuple):
-    """A fact worth a line."""
+    """Log this event with its facts."""
 
-    level: Literal["info", "warning", "error"]
+    level: LogLevel
     event: str
     facts: dict[str, object]
 

@@ -1,4 +1,4 @@
-"""What a handler is given besides its input."""
+"""The context of a run: the first argument of every handler."""
 
 import logging
 import threading
@@ -16,17 +16,19 @@ _making: Final = threading.Lock()
 
 
 class Clock(Protocol):
+    """Returns the time in milliseconds."""
+
     def __call__(self) -> float: ...
 
 
-class Report(Protocol):
-    """Where progress goes."""
+class ProgressReport(Protocol):
+    """Takes the progress of a run."""
 
     def __call__(self, item: Item, done: float, total: float | None, note: str | None) -> None: ...
 
 
 class Signal:
-    """Set once, by the SDK; asked or waited for by the handler. Costs next to nothing until somebody waits."""
+    """A flag that the SDK sets once, and a handler reads or waits for. An event is made only when a handler waits."""
 
     __slots__ = ("_event", "_is_set")
 
@@ -40,7 +42,7 @@ class Signal:
     __bool__ = is_set
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until it is set, at most `timeout` seconds. Not for async handlers: those are cancelled."""
+        """Block until the flag is set, at most `timeout` seconds. Not for async handlers: they are cancelled."""
         with _making:
             if self._event is None:
                 self._event = threading.Event()
@@ -57,10 +59,10 @@ class Signal:
 
 
 class Context:
-    """One delivery of one step, as its handler sees it.
+    """One delivery of a step, for its handler.
 
-    `idempotency_key` is the same for every attempt and delivery of the step: pass it to whatever must not happen
-    twice. `delivery` only ever rises: a store that remembers the highest one it saw can fence off an earlier run.
+    `idempotency_key` is the same for every attempt and delivery of the step: pass it to every service that must not
+    act twice. `delivery` only rises: a store that keeps the highest one it has seen can refuse an earlier run.
     """
 
     __slots__ = (
@@ -78,7 +80,7 @@ class Context:
     )
 
     def __init__(
-        self, step: StepRequest, *, started_ms: float, timeout_at_ms: float, clock: Clock, report: Report
+        self, step: StepRequest, *, started_ms: float, timeout_at_ms: float, clock: Clock, report: ProgressReport
     ) -> None:
         self._step = step
         self._started_ms = started_ms
@@ -112,7 +114,7 @@ class Context:
 
     @property
     def attempt(self) -> int:
-        """How often the step has failed before: 0 the first time."""
+        """The number of failed attempts before this one."""
         return self._step.metadata.attempt
 
     @property
@@ -137,7 +139,7 @@ class Context:
 
     @property
     def is_shadow(self) -> bool:
-        """This run is a rehearsal: its result is compared and thrown away, so it must have no effects."""
+        """True in a shadow run: its result is compared and discarded, so it must have no effects."""
         return self._step.metadata.shadow
 
     # -- what it works on ---------------------------------------------------------------------------------------------
@@ -151,40 +153,41 @@ class Context:
 
     @property
     def results(self) -> Any:
-        """The outputs of the steps this one depends on, by step name."""
+        """The outputs of the steps that this one depends on, by step name."""
         if self._results is None:
             self._results = _decode(self._step.previous_results)
         return self._results
 
     @property
     def raw_input(self) -> bytes:
-        """The input as JSON: `input` where the workflow maps one, else the whole task context."""
+        """The input as JSON: the step's `input` if its workflow has one, else the whole task context."""
         step = self._step
         return bytes(step.task_context if step.input is msgspec.UNSET else step.input)
 
-    # -- how long -----------------------------------------------------------------------------------------------------
+    # -- its time -----------------------------------------------------------------------------------------------------
 
     @property
     def remaining_ms(self) -> float:
-        """What is left of the time-out; infinite where there is none."""
+        """Milliseconds until the timeout; infinite if there is none."""
         return max(0.0, self._timeout_at_ms - self._clock())
 
     @property
     def deadline_ms(self) -> float:
-        """When the time-out ends, on the worker's own clock (`stepwire.identity.now_ms`)."""
+        """The time of the timeout on the worker's own clock (`stepwire.identity.now_ms`)."""
         return self._timeout_at_ms
 
     @property
     def elapsed_ms(self) -> float:
+        """Milliseconds since the start of the run."""
         return max(0.0, self._clock() - self._started_ms)
 
-    # -- what it tells ------------------------------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------------------------
 
     def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
-        """Tell how far it is. Cheap: only the latest is sent, a few times a second."""
+        """Report progress. Calls are cheap: only the latest is sent, a few times a second."""
         for number in (done, total):
             if number is not None and not abs(number) <= 2**53:
-                raise ConfigurationError(f"progress({done!r}, {total!r}): finite numbers up to 2^53")
+                raise ConfigurationError(f"progress({done!r}, {total!r}): both must be finite numbers up to 2^53")
         self._report((self._step.step_id, self._step.delivery), done, total, None if note is None else note[:2000])
 
     @property
@@ -205,7 +208,7 @@ class Context:
     logger = log
 
     def _stop(self, reason: str) -> None:
-        """Raised flags stay up. A lost lease alone cancels nothing: the run may well be the only one."""
+        """Set the flags for this reason. A lost lease cancels nothing: this run may still be the only one."""
         if reason == "lease_lost":
             self.lease_lost.set()
             return

@@ -1,4 +1,4 @@
-"""Reads STEPWIRE_* and endpoints, and refuses early, in words, what libzmq would refuse late, in numbers."""
+"""The environment variables STEPWIRE_*, and checks of endpoints before libzmq would refuse them with a bare number."""
 
 import os
 import re
@@ -20,6 +20,8 @@ _LABEL: Final = re.compile(r"[^=,]{1,128}")
 
 
 class Environment(NamedTuple):
+    """The settings of a worker that the environment can hold."""
+
     steps: list[str]
     results: list[str]
     name: str | None
@@ -28,6 +30,7 @@ class Environment(NamedTuple):
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Environment:
+    """Read STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS and _LABELS. Raises ConfigurationError."""
     return Environment(
         _list(environ.get("STEPWIRE_STEPS") or STEPS_DEFAULT),
         _list(environ.get("STEPWIRE_RESULTS") or RESULTS_DEFAULT),
@@ -38,11 +41,11 @@ def read(environ: Mapping[str, str] = os.environ) -> Environment:
 
 
 def links(steps: list[str], results: list[str], has_context: bool) -> tuple[Link, ...]:
-    """Endpoints in pairs, one pair a broker."""
+    """The endpoints in pairs, one pair for each broker. Raises ConfigurationError."""
     if not steps or len(steps) != len(results):
         raise ConfigurationError(
-            f"{len(steps)} endpoints for steps and {len(results)} for results: each broker needs one of both, "
-            "in the same order (STEPWIRE_STEPS, STEPWIRE_RESULTS; separate several by commas)"
+            f"{len(steps)} endpoints for steps and {len(results)} for results: each broker needs one of each, "
+            "in the same order (STEPWIRE_STEPS, STEPWIRE_RESULTS; separate several with commas)"
         )
     for kind, endpoints in (("steps", steps), ("results", results)):
         for endpoint in endpoints:
@@ -63,33 +66,33 @@ def check_slots(slots: int) -> int:
 
 
 def _check_endpoint(kind: str, endpoint: str, has_context: bool) -> None:
-    said = f"the {kind} endpoint {endpoint!r}"
+    subject = f"the {kind} endpoint {endpoint!r}"
     scheme, separator, rest = endpoint.partition("://")
     if not separator or not rest:
-        raise ConfigurationError(f"{said} needs a form like tcp://127.0.0.1:7411 or ipc://.stepwire/{kind}.sock")
+        raise ConfigurationError(f"{subject} needs a form like tcp://127.0.0.1:7411 or ipc://.stepwire/{kind}.sock")
     if scheme == "tcp":
         try:
             parts = urlsplit(endpoint)
             host, port = parts.hostname, parts.port
         except ValueError as error:
-            raise ConfigurationError(f"{said}: {error}") from None
+            raise ConfigurationError(f"{subject}: {error}") from None
         if not port:
-            raise ConfigurationError(f"{said} has no port: it needs a form like tcp://127.0.0.1:7411")
+            raise ConfigurationError(f"{subject} has no port: it needs a form like tcp://127.0.0.1:7411")
         if not host or host == "*":
-            raise ConfigurationError(f"{said} names no host to connect to: * is for brokers, which bind")
+            raise ConfigurationError(f"{subject} names no host: a worker connects, and only a broker may bind to *")
     elif scheme == "ipc":
         size = len(os.fsencode(rest))
         if size > IPC_PATH_BYTES_MAX:
             raise ConfigurationError(
-                f"{said}: the path has {size} bytes, the system takes {IPC_PATH_BYTES_MAX}; a relative one is shorter"
+                f"{subject}: the path has {size} bytes, and the system allows {IPC_PATH_BYTES_MAX}: use a relative path"
             )
     elif scheme == "inproc":
         if not has_context:
             raise ConfigurationError(
-                f"{said} only reaches a broker in this very process: pass its context, Worker(context=...), or use ipc://"
+                f"{subject} reaches only a broker in this process: pass its context, Worker(context=...), or use ipc://"
             )
     else:
-        raise ConfigurationError(f"{said}: {scheme}:// is not spoken here; tcp://, ipc:// and inproc:// are")
+        raise ConfigurationError(f"{subject}: {scheme}:// is not supported; use tcp://, ipc:// or inproc://")
 
 
 def _list(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A registered handler, and what its return or its exception becomes on the wire."""
+"""A registered handler, and the result that its return value or exception becomes."""
 
 import inspect
 import re
@@ -25,12 +25,12 @@ _encode: Final = msgspec.json.Encoder().encode
 _decode_any: Final = msgspec.json.Decoder().decode
 _DIGITS: Final = bytes(0x30 if 0x30 <= c <= 0x39 else 0x20 for c in range(256))
 _BIG: Final = b"0" * 16
-_BRACKETS_SAFE: Final = limits.DEPTH_MAX - 8  # so few brackets cannot nest too deep
+_BRACKETS_SAFE: Final = limits.DEPTH_MAX - 8  # with at most this many brackets, the output cannot be too deep
 _EMPTY_METADATA: Final = ResultMetadata()
 
 
 class Handler:
-    """A function and how it is to be run. Its input type is read from its second parameter."""
+    """A function, and how to run it. The type of its input is the annotation of its second parameter."""
 
     __slots__ = ("decode", "function", "kind", "offer", "takes_input", "version")
 
@@ -56,16 +56,18 @@ def make_handler(
     shadow_safe: bool = False,
     version: str | None = None,
 ) -> Handler:
-    """Refuses, by ConfigurationError, what could only fail later."""
+    """A handler from a function. Raises ConfigurationError for what could only fail later."""
     if not _NAME.fullmatch(name):
-        raise ConfigurationError(f"handler name {name!r}: 1 to 128 of letters, digits, _ . : - and * for patterns")
+        raise ConfigurationError(
+            f"handler name {name!r}: it needs 1 to 128 letters, digits, _ . : - and, for patterns, *"
+        )
     if concurrency is not None and concurrency < 1:
-        raise ConfigurationError(f"handler {name!r}: concurrency is {concurrency}, it needs to be at least 1")
+        raise ConfigurationError(f"handler {name!r}: concurrency is {concurrency}: it needs to be at least 1")
     if timeout_ms is not None and timeout_ms < 1:
-        raise ConfigurationError(f"handler {name!r}: timeout_ms is {timeout_ms}, it needs to be at least 1")
+        raise ConfigurationError(f"handler {name!r}: timeout_ms is {timeout_ms}: it needs to be at least 1")
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     if is_async and process:
-        raise ConfigurationError(f"handler {name!r}: process=True is for plain functions, this one is async")
+        raise ConfigurationError(f"handler {name!r}: process=True is for plain functions, and this one is async")
     if process and ("<" in function.__qualname__ or not function.__module__):
         raise ConfigurationError(
             f"handler {name!r}: process=True needs a function at the top of a module, not {function.__qualname__}"
@@ -75,18 +77,18 @@ def make_handler(
 
 
 def bad_input(handler: Handler, step: StepRequest, why: str) -> Result:
-    """The handler was not entered: its input is not what its signature says."""
+    """The result if the input does not fit the annotation: the handler was not called."""
     text = f"the input of {step.step_name!r} does not fit handler {handler.name!r}: {why}"
     return _error(step, "bad_input", text, retryable=False)
 
 
 def read_input(handler: Handler, step: StepRequest) -> Any:
-    """Raises msgspec.DecodeError (its ValidationError included)."""
+    """The decoded input. Raises msgspec.DecodeError, of which ValidationError is a subclass."""
     return handler.decode(step.task_context if step.input is UNSET else step.input)
 
 
 def completed(handler: Handler, step: StepRequest, value: Any, took_ms: float) -> Result:
-    """The handler has returned. Only what every language can read and every database can store goes on."""
+    """The result if the handler returned: its output, or an error if not every language and database can hold it."""
     try:
         output = encode_output(value)
     except (TypeError, ValueError, OverflowError, RecursionError, UnicodeEncodeError) as error:
@@ -99,7 +101,7 @@ def completed(handler: Handler, step: StepRequest, value: Any, took_ms: float) -
 
 
 def failed(handler: Handler, step: StepRequest, error: BaseException, took_ms: float) -> Result:
-    """The handler has raised."""
+    """The result if the handler raised."""
     code: str | None = type(error).__name__
     category = retryable = retry_after_ms = None
     if isinstance(error, StepError):
@@ -122,8 +124,8 @@ def failed(handler: Handler, step: StepRequest, error: BaseException, took_ms: f
 
 
 def stopped(step: StepRequest, reason: str, took_ms: float, version: str | None = None) -> Result:
-    """The run was asked to stop and did."""
-    text = "the run exceeded its time-out" if reason == "timeout" else f"the run was cancelled: {reason}"
+    """The result if the run stopped because of a timeout or cancel."""
+    text = "the run exceeded its timeout" if reason == "timeout" else f"the run was cancelled: {reason}"
     code = "timeout" if reason == "timeout" else "cancelled"
     if step.delivery_mode == "at_most_once":
         code = OUTCOME_UNKNOWN
@@ -135,16 +137,16 @@ def stopped(step: StepRequest, reason: str, took_ms: float, version: str | None 
 def sdk_failure(
     step: StepRequest, code: str, text: str, *, retryable: bool = False, took_ms: float | None = None
 ) -> Result:
-    """The handler was entered, and the SDK could not bring its outcome home."""
+    """The result if the handler was called, and the SDK cannot report its outcome."""
     if step.delivery_mode == "at_most_once":
         return _error(step, OUTCOME_UNKNOWN, f"{code}: {text}", retryable=None, took_ms=took_ms)
     return _error(step, code, text, retryable=retryable, took_ms=took_ms)
 
 
 def encode_output(value: Any) -> bytes:
-    """JSON of what a handler returned. NaN and the infinities become null, as in JavaScript.
+    """The output as JSON. NaN and the infinities become null, as in JavaScript. Raises ValueError and others.
 
-    Looks closer only where the bytes give a reason to: long digits, U+0000, many brackets, ready-made JSON.
+    The strict check is slow, so it runs only if the bytes give a reason: long numbers, U+0000, many brackets, Raw.
     """
     body = _encode(value)
     is_suspect = (
@@ -156,8 +158,8 @@ def encode_output(value: Any) -> bytes:
     if is_suspect:
         try:
             if isinstance(value, Raw):
-                msgspec.json.decode(body)  # one value, and not a piece of something larger
-            # As deep as it will be inside a results message.
+                msgspec.json.decode(body)  # exactly one value, and not a part of a larger one
+            # The depth counts from the outside of a results message.
             strict_json.parse(b'{"results":[{"output":' + body + b"}]}", bytes_max=len(body) + 64)
         except (InvalidMessage, msgspec.DecodeError) as refusal:
             raise ValueError(str(refusal)) from None
@@ -165,12 +167,12 @@ def encode_output(value: Any) -> bytes:
 
 
 def clean(text: str, chars_max: int = MESSAGE_CHARS_MAX) -> str:
-    """Text of an exception as the door lets it through: no U+0000, no half surrogates, not endless."""
+    """The text as every broker accepts it: without U+0000 and lone surrogates, and not longer than `chars_max`."""
     return text[:chars_max].encode("utf-8", "replace").decode().replace("\0", "�")
 
 
 def _metadata(took_ms: float, version: str | None) -> ResultMetadata:
-    """To the microsecond: more digits say nothing, and every broker would look at them as at a long integer."""
+    """Rounded to a microsecond: with more digits, every broker would check the number as a long integer."""
     return ResultMetadata(execution_time_ms=round(took_ms, 3), handler_version=version)
 
 
@@ -181,7 +183,7 @@ def _error(step: StepRequest, code: str, text: str, *, retryable: bool | None, t
 
 
 def _backtrace(error: BaseException) -> list[str]:
-    """The innermost frames, which say most, within 8 KiB."""
+    """The last lines of the traceback, at most 8 KiB: the innermost frames explain most."""
     lines = [clean(line, 1000) for part in traceback.format_exception(error) for line in part.splitlines()]
     size, kept = 0, 0
     for line in reversed(lines):
@@ -193,7 +195,7 @@ def _backtrace(error: BaseException) -> list[str]:
 
 
 def _input_of(function: Callable[..., Any]) -> tuple[bool, Callable[[Any], Any]]:
-    """Does it take an input, and how is that decoded?"""
+    """Whether the function takes an input, and the decoder of that input."""
     target = function if inspect.isroutine(function) else type(function).__call__
     try:
         parameters = [
@@ -204,18 +206,18 @@ def _input_of(function: Callable[..., Any]) -> tuple[bool, Callable[[Any], Any]]
     except (TypeError, ValueError):
         return True, _decode_any
     if not parameters:
-        raise ConfigurationError(f"handler {function!r} takes no parameter: it needs one, the Context")
+        raise ConfigurationError(f"handler {function!r} takes no parameter: it needs at least the Context")
     if len(parameters) == 1:
         return False, _decode_any
     if any(p.default is p.empty for p in parameters[2:]):
-        raise ConfigurationError(f"handler {function!r}: at most two parameters, the Context and the input")
+        raise ConfigurationError(f"handler {function!r}: it can have at most two parameters, the Context and the input")
     try:
         hint = get_type_hints(target).get(parameters[1].name, Any)
     except (NameError, AttributeError, TypeError):
         hint = parameters[1].annotation
         if hint is parameters[1].empty or isinstance(hint, str):
             raise ConfigurationError(
-                f"handler {function!r}: the type {hint!r} of its input cannot be resolved where it is registered"
+                f"handler {function!r}: the type {hint!r} of its input is not defined in the handler's module"
             ) from None
     if hint is Any or hint is inspect.Parameter.empty:
         return True, _decode_any

@@ -1,4 +1,4 @@
-"""Who this process is, so that a broker on the same host can prove its death; and the clock leases are measured by."""
+"""The identity of this process as a worker, and the clock that leases are measured with."""
 
 import os
 import secrets
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from stepwire_protocol import host
 
-# Counts the time asleep: a laptop that was closed for an hour has no lease any more.
+# Counts sleep: a laptop that was closed for an hour no longer has a lease.
 _CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _read_ns: Final = time.clock_gettime_ns
 
@@ -18,8 +18,11 @@ def now_ms() -> float:
     return _read_ns(_CLOCK) / 1e6
 
 
-class Process(NamedTuple):
-    """`pid_started` in clock ticks after boot, as in /proc; 0 where there is none."""
+class ThisProcess(NamedTuple):
+    """The facts with which a broker on the same host can prove the death of this process.
+
+    `pid_started` is in clock ticks after boot, as in /proc; 0 where there is no /proc.
+    """
 
     host: str
     pid: int
@@ -27,11 +30,11 @@ class Process(NamedTuple):
     is_provable: bool
 
 
-def this_process() -> Process:
+def this_process() -> ThisProcess:
     known, started = host.identity(), host.started()
-    return Process(known or f"{sys.platform}:{socket.gethostname()}", os.getpid(), started, bool(known and started))
+    return ThisProcess(known or f"{sys.platform}:{socket.gethostname()}", os.getpid(), started, bool(known and started))
 
 
 def new_worker_id(name: str) -> str:
-    """Never the same twice: a process that starts again, or forks, is another worker."""
+    """A new id at every call: a process that starts again, or forks, is another worker."""
     return f"{name}:{secrets.token_hex(8)}"

@@ -1,4 +1,4 @@
-"""Run a handler without a broker: what a unit test of a handler wants.
+"""Run a handler without a broker, in a unit test.
 
 from stepwire import testing
 
@@ -21,24 +21,26 @@ from .context import Context
 from .errors import ConfigurationError
 from .handler import Handler, make_handler
 from .identity import now_ms
-from .runners import Call, perform_async, run_plain
+from .runners.calls import HandlerCall, call_async, call_plain
 from .session import find_offer
 from .worker import Worker
 
 
-class Progress(NamedTuple):
+class RecordedProgress(NamedTuple):
+    """One call of `ctx.progress`."""
+
     done: float
     total: float | None
     note: str | None
 
 
 class Outcome(NamedTuple):
-    """What a broker would have been told."""
+    """The result that a worker would have reported."""
 
     status: Literal["completed", "failed", "error"]
-    output: Any  # after the way through JSON, as a dependent step would read it
+    output: Any  # decoded from its JSON, as a dependent step would read it
     error: ErrorDetail | None
-    progress: list[Progress]
+    progress: list[RecordedProgress]
 
     @property
     def is_completed(self) -> bool:
@@ -57,17 +59,17 @@ def run(
     timeout_ms: int = limits.TIMEOUT_DEFAULT_MS,
     idempotency_key: str | None = None,
 ) -> Outcome:
-    """Run one handler once, with the same decoding, encoding and mapping of errors as in a worker.
+    """Run a handler once, with the decoding, encoding and mapping of errors of a worker.
 
-    `handler` is the function, or a Worker together with the `handler_class` to look up in it. An async handler is run
-    on a loop of its own, so this is called from plain tests; in an async test, use `run_async`.
+    `handler` is the function, or a Worker with the `handler_class` to find in it. An async handler runs on a loop of
+    its own, so call this from plain tests; in an async test, use `run_async`.
     """
     call, progress = _call(
         handler, input, handler_class, results, config, attempt, delivery_mode, timeout_ms, idempotency_key
     )
     if call.handler.kind == "async":
         return _outcome(asyncio.run(_within(call)), progress)
-    return _outcome(run_plain(call), progress)
+    return _outcome(call_plain(call), progress)
 
 
 async def run_async(
@@ -82,17 +84,17 @@ async def run_async(
     timeout_ms: int = limits.TIMEOUT_DEFAULT_MS,
     idempotency_key: str | None = None,
 ) -> Outcome:
-    """`run` for async tests; a plain handler runs in a thread."""
+    """The same as `run`, for async tests; a plain handler runs in a thread."""
     call, progress = _call(
         handler, input, handler_class, results, config, attempt, delivery_mode, timeout_ms, idempotency_key
     )
-    result = await (_within(call) if call.handler.kind == "async" else asyncio.to_thread(run_plain, call))
+    result = await (_within(call) if call.handler.kind == "async" else asyncio.to_thread(call_plain, call))
     return _outcome(result, progress)
 
 
-async def _within(call: Call) -> Result | None:
-    """The time-out as a worker enforces it: the handler is cancelled, and has its say."""
-    running = asyncio.ensure_future(perform_async(call, now_ms()))
+async def _within(call: HandlerCall) -> Result | None:
+    """Enforce the timeout as a worker does: cancel the handler, and let it end by itself."""
+    running = asyncio.ensure_future(call_async(call, now_ms()))
 
     def overdue() -> None:
         call.context._stop("timeout")
@@ -115,13 +117,13 @@ def _call(
     delivery_mode: Literal["at_least_once", "at_most_once"],
     timeout_ms: int,
     idempotency_key: str | None,
-) -> tuple[Call, list[Progress]]:
-    found = _find(handler, handler_class)
+) -> tuple[HandlerCall, list[RecordedProgress]]:
+    registered = _find(handler, handler_class)
     step = StepRequest(
         step_id=2,
         task_id=1,
         step_name="step",
-        handler_class=handler_class or found.name,
+        handler_class=handler_class or registered.name,
         handler_config=Raw(msgspec.json.encode(config or {})),
         task_context=Raw(msgspec.json.encode({} if input is None else input)),
         previous_results=Raw(msgspec.json.encode(results or {})),
@@ -134,21 +136,21 @@ def _call(
             idempotency_key=idempotency_key or f"{secrets.token_hex(16)}/step",
         ),
     )
-    progress: list[Progress] = []
+    progress: list[RecordedProgress] = []
 
     def report(item: Item, done: float, total: float | None, note: str | None) -> None:
-        progress.append(Progress(done, total, note))
+        progress.append(RecordedProgress(done, total, note))
 
     at_ms = now_ms()
     context = Context(step, started_ms=at_ms, timeout_at_ms=at_ms + timeout_ms, clock=now_ms, report=report)
-    return Call(Run((2, 1), step, 0, at_ms, at_ms + timeout_ms, Lease()), found, context), progress
+    return HandlerCall(Run((2, 1), step, 0, at_ms, at_ms + timeout_ms, Lease()), registered, context), progress
 
 
 def _find(handler: Callable[..., Any] | Worker, handler_class: str | None) -> Handler:
     if not isinstance(handler, Worker):
         return make_handler(handler, handler_class or "tested")
     if handler_class is None:
-        raise ConfigurationError("testing.run(worker, ...) needs handler_class=: which of its handlers to run")
+        raise ConfigurationError("testing.run(worker, ...) needs handler_class=, the handler to run")
     offer = find_offer((h.offer for h in handler.handlers), handler_class)
     if offer is None:
         offered = ", ".join(h.name for h in handler.handlers) or "nothing"
@@ -156,7 +158,7 @@ def _find(handler: Callable[..., Any] | Worker, handler_class: str | None) -> Ha
     return handler.handlers[offer]
 
 
-def _outcome(result: Result | None, progress: list[Progress]) -> Outcome:
-    assert result is not None, "only a run that was told to shut down gives its step back"
+def _outcome(result: Result | None, progress: list[RecordedProgress]) -> Outcome:
+    assert result is not None, "only a run that a shutdown stops gives its step back"
     output = msgspec.json.decode(result.output) if result.status == "completed" else None
     return Outcome(result.status, output, result.error, progress)

@@ -1,4 +1,4 @@
-"""Write a workflow in Python: the same words as in a file, and the same document comes out.
+"""Write a workflow in Python: the same members as in a file, and the same document.
 
 order = Workflow("order_fulfillment", namespace="shop", version="1.0")
 validate = order.step("validate_order", "orders.validate")
@@ -10,8 +10,8 @@ order.output({"transaction": pay["transaction_id"]})
 
 Client().apply_workflow(order), or `stepwire workflow apply order.py`.
 
-What a step says is checked where it is made, so a mistake is raised at its own line. A step can only depend on steps
-that were made before it: there are no cycles to find. What only the whole can tell, the broker checks, and so does
+Each step is checked where it is added, so a mistake is raised at its own line. A step can depend only on steps that
+were added before it, so there can be no cycles. The broker checks the workflow as a whole, and so does
 `stepwire workflow validate order.py`, which names the line of the step.
 """
 
@@ -39,7 +39,7 @@ def _whole(least: int, most: int) -> Meta:
     return Meta(ge=least, le=most, description=f"a whole number from {least} to {most}")
 
 
-# The forms of the workflow format, with the words of the message that asks for them. A test compares them with it.
+# The forms of the workflow format, and their description for error messages. A test compares them with the format.
 _NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]"
 Name: TypeAlias = Annotated[
     str, _named(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}", "a name of letters, digits, _ and -, at most 128")
@@ -64,12 +64,12 @@ Duration: TypeAlias = Annotated[
     str, _named(r"\s*[0-9]{1,15}(?:\.[0-9]{1,3})?\s*(?:ms|s|m|h|d)\s*", "a duration like 250ms, 30s, 5m, 2h or 7d")
 ]
 Labels: TypeAlias = Mapping[str, str | bool | int | float]
-Selector: TypeAlias = Annotated[Labels | Literal["local"], Meta(description="a map of labels, or the word local")]
+Selector: TypeAlias = Annotated[Labels | Literal["local"], Meta(description="a map of labels, or 'local'")]
 Rule: TypeAlias = dict[str, Any]  # as in the file: {"failed": "pay"}, {"any": [...]}
 
 
 class Backoff(TypedDict, total=False):
-    """The pause before the next attempt."""
+    """The wait before the next attempt."""
 
     kind: Literal["exponential", "constant"]
     base_ms: PauseMs
@@ -82,23 +82,23 @@ class Backoff(TypedDict, total=False):
 class Value:
     """A value in the task's context or in a step's output: `order.context["order_id"]`, `pay["amount"]`."""
 
-    def __init__(self, source: Literal["context", "results"], words: tuple[str, ...]) -> None:
+    def __init__(self, source: Literal["context", "results"], path: tuple[str, ...]) -> None:
         self._source: Final = source
-        self._words: Final = words
+        self._path: Final = path
 
-    def __getitem__(self, word: str | int) -> "Value":
+    def __getitem__(self, part: str | int) -> "Value":
         """A member by its key, or an item by its number."""
-        text = str(word)
+        text = str(part)
         if not text or "." in text:
-            raise ConfigurationError(f"{text!r} cannot stand in a path: its words are joined by dots and not empty")
-        return Value(self._source, (*self._words, text))
+            raise ConfigurationError(f"{text!r} cannot be part of a path: a part is not empty and has no dot")
+        return Value(self._source, (*self._path, text))
 
-    __iter__ = None  # or Python would take it for an endless sequence
+    __iter__ = None  # otherwise Python would iterate by __getitem__, without end
 
     def __str__(self) -> str:
-        return ".".join((self._source, *self._words))
+        return ".".join((self._source, *self._path))
 
-    # -- compared, for a trigger_rule --
+    # -- comparisons, for a trigger_rule --
 
     def equals(self, value: Any) -> Rule:
         return self._rule("equals", value)
@@ -125,26 +125,29 @@ class Value:
         return self._rule("not_exists")
 
     def _rule(self, op: str, *value: Any) -> Rule:
-        if not self._words:
+        if not self._path:
             raise ConfigurationError(f'{op} compares a value in the context: order.context["order_id"].{op}(…)')
         side = "context" if self._source == "context" else "result"
-        return {side: ".".join(self._words), "op": op, **({"value": value[0]} if value else {})}
+        return {side: ".".join(self._path), "op": op, **({"value": value[0]} if value else {})}
 
 
 def all_of(*rules: Rule) -> Rule:
+    """A trigger rule that is true if all of these are."""
     return {"all": list(rules)}
 
 
 def any_of(*rules: Rule) -> Rule:
+    """A trigger rule that is true if at least one of these is."""
     return {"any": list(rules)}
 
 
 def none_of(*rules: Rule) -> Rule:
+    """A trigger rule that is true if none of these is."""
     return {"none": list(rules)}
 
 
 class Step(Value):
-    """A step of a workflow, as the steps after it speak of it. As a value it is its whole output."""
+    """A step of a workflow, for use in later steps. As a value it is the step's whole output."""
 
     def __init__(self, workflow: "Workflow", name: str) -> None:
         super().__init__("results", (name,))
@@ -157,7 +160,7 @@ class Step(Value):
 
     @property
     def failed(self) -> Rule:
-        """True once its retries are exhausted."""
+        """A rule that is true once the step has failed and its retries are exhausted."""
         return {"failed": self.name}
 
     @property
@@ -172,7 +175,7 @@ ValueMap: TypeAlias = Mapping[str, Value | str]  # a string is a path, as in the
 
 
 class StepMembers(TypedDict, total=False):
-    """What a step may say besides its name, handler_class and depends_on."""
+    """The members of a step, in addition to name, handler_class and depends_on."""
 
     description: Text
     trigger_rule: Rule
@@ -195,7 +198,7 @@ class StepMembers(TypedDict, total=False):
 
 
 class WorkflowMembers(TypedDict, total=False):
-    """What a workflow may say besides its name and steps."""
+    """The members of a workflow, in addition to name, steps and output."""
 
     namespace: Namespace
     version: Version
@@ -206,13 +209,13 @@ class WorkflowMembers(TypedDict, total=False):
 
 
 class Workflow:
-    """A workflow on its way: add steps, then give it to `Client.apply_workflow`, or take its `document()`."""
+    """A workflow under construction: add steps, then pass it to `Client.apply_workflow`, or use its `document()`."""
 
     def __init__(self, name: str, **members: Unpack[WorkflowMembers]) -> None:
-        whose = f"workflow {name!r}"
-        self.name: Final[str] = _checked(name, WorkflowName, whose, "name")
+        subject = f"workflow {name!r}"
+        self.name: Final[str] = _checked(name, WorkflowName, subject, "name")
         self.context: Final = Value("context", ())
-        self._head: Final = _members(members, WorkflowMembers, whose)
+        self._head: Final = _members(members, WorkflowMembers, subject)
         self._steps: Final[dict[str, dict[str, Any]]] = {}
         self._output: dict[str, str] | None = None
         self._place: Final = _caller()
@@ -226,61 +229,60 @@ class Workflow:
         depends_on: "Sequence[Step | str]" = (),
         **members: Unpack[StepMembers],
     ) -> Step:
-        """Add a step. `depends_on`, `trigger_rule` and `input` may name only steps that are there already."""
-        whose = f"step {name!r}"
+        """Add a step. `depends_on`, `trigger_rule` and `input` may name only steps that were added before."""
+        subject = f"step {name!r}"
         written: dict[str, Any] = {
-            "name": _checked(name, Name, whose, "name"),
-            "handler_class": _checked(handler_class, HandlerClass, whose, "handler_class"),
+            "name": _checked(name, Name, subject, "name"),
+            "handler_class": _checked(handler_class, HandlerClass, subject, "handler_class"),
         }
         if name in self._steps:
-            raise ConfigurationError(f"{whose}: {self.name} has a step of this name already")
-        needed = self._needed(depends_on, whose)
+            raise ConfigurationError(f"{subject}: {self.name} already has a step with this name")
+        needed = self._needed(depends_on, subject)
         if needed:
             written["depends_on"] = needed
         values = members.pop("input", None)
-        written |= _members(members, StepMembers, whose)
+        written |= _members(members, StepMembers, subject)
         if values is not None:
-            written["input"] = _paths(values, needed, whose, "input", "in its depends_on")
+            written["input"] = _paths(values, needed, subject, "input", "in its depends_on")
         if "trigger_rule" in written:
-            _check_rule(written["trigger_rule"], needed, whose)
+            _check_rule(written["trigger_rule"], needed, subject)
         self._steps[name] = written
         self._places.append(_caller())
         return Step(self, name)
 
     def output(self, mapping: ValueMap) -> None:
-        """What the task's result is made of. Without it, the result is the outputs of the last steps."""
-        whose = f"workflow {self.name!r}"
-        self._output = _paths(mapping, self._steps, whose, "output", "a step of this workflow")
+        """Set the members of the task's result. Without this, the result is the outputs of the last steps."""
+        subject = f"workflow {self.name!r}"
+        self._output = _paths(mapping, self._steps, subject, "output", "a step of this workflow")
 
     def document(self) -> dict[str, Any]:
-        """What a file would say. A copy: changing it changes nothing here."""
+        """The document, as a file would hold it. The caller owns it: changes do not affect the workflow."""
         head = {"name": self.name, **self._head, "steps": list(self._steps.values())}
         document = head if self._output is None else {**head, "output": self._output}
         copy: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document))
         return copy
 
     def where(self, path: tuple[str | int, ...]) -> str:
-        """`order.py:12`, where the part of the document at this path was written."""
+        """The line, like `order.py:12`, that wrote the part of the document at this path."""
         match path:
             case ("steps", int(number), *_) if number < len(self._places):
                 return self._places[number]
         return self._place
 
-    def _needed(self, depends_on: "Sequence[Step | str]", whose: str) -> list[str]:
+    def _needed(self, depends_on: "Sequence[Step | str]", subject: str) -> list[str]:
         if isinstance(depends_on, Step | str):
-            raise ConfigurationError(f"{whose}: depends_on is a list: depends_on=[{_name_of(depends_on)}]")
+            raise ConfigurationError(f"{subject}: depends_on is a list: depends_on=[{_name_of(depends_on)}]")
         needed: list[str] = []
         for each in depends_on:
             if isinstance(each, Step) and each.workflow is not self:
-                raise ConfigurationError(f"{whose}: depends_on names {each!r}, and this is {self.name}")
+                raise ConfigurationError(f"{subject}: depends_on names {each!r}, which is not a step of {self.name}")
             name = _name_of(each)
             if name not in self._steps:
                 raise ConfigurationError(
-                    f"{whose}: depends_on names {name!r}, and no step before it is called that"
-                    f"{_meant(name, self._steps)}"
+                    f"{subject}: depends_on names {name!r}, which is not an earlier step{_meant(name, self._steps)}"
                 )
             if name in needed:
-                raise ConfigurationError(f"{whose}: depends_on names {name!r} twice")
+                raise ConfigurationError(f"{subject}: depends_on names {name!r} twice")
             needed.append(name)
         return needed
 
@@ -288,25 +290,25 @@ class Workflow:
 # -- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _members(members: Mapping[str, Any], kind: Any, whose: str) -> dict[str, Any]:
-    """A copy of what is written, as JSON will say it, if all of it is known and of its kind."""
+def _members(members: Mapping[str, Any], kind: Any, subject: str) -> dict[str, Any]:
+    """The members as they are in JSON. Raises ConfigurationError if one is unknown or has a wrong value."""
     known: dict[str, Any] = kind.__annotations__
     for key in members:
         if key not in known:
-            raise ConfigurationError(f"{whose}: {key} is not known here{_meant(key, known)}")
+            raise ConfigurationError(f"{subject}: {key} is unknown{_meant(key, known)}")
         if f"{key}_ms" in members:
-            raise ConfigurationError(f"{whose}: {key}_ms and {key} are the same; keep one")
-    return {key: _checked(value, known[key], whose, key) for key, value in members.items()}
+            raise ConfigurationError(f"{subject}: {key}_ms and {key} mean the same: remove one")
+    return {key: _checked(value, known[key], subject, key) for key, value in members.items()}
 
 
-def _checked(value: Any, kind: Any, whose: str, key: str) -> Any:
+def _checked(value: Any, kind: Any, subject: str, key: str) -> Any:
     if is_typeddict(kind) and isinstance(value, Mapping):
-        return _members(value, kind, f"{whose}: {key}")
+        return _members(value, kind, f"{subject}: {key}")
     try:
         plain = msgspec.json.decode(msgspec.json.encode(value))
         msgspec.convert(plain, kind)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{whose}: {key} is {value!r:.100}, {_remedy(kind, error)}") from None
+        raise ConfigurationError(f"{subject}: {key} is {value!r:.100}, {_remedy(kind, error)}") from None
     return plain
 
 
@@ -314,39 +316,39 @@ def _remedy(kind: Any, error: Exception) -> str:
     if get_origin(kind) is Literal:
         return f"not {' or '.join(get_args(kind))}"
     forms = [each.description for each in getattr(kind, "__metadata__", ()) if each.description]
-    return f"not {forms[0]}" if forms else f"which cannot be: {error}"
+    return f"not {forms[0]}" if forms else f"which is not possible: {error}"
 
 
-def _paths(mapping: ValueMap, steps: Collection[str], whose: str, key: str, where: str) -> dict[str, str]:
+def _paths(mapping: ValueMap, steps: Collection[str], subject: str, key: str, where: str) -> dict[str, str]:
     if not isinstance(mapping, Mapping):
-        raise ConfigurationError(f"{whose}: {key} is {mapping!r:.100}, not a map of members to values")
+        raise ConfigurationError(f"{subject}: {key} is {mapping!r:.100}, not a map of members to values")
     paths = {member: str(value) for member, value in mapping.items()}
     for member, path in paths.items():
-        side, *words = path.split(".")
-        if side not in ("context", "results") or not all(words) or (side == "results" and not words):
+        side, *parts = path.split(".")
+        if side not in ("context", "results") or not all(parts) or (side == "results" and not parts):
             raise ConfigurationError(
-                f"{whose}: {key}[{member!r}] is {path!r}, not a path like context.order_id or results.step.total"
+                f"{subject}: {key}[{member!r}] is {path!r}, not a path like context.order_id or results.step.total"
             )
-        if side == "results" and words[0] not in steps:
+        if side == "results" and parts[0] not in steps:
             raise ConfigurationError(
-                f"{whose}: {key}[{member!r}]: {words[0]!r} is not {where}{_meant(words[0], steps)}"
+                f"{subject}: {key}[{member!r}]: {parts[0]!r} is not {where}{_meant(parts[0], steps)}"
             )
     return paths
 
 
-def _check_rule(rule: Any, needed: Collection[str], whose: str) -> None:
-    """That the steps it names are depended on; its form is checked with the whole workflow."""
+def _check_rule(rule: Any, needed: Collection[str], subject: str) -> None:
+    """Check that the rule names only dependencies. Its form is checked with the whole workflow."""
     if not isinstance(rule, Mapping):
-        raise ConfigurationError(f"{whose}: trigger_rule holds {rule!r:.100}, not a rule like pay.failed")
+        raise ConfigurationError(f"{subject}: trigger_rule holds {rule!r:.100}, not a rule like pay.failed")
     for key, value in rule.items():
         if key in ("all", "any", "none") and isinstance(value, list):
             for each in value:
-                _check_rule(each, needed, whose)
+                _check_rule(each, needed, subject)
         elif key in ("completed", "failed", "skipped", "result") and isinstance(value, str):
             name = value.split(".")[0]
             if name not in needed:
                 raise ConfigurationError(
-                    f"{whose}: trigger_rule names {name!r}, which is not in its depends_on{_meant(name, needed)}"
+                    f"{subject}: trigger_rule names {name!r}, which is not in its depends_on{_meant(name, needed)}"
                 )
 
 
@@ -355,12 +357,12 @@ def _name_of(step: "Step | str") -> str:
 
 
 def _meant(written: str, names: Collection[str]) -> str:
-    found = difflib.get_close_matches(str(written), names, n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    nearest = difflib.get_close_matches(str(written), names, n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 def _caller() -> str:
-    """`order.py:12`: the line outside of this module that is being run."""
+    """The line of the caller outside this module, like `order.py:12`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

@@ -1,7 +1,6 @@
 """What `handle` decides should happen now. Writes are not in it: they wait in the outbox until the lane takes them."""
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from msgspec import Struct
 from stepwire_protocol.messages import BrokerMessage
@@ -75,6 +74,13 @@ class BreakerChanged(Struct, frozen=True):
     left_ms: int | None  # while it is open: how long
 
 
+class Complaint(Struct, frozen=True):
+    """A fault in a message whose sender has no session, so it is logged instead of answered."""
+
+    code: str
+    text: str
+
+
 class Decision(Struct):
     """Things to do at once, in this order."""
 
@@ -86,6 +92,7 @@ class Decision(Struct):
     reads: list[Read] = []
     watches: list[WatchProcess] = []
     turned: list[BreakerChanged] = []
+    complaints: list[Complaint] = []
 
     @property
     def is_empty(self) -> bool:
@@ -98,7 +105,5 @@ class Decision(Struct):
             or self.handouts
             or self.grants
             or self.turned
+            or self.complaints
         )
-
-
-Handler: TypeAlias = Callable[..., Any]

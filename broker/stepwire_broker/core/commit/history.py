@@ -50,7 +50,7 @@ def replay(task_id: int, workflow: Workflow, history: Iterable[bytes]) -> Task:
         context_bytes=0,
         created_ms=first.at,
     )
-    task.steps = [Step(task_id + 1 + d.index, task, d) for d in workflow.steps]
+    task.steps = [Step(first.first_step_id + d.index, task, d.index, d) for d in workflow.steps]
     counted(task)
     for number, fact in enumerate(told[1:], 1):
         try:
@@ -89,6 +89,8 @@ def differences(replayed: Task, row: StoredTask, steps: list[StoredStep]) -> lis
 
 def _columns(stored: StoredStep, step: Step) -> list[tuple[str, Any, Any]]:
     columns: list[tuple[str, Any, Any]] = [
+        ("id", stored.id, step.id),
+        ("position", stored.position, step.position),
         ("state", stored.state, str(step.state)),
         ("attempt", stored.attempt, step.attempt),
         ("delivery", stored.delivery, step.delivery),

@@ -8,18 +8,20 @@ Steps that have to wait stay `ready`, in their place in the queue, and no attemp
 after a restart every breaker is closed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Literal
 
 from stepwire_protocol.messages import ErrorDetail
 
 from stepwire_broker.core.commit.decision import BreakerChanged, ToRequest
-from stepwire_broker.core.model.answers import BreakerSet, CommandRefused
-from stepwire_broker.core.model.events import Now, SetBreaker
+from stepwire_broker.core.model.answers import Answer, CommandRefused
+from stepwire_broker.core.model.events import Command, Now
+from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import RETRY_COUNTED, RETRY_NAMED, Step
 from stepwire_broker.core.model.targets import Route
 from stepwire_broker.core.routing.ready_queue import handler_of, is_held_to_budget, is_once
 from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import BreakerDue, BudgetDue, GuardSweepDue
 
 from .breaker import Breaker, BreakerPhase
 from .guard import GUARDS_MAX, Guard, Probe
@@ -40,7 +42,7 @@ def guard_of(state: BrokerState, handler_class: str, now: Now) -> Guard | None:
     guard = guards.by_handler.get(handler_class)
     if guard is None:
         if not guards.by_handler:
-            state.timers.set(now.mono + SWEEP_MS, "guards", None)
+            state.timers.set(now.mono + SWEEP_MS, GuardSweepDue())
         guard = guards.add(handler_class, now.mono, now.wall)
     return guard
 
@@ -263,12 +265,12 @@ def _set_timer(state: BrokerState, guard: Guard, now: Now) -> None:
     elif due_mono is not None:
         guard.until_wall = now.wall + due_mono - now.mono
     if due_mono is not None:
-        state.timers.set(due_mono, "breaker", (guard, breaker.turn))
+        state.timers.set(due_mono, BreakerDue(guard, breaker.turn))
 
 
-def on_breaker_timer(state: BrokerState, what: tuple[Guard, int], now: Now) -> None:
+def on_breaker_timer(state: BrokerState, due: BreakerDue, now: Now) -> None:
     """The open time is over. Or there was nothing to try it with for as long: then what waits has to do."""
-    guard, turn = what
+    guard, turn = due.guard, due.turn
     breaker = guard.breaker
     if breaker.turn != turn or breaker.is_forced:
         return
@@ -285,20 +287,37 @@ def _wake_for_budget(state: BrokerState, guard: Guard, now: Now) -> None:
     assert guard.budget is not None
     if not guard.wakes:
         guard.wakes = True
-        state.timers.set(guard.budget.next_change(now.mono), "budget", guard)
+        state.timers.set(guard.budget.next_change(now.mono), BudgetDue(guard))
 
 
-def on_budget_timer(state: BrokerState, guard: Guard, now: Now) -> None:
-    guard.wakes = False  # if that is still too early, whoever hands out next asks for another
+def on_budget_timer(due: BudgetDue) -> None:
+    """Steps that waited for the budget are dispatched after every event. If it is too early, a new timer is set."""
+    due.guard.wakes = False
 
 
-def on_sweep_timer(state: BrokerState, what: None, now: Now) -> None:
+def on_sweep_timer(state: BrokerState, now: Now) -> None:
     state.guards.sweep(now.mono)
     if state.guards.by_handler:
-        state.timers.set(now.mono + SWEEP_MS, "guards", None)
+        state.timers.set(now.mono + SWEEP_MS, GuardSweepDue())
 
 
 # -- people -----------------------------------------------------------------------------------------------------------
+
+
+class SetBreaker(Command, frozen=True):
+    """Keep a handler's breaker open or closed, or leave it to itself again."""
+
+    handler_class: str
+    state: Literal["open", "closed", "auto"]
+    reason: str = ""
+
+
+class BreakerSet(Answer, frozen=True):
+    """A handler's breaker is as it was put."""
+
+    handler_class: str
+    state: str
+    is_forced: bool
 
 
 def on_set_breaker(state: BrokerState, event: SetBreaker, now: Now) -> None:
@@ -307,16 +326,12 @@ def on_set_breaker(state: BrokerState, event: SetBreaker, now: Now) -> None:
     handler_class = event.handler_class
     if handler_class not in state.guards.by_handler and not _is_known(state, handler_class):
         message = f"no workflow and no worker here knows the handler {handler_class}"
-        state.refuse_now(
-            event.request, CommandRefused("not_found", message, "stepwire workflow list, stepwire worker list")
-        )
+        state.refuse_now(event.request, CommandRefused("not_found", message, Hint(HintCode.LIST_HANDLERS)))
         return
     guard = guard_of(state, handler_class, now)
     if guard is None:
         message = f"{GUARDS_MAX} breakers have been put by hand or are open"
-        state.refuse_now(
-            event.request, CommandRefused("wrong_state", message, "stepwire breaker auto takes one's hand off it")
-        )
+        state.refuse_now(event.request, CommandRefused("wrong_state", message, Hint(HintCode.RELEASE_ANY_BREAKER)))
         return
     guard.reason = event.reason[:REASON_CHARACTERS_MAX]
     before = guard.breaker.turn
@@ -357,3 +372,6 @@ def waits_for_budget(state: BrokerState, step: Step, now: Now) -> bool:
         return False
     guard = state.guards.by_handler.get(step.definition.handler_class)
     return guard is not None and guard.budget is not None and guard.budget.room(now.mono) == 0
+
+
+COMMANDS: Final[dict[type[Command], Callable[..., None]]] = {SetBreaker: on_set_breaker}

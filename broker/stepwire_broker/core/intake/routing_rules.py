@@ -2,13 +2,15 @@
 new rules at once, in the transaction that stores them.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from stepwire_broker.core.definitions.settings import ExecutionSettings, RuleSettings
-from stepwire_broker.core.model.answers import CommandRefused, Routed
-from stepwire_broker.core.model.events import Now, Reconfigure, SetRule
+from stepwire_broker.core.model.answers import Answer, CommandRefused
+from stepwire_broker.core.model.events import Command, Now, Reconfigure
+from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.routing.router import Router, RulesRefused, check_rule
 from stepwire_broker.core.state import BrokerState
 
@@ -25,6 +27,20 @@ def stored_rules(kept: str | None) -> tuple[RuleSettings, ...]:
     return () if kept is None else _decode(kept)
 
 
+class SetRule(Command, frozen=True):
+    """Route by this rule from now on, also after a restart. None: no longer."""
+
+    match: str
+    rule: RuleSettings | None
+
+
+class Routed(Answer, frozen=True):
+    """Steps go by this rule now, or (`is_set` is False) by it no longer."""
+
+    match: str
+    is_set: bool
+
+
 def on_set_rule(state: BrokerState, event: SetRule, now: Now) -> None:
     """Set this rule, or forget what was set for its `match`."""
     before = state.runtime_rules
@@ -32,12 +48,10 @@ def on_set_rule(state: BrokerState, event: SetRule, now: Now) -> None:
     refused = intake_refused(state)
     if refused is None and event.rule is None and len(others) == len(before):
         text = f"no rule was set at run time for {event.match}"
-        refused = CommandRefused(
-            "not_found", text, "`stepwire executor routes` lists them; the others stand in the configuration"
-        )
+        refused = CommandRefused("not_found", text, Hint(HintCode.LIST_RULES))
     if refused is None and len(others) >= RULES_MAX:
         refused = CommandRefused(
-            "invalid", f"{len(others)} rules were set at run time already: write them into the configuration"
+            "invalid", f"{len(others)} rules are set at run time, the most there can be", Hint(HintCode.CONFIGURE_RULES)
         )
     if refused is None and event.rule is not None:
         try:
@@ -71,3 +85,6 @@ def _router(state: BrokerState, execution: ExecutionSettings) -> Router:
     return Router(
         execution, before.executors, bus_is_distributed=before.bus_is_distributed, runtime=state.runtime_rules
     )
+
+
+COMMANDS: Final[dict[type[Command], Callable[..., None]]] = {SetRule: on_set_rule}

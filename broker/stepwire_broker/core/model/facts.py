@@ -1,7 +1,7 @@
 """What happened to a task, fact by fact. The live state changes only by applying one of these, and the history stores
 the same ones, so replaying the history gives the state by construction.
 
-`at` is UTC milliseconds. A step is named by its position in the workflow. Payloads stay out: a completed step's output
+`at` is UTC milliseconds. A step is named by its position in the task. Payloads stay out: a completed step's output
 lies in its row, and the fact carries its size and CRC-32.
 """
 
@@ -96,6 +96,7 @@ class Submitted(TaskFact, frozen=True, tag="submitted"):
     workflow_id: int
     uid: str
     state: str  # running, or pending when the active set is full
+    first_step_id: int  # the id of the step at position 0; the other steps of the workflow follow it without a gap
 
 
 class Activated(TaskFact, frozen=True, tag="activated"):

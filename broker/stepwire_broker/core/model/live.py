@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 from stepwire_protocol import limits
 
-from stepwire_broker.core.definitions.workflow import StepDefinition, Workflow
+from stepwire_broker.core.definitions.step_definition import StepDefinition
+from stepwire_broker.core.definitions.workflow import Workflow
 
 from .facts import Fact
 from .figures import Figures
@@ -29,6 +30,7 @@ LEVEL0: Final = "level0."  # what such a worker's name begins with; no worker ca
 RETRY_COUNTED: Final = "counted"  # it was handed out, and the budget knows of it
 RETRY_NAMED: Final = "named"  # its handler said when it is to be tried again
 RESTORED: Final = "restored"  # the reason of a step that is held since its database was
+STOPPED: Final = "stopped"  # the reason of a step that is held because its worker reported a failure after a cancel
 
 
 class Delivery(NamedTuple):
@@ -44,6 +46,7 @@ class Step(Struct, gc=False, weakref=False, eq=False):
     # what is stored
     id: int
     task: "Task"
+    position: int  # in its task: facts name the step by it
     definition: StepDefinition
     state: StepState = WAITING
     attempt: int = 0  # failures charged to it
@@ -179,10 +182,10 @@ class WorkerSession(Struct, weakref=False, eq=False):
     topic: bytes
     of: ExecutorState
     joins_bus: bool = False  # whatever its executor is
+    principal: str = ""  # the identity that opened it; "" while connections are not authenticated
     free: int = 0  # what the worker last said it could take
     free_n: int = -1  # and when, in its own counting
     unanswered: int = 0  # steps sent since, that no accept, refusal or result has answered
-    batches: int = 0  # made so far: their numbers rise within the session
     deliveries: dict[int, Step] = {}  # by step id: what it holds, or what is on the way to it
     unanswered_batches: dict[str, StepBatch] = {}
     unknown: set[str] = set()  # handler classes that it offers and does not know after all

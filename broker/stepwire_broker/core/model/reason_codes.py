@@ -27,6 +27,7 @@ SENTENCES: Final[dict[str, str]] = {
     "bad_message": "the worker could not read its request",
     "unstorable": "the database refused its data",
     "outcome_unknown": "it was allowed to start, and nobody knows what became of it",
+    "stopped": "its worker was told to stop it and then reported a failure: what it had done by then is not known",
     "restored": "the database was restored from a backup, and it may have been started since that was made",
     # it was cancelled
     "task_cancelled": "its task was cancelled",

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 from stepwire_protocol import codec, limits
+from stepwire_protocol.errors import REFUSALS
 from stepwire_protocol.messages import (
     ErrorDetail,
     Result,
@@ -23,27 +24,20 @@ from stepwire_protocol.messages import (
     StepsLevel0,
 )
 
-from stepwire_broker.core.commit.decision import ToRequest
+from stepwire_broker.core import takers
+from stepwire_broker.core.commit.decision import Complaint
 from stepwire_broker.core.commit.outbox import SendHandout
-from stepwire_broker.core.dispatch.placement import (
-    ASIDE_MAX,
-    FETCHES_IN_FLIGHT_MAX,
-    REQUEST_OVERHEAD_BYTES,
-    fetch_for,
-    offering,
-    request_of,
-)
+from stepwire_broker.core.dispatch.batches import BatchFiller, DispatchRound, record_dispatch
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model.answers import Quieted
-from stepwire_broker.core.model.events import DrainWorker, Now, PeerSubscribed, PeersUncertain, PeerVanished
+from stepwire_broker.core.model.events import Now, PeerSubscribed, PeersUncertain, PeerVanished
 from stepwire_broker.core.model.level0_peer import EXPIRED_REMEMBERED_MAX, Handout, Level0Peer
 from stepwire_broker.core.model.live import LEVEL0, Step
 from stepwire_broker.core.model.states import DISPATCHED, STEP_FINAL
-from stepwire_broker.core.model.targets import BUS, LOCAL, Route
-from stepwire_broker.core.progress.progress import enqueue, fail_for, undeliver, unknown_outcome
-from stepwire_broker.core.shadows import copies
+from stepwire_broker.core.model.targets import BUS, Route
+from stepwire_broker.core.progress.step_outcomes import undeliver, unknown_outcome
 from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import HandoutEnds, PeerSettled
 
 from .step_results import apply_result, look_up
 
@@ -63,7 +57,7 @@ def on_subscribed(state: BrokerState, event: PeerSubscribed, now: Now) -> None:
     to = f"{state.identity.epoch}.{level0.numbered}"
     level0.peers[to] = Level0Peer(to, LEVEL0 + to, now.wall, now.mono, now.mono + SETTLE_MS, now.mono)
     state.decision.grants.append(to)
-    state.timers.set(now.mono + SETTLE_MS, "settled", None)
+    state.timers.set(now.mono + SETTLE_MS, PeerSettled())
 
 
 def on_vanished(state: BrokerState, event: PeerVanished, now: Now) -> None:
@@ -79,40 +73,6 @@ def on_uncertain(state: BrokerState, event: PeersUncertain, now: Now) -> None:
         peer.doubted = True
 
 
-def on_drain_worker(state: BrokerState, event: DrainWorker) -> bool:
-    """Nothing more for this peer. False when it is none of level 0."""
-    peer = next((p for p in state.level0.peers.values() if p.worker == event.worker), None)
-    if peer is None:
-        return False
-    peer.draining = True
-    state.decision.answers.append(ToRequest(event.request, Quieted(peer.worker, quit=False)))
-    return True
-
-
-def offers(state: BrokerState, handler_class: str) -> bool:
-    """Is there somebody at level 0 to whom this may go, as far as its handler is concerned?"""
-    return bool(state.level0.peers) and state.level0.allows(handler_class)
-
-
-def serves(state: BrokerState, step: Step) -> bool:
-    return serves_route(state, state.route_of(step))
-
-
-def serves_route(state: BrokerState, route: Route) -> bool:
-    return bool(state.level0.peers) and _serves(state, route)
-
-
-def _serves(state: BrokerState, route: Route) -> bool:
-    target, handler_class, _, at_most_once, _ = route
-    return (
-        (target.executor == BUS or (target.executor == LOCAL and not state.router.bus_is_distributed))
-        and not target.selector
-        and state.level0.allows(handler_class)
-        and (not at_most_once or state.settings.bus.level0.at_most_once)
-        and all(session.draining for session in offering(state, route))
-    )
-
-
 # -- handing out ------------------------------------------------------------------------------------------------------
 
 
@@ -120,36 +80,32 @@ def dispatch(state: BrokerState, now: Now) -> None:
     """Who holds nothing gets something, those first who have waited longest, and the doubted last."""
     if state.draining or state.stalled is not None or not state.ready.count or is_paused(state):
         return
-    free = [peer for peer in state.level0.peers.values() if is_free(peer, now)]
+    free = [peer for peer in state.level0.peers.values() if takers.is_free(peer, now)]
     if not free:
         return
-    routes = {route for route in state.ready.routes() if _serves(state, route)}
-    rooms = allowance.limits(state, routes, now)
+    routes = {route for route in state.ready.routes() if takers.level0_serves(state, route)}
+    allowances = allowance.limits(state, routes, now)
     free.sort(key=lambda peer: (peer.doubted, peer.turn))
     share = -(-state.ready.count_of(routes) // len(free))
-    aside: list[Step] = []
-    fetch: list[Step] = []
-    while free and routes and len(aside) <= ASIDE_MAX:
+    round = DispatchRound(state)
+    while free and routes and not round.is_over:
         if free[0].doubted:
-            routes = {route for route in routes if not route[3]}
-        if rooms:
-            routes = {route for route in routes if route not in rooms or rooms[route].left > 0}
-        found = state.ready.next(routes)
-        if found is None:
+            routes = {route for route in routes if takers.peer_obstacle(free[0], route, now) is None}
+        if allowances:
+            routes = {route for route in routes if route not in allowances or allowances[route].left > 0}
+        entry = state.ready.next(routes)
+        if entry is None:
             break
-        route, step = found
-        peer = _choose(free, step)
-        others = {} if route in rooms else routes - rooms.keys()
-        steps, requests = _gather(state, peer, step, others, share, aside, fetch, now)
-        if route in rooms:
-            rooms[route].left -= 1
-        if requests:
+        route, step = entry
+        peer = _choose(free, route, step, now)
+        others = {} if route in allowances else routes - allowances.keys()
+        batch = _fill(state, round, peer, step, others, share, now)
+        if route in allowances:
+            allowances[route].left -= 1
+        if batch.requests:
             free.remove(peer)
-            _hand(state, peer, steps, requests, now)
-    for step in aside:
-        enqueue(state, step)
-    if fetch:
-        fetch_for(state, fetch)
+            _hand(state, peer, batch.steps, batch.requests, now)
+    round.end(state)
 
 
 def is_paused(state: BrokerState) -> bool:
@@ -157,56 +113,45 @@ def is_paused(state: BrokerState) -> bool:
     return state.executor(BUS).paused_wall is not None
 
 
-def is_free(peer: Level0Peer, now: Now) -> bool:
-    return not peer.holds and not peer.draining and now.mono >= peer.settled_mono
-
-
-def _choose(free: list[Level0Peer], step: Step) -> Level0Peer:
+def _choose(free: list[Level0Peer], route: Route, step: Step, now: Now) -> Level0Peer:
     """The first of them; for a step that went wrong somewhere, the first that it has not been with."""
     if step.avoid:
         for peer in free:
-            if peer.worker not in step.avoid and not (peer.doubted and step.at_most_once):
+            if peer.worker not in step.avoid and takers.peer_obstacle(peer, route, now) is None:
                 return peer
     return free[0]
 
 
-def _gather(
+def _fill(
     state: BrokerState,
+    round: DispatchRound,
     peer: Level0Peer,
     first: Step,
     routes: Iterable[Route],
     share: int,
-    aside: list[Step],
-    fetch: list[Step],
     now: Now,
-) -> tuple[list[Step], list[StepRequest]]:
-    """One batch, beginning with this step. What must not be lost with others, or with whom nothing is, goes alone."""
+) -> BatchFiller:
+    """One batch for this peer, beginning with this step. A step that is at_most_once or a suspect goes alone, and so
+    does every step for a doubted peer."""
     bus = state.settings.bus
     goes_alone = peer.doubted or first.at_most_once or first.is_suspect
-    room = 1 if goes_alone else min(bus.level0.batch_max_steps, limits.BATCH_ITEMS_MAX, share)
-    own = {route for route in routes if not (route[2] or route[3])}
-    bytes_max = bus.max_message_bytes - REQUEST_OVERHEAD_BYTES
-    bytes_left = min(bus.batch.max_bytes, bytes_max)
-    fetching = sum(map(len, state.fetching.values()))
-    steps: list[Step] = []
-    requests: list[StepRequest] = []
-    step: Step | None = first
-    while step is not None:
-        made = request_of(state, step, now, has_lease=True)
-        if made is None:
-            (fetch if fetching + len(fetch) < FETCHES_IN_FLIGHT_MAX else aside).append(step)
-        elif made[1] > bytes_max:
-            fail_for(state, step, "too_large", now)
-        elif requests and made[1] > bytes_left:
-            aside.append(step)
-            break
-        else:
-            bytes_left -= made[1]
-            steps.append(step)
-            requests.append(made[0])
-        found = state.ready.next(own) if len(requests) < room and not goes_alone and len(aside) <= ASIDE_MAX else None
-        step = found[1] if found is not None else None
-    return steps, requests
+    batch = BatchFiller(
+        round,
+        now,
+        steps_max=1 if goes_alone else min(bus.level0.batch_max_steps, limits.BATCH_ITEMS_MAX, share),
+        message_bytes_max=bus.max_message_bytes,
+        bytes_max=bus.batch.max_bytes,
+        has_lease=True,
+    )
+    own = set() if goes_alone else {r for r in routes if not (r.goes_alone or r.is_at_most_once)}
+
+    def next_step() -> Step | None:
+        entry = state.ready.next(own) if own else None
+        return None if entry is None else entry[1]
+
+    batch.fill(state, first, next_step)
+    round.aside += batch.left_over
+    return batch
 
 
 def _hand(state: BrokerState, peer: Level0Peer, steps: list[Step], requests: list[StepRequest], now: Now) -> None:
@@ -215,9 +160,8 @@ def _hand(state: BrokerState, peer: Level0Peer, steps: list[Step], requests: lis
     level0 = state.level0
     level0.turns += 1
     peer.turn = level0.turns
-    state.batches += 1
     handout = Handout(
-        id=f"batch_{state.identity.nonce}_{state.batches}",
+        id=state.next_batch_id(),
         peer=peer,
         items=[(r.step_id, r.delivery) for r in requests],
         lease_ms=sum(s.definition.timeout_ms for s in steps) + limits.TIMEOUT_GRACE_MS,
@@ -231,14 +175,9 @@ def _hand(state: BrokerState, peer: Level0Peer, steps: list[Step], requests: lis
         )
     )
     for step, request in zip(steps, requests, strict=True):
-        index = step.definition.index
-        state.record(step.task, facts.Dispatched(now.wall, index, request.delivery, peer.worker, handout.id))
-        if state.router.has_asides:
-            copies.handed(state, step, request)
+        record_dispatch(state, step, request, peer.worker, handout.id, now)
         if step.at_most_once:
-            state.record(step.task, facts.Granted(now.wall, index, request.delivery))
-        step.payload_context = None
-        step.fetched_outputs = None
+            state.record(step.task, facts.Granted(now.wall, step.position, request.delivery))
     if state.guards.by_handler:
         allowance.handed(state, steps, now)
     level0.handouts[handout.id] = peer.holds[handout.id] = handout
@@ -272,7 +211,7 @@ def released(state: BrokerState, send: SendHandout, now: Now) -> None:
     assert handout.peer is not None
     if not handout.peer.gone and not any(task.rejected for task in send.about):
         handout.due_mono = now.mono + handout.lease_ms
-        state.timers.set(handout.due_mono, "handout", handout)
+        state.timers.set(handout.due_mono, HandoutEnds(handout))
         state.decision.handouts.append(handout)
         return
     _end(state, handout)
@@ -289,7 +228,7 @@ def recover(state: BrokerState, step: Step, now: Now) -> None:
     if handout is None:
         handout = Handout(step.batch_id, None, [], limits.TIMEOUT_GRACE_MS)
         level0.handouts[handout.id] = handout
-        state.timers.set(now.mono, "handout", handout)
+        state.timers.set(now.mono, HandoutEnds(handout))
     if (step.id, step.delivery) not in handout.items:
         handout.items.append((step.id, step.delivery))
         if handout.peer is None:
@@ -317,6 +256,7 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
         peer.doubted = False
         peer.heard_mono = now.mono
     results = message.results or _of_all(handout, message)
+    complaint: str | None = None
     if not results:
         state.counters.late_results += 1  # an error of a batch that is over, or of none
     for result in results:
@@ -327,8 +267,8 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
             if code is None:
                 state.counters.late_results += 1
             else:
-                refused = state.counters.refused
-                refused[code] = refused.get(code, 0) + 1
+                state.counters.count_refused(code)
+                complaint = complaint or code
             continue
         if peer is not None:
             peer.completed += result.status == "completed"
@@ -336,6 +276,9 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
         apply_result(state, step, msgspec.structs.replace(result, delivery=delivery), now, None)
         if handout is not None and (step.id, delivery) in handout.items:
             handout.items.remove((step.id, delivery))
+    if complaint is not None:
+        text = f"batch {message.batch_id}: {REFUSALS[complaint]}"
+        state.decision.complaints.append(Complaint(complaint, text))
     if handout is not None and not _still_there(state, handout):
         _end(state, handout)
 
@@ -346,13 +289,6 @@ def _of_all(handout: Handout | None, message: ResultsLevel0) -> list[Result]:
     error = ErrorDetail(message=message.error) if isinstance(message.error, str) else message.error
     items = [] if handout is None else handout.items
     return [Result(step_id=step_id, status="failed", error=error) for step_id, _ in items]
-
-
-def refusal_of(state: BrokerState, message: ResultsLevel0) -> str | None:
-    """Whose fault it is that something in this answer cannot be taken, if that is known now. For taps and logs: its
-    sender has no ear."""
-    codes = (_mismatch(state, result.step_id, message.batch_id) for result in message.results)
-    return next((code for code in codes if code is not None), None)
 
 
 def _mismatch(state: BrokerState, step_id: int, batch_id: str) -> str | None:
@@ -379,7 +315,7 @@ def expire(state: BrokerState, handout: Handout, now: Now) -> None:
     if handout.over:
         return
     if now.mono < handout.due_mono:
-        state.timers.set(handout.due_mono, "handout", handout)
+        state.timers.set(handout.due_mono, HandoutEnds(handout))
         return
     state.counters.level0_expiries += 1
     left = _still_there(state, handout)

@@ -20,17 +20,14 @@ from stepwire_protocol.messages import (
     Welcome,
 )
 
-from stepwire_broker.core.commit.decision import ToRequest, ToWorker, WatchProcess
+from stepwire_broker.core.commit.decision import ToWorker, WatchProcess
 from stepwire_broker.core.commit.outbox import SendMessage
-from stepwire_broker.core.dispatch.placement import say_again
+from stepwire_broker.core.dispatch.transmission import resend
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model.answers import CommandRefused as Refusal
-from stepwire_broker.core.model.answers import Quieted
 from stepwire_broker.core.model.events import (
     Attached,
     Detached,
-    DrainWorker,
     Leave,
     LoopWasLate,
     Now,
@@ -41,8 +38,10 @@ from stepwire_broker.core.model.events import (
 from stepwire_broker.core.model.live import Step, WorkerSession
 from stepwire_broker.core.model.states import DISPATCHED
 from stepwire_broker.core.model.worker_session import opened
-from stepwire_broker.core.progress.progress import fail_for, hand_to, undeliver, unknown_outcome
-from stepwire_broker.core.state import DEAD_REMEMBERED_MAX, QUIETED_REMEMBERED_MAX, BrokerState
+from stepwire_broker.core.progress.deliveries import hand_to
+from stepwire_broker.core.progress.step_outcomes import fail_for, undeliver, unknown_outcome
+from stepwire_broker.core.state import DEAD_REMEMBERED_MAX, BrokerState
+from stepwire_broker.core.timer_kinds import AdoptionDue, LeaseEnds, RunLimit
 
 V: Final = limits.PROTOCOL_LEVEL_1
 LOOK_AGAIN_MS: Final = 1_000
@@ -98,6 +97,7 @@ def _open(state: BrokerState, hello: Hello, k: int, before: WorkerSession | None
     attached = state.attached.get(hello.worker) or state.on_the_bus(hello.worker)
     executor = state.executor(attached.executor)
     session = opened(hello, k, state.identity.epoch, state.identity.broker, executor, now.mono, now.wall)
+    session.principal = state.principal
     session.draining = hello.worker in state.quieted
     session.joins_bus = attached.joins_bus
     state.sessions[hello.worker] = session
@@ -117,7 +117,7 @@ def _open(state: BrokerState, hello: Hello, k: int, before: WorkerSession | None
                 # The worker dropped it and will never start it, granted or not.
                 undeliver(state, step, "session_replaced", now, avoid=False)
     if session.has_lease:
-        state.timers.set(_lease_ends_at(state, session), "lease", session)
+        state.timers.set(_lease_ends_at(state, session), LeaseEnds(session))
     if hello.worker in state.recovered:
         ask_soon(state, session)
     _watch(state, session)  # its subscription may have vanished while this hello was on its way
@@ -167,21 +167,6 @@ def on_heartbeat(state: BrokerState, beat: Heartbeat, now: Now) -> None:
             ),
         )
     )
-
-
-def on_drain_worker(state: BrokerState, event: DrainWorker, now: Now) -> None:
-    """Nothing more for it from here on, also in a later session of the same process. Nothing of this is stored, so
-    the answer waits for no commit."""
-    session = state.sessions.get(event.worker)
-    if session is None:
-        state.refuse_now(event.request, Refusal("not_found", f"no worker {event.worker} is connected to this broker"))
-        return
-    session.draining = True
-    quits = event.quit or state.quieted.get(event.worker, False)
-    state.quieted[event.worker] = quits
-    if len(state.quieted) > QUIETED_REMEMBERED_MAX:
-        state.quieted.popitem(last=False)
-    state.decision.answers.append(ToRequest(event.request, Quieted(event.worker, quits)))
 
 
 def _take_word(state: BrokerState, session: WorkerSession, n: int, holding: list[HeldItem], now: Now) -> None:
@@ -239,9 +224,9 @@ def _saw(state: BrokerState, step: Step, held_state: str, age_ms: int, now: Now)
         if step.cancel == "superseded":
             step.cancel = None  # it had started before it was told not to
         if step.started_ms is None:
-            state.record(step.task, facts.Started(now.wall - age_ms, step.definition.index, step.delivery))
+            state.record(step.task, facts.Started(now.wall - age_ms, step.position, step.delivery))
         due = now.mono - age_ms + step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS
-        state.timers.set(due, "run", (step, step.delivery, due))
+        state.timers.set(due, RunLimit(step, step.delivery, due))
     step.seen = held_state
 
 
@@ -267,7 +252,7 @@ def ask_soon(state: BrokerState, session: WorkerSession) -> None:
     """There is something to ask it about. It is asked every second already, or from now on."""
     if not session.is_asked:
         session.is_asked = True
-        state.timers.set(0, "adopt", session)
+        state.timers.set(0, AdoptionDue(session))
 
 
 def ask_adoption(state: BrokerState, session: WorkerSession, now: Now) -> None:
@@ -295,7 +280,7 @@ def ask_adoption(state: BrokerState, session: WorkerSession, now: Now) -> None:
             )
         )
     session.is_asked = True
-    state.timers.set(now.mono + limits.ADOPT_RETRY_MS, "adopt", session)
+    state.timers.set(now.mono + limits.ADOPT_RETRY_MS, AdoptionDue(session))
 
 
 def on_adopted(state: BrokerState, message: Adopted, now: Now) -> None:
@@ -345,7 +330,7 @@ def on_subscribed(state: BrokerState, event: Subscribed, now: Now) -> None:
     if session is not None:
         for batch in list(session.unanswered_batches.values()):
             if batch.released:
-                say_again(state, batch)
+                resend(state, batch)
 
 
 def on_attached(state: BrokerState, event: Attached, now: Now) -> None:
@@ -380,10 +365,10 @@ def check_lease(state: BrokerState, session: WorkerSession, now: Now) -> None:
         return
     ends_at = _lease_ends_at(state, session)
     if now.mono < ends_at:
-        state.timers.set(ends_at, "lease", session)
+        state.timers.set(ends_at, LeaseEnds(session))
     elif not session.confirmed and now.mono < state.safe_at_mono:
         # Our welcome may never have reached it. Then it goes by a lease that was given before our start: a longer one.
-        state.timers.set(min(state.safe_at_mono, now.mono + LOOK_AGAIN_MS), "lease", session)
+        state.timers.set(min(state.safe_at_mono, now.mono + LOOK_AGAIN_MS), LeaseEnds(session))
     else:
         state.counters.lease_expiries += 1
         bury(state, session, now)
@@ -440,9 +425,9 @@ def expire_recovered(state: BrokerState, now: Now) -> None:
             lost(state, step, now, suspicious=False)
 
 
-def expire_run(state: BrokerState, run: tuple[Step, int, int], now: Now) -> None:
+def expire_run(state: BrokerState, run: RunLimit, now: Now) -> None:
     """The worker should have ended it by itself long ago: the backstop."""
-    step, delivery, due_mono = run
+    step, delivery, due_mono = run.step, run.delivery, run.due_mono
     if step.state is not DISPATCHED or step.delivery != delivery or not step.task.steps:
         return
     session = step.session
@@ -450,7 +435,7 @@ def expire_run(state: BrokerState, run: tuple[Step, int, int], now: Now) -> None
         is_silent = session.told_mono < due_mono - limits.TIMEOUT_GRACE_MS
         if step.seen == "done" or is_silent:
             # It may have ended in time, and only its result be late: it has a lease to say so.
-            state.timers.set(now.mono + LOOK_AGAIN_MS, "run", run)
+            state.timers.set(now.mono + LOOK_AGAIN_MS, run)
             return
     if session is not None:
         _cancel(state, session, [(step.id, delivery)], "timeout")
@@ -533,8 +518,7 @@ def reset(state: BrokerState, worker: str, k: int, code: ResetCode) -> None:
 
 def refuse(state: BrokerState, worker: str, code: str, message: str, kind: str | None, rid: int | None = None) -> None:
     """Tell a peer why its message was not taken."""
-    refused = state.counters.refused
-    refused[code] = refused.get(code, 0) + 1
+    state.counters.count_refused(code)
     state.decision.sends.append(
         ToWorker(
             topics.to_worker(worker),

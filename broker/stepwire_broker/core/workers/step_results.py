@@ -24,18 +24,27 @@ from stepwire_protocol.messages import (
 )
 
 from stepwire_broker.core.commit.decision import LoadBySteps
+from stepwire_broker.core.commit.loads import ResultsLoad
 from stepwire_broker.core.commit.outbox import SendAck, SendMessage
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.commit_group import Parked
 from stepwire_broker.core.model.events import Now
-from stepwire_broker.core.model.live import Step, StepBatch, Task, WorkerSession
+from stepwire_broker.core.model.live import STOPPED, Step, StepBatch, Task, WorkerSession
 from stepwire_broker.core.model.states import DISPATCHED, HELD, READY, RETRY_WAIT, STEP_FINAL, TaskState
 from stepwire_broker.core.model.targets import BUS
-from stepwire_broker.core.progress.progress import cancel_step, complete, fail, fail_for, undeliver, unknown_outcome
+from stepwire_broker.core.progress.step_outcomes import (
+    cancel_step,
+    complete,
+    fail,
+    fail_for,
+    undeliver,
+    unknown_outcome,
+)
 from stepwire_broker.core.shadows import copies
 from stepwire_broker.core.shadows.shadow import FIRST
-from stepwire_broker.core.state import BrokerState, Load
+from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import RunLimit
 
 from . import executor_control
 from .sessions import current, refuse, turn_away
@@ -117,10 +126,10 @@ def on_start(state: BrokerState, message: Start, now: Now) -> None:
                 undeliver(state, step, "not_granted", now, avoid=False)
             continue
         if not step.granted:
-            state.record(step.task, facts.Granted(now.wall, step.definition.index, delivery))
+            state.record(step.task, facts.Granted(now.wall, step.position, delivery))
             if not session.has_lease:
                 due = now.mono + step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS
-                state.timers.set(due, "run", (step, delivery, due))
+                state.timers.set(due, RunLimit(step, delivery, due))
         go.append((step_id, delivery))
         about.append(step.task)
     header = {"v": V, "broker": state.identity.broker, "epoch": state.identity.epoch, "session": session.id}
@@ -202,7 +211,7 @@ def on_results(state: BrokerState, message: Results, now: Now, absent: frozenset
 
 def look_up(state: BrokerState, message: Results | ResultsLevel0, unknown: list[int]) -> None:
     request = state.next_read()
-    state.loads[request] = Load("results", message)
+    state.loads[request] = ResultsLoad(message)
     state.decision.reads.append(LoadBySteps(request, sorted(set(unknown))))
 
 
@@ -246,7 +255,7 @@ def apply_result(state: BrokerState, step: Step, result: Result, now: Now, sessi
             allowance.answered(state, step, delivery, None, result.status, now)
         complete(state, step, delivery, _compact(bytes(result.output)), now)
         return
-    if delivery != step.delivery or step.batch_id is None or step.state not in (DISPATCHED, HELD):
+    if delivery != step.delivery or step.batch_id is None or not _is_open_for_failure(step):
         state.counters.late_results += 1
         return
     if session is not None:
@@ -261,8 +270,8 @@ def apply_result(state: BrokerState, step: Step, result: Result, now: Now, sessi
         unknown_outcome(state, step, "outcome_unknown", now)
         return
     if step.cancel is not None and step.at_most_once and step.granted:
-        # It was told to stop and then reported a failure: what it did until then is not known.
-        unknown_outcome(state, step, "outcome_unknown", now)
+        # Its worker was told to stop it and then reported a failure: what it had done by then is not known.
+        unknown_outcome(state, step, STOPPED, now)
         return
     if step.task.cancelling and step.state is DISPATCHED:
         cancel_step(state, step, "task_cancelled", now)
@@ -279,6 +288,15 @@ def apply_result(state: BrokerState, step: Step, result: Result, now: Now, sessi
         reported=result.status == "failed",
         retry_after_ms=None if error.retry_after_ms is None else min(error.retry_after_ms, RETRY_AFTER_MAX_MS),
     )
+
+
+def _is_open_for_failure(step: Step) -> bool:
+    """Can a reported failure of the current delivery still change this step?
+
+    A step that is held because its worker failed it after a cancel stays held when the worker resends that failure.
+    The reason decides, because it is stored in the step's row and survives a restart.
+    """
+    return step.state is DISPATCHED or (step.state is HELD and step.reason != STOPPED)
 
 
 RETRY_AFTER_MAX_MS: Final = 366 * 24 * 3600 * 1000

@@ -1,0 +1,41 @@
+"""What a read of tasks is for, until it comes back.
+
+`gone` are the tasks that left memory meanwhile: the rows that were read may be older than that.
+"""
+
+from typing import TypeAlias
+
+from msgspec import Struct
+from stepwire_protocol.messages import Results, ResultsLevel0
+
+from stepwire_broker.core.model.events import Command
+
+
+class PageLoad(Struct):
+    """Open tasks that are in no broker's memory."""
+
+    gone: set[int] = set()
+
+
+class ResultsLoad(Struct):
+    """Steps that a message names and that are not in memory. The message is handled again."""
+
+    message: Results | ResultsLevel0
+    gone: set[int] = set()
+
+
+class CommandLoad(Struct):
+    """The task that a command names, or whose step it names. The command is handled again."""
+
+    command: Command
+    gone: set[int] = set()
+
+
+class RejectedLoad(Struct):
+    """A task whose rows the database refused, as it was before."""
+
+    task_id: int
+    gone: set[int] = set()
+
+
+AnyLoad: TypeAlias = PageLoad | ResultsLoad | CommandLoad | RejectedLoad

@@ -1,0 +1,91 @@
+"""What a caller can do next, as a code with its parameters. The core never names a command or a route.
+
+`TEXTS` words each code for any caller. The API replaces some of these texts by ones that name its routes, the CLI by
+ones that name its commands.
+"""
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+
+class HintCode(enum.StrEnum):
+    # look something up
+    LIST_TASKS = "list_tasks"
+    SHOW_TASK = "show_task"  # task_id
+    LIST_HELD_STEPS = "list_held_steps"
+    LIST_WORKFLOWS = "list_workflows"
+    LIST_RULES = "list_rules"
+    LIST_HANDLERS = "list_handlers"
+    NAME_A_STEP = "name_a_step"  # names
+    # change something
+    APPLY_WORKFLOW = "apply_workflow"
+    RESUME_TASK = "resume_task"  # task_id
+    RESOLVE_STEP = "resolve_step"  # step_id
+    RESUME_EXECUTOR = "resume_executor"  # executor
+    ROUTE_TO_EXECUTOR = "route_to_executor"  # path, executor
+    RELEASE_BREAKER = "release_breaker"  # handler_class
+    RELEASE_ANY_BREAKER = "release_any_breaker"
+    CONFIGURE_EXECUTOR = "configure_executor"
+    CONFIGURE_RULES = "configure_rules"
+    # send the command in another form
+    CONFIRM_SECOND_RUN = "confirm_second_run"
+    USE_NEW_KEY = "use_new_key"
+    USE_NEW_VERSION = "use_new_version"
+    # send the command again later
+    SEND_AGAIN = "send_again"
+    WAIT_FOR_BROKER = "wait_for_broker"
+    WAIT_FOR_DATABASE = "wait_for_database"
+    WAIT_FOR_OPEN_STEPS = "wait_for_open_steps"
+    WAIT_OR_RESOLVE = "wait_or_resolve"
+
+
+class Hint(Struct, frozen=True, omit_defaults=True):
+    """What to do next. `code` decides which of the other members are present."""
+
+    code: HintCode
+    task_id: int | None = None
+    step_id: int | None = None
+    executor: str | None = None
+    handler_class: str | None = None
+    path: str | None = None
+    names: tuple[str, ...] | None = None
+
+
+TEXTS: Final[dict[HintCode, str]] = {
+    HintCode.LIST_TASKS: "list the tasks; ended tasks are removed after their retention time",
+    HintCode.SHOW_TASK: "look at task {task_id} for the states of its steps",
+    HintCode.LIST_HELD_STEPS: "list the held steps",
+    HintCode.LIST_WORKFLOWS: "list the workflows",
+    HintCode.LIST_RULES: "list the rules; those of the configuration are removed in the configuration",
+    HintCode.LIST_HANDLERS: "list the workflows and the workers for the handlers that exist",
+    HintCode.NAME_A_STEP: "its steps: {names}",
+    HintCode.APPLY_WORKFLOW: "apply the workflow first",
+    HintCode.RESUME_TASK: "resume task {task_id}",
+    HintCode.RESOLVE_STEP: "find out what step {step_id} did, then resolve it",
+    HintCode.RESUME_EXECUTOR: "resume executor {executor}",
+    HintCode.ROUTE_TO_EXECUTOR: "set a rule that sends {path} to executor {executor}",
+    HintCode.RELEASE_BREAKER: "return the breaker of {handler_class} to automatic control",
+    HintCode.RELEASE_ANY_BREAKER: "return one breaker to automatic control",
+    HintCode.CONFIGURE_EXECUTOR: "configure the executor, or run such steps inside the broker with"
+    " execution.on_missing: local",
+    HintCode.CONFIGURE_RULES: "move rules into the configuration and remove those set at run time",
+    HintCode.CONFIRM_SECOND_RUN: "confirm that completed at_most_once steps may run a second time",
+    HintCode.USE_NEW_KEY: "use a new idempotency key, or send exactly what was sent first",
+    HintCode.USE_NEW_VERSION: "a version never changes: give the new content a new version",
+    HintCode.SEND_AGAIN: "send the command again after a second",
+    HintCode.WAIT_FOR_BROKER: "send the command again when this broker is back, or send it to another broker",
+    HintCode.WAIT_FOR_DATABASE: "accepted work is safe; the broker resumes by itself when the database accepts writes",
+    HintCode.WAIT_FOR_OPEN_STEPS: "wait until steps have finished, or raise limits.max_open_steps",
+    HintCode.WAIT_OR_RESOLVE: "wait until running steps have finished, and resolve held steps first",
+}
+
+
+def hint_text(hint: Hint, texts: Mapping[HintCode, str] = TEXTS) -> str:
+    """The hint as a sentence: from `texts` where it has the code, else from `TEXTS`."""
+    members = msgspec.structs.asdict(hint)
+    members["names"] = ", ".join(hint.names or ())
+    return (texts.get(hint.code) or TEXTS[hint.code]).format(**members)

@@ -1,0 +1,188 @@
+"""What a timer is set for: one class for each kind, with the rule by which it is stale.
+
+`machine.py` decides what happens when one is due.
+"""
+
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from .guards.guard import Guard
+from .model.level0_peer import Handout
+from .model.live import Step, StepBatch, Task, WorkerSession
+from .shadows.shadow import Shadow
+
+# -- messages and sessions --------------------------------------------------------------------------------------------
+
+
+class RetransmitDue(Struct, frozen=True, gc=False):
+    """A batch was released and its worker has not answered it."""
+
+    batch: StepBatch
+
+    def is_stale(self) -> bool:
+        return self.batch.answered or self.batch.session.dead
+
+
+class SessionTimer(Struct, frozen=True, gc=False):
+    session: WorkerSession
+
+    def is_stale(self) -> bool:
+        return self.session.dead
+
+
+class LeaseEnds(SessionTimer, frozen=True, gc=False):
+    """The lease of a session may be over."""
+
+
+class AdoptionDue(SessionTimer, frozen=True, gc=False):
+    """A worker has not yet reported whether it holds the steps it was asked about."""
+
+
+class HandoutEnds(Struct, frozen=True, gc=False):
+    """The lease of a level-0 batch may be over."""
+
+    handout: Handout
+
+    def is_stale(self) -> bool:
+        return self.handout.over
+
+
+class ShadowEnds(Struct, frozen=True, gc=False):
+    """The time for comparing a shadow with its step is over."""
+
+    shadow: Shadow
+
+    def is_stale(self) -> bool:
+        return self.shadow.over
+
+
+# -- steps and tasks --------------------------------------------------------------------------------------------------
+
+
+class StepTimer(Struct, frozen=True, gc=False):
+    step: Step
+
+    def is_stale(self) -> bool:
+        return self.step.is_final or not self.step.task.steps
+
+
+class RunLimit(StepTimer, frozen=True, gc=False):
+    """A started run should have ended by itself before this time."""
+
+    delivery: int
+    due_mono: int
+
+
+class StartLimit(StepTimer, frozen=True, gc=False):
+    """A worker without a lease should have asked to start this delivery."""
+
+    delivery: int
+
+
+class RetryDue(StepTimer, frozen=True, gc=False):
+    """The back-off of a failed attempt is over."""
+
+    not_before_ms: int | None
+
+
+class QueueLimit(StepTimer, frozen=True, gc=False):
+    """The step should have started within its `queue_timeout_ms`."""
+
+    ready_ms: int | None
+
+
+class StepDeadline(StepTimer, frozen=True, gc=False):
+    """All attempts of the step together should have ended."""
+
+    deadline_ms: int
+
+
+class TaskDeadline(Struct, frozen=True, gc=False):
+    """The task should have ended."""
+
+    task: Task
+    deadline_ms: int
+
+    def is_stale(self) -> bool:
+        return not self.task.steps
+
+
+# -- guards -----------------------------------------------------------------------------------------------------------
+
+
+class BreakerDue(Struct, frozen=True, gc=False):
+    """The open or half-open time of a breaker is over."""
+
+    guard: Guard
+    turn: int
+
+    def is_stale(self) -> bool:
+        return self.guard.breaker.turn != self.turn
+
+
+class NeverStale(Struct, frozen=True, gc=False):
+    """For timers that are needed whatever has happened since they were set."""
+
+    def is_stale(self) -> bool:
+        return False
+
+
+class BudgetDue(NeverStale, frozen=True, gc=False):
+    """A retry budget may have room again."""
+
+    guard: Guard
+
+
+class GuardSweepDue(NeverStale, frozen=True, gc=False):
+    """Guards that remember nothing are removed."""
+
+
+# -- loading ----------------------------------------------------------------------------------------------------------
+
+
+class PeerSettled(NeverStale, frozen=True, gc=False):
+    """A new level-0 peer can be sent steps. Nothing is done but the dispatch that follows every event."""
+
+
+class PageDue(NeverStale, frozen=True, gc=False):
+    """Tasks may be loaded again. Nothing is done but the loading that follows every event."""
+
+
+class RecoverySafe(NeverStale, frozen=True, gc=False):
+    """No worker holds a lease any longer that an earlier run of this broker gave."""
+
+
+class FetchDue(NeverStale, frozen=True, gc=False):
+    """Payloads of these steps could not be read, and are read again."""
+
+    steps: list[Step]
+
+
+class ReloadDue(NeverStale, frozen=True, gc=False):
+    """A task whose rows the database refused could not be read, and is read again."""
+
+    task_id: int
+
+
+AnyTimer: TypeAlias = (
+    RetransmitDue
+    | LeaseEnds
+    | AdoptionDue
+    | HandoutEnds
+    | ShadowEnds
+    | RunLimit
+    | StartLimit
+    | RetryDue
+    | QueueLimit
+    | StepDeadline
+    | TaskDeadline
+    | BreakerDue
+    | BudgetDue
+    | GuardSweepDue
+    | PeerSettled
+    | PageDue
+    | RecoverySafe
+    | FetchDue
+    | ReloadDue
+)

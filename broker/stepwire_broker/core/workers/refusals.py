@@ -1,0 +1,28 @@
+"""Messages of the bus that could not be read: each is counted, and its sender is answered where it is known."""
+
+from stepwire_protocol import topics
+
+from stepwire_broker.core.commit.decision import Complaint
+from stepwire_broker.core.model.events import FrameRefused, MessageIgnored, MessageRefused, Now
+from stepwire_broker.core.state import BrokerState
+
+from .sessions import refuse
+
+
+def on_message_refused(state: BrokerState, event: MessageRefused, now: Now) -> None:
+    """Answer the worker that sent it. A level-0 handler cannot be answered, so its fault is logged."""
+    if event.worker is not None:
+        refuse(state, event.worker, event.code, event.message, event.kind, event.rid)
+        return
+    state.counters.count_refused(event.code)
+    if event.topic == topics.RESULTS:
+        state.decision.complaints.append(Complaint(event.code, event.message))
+
+
+def on_message_ignored(state: BrokerState, event: MessageIgnored, now: Now) -> None:
+    state.counters.ignored += 1
+
+
+def on_frame_refused(state: BrokerState, event: FrameRefused, now: Now) -> None:
+    """Nothing of a frame names its sender."""
+    state.counters.count_refused(event.code)

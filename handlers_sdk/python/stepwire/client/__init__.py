@@ -1,0 +1,26 @@
+"""The control client: submit tasks, read them, operate them, over the broker's HTTP API.
+
+    client       `Client`: address, token, and all groups of calls
+    tasks, steps, workflows, executors, routing, broker, streams    one group of calls each
+    transport    one call: the request, its retries, its error
+    connection   one HTTP/1.1 connection
+
+A worker uses none of this, and the client uses no ZeroMQ.
+"""
+
+from stepwire.errors import ClientError, Denied, NotFound, Overloaded, Unreachable, WaitTimeout, WrongState
+
+from .client import Client
+from .tasks import Submitted
+
+__all__ = [
+    "Client",
+    "ClientError",
+    "Denied",
+    "NotFound",
+    "Overloaded",
+    "Submitted",
+    "Unreachable",
+    "WaitTimeout",
+    "WrongState",
+]

@@ -1,0 +1,36 @@
+"""Calls on the broker itself."""
+
+from typing import Any
+
+import msgspec
+
+from .transport import Calls, error_of
+
+
+class BrokerCalls(Calls):
+    """Health and maintenance."""
+
+    def is_alive(self) -> bool:
+        """True if a broker answers at this address. One request, which needs no token."""
+        try:
+            return self._transport.get_once("/livez").status == 200
+        except OSError:
+            return False
+
+    def readiness(self) -> dict[str, Any]:
+        """`{"ready": true, "reasons": []}`, or the reasons why the broker accepts no work now. One request."""
+        try:
+            answer = self._transport.get_once("/readyz")
+        except OSError as error:
+            raise self._transport.unreachable(error) from error
+        if answer.status not in (200, 503):
+            raise error_of(answer.status, answer.body)
+        document: dict[str, Any] = msgspec.json.decode(answer.body)
+        return document
+
+    def prune(self) -> dict[str, Any]:
+        """Remove finished tasks that are older than they are kept.
+
+        Returns `{"now_ms", "completed_ms", "failed_ms"}`: the time of the call, and how long tasks are kept.
+        """
+        return self._transport.post("/v1/database/prune", None, is_safe=True)

@@ -1,0 +1,63 @@
+"""The client: one class for programs, put together from groups of calls."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from stepwire.errors import ConfigurationError
+
+from .broker import BrokerCalls
+from .executors import ExecutorCalls
+from .routing import RoutingCalls
+from .steps import StepCalls
+from .streams import StreamCalls
+from .tasks import TaskCalls
+from .transport import TIMEOUT_S, URL_DEFAULT, Transport
+from .workflows import WorkflowCalls
+
+TOKEN_FILE_DEFAULT: Final = ".stepwire/token"
+
+
+class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, StreamCalls, BrokerCalls):
+    """A client with one keep-alive connection. Threads may share it; their calls then take turns.
+
+    The address is `url`, else $STEPWIRE_URL, else http://127.0.0.1:7410. The token is `token`, else the content of
+    `token_file`, else $STEPWIRE_TOKEN, else the content of $STEPWIRE_TOKEN_FILE, else of `.stepwire/token`.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        url = url or os.environ.get("STEPWIRE_URL") or URL_DEFAULT
+        super().__init__(Transport(url, _find_token(token, token_file), timeout_s))
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+def _find_token(token: str | None, token_file: str | os.PathLike[str] | None) -> str | None:
+    if token is not None:
+        return token
+    if token_file is None:
+        if os.environ.get("STEPWIRE_TOKEN"):
+            return os.environ["STEPWIRE_TOKEN"]
+        token_file = os.environ.get("STEPWIRE_TOKEN_FILE")
+    if not token_file:
+        if not Path(TOKEN_FILE_DEFAULT).exists():
+            return None
+        token_file = TOKEN_FILE_DEFAULT
+    try:
+        return Path(token_file).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the token file {os.fspath(token_file)!r} cannot be read: {error}") from None

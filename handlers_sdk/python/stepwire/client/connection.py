@@ -1,0 +1,163 @@
+"""One HTTP/1.1 connection to the broker, kept alive: a request in one send, its answer read by its length.
+
+Why not `http.client`: docs/decisions/0015-the-client-speaks-http-itself.md. The tests that this depends on are
+tests/sdk/test_connection.py.
+"""
+
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from stepwire.errors import StepwireError
+
+HEAD_BYTES_MAX: Final = 64 * 1024
+RECEIVED_BYTES: Final = 64 * 1024
+
+_NOT_IN_TARGET: Final = re.compile(r"[^\x21-\x7e]")
+_NOT_IN_HEADER: Final = re.compile(r"[^\t\x20-\x7e]")
+
+
+class BadAnswer(StepwireError, OSError):
+    """The answer is not HTTP, or incomplete. The client reports it as Unreachable."""
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]  # names in lower case
+    body: bytes
+
+
+class Connection:
+    """One request at a time. After any exception the connection is of no further use: close it."""
+
+    def __init__(self, host: str, port: int | None, *, is_tls: bool, timeout_s: float) -> None:
+        port = port or (443 if is_tls else 80)
+        self._host = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._received = b""
+        self.is_reusable = True
+        self._socket = socket.create_connection((host, port), timeout_s)
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if is_tls:
+                import ssl  # slow to import, and seldom needed
+
+                self._socket = ssl.create_default_context().wrap_socket(self._socket, server_hostname=host)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def request(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None = None) -> Answer:
+        """Send a request and return the whole answer. Raises OSError."""
+        status, answer_headers = self._begin(method, target, headers, body)
+        return Answer(status, answer_headers, b"".join(self._body(status, answer_headers)))
+
+    def follow(self, method: str, target: str, headers: Mapping[str, str]) -> tuple[int, Iterator[bytes]]:
+        """Send a request; return the status, and the body line by line as it comes. The last line may lack its end."""
+        status, answer_headers = self._begin(method, target, headers, None)
+        return status, _lines(self._body(status, answer_headers))
+
+    # -- the request --------------------------------------------------------------------------------------------------
+
+    def _begin(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes | None
+    ) -> tuple[int, dict[str, str]]:
+        if _NOT_IN_TARGET.search(target) or any(_NOT_IN_HEADER.search(value) for value in headers.values()):
+            raise ValueError(f"{target!r} or one of its headers has a character that no request may have")
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {self._host}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        if body is not None or method != "GET":
+            lines.append(f"Content-Length: {len(body or b'')}")
+        self._socket.sendall("\r\n".join(lines).encode("ascii") + b"\r\n\r\n" + (body or b""))
+        status = 100
+        while 100 <= status < 200:
+            status, answer_headers = _read_head(self._read_until(b"\r\n\r\n"))
+        return status, answer_headers
+
+    # -- the answer ---------------------------------------------------------------------------------------------------
+
+    def _body(self, status: int, headers: Mapping[str, str]) -> Iterator[bytes]:
+        length = headers.get("content-length")
+        self.is_reusable = "close" not in headers.get("connection", "").lower()
+        if status in (204, 304):
+            return
+        if headers.get("transfer-encoding", "").lower() == "chunked":
+            while size := _number(self._read_until(b"\r\n").partition(b";")[0].strip(), 16):
+                yield from self._read(size)
+                if self._read_until(b"\r\n"):
+                    raise BadAnswer("a chunk of the answer is longer than its size")
+            while self._read_until(b"\r\n"):
+                pass  # trailers: the broker sends none that matter
+        elif length is not None:
+            yield from self._read(_number(length.encode(), 10))
+        else:
+            self.is_reusable = False
+            yield self._received
+            while received := self._socket.recv(RECEIVED_BYTES):
+                yield received
+            self._received = b""
+        if self._received:
+            self.is_reusable = False  # more than one answer came for one request
+
+    def _read_until(self, end: bytes) -> bytes:
+        """The bytes before `end`, which is consumed."""
+        while (at := self._received.find(end)) < 0:
+            if len(self._received) > HEAD_BYTES_MAX:
+                raise BadAnswer(f"the head of the answer is longer than {HEAD_BYTES_MAX} bytes")
+            self._receive()
+        before, self._received = self._received[:at], self._received[at + len(end) :]
+        return before
+
+    def _read(self, size: int) -> Iterator[bytes]:
+        while size > len(self._received):
+            size -= len(self._received)
+            yield self._received
+            self._received = b""
+            self._receive()
+        yield self._received[:size]
+        self._received = self._received[size:]
+
+    def _receive(self) -> None:
+        received = self._socket.recv(RECEIVED_BYTES)
+        if not received:
+            raise BadAnswer("the connection was closed before the whole answer was received")
+        self._received += received
+
+
+def _read_head(head: bytes) -> tuple[int, dict[str, str]]:
+    first, *lines = head.decode("latin-1").split("\r\n")
+    version, _, rest = first.partition(" ")
+    if not version.startswith("HTTP/1.") or not (rest[:3].isascii() and rest[:3].isdigit() and len(rest[:3]) == 3):
+        raise BadAnswer(f"the answer is not HTTP/1.1: {first[:100]!r}")
+    headers = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise BadAnswer(f"the answer has a malformed header: {line[:100]!r}")
+        headers[name.lower()] = value.strip()
+    if version == "HTTP/1.0":
+        headers.setdefault("connection", "close")
+    return int(rest[:3]), headers
+
+
+def _number(text: bytes, base: int) -> int:
+    try:
+        number = int(text, base)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise BadAnswer(f"the answer has a malformed length: {text[:20]!r}")
+    return number
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line + b"\n"
+    if rest:
+        yield rest

@@ -1,0 +1,42 @@
+"""Calls on what runs steps: workers, executors, and the circuit breakers of handlers."""
+
+from typing import Any
+
+from .transport import Calls, in_path
+
+
+class ExecutorCalls(Calls):
+    """List, pause and resume what runs steps."""
+
+    def workers(self) -> dict[str, Any]:
+        """All workers with a session, and the level-0 handlers."""
+        return self._transport.get("/v1/workers")
+
+    def drain_worker(self, worker: str, *, quit: bool = False) -> dict[str, Any]:
+        """Send this worker no new steps; with `quit`, it ends once it holds none."""
+        return self._transport.post(f"/v1/workers/{in_path(worker)}/drain", {"quit": quit}, is_safe=True)
+
+    def executors(self) -> dict[str, Any]:
+        """All executors."""
+        return self._transport.get("/v1/executors")
+
+    def executor(self, key: str) -> dict[str, Any]:
+        """One executor by its key."""
+        return self._transport.get(f"/v1/executors/{in_path(key)}")
+
+    def pause_executor(self, key: str) -> dict[str, Any]:
+        """Dispatch no new steps to this executor until it is resumed, or the broker restarts."""
+        return self._transport.post(f"/v1/executors/{in_path(key)}/pause", {}, is_safe=True)
+
+    def resume_executor(self, key: str) -> dict[str, Any]:
+        """End a pause."""
+        return self._transport.post(f"/v1/executors/{in_path(key)}/resume", {}, is_safe=True)
+
+    def breakers(self) -> dict[str, Any]:
+        """Handlers that failed lately, and how many of their steps are dispatched."""
+        return self._transport.get("/v1/breakers")
+
+    def set_breaker(self, handler_class: str, state: str, *, reason: str = "") -> dict[str, Any]:
+        """`open`: dispatch no step of this handler; `closed`: dispatch all; `auto`: the breaker decides again."""
+        body = {"state": state, "reason": reason}
+        return self._transport.post(f"/v1/breakers/{in_path(handler_class)}", body, is_safe=True)

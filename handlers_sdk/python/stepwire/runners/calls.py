@@ -1,0 +1,117 @@
+"""One call of a handler, from the session's `Run` to the result for its broker."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context as Variables
+from contextvars import copy_context
+from types import coroutine
+from typing import Any, Final, Protocol, TypeAlias
+
+import msgspec
+from stepwire_protocol.messages import Item, Result
+
+from stepwire.actions import Run
+from stepwire.context import Context
+from stepwire.handler import Handler, bad_input, completed, failed, read_input, stopped
+from stepwire.identity import now_ms
+
+GIVE_BACK: Final[Result | None] = None  # an outcome: the step was not started, or had no effect
+
+
+class OutcomeReport(Protocol):
+    """Takes the outcome of a call: a Result, or GIVE_BACK. Any thread may call it."""
+
+    def __call__(self, item: Item, result: Result | None) -> None: ...
+
+
+OutcomesReport: TypeAlias = Callable[[list[tuple[Item, Result | None]]], None]
+
+
+class HandlerCall:
+    """One run on its way to a handler and back."""
+
+    __slots__ = ("context", "handler", "run", "task")
+
+    def __init__(self, run: Run, handler: Handler, context: Context) -> None:
+        self.run = run
+        self.handler = handler
+        self.context = context
+        self.task: asyncio.Task[None] | None = None  # set while the handler runs on a loop
+
+    def may_start(self, at_ms: float) -> bool:
+        """The last check before the handler is entered: the lease is valid, and the run was not cancelled."""
+        return at_ms < self.run.lease.until_ms and self.context.cancel_reason is None
+
+
+def call_plain(call: HandlerCall) -> Result:
+    """Run a plain handler in this thread, in a copy of the context variables."""
+    handler, step, context = call.handler, call.run.step, call.context
+    started_ms = now_ms()
+    arguments: tuple[Any, ...] = (context,)
+    if handler.takes_input:
+        try:
+            arguments = (context, read_input(handler, step))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return bad_input(handler, step, str(error))
+    try:
+        value = copy_context().run(handler.function, *arguments)
+    except BaseException as error:
+        took_ms = now_ms() - started_ms
+        if context.cancel_reason == "timeout":
+            return stopped(step, "timeout", took_ms, handler.version)
+        return failed(handler, step, error, took_ms)
+    return completed(handler, step, value, now_ms() - started_ms)
+
+
+async def call_async(
+    call: HandlerCall, started_ms: float, before_waiting: Callable[[], None] | None = None
+) -> Result | None:
+    """Run an async handler in the current task, in a copy of the context variables.
+
+    `before_waiting` is called if the handler does not return without waiting.
+    """
+    handler, step, context = call.handler, call.run.step, call.context
+    running: Coroutine[Any, Any, Any]
+    try:
+        if handler.takes_input:
+            running = handler.function(context, read_input(handler, step))
+        else:
+            running = handler.function(context)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return bad_input(handler, step, str(error))
+    variables = copy_context()
+    try:
+        try:
+            awaited = variables.run(running.send, None)
+        except StopIteration as returned:
+            output = returned.value
+        else:
+            if before_waiting is not None:
+                before_waiting()
+            output = await _rest_of(running, variables, awaited)
+    except BaseException as error:
+        took_ms = now_ms() - started_ms
+        reason = context.cancel_reason
+        if reason is not None and (isinstance(error, asyncio.CancelledError) or reason == "timeout"):
+            if reason == "shutdown" and step.delivery_mode == "at_least_once":
+                return GIVE_BACK
+            return stopped(step, reason, took_ms, handler.version)
+        return failed(handler, step, error, took_ms)
+    return completed(handler, step, output, now_ms() - started_ms)
+
+
+@coroutine
+def _rest_of(running: Coroutine[Any, Any, Any], variables: Variables, awaited: Any) -> Generator[Any, Any, Any]:
+    """Continue a coroutine that has begun, in its own context variables: what `await` does, step by step."""
+    while True:
+        try:
+            sent = yield awaited
+        except BaseException as error:
+            resume: Callable[[Any], Any] = running.throw
+            argument: Any = error
+        else:
+            resume, argument = running.send, sent
+        try:
+            awaited = variables.run(resume, argument)
+        except StopIteration as returned:
+            return returned.value

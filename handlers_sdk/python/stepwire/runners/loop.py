@@ -1,0 +1,117 @@
+"""An asyncio loop in a thread of its own, for async handlers.
+
+The loop serves its calls with a few long-lived tasks instead of one task a call, so a batch of short handlers runs
+through without one return to the loop. Each call has its own copy of the context variables all the same.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from contextvars import Context as Variables
+from typing import Final
+
+from stepwire_protocol.messages import Item, Result
+
+from stepwire.identity import now_ms
+
+from .calls import GIVE_BACK, HandlerCall, OutcomesReport, call_async
+
+REPORT_EVERY_MS: Final = 1.0  # a loop with much to do reports at least this often
+
+
+class AsyncRunner:
+    """Runs async handlers side by side."""
+
+    def __init__(self, name: str, report_many: OutcomesReport) -> None:
+        self._report_many = report_many
+        self._done: list[tuple[Item, Result | None]] = []
+        self._reported_ms = 0.0
+        self._calls: deque[HandlerCall] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._is_roused = False
+        self._is_stopping = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    # -- called by other threads --------------------------------------------------------------------------------------
+
+    def submit(self, calls: list[HandlerCall]) -> None:
+        self._loop.call_soon_threadsafe(self._add, calls)
+
+    def cancel(self, call: HandlerCall) -> None:
+        self._loop.call_soon_threadsafe(self._cancel, call)
+
+    def stop(self, wait_s: float) -> None:
+        """Cancel what runs; wait at most `wait_s` for it to end."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(wait_s)
+
+    # -- in the loop's thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._is_stopping = True
+            for task in self._tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    def _add(self, calls: list[HandlerCall]) -> None:
+        self._calls.extend(calls)
+        if not self._is_roused:
+            self._rouse()
+
+    def _rouse(self) -> None:
+        """Let one more task serve the calls. The task rouses the next one if more calls wait."""
+        self._is_roused = True
+        while self._idle:
+            idle = self._idle.pop()
+            if not idle.done():
+                idle.set_result(None)
+                return
+        task = self._loop.create_task(self._serve(), context=Variables())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self) -> None:
+        calls = self._calls
+        task = asyncio.current_task()
+        assert task is not None
+        while True:
+            self._is_roused = False
+            while calls:
+                call = calls.popleft()
+                if calls and not self._is_roused:
+                    self._rouse()
+                at_ms = now_ms()
+                if call.may_start(at_ms):
+                    call.task = task
+                    result: Result | None = await call_async(call, at_ms, self._report)
+                    call.task = None
+                    while task.cancelling():
+                        task.uncancel()
+                    if self._is_stopping:
+                        return
+                else:
+                    result = GIVE_BACK
+                self._done.append((call.run.item, result))
+                if not calls or now_ms() - self._reported_ms > REPORT_EVERY_MS:
+                    self._report()
+            idle: asyncio.Future[None] = self._loop.create_future()
+            self._idle.append(idle)
+            await idle
+
+    def _report(self) -> None:
+        self._reported_ms = now_ms()
+        done, self._done = self._done, []
+        self._report_many(done)
+
+    def _cancel(self, call: HandlerCall) -> None:
+        if call.task is not None:
+            call.task.cancel()

@@ -1,0 +1,57 @@
+"""Threads for plain handlers, and for the calls that wait for a handler process."""
+
+import queue
+import threading
+from collections.abc import Callable
+
+from stepwire_protocol.messages import Result
+
+from stepwire.identity import now_ms
+
+from .calls import GIVE_BACK, HandlerCall, OutcomeReport
+
+
+class ThreadRunner:
+    """At most `threads_max` daemon threads, started when they are needed. One that hangs only keeps its slot."""
+
+    def __init__(
+        self, threads_max: int, name: str, report: OutcomeReport, perform: Callable[[HandlerCall], Result | None]
+    ) -> None:
+        self._threads_max = threads_max
+        self._name = name
+        self._report = report
+        self._perform = perform
+        self._calls: queue.SimpleQueue[HandlerCall | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._waiting = 0  # calls without a thread
+        self._idle = 0
+        self._lock = threading.Lock()
+
+    def submit(self, call: HandlerCall) -> None:
+        with self._lock:
+            self._waiting += 1
+            if self._waiting > self._idle and len(self._threads) < self._threads_max:
+                name = f"{self._name}-{len(self._threads) + 1}"
+                thread = threading.Thread(target=self._serve, name=name, daemon=True)
+                self._threads.append(thread)
+                self._idle += 1
+                thread.start()
+        self._calls.put(call)
+
+    def stop(self, wait_s: float) -> None:
+        """End the threads; wait at most `wait_s` for those that are in a handler."""
+        for _ in self._threads:
+            self._calls.put(None)
+        until_ms = now_ms() + wait_s * 1000
+        for thread in self._threads:
+            thread.join(max(0.0, (until_ms - now_ms()) / 1000))
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            with self._lock:
+                self._waiting -= 1
+                self._idle -= 1
+            result = self._perform(call) if call.may_start(now_ms()) else GIVE_BACK
+            with self._lock:
+                self._idle += 1
+            self._report(call.run.item, result)

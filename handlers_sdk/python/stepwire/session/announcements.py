@@ -1,0 +1,112 @@
+"""The messages to every broker: hello until each has welcomed this worker, heartbeats, and bye."""
+
+from collections.abc import Callable
+
+from stepwire_protocol import limits
+from stepwire_protocol.messages import Bye, Heartbeat, Hello
+
+from .brokers import Brokers
+from .config import Config
+from .credit import Credit
+from .holdings import Holdings
+from .outgoing import NEVER, Outgoing, V
+
+
+class Announcements:
+    """Sends hello, heartbeat and bye. `random` gives numbers in [0, 1), which spread them in time."""
+
+    def __init__(
+        self,
+        config: Config,
+        random: Callable[[], float],
+        brokers: Brokers,
+        holdings: Holdings,
+        credit: Credit,
+        out: Outgoing,
+    ) -> None:
+        self.hello_at_ms = NEVER
+        self.heartbeat_at_ms = NEVER
+        self._config = config
+        self._random = random
+        self._brokers = brokers
+        self._holdings = holdings
+        self._credit = credit
+        self._out = out
+        self._hello_wait_ms = float(limits.HELLO_RETRY_MS)
+        self._hello_sent_ms = -NEVER
+        self._hello_n = 0
+
+    def start(self, now_ms: float) -> None:
+        self.hello_at_ms = now_ms
+        self.heartbeat_at_ms = now_ms + self._heartbeat_every_ms()
+
+    def request_hello(self, now_ms: float) -> None:
+        """Begin to send hello again, but not faster than its first retry."""
+        self._hello_wait_ms = float(limits.HELLO_RETRY_MS)
+        soonest_ms = self._hello_sent_ms + self._spread(limits.HELLO_RETRY_MS, limits.HELLO_JITTER)
+        self.hello_at_ms = min(self.hello_at_ms, max(now_ms, soonest_ms))
+
+    def request_heartbeat(self, now_ms: float) -> None:
+        """Send a heartbeat with the next actions: brokers must know at once."""
+        self.heartbeat_at_ms = now_ms
+
+    def stop_hello_if_welcomed(self) -> None:
+        """Stop sending hello, if every broker has answered one that was sent after its last drop or `here`."""
+        peers = self._brokers
+        if peers and all(peer.session is not None and peer.n_after < self._hello_n for peer in peers):
+            self.hello_at_ms = NEVER
+
+    def hello(self, now_ms: float) -> None:
+        c = self._config
+        hello = Hello(
+            v=V,
+            worker=c.worker,
+            n=self._out.next_timed_n(now_ms),
+            versions=list(limits.VERSIONS_SUPPORTED),
+            next=self._brokers.next_numbers(),
+            sessions=self._brokers.sessions(),
+            handlers=[offer.pattern for offer in c.offers],
+            shadow_safe=[offer.pattern for offer in c.offers if offer.shadow_safe],
+            labels=c.labels,
+            slots=c.slots,
+            prefetch=c.queue_max,
+            free=self._credit.of_all(now_ms),
+            holding=self._holdings.report(now_ms),
+            heartbeat_ms=c.heartbeat_ms,
+            lang=c.lang,
+            sdk=c.sdk,
+            host=c.host,
+            pid=c.pid,
+            pid_started=c.pid_started,
+            proof=c.proof,
+            max_message_bytes=c.max_message_bytes,
+        )
+        self._out.send_to_all(hello)
+        self._hello_sent_ms = now_ms
+        self._hello_n = hello.n
+        self.hello_at_ms = now_ms + self._spread(self._hello_wait_ms, limits.HELLO_JITTER)
+        self._hello_wait_ms = min(self._hello_wait_ms * 2, limits.HELLO_RETRY_MAX_MS)
+        self.stop_hello_if_welcomed()
+
+    def heartbeat(self, now_ms: float) -> None:
+        """Send a heartbeat, and while draining a bye."""
+        heartbeat = Heartbeat(
+            v=V,
+            worker=self._out.worker,
+            n=self._out.next_timed_n(now_ms),
+            next=self._brokers.next_numbers(),
+            sessions=self._brokers.sessions(),
+            free=self._credit.of_all(now_ms),
+            holding=self._holdings.report(now_ms),
+        )
+        self._out.send_to_all(heartbeat)
+        if self._credit.is_draining:
+            self._out.send_to_all(Bye(v=V, worker=self._out.worker, n=self._out.next_timed_n(now_ms)))
+        self.heartbeat_at_ms = now_ms + self._spread(self._heartbeat_every_ms(), limits.HEARTBEAT_JITTER)
+
+    def _heartbeat_every_ms(self) -> float:
+        requested = (peer.heartbeat_ms for peer in self._brokers if peer.session)
+        return float(min(self._config.heartbeat_ms, *requested, limits.LEASE_MS))
+
+    def _spread(self, ms: float, jitter: float) -> float:
+        return ms * (1 + jitter * (2 * self._random() - 1))

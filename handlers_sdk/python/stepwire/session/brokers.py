@@ -1,0 +1,81 @@
+"""The brokers that this worker knows."""
+
+from collections.abc import Iterator
+
+from stepwire_protocol import limits, topics
+
+from stepwire.actions import Lease
+
+
+class BrokerPeer:
+    """One broker as the worker knows it: its session and lease, and its share of the load."""
+
+    __slots__ = (
+        "answered_ms",
+        "bytes_max",
+        "deployment",
+        "epoch",
+        "floor",
+        "heartbeat_ms",
+        "id",
+        "is_quiet",
+        "lease",
+        "lease_ms",
+        "load",
+        "n_after",
+        "next",
+        "session",
+        "steps_ms",
+        "topic",
+    )
+
+    def __init__(self, id: str, now_ms: float) -> None:
+        self.id = id
+        self.topic = topics.results_to(id)
+        self.next = 1  # the k of the current or next session; rises whenever a session is dropped
+        self.epoch = -1
+        self.session: str | None = None
+        self.deployment: str | None = None
+        self.n_after = -1  # only a welcome that echoes a later n counts
+        self.lease = Lease()
+        self.lease_ms = limits.LEASE_MS
+        self.heartbeat_ms = limits.HEARTBEAT_MS
+        self.bytes_max = limits.MESSAGE_BYTES_MAX
+        self.floor = -1  # unknown batches of this session up to this number are stale
+        self.load = 0  # deliveries of this broker that need a slot or have one
+        self.answered_ms = now_ms  # when it last answered a hello or heartbeat
+        self.steps_ms = float("-inf")  # when it last sent steps
+        self.is_quiet = False  # by `quiet` in a heartbeat_ack: the broker sends no new steps
+
+
+class Brokers:
+    """The known brokers by id."""
+
+    def __init__(self) -> None:
+        self._peers: dict[str, BrokerPeer] = {}
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def __iter__(self) -> Iterator[BrokerPeer]:
+        return iter(self._peers.values())
+
+    def __contains__(self, broker: str) -> bool:
+        return broker in self._peers
+
+    def get(self, broker: str) -> BrokerPeer | None:
+        return self._peers.get(broker)
+
+    def get_or_add(self, broker: str, now_ms: float) -> BrokerPeer:
+        peer = self._peers.get(broker)
+        if peer is None:
+            peer = self._peers[broker] = BrokerPeer(broker, now_ms)
+        return peer
+
+    def next_numbers(self) -> dict[str, int]:
+        """The member `next` of hello and heartbeat."""
+        return {peer.id: peer.next for peer in self}
+
+    def sessions(self) -> dict[str, str]:
+        """The member `sessions` of hello and heartbeat."""
+        return {peer.id: peer.session for peer in self if peer.session}

@@ -1,0 +1,106 @@
+"""The records of what a worker holds: deliveries, the batches they came in, the messages that carry their results."""
+
+from typing import Final
+
+from stepwire_protocol import limits
+from stepwire_protocol.messages import HeldState, Item, Result, StepRequest
+
+from .brokers import BrokerPeer
+
+# A delivery passes through these states in order. It can leave from any of them, and then becomes a tombstone.
+QUEUED: Final[HeldState] = "queued"  # waits for a slot
+ASKING: Final[HeldState] = "asking"  # at_most_once: has a slot, and waits for the broker's go
+RUNNING: Final[HeldState] = "running"  # handed to its handler
+DONE: Final[HeldState] = "done"  # its result is kept until a broker acknowledges it
+
+
+class HeldBatch:
+    """The steps of one message. Their results are reported together where possible."""
+
+    __slots__ = ("id", "number", "ready", "session", "size")
+
+    def __init__(self, id: str, session: str, size: int) -> None:
+        self.id = id
+        self.session = session
+        self.number = batch_number(id)
+        self.size = size
+        self.ready: list[tuple[HeldDelivery, Result]] = []  # finished, and in no message yet
+
+
+class HeldDelivery:
+    """One delivery in this process."""
+
+    __slots__ = (
+        "ask_at_ms",
+        "ask_wait_ms",
+        "batch",
+        "is_at_most_once",
+        "is_interrupted",
+        "is_overdue",
+        "item",
+        "message",
+        "offer",
+        "peer",
+        "received_ms",
+        "started_ms",
+        "state",
+        "step",
+        "timeout_at_ms",
+    )
+
+    def __init__(
+        self, item: Item, step: StepRequest, peer: BrokerPeer, batch: HeldBatch, offer: int, now_ms: float
+    ) -> None:
+        self.item = item
+        self.step: StepRequest | None = step  # None once the run has ended: only the result is needed then
+        self.peer = peer  # the broker that owns the delivery; another one after an adoption
+        self.batch = batch
+        self.offer = offer
+        self.received_ms = self.started_ms = now_ms
+        self.state: HeldState | None = QUEUED  # None: no longer held
+        self.is_at_most_once = step.delivery_mode == "at_most_once"
+        self.is_overdue = False
+        self.is_interrupted = False  # by a request to stop: a later failure of an at_most_once step is then no verdict
+        self.timeout_at_ms = float("inf")
+        self.ask_at_ms = 0.0
+        self.ask_wait_ms = 0.0
+        self.message: ResultsMessage | None = None
+
+    def age_ms(self, now_ms: float) -> int:
+        """Milliseconds since the start of the run, or since the receipt if it has not started."""
+        since_ms = self.started_ms if self.state in (RUNNING, DONE) else self.received_ms
+        return max(0, int(now_ms - since_ms))
+
+
+class ResultsMessage:
+    """A results message that no broker has acknowledged yet."""
+
+    __slots__ = ("at_ms", "batch", "body", "done", "is_replacement", "peer", "rid", "session", "tries", "wait_ms")
+
+    def __init__(
+        self,
+        rid: int,
+        peer: BrokerPeer,
+        batch: HeldBatch,
+        session: str,
+        body: bytes,
+        done: list[HeldDelivery],
+        now_ms: float,
+        is_replacement: bool,
+    ) -> None:
+        self.rid = rid
+        self.peer = peer
+        self.batch = batch
+        self.session = session
+        self.body = body
+        self.done = done
+        self.is_replacement = is_replacement  # carries an error in place of a result that no broker accepts
+        self.tries = 1
+        self.wait_ms = float(limits.RESULTS_RETRANSMIT_MS)
+        self.at_ms = now_ms + self.wait_ms
+
+
+def batch_number(batch_id: str) -> int:
+    """The rising number of `batch_<nonce>_<n>`; -1 for an id of another form, which no floor can cover."""
+    number = batch_id.rpartition("_")[2]
+    return int(number) if number.isascii() and number.isdigit() and len(number) <= 16 else -1

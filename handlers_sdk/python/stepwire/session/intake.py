@@ -1,0 +1,166 @@
+"""`steps` messages, and their answers. A `steps` message that comes again is answered again, or it would never end."""
+
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+from stepwire_protocol.messages import Accept, Item, Refuse, RefuseCode, Steps
+
+from .brokers import BrokerPeer, Brokers
+from .config import Offers
+from .credit import Credit
+from .deliveries import DONE, HeldBatch, HeldDelivery
+from .holdings import Holdings
+from .outbox import Outbox
+from .outgoing import NEVER, Outgoing, V, parts
+
+
+class Intake:
+    """Takes steps in, and sends `accept` and `refuse`."""
+
+    def __init__(
+        self,
+        offers: Offers,
+        accept_delay_ms: int,
+        brokers: Brokers,
+        holdings: Holdings,
+        credit: Credit,
+        outbox: Outbox,
+        out: Outgoing,
+    ) -> None:
+        self.accept_at_ms = NEVER
+        self._offers = offers
+        self._accept_delay_ms = accept_delay_ms
+        self._brokers = brokers
+        self._holdings = holdings
+        self._credit = credit
+        self._outbox = outbox
+        self._out = out
+        self._unaccepted: dict[tuple[str, str], tuple[BrokerPeer, float]] = {}  # (session, batch): when to accept it
+
+    def on_steps(self, peer: BrokerPeer, message: Steps, now_ms: float) -> None:
+        if message.protocol_version.partition(".")[0] != V.partition(".")[0]:
+            items = [(step.step_id, step.delivery) for step in message.steps]
+            self._refuse_unread(peer, message.session, message.batch_id, items, "bad_message", now_ms)
+            return
+        batch = HeldBatch(message.batch_id, message.session, len(message.steps))
+        refused: dict[RefuseCode, list[Item]] = {}
+        is_accepted = is_repeated = False
+        holdings, tombstones = self._holdings, self._holdings.tombstones
+        room = self._credit.room()
+        peer.steps_ms = now_ms
+        for step in message.steps:
+            item = (step.step_id, step.delivery)
+            code: RefuseCode
+            if (held := holdings.get(item)) is not None:
+                is_repeated |= self._answer_again(peer, held, refused, now_ms)
+                continue
+            if item in tombstones or batch.number in range(peer.floor + 1):
+                code = "stale"
+            elif (offer := self._offers.find(step.handler_class)) is None:
+                code = "unknown_handler"
+            elif self._credit.is_draining:
+                code = "draining"
+            elif room <= 0 or holdings.is_orphan(item):
+                code = "busy"
+            else:
+                holdings.add(HeldDelivery(item, step, peer, batch, offer, now_ms))
+                is_accepted = True
+                room -= 1
+                continue
+            refused.setdefault(code, []).append(item)
+            if code != "stale":
+                tombstones.add(item, peer, batch, now_ms)
+        if is_accepted or is_repeated:
+            at_ms = now_ms if is_repeated else now_ms + self._accept_delay_ms
+            self._unaccepted[message.session, message.batch_id] = (peer, at_ms)
+            self.accept_at_ms = min(self.accept_at_ms, at_ms)
+        for code, items in refused.items():
+            self.refuse(peer, message.batch_id, items, code, now_ms)
+
+    def cancel_accept(self, session: str, batch_id: str) -> None:
+        """Send no accept for this batch: its results were sent, and are an answer too."""
+        self._unaccepted.pop((session, batch_id), None)
+
+    def accept_due(self, now_ms: float) -> None:
+        unaccepted = self._unaccepted
+        at_ms = NEVER
+        for key, (peer, due_ms) in list(unaccepted.items()):
+            if due_ms > now_ms:
+                at_ms = min(at_ms, due_ms)
+                continue
+            del unaccepted[key]
+            session, batch_id = key
+            if peer.session == session:
+                free = self._credit.of(peer, now_ms)
+                self._out.send_to(
+                    peer, Accept(v=V, worker=self._out.worker, session=session, batch_id=batch_id, free=free)
+                )
+        self.accept_at_ms = at_ms
+
+    def refuse(self, peer: BrokerPeer, batch_id: str, items: list[Item], code: RefuseCode, now_ms: float) -> None:
+        """Give these items back to their broker."""
+        if peer.session is None:
+            return
+        for part in parts(items):
+            refuse = Refuse(
+                v=V,
+                worker=self._out.worker,
+                session=peer.session,
+                batch_id=batch_id,
+                items=part,
+                code=code,
+                free=self._credit.of(peer, now_ms),
+            )
+            self._out.send_to(peer, refuse)
+        if code != "stale":
+            level: Literal["info", "warning"] = "info" if code == "draining" else "warning"
+            self._out.log(level, "steps_refused", broker=peer.id, batch_id=batch_id, code=code, steps=len(items))
+
+    def on_unreadable(self, body: bytes, code: Literal["bad_message", "too_large"], why: str, now_ms: float) -> None:
+        """Refuse the steps of a message that cannot be read, or its broker would send it for ever."""
+        self._out.log("error", "message_unreadable", code=code, why=why)
+        try:
+            remains = _decode_remains(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+        peer = self._brokers.get(remains.broker)
+        if remains.type == "steps" and peer is not None and peer.session == remains.session and remains.steps:
+            items = [(step.step_id, step.delivery) for step in remains.steps]
+            self._refuse_unread(peer, remains.session, remains.batch_id, items, code, now_ms)
+
+    def _answer_again(
+        self, peer: BrokerPeer, held: HeldDelivery, refused: dict[RefuseCode, list[Item]], now_ms: float
+    ) -> bool:
+        """Answer a delivery that is held already. True: its batch is accepted again."""
+        if held.peer is not peer:
+            refused.setdefault("stale", []).append(held.item)  # another broker has adopted it since
+        elif held.message is not None:
+            self._outbox.hasten(held.message, now_ms)
+        elif held.state is not DONE:
+            return True
+        return False
+
+    def _refuse_unread(
+        self, peer: BrokerPeer, session: str, batch_id: str, items: list[Item], code: RefuseCode, now_ms: float
+    ) -> None:
+        self._holdings.bury_unread(peer, HeldBatch(batch_id, session, len(items)), items, now_ms)
+        self.refuse(peer, batch_id, items, code, now_ms)
+
+
+class _StepRemains(Struct):
+    step_id: int
+    delivery: int
+
+
+class _Remains(Struct):
+    """The members of a `steps` message that a refusal needs."""
+
+    type: str
+    broker: str = ""
+    session: str = ""
+    batch_id: str = ""
+    steps: list[_StepRemains] = []
+
+
+_decode_remains: Final = msgspec.json.Decoder(_Remains).decode

@@ -1,0 +1,149 @@
+"""The session with each broker: agreed by hello and welcome, valid as long as its lease, dropped when that is over.
+
+A lease runs from the time when the echoed hello or heartbeat was sent, on the worker's own clock. Therefore it
+ends at the worker before the broker may consider the worker dead, and their clocks need not agree.
+"""
+
+from stepwire_protocol import limits, topics
+from stepwire_protocol.messages import HeartbeatAck, Here, Reset, Welcome
+
+from stepwire.actions import LogLevel
+
+from .announcements import Announcements
+from .brokers import BrokerPeer, Brokers
+from .deliveries import DONE, RUNNING
+from .holdings import Holdings
+from .outbox import Outbox
+from .outgoing import NEVER, Outgoing
+from .runs import Runs
+
+
+class Leases:
+    """Opens, extends and drops sessions."""
+
+    def __init__(
+        self,
+        brokers: Brokers,
+        announcements: Announcements,
+        holdings: Holdings,
+        runs: Runs,
+        outbox: Outbox,
+        out: Outgoing,
+    ) -> None:
+        self.check_at_ms = NEVER
+        self._brokers = brokers
+        self._announcements = announcements
+        self._holdings = holdings
+        self._runs = runs
+        self._outbox = outbox
+        self._out = out
+
+    def check(self, now_ms: float) -> None:
+        """Drop the sessions whose lease is over: nothing may start under them, and no message counts."""
+        if now_ms < self.check_at_ms:
+            return
+        for peer in list(self._brokers):
+            if peer.lease.until_ms and now_ms >= peer.lease.until_ms:
+                self._drop(peer, "lease_over", now_ms)
+        self.check_at_ms = min((p.lease.until_ms for p in self._brokers if p.lease.until_ms), default=NEVER)
+
+    def on_here(self, peer: BrokerPeer, message: Here, now_ms: float) -> None:
+        if peer.deployment not in (None, message.deployment):
+            self._replace(peer, message.deployment, message.epoch, now_ms)
+            return
+        if message.epoch < peer.epoch:
+            return
+        if message.epoch > peer.epoch:
+            # The broker restarted. Its deliveries go on under the current lease; the new session will adopt them.
+            peer.epoch = message.epoch
+            peer.session = None
+        peer.deployment = message.deployment
+        peer.n_after = self._out.n
+        self._announcements.request_hello(now_ms)
+
+    def on_welcome(self, peer: BrokerPeer, message: Welcome, now_ms: float) -> bool:
+        """True if the message answers a hello of the current session number, and its lease is not over yet."""
+        epoch, k = topics.session_parts(message.session)
+        sent_ms = self._out.sent_ms(message.n)
+        if epoch != message.epoch or k != peer.next or message.n <= peer.n_after or sent_ms is None:
+            return False
+        if peer.deployment not in (None, message.deployment):
+            self._replace(peer, message.deployment, message.epoch, now_ms)
+            return False
+        until_ms = sent_ms + message.lease_ms * limits.LEASE_WORKER_FACTOR
+        if epoch < peer.epoch or until_ms <= now_ms:
+            return False  # from before a restart, or so late that its lease is over: the next hello is answered, too
+        is_new = message.session != peer.session
+        peer.epoch = epoch
+        peer.deployment = message.deployment
+        peer.bytes_max = message.max_message_bytes
+        peer.lease_ms = message.lease_ms
+        peer.heartbeat_ms = max(100, min(message.heartbeat_ms or limits.HEARTBEAT_MS, message.lease_ms // 5))
+        if is_new:
+            peer.lease.until_ms = 0.0  # a restarted broker may give a shorter lease, and then counts by that
+        self._extend(peer, until_ms, now_ms)
+        if is_new:
+            self._open(peer, message.session, now_ms)
+        return True
+
+    def on_heartbeat_ack(self, peer: BrokerPeer, message: HeartbeatAck, now_ms: float) -> None:
+        sent_ms = self._out.sent_ms(message.n)
+        if sent_ms is not None:
+            self._extend(peer, sent_ms + peer.lease_ms * limits.LEASE_WORKER_FACTOR, now_ms)
+        if message.quiet != peer.is_quiet:
+            peer.is_quiet = message.quiet
+            self._announcements.request_heartbeat(now_ms)
+
+    def on_reset(self, peer: BrokerPeer, message: Reset, now_ms: float) -> None:
+        if message.next == peer.next and message.epoch >= peer.epoch:
+            is_error = message.code in ("version", "unauthorized")
+            self._drop(peer, message.code, now_ms, "error" if is_error else "warning")
+
+    def _open(self, peer: BrokerPeer, session: str, now_ms: float) -> None:
+        peer.session = session
+        peer.floor = -1
+        peer.is_quiet = False
+        self._announcements.request_heartbeat(now_ms)  # carries the credit
+        self._outbox.hasten_all(peer, now_ms)
+        self._runs.hasten(peer, now_ms)
+        self._announcements.stop_hello_if_welcomed()
+        self._out.log("info", "session_opened", broker=peer.id, session=session)
+
+    def _extend(self, peer: BrokerPeer, until_ms: float, now_ms: float) -> None:
+        peer.answered_ms = now_ms
+        if until_ms > peer.lease.until_ms:
+            peer.lease.until_ms = until_ms
+            self.check_at_ms = min(self.check_at_ms, until_ms)
+
+    def _drop(self, peer: BrokerPeer, why: str, now_ms: float, level: LogLevel = "warning") -> None:
+        """End the session. The broker may run deliveries elsewhere that have not started here: they never will."""
+        dropped = 0
+        for held in self._holdings.of_broker(peer):
+            if held.state is RUNNING:
+                self._runs.interrupt(held, "lease_lost")
+            elif held.state is not DONE:
+                self._holdings.bury(held, now_ms)
+                dropped += 1
+        session, peer.session = peer.session, None
+        peer.next += 1
+        peer.lease.until_ms = 0.0
+        peer.n_after = self._out.n
+        self._out.log(level, "session_dropped", broker=peer.id, session=session, why=why, not_started=dropped)
+        self._announcements.request_hello(now_ms)
+
+    def _replace(self, peer: BrokerPeer, deployment: str, epoch: int, now_ms: float) -> None:
+        """The broker has another database: earlier deliveries have no owner, and their numbers mean other steps."""
+        discarded = self._outbox.discard(peer)
+        for held in self._holdings.of_broker(peer):
+            if held.state is RUNNING:
+                self._runs.interrupt(held, "superseded")
+                self._holdings.orphan(held)
+            else:
+                self._holdings.bury(held, now_ms)
+        self._out.log(
+            "error", "deployment_replaced", broker=peer.id, deployment=deployment, results_discarded=discarded
+        )
+        self._drop(peer, "deployment_replaced", now_ms)
+        self._holdings.tombstones.forget_broker(peer)
+        peer.deployment = deployment
+        peer.epoch = epoch

@@ -1,0 +1,74 @@
+"""The actions decided so far, and the counter `n` of the messages sent."""
+
+from collections.abc import Iterable
+from typing import Final, TypeVar
+
+from stepwire_protocol import codec, limits, topics
+from stepwire_protocol.messages import FromWorker
+
+from stepwire.actions import Action, Log, LogLevel, Send
+
+from .brokers import BrokerPeer
+
+T = TypeVar("T")
+
+NEVER: Final = float("inf")
+V: Final = limits.PROTOCOL_LEVEL_1
+
+SENT_MAX: Final = 128  # hellos and heartbeats whose send time is remembered: minutes, and a lease is seconds
+
+
+class Outgoing:
+    """Collects the actions of all parts, in the order in which they were decided."""
+
+    def __init__(self, worker: str) -> None:
+        self.worker = worker
+        self.n = 0  # the last number used
+        self._sent_ms: dict[int, float] = {}  # by n
+        self._actions: list[Action] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._actions)
+
+    def add(self, action: Action) -> None:
+        self._actions.append(action)
+
+    def log(self, level: LogLevel, event: str, **facts: object) -> None:
+        self._actions.append(Log(level, event, facts))
+
+    def send(self, topic: bytes, body: bytes) -> None:
+        self._actions.append(Send(topic, body))
+
+    def send_to(self, peer: BrokerPeer, message: FromWorker) -> None:
+        self._actions.append(Send(peer.topic, codec.encode(message)))
+
+    def send_to_all(self, message: FromWorker) -> None:
+        self._actions.append(Send(topics.WORKERS, codec.encode(message)))
+
+    def take(self) -> list[Action]:
+        """The actions decided since the last call."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def next_n(self) -> int:
+        self.n += 1
+        return self.n
+
+    def next_timed_n(self, now_ms: float) -> int:
+        """The next number, for a message that brokers echo: its send time is where the lease starts."""
+        n = self.next_n()
+        self._sent_ms[n] = now_ms
+        if len(self._sent_ms) > SENT_MAX:
+            del self._sent_ms[next(iter(self._sent_ms))]
+        return n
+
+    def sent_ms(self, n: int) -> float | None:
+        """When the hello or heartbeat with this number was sent; None if it is unknown or too long ago."""
+        return self._sent_ms.get(n)
+
+
+def parts(items: list[T]) -> Iterable[list[T]]:
+    """The items in lists that one message may carry."""
+    if len(items) <= limits.BATCH_ITEMS_MAX:
+        return (items,)
+    return (items[i : i + limits.BATCH_ITEMS_MAX] for i in range(0, len(items), limits.BATCH_ITEMS_MAX))

@@ -1,0 +1,156 @@
+"""Finished runs become results messages, and acknowledged or refused messages end their deliveries."""
+
+from typing import Final
+
+import msgspec
+from stepwire_protocol import codec
+from stepwire_protocol.messages import Ack, ErrorDetail, Refused, Result, Results
+
+from stepwire.errors import OUTCOME_UNKNOWN
+
+from .brokers import BrokerPeer
+from .credit import Credit
+from .deliveries import DONE, HeldBatch, HeldDelivery, ResultsMessage
+from .holdings import Holdings
+from .intake import Intake
+from .outbox import Outbox, decode_results
+from .outgoing import Outgoing, V, parts
+
+# A results message refused with one of these codes is not at fault for its content: other content would not help.
+_HOPELESS: Final = frozenset({"wrong_batch", "wrong_sender", "unknown_delivery", "unknown_session", "unknown_type"})
+
+
+class Reporting:
+    """Reports results: those of one batch that are ready together go in one message."""
+
+    def __init__(self, holdings: Holdings, credit: Credit, intake: Intake, outbox: Outbox, out: Outgoing) -> None:
+        self._holdings = holdings
+        self._credit = credit
+        self._intake = intake
+        self._outbox = outbox
+        self._out = out
+        self._ready: dict[HeldBatch, None] = {}
+        self._rid = 0
+
+    @property
+    def has_ready(self) -> bool:
+        return bool(self._ready)
+
+    def add(self, held: HeldDelivery, result: Result) -> None:
+        held.batch.ready.append((held, result))
+        self._ready[held.batch] = None
+
+    def send_ready(self, now_ms: float) -> None:
+        ready, self._ready = self._ready, {}
+        for batch in ready:
+            done = [pair for pair in batch.ready if pair[0].state is DONE]
+            batch.ready = []
+            owners = dict.fromkeys(held.peer for held, _ in done)
+            for peer in owners:
+                own = done if len(owners) == 1 else [pair for pair in done if pair[0].peer is peer]
+                for part in parts(own):
+                    self._send(peer, batch, part, now_ms)
+
+    def on_ack(self, message: Ack, now_ms: float) -> None:
+        for rid in message.rids:
+            acked = self._outbox.remove(rid)
+            if acked is not None:
+                for held in acked.done:
+                    self._holdings.bury(held, now_ms)
+
+    def on_refused(self, message: Refused, now_ms: float) -> None:
+        self._out.log(
+            "error",
+            "message_refused",
+            broker=message.broker,
+            refused=message.refused,
+            code=message.code,
+            message=message.message,
+        )
+        refused = None if message.rid is None else self._outbox.remove(message.rid)
+        if refused is None:
+            return
+        if refused.is_replacement or message.code in _HOPELESS:
+            for held in refused.done:
+                self._holdings.bury(held, now_ms)
+            return
+        # The broker will never accept these results. If they were only forgotten, the steps would run again.
+        for held in refused.done:
+            failure = _sdk_failure(held, "result_refused", f"{message.code}: {message.message}")
+            self._send(refused.peer, refused.batch, [(held, failure)], now_ms, is_replacement=True)
+
+    def change_owner(
+        self, message: ResultsMessage, adopted: list[HeldDelivery], peer: BrokerPeer, now_ms: float
+    ) -> None:
+        """Another broker owns these deliveries now. Results for the previous owner stay in a message of their own."""
+        items = {held.item for held in adopted}
+        rest = [held for held in message.done if held.item not in items]
+        if not rest:
+            message.peer = peer
+            return
+        result_of = {(r.step_id, r.delivery): r for r in decode_results(message.body).results}
+        self._outbox.remove(message.rid)
+        for owner, deliveries in ((message.peer, rest), (peer, adopted)):
+            pairs = [(held, result_of[held.item]) for held in deliveries]
+            self._send(owner, message.batch, pairs, now_ms, message.is_replacement)
+
+    def _send(
+        self,
+        peer: BrokerPeer,
+        batch: HeldBatch,
+        done: list[tuple[HeldDelivery, Result]],
+        now_ms: float,
+        is_replacement: bool = False,
+    ) -> None:
+        """Send one results message; two halves if it is larger than the broker accepts."""
+        session = peer.session or batch.session
+        rid = self._rid + 1
+        message = Results(
+            v=V,
+            worker=self._out.worker,
+            session=session,
+            deployment=peer.deployment or "",
+            batch_id=batch.id,
+            protocol_version=V,
+            rid=rid,
+            n=self._out.next_n(),
+            free=self._credit.of(peer, now_ms),
+            results=[result for _, result in done],
+        )
+        body = codec.encode(message)
+        if len(body) > peer.bytes_max:
+            if len(done) > 1:
+                half = len(done) // 2
+                self._send(peer, batch, done[:half], now_ms, is_replacement)
+                self._send(peer, batch, done[half:], now_ms, is_replacement)
+                return
+            if not is_replacement:
+                held = done[0][0]
+                text = f"the results message has {len(body)} bytes, and the broker accepts {peer.bytes_max}"
+                self._send(peer, batch, [(held, _sdk_failure(held, "too_large", text))], now_ms, is_replacement=True)
+                return
+        self._rid = rid
+        deliveries = [held for held, _ in done]
+        kept = ResultsMessage(rid, peer, batch, session, body, deliveries, now_ms, is_replacement)
+        for held in deliveries:
+            held.message = kept
+        self._outbox.send(kept)
+        if len(done) == batch.size:
+            self._intake.cancel_accept(session, batch.id)
+
+
+def without_verdict(held: HeldDelivery, result: Result) -> Result:
+    """A failure after a request to stop does not prove that an at_most_once step had no effect."""
+    if not held.is_at_most_once or result.error is None:
+        return result
+    return msgspec.structs.replace(result, error=msgspec.structs.replace(result.error, code=OUTCOME_UNKNOWN))
+
+
+def _sdk_failure(held: HeldDelivery, code: str, text: str) -> Result:
+    """The step ran, and its result cannot be delivered."""
+    if held.is_at_most_once:
+        error = ErrorDetail(message=f"{code}: {text}", code=OUTCOME_UNKNOWN)
+    else:
+        error = ErrorDetail(message=text, code=code, retryable=False)
+    step_id, delivery = held.item
+    return Result(step_id=step_id, delivery=delivery, status="error", error=error)

@@ -1,0 +1,104 @@
+"""From a slot to the end of the run: start, permission for at_most_once steps, timeouts, cancels."""
+
+from stepwire_protocol import limits
+from stepwire_protocol.messages import Item, Start
+
+from stepwire.actions import CancelRun, Run, RunEnd
+
+from .brokers import BrokerPeer
+from .config import Offers
+from .deliveries import ASKING, RUNNING, HeldDelivery
+from .holdings import Holdings
+from .outgoing import NEVER, Outgoing, V, parts
+from .slots import Slots
+
+
+class Runs:
+    """Starts deliveries that have a slot, and asks runs to stop."""
+
+    def __init__(self, offers: Offers, slots: Slots, holdings: Holdings, out: Outgoing) -> None:
+        self.ask_at_ms = NEVER
+        self.timeout_at_ms = NEVER
+        self._offers = offers
+        self._slots = slots
+        self._holdings = holdings
+        self._out = out
+
+    def start_queued(self, now_ms: float) -> None:
+        while (held := self._slots.take_next()) is not None:
+            if held.is_at_most_once:
+                held.state = ASKING
+                held.ask_at_ms = now_ms
+                held.ask_wait_ms = float(limits.START_RETRANSMIT_MS)
+                self._slots.asking[held.item] = held
+                self.ask_at_ms = now_ms
+            else:
+                self._start(held, now_ms)
+
+    def ask(self, now_ms: float) -> None:
+        """Send `start` for the at_most_once steps that are due; again until the broker answers go or cancel."""
+        asking = self._slots.asking
+        due: dict[BrokerPeer, list[Item]] = {}
+        for held in asking.values():
+            if held.ask_at_ms <= now_ms:
+                due.setdefault(held.peer, []).append(held.item)
+                held.ask_at_ms = now_ms + held.ask_wait_ms
+                held.ask_wait_ms = min(held.ask_wait_ms * 2, limits.START_RETRANSMIT_MAX_MS)
+        self.ask_at_ms = min((held.ask_at_ms for held in asking.values()), default=NEVER)
+        for peer, items in due.items():
+            if peer.session is not None:
+                for part in parts(items):
+                    self._out.send_to(peer, Start(v=V, worker=self._out.worker, session=peer.session, items=part))
+
+    def hasten(self, peer: BrokerPeer, now_ms: float) -> None:
+        """Ask this broker now, not at the next turn: it has just come back."""
+        for held in self._slots.asking.values():
+            if held.peer is peer:
+                held.ask_at_ms = self.ask_at_ms = now_ms
+
+    def on_go(self, peer: BrokerPeer, items: list[Item], now_ms: float) -> None:
+        for item in items:
+            held = self._slots.asking.get(item)
+            if held is not None and held.peer is peer:
+                del self._slots.asking[item]
+                self._start(held, now_ms)
+
+    def interrupt(self, held: HeldDelivery, reason: RunEnd) -> None:
+        """Ask a run to stop. The first reason counts; `lease_lost` only informs the handler and stops nothing."""
+        self._out.add(CancelRun(held.item, reason))
+        held.is_interrupted = True
+
+    def interrupt_all(self, reason: RunEnd) -> int:
+        """Ask every run to stop. Returns their number."""
+        running = self._holdings.running()
+        for held in running:
+            self.interrupt(held, reason)
+        return len(running)
+
+    def stop_overdue(self, now_ms: float) -> None:
+        at_ms = NEVER
+        for held in self._holdings.running():
+            if held.timeout_at_ms > now_ms:
+                at_ms = min(at_ms, held.timeout_at_ms)
+            elif not held.is_overdue:
+                held.is_overdue = True
+                self.interrupt(held, "timeout")
+        self.timeout_at_ms = at_ms
+
+    def _start(self, held: HeldDelivery, now_ms: float) -> None:
+        step = held.step
+        assert step is not None
+        assert now_ms < held.peer.lease.until_ms, "a step must not start after its broker's lease"
+        held.state = RUNNING
+        held.started_ms = now_ms
+        timeout_ms = step.metadata.timeout_ms or NEVER
+        own_ms = self._offers[held.offer].timeout_ms
+        if own_ms is not None and own_ms < timeout_ms:
+            timeout_ms = own_ms
+        at_ms = now_ms + timeout_ms
+        if step.metadata.deadline_ms is not None:
+            at_ms = min(at_ms, held.received_ms + step.metadata.deadline_ms)
+        held.timeout_at_ms = at_ms
+        if at_ms < self.timeout_at_ms:
+            self.timeout_at_ms = at_ms
+        self._out.add(Run(held.item, step, held.offer, now_ms, at_ms, held.peer.lease))

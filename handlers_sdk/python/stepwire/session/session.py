@@ -1,0 +1,290 @@
+"""The session: facts in, actions out.
+
+The caller gives the time with every call, in milliseconds of a clock that counts sleep, and calls `actions` after the
+facts that are at hand, and again not later than `wake_at`. Results that are finished by then and belong to one batch
+leave in one message.
+
+The promises: a process runs a delivery at most once; nothing starts once its broker may consider this worker
+dead; an at_most_once step starts only on the broker's go; a result is kept until a broker has committed it.
+"""
+
+from collections.abc import Callable
+from typing import assert_never
+
+from stepwire_protocol import codec, topics
+from stepwire_protocol.errors import InvalidMessage
+from stepwire_protocol.messages import (
+    Ack,
+    Adopt,
+    Adopted,
+    AdoptedItem,
+    BrokerMessage,
+    Cancel,
+    Go,
+    HeartbeatAck,
+    HeldItem,
+    Here,
+    Item,
+    RefuseCode,
+    Refused,
+    Reset,
+    Result,
+    Steps,
+    Welcome,
+)
+
+from stepwire.actions import Action, Quit
+
+from .announcements import Announcements
+from .brokers import BrokerPeer, Brokers
+from .config import Config, Offers
+from .credit import Credit
+from .deliveries import DONE, RUNNING, HeldDelivery, ResultsMessage
+from .endpoints import Endpoints
+from .holdings import Holdings
+from .intake import Intake
+from .leases import Leases
+from .outbox import Outbox
+from .outgoing import NEVER, Outgoing, V, parts
+from .progress import ProgressReports
+from .reporting import Reporting, without_verdict
+from .runs import Runs
+from .slots import Slots
+
+
+class Session:
+    """One worker's sessions with all its brokers. `random` gives numbers in [0, 1)."""
+
+    def __init__(self, config: Config, random: Callable[[], float]) -> None:
+        self._inbox = topics.to_worker(config.worker)
+        self._bytes_max = config.max_message_bytes
+        self._has_quit = False
+        offers = Offers(config.offers)
+        self.out = out = Outgoing(config.worker)
+        self.brokers = brokers = Brokers()
+        self.slots = slots = Slots(config.slots, offers)
+        self.holdings = holdings = Holdings(slots)
+        self.outbox = outbox = Outbox(out)
+        self.runs = runs = Runs(offers, slots, holdings, out)
+        self.credit = credit = Credit(config, brokers, holdings, outbox)
+        self.intake = intake = Intake(offers, config.accept_delay_ms, brokers, holdings, credit, outbox, out)
+        self.reporting = Reporting(holdings, credit, intake, outbox, out)
+        self.progress = ProgressReports(holdings, out)
+        self.announcements = Announcements(config, random, brokers, holdings, credit, out)
+        self.leases = Leases(brokers, self.announcements, holdings, runs, outbox, out)
+        self.endpoints = Endpoints(config.links, brokers, out)
+
+    # -- facts in -----------------------------------------------------------------------------------------------------
+
+    def start(self, now_ms: float) -> None:
+        self.announcements.start(now_ms)
+        self.endpoints.start(now_ms)
+
+    def receive(self, topic: bytes, body: bytes, now_ms: float) -> None:
+        """A frame of the SUB socket, split at its first space."""
+        self.leases.check(now_ms)
+        if topic not in (self._inbox, topics.BROKERS):
+            return
+        if len(body) > self._bytes_max:
+            self.intake.on_unreadable(body, "too_large", f"{len(body)} bytes", now_ms)
+            return
+        try:
+            message = codec.decode_broker(body)
+        except InvalidMessage as refusal:
+            if refusal.code != "unknown_type":
+                self.intake.on_unreadable(body, "bad_message", str(refusal), now_ms)
+            return
+        if topic == self._inbox or isinstance(message, Here):
+            self._dispatch(message, now_ms)
+
+    def finished(self, item: Item, result: Result, now_ms: float) -> None:
+        """The run that `Run` ordered has ended. The first report of a run counts."""
+        held = self.holdings.get(item)
+        if held is None or held.state is not RUNNING:
+            self.holdings.release_orphan(item)
+            return
+        if result.status != "completed" and (held.is_interrupted or now_ms >= held.timeout_at_ms):
+            result = without_verdict(held, result)
+        self.reporting.add(held, result)
+        self.progress.forget(held)
+        self.holdings.finish(held)
+
+    def give_back(self, item: Item, now_ms: float) -> None:
+        """The run did not start, or has had no effect: the broker may run the step elsewhere."""
+        held = self.holdings.get(item)
+        if held is None or held.state is not RUNNING:
+            self.holdings.release_orphan(item)
+            return
+        self.holdings.bury(held, now_ms)
+        code: RefuseCode = "draining" if self.credit.is_draining else "busy"
+        self.intake.refuse(held.peer, held.batch.id, [item], code, now_ms)
+
+    def progressed(self, item: Item, done: float, total: float | None, note: str | None, now_ms: float) -> None:
+        held = self.holdings.get(item)
+        if held is not None and held.state is RUNNING:
+            self.progress.add(held, done, total, note, now_ms)
+
+    def quiet(self, now_ms: float) -> None:
+        """Take nothing new; go on with what is held."""
+        self.credit.is_quiet = True
+        self.announcements.request_heartbeat(now_ms)
+
+    def full(self, is_full: bool, now_ms: float) -> None:
+        """The runner takes no steps for now, although slots are free; or takes steps again."""
+        if is_full != self.credit.is_full:
+            self.credit.is_full = is_full
+            self.announcements.request_heartbeat(now_ms)
+
+    def drain(self, now_ms: float) -> None:
+        """Give back what has not started, finish what runs, then `Quit`."""
+        if self.credit.is_draining:
+            return
+        self.credit.is_draining = True
+        self.leases.check(now_ms)
+        given_back: dict[tuple[BrokerPeer, str], list[Item]] = {}
+        for held in self.holdings.not_started():
+            given_back.setdefault((held.peer, held.batch.id), []).append(held.item)
+            self.holdings.bury(held, now_ms)
+        for (peer, batch_id), items in given_back.items():
+            self.intake.refuse(peer, batch_id, items, "draining", now_ms)
+        self.announcements.request_heartbeat(now_ms)
+
+    def expel(self) -> int:
+        """The time to drain is over: ask every run to stop. Returns the number of runs."""
+        return self.runs.interrupt_all("shutdown")
+
+    # -- actions out --------------------------------------------------------------------------------------------------
+
+    def actions(self, now_ms: float) -> list[Action]:
+        """Everything to do now, in this order."""
+        self.leases.check(now_ms)
+        if now_ms >= self.runs.timeout_at_ms:
+            self.runs.stop_overdue(now_ms)
+        if self.slots.has_next:
+            self.runs.start_queued(now_ms)
+        if self.reporting.has_ready:
+            self.reporting.send_ready(now_ms)
+        if now_ms >= self.outbox.resend_at_ms:
+            self.outbox.resend(now_ms)
+        if now_ms >= self.runs.ask_at_ms:
+            self.runs.ask(now_ms)
+        if now_ms >= self.intake.accept_at_ms:
+            self.intake.accept_due(now_ms)
+        if now_ms >= self.progress.send_at_ms:
+            self.progress.send(now_ms)
+        if now_ms >= self.announcements.hello_at_ms:
+            self.announcements.hello(now_ms)
+        if now_ms >= self.announcements.heartbeat_at_ms:
+            self._heartbeat(now_ms)
+        if now_ms >= self.endpoints.check_at_ms:
+            self.endpoints.rebuild_silent(now_ms)
+        if self._may_quit:
+            self._has_quit = True
+            self._heartbeat(now_ms)
+            self.out.add(Quit())
+        return self.out.take()
+
+    def wake_at(self) -> float:
+        """When to call `actions` at the latest; minus infinity: at once. A lower bound: there may be nothing to do."""
+        if self.out or self.reporting.has_ready or self.slots.has_next or self._may_quit:
+            return -NEVER
+        return min(
+            self.leases.check_at_ms,
+            self.runs.timeout_at_ms,
+            self.outbox.resend_at_ms,
+            self.runs.ask_at_ms,
+            self.intake.accept_at_ms,
+            self.progress.send_at_ms,
+            self.announcements.hello_at_ms,
+            self.announcements.heartbeat_at_ms,
+            self.endpoints.check_at_ms,
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing is held: no step, and no result that a broker has not acknowledged."""
+        return not self.holdings
+
+    def holding(self, now_ms: float) -> list[HeldItem]:
+        return self.holdings.report(now_ms)
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, message: BrokerMessage, now_ms: float) -> None:
+        peer = self.brokers.get(message.broker)
+        match message:
+            case Ack():
+                self.reporting.on_ack(message, now_ms)
+            case Here():
+                self.leases.on_here(self.brokers.get_or_add(message.broker, now_ms), message, now_ms)
+            case Welcome():
+                peer = self.brokers.get_or_add(message.broker, now_ms)
+                if self.leases.on_welcome(peer, message, now_ms):
+                    self.endpoints.learn(peer, message, now_ms)
+            case Reset():
+                self.leases.on_reset(self.brokers.get_or_add(message.broker, now_ms), message, now_ms)
+            case Refused():
+                self.reporting.on_refused(message, now_ms)
+            case _ if peer is None or peer.session != message.session or peer.epoch != message.epoch:
+                return  # not of the current session: the next heartbeat informs its sender
+            case Steps():
+                self.intake.on_steps(peer, message, now_ms)
+            case HeartbeatAck():
+                self.leases.on_heartbeat_ack(peer, message, now_ms)
+                if message.quit:
+                    self.drain(now_ms)
+            case Go():
+                self.runs.on_go(peer, message.items, now_ms)
+            case Cancel():
+                self._on_cancel(peer, message, now_ms)
+            case Adopt():
+                self._on_adopt(peer, message, now_ms)
+            case _:
+                assert_never(message)
+
+    def _on_cancel(self, peer: BrokerPeer, message: Cancel, now_ms: float) -> None:
+        not_started: dict[str, list[Item]] = {}
+        for item in message.items:
+            held = self.holdings.get(item)
+            if held is None:
+                self.holdings.tombstones.disown(item, peer, now_ms)
+            elif held.peer is peer and held.state is RUNNING:
+                self.runs.interrupt(held, message.reason)
+            elif held.peer is peer and held.state is not DONE:
+                not_started.setdefault(held.batch.id, []).append(item)
+                self.holdings.bury(held, now_ms)
+        for batch_id, items in not_started.items():
+            self.intake.refuse(peer, batch_id, items, "stale", now_ms)
+
+    def _on_adopt(self, peer: BrokerPeer, message: Adopt, now_ms: float) -> None:
+        """Hand deliveries to another broker, or to this one after a restart. An unknown one never starts here."""
+        answers: list[AdoptedItem] = []
+        moved: dict[ResultsMessage, list[HeldDelivery]] = {}
+        for item in message.items:
+            held = self.holdings.get(item)
+            if held is None or held.state is None:
+                self.holdings.tombstones.disown(item, peer, now_ms)
+                answers.append((*item, "unknown", 0))
+                continue
+            answers.append((*item, held.state, held.age_ms(now_ms)))
+            if held.message is not None:
+                self.outbox.hasten(held.message, now_ms)
+                if held.message.peer is not peer:
+                    moved.setdefault(held.message, []).append(held)
+            self.holdings.move(held, peer)
+        assert peer.session is not None
+        for part in parts(answers):
+            self.out.send_to(peer, Adopted(v=V, worker=self.out.worker, session=peer.session, items=part))
+        for results_message, deliveries in moved.items():
+            self.reporting.change_owner(results_message, deliveries, peer, now_ms)
+
+    # -- helpers ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _may_quit(self) -> bool:
+        return self.credit.is_draining and not self.holdings and not self._has_quit
+
+    def _heartbeat(self, now_ms: float) -> None:
+        self.holdings.tombstones.sweep(now_ms)
+        self.credit.rotate()
+        self.announcements.heartbeat(now_ms)

@@ -1,0 +1,202 @@
+"""The thread that owns both sockets. No handler runs on it, so heartbeats go on while handlers work.
+
+The thread only carries: frames to the session, the session's actions to sockets and runners, outcomes of calls back.
+"""
+
+import logging
+import random
+import threading
+from typing import Any, Final, assert_never
+
+import zmq
+from stepwire_protocol import codec
+from stepwire_protocol.errors import InvalidMessage
+from stepwire_protocol.messages import Item
+
+from stepwire.actions import Action, CancelRun, Connect, Log, Quit, Rebuild, Run, Send
+from stepwire.context import Context
+from stepwire.handler import Handler
+from stepwire.identity import now_ms
+from stepwire.runners.by_kind import Runners
+from stepwire.runners.calls import HandlerCall
+from stepwire.session import Config, Session
+
+from .mailbox import Mailbox
+from .sockets import Sockets
+
+log: Final = logging.getLogger("stepwire.worker")
+
+EXPEL_MS: Final = 2_000  # time for runs to end after a request to stop
+RECEIVE_MAX: Final = 500  # frames received before actions are taken
+RECEIVE_BYTES_MAX: Final = 64 * 1024  # the same in bytes: the first steps run while the next are received
+POLL_MAX_MS: Final = 60_000
+NEVER: Final = float("inf")
+_LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class SocketThread:
+    """One life of a worker: from its hello until it has quit."""
+
+    def __init__(self, config: Config, handlers: tuple[Handler, ...], zmq_context: "zmq.Context[Any] | None") -> None:
+        self.worker_id = config.worker
+        self.session = Session(config, random.Random().random)  # leaves the program's own `random` alone
+        self.has_ended = threading.Event()
+        self._config = config
+        self._handlers = handlers
+        self._shared_context = zmq_context
+        self._mailbox = Mailbox()
+        self._calls: dict[Item, HandlerCall] = {}
+        self._expel_at_ms = self._leave_at_ms = NEVER
+        self._has_quit = False
+        self._fault: BaseException | None = None
+        self._thread = threading.Thread(target=self._main, name="stepwire-sockets", daemon=True)
+
+    # -- called by other threads --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """True once the thread has ended; raises the fault that ended it."""
+        ended = self.has_ended.wait(timeout_s)
+        if ended:
+            self._thread.join()
+            if self._fault is not None:
+                raise RuntimeError("the worker's socket thread has failed") from self._fault
+        return ended
+
+    def quiet(self) -> None:
+        self._mailbox.put_request(lambda: self.session.quiet(now_ms()))
+
+    def drain(self, drain_ms: int) -> None:
+        def drain() -> None:
+            self.session.drain(now_ms())
+            self._expel_at_ms = min(self._expel_at_ms, now_ms() + drain_ms)
+
+        self._mailbox.put_request(drain)
+
+    def report_progress(self, item: Item, done: float, total: float | None, note: str | None) -> None:
+        self._mailbox.put_request(lambda: self.session.progressed(item, done, total, note, now_ms()))
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        context: zmq.Context[Any] = self._shared_context or zmq.Context()
+        try:
+            self._runners = Runners(
+                self._handlers, self._config.slots, self._mailbox.put_outcome, self._mailbox.put_outcomes
+            )
+            self._sockets = Sockets(context, self.worker_id, self._config.links)
+            try:
+                self._work()
+            finally:
+                self._sockets.close()
+                self._runners.stop()
+        except BaseException as fault:
+            log.exception("worker_failed", extra={"worker": self.worker_id})
+            self._fault = fault
+        finally:
+            if context is not self._shared_context:
+                context.term()
+            self._mailbox.close()
+            self.has_ended.set()
+
+    def _work(self) -> None:
+        session = self.session
+        poller = zmq.Poller()
+        poller.register(self._sockets.sub, zmq.POLLIN)
+        poller.register(self._mailbox.fileno(), zmq.POLLIN)
+        session.start(now_ms())
+        while not self._has_quit:
+            for action in session.actions(now_ms()):
+                self._perform(action)
+            self._runners.flush()
+            if not self._mailbox.is_woken:
+                wait_ms = min(session.wake_at(), self._expel_at_ms, self._leave_at_ms) - now_ms()
+                if wait_ms > 0:
+                    poller.poll(int(min(wait_ms, POLL_MAX_MS)) + 1)
+            now = now_ms()
+            self._receive(now)
+            if self._mailbox.is_woken:
+                self._read_mailbox()
+            self._check_drain(now)
+
+    def _receive(self, now: float) -> None:
+        session, receive = self.session, self._sockets.sub.recv
+        left_bytes = RECEIVE_BYTES_MAX
+        for _ in range(RECEIVE_MAX):
+            if left_bytes <= 0:
+                break
+            try:
+                frame = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            left_bytes -= len(frame)
+            try:
+                topic, body = codec.split(frame)
+            except InvalidMessage:
+                continue
+            session.receive(topic, body, now)
+
+    def _read_mailbox(self) -> None:
+        self._mailbox.clear()
+        now = now_ms()
+        requests, outcomes = self._mailbox.requests, self._mailbox.outcomes
+        calls, session = self._calls, self.session
+        while requests:
+            requests.popleft()()
+        while outcomes:
+            item, result = outcomes.popleft()
+            calls.pop(item, None)
+            if result is None:
+                session.give_back(item, now)
+            else:
+                session.finished(item, result, now)
+
+    def _check_drain(self, now: float) -> None:
+        """After the time to drain, ask runs to stop; after a last wait, leave without them."""
+        if now >= self._expel_at_ms:
+            self._expel_at_ms = NEVER
+            self._leave_at_ms = now + (EXPEL_MS if self.session.expel() else 0)
+        if now >= self._leave_at_ms:
+            self._has_quit = True
+
+    # -- actions of the session ---------------------------------------------------------------------------------------
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Send():
+                self._sockets.pub.send(action.topic + action.body, zmq.NOBLOCK)
+            case Run():
+                self._run(action)
+            case CancelRun():
+                self._cancel(action)
+            case Connect():
+                self._sockets.connect(action.link)
+            case Rebuild():
+                self._sockets.rebuild(action.link)
+            case Log():
+                extra = {"worker": self.worker_id}
+                log.log(_LEVELS[action.level], "%s %s", action.event, action.facts, extra=extra)
+            case Quit():
+                self._has_quit = True
+            case _:
+                assert_never(action)
+
+    def _run(self, action: Run) -> None:
+        context = Context(
+            action.step,
+            started_ms=action.started_ms,
+            timeout_at_ms=action.timeout_at_ms,
+            clock=now_ms,
+            report=self.report_progress,
+        )
+        call = self._calls[action.item] = HandlerCall(action, self._handlers[action.offer], context)
+        self._runners.submit(call)
+
+    def _cancel(self, action: CancelRun) -> None:
+        call = self._calls.get(action.item)
+        if call is not None:
+            call.context._stop(action.reason)
+            if action.reason != "lease_lost":
+                self._runners.cancel(call)

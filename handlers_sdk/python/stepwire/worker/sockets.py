@@ -1,0 +1,66 @@
+"""The worker's two sockets: SUB for what brokers send, PUB for what the worker sends. Both connect, brokers bind.
+
+The options and the reason for each: `protocol/SDK_GUIDE.md` §13.
+"""
+
+import logging
+from typing import Any, Final
+
+import zmq
+from stepwire_protocol import limits, topics
+
+from stepwire.actions import Link
+
+log: Final = logging.getLogger("stepwire.worker")
+
+LINGER_MS: Final = 2_000
+
+
+class Sockets:
+    """Owned by one thread: created, used and closed there."""
+
+    def __init__(self, context: "zmq.Context[Any]", worker_id: str, links: tuple[Link, ...]) -> None:
+        self._worker_id = worker_id
+        self.sub: zmq.Socket[bytes] = context.socket(zmq.SUB)
+        self.pub: zmq.Socket[bytes] = context.socket(zmq.PUB)
+        for sock in (self.sub, self.pub):
+            sock.linger = 0
+            sock.immediate = 0
+            sock.tcp_keepalive = 1
+            sock.tcp_keepalive_idle = 15
+            sock.tcp_keepalive_intvl = 5
+            sock.tcp_keepalive_cnt = 3
+            sock.reconnect_ivl = 100
+            sock.reconnect_ivl_max = 1000
+            sock.handshake_ivl = 5000
+            sock.ipv6 = True
+        self.sub.rcvhwm = 0  # credit limits what arrives, and a finite mark can abort the process
+        self.sub.maxmsgsize = limits.FRAME_BYTES_MAX
+        self.pub.sndhwm = 10_000
+        self.pub.maxmsgsize = 64 * 1024
+        self.pub.tcp_maxrt = 20_000
+        self.sub.subscribe(topics.to_worker(worker_id))
+        self.sub.subscribe(topics.BROKERS)
+        for link in links:
+            self.connect(link)
+
+    def connect(self, link: Link) -> None:
+        for sock, endpoint in ((self.sub, link.steps), (self.pub, link.results)):
+            try:
+                sock.connect(endpoint)
+            except zmq.ZMQError as error:
+                facts = {"endpoint": endpoint, "error": str(error)}
+                log.error("connect_failed %s", facts, extra={"worker": self._worker_id})
+
+    def rebuild(self, link: Link) -> None:
+        for sock, endpoint in ((self.sub, link.steps), (self.pub, link.results)):
+            try:
+                sock.disconnect(endpoint)
+            except zmq.ZMQError:
+                pass  # libzmq has dropped the connection already
+        self.connect(link)
+
+    def close(self) -> None:
+        self.sub.close()
+        self.pub.linger = LINGER_MS
+        self.pub.close()
