@@ -25,7 +25,7 @@ from msgspec import Struct
 from stepwire.worker import Worker
 from stepwire_protocol.errors import InvalidMessage
 
-from . import definition_files
+from . import definition_files, operator_commands
 from . import engine as core
 from .core.definitions.document_problems import InvalidWorkflow
 from .core.definitions.input_mapping import task_result
@@ -45,19 +45,21 @@ from .core.model.states import TASK_FINAL, TaskState
 from .core_loop import BrokerStopped
 from .executors.contract import Executor
 from .executors.registry import Executors
+from .operator_commands import OperatorCommand
 from .stages import requests
 from .stages.requests import Make
-from .store import queries
+from .store.queries import Queries
+from .store.rows import StepFilter, StepRow, TaskFilter, TaskRow
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Answer)
+B = TypeVar("B", bound=Struct)
 F = TypeVar("F", bound=Callable[..., Any])
 
 LOOK_AGAIN_S: Final = 5.0
 SLOTS_DEFAULT: Final = 10
 
 Outcome: TypeAlias = Literal["completed", "failed", "retry"]
-_Order: TypeAlias = Callable[[bytes, int, LimitSettings], Make]
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
@@ -334,8 +336,8 @@ class Broker:
 
     async def tasks(self, state: str | None = None, *, workflow: str | None = None) -> "AsyncIterator[Task]":
         """Every task that is stored, the newest first: `async for task in broker.tasks("running")`."""
-        wanted = queries.TaskFilter(state=state, workflow=workflow)
-        while rows := await self._started().read(queries.tasks, wanted):
+        wanted = TaskFilter(state=state, workflow=workflow)
+        while rows := await self._started().read(_tasks, wanted):
             for row in rows:
                 yield Task(self, row.id, False)
             wanted = wanted._replace(before=rows[-1].id)
@@ -344,9 +346,9 @@ class Broker:
 
     async def held_steps(self) -> list[StepView]:
         """Steps that must not start twice and of which nobody knows whether they ran."""
-        found: list[queries.StepRow] = []
-        wanted = queries.StepFilter(state="held")
-        while rows := await self._started().read(queries.steps, wanted):
+        found: list[StepRow] = []
+        wanted = StepFilter(state="held")
+        while rows := await self._started().read(_steps, wanted):
             found += rows
             wanted = wanted._replace(before=rows[-1].id)
         return [_step(row) for row in found]
@@ -363,13 +365,13 @@ class Broker:
     ) -> None:
         """Say what became of a held step. `reason` is kept with it."""
         said = {"outcome": outcome, "reason": reason, "output": output, "message": message, "new_key": new_key}
-        await self._order(requests.resolve, step_id, said)
+        await self._order(operator_commands.RESOLVE_STEP, step_id, said)
 
     # -- asking the core ----------------------------------------------------------------------------------------------
 
-    async def _order(self, order: _Order, number: int, said: Mapping[str, Any]) -> None:
+    async def _order(self, command: "OperatorCommand[int, B, Done]", number: int, said: Mapping[str, Any]) -> None:
         body = _encode({name: value for name, value in said.items() if value not in (None, "", False)})
-        await self._ask(_read(lambda: order(body, number, self._settings.limits)), Done)
+        await self._ask(_read(lambda: command.read(body, number, self._settings.limits)), Done)
 
     async def _ask(self, make: Make, expected: type[A]) -> A:
         answer = await self._started().ask(make)
@@ -442,14 +444,14 @@ class Task:
 
     async def cancel(self, reason: str = "") -> None:
         """Start nothing more of it, and tell what runs to stop."""
-        await self._broker._order(requests.cancel, self.id, {"reason": reason})
+        await self._broker._order(operator_commands.CANCEL_TASK, self.id, {"reason": reason})
 
     async def pause(self) -> None:
         """Start nothing more of it until it is resumed."""
-        await self._broker._order(requests.pause, self.id, {})
+        await self._broker._order(operator_commands.PAUSE_TASK, self.id, {})
 
     async def resume(self) -> None:
-        await self._broker._order(requests.resume, self.id, {})
+        await self._broker._order(operator_commands.RESUME_TASK, self.id, {})
 
     async def retry(
         self, *, from_step: str | None = None, again: bool = False, new_key: bool = False, reason: str = ""
@@ -457,12 +459,20 @@ class Task:
         """Run failed, cancelled and skipped steps again; with `from_step`, that one and all after it. What must not
         start twice is only run again when `again` says so."""
         said = {"from_step": from_step, "again": again, "new_key": new_key, "reason": reason}
-        await self._broker._order(requests.retry, self.id, said)
+        await self._broker._order(operator_commands.RETRY_TASK, self.id, said)
 
 
-def _view(connection: queries.Connection, task_id: int, workflows: Mapping[int, Workflow]) -> TaskView | None:
+def _tasks(queries: Queries, wanted: TaskFilter) -> list[TaskRow]:
+    return queries.tasks(wanted)
+
+
+def _steps(queries: Queries, wanted: StepFilter) -> list[StepRow]:
+    return queries.steps(wanted)
+
+
+def _view(queries: Queries, task_id: int, workflows: Mapping[int, Workflow]) -> TaskView | None:
     """In a reader's thread."""
-    found = queries.task(connection, task_id)
+    found = queries.task(task_id)
     if found is None:
         return None
     row = found.task
@@ -488,7 +498,7 @@ def _view(connection: queries.Connection, task_id: int, workflows: Mapping[int, 
     )
 
 
-def _step(row: queries.StepRow) -> StepView:
+def _step(row: StepRow) -> StepView:
     return StepView(
         step_id=row.id,
         name=row.name,

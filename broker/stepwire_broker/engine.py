@@ -7,7 +7,7 @@ events into the core and decisions out of it, and `pulse.py` wakes it.
 import asyncio
 import os
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import structlog
 import zmq
@@ -23,6 +23,7 @@ from .core.machine import Machine
 from .core.model.answers import Answer, CommandRefused
 from .core.model.events import Attached, Command, Detached, Drain, EndpointsBound, Forget, Leave, Now, Reconfigure
 from .core.model.figures import ExecutorMetrics
+from .core.model.hints import Hint, HintCode
 from .core.model.targets import BUS, LOCAL
 from .core.overview import ExecutorView, WorkerView
 from .core.routing.router import Router, RulesRefused, check, hidden
@@ -34,10 +35,11 @@ from .exec_runs.records import RunsRefused
 from .loop_measures import Measures
 from .pulse import read_clocks
 from .stages import claims
-from .store import queries
-from .store.store import Store
+from .store import Store, open_store
+from .store.queries import Queries
 from .taps import Tap
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 log = structlog.get_logger("stepwire.broker")
@@ -122,7 +124,7 @@ class Engine:
             raise CannotStart(str(error), "`stepwire config validate` checks the rules as well") from None
         now = read_clocks()
         store = self._store = await asyncio.to_thread(
-            Store.open,
+            open_store,
             self.settings.database,
             self.settings.broker.id,
             lease_ms=self.settings.bus.lease_ms,
@@ -183,7 +185,7 @@ class Engine:
         )
         self.workflows = self.state.workflows
         machine = Machine(self.state, [(stored_workflow(row), bool(row.active)) for row in opened.workflows])
-        reader = claims.Reader(queries, opened.epoch, settings.limits.resident_payload_bytes)
+        reader = claims.Reader(opened.epoch, settings.limits.resident_payload_bytes)
         core = CoreLoop(settings, machine, store, reader, self._context, self.failed)
         self.measures, self.wire_counters = core.measures, core.wire.counters
         return core
@@ -232,7 +234,8 @@ class Engine:
             core.is_open = False
             core.pulse.stop()
             core.wire.close(LINGER_MS)
-            core.answers.give_up(CommandRefused("draining", "the broker stopped before this was known to be done"))
+            text = "the broker stopped before this was known to be done"
+            core.answers.give_up(CommandRefused("draining", text, Hint(HintCode.WAIT_FOR_BROKER)))
         if self._store is not None:
             await asyncio.to_thread(self._store.close, STORE_CLOSE_S)
 
@@ -261,7 +264,7 @@ class Engine:
         """Give the core a command; its answer comes after the commit. Cancelled, the request is forgotten."""
         core = self._core
         if core is None or not core.is_open:
-            return CommandRefused("starting", "the broker is not running", retry_after_ms=1_000)
+            return CommandRefused("starting", "the broker is not running", Hint(HintCode.SEND_AGAIN), 1_000)
         request, future = core.answers.open()
         try:
             core.handle(make(request))
@@ -279,15 +282,15 @@ class Engine:
         """
         return self.core_loop.handled()
 
-    async def read(self, query: Callable[..., T], *args: Any) -> T:
-        """Run `query(connection, *args)` on a read-only connection, which sees what is committed."""
+    async def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `query(queries, …)` in a reader's thread, which sees what is committed."""
         assert self._store is not None
-        return await asyncio.wrap_future(self._store.read(query, *args))
+        return await asyncio.wrap_future(self._store.read(query, *args, **kwargs))
 
-    def read_at_once(self, query: Callable[..., T], *args: Any) -> T | None:
+    def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Run a query on the loop, for a few rows committed a moment ago. None rather than wait for a lock."""
         assert self._store is not None
-        return self._store.read_at_once(query, *args)
+        return self._store.read_at_once(query, *args, **kwargs)
 
     def prune(self) -> None:
         """Remove what is too old now, rather than within a minute."""

@@ -37,4 +37,4 @@ def test_what_cannot_be_put_is_refused_with_the_reason(api: Api) -> None:
     assert (unknown.status, unknown.code) == (404, "not_found")
     wrong = api.call("POST", HANDLER % "nobody.knows", {"status": "open"})
     assert (wrong.status, wrong.code) == (400, "bad_field")
-    assert "did you mean `state`?" in wrong.json["detail"]
+    assert "did you mean state?" in wrong.json["detail"]

@@ -11,7 +11,8 @@ import pytest
 from stepwire_broker.api import access, server
 from stepwire_broker.api.app import Application
 from stepwire_broker.api.operations import OPERATIONS
-from stepwire_broker.api.token import Grant, Scope, add_token
+from stepwire_broker.api.token import Grant, add_token
+from stepwire_broker.core.model.scopes import Scope
 
 from .running_api import Api
 
@@ -201,7 +202,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(api: Api, is_chunked
         if is_chunked:
             connection.sendall(chunk * (LIMIT // 0x4000 + 1))  # over the limit by less than a chunk, and no end
         answer = b""
-        while b"at most 100000 bytes" not in answer:
+        while b"limit of 100000 bytes" not in answer:
             received = connection.recv(65536)
             assert received, answer
             answer += received

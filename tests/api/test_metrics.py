@@ -146,9 +146,7 @@ def test_a_name_of_any_characters_stays_in_its_line(api: Api) -> None:
 def test_many_handlers_do_not_make_many_series() -> None:
     class Queue:
         def standing(self) -> list[tuple[Route, int, int]]:
-            return [
-                ((Target("bus"), f"h{n}", False, False, False), 2, 1000 + n) for n in range(metrics.HANDLERS_MAX + 3)
-            ]
+            return [(Route(Target("bus"), f"h{n}"), 2, 1000 + n) for n in range(metrics.HANDLERS_MAX + 3)]
 
     class State:
         ready = Queue()

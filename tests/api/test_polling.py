@@ -21,6 +21,7 @@ from stepwire_broker.core.definitions.settings import (
     RuleSettings,
     Settings,
 )
+from stepwire_broker.core.model.scopes import Scope
 from stepwire_broker.core.model.states import StepState
 
 from .poller import Item, Poller
@@ -772,7 +773,7 @@ def test_a_token_for_it_is_for_nothing_else(fresh: Api, directory: Path) -> None
     api = fresh
     work, reads = (
         token.add_token(directory / "tokens", token.Grant(str(scope), frozenset({scope})))
-        for scope in (token.Scope.WORK, token.Scope.READ)
+        for scope in (Scope.WORK, Scope.READ)
     )
     api.tokens.reload()
     worker = Poller(api._replace(token=work))

@@ -61,7 +61,7 @@ def test_the_core_may_say_when_to_come_back(api: Api, retry_after_ms: int, secon
 
 
 def test_a_malformed_request_gets_the_hint_of_its_code() -> None:
-    problem = http_problems.of_refusal(InvalidMessage("duplicate_key", "the member `a` is there twice"))
+    problem = http_problems.of_invalid(InvalidMessage("duplicate_key", "the member `a` is there twice"))
     assert (problem.hint, problem.next) == ("name each member of an object once", None)
 
 
@@ -88,7 +88,7 @@ def test_a_body_that_cannot_be_read_is_named(api: Api, path: str, body: bytes, s
 
 
 def test_what_is_too_large_is_413_wherever_it_is_found() -> None:
-    assert http_problems.of_refusal(InvalidMessage("too_large")).status == 413
+    assert http_problems.of_invalid(InvalidMessage("too_large")).status == 413
 
 
 def test_a_fault_of_our_own_is_500_and_tells_nothing(api: Api) -> None:

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stepwire_broker.core.definitions.settings import LimitSettings
-from stepwire_broker.core.model.events import CancelTask, PauseTask, ResolveStep, RetryTask, SubmitTasks
+from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, RetryTask
+from stepwire_broker.core.model.events import SubmitTasks
+from stepwire_broker.operator_commands import CANCEL_TASK, PAUSE_TASK, RESOLVE_STEP, RETRY_TASK
 from stepwire_broker.stages import requests
 from stepwire_protocol.errors import InvalidMessage
 
@@ -91,8 +93,8 @@ def test_a_context_is_minified_and_otherwise_as_it_was_sent(text: bytes, context
         (body(idempotency_key="a b"), "bad_field", "visible ASCII"),
         (body(idempotency_key="k" * 256), "bad_field", "visible ASCII"),
         (body(idempotency_key="k\n"), "bad_field", "visible ASCII"),
-        (body(prioritty=1), "bad_field", "did you mean `priority`?"),
-        (body(idempotencykey="k"), "bad_field", "did you mean `idempotency_key`?"),
+        (body(prioritty=1), "bad_field", "did you mean priority?"),
+        (body(idempotencykey="k"), "bad_field", "did you mean idempotency_key?"),
         (body(zzz=1), "bad_field", "unknown field `zzz`"),
     ],
 )
@@ -163,7 +165,7 @@ def test_a_batch_under_a_key_gives_its_tasks_keys() -> None:
     [
         (b'{"tasks":[]}', "`$.tasks`"),
         (b"{}", "`tasks`"),
-        (batch({"workflow": "w"}, {"workflw": "w"}), "did you mean `workflow`?"),
+        (batch({"workflow": "w"}, {"workflw": "w"}), "did you mean workflow?"),
         (batch({"workflow": "w"}, {"context": {}}), "`$.tasks[1]`"),
         (batch({"workflow": "w"}, {"workflow": "w", "context": 1}), "`$.tasks[1].context`"),
         (
@@ -231,14 +233,14 @@ def test_entropy_is_fresh_for_every_submission() -> None:
     assert 0 <= first.entropy < 2**128
 
 
-def test_orders_are_read() -> None:
-    assert requests.cancel(b"", 7, LIMITS)(1) == CancelTask(1, 7, "")
-    assert requests.cancel(b'{"reason": "wrong customer"}', 7, LIMITS)(1) == CancelTask(1, 7, "wrong customer")
-    assert requests.pause(b"{}", 7, LIMITS)(1) == PauseTask(1, 7)
-    assert requests.retry(b'{"from_step":"pay","again":true,"new_key":true,"reason":"r"}', 7, LIMITS)(1) == RetryTask(
-        1, 7, "pay", True, True, "r"
-    )
-    resolved = requests.resolve(b'{"outcome":"completed","output":{ "a": 1 },"reason":"seen"}', 8, LIMITS)(1)
+def test_the_bodies_of_commands_are_read() -> None:
+    assert CANCEL_TASK.read(b"", 7, LIMITS)(1) == CancelTask(1, 7, "")
+    assert CANCEL_TASK.read(b'{"reason": "wrong customer"}', 7, LIMITS)(1) == CancelTask(1, 7, "wrong customer")
+    assert PAUSE_TASK.read(b"{}", 7, LIMITS)(1) == PauseTask(1, 7)
+    retry = b'{"from_step":"pay","again":true,"new_key":true,"reason":"r"}'
+    assert RETRY_TASK.read(retry, 7, LIMITS)(1) == RetryTask(1, 7, "pay", True, True, "r")
+    resolution = b'{"outcome":"completed","output":{ "a": 1 },"reason":"seen"}'
+    resolved = RESOLVE_STEP.read(resolution, 8, LIMITS)(1)
     assert isinstance(resolved, ResolveStep)
     assert (resolved.step_id, resolved.outcome, resolved.reason) == (8, "completed", "seen")
     assert bytes(resolved.output or b"") == b'{"a":1}'
@@ -254,10 +256,10 @@ def test_orders_are_read() -> None:
         (b'{"outcome":"failed","reason":"r","message":"m","output":1}', "output"),
         (b'{"outcome":"retry","reason":"r","message":"m"}', "message"),
         (b'{"outcome":"completed","reason":"r","new_key":true}', "new key"),
-        (b'{"outcome":"retry","reason":"r","newkey":true}', "did you mean `new_key`?"),
+        (b'{"outcome":"retry","reason":"r","newkey":true}', "did you mean new_key?"),
     ],
 )
 def test_a_resolution_says_one_thing_and_why(text: bytes, says: str) -> None:
     with pytest.raises(InvalidMessage) as refused:
-        requests.resolve(text, 8, LIMITS)
+        RESOLVE_STEP.read(text, 8, LIMITS)
     assert says in refused.value.message

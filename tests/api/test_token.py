@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from stepwire_broker.api import token
-from stepwire_broker.api.token import Grant, Scope, TokenError
+from stepwire_broker.api.token import Grant, TokenError
+from stepwire_broker.core.model.scopes import Scope
 
 
 @pytest.fixture(autouse=True)

@@ -508,7 +508,7 @@ def _let_go(step: StepStory) -> None:
 
 
 def _submitted(story: TaskStory, fact: Fact) -> None:
-    _, at, workflow_id, uid, state = fact
+    _, at, workflow_id, uid, state, _first_step_id = fact
     if story.state:
         story.offend("the_history_begins_with_the_submission", None, f"{fact} a second time")
         return

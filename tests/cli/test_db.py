@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stepwire_broker.store.backup import open_stored
-from stepwire_broker.store.check import check
+from stepwire_broker.store.sqlite.backup import open_stored
+from stepwire_broker.store.sqlite.check import check
 
 from .a_place import Place
 
@@ -73,7 +73,7 @@ def test_a_backup_never_replaces_a_file(still: Place) -> None:
     (still.directory / "b.db").write_text("precious")
     ended = still.stepwire("db", "backup", "b.db")
     assert ended.code == 4
-    assert "b.db is there already" in ended.err
+    assert "b.db already exists" in ended.err
     assert (still.directory / "b.db").read_text() == "precious"
 
 
@@ -107,16 +107,19 @@ def by_sql(*statements: str) -> Callable[[Path], None]:
             "row .* of steps breaks its constraint state_fits",
         ),
         (by_sql("DELETE FROM steps WHERE state = 'held'"), "steps is 0, and 1 by its history"),
-        (by_sql("DELETE FROM tasks WHERE state = 'completed'"), "of steps refers to a row of tasks that is not there"),
-        (by_sql("DELETE FROM tasks WHERE state = 'completed'"), "there is a history of task .*, which is not there"),
+        (
+            by_sql("DELETE FROM tasks WHERE state = 'completed'"),
+            "of steps refers to a row of tasks that does not exist",
+        ),
+        (by_sql("DELETE FROM tasks WHERE state = 'completed'"), "there is a history of task .*, which does not exist"),
         (by_sql("DELETE FROM history WHERE position >= 0"), "its history does not begin with its submission"),
         (by_sql("DELETE FROM keys"), "has the idempotency key .*, which belongs to no task"),
         (
             by_sql("INSERT INTO keys VALUES ('shop', 'theirs', x'00', 999)"),
             "the idempotency key 'theirs' of shop belongs to task 999",
         ),
-        (by_sql("UPDATE sequences SET next = 1"), "the next number is 1, and there are task"),
-        (by_sql("UPDATE lanes SET seq = 0"), "the history of lane 1 goes to"),
+        (by_sql("UPDATE sequences SET next = 1"), "the next id is 1, but task"),
+        (by_sql("UPDATE lanes SET seq = 0"), "the history of lane 1 ends at"),
         (by_sql("UPDATE workflows SET document = '{}'"), "workflow shop::.* cannot be read"),
         (by_sql("DELETE FROM meta WHERE name = 'deployment'"), "has no deployment identity"),
         (

@@ -124,7 +124,7 @@ def test_a_workflow_in_python_is_validated_drawn_and_applied(shop: Place) -> Non
 @pytest.mark.parametrize(
     ("added", "name", "said"),
     [
-        ('diamond.step("begin", "h")', "w.py", "w.py:8: step 'begin': diamond has a step of this name already"),
+        ('diamond.step("begin", "h")', "w.py", "w.py:8: step 'begin': diamond already has a step with this name"),
         ('diamond.step("x", "h", delivery_mode="at_most_once", retry_limit=1)', "w.py", "w.py:8: steps[3].retry_limit"),
         ("1 / 0", "w.py", "w.py:8: ZeroDivisionError: division by zero"),
         ("x =", "w.py", "w.py:8: SyntaxError: invalid syntax"),

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResumeTask, RetryTask
 from stepwire_broker.core.model import events
 from stepwire_protocol import messages as wire
 
@@ -74,7 +75,7 @@ def test_even_a_go_that_was_committed_long_ago_waits_for_what_is_under_way_now()
 @pytest.mark.parametrize(
     ("say", "kind"),
     [
-        (lambda w, t, b: w.ask(events.CancelTask, task_id=t), wire.Cancel),
+        (lambda w, t, b: w.ask(CancelTask, task_id=t), wire.Cancel),
         (lambda w, t, b: w.start(b), wire.Cancel),  # a paused task's: not granted
         (lambda w, t, b: w.beat(n=9), wire.Adopt),  # it does not list what it accepted
         (lambda w, t, b: w.result(b), wire.Ack),
@@ -85,7 +86,7 @@ def test_every_message_that_rests_on_the_state_waits_for_all_that_was_decided_be
 ) -> None:
     world, task_id, batch = settled(ONCE)
     if kind is wire.Cancel:
-        world.ask(events.PauseTask, task_id=task_id)
+        world.ask(PauseTask, task_id=task_id)
     other_write(world)
     say(world, task_id, batch)
     world.pass_time(0)
@@ -98,9 +99,9 @@ def test_every_message_that_rests_on_the_state_waits_for_all_that_was_decided_be
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda w, t: w.ask(events.PauseTask, task_id=t),
-        lambda w, t: w.ask(events.CancelTask, task_id=t),
-        lambda w, t: w.ask(events.ResumeTask, task_id=t),  # changes nothing, and waits all the same
+        lambda w, t: w.ask(PauseTask, task_id=t),
+        lambda w, t: w.ask(CancelTask, task_id=t),
+        lambda w, t: w.ask(ResumeTask, task_id=t),  # changes nothing, and waits all the same
         lambda w, t: w.submit(),
         lambda w, t: w.apply({**ONE, "version": "2"}),
         lambda w, t: w.ask(events.ActivateWorkflow, namespace="default", name="flow", version="1"),
@@ -148,7 +149,7 @@ def test_refusals_of_commands_leave_at_once() -> None:
     other_write(world)
     for asked in (
         lambda: world.submit("nothing"),
-        lambda: world.ask(events.RetryTask, task_id=1, from_step="nothing"),
+        lambda: world.ask(RetryTask, task_id=1, from_step="nothing"),
         lambda: world.ask(events.ActivateWorkflow, namespace="default", name="flow", version="77"),
     ):
         assert asked().code in ("not_found", "invalid", "wrong_state")
@@ -179,7 +180,7 @@ def test_while_one_transaction_runs_the_next_fills_and_holds_all_of_it() -> None
     in_flight = world.writing
     assert in_flight is not None
     world.result(batch)
-    world.ask(events.PauseTask, task_id=task_id)
+    world.ask(PauseTask, task_id=task_id)
     world.submit()
     world.commit()
     group = world.writing
@@ -204,7 +205,7 @@ def test_messages_leave_in_the_order_they_were_decided() -> None:
     world, task_id, batch = settled(ONCE)
     other_write(world)
     world.start(batch)
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     world.result(batch)
     world.settle()
     assert [type(m) for _, m in world.sent if not isinstance(m, wire.Steps)] == [wire.Go, wire.Cancel, wire.Ack]

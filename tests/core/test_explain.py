@@ -5,9 +5,13 @@ from pathlib import Path
 import pytest
 from stepwire_broker.core import explain
 from stepwire_broker.core.definitions.settings import ExecutionSettings, LimitSettings, RuleSettings, Settings
+from stepwire_broker.core.guards.allowance import SetBreaker
+from stepwire_broker.core.intake.commands import CancelTask, PauseTask
+from stepwire_broker.core.intake.routing_rules import SetRule
 from stepwire_broker.core.loading.residency import restored
 from stepwire_broker.core.model import events
 from stepwire_broker.core.model.hints import Hint, HintCode
+from stepwire_broker.core.workers.executor_control import PauseExecutor, ResumeExecutor
 from stepwire_protocol import messages as wire
 
 from .world import BROKER, CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held, once, one, steps
@@ -151,7 +155,7 @@ def test_it_is_to_run_inside_the_broker() -> None:
 def test_its_executor_is_not_there_any_more() -> None:
     rule = RuleSettings("**", executor="k8s")
     world = World(executors=["k8s"])
-    world.ask(events.SetRule, match="**", rule=rule)
+    world.ask(SetRule, match="**", rule=rule)
     task_id = world.task(ONE)
     world.executors.discard("k8s")
     world.restart()
@@ -220,7 +224,7 @@ def test_its_task_waits_in_the_database() -> None:
 def test_the_task_is_paused() -> None:
     world = World()
     task_id = world.task(ONE)
-    world.ask(events.PauseTask, task_id=task_id)
+    world.ask(PauseTask, task_id=task_id)
     paused = ("paused", "the task is paused", None, Hint(HintCode.RESUME_TASK, task_id=task_id))
     assert why(world, task_id) == paused
     assert why_task(world, task_id) == (paused, None)
@@ -248,13 +252,13 @@ def test_the_broker_is_draining() -> None:
 def test_its_executor_is_paused() -> None:
     world = World()
     world.hello()
-    world.ask(events.PauseExecutor, executor="bus")
+    world.ask(PauseExecutor, executor="bus")
     task_id = world.task(ONE)
     found = why(world, task_id)
     assert found.code == "executor_paused"
     assert found.hint == Hint(HintCode.RESUME_EXECUTOR, executor="bus")
     assert world.batches() == []
-    world.ask(events.ResumeExecutor, executor="bus")
+    world.ask(ResumeExecutor, executor="bus")
     assert why(world, task_id).code == "handed_out"
 
 
@@ -326,7 +330,7 @@ def test_a_worker_has_it_and_has_not_started_it() -> None:
     world.accept(batch)
     world.beat(holding=[held(batch, "queued")])
     assert why(world, task_id).message == f"handed to `{W}` {at}, which has not started it; lease renewed 0 s ago"
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     assert why(world, task_id).message.endswith("; it was told to stop: its task was cancelled")
     world.beat(n=5, holding=[held(batch, "done")])
     assert why(world, task_id).code == "result_awaited"
@@ -432,7 +436,7 @@ def test_it_is_completed_and_so_is_its_task() -> None:
 def test_it_was_cancelled_or_skipped() -> None:
     world = World()
     task_id = world.task(CHAIN)
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     assert why(world, task_id, "a").message == f"cancelled {clock(world)}: its task was cancelled"
     other = World()
     other.hello()
@@ -460,7 +464,7 @@ def test_a_paused_task_that_still_runs_something_tells_of_that() -> None:
     world = World()
     world.hello()
     task_id = world.task(ONE)
-    world.ask(events.PauseTask, task_id=task_id)
+    world.ask(PauseTask, task_id=task_id)
     assert why_task(world, task_id).why.code == "handed_out"
 
 
@@ -494,7 +498,7 @@ def test_only_what_never_starts_twice_is_there_to_try_a_handler_with() -> None:
     world = World()
     world.hello(slots=20, prefetch=0)
     world.apply({**ONCE, "name": "pay"})
-    world.ask(events.SetBreaker, handler_class="h", state="open")
+    world.ask(SetBreaker, handler_class="h", state="open")
     (money,) = world.submit("pay").task_ids
     assert why(world, money) == (
         "breaker_open",

@@ -16,9 +16,11 @@ from stepwire_broker.core.definitions.settings import (
     Settings,
 )
 from stepwire_broker.core.guards import allowance
+from stepwire_broker.core.guards.allowance import BreakerSet, SetBreaker
 from stepwire_broker.core.guards.guard import GUARDS_MAX, Guard
+from stepwire_broker.core.intake.commands import CancelTask
 from stepwire_broker.core.model import events
-from stepwire_broker.core.model.answers import BreakerSet, CommandRefused
+from stepwire_broker.core.model.answers import CommandRefused
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_protocol import messages as wire
 
@@ -343,7 +345,7 @@ def _given_back(world: World) -> None:
 
 
 def _cancelled(world: World) -> None:
-    world.ask(events.CancelTask, task_id=world.batches()[-1].steps[0].task_id)
+    world.ask(CancelTask, task_id=world.batches()[-1].steps[0].task_id)
     world.fail(world.batches()[-1], code="cancelled")
 
 
@@ -764,7 +766,7 @@ def test_an_operator_keeps_it_open_or_closed_until_he_takes_his_hand_off_it() ->
     world = guarded()
     world.apply(one(**NEVER_AGAIN))
     world.hello(slots=20, prefetch=0)
-    put = world.ask(events.SetBreaker, handler_class="h", state="open", reason="the bank is being moved")
+    put = world.ask(SetBreaker, handler_class="h", state="open", reason="the bank is being moved")
     assert put == BreakerSet("h", "open", True)
     (task_id,) = world.submit().task_ids
     world.stay(W, 1_000_000)
@@ -774,22 +776,22 @@ def test_an_operator_keeps_it_open_or_closed_until_he_takes_his_hand_off_it() ->
     assert since.message.startswith("the breaker for `h` is held open by an operator since ")
     assert since.message.endswith(": the bank is being moved")
     assert since.hint == Hint(HintCode.RELEASE_BREAKER, handler_class="h")
-    assert world.ask(events.SetBreaker, handler_class="h", state="closed") == BreakerSet("h", "closed", True)
+    assert world.ask(SetBreaker, handler_class="h", state="closed") == BreakerSet("h", "closed", True)
     assert world.row(task_id).state == "dispatched"
     unavailable(world, 10)
     assert state(world) == "closed"
-    assert world.ask(events.SetBreaker, handler_class="h", state="auto") == BreakerSet("h", "closed", False)
+    assert world.ask(SetBreaker, handler_class="h", state="auto") == BreakerSet("h", "closed", False)
     unavailable(world, 3)
     assert state(world) == "open"
 
 
 def test_a_handler_that_nobody_knows_has_no_breaker_to_be_put() -> None:
     world = guarded()
-    refused = world.ask(events.SetBreaker, handler_class="typo", state="open")
+    refused = world.ask(SetBreaker, handler_class="typo", state="open")
     assert isinstance(refused, CommandRefused)
     assert refused.code == "not_found"
     world.hello(handlers=["typo"])
-    assert isinstance(world.ask(events.SetBreaker, handler_class="typo", state="open"), BreakerSet)
+    assert isinstance(world.ask(SetBreaker, handler_class="typo", state="open"), BreakerSet)
 
 
 def test_why_a_step_waits_for_an_open_breaker() -> None:

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stepwire_broker.core import explain
 from stepwire_broker.core.definitions.settings import BusSettings, Level0Settings, Settings
+from stepwire_broker.core.intake.commands import CancelTask
 from stepwire_broker.core.model import events
-from stepwire_broker.core.workers import level0 as level0_core
+from stepwire_broker.core.takers import is_free
+from stepwire_broker.core.workers.drain import DrainWorker
 from stepwire_protocol import messages as wire
 
 from .world import CHAIN, ONE, W, World, once, one, steps
@@ -69,13 +71,13 @@ def test_a_peer_is_free_once_it_can_be_heard_and_while_it_holds_nothing() -> Non
     world = World()
     world.handle(events.PeerSubscribed())
     (peer,) = world.state.level0.peers.values()
-    seen = [level0_core.is_free(peer, world.now)]
+    seen = [is_free(peer, world.now)]
     world.pass_time(500)
-    seen.append(level0_core.is_free(peer, world.now))
+    seen.append(is_free(peer, world.now))
     submitted(world, 1)
-    seen.append(level0_core.is_free(peer, world.now))
+    seen.append(is_free(peer, world.now))
     world.answer(world.handed[-1])
-    seen.append(level0_core.is_free(peer, world.now))
+    seen.append(is_free(peer, world.now))
     assert seen == [False, True, False, True]
 
 
@@ -279,7 +281,7 @@ def test_a_reported_failure_of_at_most_once_is_a_verdict_also_while_its_task_is_
     world = level0(at_most_once=True)
     world.peer()
     (task_id,) = submitted(world, 1, once(retry_limit=0))
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     world.answer(world.handed[0], "failed")
     assert world.stored(task_id).state == "cancelled"
 
@@ -289,7 +291,7 @@ def test_a_cancelled_task_ends_with_the_answer_or_the_lease() -> None:
     world.peer()
     answered, silent = world.task(ONE), world.task(ONE)
     for task_id in (answered, silent):
-        world.ask(events.CancelTask, task_id=task_id)
+        world.ask(CancelTask, task_id=task_id)
     assert world.step(answered).state == "dispatched"
     world.answer(world.handed[0])
     assert world.stored(answered).state == "completed"
@@ -450,7 +452,7 @@ def test_a_drained_peer_finishes_what_it_has_and_gets_no_more() -> None:
     world = World()
     to = world.peer()
     submitted(world, 2)
-    assert world.ask(events.DrainWorker, worker=f"level0.{to}").worker == f"level0.{to}"
+    assert world.ask(DrainWorker, worker=f"level0.{to}").worker == f"level0.{to}"
     world.answer(world.handed[0])
     assert len(world.handed) == 1
 
@@ -514,7 +516,7 @@ def test_never_a_second_start_of_at_most_once_never_two_leases_never_more_than_o
             case "restart":
                 world.restart()
             case "cancel" if tasks:
-                world.ask(events.CancelTask, task_id=tasks[which % len(tasks)])
+                world.ask(CancelTask, task_id=tasks[which % len(tasks)])
         world.check()
         for batch in world.handed[seen:]:
             assert len(batch.steps) <= batch_max_steps

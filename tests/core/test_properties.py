@@ -22,6 +22,7 @@ from stepwire_broker.core.definitions.settings import (
     RetryBudgetSettings,
     Settings,
 )
+from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
 from stepwire_broker.core.model import events, facts
 from stepwire_broker.core.model.commit_group import CommitGroup
 from stepwire_broker.core.model.states import STEP_FINAL
@@ -132,7 +133,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.rows.tasks)
     @rule(
         data=st.data(),
-        kind=st.sampled_from([events.CancelTask, events.PauseTask, events.ResumeTask, events.ResumeTask]),
+        kind=st.sampled_from([CancelTask, PauseTask, ResumeTask, ResumeTask]),
     )
     def order(self, data: Any, kind: type) -> None:
         self.world.ask(kind, task_id=self.some_task(data))
@@ -143,14 +144,14 @@ class Machine(RuleBasedStateMachine):
         task_id = self.some_task(data)
         workflow = self.world.state.workflows[self.world.rows.tasks[task_id].workflow_id]
         name = data.draw(st.sampled_from([None, *sorted(workflow.by_name)]))
-        self.world.ask(events.RetryTask, task_id=task_id, from_step=name, new_key=new_key, again=again)
+        self.world.ask(RetryTask, task_id=task_id, from_step=name, new_key=new_key, again=again)
 
     @precondition(lambda self: any(s.state == "held" for s in self.world.rows.steps.values()))
     @rule(data=st.data(), outcome=st.sampled_from(["completed", "failed", "retry"]))
     def resolve(self, data: Any, outcome: Any) -> None:
         held = sorted(s.id for s in self.world.rows.steps.values() if s.state == "held")
         step_id = data.draw(st.sampled_from(held))
-        self.world.ask(events.ResolveStep, step_id=step_id, outcome=outcome, reason="so")
+        self.world.ask(ResolveStep, step_id=step_id, outcome=outcome, reason="so")
 
     @precondition(lambda self: self.world.rows.tasks)
     @rule(data=st.data())
@@ -511,7 +512,7 @@ class Machine(RuleBasedStateMachine):
             while world.reads:
                 world.read()
             if world.rows.tasks[task_id].state == "paused":
-                world.ask(events.ResumeTask, task_id=task_id)
+                world.ask(ResumeTask, task_id=task_id)
         if hasattr(self, "furthest"):
             world.pass_time(2 * 3_600_000)  # what was loaded while the clock was behind waits as much longer
         helper = worker_id("helper")
@@ -572,7 +573,7 @@ def test_the_same_events_at_the_same_times_give_the_same_bytes(script: list[str]
                 case "death":
                     world.handle(events.ProcessDied(worker))
                 case "cancel" if world.rows.tasks:
-                    world.ask(events.CancelTask, task_id=max(world.rows.tasks))
+                    world.ask(CancelTask, task_id=max(world.rows.tasks))
                 case "result" if batches:
                     world.result(batches[-1], worker)
                 case "fail" if batches:

@@ -1,5 +1,6 @@
 """The database refuses the rows of one task, or a submission: nothing that rested on them is ever said."""
 
+from stepwire_broker.core.intake.commands import CancelTask, PauseTask
 from stepwire_broker.core.model import events
 from stepwire_broker.core.model.answers import CommandRefused, Done
 from stepwire_protocol import messages as wire
@@ -32,7 +33,7 @@ def test_what_is_changed_in_a_task_whose_insert_is_refused_meanwhile_is_written_
     world.submit()
     world.rows.refuses_submissions = True
     (task_id,) = world.state.tasks
-    world.ask(events.CancelTask, task_id=task_id)  # decided while the insert is on its way
+    world.ask(CancelTask, task_id=task_id)  # decided while the insert is on its way
     cancel = world.requests
     world.settle()
     assert world.answers[cancel].code == "refused_by_database"
@@ -105,7 +106,7 @@ def test_a_command_whose_rows_are_refused_is_refused() -> None:
     task_id = world.task(ONE)
     world.rows.refuses = {task_id}
     world.answers_reads = False
-    refused = world.ask(events.PauseTask, task_id=task_id)
+    refused = world.ask(PauseTask, task_id=task_id)
     assert refused.code == "refused_by_database"
     world.rows.refuses = set()
     world.read()
@@ -119,7 +120,7 @@ def test_a_failed_reload_of_a_refused_task_is_tried_again() -> None:
     task_id = world.task(steps({"name": "a"}, {"name": "b"}))
     world.rows.refuses = {task_id}
     world.answers_reads = False
-    world.ask(events.PauseTask, task_id=task_id)
+    world.ask(PauseTask, task_id=task_id)
     world.rows.refuses = set()
     while world.reads:
         world.fail_read()

@@ -4,7 +4,7 @@ branch."""
 import msgspec
 import pytest
 from stepwire_broker.core.definitions.settings import LimitSettings, Settings
-from stepwire_broker.core.model import events
+from stepwire_broker.core.intake.commands import CancelTask, PauseTask
 from stepwire_protocol import messages as wire
 
 from .world import CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held, item_of, once, one, steps
@@ -95,9 +95,9 @@ def test_a_start_is_an_answer_to_the_steps_too() -> None:
 def test_what_must_not_start_is_not_granted(why: str) -> None:
     world, task_id, batch = dispatched(ONCE)
     if why == "paused":
-        world.ask(events.PauseTask, task_id=task_id)
+        world.ask(PauseTask, task_id=task_id)
     elif why == "cancelled":
-        world.ask(events.CancelTask, task_id=task_id)
+        world.ask(CancelTask, task_id=task_id)
     elif why == "moved on":
         world.refuse(batch, "stale")
     world.forget()
@@ -115,7 +115,7 @@ def test_what_must_not_start_is_not_granted(why: str) -> None:
 
 def test_a_granted_step_of_a_paused_task_goes_on_when_its_go_was_lost() -> None:
     world, task_id, batch = dispatched(ONCE, granted=True)
-    world.ask(events.PauseTask, task_id=task_id)
+    world.ask(PauseTask, task_id=task_id)
     world.forget()
     world.start(batch)
     assert [type(m) for _, m in world.sent] == [wire.Go]
@@ -123,7 +123,7 @@ def test_a_granted_step_of_a_paused_task_goes_on_when_its_go_was_lost() -> None:
 
 def test_after_a_restart_a_step_of_a_cancelled_task_is_not_granted_either() -> None:
     world, task_id, batch = dispatched(once(retry_limit=0), granted=True)
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     world.restart()
     world.hello(holding=[held(batch, "asking")])
     assert world.last(wire.Cancel).reason == "task_cancelled"
@@ -469,7 +469,7 @@ def test_an_outcome_that_the_handler_does_not_know(document: dict, state: str) -
 
 def test_a_failure_after_it_was_told_to_stop_is_no_verdict_on_an_at_most_once_step() -> None:
     world, task_id, batch = dispatched(ONCE, granted=True)
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     assert world.row(task_id).state == "dispatched"
     world.fail(batch)
     assert (world.row(task_id).state, world.row(task_id).reason) == ("held", "stopped")
@@ -482,7 +482,7 @@ def test_a_resent_failure_of_a_stopped_step_leaves_it_held(restarts: bool, retry
     """The worker resends a result whose ack was lost. The same report may not become a verdict the second time."""
     document = once(retry_reported_failures=True, retry_limit=1, **FAST) if retry_reported_failures else ONCE
     world, task_id, batch = dispatched(document, granted=True)
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     rid = world.fail(batch, code="stopped by a signal")
     if restarts:
         world.restart()
@@ -497,7 +497,7 @@ def test_a_resent_failure_of_a_stopped_step_leaves_it_held(restarts: bool, retry
 @pytest.mark.parametrize(("code", "state"), [(None, "completed"), ("outcome_unknown", "held")])
 def test_a_stopped_step_that_is_held_completes_by_a_late_success_only(code: str | None, state: str) -> None:
     world, task_id, batch = dispatched(ONCE, granted=True)
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     world.fail(batch)
     if code is None:
         world.result(batch)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stepwire_broker.core.definitions.retry import PAUSE_MIN_MS, delay_ms, unit_of
-from stepwire_broker.core.definitions.workflow import BackoffPolicy
+from stepwire_broker.core.definitions.step_definition import BackoffPolicy
 
 NO_JITTER = BackoffPolicy(jitter="none")
 

@@ -13,6 +13,8 @@ from stepwire_broker.core.definitions.settings import (
     Settings,
     ShadowSettings,
 )
+from stepwire_broker.core.intake.commands import PauseTask, ResolveStep, ResumeTask, RetryTask
+from stepwire_broker.core.intake.routing_rules import SetRule
 from stepwire_broker.core.model import events
 from stepwire_broker.core.model.answers import CommandRefused
 from stepwire_broker.core.model.targets import LOCAL
@@ -257,15 +259,15 @@ def retried_by_itself(world: World) -> None:
 def retried_by_an_operator(world: World) -> None:
     task_id = world.task(ONE)
     world.fail(world.batches(W2)[-1], W2, retryable=False)
-    world.ask(events.RetryTask, task_id=task_id)
+    world.ask(RetryTask, task_id=task_id)
 
 
 def resumed(world: World) -> None:
     task_id = world.task(TWO)
-    world.ask(events.PauseTask, task_id=task_id)
+    world.ask(PauseTask, task_id=task_id)
     world.result(world.batches(W)[-1], W)
     assert not world.batches(W2)
-    world.ask(events.ResumeTask, task_id=task_id)
+    world.ask(ResumeTask, task_id=task_id)
 
 
 def resolved(world: World) -> None:
@@ -273,7 +275,7 @@ def resolved(world: World) -> None:
     steps = world.batches(W2)[-1]
     world.start(steps, W2)
     world.fail(steps, W2, code="outcome_unknown")
-    world.ask(events.ResolveStep, step_id=steps.steps[0].step_id, outcome="retry", reason="looked")
+    world.ask(ResolveStep, step_id=steps.steps[0].step_id, outcome="retry", reason="looked")
 
 
 def given_back(world: World) -> None:
@@ -340,7 +342,7 @@ def test_a_retry_without_an_executor_is_refused_and_not_run_here() -> None:
     world.bus_is_distributed = False
     world.restart()
     world.hello(W2, executor=LOCAL)
-    answer = world.ask(events.RetryTask, task_id=task_id)
+    answer = world.ask(RetryTask, task_id=task_id)
     assert isinstance(answer, CommandRefused)
     assert answer.code == "no_executor"
 
@@ -374,7 +376,7 @@ def test_a_rule_set_at_run_time_moves_what_is_ready_and_nothing_else() -> None:
     world.task(ONE)
     world.hello(W2, executor="exec")
     assert [len(world.batches(w)) for w in (W, W2)] == [1, 0]
-    answer = world.ask(events.SetRule, match="default::**", rule=RuleSettings("default::**", executor="exec"))
+    answer = world.ask(SetRule, match="default::**", rule=RuleSettings("default::**", executor="exec"))
     assert answer.is_set
     assert [len(world.batches(w)) for w in (W, W2)] == [1, 1]
     world.result(world.batches(W)[0], W)
@@ -383,13 +385,13 @@ def test_a_rule_set_at_run_time_moves_what_is_ready_and_nothing_else() -> None:
 
 def test_it_is_kept_over_a_restart_and_can_be_taken_back() -> None:
     world = World(executors=["exec"])
-    world.ask(events.SetRule, match="**", rule=RuleSettings("**", executor="exec"))
+    world.ask(SetRule, match="**", rule=RuleSettings("**", executor="exec"))
     world.restart()
     assert executor_of(world.state.router, "n::w::s") == "exec"
-    assert not world.ask(events.SetRule, match="**", rule=None).is_set
+    assert not world.ask(SetRule, match="**", rule=None).is_set
     world.restart()
     assert executor_of(world.state.router, "n::w::s") == "bus"
-    assert world.ask(events.SetRule, match="**", rule=None).code == "not_found"
+    assert world.ask(SetRule, match="**", rule=None).code == "not_found"
 
 
 def test_a_configured_rule_is_changed_in_its_place_and_others_come_first() -> None:
@@ -405,7 +407,7 @@ def test_a_configured_rule_is_changed_in_its_place_and_others_come_first() -> No
 
 def test_a_rule_that_cannot_be_used_changes_nothing() -> None:
     world = World()
-    answer = world.ask(events.SetRule, match="**", rule=RuleSettings("**", executor="k8s"))
+    answer = world.ask(SetRule, match="**", rule=RuleSettings("**", executor="k8s"))
     assert answer.code == "invalid"
     assert not world.state.router.rules
 
@@ -413,7 +415,7 @@ def test_a_rule_that_cannot_be_used_changes_nothing() -> None:
 def test_a_rule_is_told_when_it_is_stored() -> None:
     world = World(auto=False, executors=["exec"])
     world.settle()
-    assert world.ask(events.SetRule, match="**", rule=RuleSettings("**", executor="exec")) is None
+    assert world.ask(SetRule, match="**", rule=RuleSettings("**", executor="exec")) is None
     world.commit()
     assert world.answers[world.requests].is_set
 
@@ -433,7 +435,7 @@ def test_a_configuration_that_is_read_again_moves_what_is_ready() -> None:
 def test_a_worker_of_an_earlier_process_of_this_broker_is_known_to_be_dead() -> None:
     world = World(executors=["exec"])
     own = own_worker("exec", world.state.identity.broker, world.state.identity.epoch, 1)
-    world.ask(events.SetRule, match="**", rule=RuleSettings("**", executor="exec"))
+    world.ask(SetRule, match="**", rule=RuleSettings("**", executor="exec"))
     world.hello(own, executor="exec")
     first, second = world.task(ONE), world.task(ONCE)
     world.start(world.batches(own)[-1], own)

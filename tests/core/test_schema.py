@@ -4,7 +4,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from stepwire_broker.core.definitions import workflow, workflow_schema
+from stepwire_broker.core.definitions import step_reader, workflow, workflow_schema
 from stepwire_broker.definition_files import read_document
 
 from .test_workflow import ORDER, step
@@ -67,8 +67,8 @@ def test_it_is_a_schema() -> None:
 
 def test_every_member_is_described() -> None:
     assert workflow_schema.OF_WORKFLOW.keys() == workflow.WORKFLOW_READERS.keys()
-    assert workflow_schema.OF_STEP.keys() == workflow.STEP_READERS.keys()
-    assert workflow_schema.OF_BACKOFF.keys() == workflow.BACKOFF_READERS.keys()
+    assert workflow_schema.OF_STEP.keys() == step_reader.STEP_READERS.keys()
+    assert workflow_schema.OF_BACKOFF.keys() == step_reader.BACKOFF_READERS.keys()
 
 
 @pytest.mark.parametrize("document", RIGHT, ids=repr)

@@ -2,8 +2,8 @@
 
 import pytest
 from stepwire_broker.core.model import events
-from stepwire_broker.core.model.answers import Quieted
-from stepwire_broker.core.progress.progress import undeliver
+from stepwire_broker.core.progress.step_outcomes import undeliver
+from stepwire_broker.core.workers.drain import DrainWorker, Quieted
 from stepwire_protocol import messages as wire
 
 from .world import (
@@ -656,7 +656,7 @@ def test_a_drained_worker_gets_nothing_new_finishes_what_it_has_and_is_told_to_g
     task_id = world.task(ONE)
     world.hello()
     (batch,) = world.batches()
-    assert world.ask(events.DrainWorker, worker=W, quit=True) == Quieted(W, True)
+    assert world.ask(DrainWorker, worker=W, quit=True) == Quieted(W, True)
     world.submit()
     world.beat(n=2, free=14, holding=[held(batch, "running", 5)])
     ack = world.last(wire.HeartbeatAck)
@@ -675,13 +675,13 @@ def test_a_drained_worker_gets_nothing_new_finishes_what_it_has_and_is_told_to_g
 def test_a_worker_that_is_drained_without_a_word_of_going_stays() -> None:
     world = World()
     world.hello()
-    assert world.ask(events.DrainWorker, worker=W) == Quieted(W, False)
+    assert world.ask(DrainWorker, worker=W) == Quieted(W, False)
     world.beat(n=2)
     ack = world.last(wire.HeartbeatAck)
     assert (ack.quiet, ack.quit) == (True, False)
-    assert world.ask(events.DrainWorker, worker=W, quit=True) == Quieted(W, True)
-    assert world.ask(events.DrainWorker, worker=W) == Quieted(W, True), "what was ordered is not taken back"
-    assert world.ask(events.DrainWorker, worker=W2).code == "not_found"
+    assert world.ask(DrainWorker, worker=W, quit=True) == Quieted(W, True)
+    assert world.ask(DrainWorker, worker=W) == Quieted(W, True), "what was ordered is not taken back"
+    assert world.ask(DrainWorker, worker=W2).code == "not_found"
 
 
 # -- a broker's own restart -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from stepwire_broker.core.model import events
 from stepwire_broker.core.shadows.shadow import FIRST, Tally, difference
 from stepwire_protocol import messages as wire
 
-from .world import W2, W, World
+from .world import W2, W, World, worker_id
 
 NEXT = {"release": "next"}
 ONE: dict[str, Any] = {"name": "flow", "steps": [{"name": "s", "handler_class": "h", "retry_limit": 0}]}
@@ -222,3 +222,19 @@ def test_a_worker_that_dies_with_a_shadow_loses_nothing_real() -> None:
     assert world.step(task_id, "s").worker == W
     world.result(real(world), W)
     assert world.stored(task_id).state == "completed"
+
+
+def test_a_copy_goes_to_no_worker_that_refused_its_handler_as_unknown() -> None:
+    world = world_of()
+    shadows = {"labels": NEXT, "handlers": ["h"], "shadow_safe": ["**"], "slots": 4, "prefetch": 0}
+    world.hello(W2, **shadows)
+    world.task(ONE)
+    world.refuse(world.batches(W2)[0], "unknown_handler", W2)
+    world.forget()
+    world.hello(W, slots=4, prefetch=0)
+    world.task(ONE)
+    world.task(ONE)
+    assert not [b for b in world.batches(W2) if b.steps[0].step_id >= FIRST]
+    world.hello(worker_id(number=3), **shadows)
+    world.task(ONE)
+    assert [b for b in world.batches(worker_id(number=3)) if b.steps[0].step_id >= FIRST]

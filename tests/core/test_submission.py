@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from stepwire_broker.core.definitions.settings import LimitSettings, Settings
+from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask
 from stepwire_broker.core.model import events
 from stepwire_broker.core.model.answers import Applied, CommandRefused, TasksSubmitted
 from stepwire_broker.core.model.commit_group import Committed, WorkflowOutcome
@@ -129,7 +130,7 @@ def test_open_steps_are_limited_and_count_one_by_one_also_over_a_restart() -> No
     world.hello()
     world.check()
     task_id = min(world.state.tasks)
-    world.ask(events.CancelTask, task_id=task_id)
+    world.ask(CancelTask, task_id=task_id)
     assert world.state.open_steps == world.rows.open_steps
 
 
@@ -453,7 +454,7 @@ def test_tasks_that_nobody_serves_make_room_for_those_that_somebody_does(paused:
     if paused:
         idle = world.submit(count=2).task_ids
         for task_id in idle:
-            world.ask(events.PauseTask, task_id=task_id)
+            world.ask(PauseTask, task_id=task_id)
     else:
         idle = world.submit("other", count=2).task_ids
     world.hello(handlers=["h"])
@@ -465,7 +466,7 @@ def test_tasks_that_nobody_serves_make_room_for_those_that_somebody_does(paused:
     world.stay(W, 5_000)
     assert len(world.groups) <= loads + 2  # and they do not come and go
     if paused:
-        world.ask(events.ResumeTask, task_id=idle[0])
+        world.ask(ResumeTask, task_id=idle[0])
         assert world.row(idle[0]).state == "dispatched"
     else:
         world.hello("v:" + "0" * 16, handlers=["nobody"])
@@ -478,7 +479,7 @@ def test_a_task_that_rests_makes_room_also_when_it_is_bytes_that_are_short() -> 
     world = limited(active_bytes=600)
     world.apply(ONE)
     resting = world.submit(context=b'"' + b"x" * 700 + b'"').task_ids[0]
-    world.ask(events.PauseTask, task_id=resting)
+    world.ask(PauseTask, task_id=resting)
     wanted = world.submit(count=3).task_ids
     assert [world.stored(i).state for i in wanted] == ["pending"] * 3
     world.hello()
@@ -497,7 +498,7 @@ def test_a_step_that_left_memory_and_came_back_stands_in_the_queue_once() -> Non
         world.state.outbox.mark(task)
         world.flush()
         assert world.state.tasks == {}
-        world.ask(events.ResumeTask, task_id=task_id)
+        world.ask(ResumeTask, task_id=task_id)
         assert task_id in world.state.tasks
     world.hello()
     assert [len(b.steps) for b in world.batches()] == [1]
@@ -517,7 +518,7 @@ def test_a_held_task_rests_in_the_database_until_somebody_decides(full: dict[str
     world.hello(k=2)
     world.stay(W, 4_000, k=2)
     assert list(world.state.tasks) == [other]
-    world.ask(events.ResolveStep, step_id=held + 1, outcome="completed", reason="seen")
+    world.ask(ResolveStep, step_id=held + 1, outcome="completed", reason="seen")
     assert world.stored(held).state == "completed"
     world.check()
 
@@ -549,7 +550,7 @@ def test_a_task_that_is_read_before_its_commit_is_heard_of_is_not_taken_twice() 
     assert group is not None
     outcome = world.rows.write(group)  # durable, and we have not heard of it
     task_id = group.submissions[0].tasks[0].id
-    world.ask(events.PauseTask, task_id=task_id)
+    world.ask(PauseTask, task_id=task_id)
     pause = world.requests
     world.read()
     assert world.state.tasks == {}

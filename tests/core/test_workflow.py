@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stepwire_broker.core.definitions.document_problems import PROBLEMS_MAX, InvalidWorkflow
 from stepwire_broker.core.definitions.settings import LimitSettings
+from stepwire_broker.core.definitions.step_definition import BackoffPolicy
+from stepwire_broker.core.definitions.step_reader import DOCUMENT_BYTES_MAX
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.definitions.trigger_rules import Compare, DependencyEnded, Every, Some
 from stepwire_broker.core.definitions.workflow import (
-    DOCUMENT_BYTES_MAX,
-    BackoffPolicy,
     Workflow,
     read_workflow,
     stored_workflow,
@@ -190,7 +190,7 @@ OPS = "equals, not_equals, greater_than, less_than, contains, not_contains, exis
         ({"name": None}, "steps[1]: it has no name"),
         ({"handler_class": None}, "steps[1]: it has no handler_class"),
         ({"handler_class": "a b"}, "steps[1].handler_class: it is 'a b', not the name of a handler: letters, digits, _, ., : and -, at most 128"),
-        ({"retry_limt": 3}, "steps[1].retry_limt: this is not known here; did you mean 'retry_limit'?"),
+        ({"retry_limt": 3}, "steps[1].retry_limt: this is not known here; did you mean retry_limit?"),
         ({"zzz": 3}, "steps[1].zzz: this is not known here"),
         ({"a b": 3}, "steps[1].'a b': this is not known here"),
         ({"handler_config": [1]}, "steps[1].handler_config: it is a list, not a map"),
@@ -213,7 +213,7 @@ OPS = "equals, not_equals, greater_than, less_than, contains, not_contains, exis
         ({"timeout_ms": 5, "timeout": "5ms"}, "steps[1].timeout: timeout_ms and timeout are the same; keep one"),
         ({"backoff": "fast"}, "steps[1].backoff: it is 'fast', not a map like {kind: exponential, base_ms: 1000, max_ms: 300000}"),
         ({"backoff": {"kind": "linear"}}, "steps[1].backoff.kind: it is 'linear', not exponential or constant"),
-        ({"backoff": {"bass": "1s"}}, "steps[1].backoff.bass: this is not known here; did you mean 'base_ms'?"),
+        ({"backoff": {"bass": "1s"}}, "steps[1].backoff.bass: this is not known here; did you mean base_ms?"),
         ({"backoff": {"max_ms": 10}}, "steps[1].backoff: max_ms is 10, less than base_ms, which is 1000"),
         ({"worker_selector": "gpu"}, "steps[1].worker_selector: it is 'gpu'; a selector is a map of labels, or the word local"),
         ({"worker_selector": [1]}, "steps[1].worker_selector: it is a list; a selector is a map of labels, or the word local"),
@@ -225,7 +225,7 @@ OPS = "equals, not_equals, greater_than, less_than, contains, not_contains, exis
         ({"worker_selector": "local", "workerSelector": "local"}, "steps[1].workerSelector: worker_selector and workerSelector are the same; keep one"),
         ({"depends_on": "before"}, "steps[1].depends_on: it is 'before'; it is a list of step names"),
         ({"depends_on": ["before", 1]}, "steps[1].depends_on: it holds 1; it is a list of step names"),
-        ({"depends_on": ["befor"]}, "steps[1].depends_on[0]: 'befor' is not a step of this workflow; did you mean 'before'?"),
+        ({"depends_on": ["befor"]}, "steps[1].depends_on[0]: 'befor' is not a step of this workflow; did you mean before?"),
         ({"depends_on": ["zzz"]}, "steps[1].depends_on[0]: 'zzz' is not a step of this workflow"),
         ({"depends_on": ["a"]}, "steps[1].depends_on[0]: a step cannot depend on itself"),
         ({"depends_on": ["before", "before"]}, "steps[1].depends_on[1]: 'before' stands twice"),
@@ -237,7 +237,7 @@ OPS = "equals, not_equals, greater_than, less_than, contains, not_contains, exis
         ({"input": {"x": "order"}}, "steps[1].input.x: the path 'order' begins with neither context nor results.<step>"),
         ({"input": {"x": "results"}}, "steps[1].input.x: the path 'results' begins with neither context nor results.<step>"),
         ({"input": {"x": "context..y"}}, "steps[1].input.x: 'context..y' is no path; it is words joined by dots, at most 1024 characters"),
-        ({"input": {"x": "results.befor.y"}}, "steps[1].input.x: 'befor' is not in this step's depends_on; did you mean 'before'?"),
+        ({"input": {"x": "results.befor.y"}}, "steps[1].input.x: 'befor' is not in this step's depends_on; did you mean before?"),
         ({"input": {"x": "results.a.y"}}, "steps[1].input.x: 'a' is not in this step's depends_on"),
         ({"trigger_rule": "always"}, "steps[1].trigger_rule: it is 'always', not a map"),
         ({"trigger_rule": {}}, f"steps[1].trigger_rule: a rule has exactly one of {FORMS}; this one has none"),
@@ -245,7 +245,7 @@ OPS = "equals, not_equals, greater_than, less_than, contains, not_contains, exis
         ({"trigger_rule": {"all": []}}, "steps[1].trigger_rule.all: it is an empty list, not a list of rules"),
         ({"trigger_rule": {"all": {"failed": "before"}}}, "steps[1].trigger_rule.all: it is a map, not a list of rules"),
         ({"trigger_rule": {"any": ["before"]}}, f"steps[1].trigger_rule.any[0]: it is 'before'; a rule is a map with one of {FORMS}"),
-        ({"trigger_rule": {"failed": "befor"}}, "steps[1].trigger_rule.failed: 'befor' is not in this step's depends_on; did you mean 'before'?"),
+        ({"trigger_rule": {"failed": "befor"}}, "steps[1].trigger_rule.failed: 'befor' is not in this step's depends_on; did you mean before?"),
         ({"trigger_rule": {"failed": "a"}}, "steps[1].trigger_rule.failed: 'a' is not in this step's depends_on"),
         ({"trigger_rule": {"failed": 1}}, "steps[1].trigger_rule.failed: 1 is not in this step's depends_on"),
         ({"trigger_rule": {"failed": "before", "op": "exists"}}, "steps[1].trigger_rule.op: this is not known in a rule with failed"),
@@ -253,7 +253,7 @@ OPS = "equals, not_equals, greater_than, less_than, contains, not_contains, exis
         ({"trigger_rule": {"context": "x"}}, f"steps[1].trigger_rule.op: it is nothing, not one of {OPS}"),
         ({"trigger_rule": {"context": "x", "op": "equals"}}, "steps[1].trigger_rule: equals needs a value to compare with"),
         ({"trigger_rule": {"context": "x", "op": "exists", "value": 1}}, "steps[1].trigger_rule.value: exists compares with nothing; leave it out"),
-        ({"trigger_rule": {"context": "x", "op": "exists", "vale": 1}}, "steps[1].trigger_rule.vale: this is not known in a rule with context; did you mean 'value'?"),
+        ({"trigger_rule": {"context": "x", "op": "exists", "vale": 1}}, "steps[1].trigger_rule.vale: this is not known in a rule with context; did you mean value?"),
         ({"trigger_rule": {"context": 1, "op": "exists"}}, "steps[1].trigger_rule.context: it is 1, not a path"),
         ({"trigger_rule": {"context": "", "op": "exists"}}, "steps[1].trigger_rule.context: '' is no path; it is words joined by dots, at most 1024 characters"),
         ({"trigger_rule": {"result": "a.x", "op": "exists"}}, "steps[1].trigger_rule.result: 'a' is not in this step's depends_on"),
@@ -282,7 +282,7 @@ WORKFLOW_NAME = "a name of letters, digits, _, - and ., at most 128"
         (workflow(step(), namespace="a::"), ["namespace: it is 'a::', not names of letters, digits, _, - and ., joined by ::"]),
         (workflow(step(), namespace="a" * 129), ["namespace: it has 129 characters, at most 128"]),
         (workflow(step(), version=1.0), ["version: it is 1.0, not a version of letters, digits, _, -, . and +, at most 64; quote it"]),
-        (workflow(step(), stepz=1), ["stepz: this is not known here; did you mean 'steps'?"]),
+        (workflow(step(), stepz=1), ["stepz: this is not known here; did you mean steps?"]),
         (workflow(step(), deadline_ms=0), ["deadline_ms: it is 0, not a whole number from 1 to 31622400000"]),
         (workflow(step(), output={"x": "results.b"}), ["output.x: 'b' is not a step of this workflow"]),
         (workflow(step(), output={"x": "task.b"}), ["output.x: the path 'task.b' begins with neither context nor results.<step>"]),
@@ -319,7 +319,7 @@ def test_all_that_is_wrong_is_said_at_once_each_with_its_line() -> None:
     document = read_document(text, "order.yaml")
     assert problems_of(document.value, where=document.where) == [
         "order.yaml:10: steps[1].x: this is not known here",
-        "order.yaml:18: steps[2].retry_limt: this is not known here; did you mean 'retry_limit'?",
+        "order.yaml:18: steps[2].retry_limt: this is not known here; did you mean retry_limit?",
         "order.yaml:22: steps[2].priority: it is 'high', not a whole number from -100 to 100",
         "order.yaml:17: steps[2].depends_on[0]: 'pay' is not a step of this workflow",
     ]

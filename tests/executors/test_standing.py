@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from stepwire_broker.core import explain
-from stepwire_broker.core.model.events import PauseExecutor, ResumeExecutor
+from stepwire_broker.core.workers.executor_control import PauseExecutor, ResumeExecutor
 from stepwire_broker.embedded import Broker
 from stepwire_broker.executors.contract import ExecutionResult, StepReady, completed, failed
 

@@ -42,9 +42,10 @@ from stepwire_broker.stages.turn import Around, Turn
 from stepwire_broker.store.lane import Stall, Trouble, Writing
 from stepwire_protocol import codec, topics
 
+from tests.memory_store.writer import CannotWriteNow, SyncFailed
+
 from .clock import Clock
 from .stores import Observed
-from .tables import CannotWriteNow, SyncFailed
 
 if TYPE_CHECKING:
     from .network import Link
@@ -136,7 +137,7 @@ class BrokerNode:
         )
         self._count_timers()
         self.machine = Machine(self.state, [(_compiled(row), bool(row.active)) for row in opened.workflows])
-        self.reader = claims.Reader(world.store.queries, opened.epoch, settings.limits.resident_payload_bytes)
+        self.reader = claims.Reader(opened.epoch, settings.limits.resident_payload_bytes)
         self.turn = Turn(
             self.machine,
             Around(
@@ -439,7 +440,7 @@ class BrokerNode:
         if self._hits("read_failed", self.life, read.request):
             self._later(wait_ms, "read", LoadFailed(read.request, "the disk was busy"))
             return
-        found = claims.perform(self.world.store.connection, self.reader, read, self.now().wall)
+        found = claims.perform(self.world.store.queries, self.reader, read, self.now().wall)
         if isinstance(found, LoadedTasks):
             self.world.checks.loaded(found)
         luck, slow_ms = self._slow_reads.random(), 4_000.0 * self._slow_reads.random() ** 2

@@ -21,7 +21,7 @@ from stepwire.session import outgoing as sdk_outgoing
 from stepwire_broker.core import machine, timer_kinds
 from stepwire_broker.core import state as core_state
 from stepwire_broker.core.commit import decision, outbox
-from stepwire_broker.core.dispatch import placement
+from stepwire_broker.core.dispatch import placement, requests, transmission
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.intake import commands, submission
 from stepwire_broker.core.loading import residency
@@ -30,15 +30,18 @@ from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.answers import TasksSubmitted
 from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Rejected, SubmissionOutcome, WorkflowOutcome
 from stepwire_broker.core.model.states import COMPLETED, DISPATCHED, HELD, STEP_FINAL, WAITING
-from stepwire_broker.core.progress import progress
+from stepwire_broker.core.progress import dependents, readiness, step_outcomes
 from stepwire_broker.core.routing import ready_queue
 from stepwire_broker.core.workers import sessions, step_results
 from stepwire_broker.store import lane
-from stepwire_broker.store.sqlite_writes import SqliteWriter
+from stepwire_broker.store.rows import OpenCounts
+from stepwire_broker.store.sqlite.writer import SqliteWriter
 from stepwire_protocol import messages as wire
 from stepwire_protocol import topics
 
-from . import tables
+from tests.memory_store.queries import MemoryQueries
+from tests.memory_store.writer import MemoryWriter
+
 from .world import World
 
 SEEDS_MAX: Final = 20_000
@@ -124,7 +127,7 @@ def _retransmit_early(plant: Plant) -> None:
         batch.released_mono = now.mono
         state.timers.set(now.mono + batch.pause_ms, timer_kinds.RetransmitDue(batch))
 
-    plant.function(placement._send, send)
+    plant.function(placement._send_batch, send)
 
 
 def _go_again_at_once(plant: Plant) -> None:
@@ -156,11 +159,11 @@ def _no_fence(plant: Plant) -> None:
 def _granted_again(plant: Plant) -> None:
     def unknown_outcome(original: Any, state: Any, step: Any, code: str, now: Any) -> None:
         if step.at_most_once and step.granted and step.state is not HELD:
-            progress.undeliver(state, step, code, now)
+            step_outcomes.undeliver(state, step, code, now)
         else:
             original(state, step, code, now)
 
-    plant.function(progress.unknown_outcome, unknown_outcome)
+    plant.function(step_outcomes.unknown_outcome, unknown_outcome)
 
 
 def _dependencies_unchecked(plant: Plant) -> None:
@@ -168,10 +171,10 @@ def _dependencies_unchecked(plant: Plant) -> None:
         for index in step.definition.dependents:
             later = step.task.steps[index]
             if step.state is COMPLETED and later.state is WAITING and later.definition.trigger_rule is None:
-                progress.make_ready(state, later, now)
+                readiness.make_ready(state, later, now)
         original(state, step, now)
 
-    plant.function(progress._after, after)
+    plant.function(dependents.advance, after)
 
 
 def _retry_for_ever(plant: Plant) -> None:
@@ -179,11 +182,11 @@ def _retry_for_ever(plant: Plant) -> None:
         step.attempt = 0
         original(state, step, error, now, **said)
 
-    plant.function(progress.fail, fail)
+    plant.function(step_outcomes.fail, fail)
 
 
 def _held_is_failed(plant: Plant) -> None:
-    plant.function(progress.hold, lambda _, state, step, code, now: progress.fail_for(state, step, code, now))
+    plant.function(step_outcomes.hold, lambda _, state, step, code, now: step_outcomes.fail_for(state, step, code, now))
 
 
 def _forget_earlier(plant: Plant) -> None:
@@ -332,7 +335,7 @@ def _applied_twice(plant: Plant) -> None:
     def advance(original: Any, self: Any, seq: int) -> bool:
         return bool(original(self, seq)) or self.position() == seq
 
-    plant.method(tables.MemoryWriter, "advance", advance)
+    plant.method(MemoryWriter, "advance", advance)
     plant.method(SqliteWriter, "advance", advance)
 
 
@@ -409,12 +412,12 @@ def _decision_shared(plant: Plant) -> None:
 
 
 def _final_steps_counted(plant: Plant) -> None:
-    from . import stores
+    def open_counts(original: Any, self: MemoryQueries) -> OpenCounts:
+        tables = self._tables
+        steps = sum(len(tables.steps_of.get(task.id, ())) for task in tables.open_tasks)
+        return OpenCounts(original(self).tasks, steps)
 
-    def counted(_: Any, t: Any) -> int:
-        return sum(len(t.steps_of.get(task.id, ())) for task in t.open_tasks)
-
-    plant.value(stores, "open_steps", partial(counted, None))
+    plant.method(MemoryQueries, "open_counts", open_counts)
 
 
 def _fence_not_restored(plant: Plant) -> None:
@@ -485,15 +488,15 @@ def _late_is_too_late(plant: Plant) -> None:
 
 
 def _deadline_by_the_wall(plant: Plant) -> None:
-    def request(original: Any, state: Any, step: Any, now: Any, **has: Any) -> Any:
-        made = original(state, step, now, **has)
+    def request(original: Any, step: Any, now: Any, **has: Any) -> Any:
+        made = original(step, now, **has)
         if made is None or step.deadline_ms is None:
             return made
         left_ms = max(0, step.deadline_ms - now.wall)
         metadata = msgspec.structs.replace(made[0].metadata, deadline_ms=left_ms)
         return msgspec.structs.replace(made[0], metadata=metadata), made[1]
 
-    plant.function(placement.request_of, request)
+    plant.function(requests.request_of, request)
 
 
 def _timed_from_commit(plant: Plant) -> None:
@@ -545,11 +548,11 @@ def _hello_of_the_dead_believed(plant: Plant) -> None:
 
 
 def _taken_back_sent_again(plant: Plant) -> None:
-    def say_again(_: Any, state: Any, batch: Any) -> bool:
+    def resend(_: Any, state: Any, batch: Any) -> bool:
         state.decision.batches.append(batch)
         return True
 
-    plant.function(placement.say_again, say_again)
+    plant.function(transmission.resend, resend)
 
 
 def _stopped_report_overturns_a_hold(plant: Plant) -> None:

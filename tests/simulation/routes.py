@@ -17,11 +17,12 @@ from stepwire_broker.core.definitions.settings import (
     Settings,
     ShadowSettings,
 )
-from stepwire_broker.core.intake.routing_rules import stored_rules
-from stepwire_broker.core.model.events import Attached, Detached, PauseExecutor, Reconfigure, ResumeExecutor, SetRule
+from stepwire_broker.core.intake.routing_rules import SetRule, stored_rules
+from stepwire_broker.core.model.events import Attached, Detached, Reconfigure
 from stepwire_broker.core.model.targets import BUS, LOCAL
 from stepwire_broker.core.model.worker_session import own_worker
 from stepwire_broker.core.routing.router import Router
+from stepwire_broker.core.workers.executor_control import PauseExecutor, ResumeExecutor
 
 from .worker_node import HANDLERS, HOST, WorkerNode
 

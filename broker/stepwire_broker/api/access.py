@@ -8,8 +8,10 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .http import GRANT, Requests, send_problem
+from .http import GRANT
 from .http_problems import HttpProblem
+from .replies import send_problem
+from .request_counts import RequestCounts
 from .token import Tokens
 
 OPEN_PATHS: Final = frozenset({"/livez"})
@@ -19,7 +21,7 @@ _BEARER: Final = b"bearer "
 
 
 class AccessControl:
-    def __init__(self, app: ASGIApp, tokens: Tokens, hosts: frozenset[bytes], requests: Requests) -> None:
+    def __init__(self, app: ASGIApp, tokens: Tokens, hosts: frozenset[bytes], requests: RequestCounts) -> None:
         self._app = app
         self._requests = requests
         self._tokens = tokens

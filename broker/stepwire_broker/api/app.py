@@ -1,12 +1,15 @@
 """The routes: which path is answered by which function. Read it as the table of contents of the API."""
 
 import asyncio
-import functools
 
 from starlette.routing import Route, Router
 
+from stepwire_broker.core.model.scopes import Scope
+from stepwire_broker.operator_commands import COMMANDS
+
 from . import (
     breakers,
+    commands,
     database,
     events,
     executors,
@@ -22,76 +25,78 @@ from . import (
 )
 from .engine_port import EnginePort
 from .events import Followers
-from .http import Requests, Resource
+from .http import Handler, Resource
 from .operations import OPERATIONS
 from .polling.gateway import Gateway
+from .replies import Reply
+from .request_counts import RequestCounts
 from .tap import Taps
-from .token import Scope
 
 
 class Application:
-    """The API of one broker, without what guards it (gate.py) and what carries it (server.py)."""
+    """The API of one broker, without access control (access.py) and transport (server.py)."""
 
     def __init__(self, broker: EnginePort) -> None:
         self.taps = Taps(broker)
         self.followers = Followers(broker)
         self.polling = Gateway(broker)
-        self.requests = Requests()
+        self.requests = RequestCounts()
         self._closing = asyncio.Event()
-        resource = functools.partial(Resource, broker, self._closing, _scope_of)
-        self.resources: list[Resource] = [  # the busiest first: they are tried in this order
-            resource("/v1/tasks/batch", POST=tasks.submit_batch),
-            resource("/v1/tasks", POST=tasks.submit, GET=tasks.page),
-            resource("/v1/worker/lease", POST=self.polling.lease),
-            resource("/v1/worker/heartbeat", POST=self.polling.heartbeat),
-            resource("/v1/worker/start", POST=self.polling.start),
-            resource("/v1/worker/results", POST=self.polling.results),
-            resource("/v1/worker/bye", POST=self.polling.bye),
-            resource("/v1/tasks/{task_id}", GET=tasks.show),
-            resource("/v1/tasks/{task_id}/cancel", POST=tasks.cancel),
-            resource("/v1/tasks/{task_id}/pause", POST=tasks.pause),
-            resource("/v1/tasks/{task_id}/resume", POST=tasks.resume),
-            resource("/v1/tasks/{task_id}/retry", POST=tasks.retry),
-            resource("/v1/tasks/{task_id}/why", GET=tasks.why),
-            resource("/v1/tasks/{task_id}/steps/{name}", GET=tasks.step),
-            resource("/v1/tasks/{task_id}/steps/{name}/why", GET=tasks.why_step),
-            resource("/v1/tasks/{task_id}/events", GET=events.of_task),
-            resource("/v1/events", GET=self.followers.stream),
-            resource("/v1/steps", GET=steps.page),
-            resource("/v1/steps/{step_id}", GET=steps.show),
-            resource("/v1/steps/{step_id}/resolve", POST=steps.resolve),
-            resource("/v1/workflows", POST=workflows.apply, GET=workflows.page),
-            resource("/v1/workflows/{name}", GET=workflows.show),
-            resource("/v1/workflows/{name}/activate", POST=workflows.activate),
-            resource("/v1/workers", GET=workers.all_of_them),
-            resource("/v1/workers/{worker}/drain", POST=workers.drain),
-            resource("/v1/executors", GET=executors.all_of_them),
-            resource("/v1/executors/{executor}", GET=executors.show),
-            resource("/v1/executors/{executor}/pause", POST=executors.pause),
-            resource("/v1/executors/{executor}/resume", POST=executors.resume),
-            resource("/v1/route", GET=routing.route),
-            resource("/v1/rules", GET=routing.rules, POST=routing.set_rule),
-            resource("/v1/rules/remove", POST=routing.remove_rule),
-            resource("/v1/shadows", GET=routing.shadows),
-            resource("/v1/breakers", GET=breakers.all_of_them),
-            resource("/v1/breakers/{handler_class}", POST=breakers.put),
-            resource("/v1/database/prune", POST=database.prune),
-            resource("/v1/tap", GET=self.taps.stream),
-            resource("/openapi.json", GET=openapi.show),
-            resource("/metrics", GET=self._metrics),
-            resource("/readyz", GET=health.readyz),
-            resource("/livez", GET=health.livez),
+        by_path: dict[str, dict[str, Handler]] = {}
+        for (method, path), handler in self._handlers().items():
+            by_path.setdefault(path, {})[method] = handler
+        self.resources = [
+            Resource(broker, self._closing, _scope_of, path, **handlers) for path, handlers in by_path.items()
         ]
-        self.paths = [each.path for each in self.resources]
+        self.paths = list(by_path)
         self.routes = Router(
             [Route(each.path, each) for each in self.resources], redirect_slashes=False, default=http.not_found
         )
 
-    async def _metrics(self, call: http.HttpCall) -> http.Reply:
+    def _handlers(self) -> dict[tuple[str, str], Handler]:
+        """The busiest first: the router tries the paths in this order."""
+        return {
+            ("POST", "/v1/tasks/batch"): tasks.submit_batch,
+            ("POST", "/v1/tasks"): tasks.submit,
+            ("GET", "/v1/tasks"): tasks.page,
+            ("POST", "/v1/worker/lease"): self.polling.lease,
+            ("POST", "/v1/worker/heartbeat"): self.polling.heartbeat,
+            ("POST", "/v1/worker/start"): self.polling.start,
+            ("POST", "/v1/worker/results"): self.polling.results,
+            ("POST", "/v1/worker/bye"): self.polling.bye,
+            ("GET", "/v1/tasks/{task_id}"): tasks.show,
+            ("GET", "/v1/tasks/{task_id}/why"): tasks.why,
+            ("GET", "/v1/tasks/{task_id}/steps/{name}"): tasks.step,
+            ("GET", "/v1/tasks/{task_id}/steps/{name}/why"): tasks.why_step,
+            ("GET", "/v1/tasks/{task_id}/events"): events.of_task,
+            ("GET", "/v1/events"): self.followers.stream,
+            ("GET", "/v1/steps"): steps.page,
+            ("GET", "/v1/steps/{step_id}"): steps.show,
+            ("POST", "/v1/workflows"): workflows.apply,
+            ("GET", "/v1/workflows"): workflows.page,
+            ("GET", "/v1/workflows/{name}"): workflows.show,
+            ("POST", "/v1/workflows/{name}/activate"): workflows.activate,
+            ("GET", "/v1/workers"): workers.page,
+            ("GET", "/v1/executors"): executors.page,
+            ("GET", "/v1/executors/{executor}"): executors.show,
+            ("GET", "/v1/route"): routing.route,
+            ("GET", "/v1/rules"): routing.rules,
+            ("GET", "/v1/shadows"): routing.shadows,
+            ("GET", "/v1/breakers"): breakers.page,
+            ("POST", "/v1/database/prune"): database.prune,
+            ("GET", "/v1/tap"): self.taps.stream,
+            **{("POST", command.path): commands.handler(command) for command in COMMANDS},
+            ("GET", "/openapi.json"): openapi.show,
+            ("GET", "/metrics"): self._metrics,
+            ("GET", "/readyz"): health.readyz,
+            ("GET", "/livez"): health.livez,
+        }
+
+    async def _metrics(self, call: http.HttpCall) -> Reply:
         return await metrics.show(call, self.requests)
 
     def close(self) -> None:
-        """End what would not end by itself: waiting clients are told how it stands, streams are over."""
+        """End what does not end by itself: long polls are answered and streams end."""
         self._closing.set()
         self.polling.close()
         self.taps.close()

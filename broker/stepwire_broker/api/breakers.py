@@ -1,18 +1,15 @@
 """`/v1/breakers`: handlers that failed lately, and what is handed out of them. Only memory knows of these."""
 
-from typing import Final, Literal
+from typing import Literal
 
 from msgspec import Struct
 
 from stepwire_broker.core.guards.guard import Guard
-from stepwire_broker.core.model.answers import BreakerSet
 from stepwire_broker.core.model.events import Now
-from stepwire_broker.stages import requests
+from stepwire_broker.timestamps import rfc3339, rfc3339_or_none
 
-from .documents import rfc3339, time_or_none
-from .http import HttpCall, Reply, encode
-
-ORDER_BYTES_MAX: Final = 64 * 1024
+from .http import HttpCall
+from .replies import Reply, encode
 
 
 class RetryBudgetDocument(Struct, frozen=True):
@@ -50,29 +47,12 @@ class BreakerList(Struct, frozen=True):
     breakers: list[BreakerDocument]
 
 
-class BreakerPut(Struct, frozen=True):
-    handler_class: str
-    state: Literal["closed", "open"]
-    forced: bool
-
-
-async def all_of_them(call: HttpCall) -> Reply:
+async def page(call: HttpCall) -> Reply:
     call.query()
     broker = call.broker
     now = broker.now()
     guards = sorted(broker.state.guards.by_handler.values(), key=lambda guard: guard.handler_class)
     return Reply(200, encode(BreakerList(broker.broker_id, broker.epoch, [_shown(guard, now) for guard in guards])))
-
-
-async def put(call: HttpCall) -> Reply:
-    """In memory only: a broker that starts has all its breakers closed."""
-    call.query()
-    body = await call.body(ORDER_BYTES_MAX)
-    make = requests.set_breaker(body, call.scope["path_params"]["handler_class"], call.broker.settings.limits)
-    done = await call.ask(make, BreakerSet)
-    return Reply(
-        200, encode(BreakerPut(done.handler_class, "open" if done.state == "open" else "closed", done.is_forced))
-    )
 
 
 def _shown(guard: Guard, now: Now) -> BreakerDocument:
@@ -84,7 +64,7 @@ def _shown(guard: Guard, now: Now) -> BreakerDocument:
         state=breaker.state.value,
         forced=breaker.is_forced,
         since=rfc3339(guard.since_wall),
-        next_probe=time_or_none(guard.until_wall),
+        next_probe=rfc3339_or_none(guard.until_wall),
         cause=breaker.cause,
         reason=guard.reason,
         failures_in_row=breaker.failures_in_row,

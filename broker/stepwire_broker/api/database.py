@@ -4,7 +4,8 @@ import time
 
 from msgspec import Struct
 
-from .http import HttpCall, Reply, encode
+from .http import HttpCall
+from .replies import Reply, encode
 
 
 class Pruning(Struct, frozen=True):

@@ -4,8 +4,6 @@ Contexts, outputs, errors and results are JSON already and pass through as they 
 in UTC with milliseconds. A member that is null says so: it is there, and empty.
 """
 
-import functools
-from datetime import UTC, datetime
 from typing import Final
 
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -30,14 +28,6 @@ class CreatedBatch(Struct, frozen=True):
 
     task_ids: list[int]
     created: int
-
-
-class Changed(Struct, frozen=True):
-    """A task after an order: cancel, pause, resume, retry, or resolve of one of its steps."""
-
-    task_id: int
-    state: str
-    attention: str | None
 
 
 class WorkflowApplied(Struct, frozen=True):
@@ -169,31 +159,6 @@ class TaskPage(Struct, frozen=True):
 class StepPage(Struct, frozen=True):
     steps: list[StepSummary]
     next_cursor: str | None
-
-
-def rfc3339(ms: int) -> str:
-    """`2026-11-18T10:17:57.123Z`"""
-    second, rest = divmod(ms, 1000)
-    return f"{_second(second)}.{rest:03}Z"
-
-
-@functools.lru_cache(1024)
-def _second(second: int) -> str:
-    """Most times in one document are of the same few seconds."""
-    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-
-
-def milliseconds(text: str) -> int | None:
-    """What `rfc3339` writes, and any other form of it that names its zone; None for everything else."""
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return None if at.tzinfo is None else int(at.timestamp() * 1000)
-
-
-def time_or_none(ms: int | None) -> str | None:
-    return None if ms is None else rfc3339(ms)
 
 
 def raw_or_null(text: str | None) -> Raw:

@@ -1,7 +1,7 @@
 """What the API needs of a broker. `stepwire_broker.engine.Broker` is one; tests bring another."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from stepwire_broker.bus.wire import WireCounters
 from stepwire_broker.core.definitions.settings import Settings
@@ -12,8 +12,10 @@ from stepwire_broker.core.model.events import Command, Now
 from stepwire_broker.core.overview import ExecutorView, WorkerView
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.loop_measures import Measures
+from stepwire_broker.store.queries import Queries
 from stepwire_broker.taps import Tap
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -42,12 +44,13 @@ class EnginePort(Protocol):
         answered at once to attached workers is delivered."""
         ...
 
-    async def read(self, query: Callable[..., T], *args: Any) -> T:
-        """Run `query(connection, *args)` of store/queries.py on a read-only connection: it sees what is committed."""
+    async def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `query(queries, …)` in a reader's thread, with the questions of store/queries.py: it sees what is
+        committed."""
         ...
 
-    def read_at_once(self, query: Callable[..., T], *args: Any) -> T | None:
-        """The same on the loop, for a few rows that were committed a moment ago. None rather than wait for a lock."""
+    def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Run it on the loop, for a few rows that were committed a moment ago. None rather than wait for a lock."""
         ...
 
     def prune(self) -> None:

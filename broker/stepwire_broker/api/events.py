@@ -14,14 +14,15 @@ from msgspec import UNSET, Struct, UnsetType
 
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model import facts
-from stepwire_broker.store import queries
-from stepwire_broker.store.queries import Connection, HistoryCursor, ToldItem
+from stepwire_broker.store.queries import Queries
+from stepwire_broker.store.rows import EventRow, HistoryCursor
+from stepwire_broker.timestamps import rfc3339
 
 from . import explaining, reading
-from .documents import rfc3339
 from .engine_port import EnginePort
-from .http import HttpCall, Reply, Stream, encode
+from .http import HttpCall
 from .http_problems import HttpProblem
+from .replies import Reply, Stream, encode
 from .tap import EVENT_STREAM, KEEP_ALIVE_S
 
 CLIENTS_MAX: Final = 64
@@ -152,7 +153,7 @@ async def of_task(call: HttpCall) -> Reply:
     places = await broker.read(begin, asked.get("cursor", BEGINNING))
     if places is None:
         raise HttpProblem(400, "bad_query", "`cursor` is not one of ours", "take next_cursor of the page before")
-    if await broker.read(queries.task_state, task_id) is None:
+    if await broker.read(lambda queries: queries.task_state(task_id)) is None:
         raise explaining.no_task(task_id)
     told = await broker.read(tell, EventFilter(task_id=task_id), places, broker.workflows, limit)
     return Reply(200, encode(EventPage(told.events, cursor_of(told.places) if told.is_more else None)))
@@ -161,10 +162,10 @@ async def of_task(call: HttpCall) -> Reply:
 # -- in a reader's thread ---------------------------------------------------------------------------------------------
 
 
-def begin(connection: Connection, after: str | None) -> Places | None:
+def begin(queries: Queries, after: str | None) -> Places | None:
     """Where to begin: after this event, from the first one, or with what is committed from now on. None: there is no
     such event in this database."""
-    ends = {lane.id: lane.seq for lane in queries.lanes(connection)}
+    ends = {lane.id: lane.seq for lane in queries.lanes()}
     if after is None:
         return {lane_id: StreamPosition(seq + 1) for lane_id, seq in ends.items()}
     places = {} if after == BEGINNING else read_cursor(after)
@@ -174,15 +175,15 @@ def begin(connection: Connection, after: str | None) -> Places | None:
 
 
 def tell(
-    connection: Connection, wanted: EventFilter, places: Places, workflows: Mapping[int, Workflow], events_max: int
+    queries: Queries, wanted: EventFilter, places: Places, workflows: Mapping[int, Workflow], events_max: int
 ) -> EventBatch:
     """What is committed and not told yet, in the order of each lane; and the places after it."""
     events: list[EventDocument] = []
-    places = {lane.id: places.get(lane.id, StreamPosition()) for lane in queries.lanes(connection)}
+    places = {lane.id: places.get(lane.id, StreamPosition()) for lane in queries.lanes()}
     is_more = False
     for lane_id in places:
         seq, position, _ = places[lane_id]
-        rows = queries.told_after(connection, lane_id, HistoryCursor(seq, position), PAGE_ROWS, wanted.task_id)
+        rows = queries.events_from(lane_id, HistoryCursor(seq, position), PAGE_ROWS, wanted.task_id)
         for row in rows:
             if len(events) >= events_max:
                 break
@@ -195,7 +196,7 @@ def tell(
 
 
 def _tell_row(
-    row: ToldItem,
+    row: EventRow,
     wanted: EventFilter,
     workflows: Mapping[int, Workflow],
     places: Places,
@@ -234,7 +235,7 @@ def _is_of(wanted: EventFilter, workflow: Workflow | None) -> bool:
     )
 
 
-def _document(event_id: str, row: ToldItem, fact: Any, workflow: Workflow | None) -> EventDocument:
+def _document(event_id: str, row: EventRow, fact: Any, workflow: Workflow | None) -> EventDocument:
     said = {name: getattr(fact, name) for name in type(fact).__struct_fields__ if name in _SHOWN}
     if "until" in said:
         said["until"] = rfc3339(said["until"])

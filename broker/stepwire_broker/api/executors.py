@@ -1,18 +1,13 @@
 """`/v1/executors`: where steps can go, how it does there, and the word that it is to be handed nothing for a while."""
 
-from typing import Any, Final
-
 from msgspec import Struct, structs
 
-from stepwire_broker.core.model.answers import ExecutorPaused
 from stepwire_broker.core.overview import ExecutorView
-from stepwire_broker.stages import requests
+from stepwire_broker.timestamps import rfc3339
 
 from . import http_problems
-from .documents import rfc3339
-from .http import HttpCall, Reply, encode
-
-ORDER_BYTES_MAX: Final = 64 * 1024
+from .http import HttpCall
+from .replies import Reply, encode
 
 
 class ExecutorDocument(Struct, frozen=True, kw_only=True):
@@ -40,12 +35,7 @@ class ExecutorList(Struct, frozen=True):
     executors: list[ExecutorDocument]
 
 
-class ExecutorStands(Struct, frozen=True):
-    executor: str
-    paused_since: str | None
-
-
-async def all_of_them(call: HttpCall) -> Reply:
+async def page(call: HttpCall) -> Reply:
     call.query()
     broker = call.broker
     return Reply(200, encode(ExecutorList(broker.broker_id, broker.epoch, [_shown(one) for one in broker.executors()])))
@@ -53,27 +43,10 @@ async def all_of_them(call: HttpCall) -> Reply:
 
 async def show(call: HttpCall) -> Reply:
     call.query()
-    return Reply(200, encode(_shown(_named(call))))
+    return Reply(200, encode(_shown(named(call))))
 
 
-async def pause(call: HttpCall) -> Reply:
-    """Nothing new for this executor; steps stay ready. What it has it finishes."""
-    return await _order(call, requests.pause_executor)
-
-
-async def resume(call: HttpCall) -> Reply:
-    return await _order(call, requests.resume_executor)
-
-
-async def _order(call: HttpCall, order: Any) -> Reply:
-    call.query()
-    body = await call.body(ORDER_BYTES_MAX)
-    key = _named(call).executor
-    done = await call.ask(order(body, key, call.broker.settings.limits), ExecutorPaused)
-    return Reply(200, encode(ExecutorStands(done.executor, None if done.since_ms is None else rfc3339(done.since_ms))))
-
-
-def _named(call: HttpCall) -> ExecutorView:
+def named(call: HttpCall) -> ExecutorView:
     key = call.scope["path_params"]["executor"]
     executors = call.broker.executors()
     found = next((one for one in executors if one.executor == key), None)

@@ -13,10 +13,10 @@ from stepwire_broker.core.model.apply import unlink
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import STEP_FINAL
-from stepwire_broker.store import queries
+from stepwire_broker.timestamps import rfc3339_or_none
 
 from . import reading
-from .documents import Reason, StepReason, TaskReason, time_or_none
+from .documents import Reason, StepReason, TaskReason
 from .engine_port import EnginePort
 from .hints import worded
 from .http_problems import HttpProblem, not_found
@@ -87,7 +87,7 @@ async def why_task(broker: EnginePort, task_id: int) -> TaskReason:
     unlink(found)
     step_id, name = (None, None) if on is None else (on.id, on.definition.name)
     return TaskReason(
-        task_id, found.state, why.code, why.message, time_or_none(why.since_ms), *_next(why), step_id, name
+        task_id, found.state, why.code, why.message, rfc3339_or_none(why.since_ms), *_next(why), step_id, name
     )
 
 
@@ -101,7 +101,7 @@ async def why_step(broker: EnginePort, task_id: int, name: str) -> StepReason:
     finally:
         unlink(found)
     return StepReason(
-        task_id, step.id, name, step.state, why.code, why.message, time_or_none(why.since_ms), *_next(why)
+        task_id, step.id, name, step.state, why.code, why.message, rfc3339_or_none(why.since_ms), *_next(why)
     )
 
 
@@ -111,7 +111,7 @@ def no_task(task_id: int) -> HttpProblem:
 
 async def _restored(broker: EnginePort, task_id: int) -> Task | None:
     """The task as its rows have it, without its payloads. Whoever is done with it unlinks it."""
-    loaded = await broker.read(queries.load_tasks, [task_id], NO_PAYLOADS)
+    loaded = await broker.read(lambda queries: queries.load_tasks([task_id], NO_PAYLOADS))
     return restored(broker.state, loaded.tasks[0], loaded.steps) if loaded.tasks else None
 
 
@@ -133,7 +133,7 @@ def _explain(broker: EnginePort, step: Step) -> Explained:
 
 
 def _reason(why: Why) -> Reason:
-    return Reason(why.code, why.message, time_or_none(why.since_ms), *_next(why))
+    return Reason(why.code, why.message, rfc3339_or_none(why.since_ms), *_next(why))
 
 
 def _next(why: Why) -> tuple[str | None, Hint | None]:

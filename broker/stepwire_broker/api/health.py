@@ -2,7 +2,8 @@
 
 from msgspec import Struct
 
-from .http import HttpCall, Reply, encode
+from .http import HttpCall
+from .replies import Reply, encode
 
 
 class Alive(Struct, frozen=True):

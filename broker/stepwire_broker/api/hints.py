@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from stepwire_broker.core.model.hints import TEXTS as NEUTRAL_TEXTS
 from stepwire_broker.core.model.hints import Hint, HintCode, hint_text
 
 TEXTS: Final[dict[HintCode, str]] = {
@@ -29,3 +30,8 @@ TEXTS: Final[dict[HintCode, str]] = {
 
 def worded(hint: Hint) -> str:
     return hint_text(hint, TEXTS)
+
+
+def template(code: HintCode) -> str:
+    """The text of a code with the names of its parameters, for the reference."""
+    return TEXTS.get(code, NEUTRAL_TEXTS[code]).replace("{{", "{").replace("}}", "}")

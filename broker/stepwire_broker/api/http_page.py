@@ -4,85 +4,72 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from stepwire_broker.core import explain
+from stepwire_broker.core.model.hints import HintCode
 
-from . import http_problems, openapi
-from .operations import GATE, OPERATIONS
+from . import hints, http_problems, openapi
+from .operations import ANY_REQUEST, OPERATIONS, Operation
 
 
 def page() -> str:
     """docs/reference/http.md"""
-    return "\n".join(_lines())
-
-
-def _lines() -> Iterator[str]:
-    whole = openapi.document()
-    yield "# HTTP"
-    yield ""
-    yield _INTRODUCTION
-    yield ""
-    yield f"Any request may be answered {_list(GATE)}."
+    document = openapi.document()
+    lines = ["# HTTP", "", _INTRODUCTION, "", f"Any request may be answered {_list(ANY_REQUEST)}."]
     for (method, path), operation in OPERATIONS.items():
-        yield ""
-        yield f"## {method} {path}"
-        yield ""
-        yield operation.says if operation.scope is None else f"{operation.says} Scope: `{operation.scope}`."
-        said = whole["paths"][path][method.lower()]
-        if said.get("parameters"):
-            yield ""
-            yield "| parameter | in | says |"
-            yield "|---|---|---|"
-            for each in said["parameters"]:
-                required = ", required" if each["required"] and each["in"] != "path" else ""
-                text = each["description"].replace("|", "\\|")
-                yield f"| `{each['name']}` | {each['in']}{required} | {text}{_range(each['schema'])} |"
-        if operation.body is not None:
-            yield ""
-            need = "Body" if operation.is_body_needed else "Body, if any"
-            schema = said["requestBody"]["content"][operation.body_types[0]]["schema"]
-            yield f"{need} ({' or '.join(operation.body_types)}): {_shown(schema)}"
-        yield ""
-        for status, answer in said["responses"].items():
-            if int(status) in operation.answers:
-                kind, content = next(iter(answer["content"].items()))
-                yield f"- **{status}** `{kind}`: {_shown(content['schema'])}"
-        refused = [status for status in operation.problems if status not in operation.answers]
-        if refused:
-            yield f"- refused: {_list(sorted(refused))}"
+        lines += _operation(f"{method} {path}", operation, document["paths"][path][method.lower()])
+    lines += ["", "# Documents"]
+    for name, schema in document["components"]["schemas"].items():
+        lines += _document(name, schema)
+    lines += _codes()
+    return "\n".join([*lines, ""])
+
+
+def _operation(name: str, operation: Operation, described: dict[str, Any]) -> Iterator[str]:
+    yield from ("", f"## {name}", "")
+    yield operation.summary if operation.scope is None else f"{operation.summary} Scope: `{operation.scope}`."
+    if described.get("parameters"):
+        yield from ("", "| parameter | in | meaning |", "|---|---|---|")
+        for each in described["parameters"]:
+            required = ", required" if each["required"] and each["in"] != "path" else ""
+            text = each["description"].replace("|", "\\|")
+            yield f"| `{each['name']}` | {each['in']}{required} | {text}{_range(each['schema'])} |"
+    if operation.body is not None:
+        need = "Body" if operation.is_body_needed else "Body, optional"
+        schema = described["requestBody"]["content"][operation.body_types[0]]["schema"]
+        yield from ("", f"{need} ({' or '.join(operation.body_types)}): {_type(schema)}")
     yield ""
-    yield "# Documents"
-    for name, schema in whole["components"]["schemas"].items():
-        yield ""
-        yield f"## {name}"
-        if "description" in schema:
-            yield ""
-            yield " ".join(schema["description"].split())
-        yield ""
-        yield "| member | type | |"
-        yield "|---|---|---|"
-        required = schema.get("required", ())
-        for member, of in schema.get("properties", {}).items():
-            yield f"| `{member}` | {_shown(of)} | {'' if member in required else 'optional'} |"
-    yield ""
-    yield "# Codes"
-    yield ""
-    yield "## Of problems"
-    yield ""
-    yield "| code | status |"
-    yield "|---|---|"
+    for status, answer in described["responses"].items():
+        if int(status) in operation.answers:
+            kind, content = next(iter(answer["content"].items()))
+            yield f"- **{status}** `{kind}`: {_type(content['schema'])}"
+    problems = [status for status in operation.problems if status not in operation.answers]
+    if problems:
+        yield f"- problems: {_list(sorted(problems))}"
+
+
+def _document(name: str, schema: dict[str, Any]) -> Iterator[str]:
+    yield from ("", f"## {name}")
+    if "description" in schema:
+        yield from ("", " ".join(schema["description"].split()))
+    yield from ("", "| member | type | |", "|---|---|---|")
+    required = schema.get("required", ())
+    for member, kind in schema.get("properties", {}).items():
+        yield f"| `{member}` | {_type(kind)} | {'' if member in required else 'optional'} |"
+
+
+def _codes() -> Iterator[str]:
+    yield from ("", "# Codes", "", "## Codes of problems", "", "| code | status |", "|---|---|")
     for code, number in http_problems.STATUS.items():
         yield f"| `{code}` | {number} |"
-    yield ""
-    yield _FORM
-    yield ""
-    yield "## Of reasons"
-    yield ""
-    yield "Why a step or a task stands where it stands: `code` of `/why`, and of the `reason` of open steps."
-    yield ""
-    yield "| code | says |"
-    yield "|---|---|"
-    for reason, says in explain.CODES.items():
-        yield f"| `{reason}` | {says} |"
-    yield ""
+    yield from ("", _FORM, "", "## Codes of reasons", "")
+    yield "Why a step or a task is in its state: `code` of `/why`, and of the `reason` of open steps."
+    yield from ("", "| code | meaning |", "|---|---|")
+    for reason, meaning in explain.CODES.items():
+        yield f"| `{reason}` | {meaning} |"
+    yield from ("", "## Codes of hints", "")
+    yield "What to do next: `code` of the member `next` of problems and reasons. `hint` is the same as a text."
+    yield from ("", "| code | text |", "|---|---|")
+    for hint in HintCode:
+        yield f"| `{hint}` | {hints.template(hint)} |"
 
 
 def _list(statuses: Any) -> str:
@@ -97,20 +84,20 @@ def _range(schema: dict[str, Any]) -> str:
     return ""
 
 
-def _shown(schema: dict[str, Any]) -> str:
-    """A type in a word or two."""
+def _type(schema: dict[str, Any]) -> str:
+    """The type in a word or two."""
     match schema:
         case {"$ref": ref}:
             name = ref.rpartition("/")[2]
             return f"[{name}](#{name.lower()})"
         case {"contentSchema": of}:
-            return f"server-sent events, the data of each {_shown(of)}"
+            return f"server-sent events, the data of each {_type(of)}"
         case {"anyOf": kinds}:
-            return " or ".join(map(_shown, kinds))
+            return " or ".join(map(_type, kinds))
         case {"enum": values}:
             return " or ".join(f"`{value}`" for value in values)
         case {"type": "array", "items": items}:
-            return f"list of {_shown(items)}"
+            return f"list of {_type(items)}"
         case {"type": kind}:
             return str(kind)
         case _:
@@ -120,13 +107,13 @@ def _shown(schema: dict[str, Any]) -> str:
 _INTRODUCTION: Final = """
 Generated from the code by `python -m stepwire_broker.api.reference`; `GET /openapi.json` is the same for programs.
 
-Every route but `/livez` wants `Authorization: Bearer <token>`; the token of a broker without configuration lies in
-`.stepwire/token` and may everything. Others (`stepwire token new`) may what their scopes say: `read`, `submit`,
-`work`, `operate`, or `admin`, which is all of them; what is missing is a 403 with the code `scope_missing`. Bodies are
-JSON with names in snake_case, times are RFC 3339 in UTC, ids are integers below 2^53. An error is
-`application/problem+json`: `code` is for programs, `detail` says what is wrong, `hint` what to do.
+Every route except `/livez` needs `Authorization: Bearer <token>`. The token of a broker without configuration is in
+`.stepwire/token` and has full access. Other tokens (`stepwire token new`) may do only what their scopes allow: `read`,
+`submit`, `work`, `operate`, or `admin`, which includes all of them. A missing scope is a 403 with the code
+`scope_missing`. Bodies are JSON with names in snake_case, times are RFC 3339 in UTC, ids are integers below 2^53. An
+error is `application/problem+json`: `code` names the problem for programs, `detail` describes it, `hint` is what to do
+next, and `next` is the same for programs.
 """.strip()
 _FORM: Final = (
-    "What is wrong with the form of a request has a code of its own (`bad_field`, `bad_query`, `too_large`, …) and 400"
-    " or 413."
+    "A malformed request has a code of its own (`bad_field`, `bad_query`, `too_large`, …) with the status 400 or 413."
 )

@@ -8,9 +8,10 @@ from stepwire_protocol.errors import REFUSALS, InvalidMessage
 
 from stepwire_broker.core.model.answers import CommandRefused, RefusedCode
 from stepwire_broker.core.model.hints import Hint
+from stepwire_broker.core.model.scopes import Scope
 
 from .hints import worded
-from .token import Grant, Scope
+from .token import Grant
 
 STATUS: Final[dict[RefusedCode, int]] = {
     # the request itself
@@ -91,9 +92,9 @@ def of_refused(refused: CommandRefused) -> HttpProblem:
     return HttpProblem(status, refused.code, refused.message, refused.hint or "", retry_after_ms=retry_after_ms)
 
 
-def of_refusal(refusal: InvalidMessage) -> HttpProblem:
+def of_invalid(error: InvalidMessage) -> HttpProblem:
     """What was refused at the door: the text is not what it should be."""
-    return HttpProblem(413 if refusal.code == "too_large" else 400, refusal.code, refusal.message)
+    return HttpProblem(413 if error.code == "too_large" else 400, error.code, error.message)
 
 
 def raise_refused(refused: CommandRefused) -> NoReturn:

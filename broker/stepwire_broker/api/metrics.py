@@ -18,10 +18,11 @@ from stepwire_broker.core.overview import ExecutorView
 from stepwire_broker.core.routing.ready_queue import handler_of
 from stepwire_broker.core.state import BrokerState, CoreCounters
 from stepwire_broker.loop_measures import COMMIT_S, GROUP_ROWS, LOOP_LAG_S, Measures
-from stepwire_broker.store import queries
 
 from .engine_port import EnginePort
-from .http import HttpCall, Reply, Requests
+from .http import HttpCall
+from .replies import Reply
+from .request_counts import RequestCounts
 
 TEXT_FORMAT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 HANDLERS_MAX: Final = 500  # handler classes with a number of their own; what is ready of the others is added up
@@ -44,7 +45,7 @@ class MetricsView(NamedTuple):
     counters: CoreCounters
     measures: Measures
     wire: WireCounters
-    requests: Requests
+    requests: RequestCounts
     ready: dict[str, tuple[int, int]]  # by handler_class: how many, and since when (UTC) the oldest
     held: int | None  # None when the database did not answer in time
     now: Now
@@ -434,13 +435,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "stepwire_http_requests_total",
         "counter",
         ("route", "method", "status"),
-        "Requests that were answered; route `none` is a path that there is not, or a request refused at the gate.",
+        "RequestCounts that were answered; route `none` is a path that there is not, or a request refused at the gate.",
         lambda seen: [((route, method, str(code)), n) for (route, method, code), n in seen.requests.counts.items()],
     ),
 )
 
 
-async def show(call: HttpCall, requests: Requests) -> Reply:
+async def show(call: HttpCall, requests: RequestCounts) -> Reply:
     """What a scraper reads."""
     call.query()
     broker, state = call.broker, call.broker.state
@@ -464,7 +465,7 @@ async def show(call: HttpCall, requests: Requests) -> Reply:
 async def _held(broker: EnginePort) -> int | None:
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            return await broker.read(queries.held_count)
+            return await broker.read(lambda queries: queries.held_count())
     except Exception:  # whatever is wrong with the database: the other numbers are wanted now more than ever
         return None
 

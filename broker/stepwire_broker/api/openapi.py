@@ -8,9 +8,21 @@ from typing import Any, Final
 import msgspec
 
 from . import http_problems
-from .http import HttpCall, Reply, encode
+from .http import HttpCall
 from .http_problems import ProblemDocument
-from .operations import GATE, IN_HEADER, IN_PATH, IN_QUERY, OPERATIONS, RENAMED, Events, Operation, Parameter, Text
+from .operations import (
+    ANY_REQUEST,
+    IN_HEADER,
+    IN_PATH,
+    IN_QUERY,
+    OPERATIONS,
+    RENAMED,
+    Events,
+    Operation,
+    Parameter,
+    Text,
+)
+from .replies import Reply, encode
 
 REFERENCE: Final = "#/components/schemas/{name}"
 OPEN: Final = frozenset({"/livez"})
@@ -81,12 +93,12 @@ def _operation(method: str, path: str, operation: Operation, schema_of: dict[str
     }
     if path not in OPEN:
         problem = {"application/problem+json": {"schema": schema_of[_key(ProblemDocument)]}}
-        for status in sorted({*GATE, *operation.problems}):
+        for status in sorted({*ANY_REQUEST, *operation.problems}):
             known = responses.setdefault(str(status), {"description": http_problems.TITLES[status], "content": {}})
             known["content"] |= problem
     said: dict[str, Any] = {
         "operationId": _name(method, path),
-        "summary": operation.says,
+        "summary": operation.summary,
         "responses": dict(sorted(responses.items())),
     }
     if parameters:
@@ -104,7 +116,7 @@ def _parameter(name: str, where: str, parameter: Parameter, is_required: bool) -
         "name": RENAMED.get(name, name),
         "in": where,
         "required": is_required,
-        "description": parameter.says,
+        "description": parameter.description,
         "schema": parameter.schema,
     }
 

@@ -1,6 +1,6 @@
 """What is read for an answer: from the text of a query to rows of the store to the bytes of a document.
 
-The functions that take a connection run in a reader's thread, and build their document there: the loop only sends it.
+The functions that take queries run in a reader's thread, and build their document there: the loop only sends it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,9 @@ from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model import reason_codes
 from stepwire_broker.core.model.states import TASK_FINAL, StepState, TaskState
-from stepwire_broker.store import queries
-from stepwire_broker.store.queries import Connection, StepFilter, StepRow, TaskFilter, TaskRow, WorkflowRow
+from stepwire_broker.store.queries import Queries
+from stepwire_broker.store.rows import StepFilter, StepRow, TaskFilter, TaskRecord, TaskRow, WorkflowRow
+from stepwire_broker.timestamps import parse_rfc3339, rfc3339, rfc3339_or_none
 
 from .documents import (
     NO_LABELS,
@@ -29,13 +30,10 @@ from .documents import (
     WorkflowDocument,
     WorkflowPage,
     WorkflowSummary,
-    milliseconds,
     raw_or_null,
-    rfc3339,
-    time_or_none,
 )
-from .http import encode
 from .http_problems import HttpProblem
+from .replies import encode
 
 TASK_QUERY: Final = ("state", "namespace", "workflow", "label", "since", "limit", "cursor")
 STEP_QUERY: Final = ("state", "handler_class", "limit", "cursor")
@@ -102,28 +100,28 @@ class Explained(NamedTuple):
     reason: Reason
 
 
-def small_task(connection: Connection, task_id: int, workflows: Mapping[int, Workflow]) -> Read | None:
+def small_task(queries: Queries, task_id: int, workflows: Mapping[int, Workflow]) -> Read | None:
     """A task that has ended, or None if more than a little would have to be read."""
-    found = queries.task(connection, task_id, SMALL_BYTES_MAX)
+    found = queries.task(task_id, SMALL_BYTES_MAX)
     if found is None or any(row.output is None and row.output_bytes for row in found.steps):
         return None
-    return _read(connection, found, workflows, {})
+    return _read(queries, found, workflows, {})
 
 
 def task(
-    connection: Connection, task_id: int, workflows: Mapping[int, Workflow], explained: Mapping[int, Explained]
+    queries: Queries, task_id: int, workflows: Mapping[int, Workflow], explained: Mapping[int, Explained]
 ) -> Read | None:
-    found = queries.task(connection, task_id, OUTPUTS_BYTES_MAX)
-    return None if found is None else _read(connection, found, workflows, explained)
+    found = queries.task(task_id, OUTPUTS_BYTES_MAX)
+    return None if found is None else _read(queries, found, workflows, explained)
 
 
 def _read(
-    connection: Connection,
-    found: queries.TaskRecord,
+    queries: Queries,
+    found: TaskRecord,
     workflows: Mapping[int, Workflow],
     explained: Mapping[int, Explained],
 ) -> Read:
-    result, is_omitted = _result(connection, found, workflows[found.task.workflow_id])
+    result, is_omitted = _result(queries, found, workflows[found.task.workflow_id])
     document = TaskDocument(
         **_task(found.task),
         context=raw_or_null(found.context),
@@ -140,7 +138,7 @@ def _moved(row: StepRow, explained: Explained | None) -> bool:
     return explained is not None and explained[:3] != (row.state, row.attempt, row.delivery)
 
 
-def _result(connection: Connection, found: queries.TaskRecord, workflow: Workflow) -> tuple[Raw, bool]:
+def _result(queries: Queries, found: TaskRecord, workflow: Workflow) -> tuple[Raw, bool]:
     """What the task came to, and whether that is too much to be shown."""
     if found.task.state != TaskState.COMPLETED:
         return NULL, False
@@ -152,7 +150,7 @@ def _result(connection: Connection, found: queries.TaskRecord, workflow: Workflo
     outputs = {row.name: row.output.encode() for row in wanted if row.output is not None}
     missing = {row.id: row.name for row in wanted if row.output is None and row.output_bytes}
     if missing:
-        fetched = queries.load_payloads(connection, [], list(missing)).outputs
+        fetched = queries.load_payloads([], list(missing)).outputs
         outputs |= {missing[step_id]: output for step_id, output in fetched.items()}
     return Raw(task_result(workflow.output, last, found.context.encode(), outputs)), False
 
@@ -169,30 +167,30 @@ def _step_document(row: StepRow, explained: Explained | None = None) -> StepDocu
     )
 
 
-def tasks(connection: Connection, wanted: TaskFilter) -> bytes:
-    rows = queries.tasks(connection, wanted)
+def tasks(queries: Queries, wanted: TaskFilter) -> bytes:
+    rows = queries.tasks(wanted)
     return encode(TaskPage([TaskSummary(**_task(row)) for row in rows], _next(rows, wanted.limit)))
 
 
-def step(connection: Connection, step_id: int, explained: Explained | None = None) -> bytes | None:
-    row = queries.step(connection, step_id)
+def step(queries: Queries, step_id: int, explained: Explained | None = None) -> bytes | None:
+    row = queries.step(step_id)
     return None if row is None else encode(_step_document(row, explained))
 
 
-def steps(connection: Connection, wanted: StepFilter) -> bytes:
-    rows = queries.steps(connection, wanted)
+def steps(queries: Queries, wanted: StepFilter) -> bytes:
+    rows = queries.steps(wanted)
     return encode(StepPage([StepSummary(**_step(row)) for row in rows], _next(rows, wanted.limit)))
 
 
-def workflow(connection: Connection, namespace: str, name: str, version: str | None) -> bytes | None:
-    row = queries.workflow(connection, namespace, name, version)
+def workflow(queries: Queries, namespace: str, name: str, version: str | None) -> bytes | None:
+    row = queries.workflow(namespace, name, version)
     if row is None:
         return None
     return encode(WorkflowDocument(**_workflow(row), document=raw_or_null(row.document)))
 
 
-def workflows(connection: Connection, namespace: str | None) -> bytes:
-    rows = queries.workflow_rows(connection, namespace)
+def workflows(queries: Queries, namespace: str | None) -> bytes:
+    rows = queries.workflow_rows(namespace)
     return encode(WorkflowPage([WorkflowSummary(**_workflow(row)) for row in rows]))
 
 
@@ -212,8 +210,8 @@ def _task(row: TaskRow) -> dict[str, Any]:
         "labels": NO_LABELS if row.labels is None else raw_or_null(row.labels),
         "idempotency_key": row.key,
         "created_at": rfc3339(row.created_ms),
-        "finished_at": time_or_none(row.finished_ms),
-        "deadline_at": time_or_none(row.deadline_ms),
+        "finished_at": rfc3339_or_none(row.finished_ms),
+        "deadline_at": rfc3339_or_none(row.deadline_ms),
     }
 
 
@@ -227,10 +225,10 @@ def _step(row: StepRow) -> dict[str, Any]:
         "attempt": row.attempt,
         "deliveries": row.delivery,
         "worker": row.worker,
-        "ready_at": time_or_none(row.ready_ms),
-        "started_at": time_or_none(row.started_ms),
-        "not_before": time_or_none(row.not_before_ms),
-        "finished_at": time_or_none(row.finished_ms),
+        "ready_at": rfc3339_or_none(row.ready_ms),
+        "started_at": rfc3339_or_none(row.started_ms),
+        "not_before": rfc3339_or_none(row.not_before_ms),
+        "finished_at": rfc3339_or_none(row.finished_ms),
         "error": raw_or_null(row.error),
         "reason": _reason(row),
     }
@@ -241,7 +239,7 @@ def _reason(row: StepRow) -> Reason | None:
     if row.reason is None:
         return None
     since = row.ready_ms if row.state == StepState.READY else row.finished_ms or row.started_ms or row.dispatched_ms
-    return Reason(row.reason, reason_codes.describe(row.reason), time_or_none(since), None, None)
+    return Reason(row.reason, reason_codes.describe(row.reason), rfc3339_or_none(since), None, None)
 
 
 def _workflow(row: StoredWorkflow | WorkflowRow) -> dict[str, Any]:
@@ -293,7 +291,7 @@ def _label(text: str | None) -> tuple[str, str] | None:
 def _since(text: str | None) -> int | None:
     if text is None:
         return None
-    since_ms = milliseconds(text)
+    since_ms = parse_rfc3339(text)
     if since_ms is None:
         raise HttpProblem(400, "bad_query", f"`since` is {text[:64]!r}: it needs a form like 2026-11-18T10:00:00Z")
     return since_ms

@@ -5,16 +5,14 @@ from typing import Final
 from msgspec import Struct
 from stepwire_protocol import patterns
 
-from stepwire_broker.core.model.answers import Routed
 from stepwire_broker.core.model.targets import Selector, Target
 from stepwire_broker.core.routing.router import RoutingRule, Split, hidden, missing_text, near_miss
-from stepwire_broker.stages import requests
+from stepwire_broker.timestamps import rfc3339
 
 from . import http_problems
-from .documents import rfc3339
-from .http import HttpCall, Reply, encode
+from .http import HttpCall
+from .replies import Reply, encode
 
-ORDER_BYTES_MAX: Final = 64 * 1024
 PATH_CHARACTERS_MAX: Final = 1024
 SEGMENTS: Final = 3  # at least: a namespace may itself hold ::
 
@@ -111,11 +109,6 @@ class ShadowList(Struct, frozen=True):
     shadows: list[ShadowDocument]
 
 
-class RuleSet(Struct, frozen=True):
-    match: str
-    is_set: bool
-
-
 async def route(call: HttpCall) -> Reply:
     members = call.query("path", "worker_selector")
     path = members.get("path", "")
@@ -189,22 +182,6 @@ async def shadows(call: HttpCall) -> Reply:
         for tally in found.tallies.values()
     ]
     return Reply(200, encode(ShadowList(broker.broker_id, broker.epoch, len(found.by_id), shown)))
-
-
-async def set_rule(call: HttpCall) -> Reply:
-    """From the transaction on that stores it, and after every restart."""
-    call.query()
-    body = await call.body(ORDER_BYTES_MAX)
-    done = await call.ask(requests.set_rule(body, call.broker.settings.limits), Routed)
-    return Reply(200, encode(RuleSet(done.match, done.is_set)))
-
-
-async def remove_rule(call: HttpCall) -> Reply:
-    """What was set at run time for this `match` is forgotten; what the configuration says of it holds again."""
-    call.query()
-    body = await call.body(ORDER_BYTES_MAX)
-    done = await call.ask(requests.remove_rule(body, call.broker.settings.limits), Routed)
-    return Reply(200, encode(RuleSet(done.match, done.is_set)))
 
 
 def _selector(written: str) -> dict[str, str] | str | None:

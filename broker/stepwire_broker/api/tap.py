@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
-from stepwire_broker.store import queries
+from stepwire_broker.timestamps import rfc3339
 
-from .documents import rfc3339
 from .engine_port import EnginePort
-from .http import HttpCall, Stream, encode
+from .http import HttpCall
 from .http_problems import HttpProblem, not_found
+from .replies import Stream, encode
 
 QUEUE_MAX: Final = 2000  # messages that one client may be behind
 QUEUE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -90,7 +90,7 @@ class Taps:
         """A message concerns a task if it names it or one of its steps: ids are one sequence, and steps keep theirs."""
         if not (text.isascii() and text.isdigit() and len(text) <= 16):
             raise HttpProblem(400, "bad_query", f"`task` is {text[:64]!r}: a task id is a number")
-        found = await self._broker.read(queries.load_tasks, [int(text)], 0)
+        found = await self._broker.read(lambda queries: queries.load_tasks([int(text)], 0))
         if not found.tasks:
             raise not_found(f"task {text}")
         ids = "|".join(str(step.id) for step in found.steps)

@@ -1,30 +1,25 @@
 """`/v1/tasks`: submit, look, wait, and give orders."""
 
 import time
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
 from msgspec import UNSET, Raw, UnsetType
 
-from stepwire_broker.core.definitions.settings import LimitSettings
 from stepwire_broker.core.model.answers import Done, TasksSubmitted
 from stepwire_broker.core.model.events import AwaitTask, NewTask
+from stepwire_broker.core.model.scopes import Scope
 from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.stages import requests
-from stepwire_broker.stages.requests import Make
-from stepwire_broker.store import queries
 
 from . import explaining, reading
-from .documents import Changed, Created, CreatedBatch
-from .http import HttpCall, Reply, encode
+from .documents import Created, CreatedBatch
+from .http import HttpCall
 from .http_problems import not_found
-from .token import Scope
+from .replies import Reply, encode
+from .waiting import long_poll
 
 WAIT_MS_MAX: Final = 300_000
 LOOK_AGAIN_S: Final = 5.0
-ORDER_BYTES_MAX: Final = 64 * 1024
-
-Order: TypeAlias = Callable[[bytes, int, LimitSettings], Make]
 
 
 async def submit(call: HttpCall) -> Reply:
@@ -48,7 +43,7 @@ async def submit(call: HttpCall) -> Reply:
     elif created and live is not None and live.state is TaskState.RUNNING:
         state = TaskState.RUNNING  # as it was stored: without a look at the database
     else:
-        state = await call.broker.read(queries.task_state, task_id)
+        state = await call.broker.read(lambda queries: queries.task_state(task_id))
     if state is None:
         raise not_found(f"task {task_id} any more", "it ended long ago, and was removed a moment ago")
     return Reply(201 if created else 200, encode(Created(task_id, state, created, task)))
@@ -101,22 +96,6 @@ async def page(call: HttpCall) -> Reply:
     return Reply(200, await call.broker.read(reading.tasks, wanted))
 
 
-async def cancel(call: HttpCall) -> Reply:
-    return await _order(call, requests.cancel)
-
-
-async def pause(call: HttpCall) -> Reply:
-    return await _order(call, requests.pause)
-
-
-async def resume(call: HttpCall) -> Reply:
-    return await _order(call, requests.resume)
-
-
-async def retry(call: HttpCall) -> Reply:
-    return await _order(call, requests.retry)
-
-
 def _wait_s(wait_ms: str) -> float:
     return reading.number("wait_ms", wait_ms, 0, WAIT_MS_MAX) / 1000
 
@@ -125,7 +104,7 @@ async def _wait(call: HttpCall, task_id: int, timeout_s: float) -> reading.Read 
     """The broker tells when a task ends that is in its memory. What has ended before, or is another broker's, shows in
     the database only: so we look there once the broker knows that somebody waits, and again after a while."""
     until = time.monotonic() + timeout_s
-    async with call.until_gone() as client:
+    async with long_poll(call) as client:
         told = await client.ask(lambda request: AwaitTask(request, task_id), Done)
         live = call.broker.state.tasks.get(task_id)
         if live is not None and live.state is TaskState.RUNNING and live.attention is None:
@@ -139,12 +118,6 @@ async def _wait(call: HttpCall, task_id: int, timeout_s: float) -> reading.Read 
             if found is None or found.is_settled or left_s <= 0 or call.closing.is_set():
                 return found
             await client.wait(told, min(left_s, LOOK_AGAIN_S))
-
-
-async def _order(call: HttpCall, order: Order) -> Reply:
-    body = await call.body(ORDER_BYTES_MAX)
-    done = await call.ask(order(body, call.number("task_id"), call.broker.settings.limits), Done)
-    return Reply(200, encode(Changed(done.task_id, done.state, done.attention)))
 
 
 async def _store(call: HttpCall, tasks: list[NewTask]) -> TasksSubmitted:

@@ -6,7 +6,6 @@ The first start makes one that may everything, in a file that only its owner rea
     sha256:<64 hex digits> name=ci scopes=read,submit expires=2027-01-01T00:00:00Z
 """
 
-import enum
 import hashlib
 import hmac
 import os
@@ -17,7 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from .documents import milliseconds
+from stepwire_broker.core.model.scopes import Scope
+from stepwire_broker.timestamps import parse_rfc3339
 
 STATE_DIR: Final = Path(".stepwire")
 TOKEN_FILE: Final = STATE_DIR / "token"
@@ -30,16 +30,6 @@ _HASHED: Final = "sha256:"
 
 class TokenError(Exception):
     """A token file that cannot be trusted or read. The message says whose fault it is and what to do."""
-
-
-class Scope(enum.StrEnum):
-    """What a token may. Each is by itself, but for the last."""
-
-    READ = "read"  # look at tasks, steps, workflows, workers, events, metrics
-    SUBMIT = "submit"  # submit tasks
-    WORK = "work"  # lease steps over HTTP, and say what came of them
-    OPERATE = "operate"  # cancel, pause, resume, retry, resolve; drain workers; see the bus
-    ADMIN = "admin"  # everything, and alone: apply and activate workflows, prune
 
 
 class Grant(NamedTuple):
@@ -255,7 +245,7 @@ def _grant(where: str, words: list[str], name: str) -> Grant:
 def _expires_ms(where: str, text: str | None) -> int | None:
     if text is None:
         return None
-    expires_ms = milliseconds(text)
+    expires_ms = parse_rfc3339(text)
     if expires_ms is None:
         raise TokenError(f"{where}: expires={text}: it needs a form like expires=2027-01-01T00:00:00Z")
     return expires_ms

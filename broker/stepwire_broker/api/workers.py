@@ -1,17 +1,12 @@
 """`/v1/workers`: the live sessions, which only the broker's memory knows."""
 
-from typing import Final
-
 from msgspec import Struct, structs
 
-from stepwire_broker.core.model.answers import Quieted
 from stepwire_broker.core.overview import WorkerView
-from stepwire_broker.stages import requests
+from stepwire_broker.timestamps import rfc3339
 
-from .documents import rfc3339
-from .http import HttpCall, Reply, encode
-
-ORDER_BYTES_MAX: Final = 64 * 1024
+from .http import HttpCall
+from .replies import Reply, encode
 
 
 class WorkerDocument(Struct, frozen=True, kw_only=True):
@@ -46,24 +41,10 @@ class WorkerList(Struct, frozen=True):
     workers: list[WorkerDocument]
 
 
-async def all_of_them(call: HttpCall) -> Reply:
+async def page(call: HttpCall) -> Reply:
     call.query()
     broker = call.broker
     return Reply(200, encode(WorkerList(broker.broker_id, broker.epoch, [_shown(one) for one in broker.workers()])))
-
-
-class WorkerDrains(Struct, frozen=True):
-    worker: str
-    quit: bool
-
-
-async def drain(call: HttpCall) -> Reply:
-    """Nothing new for this worker; with `quit`, it is told to go once it holds nothing."""
-    call.query()
-    body = await call.body(ORDER_BYTES_MAX)
-    make = requests.drain_worker(body, call.scope["path_params"]["worker"], call.broker.settings.limits)
-    done = await call.ask(make, Quieted)
-    return Reply(200, encode(WorkerDrains(done.worker, done.quit)))
 
 
 def _shown(worker: WorkerView) -> WorkerDocument:

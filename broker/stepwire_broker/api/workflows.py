@@ -11,8 +11,9 @@ from stepwire_broker.core.model.hints import Hint, HintCode
 
 from . import reading
 from .documents import WorkflowActivated, WorkflowApplied
-from .http import JSON, HttpCall, Reply, encode
+from .http import HttpCall
 from .http_problems import HttpProblem, not_found
+from .replies import JSON, Reply, encode
 
 YAML: Final = (b"application/yaml", b"application/x-yaml", b"text/yaml", b"text/x-yaml")
 

@@ -24,8 +24,10 @@ from stepwire_broker.core.commit import history
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
 from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
 from stepwire_broker.end_with_parent import end_with_parent
-from stepwire_broker.store import queries, sqlite
-from stepwire_broker.store.queries import TaskFilter
+from stepwire_broker.store.queries import Queries
+from stepwire_broker.store.rows import TaskFilter
+from stepwire_broker.store.sqlite.opening import open_reader
+from stepwire_broker.store.sqlite.queries import SqliteQueries
 
 from .load import CONTEXT, NAME, STEPS, BenchFailed, Progress, Throughput, Workload, chain
 
@@ -152,22 +154,23 @@ def check(directory: Path, progress: Progress) -> int:
     """Replay every task's history and compare it with the tables, which nobody writes any more. How many tasks there
     were; Failed if one is not completed, or its history says otherwise than its rows."""
     checked = 0
-    with closing(sqlite.open_reader(_database(directory))) as connection:
-        workflows = {row.id: stored_workflow(row) for row in queries.workflows(connection)}
-        page = queries.tasks(connection, TaskFilter(limit=CHECK_TASKS))
+    with closing(open_reader(_database(directory))) as connection:
+        queries = SqliteQueries(connection)
+        workflows = {row.id: stored_workflow(row) for row in queries.workflows()}
+        page = queries.tasks(TaskFilter(limit=CHECK_TASKS))
         while page:
-            loaded = queries.load_tasks(connection, [row.id for row in page], limits.MESSAGE_BYTES_MAX)
+            loaded = queries.load_tasks([row.id for row in page], limits.MESSAGE_BYTES_MAX)
             steps = {task_id: list(rows) for task_id, rows in groupby(loaded.steps, attrgetter("task_id"))}
             for row in loaded.tasks:
-                _check(connection, workflows[row.workflow_id], row, steps[row.id])
+                _check(queries, workflows[row.workflow_id], row, steps[row.id])
             checked += len(page)
             progress(len(page))
-            page = queries.tasks(connection, TaskFilter(limit=CHECK_TASKS, before=page[-1].id))
+            page = queries.tasks(TaskFilter(limit=CHECK_TASKS, before=page[-1].id))
     return checked
 
 
-def _check(connection: queries.Connection, workflow: Workflow, row: StoredTask, steps: list[StoredStep]) -> None:
-    told = [item.facts.encode() for item in queries.task_events(connection, row.id)]
+def _check(queries: Queries, workflow: Workflow, row: StoredTask, steps: list[StoredStep]) -> None:
+    told = [item.facts.encode() for item in queries.task_events(row.id)]
     differences = history.differences(history.replay(row.id, workflow, told), row, steps)
     if row.state != "completed" or differences:
         raise BenchFailed(

@@ -22,9 +22,9 @@ from .options import Options, StepwireGroup
 
 if TYPE_CHECKING:
     from stepwire_broker.core.definitions.settings import Settings
-    from stepwire_broker.store.backup import RestoredBackup
     from stepwire_broker.store.retention import Pruned
-    from stepwire_broker.store.status import Status
+    from stepwire_broker.store.sqlite.restore import RestoredBackup
+    from stepwire_broker.store.sqlite.status import Status
 
 POLL_S: Final = 0.2
 STUCK_S: Final = 60.0  # without any progress a broker is not waited for
@@ -44,8 +44,8 @@ def db() -> None:
 @click.pass_obj
 def status(options: Options) -> None:
     """Print how large the database is, what is in it, and who writes it. A broker may run or not."""
-    from stepwire_broker.store import backup
-    from stepwire_broker.store.status import status as read
+    from stepwire_broker.store.sqlite import backup
+    from stepwire_broker.store.sqlite.status import status as read
 
     settings, path = _database(options)
     with _refusals(), closing(backup.open_stored(path)) as connection:
@@ -91,8 +91,8 @@ def _pruned(last: dict[str, Any]) -> str:
 @click.pass_obj
 def check(options: Options, sample: int | None) -> None:
     """Check the file, what refers to what, and that every task's history replays to its rows. Exits 1 when not."""
-    from stepwire_broker.store import backup
-    from stepwire_broker.store.check import check as run
+    from stepwire_broker.store.sqlite import backup
+    from stepwire_broker.store.sqlite.check import check as run
 
     _, path = _database(options)
     with _refusals(), closing(backup.open_stored(path)) as connection, _bars(options) as show:
@@ -116,7 +116,7 @@ def check(options: Options, sample: int | None) -> None:
 @click.pass_obj
 def backup(options: Options, file: Path) -> None:
     """Copy the database into FILE, as of one moment, while the broker goes on. FILE must not be there yet."""
-    from stepwire_broker.store.backup import backup as make
+    from stepwire_broker.store.sqlite.backup import backup as make
 
     _, path = _database(options)
     with _refusals(), _bars(options) as show:
@@ -134,8 +134,8 @@ def restore(options: Options, file: Path) -> None:
     The restored database is a new deployment. At_most_once steps that were not over when the backup was made may have
     been started since: they are held until somebody says what became of them.
     """
-    from stepwire_broker.store.backup import restore as put_back
-    from stepwire_broker.store.sqlite import holder
+    from stepwire_broker.store.sqlite.opening import holder
+    from stepwire_broker.store.sqlite.restore import restore as put_back
 
     settings, path = _database(options)
     process = holder(path)
@@ -191,9 +191,9 @@ def _what_next(restored: "RestoredBackup") -> Iterator[str]:
 @click.pass_obj
 def prune(options: Options, dry_run: bool, compact: bool) -> None:
     """Remove what is over and older than `retention` says, now. A running broker does so by itself all the time."""
-    from stepwire_broker.store import backup, retention
-    from stepwire_broker.store.sqlite import holder
-    from stepwire_broker.store.status import expired
+    from stepwire_broker.store.sqlite import backup, pruning
+    from stepwire_broker.store.sqlite.opening import holder
+    from stepwire_broker.store.sqlite.status import expired
 
     from . import logs
 
@@ -213,9 +213,9 @@ def prune(options: Options, dry_run: bool, compact: bool) -> None:
                 return
         logs.set_up("warning", options.verbosity)
         with _bars(options) as show:
-            done = retention.prune_now(path, settings.retention, lambda run: show("tasks", run.tasks, count))
+            done = pruning.prune_now(path, settings.retention, lambda run: show("tasks", run.tasks, count))
         if compact:
-            retention.compact(path)
+            pruning.compact(path)
     output.one(options, done, _removed(done))
 
 
@@ -226,7 +226,7 @@ def _removed(done: "Pruned") -> str:
 def _prune_by_the_broker(options: Options, connection: sqlite3.Connection) -> None:
     """Ask it, and watch what is left until it is done, by the broker's own retention."""
     from stepwire_broker.core.definitions.settings import RetentionSettings
-    from stepwire_broker.store.status import expired
+    from stepwire_broker.store.sqlite.status import expired
 
     with broker(options) as client:
         asked = client.prune()
@@ -252,8 +252,8 @@ def _prune_by_the_broker(options: Options, connection: sqlite3.Connection) -> No
 @click.pass_obj
 def upgrade(options: Options) -> None:
     """Say which schema the database has. `serve` brings a SQLite database to its own when it starts."""
-    from stepwire_broker.store import backup
-    from stepwire_broker.store.migrate import HEAD, revision
+    from stepwire_broker.store.sqlite import backup
+    from stepwire_broker.store.sqlite.migrate import HEAD, revision
 
     _, path = _database(options)
     with _refusals(), closing(backup.open_stored(path)) as connection:
@@ -269,7 +269,7 @@ def upgrade(options: Options) -> None:
 
 def _database(options: Options) -> "tuple[Settings, Path]":
     from stepwire_broker.store.errors import StoreRefused
-    from stepwire_broker.store.sqlite import path_of
+    from stepwire_broker.store.sqlite.opening import path_of
 
     settings = load(options).settings
     try:
@@ -281,9 +281,7 @@ def _database(options: Options) -> "tuple[Settings, Path]":
 @contextmanager
 def _refusals() -> Iterator[None]:
     """Whatever the store refuses ends the command with its exit code."""
-    from stepwire_broker.store.backup import NotThere, WouldReplace
-    from stepwire_broker.store.errors import StoreRefused
-    from stepwire_broker.store.sqlite import InUse
+    from stepwire_broker.store.errors import InUse, NotThere, StoreRefused, WouldReplace
 
     try:
         yield

@@ -135,13 +135,13 @@ def files(settings: Settings) -> Iterator[Finding]:
     """What is there has to be its owner's alone. What is not there is made by the first start."""
     from stepwire_broker.api.token import STATE_DIR, TOKEN_FILE
     from stepwire_broker.bus.endpoints import EndpointRefused, read_endpoint
-    from stepwire_broker.store import sqlite
     from stepwire_broker.store.errors import StoreRefused
+    from stepwire_broker.store.sqlite.opening import path_of
 
     private: dict[str, Path] = {"state directory": STATE_DIR}
     private["token"] = Path(settings.http.tokens_file) if settings.http.tokens_file else TOKEN_FILE
     try:
-        database = sqlite.path_of(settings.database.url)
+        database = path_of(settings.database.url)
     except StoreRefused as error:
         yield Finding("red", "database", loader.shown_without_password(str(error), settings.database.url))
     else:

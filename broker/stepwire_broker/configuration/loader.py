@@ -6,7 +6,6 @@ number of milliseconds, or without its suffix as a duration (`lease: 10s`). Rela
 to the directory that the command is run in, as the defaults under `.stepwire/` are.
 """
 
-import difflib
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from stepwire_broker.core.definitions import durations
+from stepwire_broker.core.definitions.nearest import did_you_mean
 from stepwire_broker.core.definitions.settings import Settings
 
 from . import seed_block
@@ -297,8 +297,8 @@ def _rank(given: Given) -> bool:
 
 
 def _unknown(given: Given) -> str:
-    nearest = difflib.get_close_matches(given.key, [*KEYS, *_DURATIONS, *_SECTIONS], 1)
-    hint = f"did you mean {nearest[0]}?" if nearest else "`stepwire config show` lists all keys"
+    known = [*KEYS, *_DURATIONS, *_SECTIONS]
+    hint = did_you_mean(given.key, known) or "`stepwire config show` lists all keys"
     where = f"{given.key} in {given.origin}" if not given.is_text else f"{given.origin} ({given.key})"
     return f"{where} is not a known setting; {hint}"
 

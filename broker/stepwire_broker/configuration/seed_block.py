@@ -2,9 +2,10 @@
 of ours, or is told why there is nothing to set.
 """
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
+
+from stepwire_broker.core.definitions.nearest import did_you_mean
 
 BLOCK: Final = "step_execution"
 
@@ -30,8 +31,7 @@ def take(block: Mapping[str, Any]) -> Iterator[Taken]:
         elif name in _WHY_NOT:
             yield Taken(name, value, None, _WHY_NOT[name](value, block))
         else:
-            nearest = difflib.get_close_matches(name, NAMES, 1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(NAMES)}"
+            hint = did_you_mean(name, NAMES) or f"known are {', '.join(NAMES)}"
             raise UnknownKey(f"{BLOCK}.{name} is not a known setting; {hint}")
 
 

@@ -16,14 +16,14 @@ from stepwire_broker.core.model.live import RESTORED, Step, Task, WorkerSession
 from stepwire_broker.core.model.targets import BUS, LOCAL, POLL, Target
 from stepwire_broker.core.routing.router import NOBODY, Decided, missing_text, path_of
 
-from .dispatch.placement import offering
+from . import takers
 from .guards import allowance
 from .guards.breaker import BreakerPhase
 from .model.events import Now
 from .model.reason_codes import describe
 from .model.states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
 from .state import BrokerState
-from .workers import level0
+from .takers import Obstacle
 
 LOOKED_AT_MAX: Final = 200  # steps of a task, to find what holds it up
 QUEUE_LOOKED_AT_MAX: Final = 2_000
@@ -271,9 +271,9 @@ def _is_offered_by_nobody(state: BrokerState, step: Step, now: Now) -> Why | Non
     name, target = step.definition.handler_class, state.router.target(step)
     there = _of_executor(state, target.executor)
     offering_it = [s for s in there if s.offers(name)]
-    if any(name not in s.unknown for s in offering_it) or level0.serves(state, step):
+    if any(takers.knows_handler(s, name) for s in there) or takers.level0_serves(state, state.route_of(step)):
         return None
-    if target.executor == BUS and level0.offers(state, name):
+    if target.executor == BUS and takers.level0_offers(state, name):
         why = "asks for labels, which they do not bear"
         if step.at_most_once and not state.settings.bus.level0.at_most_once:
             why = "is at_most_once, which they get only with bus.level0.at_most_once"
@@ -300,7 +300,7 @@ def _elsewhere(state: BrokerState, step: Step, target: Target) -> Hint | None:
     if place.decided is Decided.LOCAL:
         return None
     name = step.definition.handler_class
-    others = {s.executor for s in state.sessions.values() if s.offers(name) and name not in s.unknown}
+    others = {s.executor for s in state.sessions.values() if takers.knows_handler(s, name)}
     if not others - {target.executor}:
         return None
     key = min(others - {target.executor})
@@ -310,7 +310,7 @@ def _elsewhere(state: BrokerState, step: Step, target: Target) -> Hint | None:
 
 def _of_executor(state: BrokerState, executor: str) -> list[WorkerSession]:
     anyone = Target(executor)
-    return [s for s in state.sessions.values() if anyone.takes(s)]
+    return [s for s in state.sessions.values() if anyone.is_executor_of(s)]
 
 
 def _rule(state: BrokerState, step: Step) -> str:
@@ -326,7 +326,7 @@ def _rule(state: BrokerState, step: Step) -> str:
 
 
 def _is_matched_by_nobody(state: BrokerState, step: Step, now: Now) -> Why | None:
-    if offering(state, state.route_of(step)) or level0.serves(state, step):
+    if takers.can_be_taken(state, state.route_of(step)):
         return None
     name, target = step.definition.handler_class, state.router.target(step)
     there = [s for s in _of_executor(state, target.executor) if s.offers(name)]
@@ -402,8 +402,11 @@ def _is_not_loaded(state: BrokerState, step: Step, now: Now) -> Why | None:
 
 
 def _is_left_alone(state: BrokerState, step: Step, now: Now) -> Why | None:
-    sessions = offering(state, state.route_of(step))
-    if any(not (s.draining or s.stuck or s.muted) for s in sessions) or level0.serves(state, step):
+    route = state.route_of(step)
+    sessions = takers.offering(state, route)
+    if takers.level0_serves(state, route) or any(
+        takers.passing_obstacle(s, route) not in takers.LEAVING for s in sessions
+    ):
         return None
     how = _named(f"`{s.worker}` {_leaving(s)}" for s in sessions)
     return Why("workers_leaving", f"no worker that could take it takes anything new: {how}", step.ready_ms)
@@ -418,19 +421,21 @@ def _leaving(session: WorkerSession) -> str:
 
 
 def _goes_alone(state: BrokerState, step: Step, now: Now) -> Why | None:
-    with_room = [s for s in offering(state, state.route_of(step)) if s.credit > 0]
-    if not step.is_suspect or not with_room or any(not s.suspects for s in with_room):
+    route = state.route_of(step)
+    obstacles = {takers.passing_obstacle(s, route) for s in takers.offering(state, route)}
+    if Obstacle.HAS_SUSPECT not in obstacles or None in obstacles:
         return None
     message = f"{step.lost_sessions} workers died with it, so it goes alone, and every worker has such a step now"
     return Why("runs_alone", message, step.ready_ms)
 
 
 def _is_too_much(state: BrokerState, step: Step, now: Now) -> Why | None:
-    if level0.serves(state, step):
+    route = state.route_of(step)
+    if takers.level0_serves(state, route):
         return _peers_are_busy(state, step, now)
-    sessions = [s for s in offering(state, state.route_of(step)) if not (s.draining or s.stuck or s.muted)]
-    if any(s.credit > 0 for s in sessions):
+    if takers.takers(state, route):
         return None
+    sessions = [s for s in takers.offering(state, route) if takers.passing_obstacle(s, route) not in takers.LEAVING]
     hosts = {s.executor for s in sessions}
     if hosts == {POLL}:
         return Why("nobody_asks", f"{_nobody_asks(sessions)}{_ahead(state, step)}", step.ready_ms)
@@ -461,7 +466,7 @@ def _at_its_limit(sessions: list[WorkerSession]) -> str:
 
 def _peers_are_busy(state: BrokerState, step: Step, now: Now) -> Why | None:
     peers = state.level0.peers.values()
-    if any(level0.is_free(peer, now) and not (peer.doubted and step.at_most_once) for peer in peers):
+    if any(takers.peer_obstacle(peer, state.route_of(step), now) is None for peer in peers):
         return None
     if all(peer.doubted for peer in peers) and step.at_most_once:
         message = "each level-0 handler let a lease end, and gets nothing at_most_once until it answers; start one anew"
@@ -515,8 +520,8 @@ def unroutable(state: BrokerState, now: Now) -> list[Unroutable]:
     found: dict[tuple[Target, str], Unroutable] = {}
     latest = now.wall - state.settings.dispatch.unroutable_after_ms
     for route, steps, since_ms in state.ready.oldest():
-        if since_ms <= latest and not offering(state, route) and not level0.serves_route(state, route):
-            target, name = route[:2]
+        if since_ms <= latest and not takers.can_be_taken(state, route):
+            target, name = route.target, route.handler_class
             before = found.get((target, name))
             if before is not None:
                 steps, since_ms = steps + before.steps, min(since_ms, before.since_ms)

@@ -17,7 +17,7 @@ from .commit.loads import CommandLoad, PageLoad, RejectedLoad, ResultsLoad
 from .commit.outbox import SendAck, SendAnswer, SendBatch, SendHandout
 from .definitions.stored_rows import Loaded
 from .definitions.workflow import Workflow
-from .dispatch import placement
+from .dispatch import placement, transmission
 from .guards import allowance
 from .intake import commands, routing_rules, submission
 from .intake.submission import on_applied, on_decided
@@ -28,7 +28,8 @@ from .model.answers import CommandRefused
 from .model.commit_group import CommitGroup, Committed, Stalled
 from .model.events import Command, Event, Now
 from .model.states import STEP_FINAL
-from .progress.progress import discard, expire_retry
+from .progress.discard import discard
+from .progress.readiness import expire_retry
 from .shadows import copies
 from .state import BrokerState, Identity
 from .timer_kinds import (
@@ -53,7 +54,7 @@ from .timer_kinds import (
     StepDeadline,
     TaskDeadline,
 )
-from .workers import executor_control, level0, refusals, sessions, step_results
+from .workers import drain, executor_control, level0, refusals, sessions, step_results, time_limits
 from .workers.step_results import on_results
 
 NOTHING: Final = Decision()
@@ -121,7 +122,7 @@ def _release(state: BrokerState, now: Now) -> None:
     decision = state.decision
     for send in state.outbox.released():
         if isinstance(send, SendBatch):
-            placement.released(state, send.batch, now)
+            transmission.released(state, send.batch, now)
         elif isinstance(send, SendAck):
             if not any(task.rejected for task in send.about):
                 decision.sends.append(ToWorker(send.topic, send.message))
@@ -275,11 +276,11 @@ def _on_command(state: BrokerState, event: Any, now: Now) -> None:
     elif task is None:
         load_for(state, event.task_id, event)
     else:
-        _TASK_COMMANDS[type(event)](state, task, event, now)
+        commands.TASK_COMMANDS[type(event)](state, task, event, now)
         residency.leave_if_final(state, task)
 
 
-def _on_resolve(state: BrokerState, event: events.ResolveStep, now: Now) -> None:
+def _on_resolve(state: BrokerState, event: commands.ResolveStep, now: Now) -> None:
     step = state.steps.get(event.step_id)
     if state.stalled is not None:
         _refuse_stalled(state, event.request, step.task if step is not None else None)
@@ -292,25 +293,12 @@ def _on_resolve(state: BrokerState, event: events.ResolveStep, now: Now) -> None
         residency.leave_if_final(state, step.task)
 
 
-def _on_drain_worker(state: BrokerState, event: events.DrainWorker, now: Now) -> None:
-    if not level0.on_drain_worker(state, event):
-        sessions.on_drain_worker(state, event, now)
-
-
 def _refuse_stalled(state: BrokerState, request: int, task: Task | None) -> None:
     refused = submission.intake_refused(state)
     assert refused is not None
     state.refuse_now(request, refused)
     if task is not None:
         residency.leave_if_final(state, task)
-
-
-_TASK_COMMANDS: Final[dict[type, Callable[[BrokerState, Task, Any, Now], None]]] = {
-    events.CancelTask: commands.on_cancel,
-    events.PauseTask: commands.on_pause,
-    events.ResumeTask: commands.on_resume,
-    events.RetryTask: commands.on_retry,
-}
 
 
 # -- time -------------------------------------------------------------------------------------------------------------
@@ -324,7 +312,7 @@ def _on_tick(state: BrokerState, event: events.Tick, now: Now) -> None:
 def _fire(state: BrokerState, timer: AnyTimer, now: Now) -> None:
     match timer:
         case RetransmitDue():
-            placement.retransmit(state, timer.batch, now)
+            transmission.retransmit(state, timer.batch, now)
         case LeaseEnds():
             sessions.check_lease(state, timer.session, now)
         case AdoptionDue():
@@ -336,15 +324,15 @@ def _fire(state: BrokerState, timer: AnyTimer, now: Now) -> None:
         case RunLimit():
             sessions.expire_run(state, timer, now)
         case StartLimit():
-            commands.expire_unstarted(state, timer.step, timer.delivery, now)
+            time_limits.expire_unstarted(state, timer.step, timer.delivery, now)
         case RetryDue():
             expire_retry(state, timer.step, timer.not_before_ms, now)
         case QueueLimit():
-            commands.expire_queue(state, timer.step, timer.ready_ms, now)
+            time_limits.expire_queue(state, timer.step, timer.ready_ms, now)
         case StepDeadline():
-            commands.expire_deadline(state, timer.step, timer.deadline_ms, now)
+            time_limits.expire_deadline(state, timer.step, timer.deadline_ms, now)
         case TaskDeadline():
-            commands.expire_task(state, timer.task, timer.deadline_ms, now)
+            time_limits.expire_task(state, timer.task, timer.deadline_ms, now)
         case BreakerDue():
             allowance.on_breaker_timer(state, timer, now)
         case BudgetDue():
@@ -415,16 +403,12 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ActivateWorkflow: submission.on_activate,
     events.AwaitTask: commands.on_await,
     events.Forget: commands.on_forget,
-    events.CancelTask: _on_command,
-    events.PauseTask: _on_command,
-    events.ResumeTask: _on_command,
-    events.RetryTask: _on_command,
-    events.ResolveStep: _on_resolve,
-    events.DrainWorker: _on_drain_worker,
-    events.PauseExecutor: executor_control.on_pause,
-    events.ResumeExecutor: executor_control.on_resume,
-    events.SetBreaker: allowance.on_set_breaker,
-    events.SetRule: routing_rules.on_set_rule,
+    **dict.fromkeys(commands.TASK_COMMANDS, _on_command),
+    commands.ResolveStep: _on_resolve,
+    **drain.COMMANDS,
+    **executor_control.COMMANDS,
+    **allowance.COMMANDS,
+    **routing_rules.COMMANDS,
     events.Reconfigure: routing_rules.on_reconfigure,
     # the world
     events.Tick: _on_tick,

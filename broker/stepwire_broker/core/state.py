@@ -177,7 +177,7 @@ class BrokerState:
             counts = self.canaries.get(match)
             if counts is None:
                 counts = self.canaries[match] = [0, 0]
-            counts[step.route[0] is not way.canary[0]] += 1
+            counts[step.route.target is not way.canary[0]] += 1
 
     def route_by(self, router: Router) -> None:
         """From here on steps go by this one; those that were handed out stay where they are."""
@@ -213,6 +213,10 @@ class BrokerState:
     def refuse_now(self, request: int, refused: CommandRefused) -> None:
         """A refusal that rests on nothing stored must not wait for a commit: the database may be away."""
         self.decision.answers.append(ToRequest(request, refused))
+
+    def next_batch_id(self) -> str:
+        self.batches += 1
+        return f"batch_{self.identity.nonce}_{self.batches}"
 
     def next_read(self) -> int:
         self.reads += 1

@@ -4,36 +4,22 @@ Whatever is refused here was never accepted, so it costs nothing but its reading
 often as it can be (one pass through the door, one minification, one typed decode), and per task only where it must.
 """
 
-import difflib
 import hashlib
 import re
 import secrets
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 from stepwire_protocol import strict_json
 from stepwire_protocol.errors import InvalidMessage
-from stepwire_protocol.messages import EMPTY_OBJECT, Name, Text
+from stepwire_protocol.messages import EMPTY_OBJECT, Name
 
-from stepwire_broker.core.definitions.settings import LimitSettings, PositiveMs, RuleSettings
+from stepwire_broker.core.definitions.nearest import did_you_mean
+from stepwire_broker.core.definitions.settings import LimitSettings, PositiveMs
 from stepwire_broker.core.definitions.workflow import NAMESPACE_DEFAULT
-from stepwire_broker.core.model.events import (
-    CancelTask,
-    Command,
-    DrainWorker,
-    NewTask,
-    PauseExecutor,
-    PauseTask,
-    ResolveStep,
-    ResumeExecutor,
-    ResumeTask,
-    RetryTask,
-    SetBreaker,
-    SetRule,
-    SubmitTasks,
-)
+from stepwire_broker.core.model.events import Command, NewTask, SubmitTasks
 
 KEY_CHARACTERS_MAX: Final = 255
 LABELS_MAX: Final = 64
@@ -62,52 +48,6 @@ class BatchBody(Struct, frozen=True, forbid_unknown_fields=True):
     """`POST /v1/tasks/batch`."""
 
     tasks: Annotated[list[TaskBody], Meta(min_length=1)]
-
-
-class ReasonBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /v1/tasks/{id}/cancel`."""
-
-    reason: Text = ""
-
-
-class RetryBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /v1/tasks/{id}/retry`."""
-
-    from_step: Name | None = None
-    again: bool = False
-    new_key: bool = False
-    reason: Text = ""
-
-
-class NothingBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /v1/tasks/{id}/pause` and `/resume`: nothing to say."""
-
-
-class DrainBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /v1/workers/{worker}/drain`."""
-
-    quit: bool = False
-
-
-class RemoveRuleBody(Struct, frozen=True, forbid_unknown_fields=True):
-    match: str
-
-
-class BreakerBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /v1/breakers/{handler_class}`. `auto`: it is left to itself again."""
-
-    state: Literal["open", "closed", "auto"]
-    reason: Text = ""
-
-
-class ResolveBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /v1/steps/{id}/resolve`. The reason is for whoever reads the history, so there must be one."""
-
-    outcome: Literal["completed", "failed", "retry"]
-    reason: Annotated[Text, Meta(min_length=1)]
-    output: Raw = Raw(b"")
-    message: Text = ""
-    new_key: bool = False
 
 
 def read_task(body: bytes, limits: LimitSettings, key: str | None = None) -> NewTask:
@@ -154,102 +94,41 @@ def submission(tasks: list[NewTask]) -> Make:
     return lambda request: SubmitTasks(request, tasks, secrets.randbits(128))
 
 
-def cancel(body: bytes, task_id: int, limits: LimitSettings) -> Make:
-    _, said = _read(body or b"{}", _reason, limits.payload_bytes)
-    return lambda request: CancelTask(request, task_id, said.reason)
-
-
-def pause(body: bytes, task_id: int, limits: LimitSettings) -> Make:
-    _read(body or b"{}", _nothing, limits.payload_bytes)
-    return lambda request: PauseTask(request, task_id)
-
-
-def resume(body: bytes, task_id: int, limits: LimitSettings) -> Make:
-    _read(body or b"{}", _nothing, limits.payload_bytes)
-    return lambda request: ResumeTask(request, task_id)
-
-
-def retry(body: bytes, task_id: int, limits: LimitSettings) -> Make:
-    _, said = _read(body or b"{}", _retry, limits.payload_bytes)
-    return lambda request: RetryTask(request, task_id, said.from_step, said.again, said.new_key, said.reason)
-
-
-def drain_worker(body: bytes, worker: str, limits: LimitSettings) -> Make:
-    _, said = _read(body or b"{}", _drain, limits.payload_bytes)
-    return lambda request: DrainWorker(request, worker, said.quit)
-
-
-def pause_executor(body: bytes, executor: str, limits: LimitSettings) -> Make:
-    _read(body or b"{}", _nothing, limits.payload_bytes)
-    return lambda request: PauseExecutor(request, executor)
-
-
-def resume_executor(body: bytes, executor: str, limits: LimitSettings) -> Make:
-    _read(body or b"{}", _nothing, limits.payload_bytes)
-    return lambda request: ResumeExecutor(request, executor)
-
-
-def set_breaker(body: bytes, handler_class: str, limits: LimitSettings) -> Make:
-    _, said = _read(body, _breaker, limits.payload_bytes)
-    return lambda request: SetBreaker(request, handler_class, said.state, said.reason)
-
-
-def set_rule(body: bytes, limits: LimitSettings) -> Make:
-    _, said = _read(body, _rule, limits.payload_bytes)
-    return lambda request: SetRule(request, said.match, said)
-
-
-def remove_rule(body: bytes, limits: LimitSettings) -> Make:
-    _, said = _read(body, _remove_rule, limits.payload_bytes)
-    return lambda request: SetRule(request, said.match, None)
-
-
-def resolve(body: bytes, step_id: int, limits: LimitSettings) -> Make:
-    _, said = _read(body, _resolve, limits.payload_bytes)
-    output = Raw(bytes(said.output)) if said.output else None
-    if output is not None and said.outcome != "completed":
-        raise InvalidMessage("bad_field", "only a step that is called completed has an output - at `$.output`")
-    if said.message and said.outcome != "failed":
-        raise InvalidMessage("bad_field", "only a step that is called failed has a message - at `$.message`")
-    if said.new_key and said.outcome != "retry":
-        raise InvalidMessage("bad_field", "only a step that is run again can have a new key - at `$.new_key`")
-    if said.outcome == "failed" and not said.message:
-        raise InvalidMessage("bad_field", "a step that is called failed needs a message that says why - at `$.message`")
-    return lambda request: ResolveStep(request, step_id, said.outcome, said.reason, output, said.message, said.new_key)
-
-
 _KEY: Final = re.compile(rf"[\x21-\x7e]{{1,{KEY_CHARACTERS_MAX}}}")
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*?)`")
 
 _task: Final = msgspec.json.Decoder(TaskBody)
 _batch: Final = msgspec.json.Decoder(BatchBody)
-_reason: Final = msgspec.json.Decoder(ReasonBody)
-_nothing: Final = msgspec.json.Decoder(NothingBody)
-_retry: Final = msgspec.json.Decoder(RetryBody)
-_drain: Final = msgspec.json.Decoder(DrainBody)
-_rule: Final = msgspec.json.Decoder(RuleSettings)
-_remove_rule: Final = msgspec.json.Decoder(RemoveRuleBody)
-_breaker: Final = msgspec.json.Decoder(BreakerBody)
-_resolve: Final = msgspec.json.Decoder(ResolveBody)
 
 _NO_CONTEXT: Final[dict[str, Any]] = {}
 _deterministic: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
+def read_body(body: bytes, kind: type[S], bytes_max: int) -> S:
+    """The body of a command as its type. Raises InvalidMessage."""
+    return _read(body, msgspec.json.Decoder(kind), bytes_max)[1]
+
+
 def _read(body: bytes, decoder: "msgspec.json.Decoder[S]", bytes_max: int) -> tuple[Any, S]:
-    """The body through the door, once, and as its type, from minified text: raw members of it are compact."""
+    """The body as plain values and as its type. The type is read from minified text, so that its raw members are
+    compact."""
     value = strict_json.parse(body, bytes_max)
     try:
         return value, decoder.decode(msgspec.json.format(body, indent=-1))
     except msgspec.ValidationError as error:
-        raise InvalidMessage("bad_field", with_nearest(str(error), _MEMBERS[decoder.type])) from None
+        raise InvalidMessage("bad_field", with_nearest(str(error), _names_in(decoder.type))) from None
 
 
 def with_nearest(error: str, known: tuple[str, ...]) -> str:
-    """A validation error of msgspec, and if it is about an unknown member, which one may have been meant."""
-    found = _UNKNOWN.match(error)
-    nearest = difflib.get_close_matches(found[1], known, 1) if found else None
-    return f"{error}; did you mean `{nearest[0]}`?" if nearest else error
+    """A validation error of msgspec; one about an unknown member gets the nearest known name."""
+    member = _UNKNOWN.match(error)
+    meant = did_you_mean(member[1], known) if member else ""
+    return f"{error}; {meant}" if meant else error
+
+
+def _names_in(kind: Any) -> tuple[str, ...]:
+    names: tuple[str, ...] = kind.__struct_fields__
+    return (*names, *TaskBody.__struct_fields__) if kind is BatchBody else names
 
 
 def _new_task(task: TaskBody, plain: dict[str, Any], key: str | None, limits: LimitSettings, at: int | str) -> NewTask:
@@ -298,17 +177,3 @@ def _check_key(key: str, where: str) -> None:
 
 def _path(at: int | str) -> str:
     return at if isinstance(at, str) else f"$.tasks[{at}]"
-
-
-_MEMBERS: Final[dict[Any, tuple[str, ...]]] = {
-    TaskBody: TaskBody.__struct_fields__,
-    BatchBody: (*BatchBody.__struct_fields__, *TaskBody.__struct_fields__),
-    ReasonBody: ReasonBody.__struct_fields__,
-    NothingBody: (),
-    RetryBody: RetryBody.__struct_fields__,
-    DrainBody: DrainBody.__struct_fields__,
-    BreakerBody: BreakerBody.__struct_fields__,
-    RuleSettings: RuleSettings.__struct_fields__,
-    RemoveRuleBody: RemoveRuleBody.__struct_fields__,
-    ResolveBody: ResolveBody.__struct_fields__,
-}

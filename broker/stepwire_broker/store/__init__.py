@@ -1,7 +1,8 @@
-"""The adapter for SQL: the schema, the lane that writes, the queries that read. Nothing here decides anything."""
+"""The database: the lane that writes, the port behind which a database is, and its adapters. Nothing here decides."""
 
 from .errors import StoreRefused
 from .lane import Faults
-from .store import Opened, Store
+from .ports import Opened
+from .store import Store, open_store
 
-__all__ = ["Faults", "Opened", "Store", "StoreRefused"]
+__all__ = ["Faults", "Opened", "Store", "StoreRefused", "open_store"]

@@ -1,5 +1,17 @@
-"""What the store says when it will not open: whose fault it is, and what to do."""
+"""Why a store refuses to work: whose fault it is, and what to do. Every message is for the operator."""
 
 
 class StoreRefused(Exception):
-    """The database cannot be used as it is. The message is for the operator."""
+    """The database cannot be used as it is."""
+
+
+class InUse(StoreRefused):
+    """Another process has the right to write the database."""
+
+
+class WouldReplace(StoreRefused):
+    """A file of this name already exists."""
+
+
+class NotThere(StoreRefused):
+    """There is no such database."""

@@ -1,15 +1,14 @@
-"""What is over and old leaves the database: tasks with their steps, history and keys, and input that was refused.
+"""Retention: which tasks that have ended, and which refused input, leave the database, and when.
 
-It is done in the writer's thread between groups, a small piece at a time, each a transaction of its own: a group waits
-for one piece at the most. What a piece cannot finish in its time (a task may have ten thousand steps) is noted in
-the same transaction: from then on nobody is given that task any more, and the next piece, or the next process, goes on.
+Removal runs in the writer's thread between groups, one small piece at a time, each in its own transaction: a group
+waits for at most one piece. A task that a piece cannot finish in its time (a task may have ten thousand steps) is noted
+in the same transaction as partly removed. From then on it is neither shown nor loaded, and the next piece, or the next
+process, continues with it.
 """
 
-import sqlite3
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -18,19 +17,16 @@ from msgspec import Struct
 from stepwire_broker.core.definitions.settings import RetentionSettings
 from stepwire_broker.core.model.states import STEP_FINAL, TaskState
 
-from . import sqlite
-from .errors import StoreRefused
 from .lane import Trouble
-from .migrate import HEAD, revision
-from .sqlite_writes import PAGES_A_GROUP, ROWS_A_PAGE, SqliteWriter
 
-PIECE_S: Final = 0.002  # of work, and then a commit
-STEPS_MIN: Final = 64  # looked at in one go, of a piece that is to take no longer
+PIECE_S: Final = 0.002  # of work, then a commit
+STEPS_MIN: Final = 64  # read at once, in a piece that has to be shorter
 STEPS_MAX: Final = 1_024
-BYTES_MAX: Final = 1024 * 1024  # of payloads
+BYTES_MAX: Final = 1024 * 1024  # of payloads in one piece
 TASKS_MAX: Final = 256
+HISTORY_MAX: Final = 2_048
 SHARE: Final = 0.1  # of the writer's time
-SHARE_BEHIND: Final = 0.5  # when told to, or when what is too old was left lying for long
+SHARE_BEHIND: Final = 0.5  # when an operator asked for a run, or the oldest task is long overdue
 BEHIND_MS: Final = 3_600_000
 LOOK_EVERY_S: Final = 60.0
 LOOK_EVERY_MIN_S: Final = 0.1
@@ -39,10 +35,81 @@ TROUBLE_PAUSE_S: Final = 10.0
 PARKED_ROWS_MAX: Final = 1_000
 PARKED_BYTES_MAX: Final = 64 * 1024 * 1024
 
-GOING: Final = "pruning"  # in `meta`: the tasks that are partly gone, as JSON
-LAST: Final = "pruned"  # in `meta`: the last run that removed something, as JSON
+LAST_RUN: Final = "pruned"  # the note of the last run that removed something, as JSON
 
 log = structlog.get_logger("stepwire.store")
+
+
+class EndedTask(NamedTuple):
+    id: int
+    bytes: int  # of its context
+    steps: int
+
+
+class EndedStep(NamedTuple):
+    id: int
+    bytes: int  # of its output
+    task_id: int
+    state: str
+
+
+class ParkedInput(NamedTuple):
+    id: int
+    bytes: int
+
+
+RowT = TypeVar("RowT", EndedTask, EndedStep, ParkedInput)
+
+
+class PruneStatements(Protocol):
+    """What retention needs of a database. Everything between `begin` and `commit` is one transaction."""
+
+    def begin(self) -> None: ...
+
+    def commit(self) -> None: ...
+    def abandon(self) -> None:
+        """Leave no transaction open. Never raises."""
+
+    def rest(self, rows: int) -> None:
+        """The database's own housekeeping after a commit that removed about this number of rows."""
+
+    def oldest_ended_ms(self, state: str) -> int | None:
+        """When the first task ended that is stored in this final state."""
+
+    def ended_tasks(self, state: str, before_ms: int, without: Collection[int], limit: int) -> Sequence[EndedTask]:
+        """Tasks that ended in this state before this time, the earliest first."""
+
+    def steps_of(self, task_ids: Collection[int], limit: int) -> Sequence[EndedStep]:
+        """Any steps of these tasks."""
+
+    def task_not_over(self, task_ids: Collection[int]) -> int | None:
+        """One of these tasks that still has a step that is not final."""
+
+    def remove_steps(self, step_ids: Collection[int]) -> int:
+        """Returns the number of removed rows, as the next four methods do."""
+
+    def remove_history(self, task_ids: Collection[int], limit: int) -> int: ...
+    def remove_keys(self, task_ids: Collection[int]) -> int: ...
+    def remove_tasks(self, task_ids: Collection[int]) -> int: ...
+    def remove_parked(self, ids: Collection[int]) -> int: ...
+
+    def newest_parked(self) -> int | None: ...
+    def parked_until(self, last_id: int, before_ms: int, limit: int) -> Sequence[ParkedInput]:
+        """Refused inputs with an id up to `last_id` or from before this time, the oldest first."""
+
+    def newest_parked_sizes(self, limit: int) -> Sequence[ParkedInput]:
+        """The newest first."""
+
+    def partly_removed(self) -> set[int]:
+        """The tasks of which an earlier piece removed a part."""
+
+    def note_partly_removed(self, task_ids: Collection[int]) -> None:
+        """Store which tasks are removed in part. They are neither shown nor loaded from now on."""
+
+    def forbid_changes(self, task_ids: Collection[int]) -> None:
+        """From now on the writer refuses every change of these tasks, and of no other task."""
+
+    def note(self, name: str, value: str) -> None: ...
 
 
 class Pruned(Struct):
@@ -61,19 +128,26 @@ class Pruned(Struct):
         return not (self.tasks or self.steps or self.history or self.parked)
 
 
+class NotOver(Exception):
+    """A task whose row has ended has a step that has not. Retention does not touch it."""
+
+    def __init__(self, task_id: int) -> None:
+        super().__init__(f"task {task_id} has ended by its row and has a step that has not")
+        self.task_id = task_id
+
+
 class Retention:
     """The lane's Upkeep. Everything but `ask` is called in the writer's thread."""
 
     def __init__(
         self,
-        writer: SqliteWriter,
+        statements: PruneStatements,
         settings: RetentionSettings,
         *,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         mono_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._writer = writer
-        self._execute = writer.execute
+        self._statements = statements
         self._kept_ms = kept_ms(settings)
         self._wall_ms = wall_ms
         self._mono_s = mono_s
@@ -82,29 +156,29 @@ class Retention:
         self._was_asked = False
         self._run: Pruned | None = None
         self._share = SHARE
-        self._steps = 2 * STEPS_MIN  # looked at in one go
-        self._going: set[int] | None = None  # partly gone; None: to be read
-        self._unended: set[int] = set()  # said to be over, and they have a step that is not
-        self._parked_seen = 0  # the newest parked row when their bound of bytes was last looked at
+        self._steps = 2 * STEPS_MIN  # read at once
+        self._partly_removed: set[int] | None = None  # None: to be read from the database
+        self._not_over: set[int] = set()  # ended by their rows, with a step that has not
+        self._parked_seen = 0  # the newest refused input when their bytes were last added up
 
     def ask(self) -> None:
         """Begin a run now. From any thread."""
         self._was_asked = True
 
     def pause_s(self) -> float:
-        """For how long there is nothing to do."""
+        """How long there is nothing to do."""
         if self._was_asked and self._run is None:
             return 0.0
         return max(0.0, self._next_at_s - self._mono_s())
 
     def work(self) -> Pruned | None:
-        """One piece. The run that ends with it, if one does."""
+        """Do one piece. Returns the run if this piece ended it."""
         started_s = self._mono_s()
         run = self._run or self._begin()
         try:
             is_over = self._piece(run, started_s + PIECE_S)
         except NotOver as error:
-            self._unended.add(error.task_id)
+            self._not_over.add(error.task_id)
             log.error("task_is_not_over", task_id=error.task_id, hint="stepwire db check")
             is_over = False
         took_s = self._mono_s() - started_s
@@ -120,274 +194,153 @@ class Retention:
         return self._run or Pruned(0)
 
     def is_hindered(self, trouble: Trouble) -> None:
-        """A piece came to nothing, or nobody knows. Later, then."""
-        self._going = None
+        """A piece failed, or its outcome is unknown: try again later."""
+        self._partly_removed = None
         self._next_at_s = self._mono_s() + TROUBLE_PAUSE_S
         log.warning("prune_hindered", code=trouble.code, error=trouble.error)
 
     def _begin(self) -> Pruned:
         now = self._wall_ms()
-        late_ms = max((now - kept_ms - self._oldest(state, now) for state, kept_ms in self._kept_ms.items()), default=0)
+        late_ms = max((self._late_ms(state, now) for state in self._kept_ms), default=0)
         self._share = SHARE_BEHIND if self._was_asked or late_ms > BEHIND_MS else SHARE
         self._was_asked = False
         self._run = Pruned(started_ms=now)
         return self._run
 
-    def _oldest(self, state: str, default_ms: int) -> int:
-        (at,) = self._execute(
-            "SELECT min(finished_ms) FROM tasks WHERE state = ? AND finished_ms IS NOT NULL", (state,)
-        ).fetchone()
-        return default_ms if at is None else int(at)
+    def _late_ms(self, state: TaskState, now: int) -> int:
+        """How long the oldest task in this state is overdue."""
+        oldest_ms = self._statements.oldest_ended_ms(state)
+        return 0 if oldest_ms is None else now - self._kept_ms[state] - oldest_ms
 
     # -- a piece ------------------------------------------------------------------------------------------------------
 
     def _piece(self, run: Pruned, until_s: float) -> bool:
-        """One transaction. True: there was nothing left to do, and the run is noted."""
-        writer = self._writer
+        """One transaction. Returns True when there was nothing left to do, and the run is noted."""
+        statements = self._statements
         done = msgspec.structs.replace(run)
-        writer.begin()
+        statements.begin()
         try:
-            was_going = going(self._execute) if self._going is None else self._going
-            chosen = was_going or self._ended(run.started_ms)
+            before = statements.partly_removed() if self._partly_removed is None else self._partly_removed
+            chosen = before or self._choose(run.started_ms)
             left: set[int] = set()
             if chosen:
-                left = self._remove(chosen, done, until_s, are_sound=bool(was_going))
+                left = self._remove(chosen, done, until_s, are_over=bool(before))
             else:
                 self._remove_parked(done, run.started_ms)
             is_over = not chosen and done == run
-            if left != was_going:
-                self._note_going(left)
+            if left != before:
+                statements.note_partly_removed(left)
             if is_over and not run.is_empty:
                 done.ended_ms = self._wall_ms()
-                self._note(LAST, msgspec.json.encode(done).decode())
+                statements.note(LAST_RUN, msgspec.json.encode(done).decode())
             self._adapt(until_s, is_whole=not left)
-            writer.going = was_going | left
-            writer.commit()
+            statements.forbid_changes(before | left)
+            statements.commit()
         except BaseException:
-            writer.abandon()
+            statements.abandon()
             raise
-        writer.going = self._going = left
-        rows = done.steps + done.history - run.steps - run.history
+        statements.forbid_changes(left)
+        self._partly_removed = left
+        removed_rows = done.steps + done.history - run.steps - run.history
         for name in Pruned.__struct_fields__:
             setattr(run, name, getattr(done, name))
         if is_over and not run.is_empty:
             counts = {name: getattr(run, name) for name in ("tasks", "steps", "history", "keys", "parked")}
             log.info("pruned", **counts, took_ms=run.ended_ms - run.started_ms)
-        writer.count_pages(PAGES_A_GROUP + rows // ROWS_A_PAGE)
+        statements.rest(removed_rows)
         return is_over
 
     def _adapt(self, until_s: float, *, is_whole: bool) -> None:
+        """Read fewer steps at once in the next piece if this one was too long, more if it was short."""
         left_s = until_s - self._mono_s()
         if left_s < 0 or not is_whole:
             self._steps = max(STEPS_MIN, self._steps // 2)
         elif left_s > PIECE_S / 2:
             self._steps = min(STEPS_MAX, self._steps * 2)
 
-    def _ended(self, now_ms: int) -> set[int]:
-        """The next tasks to remove: of one state, the earliest first, no more than a piece may have time for."""
+    def _choose(self, now_ms: int) -> set[int]:
+        """The next tasks to remove: of one state, the earliest first, about as many as a piece has time for."""
         for state, kept_ms in self._kept_ms.items():
-            found = self._rows(
-                3,
-                """
-                SELECT id, context_bytes, 1 + (SELECT max(position) FROM steps WHERE task_id = tasks.id) FROM tasks
-                WHERE state = :state AND finished_ms < :before_ms
-                 AND id NOT IN (SELECT value FROM json_each(:unended))
-                ORDER BY finished_ms LIMIT :tasks
-                """,
-                {
-                    "state": state,
-                    "before_ms": now_ms - kept_ms,
-                    "unended": _json(self._unended),
-                    "tasks": min(TASKS_MAX, self._steps),
-                },
-            )
-            if found:
-                return set(self._first(found))
+            limit = min(TASKS_MAX, self._steps)
+            tasks = self._statements.ended_tasks(state, now_ms - kept_ms, self._not_over, limit)
+            if tasks:
+                return {task.id for task in self._first(tasks, lambda task: task.steps)}
         return set()
 
-    def _remove(self, task_ids: set[int], done: Pruned, until_s: float, *, are_sound: bool) -> set[int]:
-        """These tasks with all they have, or as much as there is time for. Those that are left, if only in part."""
-        ids = _json(task_ids)
-        while self._remove_steps(ids, done, are_sound) or self._remove_history(ids, done):
+    def _remove(self, task_ids: set[int], done: Pruned, until_s: float, *, are_over: bool) -> set[int]:
+        """Remove these tasks with all they have, or as much as there is time for. Returns the tasks that are left, if
+        only in part."""
+        statements = self._statements
+        while self._remove_steps(task_ids, done, are_over) or self._remove_history(task_ids, done):
             if self._mono_s() > until_s:
-                if not are_sound:
-                    self._assure(ids)
+                if not are_over and (not_over := statements.task_not_over(task_ids)) is not None:
+                    raise NotOver(not_over)  # a task may be left in part only if the rest of it has ended too
                 return task_ids
-        done.keys += self._execute(
-            """
-            DELETE FROM keys WHERE (namespace, key) IN (
-             SELECT namespace, key FROM tasks WHERE id IN (SELECT value FROM json_each(:ids)) AND key IS NOT NULL)
-             AND task_id IN (SELECT value FROM json_each(:ids))
-            """,
-            {"ids": ids},
-        ).rowcount
-        done.tasks += self._execute("DELETE FROM tasks WHERE id IN (SELECT value FROM json_each(?))", (ids,)).rowcount
+        done.keys += statements.remove_keys(task_ids)
+        done.tasks += statements.remove_tasks(task_ids)
         return set()
 
-    def _remove_steps(self, ids: str, done: Pruned, are_sound: bool) -> bool:
-        """A slice of them. May there be more?"""
-        found = self._rows(
-            5,
-            "SELECT id, output_bytes, 1, task_id, state FROM steps "
-            "WHERE task_id IN (SELECT value FROM json_each(?)) LIMIT ?",
-            (ids, self._steps + 1),
-        )
-        if not are_sound:
-            for _, _, _, task_id, state in found:
-                if state not in STEP_FINAL:
-                    raise NotOver(task_id)
-        if not found:
+    def _remove_steps(self, task_ids: set[int], done: Pruned, are_over: bool) -> bool:
+        """Remove a slice of the steps. Returns whether there may be more."""
+        steps = self._statements.steps_of(task_ids, self._steps + 1)
+        if not are_over:
+            for step in steps:
+                if step.state not in STEP_FINAL:
+                    raise NotOver(step.task_id)
+        if not steps:
             return False
-        some = self._first(found)
-        done.steps += self._execute(
-            "DELETE FROM steps WHERE id IN (SELECT value FROM json_each(?))", (_json(some),)
-        ).rowcount
-        return len(some) < len(found)
+        some = self._first(steps, lambda _: 1)
+        done.steps += self._statements.remove_steps([step.id for step in some])
+        return len(some) < len(steps)
 
-    def _assure(self, ids: str) -> None:
-        """What is still there of these tasks is over too: only then may they be left like this."""
-        unended = self._execute(
-            "SELECT task_id FROM steps WHERE task_id IN (SELECT value FROM json_each(?)) "
-            "AND state NOT IN (SELECT value FROM json_each(?)) LIMIT 1",
-            (ids, _json(STEP_FINAL)),
-        ).fetchone()
-        if unended is not None:
-            raise NotOver(unended[0])
-
-    def _remove_history(self, ids: str, done: Pruned) -> bool:
-        count = self._execute(
-            """
-            DELETE FROM history WHERE (lane_id, seq, position) IN (
-             SELECT lane_id, seq, position FROM history WHERE task_id IN (SELECT value FROM json_each(?)) LIMIT ?)
-            """,
-            (ids, 2 * STEPS_MAX),
-        ).rowcount
+    def _remove_history(self, task_ids: set[int], done: Pruned) -> bool:
+        count = self._statements.remove_history(task_ids, HISTORY_MAX)
         done.history += count
-        return count == 2 * STEPS_MAX
+        return count == HISTORY_MAX
 
-    # -- parked -------------------------------------------------------------------------------------------------------
+    # -- refused input ------------------------------------------------------------------------------------------------
 
     def _remove_parked(self, done: Pruned, now_ms: int) -> None:
-        """Input that was refused is kept for inspection: as long as a failed task, and not without bound."""
-        (last,) = self._execute("SELECT max(id) FROM parked").fetchone()
+        """Refused input is kept for inspection as long as a failed task, and at most so many rows and bytes of it."""
+        last = self._statements.newest_parked()
         if last is None:
             return
-        # Numbers are given in order, so the bound of rows is one of numbers.
-        unwanted = self._rows(
-            3,
-            "SELECT id, length(body), 1 FROM parked WHERE id <= ? OR at_ms < ? ORDER BY id LIMIT ?",
-            (last - PARKED_ROWS_MAX, now_ms - self._kept_ms[TaskState.FAILED], self._steps),
-        )
+        # Ids are given in order, so the limit of rows is a limit of ids.
+        oldest_kept_ms = now_ms - self._kept_ms[TaskState.FAILED]
+        unwanted = self._statements.parked_until(last - PARKED_ROWS_MAX, oldest_kept_ms, self._steps)
         if not unwanted and last > self._parked_seen:
-            unwanted = self._too_many_bytes()
+            unwanted = self._beyond_bytes()
             self._parked_seen = 0 if unwanted else last
         if unwanted:
-            done.parked += self._execute(
-                "DELETE FROM parked WHERE id IN (SELECT value FROM json_each(?))", (_json(self._first(unwanted)),)
-            ).rowcount
+            done.parked += self._statements.remove_parked([row.id for row in self._first(unwanted, lambda _: 1)])
 
-    def _too_many_bytes(self) -> list[Any]:
+    def _beyond_bytes(self) -> list[ParkedInput]:
+        """The refused inputs for which PARKED_BYTES_MAX has no room, the oldest first."""
         room = PARKED_BYTES_MAX
         unwanted = []
-        for row in self._rows(3, "SELECT id, length(body), 1 FROM parked ORDER BY id DESC LIMIT ?", (PARKED_ROWS_MAX,)):
-            room -= row[1]
+        for row in self._statements.newest_parked_sizes(PARKED_ROWS_MAX):
+            room -= row.bytes
             if room < 0:
                 unwanted.append(row)
         return unwanted[::-1]
 
-    # -- below them ----------------------------------------------------------------------------------------------------
-
-    def _first(self, rows: Iterable[Any]) -> list[int]:
-        """The first numbers of (number, bytes, steps, …) with so many of either together; one at the least."""
+    def _first(self, rows: Sequence[RowT], steps_of: Callable[[RowT], int]) -> list[RowT]:
+        """The first rows that fit into a piece by bytes and steps; one at least."""
         bytes_left, steps_left = BYTES_MAX, self._steps
-        found: list[int] = []
-        for number, size, steps, *_ in rows:
-            bytes_left -= size
-            steps_left -= steps or 0
-            if found and (bytes_left < 0 or steps_left < 0):
+        first: list[RowT] = []
+        for row in rows:
+            bytes_left -= row.bytes
+            steps_left -= steps_of(row)
+            if first and (bytes_left < 0 or steps_left < 0):
                 break
-            found.append(number)
-        return found
-
-    def _rows(self, columns: int, select: str, values: Any) -> list[Any]:
-        """As one row of JSON: beside a busy loop, every row of its own would wait to have the interpreter back."""
-        names = ", ".join(f"c{i}" for i in range(columns))
-        (text,) = self._execute(
-            f"WITH page ({names}) AS ({select}) SELECT json_group_array(json_array({names})) FROM page",  # noqa: S608
-            values,
-        ).fetchone()
-        found: list[Any] = msgspec.json.decode(text)
-        return found
-
-    def _note_going(self, task_ids: set[int]) -> None:
-        if task_ids:
-            self._note(GOING, _json(task_ids))
-        else:
-            self._execute("DELETE FROM meta WHERE name = ?", (GOING,))
-
-    def _note(self, name: str, value: str) -> None:
-        self._execute(
-            "INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            (name, value),
-        )
-
-
-class NotOver(Exception):
-    """A task that is said to be over has a step that is not. It is not touched."""
-
-    def __init__(self, task_id: int) -> None:
-        super().__init__(f"task {task_id} is said to be over and has a step that is not")
-        self.task_id = task_id
-
-
-def prune_now(path: Path, settings: RetentionSettings, progress: Callable[[Pruned], object]) -> Pruned:
-    """A run at once, by whoever calls: while no broker has the database."""
-    lock = sqlite.lock(path)
-    try:
-        connection = sqlite.open_writer(path)
-        try:
-            at = revision(connection)
-            if at != HEAD:
-                raise StoreRefused(f"{path} has schema {at!r}, and this program works on {HEAD!r}: `serve` upgrades it")
-            retention = Retention(SqliteWriter(connection, path, 0, 0), settings)
-            while (run := retention.work()) is None:
-                progress(retention.so_far)
-            return run
-        finally:
-            connection.close()
-    finally:
-        lock.release()
-
-
-def compact(path: Path) -> None:
-    """Give what is free in the file back to the file system: all of it is written anew. While no broker has it."""
-    lock = sqlite.lock(path)
-    try:
-        connection = sqlite.open_writer(path)
-        try:
-            connection.execute("VACUUM")
-        except sqlite3.Error as error:
-            raise sqlite.refused(path, error) from error
-        finally:
-            connection.close()
-    finally:
-        lock.release()
+            first.append(row)
+        return first
 
 
 def kept_ms(settings: RetentionSettings) -> dict[TaskState, int]:
-    """By the state a task ended in, how long it is kept."""
+    """How long a task is kept, by the state in which it ended."""
     return {
         TaskState.COMPLETED: settings.completed_ms,
         TaskState.FAILED: settings.failed_ms,
         TaskState.CANCELLED: settings.failed_ms,
     }
-
-
-def going(execute: Callable[..., Any]) -> set[int]:
-    """The tasks that are partly gone."""
-    row = execute("SELECT value FROM meta WHERE name = ?", (GOING,)).fetchone()
-    return set() if row is None else set(msgspec.json.decode(row[0], type=list[int]))
-
-
-def _json(values: Iterable[Any]) -> str:
-    return msgspec.json.encode(sorted(values)).decode()

@@ -24,8 +24,10 @@ from stepwire_protocol.polling import (
 )
 
 from stepwire_broker.api.engine_port import EnginePort
-from stepwire_broker.api.http import HttpCall, LongPolls, Reply, encode
+from stepwire_broker.api.http import HttpCall
 from stepwire_broker.api.http_problems import HttpProblem
+from stepwire_broker.api.replies import Reply, encode
+from stepwire_broker.api.waiting import LongPoll, long_poll
 from stepwire_broker.core.model.targets import POLL
 
 from .worker import HELD_MAX, PollWorker
@@ -69,7 +71,7 @@ class Gateway:
         free = self._free(worker, said)
         if not worker.beat(said.holding, 0 if worker.batches else free):
             _no_session()
-        async with call.until_gone() as client:
+        async with long_poll(call) as client:
             return self._leased(worker, said, await self._steps(call, client, worker, said, free))
 
     async def heartbeat(self, call: HttpCall) -> Reply:
@@ -95,7 +97,7 @@ class Gateway:
     async def start(self, call: HttpCall) -> Reply:
         said = await self._read(call, StartCall, CALL_BYTES_MAX)
         worker = self._in_session(said.worker, said.session)
-        async with call.until_gone() as client:
+        async with long_poll(call) as client:
             starting = worker.start(said.items)
             try:
                 await self._until(call, client, starting.answered, lambda: self._in_session(said.worker, said.session))
@@ -131,7 +133,7 @@ class Gateway:
         if broker.state.outbox.bytes_waiting > broker.settings.limits.uncommitted_bytes:
             raise HttpProblem(429, "overloaded", "the database is behind", "send it again", retry_after_ms=1_000)
         worker = self._worker(said.worker)
-        async with call.until_gone() as client:
+        async with long_poll(call) as client:
             reporting = worker.report(said)
             await self._until(call, client, reporting.answered)
         if reporting.refused is not None:
@@ -179,7 +181,7 @@ class Gateway:
     # -- a lease ------------------------------------------------------------------------------------------------------
 
     async def _steps(
-        self, call: HttpCall, client: LongPolls, worker: PollWorker, said: LeaseCall, free: int
+        self, call: HttpCall, client: LongPoll, worker: PollWorker, said: LeaseCall, free: int
     ) -> Steps | None:
         """The next batch for this worker, or None when the time is over, or another call of it came."""
         loop = asyncio.get_running_loop()
@@ -326,7 +328,7 @@ class Gateway:
     async def _until(
         self,
         call: HttpCall,
-        client: LongPolls,
+        client: LongPoll,
         answered: "asyncio.Future[None]",
         look: Callable[[], object] = lambda: None,
     ) -> None:

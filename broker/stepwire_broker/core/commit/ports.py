@@ -2,7 +2,7 @@
 another."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads
 from stepwire_broker.core.model.commit_group import CommitGroup
@@ -33,15 +33,19 @@ class WirePort(Protocol):
     def send_to_peer(self, to: str, body: bytes) -> bool: ...
 
 
-class Queries(Protocol):
-    """What is read from the database, on a read-only connection."""
+class LoadQueries(Protocol):
+    """What the core reads from the database: tasks to bring into memory, and their payloads."""
 
-    def load_page(
-        self, connection: Any, limit: int, epoch: int, wants: Sequence[str], now_ms: int, resident_bytes_max: int
-    ) -> Loaded: ...
+    def load_page(self, limit: int, epoch: int, wants: Sequence[str], now_ms: int, resident_bytes_max: int) -> Loaded:
+        """Open tasks that are not in this epoch's memory: tasks that are due, tasks that wait for one of these handler
+        classes, and tasks of which neither is noted; the most urgent first, then the oldest. Payloads larger than
+        `resident_bytes_max` are left out. `epoch` is the reader's own: tasks of other epochs are in no memory."""
 
-    def load_tasks(self, connection: Any, task_ids: Sequence[int], resident_bytes_max: int) -> Loaded: ...
+    def load_tasks(self, task_ids: Sequence[int], resident_bytes_max: int) -> Loaded:
+        """These tasks, whatever their state. Tasks that do not exist are left out."""
 
-    def tasks_of_steps(self, connection: Any, step_ids: Sequence[int]) -> Mapping[int, tuple[int, str]]: ...
+    def tasks_of_steps(self, step_ids: Sequence[int]) -> Mapping[int, tuple[int, str]]:
+        """By step id: the id and the state of its task. Steps that do not exist are left out."""
 
-    def load_payloads(self, connection: Any, task_ids: Sequence[int], step_ids: Sequence[int]) -> Payloads: ...
+    def load_payloads(self, task_ids: Sequence[int], step_ids: Sequence[int]) -> Payloads:
+        """Whole contexts and outputs, of any size."""

@@ -1,8 +1,9 @@
 """What is wrong with a document: all of it at once, each with its place and with what was probably meant."""
 
-import difflib
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
+
+from stepwire_broker.core.definitions.nearest import did_you_mean
 
 PROBLEMS_MAX: Final = 100  # listed; whoever has more, has one problem
 GUESSES_MAX: Final = 20  # comparing names is slow
@@ -55,12 +56,12 @@ class ProblemCollector:
         return InvalidWorkflow(self.problems + more)
 
     def meant(self, written: str, names: Collection[str]) -> str:
-        """`; did you mean 'x'?`, or nothing."""
+        """`; did you mean x?`, or nothing."""
         self._guesses += 1
         if self._guesses > GUESSES_MAX or len(names) > GUESSED_NAMES_MAX:
             return ""
-        found = difflib.get_close_matches(written[:128], names, n=1)
-        return f"; did you mean {found[0]!r}?" if found else ""
+        meant = did_you_mean(written, names)
+        return f"; {meant}" if meant else ""
 
     def _problem(self, path: Path, message: str) -> DocumentProblem:
         return DocumentProblem(path_text(path), message, self._where(path))

@@ -1,18 +1,22 @@
-"""Paths into JSON: a step's `input` and a workflow's `output`. Opened only for who asks for a part."""
+"""A step's `input` and a workflow's `output`: objects built from values at paths into the context and the outputs."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
 
+from .json_paths import NOTHING, value_at
+from .step_definition import Mapping
+
 _decode: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder().encode
 
-Mapping = tuple[tuple[str, tuple[str, ...]], ...]
-
 
 def mapped(mapping: Mapping, context: bytes, output_of: Callable[[str], bytes | None]) -> bytes:
-    """The object whose members are the values at these paths; what is not there is null."""
+    """Return an object with the value at each path; `null` where a path leads nowhere.
+
+    The context and each output are decoded at most once, and only if a path leads into them.
+    """
     opened: dict[tuple[str, ...], Any] = {}
     return _encode({member: _value(path, context, output_of, opened) for member, path in mapping})
 
@@ -23,23 +27,13 @@ def _value(
     root, rest = (path[:1], path[1:]) if path[0] == "context" else (path[:2], path[2:])
     if root not in opened:
         raw = context if root[0] == "context" else output_of(root[1])
-        opened[root] = None if raw is None else _decode(raw)
-    return at(opened[root], rest)
+        opened[root] = NOTHING if raw is None else _decode(raw)
+    value = value_at(opened[root], rest)
+    return None if value is NOTHING else value
 
 
 def task_result(mapping: Mapping | None, last: Iterable[str], context: bytes, outputs: dict[str, bytes]) -> bytes:
-    """What a completed task came to: its workflow's `output`, or the outputs of its last steps by name."""
+    """Return a completed task's result: its workflow's `output`, or the outputs of its last steps by name."""
     if mapping is not None:
         return mapped(mapping, context, outputs.get)
     return b"{" + b",".join(b'"%s":%s' % (name.encode(), outputs[name]) for name in last if name in outputs) + b"}"
-
-
-def at(value: Any, path: tuple[str, ...]) -> Any:
-    for word in path:
-        if isinstance(value, dict):
-            value = value.get(word)
-        elif isinstance(value, list) and word.isdecimal() and int(word) < len(value):
-            value = value[int(word)]
-        else:
-            return None
-    return value

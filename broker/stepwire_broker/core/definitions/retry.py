@@ -3,7 +3,7 @@
 import zlib
 from typing import Final
 
-from .workflow import BackoffPolicy
+from .step_definition import BackoffPolicy
 
 PAUSE_MIN_MS: Final = 50  # jitter may draw nothing at all; a step that fails at once must not spin
 _DOUBLINGS_MAX: Final = 62

@@ -10,6 +10,8 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from .json_paths import NOTHING, value_at
+
 Op: TypeAlias = Literal[
     "equals", "not_equals", "greater_than", "less_than", "contains", "not_contains", "exists", "not_exists"
 ]
@@ -47,7 +49,6 @@ class Nothing(Struct, frozen=True, tag="none"):
 TriggerRule: TypeAlias = DependencyEnded | Compare | Every | Some | Nothing
 
 _decode: Final = msgspec.json.Decoder().decode
-_NOTHING: Final = object()  # what a path finds that leads nowhere
 
 
 def evaluate(rule: TriggerRule, states: Sequence[str], context: bytes, outputs: Mapping[int, bytes]) -> bool:
@@ -60,8 +61,8 @@ def evaluate(rule: TriggerRule, states: Sequence[str], context: bytes, outputs: 
     def find(step: int | None, path: tuple[str, ...]) -> Any:
         if step not in opened:
             raw = context if step is None else outputs.get(step)
-            opened[step] = _NOTHING if raw is None else _decode(raw)
-        return _at(opened[step], path)
+            opened[step] = NOTHING if raw is None else _decode(raw)
+        return value_at(opened[step], path)
 
     def holds(rule: TriggerRule) -> bool:
         match rule:
@@ -120,7 +121,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _exists(found: Any, _value: Any) -> bool:
-    return found is not _NOTHING
+    return found is not NOTHING
 
 
 _OPS: Final[dict[Op, Callable[[Any, Any], bool]]] = {
@@ -133,14 +134,3 @@ _OPS: Final[dict[Op, Callable[[Any, Any], bool]]] = {
     "exists": _exists,
     "not_exists": lambda found, value: not _exists(found, value),
 }
-
-
-def _at(value: Any, path: tuple[str, ...]) -> Any:
-    for word in path:
-        if isinstance(value, dict):
-            value = value.get(word, _NOTHING)
-        elif isinstance(value, list) and word.isascii() and word.isdecimal() and int(word) < len(value):
-            value = value[int(word)]
-        else:
-            return _NOTHING
-    return value

@@ -7,7 +7,7 @@ cycle, that a retry limit fits the delivery mode. What the validator takes, the 
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from . import durations, fields, workflow
+from . import durations, fields, step_reader, workflow
 from .settings import LimitSettings
 
 Schema: TypeAlias = dict[str, Any]
@@ -37,9 +37,9 @@ def workflow_schema() -> Schema:
         "$defs": {
             "step": {
                 "description": "One call to one handler.",
-                **_map(workflow.STEP_READERS, OF_STEP, required=("name", "handler_class")),
+                **_map(step_reader.STEP_READERS, OF_STEP, required=("name", "handler_class")),
             },
-            "backoff": _map(workflow.BACKOFF_READERS, OF_BACKOFF),
+            "backoff": _map(step_reader.BACKOFF_READERS, OF_BACKOFF),
             "rule": _rule(),
         },
     }
@@ -162,7 +162,7 @@ _OF_READER: Final[dict[fields.Reader, Schema]] = {
             {"type": "string", "pattern": r"^\s*[Ll][Oo][Cc][Aa][Ll]\s*$"},
         ]
     },
-    workflow.read_backoff: {"$ref": "#/$defs/backoff"},
+    step_reader.read_backoff: {"$ref": "#/$defs/backoff"},
 }
 
 

@@ -8,14 +8,14 @@ Steps that have to wait stay `ready`, in their place in the queue, and no attemp
 after a restart every breaker is closed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Literal
 
 from stepwire_protocol.messages import ErrorDetail
 
 from stepwire_broker.core.commit.decision import BreakerChanged, ToRequest
-from stepwire_broker.core.model.answers import BreakerSet, CommandRefused
-from stepwire_broker.core.model.events import Now, SetBreaker
+from stepwire_broker.core.model.answers import Answer, CommandRefused
+from stepwire_broker.core.model.events import Command, Now
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import RETRY_COUNTED, RETRY_NAMED, Step
 from stepwire_broker.core.model.targets import Route
@@ -304,6 +304,22 @@ def on_sweep_timer(state: BrokerState, now: Now) -> None:
 # -- people -----------------------------------------------------------------------------------------------------------
 
 
+class SetBreaker(Command, frozen=True):
+    """Keep a handler's breaker open or closed, or leave it to itself again."""
+
+    handler_class: str
+    state: Literal["open", "closed", "auto"]
+    reason: str = ""
+
+
+class BreakerSet(Answer, frozen=True):
+    """A handler's breaker is as it was put."""
+
+    handler_class: str
+    state: str
+    is_forced: bool
+
+
 def on_set_breaker(state: BrokerState, event: SetBreaker, now: Now) -> None:
     """It stays as it is put until it is told otherwise, or this broker ends. Nothing of it is stored, so the answer
     waits for no commit."""
@@ -356,3 +372,6 @@ def waits_for_budget(state: BrokerState, step: Step, now: Now) -> bool:
         return False
     guard = state.guards.by_handler.get(step.definition.handler_class)
     return guard is not None and guard.budget is not None and guard.budget.room(now.mono) == 0
+
+
+COMMANDS: Final[dict[type[Command], Callable[..., None]]] = {SetBreaker: on_set_breaker}

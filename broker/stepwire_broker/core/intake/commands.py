@@ -1,22 +1,23 @@
-"""What people order: cancel, pause, resume, retry, resolve. Answered after the commit, or refused."""
+"""Commands on tasks and steps: await, cancel, pause, resume, retry, resolve.
 
-from typing import Final
+A command is answered when its effects are committed, or refused at once.
+"""
 
+from collections.abc import Callable
+from typing import Final, Literal
+
+from msgspec import Raw
 from stepwire_protocol.messages import ErrorDetail
 
-from stepwire_broker.core.dispatch.placement import forget_fetched
+from stepwire_broker.core.dispatch.payloads import forget_fetched
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.answers import CommandRefused, Done
 from stepwire_broker.core.model.apply import counted
 from stepwire_broker.core.model.events import (
     AwaitTask,
-    CancelTask,
+    Command,
     Forget,
     Now,
-    PauseTask,
-    ResolveStep,
-    ResumeTask,
-    RetryTask,
 )
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Step, Task
@@ -33,25 +34,58 @@ from stepwire_broker.core.model.states import (
     WAITING,
     TaskState,
 )
-from stepwire_broker.core.progress.progress import (
+from stepwire_broker.core.progress.dependents import decide_again, wait_again
+from stepwire_broker.core.progress.readiness import enqueue
+from stepwire_broker.core.progress.step_outcomes import (
     cancel_step,
     complete,
-    decide_again,
-    enqueue,
     fail,
-    fail_for,
-    undeliver,
-    unknown_outcome,
-    wait_again,
 )
 from stepwire_broker.core.state import BrokerState
-from stepwire_broker.core.workers.sessions import bury, tell_cancel
+from stepwire_broker.core.workers.sessions import tell_cancel
 
 from .submission import intake_refused, no_executor
 
 
+class CancelTask(Command, frozen=True):
+    task_id: int
+    reason: str = ""
+
+
+class PauseTask(Command, frozen=True):
+    task_id: int
+
+
+class ResumeTask(Command, frozen=True):
+    task_id: int
+
+
+class RetryTask(Command, frozen=True):
+    """Run failed, cancelled and skipped steps again; with `from_step`, that step and all after it."""
+
+    task_id: int
+    from_step: str | None = None
+    again: bool = False  # also completed at_most_once steps
+    new_key: bool = False
+    reason: str = ""
+
+
+class ResolveStep(Command, frozen=True):
+    """An operator says what became of a held step."""
+
+    step_id: int
+    outcome: Literal["completed", "failed", "retry"]
+    reason: str
+    output: Raw | None = None
+    message: str = ""
+    new_key: bool = False
+
+
 def on_await(state: BrokerState, event: AwaitTask, now: Now) -> None:
-    """Who asks reads the task after this: what is not in memory ended before, or is stored and will be loaded."""
+    """Answer when the task ends or needs an operator.
+
+    The caller reads the task after it sent this: a task that is not in memory has ended, or is stored and loaded later.
+    """
     task = state.tasks.get(event.task_id)
     if task is not None and (task.state in TASK_FINAL or task.attention is not None):
         state.answer(event.request, Done(task.id, task.state, task.attention), task, awaits=True)
@@ -60,11 +94,13 @@ def on_await(state: BrokerState, event: AwaitTask, now: Now) -> None:
 
 
 def wait(state: BrokerState, request: int, task_id: int) -> None:
+    """Answer this request when the task ends or needs an operator."""
     state.waiters.setdefault(task_id, []).append(request)
     state.asked[request] = task_id
 
 
 def on_forget(state: BrokerState, event: Forget, now: Now) -> None:
+    """Stop waiting for a task: the caller has gone away."""
     task_id = state.asked.pop(event.request, None)
     if task_id is not None:
         waiters = state.waiters[task_id]
@@ -75,7 +111,7 @@ def on_forget(state: BrokerState, event: Forget, now: Now) -> None:
 
 def on_cancel(state: BrokerState, task: Task, event: CancelTask, now: Now) -> None:
     if task.state in TASK_FINAL:
-        _refuse_state(state, event.request, task, "cancelled")
+        state.refuse_now(event.request, _wrong_state(task, "cancelled"))
         return
     if not task.cancelling:
         state.record(task, facts.CancelAsked(now.wall, event.reason))
@@ -84,19 +120,22 @@ def on_cancel(state: BrokerState, task: Task, event: CancelTask, now: Now) -> No
 
 
 def _stop_all(state: BrokerState, task: Task, code: str, now: Now) -> None:
-    """What has not been handed out ends now; workers are told; a granted at_most_once step is left to its outcome."""
+    """Cancel the steps that no worker holds, and ask workers to stop the others.
+
+    A granted at_most_once step ends as its worker reports.
+    """
     for step in task.steps:
         if step.state in (WAITING, READY, RETRY_WAIT):
             cancel_step(state, step, code, now)
         elif step.state is DISPATCHED:
             tell_cancel(state, step, "task_cancelled")
             if step.at_most_once and not step.granted:
-                cancel_step(state, step, code, now)  # it needs a grant to start, and gets none
+                cancel_step(state, step, code, now)  # the step needs a grant to start, and gets none
 
 
 def on_pause(state: BrokerState, task: Task, event: PauseTask, now: Now) -> None:
     if task.state in TASK_FINAL:
-        _refuse_state(state, event.request, task, "paused")
+        state.refuse_now(event.request, _wrong_state(task, "paused"))
         return
     if task.state is not TaskState.PAUSED:
         state.record(task, facts.Paused(now.wall))
@@ -105,7 +144,7 @@ def on_pause(state: BrokerState, task: Task, event: PauseTask, now: Now) -> None
 
 def on_resume(state: BrokerState, task: Task, event: ResumeTask, now: Now) -> None:
     if task.state in TASK_FINAL:
-        _refuse_state(state, event.request, task, "resumed")
+        state.refuse_now(event.request, _wrong_state(task, "resumed"))
         return
     if task.state is TaskState.PAUSED:
         state.record(task, facts.Resumed(now.wall))
@@ -115,71 +154,16 @@ def on_resume(state: BrokerState, task: Task, event: ResumeTask, now: Now) -> No
 
 
 def on_retry(state: BrokerState, task: Task, event: RetryTask, now: Now) -> None:
-    """Failed, cancelled and skipped steps again; with `from_step`, that step and all after it."""
-    refused = intake_refused(state)
+    """Run the failed, cancelled and skipped steps again; with `from_step`, that step and all steps after it."""
+    refused = intake_refused(state) or _retry_refused(state, task, event)
     if refused is not None:
         state.refuse_now(event.request, refused)
         return
-    if (missing := state.router.refusal(task.workflow)) is not None:
-        state.refuse_now(event.request, no_executor(task.workflow, missing))
+    chosen = _chosen(task, event)
+    if isinstance(chosen, CommandRefused):
+        state.refuse_now(event.request, chosen)
         return
-    if event.from_step is not None and event.from_step not in task.workflow.by_name:
-        names = tuple(sorted(task.workflow.by_name)[:20])
-        state.refuse_now(
-            event.request,
-            CommandRefused(
-                "invalid",
-                f"the workflow has no step {event.from_step!r}",
-                Hint(HintCode.NAME_A_STEP, names=names),
-            ),
-        )
-        return
-    if task.cancelling and task.state not in TASK_FINAL:
-        _refuse_state(state, event.request, task, "retried while it is being cancelled")
-        return
-    chosen, blocked = _chosen(task, event)
-    charged = [s for s in chosen if s.state is COMPLETED and s.at_most_once and not event.again]
-    if blocked:
-        standing = ", ".join(f"{s.definition.name} ({s.state})" for s in blocked)
-        state.refuse_now(
-            event.request,
-            CommandRefused("wrong_state", f"cannot run again: {standing}", Hint(HintCode.WAIT_OR_RESOLVE)),
-        )
-        return
-    if charged:
-        completed = ", ".join(s.definition.name for s in charged)
-        state.refuse_now(
-            event.request,
-            CommandRefused(
-                "wrong_state",
-                f"completed at_most_once steps would run a second time: {completed}",
-                Hint(HintCode.CONFIRM_SECOND_RUN),
-            ),
-        )
-        return
-    if not chosen:
-        state.refuse_now(
-            event.request,
-            CommandRefused(
-                "wrong_state", f"task {task.id} is {task.state} and has no failed, cancelled or skipped step"
-            ),
-        )
-        return
-    was_final = task.state in TASK_FINAL
-    state.record(task, facts.Operated(now.wall, "retry", None, event.reason))
-    if was_final:
-        state.record(task, facts.TaskReopened(now.wall))
-        task.deadline_ms = None  # it was of the run that is over
-        for step in task.steps:
-            state.ended.pop(step.id, None)
-    forget_fetched(state, task.steps)
-    for step in chosen:
-        if step.output is not None:
-            state.hold_bytes(task, -len(step.output))
-        state.record(task, facts.Reopened(now.wall, step.position, event.new_key))
-    counted(task)
-    for step in chosen:
-        step.avoid = None
+    _reopen(state, task, chosen, event, now)
     for step in task.steps:
         if step.waits == 0 and step.state is WAITING:
             decide_again(state, step, now)
@@ -188,28 +172,80 @@ def on_retry(state: BrokerState, task: Task, event: RetryTask, now: Now) -> None
     state.answer(event.request, Done(task.id, task.state, task.attention), task)
 
 
-_AGAIN: Final = frozenset({FAILED, CANCELLED, SKIPPED})
+def _retry_refused(state: BrokerState, task: Task, event: RetryTask) -> CommandRefused | None:
+    """Refuse a retry that is wrong whatever the states of the steps are."""
+    if (missing := state.router.refusal(task.workflow)) is not None:
+        return no_executor(task.workflow, missing)
+    if event.from_step is not None and event.from_step not in task.workflow.by_name:
+        names = tuple(sorted(task.workflow.by_name)[:20])
+        return CommandRefused(
+            "invalid", f"the workflow has no step {event.from_step!r}", Hint(HintCode.NAME_A_STEP, names=names)
+        )
+    if task.cancelling and task.state not in TASK_FINAL:
+        return _wrong_state(task, "retried while it is being cancelled")
+    return None
 
 
-def _chosen(task: Task, event: RetryTask) -> tuple[list[Step], list[Step]]:
-    """The steps to run again, and those that stand in the way: nothing may run on what is about to change."""
-    todo = [s.definition.index for s in task.steps if s.state in _AGAIN]
+def _chosen(task: Task, event: RetryTask) -> list[Step] | CommandRefused:
+    """The steps to run again. Refused while one of them, or a step after them, runs or is held."""
+    reached = _reached(task, event)
+    blocked = [s for s in reached if s.state in (DISPATCHED, HELD)]
+    if blocked:
+        names = ", ".join(f"{s.definition.name} ({s.state})" for s in blocked)
+        return CommandRefused("wrong_state", f"cannot run again: {names}", Hint(HintCode.WAIT_OR_RESOLVE))
+    chosen = [s for s in reached if s.state is not WAITING]
+    completed = [s.definition.name for s in chosen if s.state is COMPLETED and s.at_most_once]
+    if completed and not event.again:
+        return CommandRefused(
+            "wrong_state",
+            f"completed at_most_once steps would run a second time: {', '.join(completed)}",
+            Hint(HintCode.CONFIRM_SECOND_RUN),
+        )
+    if not chosen:
+        message = f"task {task.id} is {task.state} and has no failed, cancelled or skipped step"
+        return CommandRefused("wrong_state", message)
+    return chosen
+
+
+def _reached(task: Task, event: RetryTask) -> list[Step]:
+    """The steps that the retry starts from and all steps after them."""
     if event.from_step is not None:
         todo = [task.workflow.by_name[event.from_step]]
+    else:
+        todo = [s.definition.index for s in task.steps if s.state in _AGAIN]
     reached: set[int] = set()
     while todo:
         index = todo.pop()
-        # Without `from_step`, what completed stays so, and so does what only depends on that.
+        # Without `from_step`, a completed step stays completed, and so do steps that depend only on such steps.
         if index not in reached and (event.from_step is not None or task.steps[index].state is not COMPLETED):
             reached.add(index)
             todo.extend(task.steps[index].definition.dependents)
-    steps = [task.steps[i] for i in sorted(reached)]
-    blocked = [s for s in steps if s.state in (DISPATCHED, HELD)]
-    return [s for s in steps if s.state not in (WAITING, DISPATCHED, HELD)], blocked
+    return [task.steps[i] for i in sorted(reached)]
+
+
+_AGAIN: Final = frozenset({FAILED, CANCELLED, SKIPPED})
+
+
+def _reopen(state: BrokerState, task: Task, chosen: list[Step], event: RetryTask, now: Now) -> None:
+    """Set the chosen steps back to waiting, and a task that has ended back to running."""
+    was_final = task.state in TASK_FINAL
+    state.record(task, facts.Operated(now.wall, "retry", None, event.reason))
+    if was_final:
+        state.record(task, facts.TaskReopened(now.wall))
+        task.deadline_ms = None  # the deadline was for the run that has ended
+        for step in task.steps:
+            state.ended.pop(step.id, None)
+    forget_fetched(state, task.steps)
+    for step in chosen:
+        if step.output is not None:
+            state.hold_bytes(task, -len(step.output))
+        state.record(task, facts.Reopened(now.wall, step.position, event.new_key))
+        step.avoid = None
+    counted(task)
 
 
 def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> None:
-    """An operator knows what became of a held step."""
+    """Set the outcome of a held step as the operator found it."""
     task = step.task
     if step.state is not HELD:
         state.refuse_now(
@@ -221,8 +257,7 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
             ),
         )
         return
-    position = step.position
-    state.record(task, facts.Operated(now.wall, f"resolve_{event.outcome}", position, event.reason))
+    state.record(task, facts.Operated(now.wall, f"resolve_{event.outcome}", step.position, event.reason))
     match event.outcome:
         case "completed":
             output = b"{}" if event.output is None else bytes(event.output)
@@ -231,7 +266,7 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
             detail = ErrorDetail(message=event.message or event.reason, code="resolved_failed", category="operator")
             fail(state, step, detail, now, retryable=False)
         case "retry":
-            state.record(task, facts.Reopened(now.wall, position, event.new_key))
+            state.record(task, facts.Reopened(now.wall, step.position, event.new_key))
             if task.cancelling:
                 cancel_step(state, step, "task_cancelled", now)
             else:
@@ -239,64 +274,16 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
     state.answer(event.request, Done(task.id, task.state, task.attention), task)
 
 
-# -- deadlines --------------------------------------------------------------------------------------------------------
-
-
-def expire_queue(state: BrokerState, step: Step, ready_ms: int | None, now: Now) -> None:
-    """Ready, and not started in time."""
-    if step.ready_ms != ready_ms or not step.task.steps:
-        return
-    if step.state is READY:
-        fail_for(state, step, "queue_timeout", now)
-    elif step.state is DISPATCHED and step.started_ms is None and not step.granted:
-        tell_cancel(state, step, "superseded")  # if it has not started, its worker refuses it as stale
-        if step.at_most_once:
-            undeliver(state, step, "superseded", now, avoid=False)  # without a grant it has not started
-
-
-def expire_deadline(state: BrokerState, step: Step, deadline_ms: int, now: Now) -> None:
-    """All its attempts together have taken too long."""
-    if step.task.steps and step.deadline_ms == deadline_ms:
-        _expire(state, step, "deadline", now)
-
-
-def expire_task(state: BrokerState, task: Task, deadline_ms: int, now: Now) -> None:
-    """What is under way ends now. What the workflow wants to run after a failure runs still."""
-    if task.state in TASK_FINAL or task.deadline_ms != deadline_ms:
-        return
-    for step in [s for s in task.steps if s.state in _UNDER_WAY]:
-        _expire(state, step, "task_deadline", now)
-
-
-_UNDER_WAY: Final = frozenset({READY, RETRY_WAIT, DISPATCHED})
-
-
-def _expire(state: BrokerState, step: Step, code: str, now: Now) -> None:
-    if step.state is DISPATCHED:
-        tell_cancel(state, step, "timeout")
-        if step.at_most_once and step.granted:
-            unknown_outcome(state, step, "outcome_unknown", now)
-            return
-    if step.state in _UNDER_WAY:
-        fail_for(state, step, code, now)
-
-
-def expire_unstarted(state: BrokerState, step: Step, delivery: int, now: Now) -> None:
-    """A worker without heartbeats has not asked to start it. If it has not even taken it, it is not there any more."""
-    if not step.task.steps or step.state is not DISPATCHED or step.delivery != delivery or step.granted:
-        return
-    session, batch = step.session, step.batch
-    undeliver(state, step, "unaccepted", now)
-    if session is not None and not session.dead and batch is not None and not batch.answered:
-        bury(state, session, now)
-
-
-def _refuse_state(state: BrokerState, request: int, task: Task, what: str) -> None:
-    state.refuse_now(
-        request,
-        CommandRefused(
-            "wrong_state",
-            f"task {task.id} is {task.state} and cannot be {what}",
-            Hint(HintCode.SHOW_TASK, task_id=task.id),
-        ),
+def _wrong_state(task: Task, done: str) -> CommandRefused:
+    return CommandRefused(
+        "wrong_state", f"task {task.id} is {task.state} and cannot be {done}", Hint(HintCode.SHOW_TASK, task_id=task.id)
     )
+
+
+# The machine brings the task into memory before it calls these, and takes it out again if it is over.
+TASK_COMMANDS: Final[dict[type[Command], Callable[..., None]]] = {
+    CancelTask: on_cancel,
+    PauseTask: on_pause,
+    ResumeTask: on_resume,
+    RetryTask: on_retry,
+}

@@ -2,13 +2,14 @@
 new rules at once, in the transaction that stores them.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from stepwire_broker.core.definitions.settings import ExecutionSettings, RuleSettings
-from stepwire_broker.core.model.answers import CommandRefused, Routed
-from stepwire_broker.core.model.events import Now, Reconfigure, SetRule
+from stepwire_broker.core.model.answers import Answer, CommandRefused
+from stepwire_broker.core.model.events import Command, Now, Reconfigure
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.routing.router import Router, RulesRefused, check_rule
 from stepwire_broker.core.state import BrokerState
@@ -24,6 +25,20 @@ _decode: Final = msgspec.json.Decoder(tuple[RuleSettings, ...]).decode
 
 def stored_rules(kept: str | None) -> tuple[RuleSettings, ...]:
     return () if kept is None else _decode(kept)
+
+
+class SetRule(Command, frozen=True):
+    """Route by this rule from now on, also after a restart. None: no longer."""
+
+    match: str
+    rule: RuleSettings | None
+
+
+class Routed(Answer, frozen=True):
+    """Steps go by this rule now, or (`is_set` is False) by it no longer."""
+
+    match: str
+    is_set: bool
 
 
 def on_set_rule(state: BrokerState, event: SetRule, now: Now) -> None:
@@ -70,3 +85,6 @@ def _router(state: BrokerState, execution: ExecutionSettings) -> Router:
     return Router(
         execution, before.executors, bus_is_distributed=before.bus_is_distributed, runtime=state.runtime_rules
     )
+
+
+COMMANDS: Final[dict[type[Command], Callable[..., None]]] = {SetRule: on_set_rule}

@@ -17,20 +17,17 @@ from stepwire_broker.core.model.answers import Applied, CommandRefused, RefusedC
 from stepwire_broker.core.model.commit_group import (
     HistoryRow,
     Key,
-    StepNew,
     Submission,
     SubmissionOutcome,
-    TaskNew,
     WorkflowNew,
     WorkflowOutcome,
 )
 from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow, NewTask, Now, SubmitTasks
 from stepwire_broker.core.model.hints import Hint, HintCode
-from stepwire_broker.core.model.live import Step, Task
-from stepwire_broker.core.model.states import READY, WAITING, StepState, TaskState
-from stepwire_broker.core.progress.progress import discard, enqueue, watch_deadline
+from stepwire_broker.core.model.live import Task
+from stepwire_broker.core.progress.discard import discard
+from stepwire_broker.core.progress.new_task import CreatedTask, TaskIds, begin, new_task
 from stepwire_broker.core.state import BrokerState
-from stepwire_broker.core.timer_kinds import QueueLimit, TaskDeadline
 
 ID_BLOCK: Final = 1 << 20
 RETRY_SOON_MS: Final = 200
@@ -144,172 +141,79 @@ def no_executor(workflow: Workflow, missing: str) -> CommandRefused:
 
 
 def _store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], now: Now) -> None:
-    limits = state.settings.limits
-    owner = state.outbox.owner
-    submission = Submission(event.request, [], [], [], [])
-    number = state.lane_of_next()
-    lane = state.outbox.lanes[number]
+    """Build the tasks and put their rows in the next transaction of one lane."""
+    lane_id = state.lane_of_next()
+    lane = state.outbox.lanes[lane_id]
     is_alone = len(event.tasks) == 1 and lane.is_idle and not lane.is_open
     at_once = is_alone or not any(new.key is not None for new in event.tasks)
+    submission = Submission(event.request, [], [], [], [])
     undecided = Undecided(event.request, [], [], [], at_once, now)
-    state.outbox.touch(number)
-    room = limits.max_active_tasks - len(state.tasks) - state.reserved_tasks
-    if state.unloaded or state.resident_bytes > limits.active_bytes:
-        # Who came before and is not loaded yet has the better right to memory.
-        room = 0
-    opening: list[list[facts.Fact]] = []
+    state.outbox.touch(lane_id)
+    room = _room(state)
     uid = event.entropy
-    next_id = state.next_id
-    wall = now.wall
     for new, workflow in zip(event.tasks, workflows, strict=True):
-        task_id = next_id
-        first_step_id = task_id + 1
-        next_id = first_step_id + len(workflow.steps)
-        uid_text = f"{uid & _UID_MASK:032x}"
+        ids = _next_ids(state, workflow, uid, lane_id)
         uid += 1
-        fits = len(undecided.tasks) < room
-        deadline_ms = new.deadline_ms if new.deadline_ms is not None else workflow.deadline_ms
-        deadline_at = None if deadline_ms is None else wall + deadline_ms
-        task_state = TaskState.RUNNING if fits else TaskState.PENDING
-        roots = workflow.roots
-        wants = None if fits else workflow.steps[roots[0]].handler_class
-        submission.tasks.append(
-            TaskNew(
-                id=task_id,
-                uid=uid_text,
-                workflow_id=workflow.id,
-                lane=number,
-                namespace=workflow.namespace,
-                key=new.key,
-                state=task_state,
-                attention=None,
-                cancelling=False,
-                priority=new.priority,
-                labels=new.labels,
-                context=new.context,
-                context_bytes=len(new.context),
-                created_ms=wall,
-                finished_ms=None,
-                deadline_ms=deadline_at,
-                owner=owner.broker,
-                owner_epoch=owner.epoch if fits else 0,
-                wake_ms=deadline_at if not fits else None,
-                wants=wants,
-            )
-        )
-        submission.steps.extend(
-            [
-                StepNew(
-                    first_step_id + d.index,
-                    task_id,
-                    d.index,
-                    d.name,
-                    d.handler_class,
-                    _WAITING if d.depends_on else _READY,
-                    None if d.depends_on else wall,
-                )
-                for d in workflow.steps
-            ]
+        created = new_task(
+            workflow,
+            new.context,
+            key=new.key,
+            priority=new.priority,
+            labels=new.labels,
+            deadline_ms=new.deadline_ms,
+            ids=ids,
+            owner=state.outbox.owner,
+            in_memory=len(undecided.tasks) < room,
+            now=now,
         )
         if new.key is not None:
-            submission.keys.append(Key(new.namespace, new.key, new.digest, task_id))
-        first = [facts.Submitted(wall, workflow.id, uid_text, task_state, first_step_id), *_readied(workflow, wall)]
-        if fits and at_once:
-            opening.append(first)
-        else:
-            submission.history.append(HistoryRow(task_id, wall, facts.encode(first)))
-        lane.bytes += len(new.context) + _ROW_BYTES * (1 + len(workflow.steps))
-        undecided.ids.append(task_id)
-        if fits:
-            task = _live(new, workflow, task_id, first_step_id, uid_text, number, deadline_at, now)
-            undecided.tasks.append(task)
-        else:
-            undecided.stored_only.append((task_id, len(workflow.steps), wants))
-    state.next_id = next_id
-    state.open_steps += next_id - undecided.ids[0] - len(undecided.ids)
+            submission.keys.append(Key(new.namespace, new.key, new.digest, ids.task))
+        _add(submission, undecided, created, now)
+        lane.bytes += len(new.context) + _ROW_BYTES * (1 + len(created.steps))
+        state.open_steps += len(created.steps)
     state.reserved_tasks += len(undecided.tasks)
     lane.submissions.append(submission)
     state.undecided[event.request] = undecided
     if at_once:
-        for task, first in zip(undecided.tasks, opening, strict=True):
-            task.facts = first
+        for task in undecided.tasks:
             state.outbox.mark(task)
-            _admit(state, task, now)
+            begin(state, task, now)
+
+
+_ROW_BYTES: Final = 200  # about what a new row holds in memory until it is written
+
+
+def _room(state: BrokerState) -> int:
+    """The number of new tasks that may go into memory now."""
+    limits = state.settings.limits
+    if state.unloaded or state.resident_bytes > limits.active_bytes:
+        return 0  # tasks that were submitted earlier and are not loaded yet go first
+    return limits.max_active_tasks - len(state.tasks) - state.reserved_tasks
+
+
+def _next_ids(state: BrokerState, workflow: Workflow, uid: int, lane_id: int) -> TaskIds:
+    ids = TaskIds(state.next_id, state.next_id + 1, f"{uid & _UID_MASK:032x}", lane_id)
+    state.next_id = ids.first_step + len(workflow.steps)
+    return ids
 
 
 _UID_MASK: Final = 2**128 - 1
-_ROW_BYTES: Final = 200  # about what a new row holds in memory until it is written
-_WAITING: Final = str(WAITING)
-_READY: Final = str(READY)
 
 
-def _readied(workflow: Workflow, wall: int) -> list[facts.Fact]:
-    return [facts.Readied(wall, index) for index in workflow.roots]
-
-
-def _live(
-    new: NewTask,
-    workflow: Workflow,
-    task_id: int,
-    first_step_id: int,
-    uid: str,
-    lane: int,
-    deadline_at: int | None,
-    now: Now,
-) -> Task:
-    task = Task(
-        id=task_id,
-        uid=uid,
-        workflow=workflow,
-        lane=lane,
-        namespace=workflow.namespace,
-        key=new.key,
-        state=TaskState.RUNNING,
-        priority=new.priority,
-        context=new.context,
-        context_bytes=len(new.context),
-        created_ms=now.wall,
-        labels=new.labels,
-        deadline_ms=deadline_at,
-        resident_bytes=len(new.context),
-    )
-    ready: StepState = READY
-    task.steps = [
-        Step(first_step_id + d.index, task, d.index, d, WAITING, waits=len(d.depends_on))
-        if d.depends_on
-        else Step(first_step_id + d.index, task, d.index, d, ready, ready_ms=now.wall)
-        for d in workflow.steps
-    ]
-    task.open = len(task.steps)
-    task.moving = len(workflow.roots)
-    return task
-
-
-def _admit(state: BrokerState, task: Task, now: Now) -> None:
-    """It is in memory from here on, and its first steps may be dispatched."""
-    state.tasks[task.id] = task
-    state.resident_bytes += task.resident_bytes
-    if task.context is not None and task.context_bytes > state.settings.limits.resident_payload_bytes:
-        state.large_contexts.append((state.outbox.lanes[task.lane], state.outbox.lanes[task.lane].handed + 1, task))
-    steps = state.steps
-    for step in task.steps:
-        steps[step.id] = step
-    if task.deadline_ms is not None:
-        state.timers.set(now.mono + task.deadline_ms - now.wall, TaskDeadline(task, task.deadline_ms))
-    for index in task.workflow.roots:
-        start(state, task.steps[index], now)
-
-
-def start(state: BrokerState, step: Step, now: Now) -> None:
-    """A step that is stored as ready: its timers, and its place in the queue."""
-    definition = step.definition
-    if definition.deadline_ms is not None and step.deadline_ms is None and step.ready_ms is not None:
-        step.deadline_ms = step.ready_ms + definition.deadline_ms
-    watch_deadline(state, step, now)
-    if definition.queue_timeout_ms is not None and step.ready_ms is not None:
-        due = now.mono + step.ready_ms + definition.queue_timeout_ms - now.wall
-        state.timers.set(due, QueueLimit(step, step.ready_ms))
-    enqueue(state, step)
+def _add(submission: Submission, undecided: Undecided, created: CreatedTask, now: Now) -> None:
+    """Add a task to its submission. The outbox writes the first facts of a task that begins at once."""
+    row, task = created.row, created.live
+    submission.tasks.append(row)
+    submission.steps.extend(created.steps)
+    undecided.ids.append(row.id)
+    if task is None:
+        undecided.stored_only.append((row.id, len(created.steps), row.wants))
+    else:
+        undecided.tasks.append(task)
+    if task is not None and undecided.admitted:
+        task.facts = created.facts
+    else:
+        submission.history.append(HistoryRow(row.id, now.wall, facts.encode(created.facts)))
 
 
 def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None:
@@ -333,7 +237,7 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
             _take_back_task(state, task, undecided.admitted, now)
         elif not undecided.admitted:
             # Its times count from the submission, whatever was done to the wall clock while it was committed.
-            _admit(state, task, undecided.at)
+            begin(state, task, undecided.at)
     state.counters.submitted += len(undecided.ids) - len(outcome.existing)
     for task_id, steps, wants in undecided.stored_only:
         if task_id in outcome.existing:

@@ -10,18 +10,20 @@ from typing import Any, Final
 
 import msgspec
 
-from stepwire_broker.core.commit.decision import FetchPayloads, LoadById, LoadPage
+from stepwire_broker.core import takers
+from stepwire_broker.core.commit.decision import LoadById, LoadPage
 from stepwire_broker.core.commit.loads import CommandLoad, PageLoad
 from stepwire_broker.core.commit.outbox import NEVER_MS, resting_place
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask
-from stepwire_broker.core.dispatch.placement import missing_payloads, offering
+from stepwire_broker.core.definitions.workflow import Workflow
+from stepwire_broker.core.dispatch.payloads import fetch_payloads
 from stepwire_broker.core.guards import allowance
-from stepwire_broker.core.intake.submission import start
+from stepwire_broker.core.intake.commands import ResolveStep
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.answers import CommandRefused
 from stepwire_broker.core.model.apply import counted
 from stepwire_broker.core.model.commit_group import Parked
-from stepwire_broker.core.model.events import Command, Now, ResolveStep
+from stepwire_broker.core.model.events import Command, Now
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Delivery, Step, Task
 from stepwire_broker.core.model.states import (
@@ -37,7 +39,9 @@ from stepwire_broker.core.model.states import (
     TaskState,
 )
 from stepwire_broker.core.model.worker_session import died_with
-from stepwire_broker.core.progress.progress import await_retry, decide_again, enqueue, fail_for, watch_deadline
+from stepwire_broker.core.progress.dependents import decide_again
+from stepwire_broker.core.progress.readiness import await_retry, enqueue, start, watch_deadline
+from stepwire_broker.core.progress.step_outcomes import fail_for
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import PageDue, QueueLimit, RecoverySafe, TaskDeadline
 from stepwire_broker.core.workers import level0
@@ -71,8 +75,7 @@ def keep_loading(state: BrokerState, now: Now) -> None:
     wants = [
         w
         for w in sorted(state.wants)
-        if (level0.offers(state, w) or any(s.offers(w) for s in state.sessions.values()))
-        and not allowance.is_shut(state, w, FAR_OFF_MS, now)
+        if takers.is_offered(state, w) and not allowance.is_shut(state, w, FAR_OFF_MS, now)
     ]
     state.loads[request] = PageLoad()
     state.decision.reads.append(LoadPage(request, min(PAGE_TASKS, room), wants))
@@ -107,7 +110,7 @@ def insert(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> int:
     taken = 0
     undecided = {task_id for submission in state.undecided.values() for task_id in submission.ids}
     for row in loaded.tasks:
-        workflow = state.workflows[row.workflow_id]
+        workflow = workflow_of(state, row)
         rows = [next(steps) for _ in workflow.steps]
         if row.id in state.tasks or row.id in gone or TaskState(row.state) in TASK_FINAL:
             if row.finished_ms is not None and state.rejected.pop(row.id, None) is not None:
@@ -137,9 +140,14 @@ def _blame(state: BrokerState, task: Task, culprits: frozenset[int], error: str,
             fail_for(state, step, "unstorable", now)
 
 
+def workflow_of(state: BrokerState, row: StoredTask) -> Workflow:
+    """The workflow of a stored task. Raises KeyError for a workflow that this broker has not read."""
+    return state.workflows[row.workflow_id]
+
+
 def restored(state: BrokerState, row: StoredTask, rows: list[StoredStep]) -> Task:
     """The live form of stored rows."""
-    workflow = state.workflows[row.workflow_id]
+    workflow = workflow_of(state, row)
     task = Task(
         id=row.id,
         uid=row.uid,
@@ -291,16 +299,7 @@ def on_payloads(state: BrokerState, payloads: Payloads, steps: list[Step], now: 
 def fetch_for_rules(state: BrokerState) -> None:
     """Rules that compare what is too large to be in memory."""
     steps, state.undecided_steps = state.undecided_steps, []
-    request = state.next_read()
-    tasks: set[int] = set()
-    outputs: set[int] = set()
-    for step in steps:
-        missing_context, missing_outputs = missing_payloads(step)
-        if missing_context:
-            tasks.add(step.task.id)
-        outputs.update(missing_outputs)
-    state.fetching[request] = steps
-    state.decision.reads.append(FetchPayloads(request, sorted(tasks), sorted(outputs)))
+    fetch_payloads(state, steps)
 
 
 def let_go_of_large(state: BrokerState) -> None:
@@ -374,7 +373,7 @@ def _is_idle(state: BrokerState, task: Task, now: Now) -> bool:
             continue
         if step.state is READY and (
             task.state is TaskState.PAUSED
-            or not (offering(state, state.route_of(step)) or level0.serves(state, step))
+            or not takers.can_be_taken(state, state.route_of(step))
             or allowance.is_shut(state, step.definition.handler_class, FAR_OFF_MS, now)
             or allowance.waits_for_budget(state, step, now)
         ):

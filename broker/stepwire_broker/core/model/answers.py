@@ -29,7 +29,11 @@ RefusedCode: TypeAlias = Literal[
 ]
 
 
-class CommandRefused(Struct, frozen=True, tag="refused"):
+class Answer(Struct, frozen=True):
+    """The answer to a command. The answers to operators are defined next to the handlers of their commands."""
+
+
+class CommandRefused(Answer, frozen=True):
     """The command was not carried out, and nothing of it is stored."""
 
     code: RefusedCode
@@ -38,14 +42,14 @@ class CommandRefused(Struct, frozen=True, tag="refused"):
     retry_after_ms: int | None = None
 
 
-class TasksSubmitted(Struct, frozen=True, tag="submitted"):
+class TasksSubmitted(Answer, frozen=True):
     """`task_ids[i]` is the task of the i-th submission; it is new when `created[i]`."""
 
     task_ids: list[int]
     created: list[bool]
 
 
-class Applied(Struct, frozen=True, tag="applied"):
+class Applied(Answer, frozen=True):
     workflow_id: int
     namespace: str
     name: str
@@ -53,41 +57,9 @@ class Applied(Struct, frozen=True, tag="applied"):
     created: bool
 
 
-class Done(Struct, frozen=True, tag="done"):
+class Done(Answer, frozen=True):
     """The command took effect on this task. For AwaitTask: the task is terminal, or waits on a held step."""
 
     task_id: int
     state: str
     attention: str | None = None
-
-
-class Quieted(Struct, frozen=True, tag="quieted"):
-    """The worker gets nothing new from now on. Its next heartbeat's ack tells it so."""
-
-    worker: str
-    quit: bool
-
-
-class ExecutorPaused(Struct, frozen=True, tag="executor_paused"):
-    """It is handed nothing since then (UTC); None: it is again."""
-
-    executor: str
-    since_ms: int | None
-
-
-class BreakerSet(Struct, frozen=True, tag="breaker_set"):
-    """A handler's breaker is as it was put."""
-
-    handler_class: str
-    state: str
-    is_forced: bool
-
-
-class Routed(Struct, frozen=True, tag="routed"):
-    """Steps go by this rule now, or (`is_set` is False) by it no longer."""
-
-    match: str
-    is_set: bool
-
-
-Answer: TypeAlias = CommandRefused | TasksSubmitted | Applied | Done | Quieted | ExecutorPaused | BreakerSet | Routed

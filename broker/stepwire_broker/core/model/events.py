@@ -4,12 +4,12 @@ A command carries `request`, the number its Answer comes back under, and is answ
 was decided by then.
 """
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
 
-from stepwire_broker.core.definitions.settings import ExecutionSettings, RuleSettings
+from stepwire_broker.core.definitions.settings import ExecutionSettings
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads
 from stepwire_broker.core.definitions.workflow import Workflow
 
@@ -40,133 +40,38 @@ class NewTask(NamedTuple):
     deadline_ms: int | None = None
 
 
-class SubmitTasks(Struct, frozen=True):
-    """Store these together or not at all. `entropy` is 128 random bits; the tasks' uids count up from it."""
+class Command(Struct, frozen=True):
+    """A command of a client or an operator. The commands of operators are defined next to their handlers."""
 
     request: int
+
+
+class SubmitTasks(Command, frozen=True):
+    """Store these together or not at all. `entropy` is 128 random bits; the tasks' uids count up from it."""
+
     tasks: list[NewTask]
     entropy: int
 
 
-class ApplyWorkflow(Struct, frozen=True):
-    request: int
+class ApplyWorkflow(Command, frozen=True):
     workflow: Workflow
     activate: bool = True
 
 
-class ActivateWorkflow(Struct, frozen=True):
-    request: int
+class ActivateWorkflow(Command, frozen=True):
     namespace: str
     name: str
     version: str
 
 
-class AwaitTask(Struct, frozen=True):
+class AwaitTask(Command, frozen=True):
     """Answer when the task is terminal, or waits on a held step (`attention`)."""
 
-    request: int
     task_id: int
 
 
-class Forget(Struct, frozen=True):
+class Forget(Command, frozen=True):
     """Whoever asked `request` has gone away."""
-
-    request: int
-
-
-class CancelTask(Struct, frozen=True):
-    request: int
-    task_id: int
-    reason: str = ""
-
-
-class PauseTask(Struct, frozen=True):
-    request: int
-    task_id: int
-
-
-class ResumeTask(Struct, frozen=True):
-    request: int
-    task_id: int
-
-
-class RetryTask(Struct, frozen=True):
-    """Run failed, cancelled and skipped steps again; with `from_step`, that step and all after it."""
-
-    request: int
-    task_id: int
-    from_step: str | None = None
-    again: bool = False  # also completed at_most_once steps
-    new_key: bool = False
-    reason: str = ""
-
-
-class ResolveStep(Struct, frozen=True):
-    """An operator says what became of a held step."""
-
-    request: int
-    step_id: int
-    outcome: Literal["completed", "failed", "retry"]
-    reason: str
-    output: Raw | None = None
-    message: str = ""
-    new_key: bool = False
-
-
-class DrainWorker(Struct, frozen=True):
-    """Give this worker nothing new; with `quit`, let it go once it holds nothing."""
-
-    request: int
-    worker: str
-    quit: bool = False
-
-
-class PauseExecutor(Struct, frozen=True):
-    """Hand this executor nothing new until it is resumed, or this process ends."""
-
-    request: int
-    executor: str
-
-
-class ResumeExecutor(Struct, frozen=True):
-    request: int
-    executor: str
-
-
-class SetBreaker(Struct, frozen=True):
-    """Keep a handler's breaker open or closed, or leave it to itself again."""
-
-    request: int
-    handler_class: str
-    state: Literal["open", "closed", "auto"]
-    reason: str = ""
-
-
-class SetRule(Struct, frozen=True):
-    """Route by this rule from now on, also after a restart. None: no longer."""
-
-    request: int
-    match: str
-    rule: RuleSettings | None
-
-
-Command: TypeAlias = (
-    SubmitTasks
-    | ApplyWorkflow
-    | ActivateWorkflow
-    | AwaitTask
-    | Forget
-    | CancelTask
-    | PauseTask
-    | ResumeTask
-    | RetryTask
-    | ResolveStep
-    | DrainWorker
-    | PauseExecutor
-    | ResumeExecutor
-    | SetBreaker
-    | SetRule
-)
 
 
 # -- facts of the world -----------------------------------------------------------------------------------------------

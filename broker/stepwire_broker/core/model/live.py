@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 from stepwire_protocol import limits
 
-from stepwire_broker.core.definitions.workflow import StepDefinition, Workflow
+from stepwire_broker.core.definitions.step_definition import StepDefinition
+from stepwire_broker.core.definitions.workflow import Workflow
 
 from .facts import Fact
 from .figures import Figures

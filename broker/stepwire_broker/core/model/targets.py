@@ -1,7 +1,7 @@
 """Where a step may go: targets, and the routes that ready steps are queued by."""
 
 from collections.abc import Mapping
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -13,7 +13,7 @@ Selector: TypeAlias = tuple[tuple[str, str], ...]  # labels, sorted
 
 
 class Labelled(Protocol):
-    """What a target must know of a session."""
+    """What a target compares of a session."""
 
     @property
     def executor(self) -> str: ...
@@ -26,22 +26,31 @@ class Labelled(Protocol):
 
 
 class Target(Struct, frozen=True, eq=False):
-    """Sessions that may take a step: of this executor, with these labels, and not with those. One object for each, so
-    that it is its own key."""
+    """The sessions that may take a step: those of this executor, with these labels, and without those.
+
+    The router makes one object for each combination, so a target is compared and hashed by identity.
+    """
 
     executor: str
     selector: Selector = ()
-    without: Selector = ()  # a canary's labels: its workers are not for the others
+    without: Selector = ()  # labels of a canary, whose workers take no other steps
 
-    def takes(self, session: "Labelled") -> bool:
-        if session.executor != self.executor and not (session.joins_bus and self.executor == BUS):
-            return False
+    def is_executor_of(self, session: "Labelled") -> bool:
+        return session.executor == self.executor or (session.joins_bus and self.executor == BUS)
+
+    def labels_match(self, session: "Labelled") -> bool:
         labels = session.labels
         if any(labels.get(key) != value for key, value in self.selector):
             return False
         return not self.without or any(labels.get(key) != value for key, value in self.without)
 
 
-# where it goes, handler_class, whether it goes alone, whether it is at_most_once, and whether it is a retry that the
-# budget of its handler may hold up: what some cannot take must not bar the way to the rest
-Route: TypeAlias = tuple[Target, str, bool, bool, bool]
+class Route(NamedTuple):
+    """What decides who can take a step. Ready steps are queued by it, so that a step that no worker can take does not
+    block steps that a worker can take."""
+
+    target: Target
+    handler_class: str
+    goes_alone: bool = False  # a suspect: two sessions died with it
+    is_at_most_once: bool = False
+    is_held_to_budget: bool = False  # a retry that the retry budget of its handler may hold up

@@ -21,15 +21,15 @@ _Entry: TypeAlias = tuple[int, int, int, int, Step]
 
 
 def handler_of(route: Route) -> str:
-    return route[1]
+    return route.handler_class
 
 
 def is_once(route: Route) -> bool:
-    return route[3]
+    return route.is_at_most_once
 
 
 def is_held_to_budget(route: Route) -> bool:
-    return route[4]
+    return route.is_held_to_budget
 
 
 class ReadyQueue:

@@ -5,7 +5,6 @@ anything but what happens. `decide` says local or distributed; a distributed ste
 path `<namespace>::<workflow>::<step>`, else the default executor.
 """
 
-import difflib
 from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple
@@ -16,8 +15,10 @@ from stepwire_protocol import patterns
 
 from stepwire_broker.core.definitions import fields
 from stepwire_broker.core.definitions.document_problems import ProblemCollector
+from stepwire_broker.core.definitions.nearest import nearest
 from stepwire_broker.core.definitions.settings import CanarySettings, ExecutionSettings, RuleSettings, ShadowSettings
-from stepwire_broker.core.definitions.workflow import StepDefinition, Workflow
+from stepwire_broker.core.definitions.step_definition import StepDefinition
+from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.live import Step
 from stepwire_broker.core.model.targets import BUS, LOCAL, Route, Selector, Target
 
@@ -137,11 +138,12 @@ class Router:
             if way.place.rule.part(task.id) < way.canary_below:
                 route = way.canary
         if step.attempt or step.lost_sessions:
-            route = (*route[:2], step.is_suspect, route[3], step.attempt > 0 and step.retry is None)
+            is_held_to_budget = step.attempt > 0 and step.retry is None
+            route = route._replace(goes_alone=step.is_suspect, is_held_to_budget=is_held_to_budget)
         return route
 
     def target(self, step: Step) -> Target:
-        return self.route_of(step)[0]
+        return self.route_of(step).target
 
     def shadow(self, step: Step) -> Target | None:
         """Where a copy of it goes, if one is to be made."""
@@ -167,12 +169,14 @@ class Router:
     def _way(self, workflow: Workflow, definition: StepDefinition) -> StepRoute:
         path = path_of(workflow.namespace, workflow.name, definition.name)
         place = self.route(path, definition.worker_selector)
-        rest = (definition.handler_class, False, definition.delivery_mode == "at_most_once", False)
+        route = Route(
+            place.target, definition.handler_class, is_at_most_once=definition.delivery_mode == "at_most_once"
+        )
         canary = None if place.rule is None else place.rule.canary
         return StepRoute(
             place,
-            route=(place.target, *rest),
-            canary=None if place.canary is None else (place.canary, *rest),
+            route=route,
+            canary=None if place.canary is None else route._replace(target=place.canary),
             canary_below=0 if canary is None else canary.below,
             is_plain=place.canary is None and place.shadow is None,
         )
@@ -380,6 +384,6 @@ def near_miss(rules: Sequence[RoutingRule], path: str) -> NearMiss | None:
             segment = segments[i]
             other = patterns.SEPARATOR.join([*segments[:i], "*", *segments[i + 1 :]])
             # Another step of the same workflow is no near miss; one that is spelled alike is.
-            if patterns.matches(other, path) and (alike := difflib.get_close_matches(segment, path.split("::"), 1)):
-                return NearMiss(rule, f"only its segment {segment} differs, where the path has {alike[0]}")
+            if patterns.matches(other, path) and (alike := nearest(segment, path.split("::"))):
+                return NearMiss(rule, f"only its segment {segment} differs, where the path has {alike}")
     return None

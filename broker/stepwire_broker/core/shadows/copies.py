@@ -12,10 +12,12 @@ from msgspec import structs
 from stepwire_protocol import limits
 from stepwire_protocol.messages import Result, StepRequest, Steps
 
+from stepwire_broker.core import takers
 from stepwire_broker.core.commit.outbox import SendMessage
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Step, WorkerSession
 from stepwire_broker.core.model.states import COMPLETED
+from stepwire_broker.core.model.targets import Route
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import ShadowEnds
 
@@ -53,22 +55,18 @@ def _send(state: BrokerState, wanted: WantedCopy, now: Now) -> None:
     if (wanted.match, handler_class) not in shadows.tallies and len(shadows.tallies) >= TALLIES_MAX:
         return
     tally = shadows.tally(wanted.match, handler_class, wanted.target.executor)
-    takers = [
-        s
-        for s in state.sessions.values()
-        if wanted.target.takes(s)
-        and s.offers(handler_class)
-        and s.is_shadow_safe(handler_class)
-        and s.credit > s.prefetch
+    sessions = [
+        session
+        for session in takers.takers(state, Route(wanted.target, handler_class))
+        if session.is_shadow_safe(handler_class) and session.credit > session.prefetch
     ]
-    if not takers or len(shadows.by_id) >= UNDER_WAY_MAX:
+    if not sessions or len(shadows.by_id) >= UNDER_WAY_MAX:
         tally.dropped += 1
         return
-    session = max(takers, key=lambda s: (s.share, -s.idle_since_mono))
+    session = max(sessions, key=lambda s: (s.share, -s.idle_since_mono))
     shadow = Shadow(shadows.next_id(), step.id, step.task.id, handler_class, tally)
     shadows.by_id[shadow.id] = shadows.of_step[step.id] = shadow
     session.free -= 1  # until its next word of it
-    state.batches += 1
     request = wanted.request
     copy = structs.replace(
         request,
@@ -84,7 +82,7 @@ def _send(state: BrokerState, wanted: WantedCopy, now: Now) -> None:
         broker=state.identity.broker,
         epoch=state.identity.epoch,
         session=session.id,
-        batch_id=f"batch_{state.identity.nonce}_{state.batches}",
+        batch_id=state.next_batch_id(),
         protocol_version=V,
         steps=[copy],
     )

@@ -3,14 +3,34 @@
 A pause is an operator's and of this process: nothing of it is stored, and a restart ends it.
 """
 
+from collections.abc import Callable
+from typing import Final
+
 from stepwire_protocol.messages import Result
 
 from stepwire_broker.core.commit.decision import ToRequest
-from stepwire_broker.core.model.answers import ExecutorPaused
-from stepwire_broker.core.model.events import Now, PauseExecutor, ResumeExecutor
+from stepwire_broker.core.model.answers import Answer
+from stepwire_broker.core.model.events import Command, Now
 from stepwire_broker.core.model.figures import Figures
 from stepwire_broker.core.model.live import Step
 from stepwire_broker.core.state import BrokerState
+
+
+class PauseExecutor(Command, frozen=True):
+    """Hand this executor nothing new until it is resumed, or this process ends."""
+
+    executor: str
+
+
+class ResumeExecutor(Command, frozen=True):
+    executor: str
+
+
+class ExecutorPaused(Answer, frozen=True):
+    """It is handed nothing since then (UTC); None: it is again."""
+
+    executor: str
+    since_ms: int | None
 
 
 def on_pause(state: BrokerState, event: PauseExecutor, now: Now) -> None:
@@ -33,3 +53,6 @@ def count(figures: Figures, step: Step, result: Result, now: Now) -> None:
     if took_ms is None and step.started_ms is not None:
         took_ms = max(0, now.wall - step.started_ms)
     figures.ended(result.status == "completed", None if took_ms is None else took_ms / 1000)
+
+
+COMMANDS: Final[dict[type[Command], Callable[..., None]]] = {PauseExecutor: on_pause, ResumeExecutor: on_resume}

@@ -24,26 +24,18 @@ from stepwire_protocol.messages import (
     StepsLevel0,
 )
 
-from stepwire_broker.core.commit.decision import Complaint, ToRequest
+from stepwire_broker.core import takers
+from stepwire_broker.core.commit.decision import Complaint
 from stepwire_broker.core.commit.outbox import SendHandout
-from stepwire_broker.core.dispatch.placement import (
-    ASIDE_MAX,
-    FETCHES_IN_FLIGHT_MAX,
-    REQUEST_OVERHEAD_BYTES,
-    fetch_for,
-    offering,
-    request_of,
-)
+from stepwire_broker.core.dispatch.batches import BatchFiller, DispatchRound, record_dispatch
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model.answers import Quieted
-from stepwire_broker.core.model.events import DrainWorker, Now, PeerSubscribed, PeersUncertain, PeerVanished
+from stepwire_broker.core.model.events import Now, PeerSubscribed, PeersUncertain, PeerVanished
 from stepwire_broker.core.model.level0_peer import EXPIRED_REMEMBERED_MAX, Handout, Level0Peer
 from stepwire_broker.core.model.live import LEVEL0, Step
 from stepwire_broker.core.model.states import DISPATCHED, STEP_FINAL
-from stepwire_broker.core.model.targets import BUS, LOCAL, Route
-from stepwire_broker.core.progress.progress import enqueue, fail_for, undeliver, unknown_outcome
-from stepwire_broker.core.shadows import copies
+from stepwire_broker.core.model.targets import BUS, Route
+from stepwire_broker.core.progress.step_outcomes import undeliver, unknown_outcome
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import HandoutEnds, PeerSettled
 
@@ -81,40 +73,6 @@ def on_uncertain(state: BrokerState, event: PeersUncertain, now: Now) -> None:
         peer.doubted = True
 
 
-def on_drain_worker(state: BrokerState, event: DrainWorker) -> bool:
-    """Nothing more for this peer. False when it is none of level 0."""
-    peer = next((p for p in state.level0.peers.values() if p.worker == event.worker), None)
-    if peer is None:
-        return False
-    peer.draining = True
-    state.decision.answers.append(ToRequest(event.request, Quieted(peer.worker, quit=False)))
-    return True
-
-
-def offers(state: BrokerState, handler_class: str) -> bool:
-    """Is there somebody at level 0 to whom this may go, as far as its handler is concerned?"""
-    return bool(state.level0.peers) and state.level0.allows(handler_class)
-
-
-def serves(state: BrokerState, step: Step) -> bool:
-    return serves_route(state, state.route_of(step))
-
-
-def serves_route(state: BrokerState, route: Route) -> bool:
-    return bool(state.level0.peers) and _serves(state, route)
-
-
-def _serves(state: BrokerState, route: Route) -> bool:
-    target, handler_class, _, at_most_once, _ = route
-    return (
-        (target.executor == BUS or (target.executor == LOCAL and not state.router.bus_is_distributed))
-        and not target.selector
-        and state.level0.allows(handler_class)
-        and (not at_most_once or state.settings.bus.level0.at_most_once)
-        and all(session.draining for session in offering(state, route))
-    )
-
-
 # -- handing out ------------------------------------------------------------------------------------------------------
 
 
@@ -122,36 +80,32 @@ def dispatch(state: BrokerState, now: Now) -> None:
     """Who holds nothing gets something, those first who have waited longest, and the doubted last."""
     if state.draining or state.stalled is not None or not state.ready.count or is_paused(state):
         return
-    free = [peer for peer in state.level0.peers.values() if is_free(peer, now)]
+    free = [peer for peer in state.level0.peers.values() if takers.is_free(peer, now)]
     if not free:
         return
-    routes = {route for route in state.ready.routes() if _serves(state, route)}
-    rooms = allowance.limits(state, routes, now)
+    routes = {route for route in state.ready.routes() if takers.level0_serves(state, route)}
+    allowances = allowance.limits(state, routes, now)
     free.sort(key=lambda peer: (peer.doubted, peer.turn))
     share = -(-state.ready.count_of(routes) // len(free))
-    aside: list[Step] = []
-    fetch: list[Step] = []
-    while free and routes and len(aside) <= ASIDE_MAX:
+    round = DispatchRound(state)
+    while free and routes and not round.is_over:
         if free[0].doubted:
-            routes = {route for route in routes if not route[3]}
-        if rooms:
-            routes = {route for route in routes if route not in rooms or rooms[route].left > 0}
-        found = state.ready.next(routes)
-        if found is None:
+            routes = {route for route in routes if takers.peer_obstacle(free[0], route, now) is None}
+        if allowances:
+            routes = {route for route in routes if route not in allowances or allowances[route].left > 0}
+        entry = state.ready.next(routes)
+        if entry is None:
             break
-        route, step = found
-        peer = _choose(free, step)
-        others = {} if route in rooms else routes - rooms.keys()
-        steps, requests = _gather(state, peer, step, others, share, aside, fetch, now)
-        if route in rooms:
-            rooms[route].left -= 1
-        if requests:
+        route, step = entry
+        peer = _choose(free, route, step, now)
+        others = {} if route in allowances else routes - allowances.keys()
+        batch = _fill(state, round, peer, step, others, share, now)
+        if route in allowances:
+            allowances[route].left -= 1
+        if batch.requests:
             free.remove(peer)
-            _hand(state, peer, steps, requests, now)
-    for step in aside:
-        enqueue(state, step)
-    if fetch:
-        fetch_for(state, fetch)
+            _hand(state, peer, batch.steps, batch.requests, now)
+    round.end(state)
 
 
 def is_paused(state: BrokerState) -> bool:
@@ -159,56 +113,45 @@ def is_paused(state: BrokerState) -> bool:
     return state.executor(BUS).paused_wall is not None
 
 
-def is_free(peer: Level0Peer, now: Now) -> bool:
-    return not peer.holds and not peer.draining and now.mono >= peer.settled_mono
-
-
-def _choose(free: list[Level0Peer], step: Step) -> Level0Peer:
+def _choose(free: list[Level0Peer], route: Route, step: Step, now: Now) -> Level0Peer:
     """The first of them; for a step that went wrong somewhere, the first that it has not been with."""
     if step.avoid:
         for peer in free:
-            if peer.worker not in step.avoid and not (peer.doubted and step.at_most_once):
+            if peer.worker not in step.avoid and takers.peer_obstacle(peer, route, now) is None:
                 return peer
     return free[0]
 
 
-def _gather(
+def _fill(
     state: BrokerState,
+    round: DispatchRound,
     peer: Level0Peer,
     first: Step,
     routes: Iterable[Route],
     share: int,
-    aside: list[Step],
-    fetch: list[Step],
     now: Now,
-) -> tuple[list[Step], list[StepRequest]]:
-    """One batch, beginning with this step. What must not be lost with others, or with whom nothing is, goes alone."""
+) -> BatchFiller:
+    """One batch for this peer, beginning with this step. A step that is at_most_once or a suspect goes alone, and so
+    does every step for a doubted peer."""
     bus = state.settings.bus
     goes_alone = peer.doubted or first.at_most_once or first.is_suspect
-    room = 1 if goes_alone else min(bus.level0.batch_max_steps, limits.BATCH_ITEMS_MAX, share)
-    own = {route for route in routes if not (route[2] or route[3])}
-    bytes_max = bus.max_message_bytes - REQUEST_OVERHEAD_BYTES
-    bytes_left = min(bus.batch.max_bytes, bytes_max)
-    fetching = sum(map(len, state.fetching.values()))
-    steps: list[Step] = []
-    requests: list[StepRequest] = []
-    step: Step | None = first
-    while step is not None:
-        made = request_of(state, step, now, has_lease=True)
-        if made is None:
-            (fetch if fetching + len(fetch) < FETCHES_IN_FLIGHT_MAX else aside).append(step)
-        elif made[1] > bytes_max:
-            fail_for(state, step, "too_large", now)
-        elif requests and made[1] > bytes_left:
-            aside.append(step)
-            break
-        else:
-            bytes_left -= made[1]
-            steps.append(step)
-            requests.append(made[0])
-        found = state.ready.next(own) if len(requests) < room and not goes_alone and len(aside) <= ASIDE_MAX else None
-        step = found[1] if found is not None else None
-    return steps, requests
+    batch = BatchFiller(
+        round,
+        now,
+        steps_max=1 if goes_alone else min(bus.level0.batch_max_steps, limits.BATCH_ITEMS_MAX, share),
+        message_bytes_max=bus.max_message_bytes,
+        bytes_max=bus.batch.max_bytes,
+        has_lease=True,
+    )
+    own = set() if goes_alone else {r for r in routes if not (r.goes_alone or r.is_at_most_once)}
+
+    def next_step() -> Step | None:
+        entry = state.ready.next(own) if own else None
+        return None if entry is None else entry[1]
+
+    batch.fill(state, first, next_step)
+    round.aside += batch.left_over
+    return batch
 
 
 def _hand(state: BrokerState, peer: Level0Peer, steps: list[Step], requests: list[StepRequest], now: Now) -> None:
@@ -217,9 +160,8 @@ def _hand(state: BrokerState, peer: Level0Peer, steps: list[Step], requests: lis
     level0 = state.level0
     level0.turns += 1
     peer.turn = level0.turns
-    state.batches += 1
     handout = Handout(
-        id=f"batch_{state.identity.nonce}_{state.batches}",
+        id=state.next_batch_id(),
         peer=peer,
         items=[(r.step_id, r.delivery) for r in requests],
         lease_ms=sum(s.definition.timeout_ms for s in steps) + limits.TIMEOUT_GRACE_MS,
@@ -233,14 +175,9 @@ def _hand(state: BrokerState, peer: Level0Peer, steps: list[Step], requests: lis
         )
     )
     for step, request in zip(steps, requests, strict=True):
-        position = step.position
-        state.record(step.task, facts.Dispatched(now.wall, position, request.delivery, peer.worker, handout.id))
-        if state.router.has_asides:
-            copies.handed(state, step, request)
+        record_dispatch(state, step, request, peer.worker, handout.id, now)
         if step.at_most_once:
-            state.record(step.task, facts.Granted(now.wall, position, request.delivery))
-        step.payload_context = None
-        step.fetched_outputs = None
+            state.record(step.task, facts.Granted(now.wall, step.position, request.delivery))
     if state.guards.by_handler:
         allowance.handed(state, steps, now)
     level0.handouts[handout.id] = peer.holds[handout.id] = handout

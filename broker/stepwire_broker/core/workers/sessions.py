@@ -20,17 +20,14 @@ from stepwire_protocol.messages import (
     Welcome,
 )
 
-from stepwire_broker.core.commit.decision import ToRequest, ToWorker, WatchProcess
+from stepwire_broker.core.commit.decision import ToWorker, WatchProcess
 from stepwire_broker.core.commit.outbox import SendMessage
-from stepwire_broker.core.dispatch.placement import say_again
+from stepwire_broker.core.dispatch.transmission import resend
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model.answers import CommandRefused as Refusal
-from stepwire_broker.core.model.answers import Quieted
 from stepwire_broker.core.model.events import (
     Attached,
     Detached,
-    DrainWorker,
     Leave,
     LoopWasLate,
     Now,
@@ -41,8 +38,9 @@ from stepwire_broker.core.model.events import (
 from stepwire_broker.core.model.live import Step, WorkerSession
 from stepwire_broker.core.model.states import DISPATCHED
 from stepwire_broker.core.model.worker_session import opened
-from stepwire_broker.core.progress.progress import fail_for, hand_to, undeliver, unknown_outcome
-from stepwire_broker.core.state import DEAD_REMEMBERED_MAX, QUIETED_REMEMBERED_MAX, BrokerState
+from stepwire_broker.core.progress.deliveries import hand_to
+from stepwire_broker.core.progress.step_outcomes import fail_for, undeliver, unknown_outcome
+from stepwire_broker.core.state import DEAD_REMEMBERED_MAX, BrokerState
 from stepwire_broker.core.timer_kinds import AdoptionDue, LeaseEnds, RunLimit
 
 V: Final = limits.PROTOCOL_LEVEL_1
@@ -169,21 +167,6 @@ def on_heartbeat(state: BrokerState, beat: Heartbeat, now: Now) -> None:
             ),
         )
     )
-
-
-def on_drain_worker(state: BrokerState, event: DrainWorker, now: Now) -> None:
-    """Nothing more for it from here on, also in a later session of the same process. Nothing of this is stored, so
-    the answer waits for no commit."""
-    session = state.sessions.get(event.worker)
-    if session is None:
-        state.refuse_now(event.request, Refusal("not_found", f"no worker {event.worker} is connected to this broker"))
-        return
-    session.draining = True
-    quits = event.quit or state.quieted.get(event.worker, False)
-    state.quieted[event.worker] = quits
-    if len(state.quieted) > QUIETED_REMEMBERED_MAX:
-        state.quieted.popitem(last=False)
-    state.decision.answers.append(ToRequest(event.request, Quieted(event.worker, quits)))
 
 
 def _take_word(state: BrokerState, session: WorkerSession, n: int, holding: list[HeldItem], now: Now) -> None:
@@ -347,7 +330,7 @@ def on_subscribed(state: BrokerState, event: Subscribed, now: Now) -> None:
     if session is not None:
         for batch in list(session.unanswered_batches.values()):
             if batch.released:
-                say_again(state, batch)
+                resend(state, batch)
 
 
 def on_attached(state: BrokerState, event: Attached, now: Now) -> None:

@@ -33,7 +33,14 @@ from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import STOPPED, Step, StepBatch, Task, WorkerSession
 from stepwire_broker.core.model.states import DISPATCHED, HELD, READY, RETRY_WAIT, STEP_FINAL, TaskState
 from stepwire_broker.core.model.targets import BUS
-from stepwire_broker.core.progress.progress import cancel_step, complete, fail, fail_for, undeliver, unknown_outcome
+from stepwire_broker.core.progress.step_outcomes import (
+    cancel_step,
+    complete,
+    fail,
+    fail_for,
+    undeliver,
+    unknown_outcome,
+)
 from stepwire_broker.core.shadows import copies
 from stepwire_broker.core.shadows.shadow import FIRST
 from stepwire_broker.core.state import BrokerState

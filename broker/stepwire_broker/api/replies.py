@@ -1,0 +1,78 @@
+"""What a request is answered with, and how it is sent over ASGI."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+from starlette.types import Send
+
+from .http_problems import HttpProblem
+
+JSON: Final = b"application/json"
+PROBLEM: Final = b"application/problem+json"
+
+encode: Final = msgspec.json.Encoder().encode
+log: Final = structlog.get_logger("stepwire.api")
+
+
+class Reply(NamedTuple):
+    status: int
+    body: bytes
+    content_type: bytes = JSON
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Stream(NamedTuple):
+    """A reply that ends when the client disconnects or the broker stops."""
+
+    chunks: AsyncIterator[bytes]
+    content_type: bytes
+
+
+async def send_reply(send: Send, reply: Reply) -> None:
+    await send(
+        {
+            "type": "http.response.start",
+            "status": reply.status,
+            "headers": [
+                (b"content-type", reply.content_type),
+                (b"content-length", b"%d" % len(reply.body)),
+                *_SECURITY,
+                *reply.headers,
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+async def send_problem(send: Send, problem: HttpProblem) -> None:
+    await send_reply(send, Reply(problem.status, encode(problem.document()), PROBLEM, problem.headers))
+
+
+async def send_stream(send: Send, stream: Stream, path: str, disconnected: Callable[[], Awaitable[None]]) -> None:
+    headers = [(b"content-type", stream.content_type), *_SECURITY]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    sending = asyncio.ensure_future(_send_chunks(send, stream.chunks))
+    disconnecting = asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait((sending, disconnecting), return_when=asyncio.FIRST_COMPLETED)
+        if sending.done() and (error := sending.exception()) is not None:
+            log.error("stream_failed", path=path, exc_info=error)
+    finally:
+        sending.cancel()
+        disconnecting.cancel()
+        await asyncio.gather(sending, disconnecting, return_exceptions=True)
+
+
+async def _send_chunks(send: Send, chunks: AsyncIterator[bytes]) -> None:
+    async for chunk in chunks:
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+_SECURITY: Final = (
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+)

@@ -1,0 +1,57 @@
+"""Long polls: requests whose answer may take long."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from stepwire_broker.core.model.answers import Answer
+from stepwire_broker.stages.requests import Make
+
+from .http import ClientGone, HttpCall
+
+A = TypeVar("A", bound=Answer)
+
+
+@asynccontextmanager
+async def long_poll(call: HttpCall) -> AsyncIterator["LongPoll"]:
+    """Wait for a request whose body has been read. `wait` raises ClientGone when the client disconnects."""
+    poll = LongPoll(call)
+    try:
+        yield poll
+    finally:
+        poll.end()
+
+
+class LongPoll:
+    """A waiting client. Its commands are forgotten when it disconnects, its time is over, or the server stops."""
+
+    def __init__(self, call: HttpCall) -> None:
+        self._call = call
+        self._disconnecting = asyncio.ensure_future(call.disconnected())
+        self._closing = asyncio.ensure_future(call.closing.wait())
+        self._commands: list[asyncio.Future[Any]] = []
+
+    async def ask(self, make: Make, expected: type[A]) -> "asyncio.Future[A]":
+        """Send a command. When this returns the core has received it, so whatever is read afterwards is not older."""
+        asking = asyncio.ensure_future(self._call.ask(make, expected))
+        self._commands.append(asking)
+        await self._call.broker.handled()
+        return asking
+
+    async def wait(self, answer: "asyncio.Future[Any]", timeout_s: float) -> None:
+        """Return when it is answered, the time is over, or the server is about to stop."""
+        futures = (answer, self._disconnecting, self._closing)
+        await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._disconnecting.done():
+            raise ClientGone
+        if answer.done():
+            answer.result()
+
+    def end(self) -> None:
+        """Cancel the futures without waiting for them, so that the answer can be sent meanwhile."""
+        for future in (self._disconnecting, self._closing, *self._commands):
+            if future.done():
+                _ = future.cancelled() or future.exception()  # mark the exception as retrieved
+            else:
+                future.cancel()

@@ -1,0 +1,94 @@
+"""Fill one batch with ready steps, for a worker with a session or for a level-0 peer."""
+
+from collections.abc import Callable
+from typing import Final
+
+from stepwire_protocol.messages import StepRequest
+
+from stepwire_broker.core.model import facts
+from stepwire_broker.core.model.events import Now
+from stepwire_broker.core.model.live import Step
+from stepwire_broker.core.progress.readiness import enqueue
+from stepwire_broker.core.progress.step_outcomes import fail_for
+from stepwire_broker.core.shadows import copies
+from stepwire_broker.core.state import BrokerState
+
+from .payloads import fetch_payloads
+from .requests import REQUEST_OVERHEAD_BYTES, request_of
+
+ASIDE_MAX: Final = 200  # a round ends when it has set aside more steps than this
+FETCHES_IN_FLIGHT_MAX: Final = 256  # steps whose payloads are being read from the database
+
+
+class DispatchRound:
+    """One pass of dispatch over the ready queue, with the steps that it took out and could not hand out."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self.aside: list[Step] = []  # back into the queue when the round ends
+        self._fetch: list[Step] = []
+        self._fetches_in_flight = sum(map(len, state.fetching.values()))
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.aside) > ASIDE_MAX
+
+    def await_payload(self, step: Step) -> None:
+        if self._fetches_in_flight + len(self._fetch) < FETCHES_IN_FLIGHT_MAX:
+            self._fetch.append(step)
+        else:
+            self.aside.append(step)
+
+    def end(self, state: BrokerState) -> None:
+        for step in self.aside:
+            enqueue(state, step)
+        if self._fetch:
+            fetch_payloads(state, self._fetch)
+
+
+class BatchFiller:
+    """Steps and their requests for one batch, within its limits of steps and bytes."""
+
+    def __init__(
+        self, round: DispatchRound, now: Now, *, steps_max: int, message_bytes_max: int, bytes_max: int, has_lease: bool
+    ) -> None:
+        self.steps: list[Step] = []
+        self.requests: list[StepRequest] = []
+        self.left_over: list[Step] = []  # taken out of the queue, and not for this batch
+        self._round = round
+        self._now = now
+        self._steps_max = steps_max
+        self._step_bytes_max = message_bytes_max - REQUEST_OVERHEAD_BYTES
+        self._bytes_left = min(bytes_max, self._step_bytes_max)
+        self._has_lease = has_lease
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.steps) >= self._steps_max or len(self._round.aside) + len(self.left_over) > ASIDE_MAX
+
+    def fill(self, state: BrokerState, first: Step, next_step: Callable[[], Step | None]) -> None:
+        """Put in the first step, and then the steps that `next_step` takes out of the queue until the batch is full."""
+        step: Step | None = first
+        while step is not None:
+            made = request_of(step, self._now, has_lease=self._has_lease)
+            if made is None:
+                self._round.await_payload(step)
+            elif made[1] > self._step_bytes_max:
+                fail_for(state, step, "too_large", self._now)
+            elif self.requests and made[1] > self._bytes_left:
+                self.left_over.append(step)
+                break
+            else:
+                self._bytes_left -= made[1]
+                self.steps.append(step)
+                self.requests.append(made[0])
+            step = None if self.is_full else next_step()
+
+
+def record_dispatch(state: BrokerState, step: Step, request: StepRequest, worker: str, batch_id: str, now: Now) -> None:
+    """This step is handed out in this batch: it is recorded, a copy is made if a rule wants one, and payloads that
+    were fetched for it are dropped."""
+    state.record(step.task, facts.Dispatched(now.wall, step.position, request.delivery, worker, batch_id))
+    if state.router.has_asides:
+        copies.handed(state, step, request)
+    step.payload_context = None
+    step.fetched_outputs = None

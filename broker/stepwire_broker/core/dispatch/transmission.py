@@ -1,0 +1,58 @@
+"""A batch after its commit: sent once it is durable, and resent until its worker answers."""
+
+import msgspec
+from stepwire_protocol import codec, limits
+from stepwire_protocol.messages import Steps
+
+from stepwire_broker.core.model.events import Now
+from stepwire_broker.core.model.live import StepBatch
+from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import RetransmitDue
+
+
+def released(state: BrokerState, batch: StepBatch, now: Now) -> None:
+    """The commit of this batch is done: send it, and resend it until it is answered."""
+    if batch.session.dead or batch.answered:
+        return
+    batch.released = True
+    batch.released_mono = now.mono
+    state.decision.batches.append(batch)
+    state.timers.set(now.mono + batch.pause_ms, RetransmitDue(batch))
+
+
+def retransmit(state: BrokerState, batch: StepBatch, now: Now) -> None:
+    """Send the same bytes again, because the worker has not answered the batch."""
+    session = batch.session
+    if batch.answered or session.dead:
+        return
+    if session.has_lease and now.mono - batch.released_mono >= state.settings.bus.lease_ms:
+        # The worker renews its lease and does not answer its batch. When the lease ends, the steps may go elsewhere.
+        session.muted = True
+        return
+    if not resend(state, batch):
+        return
+    state.counters.retransmitted += 1
+    batch.pause_ms = min(batch.pause_ms * 2, limits.STEPS_RETRANSMIT_MAX_MS)
+    state.timers.set(now.mono + batch.pause_ms, RetransmitDue(batch))
+
+
+def resend(state: BrokerState, batch: StepBatch) -> bool:
+    """Send the batch again, without the deliveries that were withdrawn meanwhile: a worker that has not received the
+    batch yet would start them. False if nothing is left of it."""
+    current = [step for step in batch.steps if step.batch is batch]
+    if len(current) < len(batch.steps):
+        session = batch.session
+        session.unanswered -= len(batch.steps) - len(current)
+        batch.steps = current
+        if not current:
+            batch.answered = True
+            del session.unanswered_batches[batch.id]
+            return False
+        topic, body = codec.split(batch.frame)
+        message = codec.decode_broker(body)
+        assert isinstance(message, Steps)
+        ids = {step.id for step in current}
+        left = [request for request in message.steps if request.step_id in ids]
+        batch.frame = codec.frame(topic, msgspec.structs.replace(message, steps=left))
+    state.decision.batches.append(batch)
+    return True

@@ -1,0 +1,30 @@
+"""Which session holds a step's current delivery: the link is set here, and removed here when the delivery is over."""
+
+from stepwire_broker.core.guards import allowance
+from stepwire_broker.core.model.live import Step, WorkerSession
+from stepwire_broker.core.state import BrokerState
+
+
+def hand_to(step: Step, session: WorkerSession) -> None:
+    """Record that this session holds the step's current delivery."""
+    step.session = session
+    session.deliveries[step.id] = step
+    session.suspects += step.is_suspect
+
+
+def let_go(state: BrokerState, step: Step) -> None:
+    """Remove the step's current delivery from the session that holds it, or from those recovered after a start."""
+    session = step.session
+    if session is not None:
+        session.deliveries.pop(step.id, None)
+        session.asking.discard(step.id)
+        session.suspects -= step.is_suspect
+        step.session = None
+    elif step.worker is not None and state.recovered:
+        of_worker = state.recovered.get(step.worker)
+        if of_worker is not None and of_worker.pop(step.id, None) is not None and not of_worker:
+            del state.recovered[step.worker]
+    if state.guards.probes:
+        allowance.gave_up(state, step)
+    step.batch = None
+    step.seen = step.cancel = step.progress = None

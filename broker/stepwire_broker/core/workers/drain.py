@@ -1,0 +1,46 @@
+"""An operator drains a worker: the worker gets nothing new. Nothing of this is stored."""
+
+from collections.abc import Callable
+from typing import Final
+
+from stepwire_broker.core.commit.decision import ToRequest
+from stepwire_broker.core.model.answers import Answer, CommandRefused
+from stepwire_broker.core.model.events import Command, Now
+from stepwire_broker.core.state import QUIETED_REMEMBERED_MAX, BrokerState
+
+
+class DrainWorker(Command, frozen=True):
+    """Give this worker nothing new; with `quit`, let it go once it holds nothing."""
+
+    worker: str
+    quit: bool = False
+
+
+class Quieted(Answer, frozen=True):
+    """The worker gets nothing new from now on. Its next heartbeat's ack tells it so."""
+
+    worker: str
+    quit: bool
+
+
+def on_drain_worker(state: BrokerState, event: DrainWorker, now: Now) -> None:
+    """Give this worker nothing new, also in a later session of the same process. The answer waits for no commit."""
+    peer = next((peer for peer in state.level0.peers.values() if peer.worker == event.worker), None)
+    if peer is not None:
+        peer.draining = True
+        state.decision.answers.append(ToRequest(event.request, Quieted(peer.worker, quit=False)))
+        return
+    session = state.sessions.get(event.worker)
+    if session is None:
+        message = f"no worker {event.worker} is connected to this broker"
+        state.refuse_now(event.request, CommandRefused("not_found", message))
+        return
+    session.draining = True
+    quits = event.quit or state.quieted.get(event.worker, False)
+    state.quieted[event.worker] = quits
+    if len(state.quieted) > QUIETED_REMEMBERED_MAX:
+        state.quieted.popitem(last=False)
+    state.decision.answers.append(ToRequest(event.request, Quieted(event.worker, quits)))
+
+
+COMMANDS: Final[dict[type[Command], Callable[..., None]]] = {DrainWorker: on_drain_worker}

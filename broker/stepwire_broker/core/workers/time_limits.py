@@ -1,0 +1,63 @@
+"""Queue timeouts and deadlines: what happens to a step, and to the worker that holds it, when its time is over."""
+
+from typing import Final
+
+from stepwire_broker.core.model.events import Now
+from stepwire_broker.core.model.live import Step, Task
+from stepwire_broker.core.model.states import DISPATCHED, READY, RETRY_WAIT, TASK_FINAL
+from stepwire_broker.core.progress.step_outcomes import fail_for, undeliver, unknown_outcome
+from stepwire_broker.core.state import BrokerState
+
+from .sessions import bury, tell_cancel
+
+
+def expire_queue(state: BrokerState, step: Step, ready_ms: int | None, now: Now) -> None:
+    """Fail a step that was ready and did not start within its queue_timeout_ms."""
+    if step.ready_ms != ready_ms or not step.task.steps:
+        return
+    if step.state is READY:
+        fail_for(state, step, "queue_timeout", now)
+    elif step.state is DISPATCHED and step.started_ms is None and not step.granted:
+        tell_cancel(state, step, "superseded")  # a worker that has not started the step refuses it as stale
+        if step.at_most_once:
+            undeliver(state, step, "superseded", now, avoid=False)  # without a grant the step has not started
+
+
+def expire_deadline(state: BrokerState, step: Step, deadline_ms: int, now: Now) -> None:
+    """Fail a step whose attempts together took longer than its deadline."""
+    if step.task.steps and step.deadline_ms == deadline_ms:
+        _expire(state, step, "deadline", now)
+
+
+def expire_task(state: BrokerState, task: Task, deadline_ms: int, now: Now) -> None:
+    """Fail the steps under way in a task whose deadline is over. Steps that run after a failure still run."""
+    if task.state in TASK_FINAL or task.deadline_ms != deadline_ms:
+        return
+    for step in [s for s in task.steps if s.state in _UNDER_WAY]:
+        _expire(state, step, "task_deadline", now)
+
+
+_UNDER_WAY: Final = frozenset({READY, RETRY_WAIT, DISPATCHED})
+
+
+def _expire(state: BrokerState, step: Step, code: str, now: Now) -> None:
+    if step.state is DISPATCHED:
+        tell_cancel(state, step, "timeout")
+        if step.at_most_once and step.granted:
+            unknown_outcome(state, step, "outcome_unknown", now)
+            return
+    if step.state in _UNDER_WAY:
+        fail_for(state, step, code, now)
+
+
+def expire_unstarted(state: BrokerState, step: Step, delivery: int, now: Now) -> None:
+    """Take back a step that a worker without heartbeats has not asked to start.
+
+    A worker that has not even accepted the batch is considered dead.
+    """
+    if not step.task.steps or step.state is not DISPATCHED or step.delivery != delivery or step.granted:
+        return
+    session, batch = step.session, step.batch
+    undeliver(state, step, "unaccepted", now)
+    if session is not None and not session.dead and batch is not None and not batch.answered:
+        bury(state, session, now)

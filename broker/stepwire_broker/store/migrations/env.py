@@ -1,6 +1,0 @@
-"""Alembic's way in: it runs what it is given on the connection, and in the transaction, that migrate.py has open."""
-
-from alembic import context
-
-context.configure(connection=context.config.attributes["connection"])
-context.run_migrations()

@@ -1,0 +1,79 @@
+"""The store's ports: what an adapter brings, so that the broker can keep its state in that database.
+
+An adapter opens a `Database`. The protocol of its writer is in lane.py (`LaneWriter`), that of its queries in
+queries.py, and that of its statements for removing old tasks in retention.py (`PruneStatements`).
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+
+from msgspec import Struct
+
+from stepwire_broker.core.definitions.settings import DatabaseSettings
+from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
+
+from .lane import LaneWriter
+from .queries import Queries
+from .retention import PruneStatements
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LANE: Final = 0  # the number of the only lane there is today
+ID_BLOCK: Final = 10_000  # the number of task and step ids that a start reserves; unused ids are never used
+
+
+class Opened(Struct, frozen=True):
+    """What the core starts from, as the database had it when it was opened."""
+
+    deployment: str  # 32 hex digits, drawn when the database was created
+    epoch: int  # of this start, and of no other start of any broker on this database
+    ids: tuple[int, int]  # the reserved ids for tasks and steps, first and last
+    lanes: dict[int, int]  # the last committed sequence of each
+    lease_ms_before: int  # the lease that workers may still count on; 0 when no broker ran before
+    workflows: list[StoredWorkflow]
+    open_tasks: int
+    open_steps: int
+    rules: str | None = None  # routing rules that were set at run time, as JSON
+
+
+class Readers(Protocol):
+    """Connections to read on, in parallel to the writer."""
+
+    def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run `query(queries, …)` in a reader's thread: one or a few questions, at most a page."""
+
+    def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Run it in the caller's own thread, for a few rows that were written a moment ago: they need no disk, and
+        handing them over takes longer than reading them. None rather than wait for a lock."""
+
+    def close(self) -> None:
+        """Let running queries finish, and cancel those that have not begun."""
+
+
+class Database(Protocol):
+    """One broker's exclusive hold on its database."""
+
+    @property
+    def opened(self) -> Opened: ...
+
+    @property
+    def writer(self) -> LaneWriter: ...
+
+    @property
+    def readers(self) -> Readers: ...
+
+    @property
+    def pruning(self) -> PruneStatements: ...
+
+    def release(self) -> None:
+        """Give up the right to write. The writer and the readers are closed by then."""
+
+
+class OpenDatabase(Protocol):
+    """Opens the database of `settings.url`: locks and checks it, migrates it, and begins a new epoch in it."""
+
+    def __call__(
+        self, settings: DatabaseSettings, broker_id: str, *, lease_ms: int, wall_ms: int, entropy: int
+    ) -> Database: ...

@@ -1,0 +1,170 @@
+"""The rows that a store returns to people and programs outside the core, and the filters that select them.
+
+The core loads other rows: see core/definitions/stored_rows.py.
+"""
+
+from typing import NamedTuple
+
+from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
+
+# -- tasks ------------------------------------------------------------------------------------------------------------
+
+
+class TaskFilter(NamedTuple):
+    """A member that is None filters nothing. `before` is a cursor: the last task id of the previous page."""
+
+    state: str | None = None
+    namespace: str | None = None
+    workflow: str | None = None
+    label: tuple[str, str] | None = None
+    since_ms: int | None = None
+    before: int | None = None
+    limit: int = 50
+
+
+class TaskRow(NamedTuple):
+    id: int
+    uid: str
+    workflow_id: int
+    namespace: str
+    workflow: str
+    version: str
+    key: str | None
+    state: str
+    attention: str | None
+    cancelling: int
+    priority: int
+    labels: str | None
+    context_bytes: int
+    created_ms: int
+    finished_ms: int | None
+    deadline_ms: int | None
+
+
+class OpenCounts(NamedTuple):
+    """Tasks that have not ended, and their steps that have not: the steps that count for `limits.max_open_steps`."""
+
+    tasks: int
+    steps: int
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+class StepFilter(NamedTuple):
+    """`handler_class` may be a pattern. `before` is a cursor: the last step id of the previous page."""
+
+    state: str | None = None
+    handler_class: str | None = None
+    before: int | None = None
+    limit: int = 50
+
+
+class StepRow(NamedTuple):
+    id: int
+    task_id: int
+    position: int
+    name: str
+    handler_class: str
+    state: str
+    attempt: int
+    delivery: int
+    worker: str | None
+    granted: int
+    lost_sessions: int
+    ready_ms: int | None
+    dispatched_ms: int | None
+    started_ms: int | None
+    not_before_ms: int | None
+    finished_ms: int | None
+    deadline_ms: int | None
+    error: str | None
+    reason: str | None
+    key_number: int
+    output: str | None  # JSON text; also None where a list leaves it out
+    output_bytes: int
+
+
+class TaskOfStep(NamedTuple):
+    task_id: int
+    state: str  # the task's
+
+
+class TaskRecord(NamedTuple):
+    """A whole task. Outputs beyond the limit of bytes are left out. Payloads are JSON text."""
+
+    task: TaskRow
+    context: str
+    steps: list[StepRow]
+
+
+# -- workflows --------------------------------------------------------------------------------------------------------
+
+
+class WorkflowRow(NamedTuple):
+    """A version of a workflow, without its document."""
+
+    id: int
+    namespace: str
+    name: str
+    version: str
+    created_ms: int
+    active: int
+
+
+# -- history ----------------------------------------------------------------------------------------------------------
+
+
+class HistoryCursor(NamedTuple):
+    """A position in a lane's history. (0, 0) is before every row: sequences begin at 1."""
+
+    seq: int = 0
+    position: int = 0
+
+
+class LaneRow(NamedTuple):
+    id: int
+    broker: str
+    lane: int
+    epoch: int
+    seq: int
+
+
+class HistoryItem(NamedTuple):
+    lane_id: int
+    seq: int
+    position: int
+    task_id: int
+    at_ms: int
+    facts: str
+
+
+class EventRow(NamedTuple):
+    """A history row with the workflow of its task, which the row's events name."""
+
+    lane_id: int
+    seq: int
+    position: int
+    task_id: int
+    facts: str
+    workflow_id: int | None  # None when the task has been removed since
+    first_step_id: int | None  # None when its steps have been removed since
+
+
+class TaskWithHistory(NamedTuple):
+    task: StoredTask
+    steps: list[StoredStep]
+    history: list[bytes]  # its facts, in order
+
+
+# -- refused input ----------------------------------------------------------------------------------------------------
+
+
+class ParkedRow(NamedTuple):
+    id: int
+    at_ms: int
+    task_id: int | None
+    step_id: int | None
+    code: str
+    source: str
+    body: bytes

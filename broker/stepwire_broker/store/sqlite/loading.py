@@ -1,0 +1,178 @@
+"""The core's questions in SQLite's SQL: tasks to bring into memory, and their payloads."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask
+from stepwire_broker.store.rows import OpenCounts, TaskOfStep, TaskWithHistory
+
+from .reading import NOT_PRUNED, Reading, json_list
+
+
+class LoadingQueries(Reading):
+    def load_page(self, limit: int, epoch: int, wants: Sequence[str], now_ms: int, resident_bytes_max: int) -> Loaded:
+        with self.snapshot():
+            tasks = self._open_tasks(limit, epoch, wants, now_ms, resident_bytes_max)
+            steps = self._steps_in_order(tasks, resident_bytes_max)
+            return Loaded(tasks, steps, tuple(self.distinct_wants(epoch)))
+
+    def load_tasks(self, task_ids: Sequence[int], resident_bytes_max: int) -> Loaded:
+        with self.snapshot():
+            tasks = self._tasks_by_id(task_ids, resident_bytes_max)
+            return Loaded(tasks, self._steps_in_order(tasks, resident_bytes_max))
+
+    def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, TaskOfStep]:
+        rows = self.rows(
+            _StepAndTask,
+            """
+            SELECT steps.id, tasks.id, tasks.state FROM steps JOIN tasks ON tasks.id = steps.task_id
+            WHERE steps.id IN (SELECT value FROM json_each(:ids))
+            """,
+            {"ids": json_list(step_ids)},
+        )
+        return {row.step_id: TaskOfStep(row.task_id, row.state) for row in rows}
+
+    def load_payloads(self, task_ids: Sequence[int], step_ids: Sequence[int]) -> Payloads:
+        with self.snapshot():
+            return Payloads(self._contexts(task_ids), self._outputs(step_ids))
+
+    def distinct_wants(self, epoch: int) -> list[str]:
+        """The handler classes that stored tasks wait for."""
+        rows = self.rows(
+            _Wants,
+            """
+            SELECT DISTINCT wants FROM tasks
+            WHERE finished_ms IS NULL AND wants IS NOT NULL AND owner_epoch <> :epoch ORDER BY wants LIMIT -1
+            """,
+            {"epoch": epoch},
+        )
+        return [row.wants for row in rows]
+
+    def open_task_ids(self, after: int, limit: int) -> list[int]:
+        return [
+            row[0]
+            for row in self.execute(
+                "SELECT id FROM tasks WHERE finished_ms IS NULL AND id > ? ORDER BY id LIMIT ?", (after, limit)
+            )
+        ]
+
+    def open_counts(self) -> OpenCounts:
+        return OpenCounts(
+            *self.execute(
+                """
+                SELECT (SELECT count(*) FROM tasks WHERE finished_ms IS NULL),
+                 (SELECT count(*) FROM steps WHERE finished_ms IS NULL
+                   AND task_id IN (SELECT id FROM tasks WHERE finished_ms IS NULL))
+                """
+            ).fetchone()
+        )
+
+    def tasks_with_history(self, task_ids: Sequence[int], resident_bytes_max: int) -> list[TaskWithHistory]:
+        with self.snapshot():
+            tasks = self._tasks_by_id(task_ids, resident_bytes_max)
+            step_rows = self._steps_in_order(tasks, resident_bytes_max)
+            history_rows = self.execute(
+                "SELECT task_id, CAST(facts AS BLOB) FROM history WHERE task_id IN (SELECT value FROM json_each(?)) "
+                "ORDER BY task_id, lane_id, seq, position",
+                (json_list([task.id for task in tasks]),),
+            ).fetchall()
+        steps: dict[int, list[StoredStep]] = {task.id: [] for task in tasks}
+        for row in step_rows:
+            steps[row.task_id].append(row)
+        history: dict[int, list[bytes]] = {task.id: [] for task in tasks}
+        for task_id, facts in history_rows:
+            history[task_id].append(facts)
+        return [TaskWithHistory(task, steps[task.id], history[task.id]) for task in tasks]
+
+    # -- tasks --------------------------------------------------------------------------------------------------------
+
+    def _open_tasks(
+        self, limit: int, epoch: int, wants: Sequence[str], now_ms: int, resident_bytes_max: int
+    ) -> list[StoredTask]:
+        return self.rows(
+            StoredTask,
+            f"""
+            SELECT {_TASK} FROM tasks
+            WHERE finished_ms IS NULL AND owner_epoch <> :epoch AND (
+              wake_ms <= :now_ms
+              OR wants IN (SELECT value FROM json_each(:wants))
+              OR (wake_ms IS NULL AND wants IS NULL)
+            )
+            ORDER BY priority DESC, id LIMIT :limit
+            """,  # noqa: S608
+            {
+                "epoch": epoch,
+                "now_ms": now_ms,
+                "wants": json_list(wants),
+                "resident": resident_bytes_max,
+                "limit": limit,
+            },
+        )
+
+    def _tasks_by_id(self, task_ids: Sequence[int], resident_bytes_max: int) -> list[StoredTask]:
+        return self.rows(
+            StoredTask,
+            f"""
+            SELECT {_TASK} FROM tasks
+            WHERE id IN (SELECT value FROM json_each(:ids)) AND {NOT_PRUNED} ORDER BY id LIMIT -1
+            """,  # noqa: S608
+            {"ids": json_list(task_ids), "resident": resident_bytes_max},
+        )
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def _steps_in_order(self, tasks: list[StoredTask], resident_bytes_max: int) -> list[StoredStep]:
+        """In the order of the tasks, and by position."""
+        task_ids = [task.id for task in tasks]
+        steps = self._steps_of_tasks(task_ids, resident_bytes_max)
+        if task_ids != sorted(task_ids):
+            rank = {task_id: i for i, task_id in enumerate(task_ids)}
+            steps.sort(key=lambda step: rank[step.task_id])
+        return steps
+
+    def _steps_of_tasks(self, task_ids: Sequence[int], resident_bytes_max: int) -> list[StoredStep]:
+        return self.rows(
+            StoredStep,
+            f"""
+            SELECT {_STEP} FROM steps
+            WHERE task_id IN (SELECT value FROM json_each(:ids)) ORDER BY task_id, position LIMIT -1
+            """,  # noqa: S608
+            {"ids": json_list(task_ids), "resident": resident_bytes_max},
+        )
+
+    # -- payloads -----------------------------------------------------------------------------------------------------
+
+    def _contexts(self, task_ids: Sequence[int]) -> dict[int, bytes]:
+        return dict(
+            self.execute(
+                "SELECT id, CAST(context AS BLOB) FROM tasks WHERE id IN (SELECT value FROM json_each(?))",
+                (json_list(task_ids),),
+            )
+        )
+
+    def _outputs(self, step_ids: Sequence[int]) -> dict[int, bytes]:
+        return dict(
+            self.execute(
+                "SELECT id, CAST(output AS BLOB) FROM steps "
+                "WHERE output IS NOT NULL AND id IN (SELECT value FROM json_each(?))",
+                (json_list(step_ids),),
+            )
+        )
+
+
+class _Wants(NamedTuple):
+    wants: str
+
+
+class _StepAndTask(NamedTuple):
+    step_id: int
+    task_id: int
+    state: str
+
+
+_TASK: Final = """id, uid, workflow_id, lane, namespace, key, state, attention, cancelling, priority, labels,
+ CASE WHEN context_bytes <= :resident THEN context END, context_bytes, created_ms, finished_ms, deadline_ms"""
+_STEP: Final = """id, task_id, position, state, attempt, delivery, accept_from, batch_id, worker, granted,
+ lost_sessions, ready_ms, dispatched_ms, started_ms, not_before_ms, finished_ms, deadline_ms, error, reason, key_number,
+ earlier,
+ CASE WHEN output_bytes <= :resident THEN output END, output_bytes"""

@@ -1,0 +1,219 @@
+"""The questions of people and of the API in SQLite's SQL: pages of tasks, steps, workflows and history."""
+
+import heapq
+from collections.abc import Mapping
+from typing import Any, Final
+
+from stepwire_protocol import limits, patterns
+
+from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
+from stepwire_broker.store.queries import PAGE_ROWS_MAX
+from stepwire_broker.store.rows import (
+    EventRow,
+    HistoryCursor,
+    HistoryItem,
+    LaneRow,
+    ParkedRow,
+    StepFilter,
+    StepRow,
+    TaskFilter,
+    TaskRecord,
+    TaskRow,
+    WorkflowRow,
+)
+
+from .reading import NOT_PRUNED, Reading
+
+
+class PageQueries(Reading):
+    # -- tasks --------------------------------------------------------------------------------------------------------
+
+    def task(self, task_id: int, outputs_bytes_max: int = limits.INTEGER_MAX) -> TaskRecord | None:
+        with self.snapshot():
+            tasks = self._task_rows("tasks.id = :id", {"id": task_id, "limit": 1})
+            if not tasks:
+                return None
+            context, outputs_bytes = self.execute(
+                "SELECT context, (SELECT sum(output_bytes) FROM steps WHERE task_id = tasks.id) FROM tasks "
+                "WHERE id = ?",
+                (task_id,),
+            ).fetchone()
+            values = {"task_id": task_id, "limit": -1, "outputs_max": outputs_bytes_max}
+            outputs = "output" if (outputs_bytes or 0) <= outputs_bytes_max else _FIRST_OUTPUTS
+            steps = self._step_rows("steps.task_id = :task_id", values, "steps.position", outputs)
+            return TaskRecord(tasks[0], context, steps)
+
+    def task_state(self, task_id: int) -> str | None:
+        row = self.execute("SELECT state FROM tasks WHERE id = ?", (task_id,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def tasks(self, wanted: TaskFilter) -> list[TaskRow]:
+        conditions, values = _conditions(
+            {
+                "tasks.namespace = :namespace": wanted.namespace,
+                "tasks.created_ms >= :since_ms": wanted.since_ms,
+                "tasks.id < :before": wanted.before,
+            }
+        )
+        if wanted.state is not None:
+            # A literal where an index holds just these tasks: SQLite cannot use that index for a parameter.
+            conditions.append("tasks.state = 'failed'" if wanted.state == "failed" else "tasks.state = :state")
+            values["state"] = wanted.state
+        if wanted.label is not None:
+            conditions.append(
+                "EXISTS (SELECT 1 FROM json_each(tasks.labels) WHERE key = :label_name AND value = :label_value)"
+            )
+            values["label_name"], values["label_value"] = wanted.label
+        values["limit"] = wanted.limit
+        if wanted.workflow is None:
+            return self._task_rows(" AND ".join(conditions), values)
+        # One version at a time, each newest first from its index: together they would have to be sorted whole.
+        with self.snapshot():
+            pages = [
+                self._task_rows(
+                    " AND ".join([*conditions, "tasks.workflow_id = :workflow_id"]),
+                    values | {"workflow_id": workflow_id},
+                )
+                for workflow_id in self._workflow_ids(wanted.namespace, wanted.workflow)
+            ]
+        return heapq.nlargest(wanted.limit, (row for page in pages for row in page), key=lambda row: row.id)
+
+    def _task_rows(self, condition: str, values: Mapping[str, Any]) -> list[TaskRow]:
+        return self.rows(
+            TaskRow,
+            f"""
+            SELECT tasks.id, tasks.uid, workflow_id, tasks.namespace, workflows.name, workflows.version, tasks.key,
+             tasks.state, attention, cancelling, priority, labels, context_bytes, tasks.created_ms, tasks.finished_ms,
+             tasks.deadline_ms
+            FROM tasks CROSS JOIN workflows ON workflows.id = tasks.workflow_id
+            WHERE {condition or "TRUE"} AND {NOT_PRUNED} ORDER BY tasks.id DESC LIMIT :limit
+            """,  # noqa: S608
+            values,
+        )
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def step(self, step_id: int) -> StepRow | None:
+        steps = self._step_rows("steps.id = :id", {"id": step_id, "limit": 1}, "steps.id", "steps.output")
+        return steps[0] if steps else None
+
+    def steps(self, wanted: StepFilter) -> list[StepRow]:
+        conditions, values = _conditions({"steps.id < :before": wanted.before})
+        if wanted.state is not None:
+            indexed = {"held": "steps.state = 'held'", "failed": "steps.state = 'failed'"}
+            conditions.append(indexed.get(wanted.state, "steps.state = :state"))
+            values["state"] = wanted.state
+        if wanted.handler_class is not None:
+            is_pattern = patterns.is_pattern(wanted.handler_class)
+            conditions.append("matches(:handler, handler_class)" if is_pattern else "handler_class = :handler")
+            values["handler"] = wanted.handler_class
+        values["limit"] = wanted.limit
+        return self._step_rows(" AND ".join(conditions), values, "steps.id DESC", "NULL")
+
+    def held_count(self) -> int:
+        (count,) = self.execute("SELECT count(*) FROM steps WHERE state = 'held'").fetchone()
+        return int(count)
+
+    def _step_rows(self, condition: str, values: Mapping[str, Any], order: str, output: str) -> list[StepRow]:
+        return self.rows(
+            StepRow,
+            f"""
+            SELECT id, task_id, position, name, handler_class, state, attempt, delivery, worker, granted, lost_sessions,
+             ready_ms, dispatched_ms, started_ms, not_before_ms, finished_ms, deadline_ms, error, reason, key_number,
+             {output}, output_bytes
+            FROM steps WHERE {condition or "TRUE"} ORDER BY {order} LIMIT :limit
+            """,  # noqa: S608
+            values,
+        )
+
+    # -- workflows ----------------------------------------------------------------------------------------------------
+
+    def workflows(self) -> list[StoredWorkflow]:
+        return self.rows(StoredWorkflow, f"SELECT {_WORKFLOW} FROM workflows ORDER BY id LIMIT -1", {})  # noqa: S608
+
+    def workflow(self, namespace: str, name: str, version: str | None) -> StoredWorkflow | None:
+        workflows = self.rows(
+            StoredWorkflow,
+            f"""
+            SELECT {_WORKFLOW} FROM workflows
+            WHERE namespace = :namespace AND name = :name
+             AND CASE WHEN :version IS NULL THEN active ELSE version = :version END
+            """,  # noqa: S608
+            {"namespace": namespace, "name": name, "version": version},
+        )
+        return workflows[0] if workflows else None
+
+    def workflow_rows(self, namespace: str | None) -> list[WorkflowRow]:
+        return self.rows(
+            WorkflowRow,
+            """
+            SELECT id, namespace, name, version, created_ms, active FROM workflows
+            WHERE :namespace IS NULL OR namespace = :namespace ORDER BY namespace, name, id LIMIT -1
+            """,
+            {"namespace": namespace},
+        )
+
+    def _workflow_ids(self, namespace: str | None, name: str) -> list[int]:
+        return [
+            row[0]
+            for row in self.execute(
+                "SELECT id FROM workflows WHERE name = ?1 AND (?2 IS NULL OR namespace = ?2)", (name, namespace)
+            )
+        ]
+
+    # -- history ------------------------------------------------------------------------------------------------------
+
+    def lanes(self) -> list[LaneRow]:
+        return self.rows(LaneRow, "SELECT id, broker, lane, epoch, seq FROM lanes ORDER BY id LIMIT -1", {})
+
+    def task_events(
+        self, task_id: int, after: tuple[int, int, int] | None = None, limit: int = PAGE_ROWS_MAX
+    ) -> list[HistoryItem]:
+        lane_id, seq, position = after or (0, 0, 0)
+        return self.rows(
+            HistoryItem,
+            """
+            SELECT lane_id, seq, position, task_id, at_ms, facts FROM history
+            WHERE task_id = :task_id AND (lane_id, seq, position) > (:lane_id, :seq, :position)
+            ORDER BY lane_id, seq, position LIMIT :limit
+            """,
+            {"task_id": task_id, "lane_id": lane_id, "seq": seq, "position": position, "limit": limit},
+        )
+
+    def events_from(self, lane_id: int, first: HistoryCursor, limit: int, task_id: int | None = None) -> list[EventRow]:
+        return self.rows(
+            EventRow,
+            f"""
+            SELECT lane_id, seq, position, task_id, facts,
+             (SELECT workflow_id FROM tasks WHERE tasks.id = history.task_id),
+             (SELECT id FROM steps WHERE steps.task_id = history.task_id AND position = 0)
+            FROM history WHERE {"" if task_id is None else "task_id = :task_id AND"}
+             lane_id = :lane_id AND (seq, position) >= (:seq, :position) ORDER BY seq, position LIMIT :limit
+            """,  # noqa: S608
+            {"lane_id": lane_id, "seq": first.seq, "position": first.position, "limit": limit, "task_id": task_id},
+        )
+
+    # -- refused input ------------------------------------------------------------------------------------------------
+
+    def parked(self, before: int | None = None, limit: int = 50) -> list[ParkedRow]:
+        rows = self.execute(
+            "SELECT id, at_ms, task_id, step_id, code, source, body FROM parked "
+            "WHERE ?1 IS NULL OR id < ?1 ORDER BY id DESC LIMIT ?2",
+            (before, limit),
+        )
+        return [ParkedRow(*row) for row in rows.fetchall()]
+
+
+_WORKFLOW: Final = "id, namespace, name, version, digest, document, created_ms, active"
+
+# Sizes alone decide which outputs are in: an output that is left out is not read.
+_FIRST_OUTPUTS: Final = """
+ CASE WHEN id IN (SELECT id FROM (
+   SELECT id, sum(output_bytes) OVER (ORDER BY position) AS bytes_so_far FROM steps WHERE task_id = :task_id
+ ) WHERE bytes_so_far <= :outputs_max) THEN output END""".strip()
+
+
+def _conditions(optional: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Those conditions whose value is given, and the values by the names that the conditions use."""
+    given = {condition: value for condition, value in optional.items() if value is not None}
+    return list(given), {condition.rpartition(":")[2]: value for condition, value in given.items()}

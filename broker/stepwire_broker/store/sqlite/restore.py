@@ -1,0 +1,263 @@
+"""The way back from a backup.
+
+A backup knows nothing of what happened after it was made. A restored database is therefore a new deployment (workers
+drop what they hold of the old one), its epochs and ids begin above all that may have been given out, and every
+at_most_once step that has not ended in it is held: it may have started since, and only an operator can find out.
+"""
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from stepwire_broker.core.definitions.document_problems import InvalidWorkflow
+from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.core.definitions.workflow import stored_workflow
+from stepwire_broker.core.loading import residency
+from stepwire_broker.core.model.apply import unlink
+from stepwire_broker.core.model.commit_group import Committed
+from stepwire_broker.core.model.events import Now
+from stepwire_broker.core.model.live import Task
+from stepwire_broker.core.model.states import TaskState
+from stepwire_broker.core.progress.step_outcomes import hold_restored
+from stepwire_broker.core.state import BrokerState, Identity
+from stepwire_broker.store.errors import StoreRefused, WouldReplace
+from stepwire_broker.store.lane import Writing
+from stepwire_broker.store.ports import LANE, Opened
+
+from . import opening
+from .backup import MADE, Progress, connect, copy_pages, note, open_stored, sync, verify
+from .database import begin_epoch
+from .migrate import migrate
+from .queries import SqliteQueries
+from .writer import SqliteWriter
+
+PAGE_TASKS: Final = 500
+LEASE_MS_DEFAULT: Final = 10_000
+IDS_UNKNOWN: Final = 1_000_000_000  # ids that may have been given out since, when their number is unknown
+
+RESTORED: Final = "restored"  # in `meta`: when, and from what
+
+
+class RestoredBackup(Struct, frozen=True):
+    """What a restore did."""
+
+    made_ms: int | None  # of the backup; None for a copy made by other means
+    deployment_before: str
+    deployment: str
+    epoch: int
+    open_tasks: int
+    held_tasks: int
+    held_steps: int
+    replaced: list[str]  # where the replaced files are now
+
+
+def restore(
+    file: Path, path: Path, broker_id: str, *, may_replace: bool, wall_ms: int, entropy: int, progress: Progress
+) -> RestoredBackup:
+    """Put a backup in the database's place, while no broker runs. The replaced files are kept next to it. After an
+    interruption either the old database is unchanged, or no broker starts until the restore is run again."""
+    path = path.absolute()
+    with _locked(path), closing(open_stored(file)) as source:
+        if path.exists():
+            if path.samefile(file):
+                raise StoreRefused(f"{file} is the database itself")
+            if not may_replace:
+                raise WouldReplace(f"{path} already exists: it would be replaced, and its files kept next to it")
+        built = path.with_name(f"{path.name}.partial")
+        _remove(built)
+        try:
+            os.close(os.open(built, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            with closing(connect(built)) as copy:
+                copy_pages(source, copy, progress)
+                verify(copy, file, progress)
+            restored = _renewed(built, path, broker_id, wall_ms, entropy, progress)
+            sync(built)
+            replaced = _swap(built, path, wall_ms)
+        except OSError as error:
+            raise StoreRefused(f"{error.filename or path}: {error.strerror}") from error
+        except sqlite3.Error as error:
+            raise StoreRefused(f"{file} cannot be restored: {error}") from error
+        finally:
+            _remove(built)
+    return msgspec.structs.replace(restored, replaced=[str(one) for one in replaced])
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock = opening.lock(path)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _renewed(built: Path, path: Path, broker_id: str, wall_ms: int, entropy: int, progress: Progress) -> RestoredBackup:
+    """Make the copy a new deployment: it gives out no id or epoch that was given out before, and holds every step that
+    must not start twice."""
+    connection = opening.open_writer(built)
+    try:
+        migrate(connection)
+        (before,) = connection.execute("SELECT value FROM meta WHERE name = 'deployment'").fetchone()
+        made = connection.execute(
+            "SELECT json_extract(value, '$.made_ms') FROM meta WHERE name = ?", (MADE,)
+        ).fetchone()
+        lease_ms = _above_what_was(connection, path, broker_id, wall_ms)
+        lane_id, opened = begin_epoch(connection, broker_id, lease_ms, wall_ms, entropy)
+        held_tasks, held_steps = _hold(
+            SqliteWriter(connection, built, lane_id, opened.epoch), broker_id, opened, wall_ms, progress
+        )
+        restored = RestoredBackup(
+            made_ms=None if made is None else made[0],
+            deployment_before=before,
+            deployment=opened.deployment,
+            epoch=opened.epoch,
+            open_tasks=opened.open_tasks,
+            held_tasks=held_tasks,
+            held_steps=held_steps,
+            replaced=[],
+        )
+        note(connection, RESTORED, {"restored_ms": wall_ms, **msgspec.to_builtins(restored)})
+    finally:
+        connection.close()
+    return restored
+
+
+def _above_what_was(connection: sqlite3.Connection, path: Path, broker_id: str, wall_ms: int) -> int:
+    """Continue epochs and ids above the backup's and above those of the replaced database, if that can be read. Epochs
+    also continue above the seconds since 1970, so that two restores of one backup never give the same epoch: a broker
+    starts less than once a second. Returns the broker's lease."""
+    was = _given_out(connection)
+    there = GivenOut("", 0, 0)
+    try:
+        with closing(opening.open_reader(path)) as replaced:
+            there = _given_out(replaced)
+    except (sqlite3.Error, StoreRefused):
+        pass  # the replaced database is gone or damaged
+    unknown = 0 if there.deployment == was.deployment else IDS_UNKNOWN
+    row = connection.execute("SELECT lease_ms FROM brokers WHERE id = ?", (broker_id,)).fetchone()
+    lease_ms = LEASE_MS_DEFAULT if row is None else int(row[0])
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("DELETE FROM meta WHERE name = 'deployment'")
+    connection.execute("UPDATE sequences SET next = ? WHERE name = 'ids'", (max(was.next_id + unknown, there.next_id),))
+    connection.execute(
+        "INSERT INTO brokers (id, epoch, lease_until_ms, lease_ms) VALUES (?, ?, 0, ?) "
+        "ON CONFLICT (id) DO UPDATE SET epoch = excluded.epoch",
+        (broker_id, max(was.epoch, there.epoch, wall_ms // 1000), lease_ms),
+    )
+    connection.execute("COMMIT")
+    return lease_ms
+
+
+class GivenOut(NamedTuple):
+    deployment: str
+    epoch: int  # the last one
+    next_id: int
+
+
+def _given_out(connection: sqlite3.Connection) -> GivenOut:
+    return GivenOut(
+        *connection.execute(
+            """
+            SELECT (SELECT value FROM meta WHERE name = 'deployment'), (SELECT coalesce(max(epoch), 0) FROM brokers),
+             (SELECT coalesce(max(next), 1) FROM sequences WHERE name = 'ids')
+            """
+        ).fetchone()
+    )
+
+
+def _hold(
+    writer: SqliteWriter,
+    broker_id: str,
+    opened: Opened,
+    wall_ms: int,
+    progress: Progress,
+) -> tuple[int, int]:
+    """Hold every step that must not start twice, through the core and the lane as usual, so that the history shows it.
+    Returns the numbers of tasks and steps."""
+    now = Now(0, wall_ms)
+    identity = Identity(broker_id, opened.epoch, opened.deployment, nonce="")
+    state = BrokerState(Settings(), identity, dict(opened.lanes), opened.ids, 0, now)
+    for row in opened.workflows:
+        try:
+            state.workflows[row.id] = stored_workflow(row)
+        except InvalidWorkflow as error:
+            raise StoreRefused(f"workflow {row.namespace}::{row.name} {row.version} cannot be read: {error}") from error
+    held_tasks = held_steps = checked = after = 0
+    queries = SqliteQueries(writer.connection)
+    while task_ids := queries.open_task_ids(after, PAGE_TASKS):
+        after = task_ids[-1]
+        tasks = _restored(state, queries, task_ids)
+        for task in tasks:
+            held = hold_restored(state, task, now)
+            held_steps += held
+            held_tasks += held > 0
+            # A task that was never loaded stays unloaded. All others are stored as a broker that died left them.
+            task.evicting = task.state is TaskState.PENDING
+        _write(state, writer, now)
+        for task in tasks:
+            unlink(task)
+        checked += len(task_ids)
+        progress("tasks checked", checked, opened.open_tasks)
+    return held_tasks, held_steps
+
+
+def _restored(state: BrokerState, queries: SqliteQueries, task_ids: list[int]) -> list[Task]:
+    loaded = queries.load_tasks(task_ids, 0)
+    rows = iter(loaded.steps)
+    return [
+        residency.restored(state, row, [next(rows) for _ in state.workflows[row.workflow_id].steps])
+        for row in loaded.tasks
+    ]
+
+
+def _write(state: BrokerState, writer: SqliteWriter, now: Now) -> None:
+    group = state.outbox.close(LANE, now)
+    if group is None:
+        return
+    outcome = Writing(LANE, writer, group).attempt()
+    if not isinstance(outcome, Committed) or outcome.rejected:
+        raise StoreRefused(f"a step could not be held: {outcome}")
+    state.outbox.committed(LANE, group.seq)
+
+
+def _swap(built: Path, path: Path, wall_ms: int) -> list[Path]:
+    """Rename the files. Returns where the replaced ones are now. No broker starts between the first and the last
+    rename."""
+    _fold(path)
+    ready = opening.restoring(path)
+    os.rename(built, ready)
+    opening.sync_names(path.parent)
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(wall_ms / 1000))
+    replaced = []
+    for suffix in ("", "-wal"):
+        there = Path(f"{path}{suffix}")
+        if there.exists():
+            kept = Path(f"{path}.replaced-{stamp}{suffix}")
+            os.rename(there, kept)
+            replaced.append(kept)
+    Path(f"{path}-shm").unlink(missing_ok=True)
+    opening.sync_names(path.parent)
+    os.rename(ready, path)
+    opening.sync_names(path.parent)
+    return replaced
+
+
+def _fold(path: Path) -> None:
+    """Move the log of the old database into its file, unless it is damaged."""
+    if path.exists():
+        try:
+            opening.open_writer(path).close()
+        except (sqlite3.Error, StoreRefused):
+            pass
+
+
+def _remove(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)

@@ -1,0 +1,63 @@
+"""What an error of SQLite or of its driver means: bad data, a passing trouble, or a broken database."""
+
+import sqlite3
+from typing import Final
+
+from stepwire_broker.store.lane import Trouble
+
+
+class TaskIsGone(Exception):
+    """The task had ended and retention has removed it."""
+
+
+class FileReplaced(Exception):
+    """The database file was moved or replaced: what is written now is lost with the last process that has it open."""
+
+
+BROKEN_CODES: Final = frozenset(
+    {
+        sqlite3.SQLITE_IOERR_FSYNC,  # earlier writes are in doubt, and a second fsync would not report it
+        sqlite3.SQLITE_IOERR_DIR_FSYNC,
+        sqlite3.SQLITE_IOERR_CORRUPTFS,
+        sqlite3.SQLITE_IOERR_DATA,
+        sqlite3.SQLITE_READONLY_DBMOVED,
+    }
+)
+PASSING: Final = {
+    sqlite3.SQLITE_BUSY: "database_locked",
+    sqlite3.SQLITE_LOCKED: "database_locked",
+    sqlite3.SQLITE_PROTOCOL: "database_locked",
+    sqlite3.SQLITE_FULL: "disk_full",
+    sqlite3.SQLITE_READONLY: "database_read_only",
+    sqlite3.SQLITE_CANTOPEN: "database_unavailable",
+    sqlite3.SQLITE_IOERR: "database_unavailable",
+    sqlite3.SQLITE_NOMEM: "database_unavailable",
+    sqlite3.SQLITE_INTERRUPT: "database_unavailable",
+    sqlite3.SQLITE_PERM: "database_unavailable",
+}
+PASSING_EXTENDED: Final = {sqlite3.SQLITE_IOERR_SHMSIZE: "disk_full"}
+DATA: Final = frozenset(
+    {sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_RANGE}
+)
+
+
+UNSTORABLE: Final = (UnicodeError, OverflowError, sqlite3.InterfaceError, sqlite3.ProgrammingError, TaskIsGone)
+
+
+def trouble_of(error: Exception) -> Trouble:
+    """What an error means for the lane. An error that is not named here is a fault of this program or of the schema:
+    it stops the lane, because it would come again tomorrow, and no data is to blame."""
+    text = f"{type(error).__name__}: {error}"
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        # The driver could not bind a value (no such number, text or type), or the row to change is gone.
+        is_data = isinstance(error, UNSTORABLE)
+        return Trouble("data" if is_data else "broken", "", text)
+    text = f"{error} ({getattr(error, 'sqlite_errorname', code)})"
+    primary = code & 0xFF
+    if code in BROKEN_CODES:
+        return Trouble("broken", "", text)
+    if primary in DATA:
+        return Trouble("data", "", text)
+    passing = PASSING_EXTENDED.get(code) or PASSING.get(primary)
+    return Trouble("passing", passing, text) if passing else Trouble("broken", "", text)

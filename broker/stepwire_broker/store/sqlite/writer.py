@@ -1,0 +1,316 @@
+"""The lane's writer on SQLite: one connection that writes and checkpoints. Many rows go in one statement each, see
+statements.py.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+from stepwire_broker.core.model.commit_group import (
+    CommitGroup,
+    HistoryRow,
+    Key,
+    Parked,
+    StepChanged,
+    TaskChanged,
+    TaskNew,
+    WorkflowNew,
+)
+from stepwire_broker.store.keys import KeyOwner, Name
+from stepwire_broker.store.lane import Rows, StoredDigest, Trouble
+
+from . import opening
+from .statements import (
+    CLAIM,
+    HISTORY,
+    PARKED,
+    RELEASE,
+    ROWS_MAX,
+    STEPS_CHANGED,
+    STEPS_COMPLETED,
+    STEPS_DISPATCHED,
+    STEPS_NEW,
+    STEPS_OUTPUT,
+    TASKS_CHANGED,
+    TASKS_NEW,
+)
+from .troubles import FileReplaced, TaskIsGone, trouble_of
+
+CHECKPOINT_PAGES: Final = 8_192  # about 32 MB of write-ahead log
+PAGE_BYTES: Final = 4_096
+FRAME_BYTES: Final = PAGE_BYTES + 24  # a page in the log
+PAGES_AHEAD: Final = 256  # the log is lengthened this many pages before its end is reached
+PAGES_A_GROUP: Final = 10
+ROWS_A_PAGE: Final = 8  # 15 were measured with ordinary rows
+
+
+class SqliteWriter:
+    """The port `LaneWriter` of store/lane.py, on the one connection that writes."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, lane_id: int, epoch: int) -> None:
+        self.connection = connection
+        self._execute = self.execute = connection.execute
+        self.partly_removed: frozenset[int] = frozenset()  # tasks that retention is removing: no longer to be changed
+        self._path = path
+        self._file = _identity(path)
+        self._lane_id = lane_id
+        self._epoch = epoch
+        self._seq = 0
+        self._position = 0
+        self._pages = 0  # of the log, since the last checkpoint
+        self._pages_laid_out = 0
+        self._lay_out()
+
+    # -- the transaction ----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        if _identity(self._path) != self._file:
+            raise FileReplaced(f"{self._path} is no longer the file that this broker opened: it was moved or replaced")
+        self._execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        self._execute("COMMIT")
+
+    def abandon(self) -> None:
+        # After a full disk or a failed read SQLite has already rolled the transaction back.
+        if self.connection.in_transaction:
+            try:
+                self._execute("ROLLBACK")
+            except sqlite3.Error:
+                pass
+
+    def advance(self, seq: int) -> bool:
+        self._seq, self._position = seq, 0
+        moved = self._execute(
+            "UPDATE lanes SET seq = ? WHERE id = ? AND epoch = ? AND seq = ?",
+            (seq, self._lane_id, self._epoch, seq - 1),
+        )
+        return moved.rowcount == 1
+
+    def position(self) -> int | None:
+        row = self._execute("SELECT seq FROM lanes WHERE id = ? AND epoch = ?", (self._lane_id, self._epoch)).fetchone()
+        return None if row is None else int(row[0])
+
+    def savepoint(self) -> None:
+        self._execute("SAVEPOINT piece")
+
+    def release(self) -> None:
+        self._execute("RELEASE piece")
+
+    def undo(self) -> None:
+        self._execute("ROLLBACK TO piece")
+        self._execute("RELEASE piece")
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def write(self, rows: Rows) -> None:
+        """Outputs are set before the state that needs them, and cleared after the state that does not."""
+        run = self._execute
+        if rows.tasks_new:
+            TASKS_NEW.run(run, [_task_new(row) for row in rows.tasks_new])
+        if rows.steps_new:
+            STEPS_NEW.run(run, [(a, b, c, d, e, STATE[f], g) for a, b, c, d, e, f, g in rows.steps_new])
+        if rows.steps_dispatched:
+            STEPS_DISPATCHED.run(run, rows.steps_dispatched)
+        if rows.steps_completed:
+            STEPS_COMPLETED.run(run, [(a, b.decode(), c, d) for a, b, c, d in rows.steps_completed])
+        kept = [(a, b.decode(), c) for a, b, c in rows.steps_output if b is not None]
+        if kept:
+            STEPS_OUTPUT.run(run, kept)
+        if rows.steps_changed:
+            STEPS_CHANGED.run(run, [_step_changed(row) for row in rows.steps_changed])
+        if len(kept) < len(rows.steps_output):
+            STEPS_OUTPUT.run(run, [row for row in rows.steps_output if row.output is None])
+        if rows.tasks_changed:
+            self._change_tasks(rows.tasks_changed)
+        if rows.history:
+            self._write_history(rows.history)
+
+    def _change_tasks(self, changed: Sequence[TaskChanged]) -> None:
+        """Refuse the change of a task that retention has removed since it was read, so that no answer reports it."""
+        before = self.connection.total_changes
+        TASKS_CHANGED.run(self._execute, [_task_changed(row) for row in changed])
+        is_complete = self.connection.total_changes - before == len(changed)
+        if not is_complete or not self.partly_removed.isdisjoint(row.id for row in changed):
+            raise TaskIsGone("a task was removed from the database before this change of it was written")
+
+    def _write_history(self, history: Sequence[HistoryRow]) -> None:
+        lane_id, seq, first = self._lane_id, self._seq, self._position
+        self._position += len(history)
+        HISTORY.run(
+            self._execute,
+            [(lane_id, seq, i, a, b, c.decode()) for i, (a, b, c) in enumerate(history, first)],
+        )
+
+    def keep(self, name: str, value: str) -> None:
+        self._execute(
+            "INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            (name, value),
+        )
+
+    def park(self, parked: Sequence[Parked]) -> None:
+        """Refused input must not be refused again here: names are made storable, bodies are bytes."""
+        PARKED.run(self._execute, [row._replace(source=_safe(row.source), code=_safe(row.code)) for row in parked])
+
+    def claim_keys(self, claims: Sequence[Key]) -> int:
+        return CLAIM.run(self._execute, claims)
+
+    def key_owners(self, claims: Sequence[Key]) -> dict[Name, KeyOwner]:
+        owners: dict[Name, KeyOwner] = {}
+        for start in range(0, len(claims), ROWS_MAX):
+            part = claims[start : start + ROWS_MAX]
+            values = ",".join(["(?,?)"] * len(part))
+            owner_rows = self._execute(
+                f"SELECT namespace, key, digest, task_id FROM keys WHERE (namespace, key) IN (VALUES {values})",  # noqa: S608
+                [*chain.from_iterable((key.namespace, key.key) for key in part)],
+            )
+            owners.update(((a, b), KeyOwner(c, d)) for a, b, c, d in owner_rows)
+        return owners
+
+    def release_keys(self, claims: Sequence[Key]) -> None:
+        RELEASE.run(self._execute, [(key.namespace, key.key, key.task_id) for key in claims])
+
+    def add_workflow(self, new: WorkflowNew) -> bool:
+        return bool(
+            self._execute(
+                "INSERT INTO workflows (namespace, name, version, digest, document, created_ms, active) "
+                "VALUES (?, ?, ?, ?, ?, ?, 0) ON CONFLICT (namespace, name, version) DO NOTHING",
+                (new.namespace, new.name, new.version, new.digest, new.document.decode(), new.created_ms),
+            ).rowcount
+        )
+
+    def find_workflow(self, namespace: str, name: str, version: str) -> StoredDigest:
+        return StoredDigest(
+            *self._execute(
+                "SELECT id, digest FROM workflows WHERE namespace = ? AND name = ? AND version = ?",
+                (namespace, name, version),
+            ).fetchone()
+        )
+
+    def activate(self, workflow_id: int) -> None:
+        self._execute(
+            "UPDATE workflows SET active = 0 WHERE active = 1 AND id <> ?1 "
+            "AND (namespace, name) = (SELECT namespace, name FROM workflows WHERE id = ?1)",
+            (workflow_id,),
+        )
+        self._execute("UPDATE workflows SET active = 1 WHERE id = ?", (workflow_id,))
+
+    def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, int]:
+        task_ids: dict[int, int] = {}
+        for start in range(0, len(step_ids), ROWS_MAX):
+            part = step_ids[start : start + ROWS_MAX]
+            marks = ",".join("?" * len(part))
+            task_ids.update(self._execute(f"SELECT id, task_id FROM steps WHERE id IN ({marks})", part))  # noqa: S608
+        return task_ids
+
+    def reserve_ids(self, count: int) -> tuple[int, int]:
+        return reserve_ids(self.connection, count)
+
+    # -- trouble ------------------------------------------------------------------------------------------------------
+
+    def trouble(self, error: Exception) -> Trouble:
+        return trouble_of(error)
+
+    def rest(self, group: CommitGroup) -> None:
+        """Checkpoint here, where an error is seen and no client waits for an outcome. SQLite's own checkpoint, inside
+        COMMIT, comes at twice the size and hides its errors."""
+        self.count_pages(_pages_of(group))
+
+    def count_pages(self, pages: int) -> None:
+        self._pages += pages
+        if self._pages >= CHECKPOINT_PAGES:
+            self._pages = 0
+            self._execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        elif self._pages > self._pages_laid_out - PAGES_AHEAD:
+            self._lay_out()
+
+    def _lay_out(self) -> None:
+        length = opening.lay_out_log(self._path)
+        self._pages_laid_out = length // FRAME_BYTES if length else CHECKPOINT_PAGES + PAGES_AHEAD
+
+    def close(self) -> None:
+        """SQLite moves the whole log into the database when its last connection closes."""
+        self.connection.close()
+
+
+def reserve_ids(connection: sqlite3.Connection, count: int) -> tuple[int, int]:
+    connection.execute("UPDATE sequences SET next = next + ? WHERE name = 'ids'", (count,))
+    (after,) = connection.execute("SELECT next FROM sequences WHERE name = 'ids'").fetchone()
+    return after - count, after - 1
+
+
+class _Plain(dict[str, str]):
+    """Enum members as plain strings: the driver takes four times as long to bind a subclass of str."""
+
+    def __missing__(self, value: str) -> str:
+        self[str(value)] = plain = str.__str__(value)
+        return plain
+
+
+STATE: Final = _Plain()
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
+
+
+def _task_new(row: TaskNew) -> tuple[Any, ...]:
+    return (
+        *row[:6],
+        STATE[row.state],
+        row.attention,
+        int(row.cancelling),
+        row.priority,
+        _text(row.labels),
+        row.context.decode(),
+        row.context_bytes,
+        *row[13:],
+    )
+
+
+def _task_changed(row: TaskChanged) -> tuple[Any, ...]:
+    task_id, state, attention, cancelling, *rest = row
+    return (task_id, STATE[state], attention, int(cancelling), *rest)
+
+
+def _step_changed(row: StepChanged) -> tuple[Any, ...]:
+    return (
+        row.id,
+        STATE[row.state],
+        *row[2:7],
+        int(row.granted),
+        *row[8:15],
+        _text(row.error),
+        row.reason,
+        row.key_number,
+        _text(row.earlier),
+    )
+
+
+def _safe(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _pages_of(group: CommitGroup) -> int:
+    """About the number of log pages that a group writes, rather more than fewer: a lone row writes several pages, many
+    rows share theirs."""
+    lists: Iterable[Sequence[Any]] = (
+        group.steps_dispatched,
+        group.steps_completed,
+        group.steps_changed,
+        group.tasks_changed,
+        group.history,
+    )
+    rows = sum(map(len, lists)) + sum(len(s.steps) for s in group.submissions)
+    return PAGES_A_GROUP + rows // ROWS_A_PAGE + group.bytes // PAGE_BYTES

@@ -1,0 +1,279 @@
+"""Questions and their answers: pages for the core, in the order it needs them, and rows for people. Every store answers
+them alike."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stepwire_broker.store.rows import HistoryCursor, StepFilter, TaskFilter
+
+from tests.store.running import MemoryPlace, Running
+from tests.store.stored_rows import NOW, completed, dispatched, fact, step_changed, step_new, submission, task_changed
+
+Place = Path | MemoryPlace
+
+RESIDENT = 16 * 1024
+EVER = 2**53 - 1
+
+
+def page(run: Running, limit: int = 100, epoch: int = 2, wants: Sequence[str] = (), now: int = NOW) -> list[int]:
+    loaded = run.queries.load_page(limit, epoch, wants, now, RESIDENT)
+    assert [s.task_id for s in loaded.steps] == [t.id for t in loaded.tasks for _ in range(2)]
+    assert [s.position for s in loaded.steps] == [0, 1] * len(loaded.tasks)
+    return [t.id for t in loaded.tasks]
+
+
+# -- loading ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_holds_the_most_urgent_then_the_oldest_tasks_with_their_steps_in_the_same_order(place: Place) -> None:
+    with Running(place) as run:
+        run.workflow()
+        for task_id, priority in {10: 0, 20: 5, 30: 0, 40: -1, 50: 5}.items():
+            run.write(submissions=[submission(task_id, task_id, priority=priority)])
+        assert page(run) == [20, 50, 10, 30, 40]
+        assert page(run, limit=3) == [20, 50, 10]
+
+
+def test_a_page_holds_only_tasks_that_are_open_and_due_and_not_in_memory(place: Place) -> None:
+    rows: dict[int, dict[str, Any]] = {
+        10: {"state": "pending", "owner_epoch": 0},
+        20: {"state": "paused", "owner_epoch": 0},
+        30: {"owner_epoch": 1},  # of an earlier epoch
+        40: {"owner_epoch": 2},  # ours: in memory
+        50: {"owner_epoch": 0, "wake_ms": NOW},
+        60: {"owner_epoch": 0, "wake_ms": NOW + 1},
+        70: {"owner_epoch": 0, "state": "completed", "finished_ms": NOW},
+        80: {"owner_epoch": 0, "state": "failed", "finished_ms": NOW},
+    }
+    with Running(place) as run:
+        run.workflow()
+        run.write(submissions=[submission(i, i, **changes) for i, changes in rows.items()])
+        assert page(run) == [10, 20, 30, 50]
+        assert page(run, now=EVER) == [10, 20, 30, 50, 60]
+
+
+def test_a_task_that_waits_for_a_handler_is_loaded_when_the_handler_is_offered_or_its_time_has_come(
+    place: Place,
+) -> None:
+    resting = {10: ("shop::A", None), 20: ("shop::B", None), 30: (None, None), 40: ("shop::A", NOW), 50: (None, EVER)}
+    with Running(place) as run:
+        run.workflow()
+        run.write(submissions=[submission(i, i, owner_epoch=0, wants=w, wake_ms=at) for i, (w, at) in resting.items()])
+        assert page(run) == [30, 40]
+        assert page(run, wants=["shop::A", "shop::C"]) == [10, 30, 40]
+        assert page(run, wants=["shop::A", "shop::B"], now=EVER) == [10, 20, 30, 40, 50]
+        assert run.queries.load_page(1, 2, [], NOW, RESIDENT).wants == ("shop::A", "shop::B")
+
+
+def test_a_large_payload_stays_in_the_database_until_it_is_fetched(place: Place) -> None:
+    large, small = b'"' + b"x" * RESIDENT + b'"', b"{}"
+    with Running(place) as run:
+        run.workflow()
+        run.write(
+            submissions=[
+                submission(1, 10, context=large, context_bytes=len(large)),
+                submission(2, 20, context=small, context_bytes=len(small)),
+            ],
+            steps_dispatched=[dispatched(i) for i in (11, 21)],
+        )
+        run.write(steps_completed=[completed(11, large), completed(21, small)])
+        loaded = run.queries.load_tasks([20, 10, 99], RESIDENT)
+        assert [(t.id, t.context, t.context_bytes) for t in loaded.tasks] == [(10, None, len(large)), (20, "{}", 2)]
+        assert [(s.id, s.output, s.output_bytes) for s in loaded.steps if s.output_bytes] == [
+            (11, None, len(large)),
+            (21, "{}", 2),
+        ]
+        payloads = run.queries.load_payloads([10, 20, 99], [11, 12, 99])
+        assert payloads.contexts == {10: large, 20: small}
+        assert payloads.outputs == {11: large}
+
+
+def test_every_column_of_a_step_is_read_as_it_was_written(place: Place) -> None:
+    written = step_changed(
+        11,
+        "held",
+        attempt=2,
+        delivery=3,
+        accept_from=1,
+        batch_id="b",
+        granted=True,
+        lost_sessions=4,
+        ready_ms=5,
+        dispatched_ms=6,
+        started_ms=7,
+        not_before_ms=8,
+        deadline_ms=9,
+        error=b'{"message":"no"}',
+        reason="outcome_unknown",
+        key_number=10,
+        earlier=b'[[1,"a","w",true]]',
+    )
+    with Running(place) as run:
+        run.workflow()
+        run.write(submissions=[submission(1, 10)])
+        run.write(steps_changed=[written])
+        stored = run.queries.load_tasks([10], RESIDENT).steps[0]._asdict()
+        for name, value in written._asdict().items():
+            assert stored[name] == (value.decode() if isinstance(value, bytes) else value), name
+
+
+def test_steps_are_traced_to_their_tasks_also_to_ended_ones(place: Place) -> None:
+    with Running(place) as run:
+        run.workflow()
+        run.write(submissions=[submission(1, 10), submission(2, 20, state="completed", finished_ms=NOW)])
+        assert run.queries.tasks_of_steps([11, 12, 22, 999]) == {
+            11: (10, "running"),
+            12: (10, "running"),
+            22: (20, "completed"),
+        }
+
+
+# -- for people -------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_is_read_with_all_its_columns_and_steps(place: Place) -> None:
+    with Running(place) as run:
+        run.workflow("order", "7")
+        run.write(submissions=[submission(1, 10, keys={10: ("k", b"d")}, labels=b'{"region":"eu"}', priority=3)])
+        run.write(steps_dispatched=[dispatched(11)])
+        run.write(steps_completed=[completed(11, b'{"total": 1.0}')])
+        run.write(steps_changed=[step_changed(12, "failed", finished_ms=NOW, error=b'{"code":"x"}', reason="timeout")])
+        task = run.queries.task(10)
+        assert task.task._asdict() == {
+            "id": 10,
+            "uid": f"{10:032x}",
+            "workflow_id": 1,
+            "namespace": "default",
+            "workflow": "order",
+            "version": "7",
+            "key": "k",
+            "state": "running",
+            "attention": None,
+            "cancelling": 0,
+            "priority": 3,
+            "labels": '{"region":"eu"}',
+            "context_bytes": 18,
+            "created_ms": NOW,
+            "finished_ms": None,
+            "deadline_ms": None,
+        }
+        assert [(s.name, s.state, s.output, s.error, s.reason) for s in task.steps] == [
+            ("step_0", "completed", '{"total": 1.0}', None, None),
+            ("step_1", "failed", None, '{"code":"x"}', "timeout"),
+        ]
+        assert run.queries.task(11) is None
+        assert run.queries.task_state(10) == "running"
+        assert run.queries.task_state(11) is None
+
+
+FILTERS = [
+    (TaskFilter(), [50, 40, 30, 20, 10]),
+    (TaskFilter(limit=2), [50, 40]),
+    (TaskFilter(limit=2, before=40), [30, 20]),
+    (TaskFilter(state="running"), [50, 20, 10]),
+    (TaskFilter(state="failed"), [40]),
+    (TaskFilter(workflow="order"), [40, 30, 20, 10]),
+    (TaskFilter(workflow="order", limit=3, before=40), [30, 20, 10]),
+    (TaskFilter(workflow="order", state="running"), [20, 10]),
+    (TaskFilter(workflow="unknown"), []),
+    (TaskFilter(namespace="default", workflow="other"), [50]),
+    (TaskFilter(namespace="elsewhere"), []),
+    (TaskFilter(label=("region", "eu")), [30, 20]),
+    (TaskFilter(label=("region", "us")), []),
+    (TaskFilter(since_ms=NOW + 30), [50, 40, 30]),
+    (TaskFilter(since_ms=NOW + 30, label=("region", "eu"), state="completed"), [30]),
+]
+
+
+@pytest.mark.parametrize(("wanted", "ids"), FILTERS)
+def test_tasks_are_listed_by_filter_the_newest_first(place: Place, wanted: TaskFilter, ids: list[int]) -> None:
+    rows: dict[int, dict[str, Any]] = {
+        10: {},
+        20: {"workflow_id": 2, "labels": b'{"region":"eu"}'},
+        30: {"state": "completed", "finished_ms": NOW, "labels": b'{"size":"s","region":"eu"}'},
+        40: {"workflow_id": 2, "state": "failed", "finished_ms": NOW},
+        50: {"workflow_id": 3},
+    }
+    with Running(place) as run:
+        run.workflow("order", "1")
+        run.workflow("order", "2")
+        run.workflow("other", "1")
+        run.write(submissions=[submission(i, i, **{"created_ms": NOW + i, **row}) for i, row in rows.items()])
+        assert [t.id for t in run.queries.tasks(wanted)] == ids
+
+
+STEP_FILTERS = [
+    (StepFilter(), [15, 14, 13, 12, 11]),
+    (StepFilter(limit=2), [15, 14]),
+    (StepFilter(limit=2, before=14), [13, 12]),
+    (StepFilter(state="held"), [14, 12]),
+    (StepFilter(state="held", before=14), [12]),
+    (StepFilter(state="failed"), [13]),
+    (StepFilter(state="waiting"), [15, 11]),
+    (StepFilter(handler_class="Shop::Pay"), [13, 12]),
+    (StepFilter(handler_class="Shop::*"), [13, 12]),
+    (StepFilter(handler_class="Shop::**"), [15, 14, 13, 12]),
+    (StepFilter(state="held", handler_class="**::Ship"), [14]),
+    (StepFilter(handler_class="shop::*"), []),
+]
+
+
+@pytest.mark.parametrize(("wanted", "ids"), STEP_FILTERS)
+def test_steps_are_listed_by_state_and_handler_the_newest_first(
+    place: Place, wanted: StepFilter, ids: list[int]
+) -> None:
+    handlers = ["plain", "Shop::Pay", "Shop::Pay", "Shop::Sub::Ship", "Shop::Sub::Ship"]
+    with Running(place) as run:
+        run.workflow()
+        tasks = submission(1, 10)
+        steps = [step_new(11 + i, 10, i, handler_class=handler) for i, handler in enumerate(handlers)]
+        run.write(submissions=[tasks._replace(steps=steps)])
+        run.write(
+            steps_changed=[
+                step_changed(12, "held"),
+                step_changed(13, "failed", finished_ms=NOW),
+                step_changed(14, "held"),
+            ]
+        )
+        assert [s.id for s in run.queries.steps(wanted)] == ids
+
+
+def test_events_are_read_from_a_cursor_on(place: Place) -> None:
+    with Running(place) as run:
+        run.workflow()
+        run.write(submissions=[submission(1, 10), submission(2, 20)])
+        for n in range(3):
+            run.write(history=[fact(10, b"[%d]" % n), fact(20, b"[-%d]" % n)])
+        events = run.queries.task_events(10)
+        assert [e.facts for e in events] == ['[["submitted"]]', "[0]", "[1]", "[2]"]
+        assert run.queries.task_events(10, tuple(events[1][:3])) == events[2:]
+        assert run.queries.task_events(10, None, 2) == events[:2]
+        (lane,) = run.queries.lanes()
+        everything = run.queries.events_from(lane.id, HistoryCursor(), 100)
+        assert len(everything) == 8
+        for i, item in enumerate(everything):
+            first = HistoryCursor(item.seq, item.position)
+            assert run.queries.events_from(lane.id, first, 2) == everything[i : i + 2]
+
+
+def test_a_reader_sees_every_group_that_was_reported_committed(place: Place) -> None:
+    with Running(place) as run:
+        run.workflow()
+        for task_id in range(10, 300, 10):
+            run.write(submissions=[submission(task_id, task_id)])
+            assert run.queries.task_state(task_id) == "running"
+
+
+def test_after_a_restart_every_open_task_is_found_page_by_page(place: Place) -> None:
+    with Running(place) as run:
+        run.workflow()
+        run.write(submissions=[submission(i, i) for i in range(10, 5000, 10)])
+    found: list[int] = []
+    with Running(place) as run:
+        epoch = run.opened.epoch
+        while ids := page(run, limit=100, epoch=epoch):
+            found += ids
+            run.write(tasks_changed=[task_changed(i, owner_epoch=epoch) for i in ids])
+    assert found == list(range(10, 5000, 10))

@@ -1,0 +1,249 @@
+"""A database is opened safely or not at all, and the refusal says what to do."""
+
+import contextlib
+import os
+import select
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine
+from stepwire_broker.core.definitions.settings import DatabaseSettings
+from stepwire_broker.store import StoreRefused, open_store
+from stepwire_broker.store.sqlite.migrate import HEAD, SCHEMA, revision, schema
+from stepwire_broker.store.sqlite.opening import path_of
+from stepwire_broker.store.sqlite.queries import SqliteQueries
+from stepwire_broker.store.sqlite.readers import SqliteReaders
+from stepwire_broker.store.tables import metadata
+
+from tests.store.running import PATIENCE_S, Running
+from tests.store.stored_rows import NOW, submission
+
+
+def test_the_migrated_schema_is_the_declared_one(database: Path) -> None:
+    declared = sqlite3.connect(":memory:")
+    engine = create_engine("sqlite://", creator=lambda: declared)
+    metadata.create_all(engine)
+    with Running(database) as run:
+        migrated = run.sql(_SCHEMA.format(" AND name <> 'alembic_version'"))
+        assert revision(sqlite3.connect(database)) == HEAD
+    assert migrated == declared.execute(_SCHEMA.format("")).fetchall()
+
+
+_SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL{} ORDER BY name"
+
+
+def test_a_new_database_is_made_of_what_the_migrations_come_to() -> None:
+    """`python -m stepwire_broker.store.sqlite.migrations` writes it anew."""
+    assert SCHEMA.read_text() == schema()
+
+
+def test_head_is_the_newest_migration_there_is() -> None:
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+    from stepwire_broker.store.sqlite import migrate
+
+    config = Config()
+    config.set_main_option("script_location", str(migrate._SCRIPTS))
+    assert ScriptDirectory.from_config(config).get_current_head() == HEAD
+
+
+def test_a_database_of_a_newer_program_is_refused_and_left_as_it_is(database: Path) -> None:
+    with Running(database):
+        pass
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(StoreRefused, match=r"schema '9999'.*newer Stepwire"):
+        Running(database)
+    assert revision(sqlite3.connect(database)) == "9999"
+
+
+def test_a_database_of_another_program_is_refused(database: Path) -> None:
+    database.parent.mkdir()
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+    with pytest.raises(StoreRefused, match=r"'theirs' that is not Stepwire's"):
+        Running(database)
+
+
+def test_an_epoch_is_never_used_twice_whatever_the_brokers_are_called(database: Path) -> None:
+    epochs = []
+    for broker in ("b1", "b2", "b1", "b3"):
+        with Running(database, broker) as run:
+            epochs.append(run.opened.epoch)
+    assert epochs == [1, 2, 3, 4]
+
+
+# -- one broker -------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_broker_is_refused_and_told_which_process_holds_the_file(database: Path) -> None:
+    with Running(database) as run:
+        with pytest.raises(StoreRefused, match=rf"another broker.*process {os.getpid()}\b"):
+            Running(database, "b2")
+        run.workflow()
+    with Running(database, "b2"):
+        pass
+
+
+_HOLDS_IT = """
+import sys
+from pathlib import Path
+from tests.store.running import Running
+run = Running(Path(sys.argv[1]))
+print("open", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_killed_broker_leaves_nothing_locked(database: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLDS_IT, str(database)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
+    assert ready
+    assert process.stdout.readline() == "open\n"
+    with pytest.raises(StoreRefused, match=rf"process {process.pid}\b"):
+        Running(database)
+    process.kill()
+    process.communicate(timeout=PATIENCE_S)
+    with Running(database):
+        pass
+
+
+# -- safe -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_directory_and_the_files_are_readable_by_nobody_else(database: Path) -> None:
+    before = os.umask(0)
+    try:
+        with Running(database) as run:
+            run.workflow()
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in database.parent.iterdir()}
+            assert stat.S_IMODE(database.parent.stat().st_mode) == 0o700
+            assert modes == dict.fromkeys(("state.db", "state.db-wal", "state.db-shm", "state.db.lock"), 0o600)
+    finally:
+        os.umask(before)
+
+
+def test_a_commit_is_synced_and_the_settings_are_what_they_are_said_to_be(database: Path) -> None:
+    settings = DatabaseSettings(url=f"sqlite:///{database}")
+    store = open_store(settings, "b1", lease_ms=1, wall_ms=NOW, entropy=1)
+    execute = store._database.writer.execute
+    wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "mmap_size": 0, "trusted_schema": 0}
+    assert {name: execute(f"PRAGMA {name}").fetchone()[0] for name in wanted} == wanted
+    store.close(1.0)
+
+
+def test_who_must_not_wait_reads_at_once_or_not_at_all(database: Path) -> None:
+    with Running(database):
+        pass
+    readers = SqliteReaders(database, 1)
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as alone, contextlib.closing(readers):
+        assert readers.read_at_once(SqliteQueries.open_counts) == (0, 0)
+        assert readers.read_at_once(SqliteQueries.task, 7) is None
+        with pytest.raises(sqlite3.OperationalError, match="no such table"):
+            readers.read_at_once(lambda queries: queries.execute("SELECT * FROM nobodys"))
+        readers.close()
+        readers._at_once = None
+        alone.execute("PRAGMA locking_mode=EXCLUSIVE")
+        alone.execute("BEGIN EXCLUSIVE")
+        assert readers.read_at_once(SqliteQueries.open_counts) is None
+        alone.execute("ROLLBACK")
+
+
+def test_readers_can_neither_write_nor_checkpoint(database: Path) -> None:
+    with Running(database) as run:
+        run.workflow()
+        log = Path(f"{database}-wal")
+        size = database.stat().st_size
+        for text in ("DELETE FROM workflows", "UPDATE lanes SET seq = 9", "CREATE TABLE t (x)"):
+            with pytest.raises(sqlite3.OperationalError, match=r"readonly|read-only"):
+                run.sql(text)
+        with contextlib.suppress(sqlite3.OperationalError):
+            run.sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        run.store._readers.close()  # the last reader to go must not checkpoint either
+        assert log.stat().st_size > 0
+        assert database.stat().st_size == size
+
+
+def test_a_closed_store_leaves_one_file_with_everything_in_it(database: Path) -> None:
+    with Running(database) as run:
+        run.workflow()
+    assert sorted(p.name for p in database.parent.iterdir()) == ["state.db", "state.db.lock"]
+
+
+def test_a_corrupt_database_is_refused_at_the_start(database: Path) -> None:
+    with Running(database) as run:
+        run.workflow()
+        run.write(submissions=[submission(i, i) for i in range(10, 5000, 10)])
+    with database.open("r+b") as file:
+        file.seek(3 * 4096)
+        file.write(os.urandom(20 * 4096))
+    with pytest.raises(StoreRefused, match=r"corrupt.*restore a backup"):
+        Running(database)
+
+
+def test_what_is_no_database_is_refused(database: Path) -> None:
+    database.parent.mkdir()
+    database.write_text("this is my shopping list, and a long one at that: " * 100)
+    with pytest.raises(StoreRefused, match="not a SQLite database"):
+        Running(database)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StoreRefused, match="must be able to write in"):
+        Running(tmp_path / "state.db")
+
+
+def test_a_path_through_a_file_is_refused_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreRefused, match="must be able to write in"):
+        Running(tmp_path / "file" / "state.db")
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///.stepwire/state.db", ".stepwire/state.db"),
+        ("sqlite:////var/lib/stepwire/a b%20.db", "/var/lib/stepwire/a b%20.db"),
+    ],
+)
+def test_three_slashes_are_relative_and_four_are_absolute(url: str, path: str) -> None:
+    assert path_of(url) == Path(path)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("state.db", "needs a form like"),
+        ("postgresql://localhost/x", "keeps its state in SQLite"),
+        ("sqlite://state.db", "three slashes"),
+        ("sqlite://", "three slashes"),
+        ("sqlite:///", "has to name a file"),
+        ("sqlite:///:memory:", "cannot be kept in memory"),
+        ("sqlite:///state.db?mode=memory", "nothing after the name"),
+        ("sqlite:///dir/", "has to name a file"),
+    ],
+)
+def test_a_url_that_cannot_work_is_refused_with_one_that_can(url: str, says: str) -> None:
+    with pytest.raises(StoreRefused, match=says):
+        path_of(url)
+
+
+def test_a_relative_path_keeps_meaning_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Running(Path("odd name%20#.db")) as run:
+        monkeypatch.chdir("/")
+        run.workflow()
+        assert len(run.sql("SELECT * FROM workflows")) == 1
