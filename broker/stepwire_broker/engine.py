@@ -234,8 +234,7 @@ class Engine:
             core.is_open = False
             core.pulse.stop()
             core.wire.close(LINGER_MS)
-            text = "the broker stopped before this was known to be done"
-            core.answers.give_up(CommandRefused("draining", text, Hint(HintCode.WAIT_FOR_BROKER)))
+            core.answers.give_up(CommandRefused("draining", "the broker stopped before this was known to be done"))
         if self._store is not None:
             await asyncio.to_thread(self._store.close, STORE_CLOSE_S)
 
@@ -283,7 +282,7 @@ class Engine:
         return self.core_loop.handled()
 
     async def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `query(queries, …)` in a reader's thread, which sees what is committed."""
+        """Run `query(queries, …)` in a reader's thread: it sees what is committed."""
         assert self._store is not None
         return await asyncio.wrap_future(self._store.read(query, *args, **kwargs))
 

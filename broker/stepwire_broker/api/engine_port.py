@@ -40,8 +40,8 @@ class EnginePort(Protocol):
         ...
 
     def handled(self) -> Awaitable[None]:
-        """Done when every command and message that was given to the engine before is handled, and what the core
-        answered at once to attached workers is delivered."""
+        """Done when every command and message given to the engine before is handled, and what the core answered at once
+        to attached workers is delivered."""
         ...
 
     async def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:

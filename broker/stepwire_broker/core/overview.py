@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from . import takers
 from .model.events import Now
 from .model.figures import ExecutorMetrics
 from .model.level0_peer import Level0Peer
 from .model.live import WorkerSession
 from .model.targets import BUS
 from .state import BrokerState
-from .takers import is_free
 
 
 class WorkerView(Struct, frozen=True, kw_only=True):
@@ -101,7 +101,7 @@ def _peer(state: BrokerState, peer: Level0Peer, now: Now) -> WorkerView:
         labels={},
         slots=1,
         prefetch=0,
-        free=int(is_free(peer, now)),
+        free=int(takers.is_free(peer, now)),
         holding=sum(len(handout.items) for handout in peer.holds.values()),
         running=int(bool(peer.holds)),
         draining=peer.draining,
@@ -126,7 +126,7 @@ def _executor(state: BrokerState, key: str, own: ExecutorMetrics | None, now: No
     handouts = state.level0.handouts.values() if key == BUS else ()
     active = sum(len(session.deliveries) for session in sessions) + sum(len(handout.items) for handout in handouts)
     slots = sum(session.slots for session in sessions) + len(peers)
-    has_room = any(session.credit > 0 for session in sessions) or any(is_free(peer, now) for peer in peers)
+    is_free = any(session.credit > 0 for session in sessions) or any(takers.is_free(peer, now) for peer in peers)
     metrics = executor.figures.metrics(active, slots) if own is None else own
     return ExecutorView(
         executor=key,
@@ -134,7 +134,7 @@ def _executor(state: BrokerState, key: str, own: ExecutorMetrics | None, now: No
         paused_since_ms=executor.paused_wall,
         workers=len(sessions) + len(peers),
         handlers=sorted({handler for session in sessions for handler in session.handlers}),
-        has_capacity=has_room and executor.paused_wall is None,
+        has_capacity=is_free and executor.paused_wall is None,
         active=metrics.active,
         total_executed=metrics.total_executed,
         total_failed=metrics.total_failed,
