@@ -183,7 +183,7 @@ class BrokerState:
         """From here on steps go by this one; those that were handed out stay where they are."""
         self.router = router
         self.offer_cache.clear()
-        self.ready.sort_again(router.route_of)
+        self.ready.reroute(router.route_of)
 
     def record(self, task: Task, fact: Fact) -> None:
         """Apply a fact and have it written: state, history and rows go into the same transaction."""
