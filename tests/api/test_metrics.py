@@ -145,7 +145,7 @@ def test_a_name_of_any_characters_stays_in_its_line(api: Api) -> None:
 
 def test_many_handlers_do_not_make_many_series() -> None:
     class Queue:
-        def standing(self) -> list[tuple[Route, int, int]]:
+        def ready_counts(self) -> list[tuple[Route, int, int]]:
             return [(Route(Target("bus"), f"h{n}"), 2, 1000 + n) for n in range(metrics.HANDLERS_MAX + 3)]
 
     class State:

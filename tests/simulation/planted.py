@@ -302,7 +302,13 @@ def _gone_ignored(plant: Plant) -> None:
 
 
 def _tried_with_once(plant: Plant) -> None:
-    plant.function(ready_queue.is_once, lambda _, route: False)
+    def limits(original: Any, state: Any, routes: Any, now: Any) -> Any:
+        barred = state.guards.barred
+        as_if = {r: r._replace(is_at_most_once=False) if r.handler_class in barred else r for r in routes}
+        found = original(state, list(as_if.values()), now)
+        return {route: found[other] for route, other in as_if.items() if other in found}
+
+    plant.function(allowance.limits, limits)
 
 
 def _open_for_ever(plant: Plant) -> None:

@@ -15,7 +15,6 @@ from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.figures import DURATION_S, Histogram
 from stepwire_broker.core.overview import ExecutorView
-from stepwire_broker.core.routing.ready_queue import handler_of
 from stepwire_broker.core.state import BrokerState, CoreCounters
 from stepwire_broker.loop_measures import COMMIT_S, GROUP_ROWS, LOOP_LAG_S, Measures
 
@@ -478,8 +477,8 @@ def _guards(seen: MetricsView) -> list[tuple[str, Guard]]:
 
 def _ready(state: BrokerState) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
-    for route, count, since in state.ready.standing():
-        name = handler_of(route)
+    for route, count, since in state.ready.ready_counts():
+        name = route.handler_class
         key = name if name in found or len(found) < HANDLERS_MAX else THE_OTHERS
         count_before, since_before = found.get(key, (0, since))
         found[key] = (count_before + count, min(since, since_before))
