@@ -20,18 +20,11 @@ class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class DatabaseSettings(Struct, frozen=True, forbid_unknown_fields=True):
     url: str = "sqlite:///.stepwire/state.db"
     pool_size: Annotated[int, Meta(ge=1, le=64)] = 4
-    listen_url: str | None = None
 
 
 class BatchSettings(Struct, frozen=True, forbid_unknown_fields=True):
     max_steps: Annotated[int, Meta(ge=1, le=limits.BATCH_ITEMS_MAX)] = 10
     max_bytes: Size = 1024 * 1024
-    linger_ms: Ms = 0
-
-
-class CurveSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    secret_file: str | None = None
-    clients_dir: str | None = None
 
 
 class Level0Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,7 +41,6 @@ class BusSettings(Struct, frozen=True, forbid_unknown_fields=True):
     lease_ms: PositiveMs = limits.LEASE_MS
     steps_hwm: Limit = 1000
     results_hwm: Limit = 10_000
-    curve: CurveSettings = CurveSettings()
     level0: Level0Settings = Level0Settings()
     allow_insecure: bool = False
     advertise: str | None = (

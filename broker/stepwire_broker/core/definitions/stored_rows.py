@@ -27,6 +27,7 @@ class StoredStep(NamedTuple):
     reason: str | None
     key_number: int
     earlier: str | None
+    handle: str | None
     output: str | None
     output_bytes: int
 

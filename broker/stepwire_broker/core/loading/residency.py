@@ -45,7 +45,8 @@ from stepwire_broker.core.progress.step_outcomes import fail_for
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import PageDue, QueueLimit, RecoverySafe, TaskDeadline
 from stepwire_broker.core.workers import level0
-from stepwire_broker.core.workers.sessions import ask_soon, lost
+from stepwire_broker.core.workers.holding import ask_soon
+from stepwire_broker.core.workers.loss import lost
 
 PAGE_TASKS: Final = 1_000
 PAGE_PAUSE_MS: Final = 1_000  # before the next read when a page was empty
@@ -198,6 +199,7 @@ def _restored_step(task: Task, r: StoredStep) -> Step:
         step.error = None if r.error is None else r.error.encode()
         step.reason = r.reason
         step.earlier = None if r.earlier is None else _earlier(r.earlier)
+        step.handle = r.handle
         step.output = None if r.output is None else r.output.encode()
         step.output_bytes = r.output_bytes
     step.key_number = r.key_number

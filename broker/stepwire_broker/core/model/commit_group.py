@@ -74,7 +74,8 @@ class StepDispatched(NamedTuple):
 
 
 class StepCompleted(NamedTuple):
-    """UPDATE steps, the hot shape: state becomes completed, batch_id, not_before_ms, reason and earlier become NULL."""
+    """UPDATE steps, the hot shape: state becomes completed, batch_id, not_before_ms, reason and earlier become NULL.
+    `handle` stays as it is."""
 
     id: int
     output: bytes
@@ -104,6 +105,7 @@ class StepChanged(NamedTuple):
     reason: str | None  # the code that explains the state
     key_number: int  # 0, or the number of times an operator asked for a new key
     earlier: bytes | None  # earlier deliveries a late result may still name: [[delivery, batch_id, worker, granted], …]
+    handle: str | None  # the executor's name of a run that outlives the broker; null for our executors
 
 
 class StepOutput(NamedTuple):
