@@ -8,6 +8,7 @@ from stepwire_broker.core.definitions.settings import BusSettings, Level0Setting
 from stepwire_broker.core.model import events
 from stepwire_broker.core.model.targets import BUS, Route, Target
 from stepwire_broker.core.takers import Obstacle
+from stepwire_broker.core.workers.executor_control import PauseExecutor
 
 from .world import CHAIN, ONE, W2, W, World
 
@@ -66,7 +67,7 @@ def test_a_session_that_cannot_take_a_step_names_its_state(change: dict[str, Any
 def test_a_paused_executor_is_the_obstacle_of_its_sessions() -> None:
     world = World()
     world.hello()
-    world.ask(events.PauseExecutor, executor=BUS)
+    world.ask(PauseExecutor, executor=BUS)
     assert obstacle(world, H) is Obstacle.PAUSED
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from stepwire_broker.core import explain
 from stepwire_broker.core.workers.executor_control import PauseExecutor, ResumeExecutor
@@ -28,8 +29,8 @@ def why(broker: Broker) -> tuple[str, str]:
 
 
 def shown(broker: Broker, key: str = "told") -> dict[str, Any]:
-    (found,) = [one for one in core_of(broker).executors() if one["executor"] == key]
-    return found
+    (executor,) = [one for one in core_of(broker).executors() if one.executor == key]
+    return msgspec.structs.asdict(executor)
 
 
 # -- why --------------------------------------------------------------------------------------------------------------

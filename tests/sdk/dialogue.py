@@ -1,4 +1,4 @@
-"""A worker's session and scripted brokers talking in pretended time. Every message crosses as bytes, both ways."""
+"""A worker's session and scripted brokers in simulated time. Every message crosses as bytes, in both directions."""
 
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ class Dialogue:
         self.session = Session(Config(offers=offers, slots=slots, **settings), lambda: 0.5)
         self.now = 1000.0
         self.actions: list[Any] = []
-        self.heard: list[WorkerMessage] = []
+        self.sent: list[WorkerMessage] = []
         self.topics: list[bytes] = []
         self.session.start(self.now)
         self.act()
@@ -45,31 +45,31 @@ class Dialogue:
     # -- the world ----------------------------------------------------------------------------------------------------
 
     def act(self) -> list[Any]:
-        """Take the orders that are due; what was sent goes to `heard`, decoded as a broker decodes it."""
+        """Take the actions that are due. Sent messages go to `sent`, decoded as a broker decodes them."""
         actions = self.session.actions(self.now)
         self.actions += actions
         for action in actions:
             if isinstance(action, Send):
-                self.heard.append(codec.decode_worker(action.body))
+                self.sent.append(codec.decode_worker(action.body))
                 self.topics.append(action.topic)
         return actions
 
     def pass_time(self, ms: float) -> None:
-        """Let time pass, waking the session exactly when it wants to be woken."""
+        """Let time pass, and wake the session exactly at its `wake_at`."""
         until = self.now + ms
         idle_rounds = 0
         while self.session.wake_at() <= until:
             before = self.now
             self.now = max(self.now, self.session.wake_at())
             idle_rounds = 0 if self.act() or self.now > before else idle_rounds + 1
-            assert idle_rounds < 100, "the session wants to be woken again and again for nothing"
+            assert idle_rounds < 100, "the session asks to be woken again and again for nothing"
         self.now = until
 
     def freeze(self, ms: float) -> None:
-        """Time passes and the process does not notice."""
+        """Let time pass while the process is frozen."""
         self.now += ms
 
-    def tell(self, message: FromBroker, topic: bytes | None = None) -> None:
+    def send(self, message: FromBroker, topic: bytes | None = None) -> None:
         self.session.receive(topic or topics.to_worker(WORKER), codec.encode(message), self.now)
         self.act()
 
@@ -86,13 +86,13 @@ class Dialogue:
             self.session.finished((result.step_id, result.delivery), result, self.now)
         self.act()
 
-    # -- what was seen ------------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------------------------
 
     def take(self, kind: type[M]) -> list[M]:
-        """The messages of this kind heard since the last time they were taken."""
-        found = [m for m in self.heard if isinstance(m, kind)]
-        self.heard = [m for m in self.heard if not isinstance(m, kind)]
-        return found
+        """The messages of this kind that were sent since the last call."""
+        messages = [m for m in self.sent if isinstance(m, kind)]
+        self.sent = [m for m in self.sent if not isinstance(m, kind)]
+        return messages
 
     def runs(self) -> list[tuple[int, int]]:
         return [a.item for a in self.actions if isinstance(a, Run)]
@@ -111,7 +111,7 @@ class Dialogue:
 
 
 class Broker:
-    """What a broker would say; it has no mind of its own."""
+    """Sends the messages of a broker, as the test calls for them."""
 
     def __init__(self, dialogue: Dialogue, id: str = "b1", epoch: int = 7, deployment: str = "dep") -> None:
         self.dialogue = dialogue
@@ -128,19 +128,19 @@ class Broker:
     def session(self) -> str:
         return f"{self.epoch}.{self.k}"
 
-    def tell(self, kind: type[FromBroker], **members: Any) -> None:
-        self.dialogue.tell(kind(v="2.0", broker=self.id, epoch=self.epoch, **members))
+    def send(self, kind: type[FromBroker], **members: Any) -> None:
+        self.dialogue.send(kind(v="2.0", broker=self.id, epoch=self.epoch, **members))
 
     def here(self) -> None:
         message = Here(v="2.0", broker=self.id, epoch=self.epoch, deployment=self.deployment, versions=["2.0"])
-        self.dialogue.tell(message, topics.BROKERS)
+        self.dialogue.send(message, topics.BROKERS)
 
     def welcome(self, n: int | None = None) -> "Broker":
-        """Answer the latest hello, with the k it asks for."""
-        hellos = [m for m in self.dialogue.heard if isinstance(m, Hello)]
+        """Answer the latest hello, with its k."""
+        hellos = [m for m in self.dialogue.sent if isinstance(m, Hello)]
         if hellos:
             self.k = hellos[-1].next.get(self.id, 1)
-        self.tell(
+        self.send(
             Welcome,
             session=self.session,
             deployment=self.deployment,
@@ -154,33 +154,33 @@ class Broker:
 
     def beat(self, **flags: bool) -> None:
         """Ack the latest heartbeat."""
-        n = [m.n for m in self.dialogue.heard if isinstance(m, Heartbeat)][-1]
-        self.tell(HeartbeatAck, session=self.session, n=n, **flags)
+        n = [m.n for m in self.dialogue.sent if isinstance(m, Heartbeat)][-1]
+        self.send(HeartbeatAck, session=self.session, n=n, **flags)
 
     def steps(self, *steps: StepRequest, batch_id: str | None = None) -> str:
         if batch_id is None:
             self.batches += 1
             batch_id = f"batch_{self.id}{self.epoch}_{self.batches}"
-        self.tell(Steps, session=self.session, batch_id=batch_id, protocol_version="2.0", steps=list(steps))
+        self.send(Steps, session=self.session, batch_id=batch_id, protocol_version="2.0", steps=list(steps))
         return batch_id
 
     def go(self, *items: tuple[int, int]) -> None:
-        self.tell(Go, session=self.session, items=list(items))
+        self.send(Go, session=self.session, items=list(items))
 
     def cancel(self, *items: tuple[int, int], reason: str = "task_cancelled") -> None:
-        self.tell(Cancel, session=self.session, items=list(items), reason=reason)
+        self.send(Cancel, session=self.session, items=list(items), reason=reason)
 
     def adopt(self, *items: tuple[int, int]) -> None:
-        self.tell(Adopt, session=self.session, items=list(items))
+        self.send(Adopt, session=self.session, items=list(items))
 
     def ack(self, *rids: int) -> None:
-        self.tell(Ack, rids=list(rids))
+        self.send(Ack, rids=list(rids))
 
     def reset(self, code: str = "expired", next: int | None = None) -> None:
-        self.tell(Reset, next=self.k if next is None else next, code=code)
+        self.send(Reset, next=self.k if next is None else next, code=code)
 
     def refused(self, rid: int, code: str) -> None:
-        self.tell(Refused, code=code, message="no", refused="results", rid=rid)
+        self.send(Refused, code=code, message="no", refused="results", rid=rid)
 
 
 def welcomed(**config: Any) -> tuple[Dialogue, Broker]:
@@ -188,7 +188,7 @@ def welcomed(**config: Any) -> tuple[Dialogue, Broker]:
     dialogue = Dialogue(**config)
     broker = Broker(dialogue).welcome()
     broker.beat()
-    dialogue.heard.clear()
+    dialogue.sent.clear()
     dialogue.topics.clear()
     return dialogue, broker
 

@@ -1,4 +1,4 @@
-"""The other end of a worker's sockets: raw XPUB and SUB, and as much of a broker as a test tells it to be."""
+"""The other end of a worker's sockets: raw XPUB and SUB, and as much of a broker as a test needs."""
 
 import time
 from collections.abc import Callable
@@ -27,7 +27,7 @@ BOUND_S = 20.0
 
 
 class ScriptedBroker:
-    """Answers hellos and heartbeats and acks results by itself, as long as the test looks at it."""
+    """Answers hellos and heartbeats and acks results by itself, while the test calls `serve` or `until`."""
 
     def __init__(self, steps: str, results: str, context: "zmq.Context[Any] | None" = None, epoch: int = 1) -> None:
         self.context = context or zmq.Context()
@@ -45,7 +45,7 @@ class ScriptedBroker:
         self.results_endpoint = self.sub.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
         self.worker: str | None = None
         self.session = ""
-        self.heard: list[WorkerMessage] = []
+        self.received: list[WorkerMessage] = []
         self.results: dict[int, Result] = {}
         self.acks = True
         self.batches = 0
@@ -56,7 +56,7 @@ class ScriptedBroker:
         if self._owns_context:
             self.context.term()
 
-    def tell(self, kind: type[FromBroker], **members: Any) -> None:
+    def send(self, kind: type[FromBroker], **members: Any) -> None:
         assert self.worker is not None
         message = kind(v="2.0", broker="b1", epoch=self.epoch, **members)
         self.pub.send(topics.to_worker(self.worker) + codec.encode(message))
@@ -65,18 +65,18 @@ class ScriptedBroker:
         """Send these as one batch."""
         self.batches += 1
         batch_id = f"batch_s{self.epoch}_{self.batches}"
-        self.tell(Steps, session=self.session, batch_id=batch_id, protocol_version="2.0", steps=list(steps))
+        self.send(Steps, session=self.session, batch_id=batch_id, protocol_version="2.0", steps=list(steps))
         return batch_id
 
     def until(self, is_met: Callable[[], Any], what: str = "") -> Any:
-        """Serve until the condition holds; fail when that takes too long."""
+        """Serve until the condition is true; fail if that takes too long."""
         end = time.monotonic() + BOUND_S
-        while not (found := is_met()):
+        while not (value := is_met()):
             if time.monotonic() > end:
-                kinds = [type(m).__name__ for m in self.heard[-20:]]
-                raise AssertionError(f"waited {BOUND_S} s in vain for {what or is_met}; heard {kinds}")
+                kinds = [type(m).__name__ for m in self.received[-20:]]
+                raise AssertionError(f"waited {BOUND_S} s in vain for {what or is_met}; received {kinds}")
             self.serve(20)
-        return found
+        return value
 
     def until_welcomed(self) -> None:
         self.until(lambda: self.first(Heartbeat, lambda m: bool(m.sessions)), "a session")
@@ -85,12 +85,12 @@ class ScriptedBroker:
         self.until(lambda: step_id in self.results, f"the result of {step_id}")
         return self.results[step_id]
 
-    def until_heard(self, kind: type[M], fits: Callable[[M], bool] = lambda _: True) -> M:
-        found: M = self.until(lambda: self.first(kind, fits), kind.__name__)
-        return found
+    def until_received(self, kind: type[M], fits: Callable[[M], bool] = lambda _: True) -> M:
+        message: M = self.until(lambda: self.first(kind, fits), kind.__name__)
+        return message
 
     def first(self, kind: type[M], fits: Callable[[M], bool] = lambda _: True) -> M | None:
-        return next((m for m in self.heard if isinstance(m, kind) and fits(m)), None)
+        return next((m for m in self.received if isinstance(m, kind) and fits(m)), None)
 
     def serve(self, wait_ms: int = 0) -> None:
         poller = zmq.Poller()
@@ -104,12 +104,12 @@ class ScriptedBroker:
             self._take(codec.decode_worker(body))
 
     def _take(self, message: WorkerMessage) -> None:
-        self.heard.append(message)
+        self.received.append(message)
         self.worker = message.worker
         match message:
             case Hello():
                 self.session = topics.session_id(self.epoch, message.next.get("b1", 1))
-                self.tell(
+                self.send(
                     Welcome,
                     session=self.session,
                     deployment="dep",
@@ -119,13 +119,13 @@ class ScriptedBroker:
                     max_message_bytes=1_000_000,
                 )
             case Heartbeat() if message.sessions.get("b1") == self.session:
-                self.tell(HeartbeatAck, session=self.session, n=message.n)
+                self.send(HeartbeatAck, session=self.session, n=message.n)
             case Heartbeat():
-                self.tell(Here, deployment="dep", versions=["2.0"])
+                self.send(Here, deployment="dep", versions=["2.0"])
             case Results():
                 for result in message.results:
                     self.results.setdefault(result.step_id, result)
                 if self.acks:
-                    self.tell(Ack, rids=[message.rid])
+                    self.send(Ack, rids=[message.rid])
             case Bye():
                 pass

@@ -1,4 +1,4 @@
-"""The HTTP client against a small server that says what it is told to."""
+"""The control client against a small server with scripted answers."""
 
 import json
 import threading
@@ -66,7 +66,7 @@ def client(server):
         yield client
 
 
-def test_a_submission_has_a_key_even_if_none_is_given(server, client):
+def test_a_submission_without_a_key_gets_one_from_the_client(server, client):
     server.answers = [
         (201, {"task_id": 5, "state": "pending", "created": True}),
         (200, {"task_id": 5, "created": False}),
@@ -114,7 +114,7 @@ def test_a_submission_is_tried_three_times_with_the_same_key(server, client, tro
     assert server.answers == []
 
 
-def test_what_is_not_safe_to_repeat_is_not_repeated_when_the_answer_is_lost(server, client):
+def test_an_unsafe_call_is_not_repeated_when_its_answer_is_lost(server, client):
     server.answers = [None, (200, {})]
     with pytest.raises(Unreachable):
         client.retry(7)
@@ -134,7 +134,7 @@ def test_a_refusal_carries_the_brokers_code_and_hint(server, client, status, kin
     assert (caught.value.status, caught.value.code, caught.value.hint) == (status, "some_code", "Do it right.")
 
 
-def test_wait_asks_again_until_the_task_has_ended_or_is_held(server, client):
+def test_wait_polls_until_the_task_has_ended_or_is_held(server, client):
     server.answers = [(200, {"state": "running"}), (200, {"state": "completed", "result": 1})]
     assert client.wait(3)["result"] == 1
     assert [path for _, path, _, _ in server.seen] == ["/v1/tasks/3?wait_ms=15000"] * 2
@@ -146,7 +146,7 @@ def test_wait_asks_again_until_the_task_has_ended_or_is_held(server, client):
     assert caught.value.task_id == 3
 
 
-def test_run_submits_and_waits_in_one_request_and_asks_again_only_for_a_long_task(server, client):
+def test_run_submits_and_waits_in_one_request_and_polls_only_for_a_long_task(server, client):
     done = {"task_id": 5, "state": "completed", "result": 1}
     server.answers = [(201, {"task_id": 5, "state": "completed", "created": True, "task": done})]
     assert client.run("order", {"a": 1}, key="k") == done
@@ -189,7 +189,7 @@ def test_run_submits_and_waits_in_one_request_and_asks_again_only_for_a_long_tas
         (lambda c: c.workers(), "GET", "/v1/workers", None),
     ],
 )
-def test_each_call_has_its_request(server, client, call, method, path, body):
+def test_each_call_sends_its_method_path_and_body(server, client, call, method, path, body):
     server.answers = [(200, {})]
     call(client)
     assert server.seen[0][:3] == (method, path, body)
@@ -209,12 +209,12 @@ def test_the_token_is_found_where_the_broker_left_it(server, tmp_path, monkeypat
         Client(server.url, token_file="nowhere")
 
 
-def test_no_broker_is_said_in_words():
+def test_a_missing_broker_raises_unreachable_with_a_hint():
     with pytest.raises(Unreachable, match="stepwire serve"):
         Client("http://127.0.0.1:1", token="t").cancel(1)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:7410", "ftp://h", "http://"])
-def test_a_bad_url_is_refused(url):
+def test_a_malformed_url_is_refused(url):
     with pytest.raises(ConfigurationError, match="needs a form"):
         Client(url)

@@ -12,7 +12,7 @@ from stepwire.errors import StepwireError
 
 
 def modules() -> list[ModuleType]:
-    names = [found.name for found in pkgutil.walk_packages(stepwire.__path__, "stepwire.")]
+    names = [module.name for module in pkgutil.walk_packages(stepwire.__path__, "stepwire.")]
     return [importlib.import_module(name) for name in names if name != "stepwire.__main__"]
 
 

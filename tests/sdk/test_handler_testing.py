@@ -1,4 +1,4 @@
-"""`stepwire.testing`: handlers without a broker; and what returns and exceptions become."""
+"""`stepwire.testing`: handlers without a broker, and the results of their return values and exceptions."""
 
 import asyncio
 import dataclasses
@@ -41,22 +41,22 @@ def with_dict(ctx: Context, given: dict) -> int:
     return given["n"]
 
 
-async def with_nothing_said(ctx, given):
+async def without_annotation(ctx, given):
     return given["n"]
 
 
-@pytest.mark.parametrize("handler", [with_dataclass, with_struct, with_typed_dict, with_dict, with_nothing_said])
-def test_the_input_arrives_as_the_signature_says(handler):
+@pytest.mark.parametrize("handler", [with_dataclass, with_struct, with_typed_dict, with_dict, without_annotation])
+def test_the_input_is_decoded_to_the_annotated_type(handler):
     assert testing.run(handler, {"n": 7}).output == 7
 
 
 @pytest.mark.parametrize("handler", [with_dataclass, with_struct, with_typed_dict])
-def test_an_input_of_another_shape_is_bad_input(handler):
+def test_an_input_of_another_type_is_bad_input(handler):
     outcome = testing.run(handler, {"n": "seven"})
     assert (outcome.status, outcome.error.code, outcome.error.retryable) == ("error", "bad_input", False)
 
 
-def test_results_config_attempt_and_progress_are_there():
+def test_a_tested_handler_has_results_config_attempt_and_progress():
     def handler(ctx: Context) -> list:
         ctx.progress(1, 2, "half")
         return [ctx.results["pay"]["id"], ctx.config["mode"], ctx.attempt, ctx.idempotency_key]
@@ -67,7 +67,7 @@ def test_results_config_attempt_and_progress_are_there():
     assert outcome.progress == [(1, 2, "half")]
 
 
-def test_a_worker_is_tested_by_the_name_of_the_handler():
+def test_a_workers_handler_is_found_by_its_handler_class():
     worker = Worker()
     worker.handler("Billing::**")(with_dict)
     worker.handler("Billing::special")(lambda ctx: "special")
@@ -84,7 +84,7 @@ def test_in_an_async_test_the_handler_is_awaited():
     assert asyncio.run(the_test()) == [5, 5]
 
 
-def test_a_time_out_is_enforced_as_in_a_worker():
+def test_a_timeout_is_enforced_as_in_a_worker():
     async def handler(ctx):
         await asyncio.sleep(60)
 
@@ -150,7 +150,7 @@ def test_progress_takes_finite_numbers_only():
         (msgspec.Raw(b' {"a": 1}'), b' {"a": 1}'),
     ],
 )
-def test_outputs_that_pass(value, body):
+def test_valid_outputs_are_encoded_unchanged(value, body):
     assert encode_output(value) == (msgspec.json.encode(value) if body is None else body)
 
 
@@ -161,7 +161,7 @@ def _deep(levels):
 @pytest.mark.parametrize(
     "value", [2**53, -(2**53), {"a": [2**64 - 1]}, "\0", {"\0": 1}, _deep(30), msgspec.Raw(b"{"), msgspec.Raw(b"NaN")]
 )
-def test_outputs_that_no_broker_would_take_are_stopped_here(value):
+def test_outputs_that_no_broker_accepts_are_refused(value):
     with pytest.raises(ValueError, match=r"\w"):
         encode_output(value)
 
@@ -170,7 +170,7 @@ def test_an_output_may_be_as_deep_as_a_results_message_allows():
     assert encode_output(_deep(29))
 
 
-def test_how_long_a_run_took_is_told_to_the_microsecond():
+def test_execution_time_is_rounded_to_a_microsecond():
     async def quick(ctx: Context) -> int:
         return 1
 
@@ -190,12 +190,12 @@ def test_how_long_a_run_took_is_told_to_the_microsecond():
 
 
 @pytest.mark.parametrize("body", [b'1}],"x":[{"output":2', b"1,2", b"", b"{}{}", b'{"a":1'])
-def test_ready_made_json_that_is_not_one_whole_value_is_stopped_here(body: bytes) -> None:
-    """A piece of something larger would make another message of the one that it is put into."""
+def test_raw_json_that_is_not_one_whole_value_is_refused(body: bytes) -> None:
+    """A part of a larger value would change the structure of the message that carries it."""
     with pytest.raises(ValueError, match=r"\w"):
         encode_output(msgspec.Raw(body))
 
 
 @pytest.mark.parametrize("body", [b"1", b'"a"', b"null", b"[1]", b'{"a":1}'])
-def test_ready_made_json_may_be_any_value(body: bytes) -> None:
+def test_raw_json_may_be_any_value(body: bytes) -> None:
     assert encode_output(msgspec.Raw(body)) == body

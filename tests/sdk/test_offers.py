@@ -1,4 +1,4 @@
-"""Which handler a step goes to, and how free places are split."""
+"""The choice of the handler for a step, and the split of credit over brokers."""
 
 import pytest
 from stepwire.session import Offer, credit, find_offer
@@ -21,12 +21,12 @@ def test_the_exact_name_wins_then_the_first_pattern():
         (1, [0, 0], [True, True], [1, 0]),
     ],
 )
-def test_places_are_split_in_shares_and_idle_ones_are_lent(capacity, loads, idle, free):
+def test_credit_is_split_in_shares_and_idle_brokers_lend_theirs(capacity, loads, idle, free):
     claims = [credit.Claim(*pair) for pair in zip(loads, idle, strict=True)]
     assert [credit.split(capacity, claims, i, rotation=0) for i in range(len(claims))] == free
 
 
-def test_with_fewer_places_than_brokers_each_has_its_turn():
+def test_with_less_capacity_than_brokers_credit_rotates():
     claims = [credit.Claim(0, True)] * 3
     turns = [[credit.split(2, claims, i, rotation) for i in range(3)] for rotation in range(3)]
     assert turns == [[1, 1, 0], [1, 0, 1], [0, 1, 1]]

@@ -1,4 +1,4 @@
-"""Hello, welcome, the echo lease, drops and resets."""
+"""Sessions: hello, welcome, the echo lease, drops, resets, endpoints."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from stepwire_protocol.messages import Accept, Endpoints, Heartbeat, HeartbeatAc
 from .dialogue import Broker, Dialogue, once, step, welcomed
 
 
-def test_hello_is_said_at_once_and_again_after_250_ms_doubling_to_a_second():
+def test_hello_is_sent_at_once_and_again_after_250_ms_doubling_to_a_second():
     dialogue = Dialogue()
     times = [dialogue.now]
     dialogue.take(Hello)
@@ -22,14 +22,14 @@ def test_hello_is_said_at_once_and_again_after_250_ms_doubling_to_a_second():
 
 
 @pytest.mark.parametrize(("drawn", "wait_ms"), [(0.0, 200), (0.5, 250), (0.999999, 300)])
-def test_a_hello_is_spread_by_twenty_percent(drawn, wait_ms):
+def test_the_hello_retry_varies_by_twenty_percent(drawn, wait_ms):
     session = Session(Config(worker="w:0123456789abcdef", offers=(Offer("**"),), slots=1), lambda: drawn)
     session.start(0)
     session.actions(0)
     assert session.wake_at() == pytest.approx(wait_ms, abs=1)
 
 
-def test_a_hello_says_everything_a_broker_needs_to_place_work():
+def test_a_hello_carries_everything_a_broker_needs_to_place_work():
     dialogue = Dialogue(offers=(Offer("a"), Offer("b::*", shadow_safe=True)), slots=3, labels={"gpu": "true"})
     (hello,) = dialogue.take(Hello)
     assert hello.handlers == ["a", "b::*"]
@@ -38,7 +38,7 @@ def test_a_hello_says_everything_a_broker_needs_to_place_work():
     assert dialogue.topics == [b"workers "]
 
 
-def test_after_a_welcome_the_worker_tells_at_once_how_much_may_come():
+def test_a_welcome_is_followed_at_once_by_a_heartbeat_with_credit():
     dialogue = Dialogue(slots=4, prefetch=6)
     broker = Broker(dialogue).welcome()
     (heartbeat,) = dialogue.take(Heartbeat)
@@ -49,22 +49,22 @@ def test_after_a_welcome_the_worker_tells_at_once_how_much_may_come():
     assert not dialogue.take(Hello)
 
 
-def test_a_welcome_counts_only_for_a_hello_said_since_the_last_drop():
+def test_a_welcome_counts_only_for_a_hello_sent_since_the_last_drop():
     dialogue, broker = welcomed()
     dialogue.pass_time(9_800)
     (hello, *_) = dialogue.take(Hello)
     assert hello.next == {"b1": 2}
     broker.k = 1
-    broker.welcome(n=hello.n)  # an answer for the session that is no more
+    broker.welcome(n=hello.n)  # an answer for the previous session
     broker.k = 2
     dialogue.take(Heartbeat)
-    broker.welcome(n=1)  # the right session, an echo of long ago
+    broker.welcome(n=1)  # the right session, but an echo of an old hello
     assert not dialogue.take(Heartbeat)
     broker.welcome(n=hello.n)
     assert dialogue.take(Heartbeat)[-1].sessions == {"b1": "7.2"}
 
 
-def test_a_welcome_for_a_hello_said_before_the_latest_here_is_ignored():
+def test_a_welcome_for_a_hello_sent_before_the_latest_here_is_ignored():
     dialogue = Dialogue()
     broker = Broker(dialogue)
     broker.here()
@@ -75,10 +75,10 @@ def test_a_welcome_for_a_hello_said_before_the_latest_here_is_ignored():
     assert dialogue.take(Heartbeat)[-1].sessions == {"b1": "7.1"}
 
 
-def test_the_lease_runs_from_when_the_echoed_heartbeat_was_sent():
+def test_the_lease_runs_from_the_send_time_of_the_echoed_heartbeat():
     dialogue, broker = welcomed(slots=1)
     dialogue.pass_time(2_000)
-    (_heartbeat,) = [m for m in dialogue.heard if isinstance(m, Heartbeat)]
+    (_heartbeat,) = [m for m in dialogue.sent if isinstance(m, Heartbeat)]
     sent = dialogue.now
     dialogue.freeze(1_500)
     broker.beat()
@@ -97,7 +97,7 @@ def test_a_late_and_older_echo_does_not_shorten_the_lease():
     first = dialogue.take(Heartbeat)[-1]
     dialogue.pass_time(2_000)
     broker.beat()
-    broker.tell(HeartbeatAck, session=broker.session, n=first.n)
+    broker.send(HeartbeatAck, session=broker.session, n=first.n)
     broker.steps(step(1))
     dialogue.now += 9_600
     dialogue.act()
@@ -113,7 +113,7 @@ def test_nothing_starts_after_the_lease_even_when_the_process_was_frozen():
     assert dialogue.states() == {(1, 1): "done"}
 
 
-def test_no_message_is_believed_after_the_lease():
+def test_no_message_counts_after_the_lease():
     dialogue, broker = welcomed()
     broker.steps(once(1))
     dialogue.freeze(10_000)
@@ -133,7 +133,7 @@ def test_a_drop_takes_the_next_number_and_forgets_what_has_not_started():
     assert "session_dropped" in dialogue.logs()
 
 
-def test_a_run_outlives_its_session_and_reports_in_the_next():
+def test_a_run_outlives_its_session_and_is_reported_in_the_next():
     dialogue, broker = welcomed()
     batch = broker.steps(step(1))
     dialogue.pass_time(9_800)
@@ -143,7 +143,7 @@ def test_a_run_outlives_its_session_and_reports_in_the_next():
     assert (results.session, results.batch_id) == ("7.2", batch)
 
 
-def test_what_was_dropped_never_starts_when_it_is_sent_again():
+def test_a_dropped_delivery_never_starts_when_it_is_sent_again():
     dialogue, broker = welcomed(slots=1)
     broker.steps(step(1), step(2))
     dialogue.pass_time(9_800)
@@ -153,7 +153,7 @@ def test_what_was_dropped_never_starts_when_it_is_sent_again():
     assert dialogue.runs() == [(1, 1)]
 
 
-def test_a_welcome_that_comes_after_its_own_lease_opens_nothing():
+def test_a_welcome_after_its_own_lease_opens_no_session():
     dialogue = Dialogue()
     (hello,) = dialogue.take(Hello)
     dialogue.pass_time(10_000)
@@ -188,7 +188,7 @@ def test_a_broker_that_keeps_resetting_is_not_answered_faster_than_the_hello_ret
     assert len(dialogue.take(Hello)) <= 3
 
 
-def test_here_with_a_new_epoch_keeps_the_work_under_the_lease_there_is():
+def test_here_with_a_new_epoch_keeps_the_work_under_the_current_lease():
     dialogue, broker = welcomed(slots=1)
     broker.steps(step(1), step(2))
     broker.epoch = 8
@@ -201,7 +201,7 @@ def test_here_with_a_new_epoch_keeps_the_work_under_the_lease_there_is():
     assert hello.sessions == {}
 
 
-def test_here_of_the_epoch_one_knows_leaves_the_session_alone():
+def test_here_with_the_known_epoch_keeps_the_session():
     dialogue, broker = welcomed()
     dialogue.pass_time(1000)
     broker.here()
@@ -220,7 +220,7 @@ def test_messages_of_another_session_are_ignored():
     assert not dialogue.take(Accept)
 
 
-def test_another_deployment_behind_the_same_name_ends_everything_of_the_old_one():
+def test_another_deployment_of_the_same_broker_ends_everything_of_the_old_one():
     dialogue, broker = welcomed(slots=2)
     broker.steps(step(1), step(2), step(3))
     dialogue.finish(1)
@@ -235,7 +235,7 @@ def test_another_deployment_behind_the_same_name_ends_everything_of_the_old_one(
     dialogue.take(Results)
     dialogue.finish(2)
     dialogue.pass_time(5_000)
-    assert not dialogue.take(Results)  # its owner's database is no more
+    assert not dialogue.take(Results)  # the database of its owner was replaced
     restored.steps(step(1))  # the same numbers mean other steps now
     assert dialogue.runs()[-1] == (1, 1)
 
@@ -248,7 +248,7 @@ def test_heartbeats_go_to_all_brokers_every_two_seconds_with_what_is_held():
     assert heartbeat.holding == [(1, 1, "running", 2000)]
 
 
-def test_quiet_in_an_ack_closes_the_door_and_opens_it_again():
+def test_quiet_in_a_heartbeat_ack_stops_credit_until_it_is_absent_again():
     dialogue, broker = welcomed()
     dialogue.pass_time(2_000)
     broker.beat(quiet=True)
@@ -258,7 +258,7 @@ def test_quiet_in_an_ack_closes_the_door_and_opens_it_again():
     assert dialogue.take(Heartbeat)[-1].free == {"b1": 14}
 
 
-def test_fifteen_silent_seconds_rebuild_the_link_and_again_every_fifteen():
+def test_a_link_is_rebuilt_after_fifteen_silent_seconds_and_every_fifteen_after():
     dialogue = Dialogue()
     dialogue.pass_time(14_900)
     assert not dialogue.of(Rebuild)

@@ -1,4 +1,4 @@
-"""What must hold whatever brokers, networks and clocks do. Events are drawn relative to what the session holds."""
+"""Promises for every order of events. Events are drawn relative to what the session holds."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ MOVES = st.lists(st.tuples(st.sampled_from(KINDS.split()), st.integers(0, 40)), 
 
 
 class World:
-    """Remembers from outside what the session may not get wrong."""
+    """Records from outside what the session must not get wrong."""
 
     def __init__(self) -> None:
         self.dialogue = Dialogue(slots=2, prefetch=3)
@@ -28,7 +28,7 @@ class World:
         self.disowned: set[tuple[int, int]] = set()
         self.unacked: dict[tuple[int, int], int] = {}
         self.step_id = 0
-        self.seen = self.heard = 0
+        self.actions_checked = self.messages_checked = 0
 
     def play(self, move: str, number: int) -> None:
         d, b = self.dialogue, self.broker
@@ -83,19 +83,19 @@ class World:
                 d.freeze(number * 400)
             case "other_broker":
                 self.broker = self.brokers[number % 2]
-        self.look()
+        self.check()
 
-    def look(self) -> None:
-        actions, self.seen = self.dialogue.actions[self.seen :], len(self.dialogue.actions)
+    def check(self) -> None:
+        actions, self.actions_checked = self.dialogue.actions[self.actions_checked :], len(self.dialogue.actions)
         for action in actions:
             if isinstance(action, Run):
                 assert action.item not in self.started, "a known delivery ran twice"
                 assert action.step.delivery_mode == "at_least_once" or action.item in self.granted, "ran without a go"
                 assert action.started_ms < action.lease.until_ms or action.lease.until_ms == 0, "ran after its lease"
-                assert action.item not in self.disowned, "ran after it was called unknown"
+                assert action.item not in self.disowned, "ran after it was reported unknown"
                 self.started.add(action.item)
                 self.running.append(action.item)
-        messages, self.heard = self.dialogue.heard[self.heard :], len(self.dialogue.heard)
+        messages, self.messages_checked = self.dialogue.sent[self.messages_checked :], len(self.dialogue.sent)
         for message in messages:
             if isinstance(message, Results):
                 for result in message.results:
@@ -118,16 +118,16 @@ class World:
 
 @settings(max_examples=400, deadline=None)
 @given(MOVES)
-def test_never_twice_never_without_go_never_after_the_lease_never_forgetting_a_result(moves):
+def test_no_delivery_runs_twice_or_without_go_or_after_its_lease_and_no_result_is_forgotten(moves):
     world = World()
-    world.look()
+    world.check()
     for move, number in moves:
         world.play(move, number)
 
 
 @settings(max_examples=100, deadline=None)
 @given(MOVES)
-def test_the_session_never_wants_to_be_woken_in_vain_for_ever(moves):
+def test_the_session_never_asks_to_be_woken_for_nothing_without_end(moves):
     world = World()
     for move, number in moves:
         world.play(move, number)
@@ -137,7 +137,7 @@ def test_the_session_never_wants_to_be_woken_in_vain_for_ever(moves):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["finish", "fail"]), st.integers(0, 5)), max_size=12), st.integers(1, 4))
-def test_every_result_is_repeated_until_acked_and_then_no_more(ends, slots):
+def test_every_result_is_resent_until_it_is_acked(ends, slots):
     dialogue = Dialogue(slots=slots)
     broker = Broker(dialogue).welcome()
     broker.steps(*[step(i) for i in range(1, 13)])
@@ -146,7 +146,7 @@ def test_every_result_is_repeated_until_acked_and_then_no_more(ends, slots):
         item = running[number % len(running)]
         error = Result(step_id=item[0], delivery=1, status="failed" if kind == "fail" else "completed")
         dialogue.finish_with(error)
-    dialogue.heard.clear()
+    dialogue.sent.clear()
     dialogue.pass_time(600)
     again = {m.rid for m in dialogue.take(Results)}
     assert again == set(range(1, len(ends) + 1))

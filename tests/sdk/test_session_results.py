@@ -1,4 +1,4 @@
-"""The outbox: results are kept and repeated until a broker has committed them."""
+"""The outbox: results are kept and resent until a broker has committed them."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from stepwire_protocol.messages import Result, Results
 from .dialogue import once, step, welcomed
 
 
-def test_results_ready_together_leave_together_one_message_a_batch():
+def test_results_that_are_ready_together_leave_in_one_message_per_batch():
     dialogue, broker = welcomed()
     one = broker.steps(step(1), step(2))
     two = broker.steps(step(3))
@@ -21,7 +21,7 @@ def test_results_ready_together_leave_together_one_message_a_batch():
     assert [(m.deployment, m.session) for m in sent] == [("dep", "7.1")] * 2
 
 
-def test_results_are_repeated_until_they_are_acked_and_from_the_third_try_to_every_broker():
+def test_results_are_resent_until_they_are_acked_and_from_the_third_try_to_every_broker():
     dialogue, broker = welcomed()
     broker.steps(step(1))
     dialogue.topics.clear()
@@ -44,7 +44,7 @@ def test_results_are_repeated_until_they_are_acked_and_from_the_third_try_to_eve
     assert dialogue.session.is_idle
 
 
-def test_an_ack_forgets_exactly_what_it_names():
+def test_an_ack_removes_exactly_the_messages_it_names():
     dialogue, broker = welcomed()
     broker.steps(step(1))
     broker.steps(step(2))
@@ -94,7 +94,7 @@ def test_one_result_above_the_brokers_limit_becomes_an_error(request_, code):
 
 
 @pytest.mark.parametrize(("request_", "code"), [(step(1), "result_refused"), (once(1), "outcome_unknown")])
-def test_results_refused_for_what_they_carry_are_replaced_by_an_error_once(request_, code):
+def test_results_refused_for_their_content_are_replaced_by_an_error_once(request_, code):
     dialogue, broker = welcomed()
     broker.steps(request_)
     broker.go((1, 1))
@@ -108,7 +108,7 @@ def test_results_refused_for_what_they_carry_are_replaced_by_an_error_once(reque
 
 
 @pytest.mark.parametrize("code", ["wrong_batch", "wrong_sender", "unknown_delivery"])
-def test_results_refused_for_whose_they_are_are_forgotten_and_logged(code):
+def test_results_refused_for_their_owner_are_dropped_and_logged(code):
     dialogue, broker = welcomed()
     broker.steps(step(1))
     dialogue.finish(1)
@@ -117,7 +117,7 @@ def test_results_refused_for_whose_they_are_are_forgotten_and_logged(code):
     assert "message_refused" in dialogue.logs()
 
 
-def test_a_new_session_gets_what_it_is_owed_at_once():
+def test_a_new_session_gets_unacked_results_at_once():
     dialogue, broker = welcomed()
     broker.steps(step(1))
     dialogue.finish(1)

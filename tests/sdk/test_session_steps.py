@@ -1,4 +1,4 @@
-"""Steps, answers to repeats, at_most_once, cancels, adoption, time-outs, credit, drain."""
+"""Steps, answers to repeats, at_most_once, cancels, adoption, timeouts, credit, drain."""
 
 import itertools
 
@@ -32,7 +32,7 @@ def test_results_that_answer_a_whole_batch_make_its_accept_superfluous():
     assert not dialogue.take(Accept)
 
 
-def test_results_of_a_part_leave_the_accept_due():
+def test_results_of_a_part_of_a_batch_leave_the_accept_due():
     dialogue, broker = welcomed(accept_delay_ms=5)
     broker.steps(step(1), step(2))
     dialogue.finish(1)
@@ -45,7 +45,7 @@ def _completed(step_id, delivery=1):
 
 
 @pytest.mark.parametrize("state", ["queued", "asking", "running"])
-def test_a_repeat_of_what_is_held_is_accepted_again_and_runs_nothing_twice(state):
+def test_a_repeat_of_a_held_delivery_is_accepted_again_and_runs_nothing_twice(state):
     dialogue, broker = welcomed(slots=1)
     if state == "queued":
         broker.steps(step(9))
@@ -59,7 +59,7 @@ def test_a_repeat_of_what_is_held_is_accepted_again_and_runs_nothing_twice(state
     assert dialogue.runs() == runs
 
 
-def test_a_repeat_of_what_is_done_is_answered_by_its_results_again():
+def test_a_repeat_of_a_done_delivery_is_answered_by_its_results_again():
     dialogue, broker = welcomed()
     batch = broker.steps(step(1))
     dialogue.finish(1, output=b'{"a":1}')
@@ -68,7 +68,7 @@ def test_a_repeat_of_what_is_done_is_answered_by_its_results_again():
     assert dialogue.take(Results) == first
 
 
-def test_a_repeat_of_what_was_acked_is_refused_as_stale():
+def test_a_repeat_of_an_acked_delivery_is_refused_as_stale():
     dialogue, broker = welcomed()
     batch = broker.steps(step(1))
     dialogue.finish(1)
@@ -79,21 +79,21 @@ def test_a_repeat_of_what_was_acked_is_refused_as_stale():
     assert dialogue.runs() == [(1, 1)]
 
 
-def test_a_mixed_repeat_gets_each_part_its_answer():
+def test_each_part_of_a_mixed_repeat_gets_its_own_answer():
     dialogue, broker = welcomed(slots=2)
     batch = broker.steps(step(1), step(2), step(3))
     dialogue.finish(1)
     (results,) = dialogue.take(Results)
     broker.ack(results.rid)
     dialogue.finish(2)
-    dialogue.heard.clear()
+    dialogue.sent.clear()
     broker.steps(step(1), step(2), step(3), batch_id=batch)
     assert [r.items for r in dialogue.take(Refuse)] == [[(1, 1)]]
     assert [r.results[0].step_id for r in dialogue.take(Results)] == [2]
     assert [a.batch_id for a in dialogue.take(Accept)] == [batch]
 
 
-def test_below_the_sessions_floor_what_is_unknown_is_stale():
+def test_an_unknown_delivery_below_the_sessions_floor_is_stale():
     dialogue, broker = welcomed(slots=1)
     for first in range(1, TOMBSTONES_MAX + 12, 10):
         broker.steps(*[step(i, handler="h") for i in range(first, first + 10)])
@@ -102,7 +102,7 @@ def test_below_the_sessions_floor_what_is_unknown_is_stale():
             dialogue.act()
         broker.ack(*[r.rid for r in dialogue.take(Results)])
         dialogue.actions.clear()
-    dialogue.heard.clear()
+    dialogue.sent.clear()
     broker.steps(step(5_000_000), batch_id="batch_b17_1")
     assert [r.code for r in dialogue.take(Refuse)] == ["stale"]
     assert dialogue.runs() == []
@@ -112,16 +112,16 @@ def test_below_the_sessions_floor_what_is_unknown_is_stale():
     broker.reset()
     dialogue.pass_time(300)
     broker.welcome()
-    broker.steps(step(5_000_002), batch_id="batch_b17_1")  # numbers begin anew with each session
+    broker.steps(step(5_000_002), batch_id="batch_b17_1")  # numbers start again with each session
     assert dialogue.runs()[-1] == (5_000_002, 1)
     dialogue.finish(5_000_002)
     for _ in range(30):
-        dialogue.session.holdings.tombstones.forget_oldest()  # of the session before: they say nothing about this one
+        dialogue.session.holdings.tombstones.forget_oldest()  # the previous session: its floor is not this one
     broker.steps(step(5_000_003), batch_id="batch_b17_2")
     assert dialogue.runs()[-1] == (5_000_003, 1)
 
 
-def test_a_handler_nobody_has_is_refused_and_stays_refused():
+def test_a_step_of_an_unknown_handler_is_refused_and_stays_refused():
     dialogue, broker = welcomed(offers=(Offer("a::*"),))
     batch = broker.steps(step(1, handler="a::b"), step(2, handler="c"))
     (refuse,) = dialogue.take(Refuse)
@@ -130,14 +130,14 @@ def test_a_handler_nobody_has_is_refused_and_stays_refused():
     assert [r.code for r in dialogue.take(Refuse)] == ["stale"]
 
 
-def test_more_than_twice_the_capacity_is_refused_as_busy():
+def test_steps_above_twice_the_capacity_are_refused_as_busy():
     dialogue, broker = welcomed(slots=1, prefetch=1)
     broker.steps(*[step(i) for i in range(1, 7)])
     (refuse,) = dialogue.take(Refuse)
     assert (refuse.code, refuse.items) == ("busy", [(5, 1), (6, 1)])
 
 
-def test_steps_that_cannot_be_read_are_refused_so_that_they_are_not_sent_for_ever():
+def test_unreadable_steps_are_refused_so_that_they_are_not_resent_for_ever():
     dialogue, _broker = welcomed()
     good = Steps(
         v="2.0", broker="b1", epoch=7, session="7.1", batch_id="batch_x_1", protocol_version="2.0", steps=[step(1)]
@@ -148,12 +148,12 @@ def test_steps_that_cannot_be_read_are_refused_so_that_they_are_not_sent_for_eve
     dialogue.act()
     (refuse,) = dialogue.take(Refuse)
     assert (refuse.code, refuse.items) == ("bad_message", [(1, 1)])
-    dialogue.tell(good)
+    dialogue.send(good)
     assert dialogue.take(Refuse)[0].code == "stale"
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"null", b'{"type":"steps"}', b"[" * 100_000])
-def test_rubbish_changes_nothing(body):
+def test_a_frame_that_is_no_message_changes_nothing(body):
     dialogue, broker = welcomed()
     dialogue.session.receive(topics.to_worker(WORKER), body, dialogue.now)
     dialogue.act()
@@ -161,14 +161,14 @@ def test_rubbish_changes_nothing(body):
     assert dialogue.runs() == [(1, 1)]
 
 
-def test_a_type_of_a_later_version_is_ignored_without_a_word():
+def test_a_message_type_of_a_later_version_is_ignored_silently():
     dialogue, _ = welcomed()
     body = b'{"type":"dance","v":"2.7","broker":"b1","epoch":7}'
     dialogue.session.receive(topics.to_worker(WORKER), body, dialogue.now)
     assert dialogue.act() == []
 
 
-def test_a_handlers_own_concurrency_does_not_hold_up_the_others():
+def test_a_handlers_own_concurrency_does_not_delay_the_others():
     dialogue, broker = welcomed(offers=(Offer("slow", concurrency=1), Offer("fast")), slots=3)
     broker.steps(step(1, handler="slow"), step(2, handler="slow"), step(3, handler="slow"), step(4, handler="fast"))
     assert dialogue.runs() == [(1, 1), (4, 1)]
@@ -177,8 +177,8 @@ def test_a_handlers_own_concurrency_does_not_hold_up_the_others():
     assert dialogue.runs() == [(1, 1), (4, 1), (3, 1)]
 
 
-def test_a_cancel_of_the_next_in_turn_gives_its_turn_to_the_one_after():
-    """The first has ended, the second has its turn and is cancelled before it begins: the third is not forgotten."""
+def test_a_cancel_of_the_next_delivery_in_turn_lets_the_one_after_start():
+    """The first has ended; the second is next, and is cancelled before it starts: the third is not forgotten."""
     dialogue, broker = welcomed(offers=(Offer("slow", concurrency=1),), slots=3)
     broker.steps(step(1, handler="slow"), step(2, handler="slow"), step(3, handler="slow"))
     result = Result(step_id=1, delivery=1, status="completed", output=msgspec.Raw(b"null"))
@@ -190,15 +190,15 @@ def test_a_cancel_of_the_next_in_turn_gives_its_turn_to_the_one_after():
 # -- at_most_once -----------------------------------------------------------------------------------------------------
 
 
-def test_an_at_most_once_step_asks_until_it_is_told_and_starts_on_go_only():
+def test_an_at_most_once_step_resends_start_and_starts_only_on_go():
     dialogue, broker = welcomed()
     broker.steps(once(1))
-    asked = [dialogue.now] * len(dialogue.take(Start))
+    start_times = [dialogue.now] * len(dialogue.take(Start))
     end = dialogue.now + 7_000
     while dialogue.now < end:
         dialogue.pass_time(10)
-        asked += [dialogue.now] * len(dialogue.take(Start))
-    gaps = [round(b - a, -2) for a, b in itertools.pairwise(asked)]
+        start_times += [dialogue.now] * len(dialogue.take(Start))
+    gaps = [round(b - a, -2) for a, b in itertools.pairwise(start_times)]
     assert gaps == [300, 600, 1200, 2400]
     assert dialogue.runs() == []
     broker.go((1, 1))
@@ -215,7 +215,7 @@ def test_an_asking_step_has_a_slot_and_a_queued_one_does_not_ask():
     assert dialogue.states() == {(1, 1): "asking", (2, 1): "queued"}
 
 
-def test_a_go_for_what_does_not_ask_starts_nothing():
+def test_a_go_for_a_delivery_that_does_not_ask_starts_nothing():
     dialogue, broker = welcomed(slots=1)
     broker.steps(step(1), once(2))
     broker.go((1, 1), (2, 1), (3, 1))
@@ -258,10 +258,10 @@ def test_a_reported_failure_of_an_at_most_once_step_is_a_verdict():
     assert results.results[0].error.code == "declined"
 
 
-# -- time-outs, cancel ------------------------------------------------------------------------------------------------
+# -- timeouts, cancel -------------------------------------------------------------------------------------------------
 
 
-def test_a_time_out_runs_from_the_start_of_the_step_and_not_from_its_receipt():
+def test_a_timeout_runs_from_the_start_of_the_step_and_not_from_its_receipt():
     dialogue, broker = welcomed(slots=1)
     broker.steps(step(1, timeout_ms=5_000), step(2, timeout_ms=1_000))
     dialogue.pass_time(3_000)
@@ -272,7 +272,7 @@ def test_a_time_out_runs_from_the_start_of_the_step_and_not_from_its_receipt():
     assert dialogue.cancels() == [((2, 1), "timeout")]
 
 
-def test_a_handlers_own_time_out_only_shortens():
+def test_a_handlers_own_timeout_only_shortens_the_steps():
     dialogue, broker = welcomed(offers=(Offer("h", timeout_ms=500), Offer("long", timeout_ms=9_000)))
     broker.steps(step(1), step(2, handler="long", timeout_ms=700))
     dialogue.pass_time(800)
@@ -289,7 +289,7 @@ def test_an_overdue_run_keeps_its_slot_until_it_ends_and_may_still_succeed():
     assert dialogue.runs() == [(1, 1), (2, 1)]
 
 
-def test_a_cancel_buries_what_has_not_started_and_asks_what_runs_to_stop():
+def test_a_cancel_drops_unstarted_deliveries_and_asks_runs_to_stop():
     dialogue, broker = welcomed(slots=1)
     batch = broker.steps(step(1), step(2))
     broker.cancel((1, 1), (2, 1), (3, 1))
@@ -300,7 +300,7 @@ def test_a_cancel_buries_what_has_not_started_and_asks_what_runs_to_stop():
     assert dialogue.take(Refuse)[0].code == "stale"
 
 
-def test_the_rest_of_a_steps_own_deadline_shortens_its_time_out():
+def test_the_rest_of_a_steps_own_deadline_shortens_its_timeout():
     dialogue, broker = welcomed()
     request = step(1)
     broker.steps(msgspec.structs.replace(request, metadata=msgspec.structs.replace(request.metadata, deadline_ms=700)))
@@ -313,11 +313,11 @@ def test_the_rest_of_a_steps_own_deadline_shortens_its_time_out():
 # -- adoption ---------------------------------------------------------------------------------------------------------
 
 
-def test_each_adopted_step_is_answered_with_its_state_and_the_unknown_never_starts():
+def test_each_adopted_step_is_answered_with_its_state_and_an_unknown_one_never_starts():
     dialogue, broker = welcomed(slots=3)
     broker.steps(step(1), step(2), once(3), step(4))
     dialogue.finish(1)
-    dialogue.heard.clear()
+    dialogue.sent.clear()
     broker.adopt((1, 1), (2, 1), (3, 1), (4, 1), (5, 1))
     (adopted,) = dialogue.take(Adopted)
     states = ["done", "running", "asking", "queued", "unknown"]
@@ -353,7 +353,7 @@ def test_another_broker_that_adopts_gets_the_results():
     assert dialogue.states() == {}
 
 
-def test_a_running_step_adopted_by_another_broker_reports_to_that_one():
+def test_a_running_step_adopted_by_another_broker_is_reported_to_that_one():
     dialogue, b1 = welcomed()
     b2 = Broker(dialogue, "b2", 3)
     b2.here()
@@ -362,14 +362,14 @@ def test_a_running_step_adopted_by_another_broker_reports_to_that_one():
     b1.steps(step(1))
     b2.adopt((1, 1))
     dialogue.pass_time(2_000)
-    assert dialogue.take(Heartbeat)[-1].free == {"b1": 7, "b2": 6}  # its place went with it
+    assert dialogue.take(Heartbeat)[-1].free == {"b1": 7, "b2": 6}  # its credit moved with it
     dialogue.topics.clear()
     dialogue.finish(1)
     assert dialogue.topics == [b"results@b2 "]
     assert dialogue.take(Results)[0].session == b2.session
 
 
-def test_an_asking_step_goes_on_asking_its_new_owner():
+def test_an_asking_step_asks_its_new_owner_after_an_adoption():
     dialogue, b1 = welcomed()
     b2 = Broker(dialogue, "b2", 3)
     b2.here()
@@ -389,7 +389,7 @@ def test_an_asking_step_goes_on_asking_its_new_owner():
 # -- credit -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_done_takes_no_place_and_results_carry_the_new_credit():
+def test_a_done_delivery_uses_no_credit_and_results_carry_the_new_credit():
     dialogue, broker = welcomed(slots=1, prefetch=1)
     broker.steps(step(1), step(2))
     assert dialogue.take(Accept)[0].free == 0
@@ -398,7 +398,7 @@ def test_what_is_done_takes_no_place_and_results_carry_the_new_credit():
     assert results.free == 1
 
 
-def test_a_broker_that_does_not_ack_gets_no_more_places_when_the_outbox_is_full(monkeypatch):
+def test_a_broker_that_does_not_ack_gets_no_credit_when_the_outbox_is_full(monkeypatch):
     monkeypatch.setattr(credit, "OUTBOX_BYTES_MAX", 1_000)
     dialogue, broker = welcomed()
     broker.steps(step(1))
@@ -410,7 +410,7 @@ def test_a_broker_that_does_not_ack_gets_no_more_places_when_the_outbox_is_full(
     assert dialogue.take(Heartbeat)[-1].free == {"b1": 14}
 
 
-def test_places_are_shared_between_brokers_and_an_idle_one_lends_its_own():
+def test_credit_is_shared_between_brokers_and_an_idle_one_lends_its_share():
     dialogue, b1 = welcomed(slots=4, prefetch=6)
     b2 = Broker(dialogue, "b2", 3)
     b2.here()
@@ -426,7 +426,7 @@ def test_places_are_shared_between_brokers_and_an_idle_one_lends_its_own():
 # -- progress, drain --------------------------------------------------------------------------------------------------
 
 
-def test_only_the_latest_progress_is_told_and_not_too_often():
+def test_only_the_latest_progress_is_sent_and_not_too_often():
     dialogue, broker = welcomed()
     broker.steps(step(1))
     for done in range(5):
@@ -437,7 +437,7 @@ def test_only_the_latest_progress_is_told_and_not_too_often():
     assert [p.items for p in dialogue.take(Progress)] == [[(1, 1, 4, 10, None)]]
 
 
-def test_a_drain_gives_back_what_has_not_started_and_quits_when_the_rest_is_acked():
+def test_a_drain_gives_back_unstarted_steps_and_quits_when_the_rest_is_acked():
     dialogue, broker = welcomed(slots=2)
     batch = broker.steps(step(1), once(2), step(3))
     dialogue.session.drain(dialogue.now)
@@ -456,14 +456,14 @@ def test_a_drain_gives_back_what_has_not_started_and_quits_when_the_rest_is_acke
     assert dialogue.take(Bye)
 
 
-def test_a_brokers_quit_drains():
+def test_a_quit_from_the_broker_drains_the_worker():
     dialogue, broker = welcomed()
     dialogue.pass_time(2_000)
     broker.beat(quit=True)
     assert dialogue.of(Quit) == [Quit()]
 
 
-def test_a_run_that_never_began_is_given_back():
+def test_a_run_that_was_never_started_is_given_back():
     dialogue, broker = welcomed(slots=1)
     batch = broker.steps(step(1), step(2))
     dialogue.session.give_back((1, 1), dialogue.now)

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - a table reads best with one case a line
-"""A workflow written in Python is the same document as one in a file, and a mistake is raised where it is made."""
+"""A workflow written in Python is the same document as one in a file; a mistake is raised where it is made."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ ALL_OF_IT = """\
 name: order_fulfillment
 namespace: shop::eu
 version: "1.0"
-description: Everything that a workflow can say.
+description: Every member of a workflow.
 deadline: 7d
 worker_selector: {region: eu}
 steps:
@@ -58,7 +58,7 @@ def all_of_it() -> Workflow:
         "order_fulfillment",
         namespace="shop::eu",
         version="1.0",
-        description="Everything that a workflow can say.",
+        description="Every member of a workflow.",
         deadline="7d",
         worker_selector={"region": "eu"},
     )
@@ -112,7 +112,7 @@ def compiled(text: str) -> Compiled:
     return read_workflow(read_document(text).value)
 
 
-def test_it_is_the_same_document_as_the_files() -> None:
+def test_a_workflow_in_python_is_the_same_document_as_in_a_file() -> None:
     assert all_of_it().document() == read_document(ALL_OF_IT).value
     assert read_workflow(all_of_it().document()) == compiled(ALL_OF_IT)
 
@@ -166,7 +166,7 @@ NAME = "a name of letters, digits, _ and -, at most 128"
         ({"backoff": {"bass": 1}}, "step 'a': backoff: bass is unknown; did you mean base?"),
         ({"backoff": {"kind": "linear"}}, "step 'a': backoff: kind is 'linear', not exponential or constant"),
         ({"delivery_mode": "exactly_once"}, "step 'a': delivery_mode is 'exactly_once', not at_least_once or at_most_once"),
-        ({"worker_selector": "gpu"}, "step 'a': worker_selector is 'gpu', not a map of labels, or the word local"),
+        ({"worker_selector": "gpu"}, "step 'a': worker_selector is 'gpu', not a map of labels, or 'local'"),
         ({"handler_config": {"x": object}}, "step 'a': handler_config is {'x': <class 'object'>}, which is not possible"),
         ({"depends_on": "before"}, "step 'a': depends_on is a list: depends_on=[before]"),
         ({"depends_on": ["befor"]}, "depends_on names 'befor', which is not an earlier step; did you mean before?"),
@@ -197,19 +197,19 @@ def test_a_mistake_is_raised_where_it_is_made(members: dict[str, Any], message: 
         ({"stepz": 1}, "workflow 'w': stepz is unknown"),
     ],
 )
-def test_so_is_one_of_the_workflow(members: dict[str, Any], message: str) -> None:
+def test_a_mistake_in_the_workflow_itself_is_raised(members: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Workflow(**{"name": "w", **members})
     assert message in str(caught.value)
 
 
-def test_a_step_of_another_workflow_is_none_of_this() -> None:
+def test_a_step_of_another_workflow_cannot_be_a_dependency() -> None:
     other = Workflow("other").step("a", "x")
     with pytest.raises(ConfigurationError, match="<step a of other>, which is not a step of w"):
         Workflow("w").step("b", "x", depends_on=[other])
 
 
-def test_a_path_has_words_that_a_path_can_hold() -> None:
+def test_a_path_with_an_empty_or_dotted_part_is_refused() -> None:
     order = Workflow("w")
     for word in ("", "a.b"):
         with pytest.raises(ConfigurationError, match="cannot be part of a path"):
@@ -220,7 +220,7 @@ def test_a_path_has_words_that_a_path_can_hold() -> None:
         order.output({"x": "results.b"})
 
 
-def test_a_problem_that_only_the_whole_shows_has_the_line_of_its_step() -> None:
+def test_each_part_of_a_document_has_the_line_that_wrote_it() -> None:
     order = all_of_it()
     lines = [order.where(("steps", i, "name")).rpartition(":") for i in range(4)]
     assert {file for file, _, _ in lines} == {__file__}

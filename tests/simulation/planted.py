@@ -34,11 +34,14 @@ from stepwire_broker.core.progress import dependents, readiness, step_outcomes
 from stepwire_broker.core.routing import ready_queue
 from stepwire_broker.core.workers import sessions, step_results
 from stepwire_broker.store import lane
+from stepwire_broker.store.rows import OpenCounts
 from stepwire_broker.store.sqlite.writer import SqliteWriter
 from stepwire_protocol import messages as wire
 from stepwire_protocol import topics
 
-from . import tables
+from tests.memory_store.queries import MemoryQueries
+from tests.memory_store.writer import MemoryWriter
+
 from .world import World
 
 SEEDS_MAX: Final = 20_000
@@ -332,7 +335,7 @@ def _applied_twice(plant: Plant) -> None:
     def advance(original: Any, self: Any, seq: int) -> bool:
         return bool(original(self, seq)) or self.position() == seq
 
-    plant.method(tables.MemoryWriter, "advance", advance)
+    plant.method(MemoryWriter, "advance", advance)
     plant.method(SqliteWriter, "advance", advance)
 
 
@@ -409,12 +412,12 @@ def _decision_shared(plant: Plant) -> None:
 
 
 def _final_steps_counted(plant: Plant) -> None:
-    from . import stores
+    def open_counts(original: Any, self: MemoryQueries) -> OpenCounts:
+        tables = self._tables
+        steps = sum(len(tables.steps_of.get(task.id, ())) for task in tables.open_tasks)
+        return OpenCounts(original(self).tasks, steps)
 
-    def counted(_: Any, t: Any) -> int:
-        return sum(len(t.steps_of.get(task.id, ())) for task in t.open_tasks)
-
-    plant.value(stores, "open_steps", partial(counted, None))
+    plant.method(MemoryQueries, "open_counts", open_counts)
 
 
 def _fence_not_restored(plant: Plant) -> None:

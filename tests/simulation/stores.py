@@ -1,5 +1,5 @@
-"""What lies behind the broker in a seed: rows in memory, or the shipped SQL on SQLite in memory. Either way the lane's
-own transactions are driven, one attempt at a time, and the checkers read `tables`.
+"""The store of a seed: rows in memory, or the shipped SQL on SQLite in memory. Both drive the transactions of the
+shipped lane, one attempt at a time, and the checkers read `tables`.
 """
 
 import sqlite3
@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepwire_broker.core.definitions.stored_rows import StoredStep
-from stepwire_broker.core.intake.routing_rules import KEPT_AS
 from stepwire_broker.core.model.commit_group import Parked, TaskNew
 from stepwire_broker.store.lane import Rows, Trouble
-from stepwire_broker.store.ports import LANE, Opened
+from stepwire_broker.store.ports import Opened
 from stepwire_broker.store.sqlite.database import begin_epoch
 from stepwire_broker.store.sqlite.migrate import migrate
 from stepwire_broker.store.sqlite.queries import SqliteQueries
 from stepwire_broker.store.sqlite.troubles import trouble_of as sqlite_trouble
 from stepwire_broker.store.sqlite.writer import SqliteWriter
 
-from . import tables as memory
-from .tables import CannotWriteNow, DataRefused, MemoryWriter, StepRow, SyncFailed, Tables
+from tests.memory_store import database as memory
+from tests.memory_store.queries import MemoryQueries
+from tests.memory_store.tables import DataRefused, StoredRow, Tables
+from tests.memory_store.writer import CannotWriteNow, MemoryWriter, SyncFailed
+from tests.memory_store.writer import trouble_of as memory_trouble
 
 Refuses = Callable[[Rows], None]
 OnCommit = Callable[[list[Rows]], None]
@@ -31,36 +33,21 @@ class MemoryStore:
 
     def __init__(self, refuses: Refuses, on_commit: OnCommit) -> None:
         self.tables = Tables()
-        self.queries: Any = self.tables
+        self.queries: Any = MemoryQueries(self.tables)
         self._refuses = refuses
         self._on_commit = on_commit
 
     def open(self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int) -> tuple[Opened, "Observed"]:
-        t = self.tables
-        t.deployment = t.deployment or f"{entropy:032x}"
-        before, t.lease_ms = t.lease_ms, max(t.lease_ms, lease_ms)
-        t.epoch += 1
-        first, t.next_id = t.next_id, t.next_id + memory.ID_BLOCK
-        open_tasks = t.open_tasks
-        opened = Opened(
-            deployment=t.deployment,
-            epoch=t.epoch,
-            ids=(first, t.next_id - 1),
-            lanes={LANE: t.seq},
-            lease_ms_before=before,
-            workflows=list(t.workflows.values()),
-            open_tasks=len(open_tasks),
-            open_steps=open_steps(t),
-            rules=t.kept.get(KEPT_AS),
-        )
-        return opened, Observed(MemoryWriter(t, t.epoch), self._refuses, self._on_commit)
+        opened = memory.begin_epoch(self.tables, broker_id, lease_ms, entropy)
+        writer = MemoryWriter(self.tables, opened.epoch)
+        return opened, Observed(writer, self._refuses, self._on_commit)
 
     def differences(self) -> list[str]:
         return []
 
 
 class SqliteStore:
-    """The shipped SQL, and the rows in memory beside it: whatever is written, asked or opened, both say the same."""
+    """The shipped SQL with the rows in memory as a mirror: both must answer every call alike."""
 
     is_sqlite = True
 
@@ -68,7 +55,7 @@ class SqliteStore:
         self._memory = MemoryStore(refuses, on_commit)
         self.tables = self._memory.tables
         self.connection = _fresh()
-        self.queries: Any = BothQueries(SqliteQueries(self.connection), self.tables)
+        self.queries: Any = BothQueries(SqliteQueries(self.connection), MemoryQueries(self.tables))
         self._refuses = refuses
         self._on_commit = on_commit
 
@@ -81,8 +68,8 @@ class SqliteStore:
         return opened, Observed(writer, self._refuses, self._on_commit, sqlite_trouble)
 
     def differences(self) -> list[str]:
-        """Where SQLite does not hold what the rows in memory say."""
-        found = []
+        """Where SQLite's rows differ from the rows in memory."""
+        differences = []
         for name, ours, theirs in (
             ("tasks", _tasks(self.tables), _sqlite_tasks(self.connection)),
             ("steps", _steps(self.tables), _sqlite_steps(self.connection)),
@@ -91,16 +78,16 @@ class SqliteStore:
         ):
             if ours != theirs:
                 wrong = [pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]]
-                found.append(f"{name}: {len(ours)} rows in memory, {len(theirs)} in SQLite; {wrong[:1]}")
-        return found
+                differences.append(f"{name}: {len(ours)} rows in memory, {len(theirs)} in SQLite; {wrong[:1]}")
+        return differences
 
 
 class StoresDiffer(AssertionError):
-    """The two databases were told the same, and say different things."""
+    """The two stores got the same calls and answered differently."""
 
 
 class BothWriters:
-    """Whatever is done to SQLite is done to the rows in memory, and must come to the same."""
+    """Every call goes to SQLite and to the rows in memory, and must have the same result."""
 
     def __init__(self, sqlite: SqliteWriter, memory: MemoryWriter) -> None:
         self._sqlite = sqlite
@@ -111,44 +98,44 @@ class BothWriters:
 
         def both(*args: Any) -> Any:
             try:
-                said = on_sqlite(*args)
+                result = on_sqlite(*args)
             except sqlite3.IntegrityError as error:
                 try:
                     in_memory(*args)
                 except DataRefused:
                     raise error from None
-                raise StoresDiffer(f"{name}: SQLite refused what memory takes: {error}") from error
+                raise StoresDiffer(f"{name}: SQLite refused what memory accepts: {error}") from error
             expected = in_memory(*args)
-            if said != expected:
-                raise StoresDiffer(f"{name}{args}: {said}, in memory {expected}")
-            return said
+            if result != expected:
+                raise StoresDiffer(f"{name}{args}: {result}, in memory {expected}")
+            return result
 
         self.__dict__[name] = both
         return both
 
 
 class BothQueries:
-    """The same question to both."""
+    """Every question goes to both, and must have the same answer."""
 
-    def __init__(self, queries: SqliteQueries, tables: Tables) -> None:
-        self._queries = queries
-        self._tables = tables
+    def __init__(self, sqlite: SqliteQueries, memory: MemoryQueries) -> None:
+        self._sqlite = sqlite
+        self._memory = memory
 
     def __getattr__(self, name: str) -> Any:
-        on_sqlite, in_memory = getattr(self._queries, name), getattr(self._tables, name)
+        on_sqlite, in_memory = getattr(self._sqlite, name), getattr(self._memory, name)
 
         def both(*args: Any) -> Any:
-            said, expected = on_sqlite(*args), in_memory(*args)
-            if said != expected:
-                raise StoresDiffer(f"{name}{args}: {said}, in memory {expected}")
-            return said
+            result, expected = on_sqlite(*args), in_memory(*args)
+            if result != expected:
+                raise StoresDiffer(f"{name}{args}: {result}, in memory {expected}")
+            return result
 
         self.__dict__[name] = both
         return both
 
 
 class Observed:
-    """A Writer that tells what was committed, row by row, at the instant it is durable; and whose database may fail."""
+    """A writer that reports each committed row at the instant it is durable, and whose database may fail."""
 
     def __init__(self, writer: Any, refuses: Refuses, on_commit: OnCommit, trouble: Any = None) -> None:
         self.writer = self._writer = writer
@@ -160,8 +147,8 @@ class Observed:
         self._parked: list[Parked] = []
 
     def __getattr__(self, name: str) -> Any:
-        found = self.__dict__[name] = getattr(self._writer, name)
-        return found
+        attribute = self.__dict__[name] = getattr(self._writer, name)
+        return attribute
 
     def begin(self) -> None:
         self._rows, self._marks = [], []
@@ -191,18 +178,18 @@ class Observed:
 
     def trouble(self, error: Exception) -> Trouble:
         if isinstance(error, DataRefused | CannotWriteNow | SyncFailed):
-            return memory.trouble(error)
+            return memory_trouble(error)
         if isinstance(error, sqlite3.Error | UnicodeError | OverflowError):
-            found: Trouble = self._trouble(error)
-            return found
-        raise error  # a fault of ours, or of a checker: not the database's
+            trouble: Trouble = self._trouble(error)
+            return trouble
+        raise error  # a fault of the simulation, not the database's
 
 
 _template: list[sqlite3.Connection] = []
 
 
 def _fresh() -> sqlite3.Connection:
-    """A migrated database in memory: migrating takes long, copying does not."""
+    """A migrated database in memory: a copy of a template, because migrating is slow."""
     if not _template:
         first = sqlite3.connect(":memory:", isolation_level=None)
         migrate(first)
@@ -213,18 +200,12 @@ def _fresh() -> sqlite3.Connection:
     return connection
 
 
-def open_steps(t: Tables) -> int:
-    """Steps that hold of `limits.max_open_steps`, as the shipped count says it."""
-    open_tasks = {task.id for task in t.open_tasks}
-    return sum(row.stored.finished_ms is None and row.stored.task_id in open_tasks for row in t.steps.values())
-
-
 def _tasks(t: Tables) -> list[Any]:
     return [tuple(v.decode() if isinstance(v, bytes) else v for v in t.tasks[i]) for i in sorted(t.tasks)]
 
 
 def _steps(t: Tables) -> list[Any]:
-    rows: list[StepRow] = [t.steps[i] for i in sorted(t.steps)]
+    rows: list[StoredRow] = [t.steps[i] for i in sorted(t.steps)]
     return [(*row.stored, row.name, row.handler_class) for row in rows]
 
 

@@ -19,6 +19,8 @@ from stepwire_broker.core.model.commit_group import CommitGroup
 from stepwire_broker.store.lane import Rows
 from stepwire_protocol import limits as limits_of_wire
 
+from tests.memory_store.tables import DataRefused
+
 from . import focus
 from .breakers import Breakers
 from .broker_node import BrokerNode
@@ -31,7 +33,6 @@ from .peer_node import HANDLER, PeerNode
 from .people import People
 from .routes import Routes
 from .stores import MemoryStore, SqliteStore
-from .tables import DataRefused
 from .worker_node import WorkerNode
 
 HEALED_MS: Final = 600_000.0  # after the last fault everything must be over by then

@@ -1,17 +1,10 @@
-"""Rows to write, as the core would have them, and the store that writes them, waited for with a bound."""
+"""Rows to write, as the core writes them."""
 
-import queue
-from pathlib import Path
-from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
-from stepwire_broker.core.definitions.settings import DatabaseSettings, RetentionSettings
 from stepwire_broker.core.model.commit_group import (
-    CommitGroup,
-    Committed,
     HistoryRow,
     Key,
-    Outcome,
     StepChanged,
     StepCompleted,
     StepDispatched,
@@ -21,80 +14,8 @@ from stepwire_broker.core.model.commit_group import (
     TaskNew,
     WorkflowNew,
 )
-from stepwire_broker.store import Faults, Opened, Store, open_store
-from stepwire_broker.store.queries import Queries
 
 NOW = 1_700_000_000_000
-PATIENCE_S = 20.0
-
-
-class Running:
-    """A started store, whose outcomes are waited for."""
-
-    def __init__(
-        self,
-        path: Path,
-        broker: str = "b1",
-        faults: Faults | None = None,
-        lease_ms: int = 10_000,
-        retention: RetentionSettings | None = None,
-    ) -> None:
-        settings = DatabaseSettings(url=f"sqlite:///{path}", pool_size=2)
-        self.path = path
-        self.store = open_store(settings, broker, lease_ms=lease_ms, wall_ms=NOW, entropy=0xABC)
-        self.opened: Opened = self.store.opened
-        self.seq = self.opened.lanes[0]
-        self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-        self.store.start(self.outcomes.put, faults, retention)
-
-    def put(self, **lists: Any) -> CommitGroup:
-        self.seq += 1
-        group = CommitGroup(lane=0, seq=self.seq, **lists)
-        self.store.put(group)
-        return group
-
-    def outcome(self) -> Outcome:
-        return self.outcomes.get(timeout=PATIENCE_S)
-
-    def write(self, **lists: Any) -> Committed:
-        self.put(**lists)
-        outcome = self.outcome()
-        assert isinstance(outcome, Committed), outcome
-        return outcome
-
-    def read(self, query: Any, *args: Any) -> Any:
-        return self.store.read(query, *args).result(PATIENCE_S)
-
-    @property
-    def queries(self) -> Queries:
-        """The store's questions, each answered in a reader's thread."""
-        return cast(Queries, _Asking(self.store))
-
-    def sql(self, text: str, *values: object) -> list[Any]:
-        return self.read(lambda queries: queries.execute(text, values).fetchall())
-
-    def workflow(self, name: str = "order", version: str = "1", **changes: Any) -> int:
-        outcome = self.write(workflows=[workflow_new(name, version, **changes)])
-        return outcome.workflows[0].workflow_id
-
-    def close(self) -> bool:
-        return self.store.close(PATIENCE_S)
-
-    def __enter__(self) -> "Running":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.store.close(PATIENCE_S if error is None else 0.1)
-
-
-class _Asking:
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args: self._store.read(lambda queries: getattr(queries, name)(*args)).result(PATIENCE_S)
 
 
 def workflow_new(name: str = "order", version: str = "1", **changes: Any) -> WorkflowNew:

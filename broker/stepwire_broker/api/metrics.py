@@ -7,13 +7,14 @@ of the database. No value depends on a commit, so the route also answers while t
 import asyncio
 import importlib.metadata
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from stepwire_broker.bus.wire import WireCounters
 from stepwire_broker.core.guards.breaker import BreakerPhase
 from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.figures import DURATION_S, Histogram
+from stepwire_broker.core.overview import ExecutorView
 from stepwire_broker.loop_measures import COMMIT_S, GROUP_ROWS, LOOP_LAG_S
 from stepwire_broker.loop_measures import Measures as LoopMeasures
 
@@ -47,7 +48,7 @@ class Measured(NamedTuple):
     requests: RequestCounts
     held: int | None  # None when the database did not answer in time
     now: Now
-    executors: list[dict[str, Any]]
+    executors: list[ExecutorView]
 
 
 class Metric(NamedTuple):
@@ -321,21 +322,21 @@ METRICS: Final[tuple[Metric, ...]] = (
         "gauge",
         ("executor",),
         "Steps dispatched to an executor and not answered.",
-        lambda m: [((one["executor"],), one["active"]) for one in m.executors],
+        lambda m: [((one.executor,), one.active) for one in m.executors],
     ),
     Metric(
         "stepwire_executor_max_concurrent",
         "gauge",
         ("executor",),
         "Number of steps that an executor runs at a time.",
-        lambda m: [((one["executor"],), one["max_concurrent"]) for one in m.executors],
+        lambda m: [((one.executor,), one.max_concurrent) for one in m.executors],
     ),
     Metric(
         "stepwire_executor_paused",
         "gauge",
         ("executor",),
         "1 while an operator has paused the executor.",
-        lambda m: [((one["executor"],), int(one["paused_since_ms"] is not None)) for one in m.executors],
+        lambda m: [((one.executor,), int(one.paused_since_ms is not None)) for one in m.executors],
     ),
     Metric(
         "stepwire_executor_executed_total",

@@ -1,4 +1,4 @@
-"""The `stepwire` command. It belongs to the broker; the light install prints how to install that."""
+"""The `stepwire` command of the broker. The light install prints how to install the broker."""
 
 import sys
 

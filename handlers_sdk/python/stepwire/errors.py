@@ -14,7 +14,8 @@
         ├── Overloaded
         └── WaitTimeout
 
-A handler may raise any exception. An ordinary one is a failure that the step's policy may retry; a StepError says more.
+A handler may raise any exception. An ordinary one is a failure that the step's policy may retry; a StepError is more
+precise.
 """
 
 from typing import Any, Final

@@ -25,7 +25,7 @@ _encode: Final = msgspec.json.Encoder().encode
 _decode_any: Final = msgspec.json.Decoder().decode
 _DIGITS: Final = bytes(0x30 if 0x30 <= c <= 0x39 else 0x20 for c in range(256))
 _BIG: Final = b"0" * 16
-_BRACKETS_SAFE: Final = limits.DEPTH_MAX - 8  # this many brackets cannot nest too deep
+_BRACKETS_SAFE: Final = limits.DEPTH_MAX - 8  # with at most this many brackets, the output cannot be too deep
 _EMPTY_METADATA: Final = ResultMetadata()
 
 
@@ -124,7 +124,7 @@ def failed(handler: Handler, step: StepRequest, error: BaseException, took_ms: f
 
 
 def stopped(step: StepRequest, reason: str, took_ms: float, version: str | None = None) -> Result:
-    """The result if the run was asked to stop, and did."""
+    """The result if the run stopped because of a timeout or cancel."""
     text = "the run exceeded its timeout" if reason == "timeout" else f"the run was cancelled: {reason}"
     code = "timeout" if reason == "timeout" else "cancelled"
     if step.delivery_mode == "at_most_once":

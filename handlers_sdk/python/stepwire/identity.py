@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from stepwire_protocol import host
 
-# This clock counts sleep: a laptop that was closed for an hour no longer has a lease.
+# Counts sleep: a laptop that was closed for an hour no longer has a lease.
 _CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _read_ns: Final = time.clock_gettime_ns
 
@@ -19,7 +19,7 @@ def now_ms() -> float:
 
 
 class ThisProcess(NamedTuple):
-    """What a broker on the same host needs to prove the death of this process.
+    """The facts with which a broker on the same host can prove the death of this process.
 
     `pid_started` is in clock ticks after boot, as in /proc; 0 where there is no /proc.
     """

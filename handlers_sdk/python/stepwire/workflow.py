@@ -64,7 +64,7 @@ Duration: TypeAlias = Annotated[
     str, _named(r"\s*[0-9]{1,15}(?:\.[0-9]{1,3})?\s*(?:ms|s|m|h|d)\s*", "a duration like 250ms, 30s, 5m, 2h or 7d")
 ]
 Labels: TypeAlias = Mapping[str, str | bool | int | float]
-Selector: TypeAlias = Annotated[Labels | Literal["local"], Meta(description="a map of labels, or the word local")]
+Selector: TypeAlias = Annotated[Labels | Literal["local"], Meta(description="a map of labels, or 'local'")]
 Rule: TypeAlias = dict[str, Any]  # as in the file: {"failed": "pay"}, {"any": [...]}
 
 

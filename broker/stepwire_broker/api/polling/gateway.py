@@ -68,7 +68,7 @@ class Gateway:
             if request.session is None and worker.is_alive and worker.holdings.has_given:
                 _raise_taken(request.worker)
             self._open(worker, request)
-            await asyncio.sleep(0)
+            await self._broker.handled()
             return self._leased(worker, request, None)
         worker.drop_missing(request.holding)
         free = self._free(worker, request)
@@ -84,7 +84,7 @@ class Gateway:
             _raise_no_session()
         if request.progress:
             worker.report_progress(request.progress)
-        await asyncio.sleep(0)  # what the core has to say to that comes in the next turn
+        await self._broker.handled()
         answer = HeartbeatAnswer(
             broker=self._broker.broker_id,
             epoch=self._broker.epoch,

@@ -66,28 +66,22 @@ class BatchFiller:
         return len(self.steps) >= self._steps_max or len(self._round.aside) + len(self.left_over) > ASIDE_MAX
 
     def fill(self, state: BrokerState, first: Step, next_step: Callable[[], Step | None]) -> None:
-        """Put in the first step, and then the steps that `next_step` takes out of the queue."""
+        """Put in the first step, and then the steps that `next_step` takes out of the queue until the batch is full."""
         step: Step | None = first
-        while step is not None and self._add(state, step):
+        while step is not None:
+            made = request_of(step, self._now, has_lease=self._has_lease)
+            if made is None:
+                self._round.await_payload(step)
+            elif made[1] > self._step_bytes_max:
+                fail_for(state, step, "too_large", self._now)
+            elif self.requests and made[1] > self._bytes_left:
+                self.left_over.append(step)
+                break
+            else:
+                self._bytes_left -= made[1]
+                self.steps.append(step)
+                self.requests.append(made[0])
             step = None if self.is_full else next_step()
-
-    def _add(self, state: BrokerState, step: Step) -> bool:
-        """Put this step in, unless it has to wait or fails. False when the batch has no bytes left for it."""
-        made = request_of(step, self._now, has_lease=self._has_lease)
-        if made is None:
-            self._round.await_payload(step)
-            return True
-        request, size = made
-        if size > self._step_bytes_max:
-            fail_for(state, step, "too_large", self._now)
-            return True
-        if self.requests and size > self._bytes_left:
-            self.left_over.append(step)
-            return False
-        self._bytes_left -= size
-        self.steps.append(step)
-        self.requests.append(request)
-        return True
 
 
 def record_dispatch(state: BrokerState, step: Step, request: StepRequest, worker: str, batch_id: str, now: Now) -> None:

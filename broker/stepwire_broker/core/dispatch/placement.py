@@ -123,7 +123,7 @@ def _fill(
         own = {r for r, sessions in by_route.items() if session in sessions and not r.goes_alone}
 
     def next_step() -> Step | None:
-        while own and not batch.is_full:
+        while own:
             entry = state.ready.next(own)
             if entry is None:
                 break
@@ -131,6 +131,8 @@ def _fill(
             if not step.avoid or _choose(by_route[other], step) is session:
                 return step
             batch.left_over.append(step)
+            if batch.is_full:
+                break
         return None
 
     batch.fill(state, first, next_step)

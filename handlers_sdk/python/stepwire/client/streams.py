@@ -46,7 +46,7 @@ class StreamCalls(Calls):
         kind = None if kinds is None else ",".join(kinds)
         query = {"task_id": task_id, "workflow": workflow, "namespace": namespace, "after": after, "kind": kind}
         path = with_query("/v1/events", query)
-        last_id: str | None = None  # of the last event that came whole
+        last_id: str | None = None  # the id of the last event that was received whole
         next_id: str | None = None
         received_s = time.monotonic()
         while True:

@@ -91,11 +91,11 @@ class TaskCalls(Calls):
         return self._transport.get(f"{_path(task_id)}{of_step}/why")
 
     def cancel(self, task_id: int, reason: str = "") -> dict[str, Any]:
-        """Cancel the task: what has not started never will, and runs are asked to stop."""
+        """Cancel the task: no further step starts, and running steps are cancelled."""
         return self._command(task_id, "cancel", {"reason": reason}, is_safe=True)
 
     def pause(self, task_id: int) -> dict[str, Any]:
-        """Start no more steps of the task; those that run finish."""
+        """Start no further steps of the task; running steps finish."""
         return self._command(task_id, "pause", {}, is_safe=True)
 
     def resume(self, task_id: int) -> dict[str, Any]:

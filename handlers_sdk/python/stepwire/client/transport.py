@@ -72,7 +72,7 @@ class Transport:
         return self._call("POST", path, data, is_safe=is_safe, content_type=content_type)
 
     def get_once(self, path: str) -> Answer:
-        """The answer to one GET, whatever its status. Raises OSError if none comes."""
+        """The answer to one GET, with any status. Raises OSError if there is no answer."""
         return self._request("GET", path, None, is_safe=True)
 
     @contextmanager

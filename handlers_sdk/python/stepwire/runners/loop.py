@@ -68,7 +68,7 @@ class AsyncRunner:
             self._rouse()
 
     def _rouse(self) -> None:
-        """Let one more task serve the calls. That task rouses the next if there are more than it can begin."""
+        """Let one more task serve the calls. The task rouses the next one if more calls wait."""
         self._is_roused = True
         while self._idle:
             idle = self._idle.pop()

@@ -1,7 +1,7 @@
 """CPU-bound handlers in processes of their own: each thread of the runner has one child process.
 
-A child cannot outlive the worker: the kernel kills it with the thread that started it. It is killed when its step
-times out, so a timed-out step really has ended. Steps and results cross a pipe as JSON.
+A child cannot outlive the worker: the kernel kills it with the thread that started it. A child is killed when
+its step times out, so a timed-out step really has ended. Steps and results cross a pipe as JSON.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ _PROGRESS: Final = b"p"
 
 
 class _StartRun(msgspec.Struct, frozen=True):
-    """What the child needs to run one step."""
+    """The message that makes the child run one step."""
 
     module: str
     function: str

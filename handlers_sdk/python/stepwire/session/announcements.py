@@ -1,4 +1,4 @@
-"""What the worker sends to every broker: hello until each has welcomed it, heartbeats, and bye."""
+"""The messages to every broker: hello until each has welcomed this worker, heartbeats, and bye."""
 
 from collections.abc import Callable
 
@@ -51,7 +51,7 @@ class Announcements:
         self.heartbeat_at_ms = now_ms
 
     def stop_hello_if_welcomed(self) -> None:
-        """No more hello, once every broker has answered one that was sent after its last drop or `here`."""
+        """Stop sending hello, if every broker has answered one that was sent after its last drop or `here`."""
         peers = self._brokers
         if peers and all(peer.session is not None and peer.n_after < self._hello_n for peer in peers):
             self.hello_at_ms = NEVER

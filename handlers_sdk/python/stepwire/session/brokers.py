@@ -11,11 +11,11 @@ class BrokerPeer:
     """One broker as the worker knows it: its session and lease, and its share of the load."""
 
     __slots__ = (
+        "answered_ms",
         "bytes_max",
         "deployment",
         "epoch",
         "floor",
-        "heard_ms",
         "heartbeat_ms",
         "id",
         "is_quiet",
@@ -43,9 +43,9 @@ class BrokerPeer:
         self.bytes_max = limits.MESSAGE_BYTES_MAX
         self.floor = -1  # unknown batches of this session up to this number are stale
         self.load = 0  # deliveries of this broker that need a slot or have one
-        self.heard_ms = now_ms  # when it last answered a hello or heartbeat
+        self.answered_ms = now_ms  # when it last answered a hello or heartbeat
         self.steps_ms = float("-inf")  # when it last sent steps
-        self.is_quiet = False  # it asked for no capacity
+        self.is_quiet = False  # by `quiet` in a heartbeat_ack: the broker sends no new steps
 
 
 class Brokers:

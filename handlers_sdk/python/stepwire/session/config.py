@@ -1,4 +1,4 @@
-"""What a worker offers, and which of its handlers takes a step."""
+"""The configuration of a session: identity, capacity, and the offers that take steps."""
 
 from collections.abc import Iterable
 from typing import Final

@@ -12,7 +12,9 @@ from .config import Config
 from .holdings import Holdings
 from .outbox import Outbox
 
-OUTBOX_BYTES_MAX: Final = 64 * 1024 * 1024  # above this no credit is offered: a broker that sends no acks gets no more
+OUTBOX_BYTES_MAX: Final = (
+    64 * 1024 * 1024
+)  # above this no credit is offered: a broker that sends no acks may send no steps
 
 
 class Credit:
@@ -20,8 +22,8 @@ class Credit:
 
     def __init__(self, config: Config, brokers: Brokers, holdings: Holdings, outbox: Outbox) -> None:
         self.capacity = config.slots + config.queue_max
-        self.is_quiet = False  # the program asked for no new steps
-        self.is_full = False  # whatever runs the steps takes none for now
+        self.is_quiet = False  # by the program: take no new steps
+        self.is_full = False  # the runner takes no steps for now
         self.is_draining = False
         self._idle_after_ms = 2 * config.heartbeat_ms
         self._brokers = brokers
@@ -53,7 +55,7 @@ class Credit:
 
 
 class Claim(NamedTuple):
-    """What one live broker has here now."""
+    """The use that one live broker makes of its share."""
 
     load: int
     is_idle: bool

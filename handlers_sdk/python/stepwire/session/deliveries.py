@@ -60,7 +60,7 @@ class HeldDelivery:
         self.state: HeldState | None = QUEUED  # None: no longer held
         self.is_at_most_once = step.delivery_mode == "at_most_once"
         self.is_overdue = False
-        self.is_interrupted = False  # asked to stop: a later failure of an at_most_once step is then no verdict
+        self.is_interrupted = False  # by a request to stop: a later failure of an at_most_once step is then no verdict
         self.timeout_at_ms = float("inf")
         self.ask_at_ms = 0.0
         self.ask_wait_ms = 0.0

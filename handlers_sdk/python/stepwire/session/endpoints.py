@@ -50,13 +50,13 @@ class Endpoints:
         named = set(self._broker_of.values())
         unnamed = sum(broker is None for broker in self._broker_of.values())
         since_ms = now_ms - limits.SOCKET_REBUILD_MS
-        strangers = sum(p.id not in named and p.heard_ms > since_ms for p in self._brokers if p.session)
+        strangers = sum(p.id not in named and p.answered_ms > since_ms for p in self._brokers if p.session)
         for link, broker in self._broker_of.items():
             peer = None if broker is None else self._brokers.get(broker)
             if broker is None and strangers >= unnamed:
                 continue
-            heard_ms = -NEVER if peer is None else peer.heard_ms
-            if max(heard_ms, self._connected_ms[link]) <= since_ms:
+            answered_ms = -NEVER if peer is None else peer.answered_ms
+            if max(answered_ms, self._connected_ms[link]) <= since_ms:
                 self._connected_ms[link] = now_ms
                 self._out.add(Rebuild(link))
                 self._out.log("warning", "link_rebuilt", link=link, broker=broker)

@@ -78,8 +78,8 @@ class Intake:
         for code, items in refused.items():
             self.refuse(peer, message.batch_id, items, code, now_ms)
 
-    def is_answered(self, session: str, batch_id: str) -> None:
-        """Results of the whole batch were sent: they are an answer too."""
+    def cancel_accept(self, session: str, batch_id: str) -> None:
+        """Send no accept for this batch: its results were sent, and are an answer too."""
         self._unaccepted.pop((session, batch_id), None)
 
     def accept_due(self, now_ms: float) -> None:

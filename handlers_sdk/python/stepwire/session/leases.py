@@ -1,7 +1,7 @@
 """The session with each broker: agreed by hello and welcome, valid as long as its lease, dropped when that is over.
 
-A lease runs from the time when the echoed hello or heartbeat was sent, on the worker's own clock. So it ends at the
-worker before the broker may consider the worker dead, without any agreement of clocks.
+A lease runs from the time when the echoed hello or heartbeat was sent, on the worker's own clock. Therefore it
+ends at the worker before the broker may consider the worker dead, and their clocks need not agree.
 """
 
 from stepwire_protocol import limits, topics
@@ -110,7 +110,7 @@ class Leases:
         self._out.log("info", "session_opened", broker=peer.id, session=session)
 
     def _extend(self, peer: BrokerPeer, until_ms: float, now_ms: float) -> None:
-        peer.heard_ms = now_ms
+        peer.answered_ms = now_ms
         if until_ms > peer.lease.until_ms:
             peer.lease.until_ms = until_ms
             self.check_at_ms = min(self.check_at_ms, until_ms)

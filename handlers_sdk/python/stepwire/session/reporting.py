@@ -136,7 +136,7 @@ class Reporting:
             held.message = kept
         self._outbox.send(kept)
         if len(done) == batch.size:
-            self._intake.is_answered(session, batch.id)
+            self._intake.cancel_accept(session, batch.id)
 
 
 def without_verdict(held: HeldDelivery, result: Result) -> Result:

@@ -1,10 +1,10 @@
 """The session: facts in, actions out.
 
-The caller gives the time with every call, in milliseconds of a clock that counts sleep. It calls `actions` after the
+The caller gives the time with every call, in milliseconds of a clock that counts sleep, and calls `actions` after the
 facts that are at hand, and again not later than `wake_at`. Results that are finished by then and belong to one batch
 leave in one message.
 
-What the rules protect: a process runs a delivery at most once; nothing starts once its broker may consider this worker
+The promises: a process runs a delivery at most once; nothing starts once its broker may consider this worker
 dead; an at_most_once step starts only on the broker's go; a result is kept until a broker has committed it.
 """
 
@@ -130,7 +130,7 @@ class Session:
         self.announcements.request_heartbeat(now_ms)
 
     def full(self, is_full: bool, now_ms: float) -> None:
-        """Whatever runs the steps takes no more for now, although slots are free; or takes steps again."""
+        """The runner takes no steps for now, although slots are free; or takes steps again."""
         if is_full != self.credit.is_full:
             self.credit.is_full = is_full
             self.announcements.request_heartbeat(now_ms)
@@ -257,7 +257,7 @@ class Session:
             self.intake.refuse(peer, batch_id, items, "stale", now_ms)
 
     def _on_adopt(self, peer: BrokerPeer, message: Adopt, now_ms: float) -> None:
-        """Hand deliveries to another broker, or to this one after a restart. What is reported unknown never starts."""
+        """Hand deliveries to another broker, or to this one after a restart. An unknown one never starts here."""
         answers: list[AdoptedItem] = []
         moved: dict[ResultsMessage, list[HeldDelivery]] = {}
         for item in message.items:

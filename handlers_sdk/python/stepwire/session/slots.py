@@ -33,7 +33,9 @@ class Slots:
         while queue and self.taken < self._slots:
             held = queue.popleft()
             if held.state is not QUEUED:
-                self._unblock(held.offer)  # it may have been let in by `_unblock`: then the next one is due
+                self._unblock(
+                    held.offer
+                )  # cancelled in the queue, perhaps after `_unblock`: the next one that was blocked is due
                 continue
             limit = self._offers[held.offer].concurrency
             taken = self._taken_by.get(held.offer, 0)

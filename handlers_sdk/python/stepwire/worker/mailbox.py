@@ -1,4 +1,4 @@
-"""What other threads hand to the socket thread, and the pipe that wakes it."""
+"""The way from other threads to the socket thread: outcomes, requests, and a pipe that wakes it."""
 
 import socket
 from collections import deque

@@ -1,6 +1,6 @@
-"""The thread that owns both sockets. It never blocks on a handler, so heartbeats go on whatever a handler does.
+"""The thread that owns both sockets. No handler runs on it, so heartbeats go on while handlers work.
 
-It only carries: frames to the session, the session's actions to sockets and runners, outcomes of calls back.
+The thread only carries: frames to the session, the session's actions to sockets and runners, outcomes of calls back.
 """
 
 import logging
@@ -26,7 +26,7 @@ from .sockets import Sockets
 
 log: Final = logging.getLogger("stepwire.worker")
 
-EXPEL_MS: Final = 2_000  # time for runs to end after they were asked to stop
+EXPEL_MS: Final = 2_000  # time for runs to end after a request to stop
 RECEIVE_MAX: Final = 500  # frames received before actions are taken
 RECEIVE_BYTES_MAX: Final = 64 * 1024  # the same in bytes: the first steps run while the next are received
 POLL_MAX_MS: Final = 60_000

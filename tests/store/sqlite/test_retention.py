@@ -22,16 +22,12 @@ from stepwire_broker.store.sqlite.queries import SqliteQueries
 from stepwire_broker.store.sqlite.writer import SqliteWriter
 from structlog.testing import capture_logs
 
-from .stored_rows import NOW, PATIENCE_S, Running, completed, fact, step_changed, step_new, submission, task_changed
+from tests.store.running import PATIENCE_S, Running
+from tests.store.stored_rows import NOW, completed, fact, step_changed, step_new, submission, task_changed
 
 DAY_MS = 24 * 3600 * 1000
 WEEK_AND_MONTH = RetentionSettings(completed_ms=7 * DAY_MS, failed_ms=30 * DAY_MS)
 TABLES = ("tasks", "steps", "history", "keys")
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    return tmp_path / "state.db"
 
 
 class Clock:
@@ -109,47 +105,6 @@ def note(path: Path, name: str) -> Any:
 
 
 # -- what goes --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("state", "days", "goes"),
-    [
-        ("completed", 8, True),
-        ("completed", 6, False),
-        ("failed", 8, False),
-        ("failed", 31, True),
-        ("cancelled", 8, False),
-        ("cancelled", 31, True),
-        ("running", 400, False),
-        ("paused", 400, False),
-    ],
-)
-def test_what_is_over_goes_when_its_time_is_over_with_all_it_has(
-    database: Path, state: str, days: int, goes: bool
-) -> None:
-    at_ms = NOW - days * DAY_MS
-    with Running(database) as run:
-        run.workflow()
-        run.write(submissions=[submission(1, 10, 20, keys={10: ("k", b"d"), 20: ("other", b"d")}, created_ms=at_ms)])
-        if state in ("completed", "failed", "cancelled"):
-            end(run, 10, state, at_ms)
-        else:
-            run.write(tasks_changed=[task_changed(10, state=state)], history=[fact(10)])
-    run_ = prune(database)
-    assert left(database) == dict.fromkeys(TABLES, [20] if goes else [10, 20])
-    assert (run_.tasks, run_.steps, run_.history, run_.keys) == ((1, 2, 2, 1) if goes else (0, 0, 0, 0))
-
-
-def test_a_key_is_kept_as_long_as_its_task_and_free_after_it(database: Path) -> None:
-    with Running(database) as run:
-        run.workflow()
-        run.write(submissions=[submission(1, 10, keys={10: ("k", b"d")})])
-        end(run, 10, "completed", NOW - 8 * DAY_MS)
-        assert run.write(submissions=[submission(2, 20, keys={20: ("k", b"d")})]).submissions[0].existing == {20: 10}
-    prune(database)
-    with Running(database) as run:
-        assert run.write(submissions=[submission(3, 30, keys={30: ("k", b"d")})]).submissions[0].existing == {}
-        assert left(database)["keys"] == [30]
 
 
 def test_a_task_with_a_held_step_is_not_touched_whatever_its_row_says(database: Path) -> None:
@@ -433,12 +388,6 @@ def park(path: Path, *rows: tuple[int, int]) -> None:
 def parked(path: Path) -> list[int]:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         return [row[0] for row in connection.execute("SELECT id FROM parked ORDER BY id")]
-
-
-def test_what_was_refused_is_kept_as_long_as_a_failed_task(database: Path) -> None:
-    park(database, (NOW - 31 * DAY_MS, 10), (NOW - 29 * DAY_MS, 10))
-    assert prune(database).parked == 1
-    assert parked(database) == [2]
 
 
 def test_of_what_was_refused_the_newest_are_kept(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """What a group becomes: durable once, whole, and only by the broker whose lane it is."""
 
 import contextlib
-import itertools
 import os
 import queue
 import select
@@ -10,34 +9,24 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stepwire_broker.core.model.commit_group import Broken, CommitGroup, Committed, Fenced, Parked, Stalled, StepOutput
-from stepwire_broker.store.rows import HistoryCursor
+from stepwire_broker.core.model.commit_group import Broken, CommitGroup, Committed, Fenced, Parked, Stalled
 from stepwire_broker.store.sqlite import opening
 from stepwire_broker.store.sqlite.troubles import trouble_of
 
-from .stored_rows import (
+from tests.store.running import PATIENCE_S, Running
+from tests.store.stored_rows import (
     NOW,
-    PATIENCE_S,
-    Running,
-    completed,
     dispatched,
     fact,
-    step_changed,
     step_new,
     submission,
     task_changed,
-    task_new,
     workflow_new,
 )
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    return tmp_path / "state" / "state.db"
 
 
 class Raises:
@@ -67,146 +56,13 @@ def io_error(code: int = sqlite3.SQLITE_IOERR_WRITE) -> sqlite3.OperationalError
     return error
 
 
-# -- a group ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_group_is_one_transaction_of_all_its_rows(database: Path) -> None:
-    with Running(database) as run:
-        run.workflow()
-        run.write(
-            submissions=[submission(7, 10)],
-            steps_dispatched=[dispatched(11)],
-            history=[fact(10, b'[["dispatched"]]')],
-            parked=[Parked(NOW, 10, 11, "unknown_delivery", "w-1", b"\xff{")],
-        )
-        run.write(
-            steps_completed=[completed(11)],
-            steps_changed=[step_changed(12, "ready")],
-            tasks_changed=[task_changed(10, attention="held")],
-            history=[fact(10, b'[["completed"]]')],
-        )
-        task = run.queries.task(10)
-        assert [(s.state, s.output) for s in task.steps] == [("completed", '{"ok":true}'), ("ready", None)]
-        assert (task.task.state, task.task.attention, task.context) == ("running", "held", '{"order_id":12345}')
-        events = run.queries.task_events(10)
-        assert [(e.seq, e.position, e.facts) for e in events] == [
-            (2, 0, '[["submitted"]]'),
-            (2, 1, '[["dispatched"]]'),
-            (3, 0, '[["completed"]]'),
-        ]
-        (parked,) = run.queries.parked()
-        assert (parked.task_id, parked.code, parked.body) == (10, "unknown_delivery", b"\xff{")
-
-
-def test_a_completed_step_loses_what_belonged_to_its_delivery(database: Path) -> None:
-    with Running(database) as run:
-        run.workflow()
-        run.write(submissions=[submission(1, 10)])
-        run.write(
-            steps_changed=[
-                step_changed(11, "dispatched", batch_id="b", not_before_ms=5, reason="lost", earlier=b"[[1]]")
-            ]
-        )
-        run.write(steps_completed=[completed(11)])
-        found = run.sql("SELECT state, batch_id, not_before_ms, reason, earlier, finished_ms FROM steps WHERE id = 11")
-        assert found == [("completed", None, None, None, None, NOW + 2)]
-
-
-def test_a_state_and_its_output_may_come_in_either_direction(database: Path) -> None:
-    """The schema wants an output where a step is completed, so the order inside the transaction matters."""
-    with Running(database) as run:
-        run.workflow()
-        run.write(submissions=[submission(1, 10)], steps_dispatched=[dispatched(11)])
-        run.write(
-            steps_changed=[step_changed(11, "completed", finished_ms=NOW)], steps_output=[StepOutput(11, b'"a"', 3)]
-        )
-        assert run.queries.step(11).output == '"a"'
-        run.write(steps_changed=[step_changed(11, "waiting")], steps_output=[StepOutput(11, None, 0)])
-        assert run.queries.step(11)[5] == "waiting"
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 13, 192, 193, 255, 256, 257, 300, 513])
-def test_many_rows_are_all_written_whatever_their_number(database: Path, count: int) -> None:
-    with Running(database) as run:
-        run.workflow()
-        ids = range(10, 10 + 3 * count, 3)
-        run.write(submissions=[submission(1, *ids)])
-        run.write(
-            steps_dispatched=[dispatched(i + 1) for i in ids],
-            steps_changed=[step_changed(i + 2, "failed", finished_ms=i, error=b"{}") for i in ids],
-        )
-        run.write(
-            steps_completed=[completed(i + 1, b'{"n":%d}' % i) for i in ids],
-            tasks_changed=[task_changed(i, state="failed", finished_ms=i) for i in ids],
-            history=[fact(i) for i in ids],
-        )
-        assert run.sql("SELECT id, finished_ms FROM tasks WHERE state = 'failed'") == [(i, i) for i in ids]
-        assert run.sql("SELECT id, output FROM steps WHERE state = 'completed'") == [
-            (i + 1, f'{{"n":{i}}}') for i in ids
-        ]
-        assert run.sql("SELECT id, finished_ms FROM steps WHERE state = 'failed'") == [(i + 2, i) for i in ids]
-        assert run.sql("SELECT count(*) FROM history") == [(2 * count,)]
-
-
-def test_numbers_are_reserved_without_overlap_also_over_restarts(database: Path) -> None:
-    taken: list[tuple[int, int]] = []
-    for _ in range(2):
-        with Running(database) as run:
-            taken.append(run.opened.ids)
-            for _ in range(2):
-                ids = run.write(reserve_ids=500).ids
-                assert ids is not None
-                taken.append(ids)
-    assert taken[0][0] == 1
-    assert all(before[1] < after[0] for before, after in itertools.pairwise(taken))
-    assert [last - first + 1 for first, last in taken] == [10_000, 500, 500] * 2
-
-
-def test_text_beyond_ascii_comes_back_as_it_went(database: Path) -> None:
-    context = '{"name":"Zoë 🚚 \\u0000"}'
-    with Running(database) as run:
-        run.workflow()
-        run.write(submissions=[submission(1, 10, context=context.encode(), labels='{"à":"é"}'.encode())])
-        assert run.queries.task(10).context == context
-        assert run.queries.load_payloads([10], []).contexts == {10: context.encode()}
-        assert run.queries.load_tasks([10], 10**6).tasks[0].context == context
-
-
-# -- workflows --------------------------------------------------------------------------------------------------------
-
-
-def test_a_workflow_version_is_stored_once_and_other_content_is_a_conflict(database: Path) -> None:
-    with Running(database) as run:
-        first = run.workflow("order", "1")
-        again = run.write(workflows=[workflow_new("order", "1"), workflow_new("order", "1", digest="other")]).workflows
-        assert [(o.workflow_id, o.created, o.conflict) for o in again] == [(first, False, False), (first, False, True)]
-
-
-def test_the_newest_version_is_active_until_an_operator_names_another(database: Path) -> None:
-    def active() -> list[str]:
-        return [w.version for w in run.queries.workflows() if w.active]
-
-    with Running(database) as run:
-        first = run.workflow("order", "1")
-        run.workflow("order", "2")
-        run.workflow("order", "3", activate=False)
-        run.workflow("other", "9")
-        assert active() == ["2", "9"]
-        run.write(activations=[(1, first)])
-        assert active() == ["1", "9"]
-        run.workflow("order", "2")  # there already: applying it again changes nothing
-        assert active() == ["1", "9"]
-        assert run.queries.workflow("default", "order", None).version == "1"
-        assert run.queries.workflow("default", "order", "3").version == "3"
-        assert run.queries.workflow("default", "order", "4") is None
-
-
 # -- durable, once ----------------------------------------------------------------------------------------------------
 
 _WRITES_AND_SAYS_SO = """
 import sys
 from pathlib import Path
-from tests.store.stored_rows import Running, submission
+from tests.store.running import Running
+from tests.store.stored_rows import submission
 
 run = Running(Path(sys.argv[1]))
 run.workflow()
@@ -288,19 +144,6 @@ def test_an_error_before_the_commit_is_written_again_from_the_beginning(database
         assert run.sql("SELECT count(*) FROM history") == [(2,)]
 
 
-def test_the_sequence_goes_on_over_restarts_and_orders_the_history(database: Path) -> None:
-    with Running(database) as run:
-        run.workflow()
-        run.write(submissions=[submission(1, 10)])
-    with Running(database) as run:
-        assert (run.opened.epoch, run.opened.lanes) == (2, {0: 2})
-        run.write(history=[fact(10, b"[2]")])
-        (lane,) = run.queries.lanes()
-        history = run.queries.events_from(lane.id, HistoryCursor(), 10)
-        assert [(h.seq, h.facts) for h in history] == [(2, '[["submitted"]]'), (3, "[2]")]
-        assert run.queries.events_from(lane.id, HistoryCursor(2, 1), 10) == history[1:]
-
-
 # -- fenced -----------------------------------------------------------------------------------------------------------
 
 
@@ -316,14 +159,6 @@ def test_a_broker_that_has_lost_its_lane_writes_nothing_more(database: Path) -> 
         run.close()
         with pytest.raises(queue.Empty):
             run.outcomes.get_nowait()
-
-
-def test_a_group_out_of_its_order_is_not_written(database: Path) -> None:
-    with Running(database) as run:
-        run.workflow()
-        run.seq += 1
-        run.put(history=[fact(10)])
-        assert run.outcome() == Fenced(0)
 
 
 # -- the database is away ---------------------------------------------------------------------------------------------
@@ -543,33 +378,6 @@ def test_a_submission_that_the_database_refuses_is_parked_and_the_rest_is_writte
         assert isinstance(run.write(history=[fact(20)]), Committed)
 
 
-def test_a_task_whose_rows_the_database_refuses_keeps_its_old_state_and_is_named(database: Path) -> None:
-    with Running(database) as run:
-        run.workflow()
-        tasks = list(range(10, 200, 10))
-        run.write(submissions=[submission(i, i) for i in tasks], steps_dispatched=[dispatched(i + 1) for i in tasks])
-        done = run.write(
-            submissions=[submission(1, 500)],
-            steps_completed=[completed(i + 1, b"\xff" if i == 50 else b"{}") for i in tasks],
-            steps_changed=[step_changed(i + 2, "dispatched" if i == 70 else "ready") for i in tasks],
-            tasks_changed=[task_changed(i, priority=5) for i in tasks],
-            history=[fact(i, b"[9]") for i in tasks],
-        )
-        assert sorted(r.task_id for r in done.rejected) == [50, 70]
-        assert [o.failed for o in done.submissions] == [None]
-        untouched = [("running", 0, "dispatched", "waiting")]
-        for task_id in (50, 70):
-            assert untouched == run.sql(
-                "SELECT tasks.state, priority, a.state, b.state FROM tasks JOIN steps a ON a.id = tasks.id + 1 "
-                "JOIN steps b ON b.id = tasks.id + 2 WHERE tasks.id = ?",
-                task_id,
-            )
-        assert run.sql("SELECT count(*) FROM tasks WHERE priority = 5") == [(len(tasks) - 2,)]
-        assert run.sql("SELECT count(*) FROM steps WHERE state = 'completed'") == [(len(tasks) - 2,)]
-        assert run.sql("SELECT count(*) FROM history WHERE facts = '[9]'") == [(len(tasks) - 2,)]
-        assert sorted(p.task_id for p in run.queries.parked()) == [50, 70]
-
-
 def test_a_workflow_that_the_database_refuses_fails_alone(database: Path) -> None:
     with Running(database) as run:
         done = run.write(workflows=[workflow_new("good", "1"), workflow_new("bad\ud800", "1")])
@@ -590,53 +398,6 @@ def test_a_data_error_and_an_unheard_outcome_in_one_group_still_write_it_once(da
         assert run.sql("SELECT count(*) FROM parked") == [(1,)]
 
 
-# -- what the schema forbids ------------------------------------------------------------------------------------------
-
-WRONG_STEPS: dict[str, Callable[[], object]] = {
-    "dispatched without a batch": lambda: step_changed(11, "dispatched"),
-    "dispatched without a delivery": lambda: step_changed(11, "dispatched", batch_id="b", delivery=0),
-    "ready with a batch": lambda: step_changed(11, "ready", batch_id="b"),
-    "retry_wait without its time": lambda: step_changed(11, "retry_wait"),
-    "completed without an output": lambda: step_changed(11, "completed", finished_ms=1),
-    "failed and not finished": lambda: step_changed(11, "failed"),
-    "waiting and finished": lambda: step_changed(11, "waiting", finished_ms=1),
-    "no state at all": lambda: step_changed(11, "stuck"),
-}
-
-
-@pytest.mark.parametrize("what", WRONG_STEPS)
-def test_a_wrong_state_of_a_step_cannot_be_written(database: Path, what: str) -> None:
-    with Running(database) as run:
-        run.workflow()
-        run.write(submissions=[submission(1, 10)])
-        done = run.write(steps_changed=[WRONG_STEPS[what]()])
-        assert [r.task_id for r in done.rejected] == [10]
-        assert run.queries.step(11).state == "waiting"
-
-
-WRONG_TASKS = {
-    "running and finished": task_changed(10, finished_ms=1),
-    "completed and not finished": task_changed(10, state="completed"),
-    "pending in somebody's memory": task_changed(10, state="pending"),
-    "no state at all": task_changed(10, state="done"),
-}
-
-
-@pytest.mark.parametrize("what", WRONG_TASKS)
-def test_a_wrong_state_of_a_task_cannot_be_written(database: Path, what: str) -> None:
-    with Running(database) as run:
-        run.workflow()
-        run.write(submissions=[submission(1, 10)])
-        assert [r.task_id for r in run.write(tasks_changed=[WRONG_TASKS[what]]).rejected] == [10]
-
-
-def test_a_step_without_its_task_cannot_be_written(database: Path) -> None:
-    with Running(database) as run:
-        run.workflow()
-        orphan = submission(1, 10)._replace(tasks=[task_new(20)], steps=[step_new(11, 10)])
-        assert run.write(submissions=[orphan]).submissions[0].failed
-
-
 # -- below them --------------------------------------------------------------------------------------------------------
 
 
@@ -647,7 +408,7 @@ def _python(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
     )
     try:
         yield process

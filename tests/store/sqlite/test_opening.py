@@ -19,12 +19,8 @@ from stepwire_broker.store.sqlite.queries import SqliteQueries
 from stepwire_broker.store.sqlite.readers import SqliteReaders
 from stepwire_broker.store.tables import metadata
 
-from .stored_rows import NOW, PATIENCE_S, Running, submission, task_changed
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    return tmp_path / "state" / "state.db"
+from tests.store.running import PATIENCE_S, Running
+from tests.store.stored_rows import NOW, submission
 
 
 def test_the_migrated_schema_is_the_declared_one(database: Path) -> None:
@@ -73,36 +69,12 @@ def test_a_database_of_another_program_is_refused(database: Path) -> None:
         Running(database)
 
 
-def test_the_first_start_creates_a_deployment_that_every_later_start_finds(database: Path) -> None:
-    with Running(database, lease_ms=7_000) as run:
-        first = run.opened
-    assert (first.epoch, first.lanes, first.lease_ms_before, first.workflows) == (1, {0: 0}, 0, [])
-    assert first.deployment == f"{0xABC:032x}"
-    settings = DatabaseSettings(url=f"sqlite:///{database}")
-    store = open_store(settings, "b1", lease_ms=9_000, wall_ms=NOW, entropy=0xDEF)
-    assert store.opened.deployment == first.deployment
-    assert (store.opened.epoch, store.opened.lease_ms_before) == (2, 7_000)
-    assert store.close(1.0)
-
-
 def test_an_epoch_is_never_used_twice_whatever_the_brokers_are_called(database: Path) -> None:
     epochs = []
     for broker in ("b1", "b2", "b1", "b3"):
         with Running(database, broker) as run:
             epochs.append(run.opened.epoch)
     assert epochs == [1, 2, 3, 4]
-
-
-def test_a_start_brings_workflows_and_counts_of_what_is_open(database: Path) -> None:
-    with Running(database) as run:
-        run.workflow("order", "1")
-        run.write(submissions=[submission(1, 10, 20, 30)])
-        run.write(tasks_changed=[task_changed(20, state="cancelled", finished_ms=NOW)])
-    with Running(database) as run:
-        assert [(w.name, w.version, w.active, w.document) for w in run.opened.workflows] == [
-            ("order", "1", 1, '{"name":"order"}')
-        ]
-        assert (run.opened.open_tasks, run.opened.open_steps) == (2, 4)
 
 
 # -- one broker -------------------------------------------------------------------------------------------------------
@@ -120,7 +92,7 @@ def test_a_second_broker_is_refused_and_told_which_process_holds_the_file(databa
 _HOLDS_IT = """
 import sys
 from pathlib import Path
-from tests.store.stored_rows import Running
+from tests.store.running import Running
 run = Running(Path(sys.argv[1]))
 print("open", flush=True)
 sys.stdin.readline()
@@ -133,7 +105,7 @@ def test_a_killed_broker_leaves_nothing_locked(database: Path) -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
     )
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S)

@@ -1,23 +1,20 @@
-"""What is read: pages for the core, in the order it needs them, and rows for people."""
+"""Questions and their answers: pages for the core, in the order it needs them, and rows for people. Every store answers
+them alike."""
 
-import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from stepwire_broker.store.rows import HistoryCursor, StepFilter, TaskFilter
-from stepwire_broker.store.sqlite.queries import SqliteQueries
 
-from .stored_rows import NOW, Running, completed, dispatched, fact, step_changed, step_new, submission, task_changed
+from tests.store.running import MemoryPlace, Running
+from tests.store.stored_rows import NOW, completed, dispatched, fact, step_changed, step_new, submission, task_changed
+
+Place = Path | MemoryPlace
 
 RESIDENT = 16 * 1024
 EVER = 2**53 - 1
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    return tmp_path / "state.db"
 
 
 def page(run: Running, limit: int = 100, epoch: int = 2, wants: Sequence[str] = (), now: int = NOW) -> list[int]:
@@ -30,8 +27,8 @@ def page(run: Running, limit: int = 100, epoch: int = 2, wants: Sequence[str] = 
 # -- loading ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_page_is_the_most_urgent_then_the_oldest_with_their_steps_in_the_same_order(database: Path) -> None:
-    with Running(database) as run:
+def test_a_page_holds_the_most_urgent_then_the_oldest_tasks_with_their_steps_in_the_same_order(place: Place) -> None:
+    with Running(place) as run:
         run.workflow()
         for task_id, priority in {10: 0, 20: 5, 30: 0, 40: -1, 50: 5}.items():
             run.write(submissions=[submission(task_id, task_id, priority=priority)])
@@ -39,107 +36,40 @@ def test_a_page_is_the_most_urgent_then_the_oldest_with_their_steps_in_the_same_
         assert page(run, limit=3) == [20, 50, 10]
 
 
-def test_a_page_holds_only_what_is_open_and_due_and_not_in_memory(database: Path) -> None:
+def test_a_page_holds_only_tasks_that_are_open_and_due_and_not_in_memory(place: Place) -> None:
     rows: dict[int, dict[str, Any]] = {
         10: {"state": "pending", "owner_epoch": 0},
         20: {"state": "paused", "owner_epoch": 0},
-        30: {"owner_epoch": 1},  # a former epoch's
+        30: {"owner_epoch": 1},  # of an earlier epoch
         40: {"owner_epoch": 2},  # ours: in memory
         50: {"owner_epoch": 0, "wake_ms": NOW},
         60: {"owner_epoch": 0, "wake_ms": NOW + 1},
         70: {"owner_epoch": 0, "state": "completed", "finished_ms": NOW},
         80: {"owner_epoch": 0, "state": "failed", "finished_ms": NOW},
     }
-    with Running(database) as run:
+    with Running(place) as run:
         run.workflow()
         run.write(submissions=[submission(i, i, **changes) for i, changes in rows.items()])
         assert page(run) == [10, 20, 30, 50]
         assert page(run, now=EVER) == [10, 20, 30, 50, 60]
 
 
-def test_what_waits_for_a_handler_is_brought_when_somebody_offers_it_or_when_its_time_has_come(database: Path) -> None:
+def test_a_task_that_waits_for_a_handler_is_loaded_when_the_handler_is_offered_or_its_time_has_come(
+    place: Place,
+) -> None:
     resting = {10: ("shop::A", None), 20: ("shop::B", None), 30: (None, None), 40: ("shop::A", NOW), 50: (None, EVER)}
-    with Running(database) as run:
+    with Running(place) as run:
         run.workflow()
         run.write(submissions=[submission(i, i, owner_epoch=0, wants=w, wake_ms=at) for i, (w, at) in resting.items()])
         assert page(run) == [30, 40]
         assert page(run, wants=["shop::A", "shop::C"]) == [10, 30, 40]
         assert page(run, wants=["shop::A", "shop::B"], now=EVER) == [10, 20, 30, 40, 50]
         assert run.queries.load_page(1, 2, [], NOW, RESIDENT).wants == ("shop::A", "shop::B")
-        assert run.queries.distinct_wants(2) == ["shop::A", "shop::B"]
 
 
-def test_a_page_is_found_in_the_index_of_open_tasks(database: Path) -> None:
-    """Among millions of finished tasks, and past thousands that are in memory."""
-    with Running(database) as run:
-        run.workflow()
-        seen: list[str] = []
-
-        def explained(queries: SqliteQueries) -> None:
-            queries.connection.set_trace_callback(seen.append)
-            queries.load_page(10, 2, ["a"], NOW, RESIDENT)
-            queries.open_counts()
-            queries.connection.set_trace_callback(None)
-
-        run.read(explained)
-        plans = [
-            " ".join(row[3] for row in run.sql(f"EXPLAIN QUERY PLAN {text}"))
-            for text in seen
-            if "tasks" in text and text.lstrip().startswith(("WITH", "SELECT"))
-        ]
-        assert len(plans) == 3
-        for plan in plans:
-            assert "SCAN tasks USING" in plan or "SCAN tasks" not in plan, plan
-            assert "TEMP B-TREE FOR ORDER BY" not in plan or "DISTINCT" in plan, plan
-
-
-INDEXED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
-    "failed tasks": (SqliteQueries.tasks, (TaskFilter(state="failed"),), "tasks_failed"),
-    "held steps": (SqliteQueries.steps, (StepFilter(state="held", handler_class="a"),), "steps_held"),
-    "failed steps": (SqliteQueries.steps, (StepFilter(state="failed", before=9),), "steps_failed"),
-    "tasks of a workflow": (SqliteQueries.tasks, (TaskFilter(workflow="order", before=9),), "tasks_of_workflow"),
-    "a page of tasks": (SqliteQueries.tasks, (TaskFilter(before=9),), "USING INTEGER PRIMARY KEY"),
-    "events of a task": (SqliteQueries.task_events, (10, (1, 2, 3)), "history_of_task"),
-    "history from a place on": (
-        SqliteQueries.events_from,
-        (1, HistoryCursor(3, 4), 10),
-        "USING PRIMARY KEY (lane_id=? AND (seq,position)>",
-    ),
-    "history of a task from a place on": (
-        SqliteQueries.events_from,
-        (1, HistoryCursor(3, 4), 10, 10),
-        "USING INDEX history_of_task (task_id=? AND lane_id=? AND (seq,position)>",
-    ),
-    "steps of a task": (SqliteQueries.task, (10,), "steps_of_task"),
-}
-
-
-@pytest.mark.parametrize("what", INDEXED)
-def test_what_people_ask_is_answered_from_an_index_and_never_sorted(database: Path, what: str) -> None:
-    query, arguments, index = INDEXED[what]
-    with Running(database) as run:
-        run.workflow()
-        run.write(submissions=[submission(1, 10)])
-        seen: list[str] = []
-
-        def explained(queries: SqliteQueries) -> None:
-            queries.connection.set_trace_callback(seen.append)
-            query(queries, *arguments)
-            queries.connection.set_trace_callback(None)
-
-        run.read(explained)
-        plans = [
-            " ".join(row[3] for row in run.sql(f"EXPLAIN QUERY PLAN {text}"))
-            for text in seen
-            if text.startswith("WITH")
-        ]
-        assert index in plans[-1]
-        assert "TEMP B-TREE" not in plans[-1]
-
-
-def test_what_is_large_stays_in_the_database_until_it_is_fetched(database: Path) -> None:
+def test_a_large_payload_stays_in_the_database_until_it_is_fetched(place: Place) -> None:
     large, small = b'"' + b"x" * RESIDENT + b'"', b"{}"
-    with Running(database) as run:
+    with Running(place) as run:
         run.workflow()
         run.write(
             submissions=[
@@ -160,7 +90,7 @@ def test_what_is_large_stays_in_the_database_until_it_is_fetched(database: Path)
         assert payloads.outputs == {11: large}
 
 
-def test_every_column_of_a_step_comes_back_as_it_was_written(database: Path) -> None:
+def test_every_column_of_a_step_is_read_as_it_was_written(place: Place) -> None:
     written = step_changed(
         11,
         "held",
@@ -180,7 +110,7 @@ def test_every_column_of_a_step_comes_back_as_it_was_written(database: Path) -> 
         key_number=10,
         earlier=b'[[1,"a","w",true]]',
     )
-    with Running(database) as run:
+    with Running(place) as run:
         run.workflow()
         run.write(submissions=[submission(1, 10)])
         run.write(steps_changed=[written])
@@ -189,8 +119,8 @@ def test_every_column_of_a_step_comes_back_as_it_was_written(database: Path) -> 
             assert stored[name] == (value.decode() if isinstance(value, bytes) else value), name
 
 
-def test_steps_are_traced_to_their_tasks_also_to_finished_ones(database: Path) -> None:
-    with Running(database) as run:
+def test_steps_are_traced_to_their_tasks_also_to_ended_ones(place: Place) -> None:
+    with Running(place) as run:
         run.workflow()
         run.write(submissions=[submission(1, 10), submission(2, 20, state="completed", finished_ms=NOW)])
         assert run.queries.tasks_of_steps([11, 12, 22, 999]) == {
@@ -203,8 +133,8 @@ def test_steps_are_traced_to_their_tasks_also_to_finished_ones(database: Path) -
 # -- for people -------------------------------------------------------------------------------------------------------
 
 
-def test_a_task_is_shown_with_all_that_is_known_of_it(database: Path) -> None:
-    with Running(database) as run:
+def test_a_task_is_read_with_all_its_columns_and_steps(place: Place) -> None:
+    with Running(place) as run:
         run.workflow("order", "7")
         run.write(submissions=[submission(1, 10, keys={10: ("k", b"d")}, labels=b'{"region":"eu"}', priority=3)])
         run.write(steps_dispatched=[dispatched(11)])
@@ -258,7 +188,7 @@ FILTERS = [
 
 
 @pytest.mark.parametrize(("wanted", "ids"), FILTERS)
-def test_tasks_are_listed_by_what_is_asked_the_newest_first(database: Path, wanted: TaskFilter, ids: list[int]) -> None:
+def test_tasks_are_listed_by_filter_the_newest_first(place: Place, wanted: TaskFilter, ids: list[int]) -> None:
     rows: dict[int, dict[str, Any]] = {
         10: {},
         20: {"workflow_id": 2, "labels": b'{"region":"eu"}'},
@@ -266,7 +196,7 @@ def test_tasks_are_listed_by_what_is_asked_the_newest_first(database: Path, want
         40: {"workflow_id": 2, "state": "failed", "finished_ms": NOW},
         50: {"workflow_id": 3},
     }
-    with Running(database) as run:
+    with Running(place) as run:
         run.workflow("order", "1")
         run.workflow("order", "2")
         run.workflow("other", "1")
@@ -292,10 +222,10 @@ STEP_FILTERS = [
 
 @pytest.mark.parametrize(("wanted", "ids"), STEP_FILTERS)
 def test_steps_are_listed_by_state_and_handler_the_newest_first(
-    database: Path, wanted: StepFilter, ids: list[int]
+    place: Place, wanted: StepFilter, ids: list[int]
 ) -> None:
     handlers = ["plain", "Shop::Pay", "Shop::Pay", "Shop::Sub::Ship", "Shop::Sub::Ship"]
-    with Running(database) as run:
+    with Running(place) as run:
         run.workflow()
         tasks = submission(1, 10)
         steps = [step_new(11 + i, 10, i, handler_class=handler) for i, handler in enumerate(handlers)]
@@ -310,8 +240,8 @@ def test_steps_are_listed_by_state_and_handler_the_newest_first(
         assert [s.id for s in run.queries.steps(wanted)] == ids
 
 
-def test_events_are_read_on_from_a_cursor(database: Path) -> None:
-    with Running(database) as run:
+def test_events_are_read_from_a_cursor_on(place: Place) -> None:
+    with Running(place) as run:
         run.workflow()
         run.write(submissions=[submission(1, 10), submission(2, 20)])
         for n in range(3):
@@ -328,29 +258,20 @@ def test_events_are_read_on_from_a_cursor(database: Path) -> None:
             assert run.queries.events_from(lane.id, first, 2) == everything[i : i + 2]
 
 
-def test_a_failed_query_fails_its_caller_and_nobody_else(database: Path) -> None:
-    with Running(database) as run:
-        run.workflow()
-        for _ in range(4):
-            with pytest.raises(sqlite3.OperationalError):
-                run.read(lambda queries: (queries.execute("BEGIN"), queries.execute("SELECT nonsense")))
-        assert run.sql("SELECT count(*) FROM workflows") == [(1,)]
-
-
-def test_a_reader_sees_what_was_reported_committed(database: Path) -> None:
-    with Running(database) as run:
+def test_a_reader_sees_every_group_that_was_reported_committed(place: Place) -> None:
+    with Running(place) as run:
         run.workflow()
         for task_id in range(10, 300, 10):
             run.write(submissions=[submission(task_id, task_id)])
             assert run.queries.task_state(task_id) == "running"
 
 
-def test_after_a_restart_every_open_task_is_found_page_by_page(database: Path) -> None:
-    with Running(database) as run:
+def test_after_a_restart_every_open_task_is_found_page_by_page(place: Place) -> None:
+    with Running(place) as run:
         run.workflow()
         run.write(submissions=[submission(i, i) for i in range(10, 5000, 10)])
     found: list[int] = []
-    with Running(database) as run:
+    with Running(place) as run:
         epoch = run.opened.epoch
         while ids := page(run, limit=100, epoch=epoch):
             found += ids

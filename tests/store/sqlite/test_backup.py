@@ -22,9 +22,9 @@ from stepwire_broker.store.sqlite.check import Checked, check
 from stepwire_broker.store.sqlite.restore import RestoredBackup, restore
 from stepwire_broker.store.sqlite.status import Status, status
 
+from tests.store.running import Running
+from tests.store.stored_rows import NOW, fact, submission
 from tests.system.harness import Site, eventually, workflow
-
-from .stored_rows import NOW, Running, fact, submission
 
 BROKER = "b1"
 DOCUMENT = b"""{"name": "order", "namespace": "default", "version": "1", "steps": [
@@ -55,11 +55,6 @@ def checked(path: Path) -> Checked:
 def looked_at(path: Path) -> Status:
     with contextlib.closing(open_stored(path)) as connection:
         return status(connection, path, RetentionSettings(), time.time_ns() // 1_000_000)
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    return tmp_path / "state.db"
 
 
 # -- there ------------------------------------------------------------------------------------------------------------

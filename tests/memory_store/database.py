@@ -1,0 +1,74 @@
+"""A database in memory as the store opens it: the same tables for every start, as a file would hold them."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Concatenate, ParamSpec, TypeVar
+
+from stepwire_broker.core.intake.routing_rules import KEPT_AS
+from stepwire_broker.store.lane import Rows
+from stepwire_broker.store.ports import ID_BLOCK, LANE, Opened
+
+from .pruning import MemoryPruning
+from .queries import MemoryQueries
+from .tables import Tables
+from .writer import MemoryWriter
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def begin_epoch(tables: Tables, broker_id: str, lease_ms: int, entropy: int) -> Opened:
+    """Begin a new epoch, which fences every writer of an earlier one."""
+    tables.broker = broker_id
+    tables.deployment = tables.deployment or f"{entropy:032x}"
+    lease_ms_before, tables.lease_ms = tables.lease_ms, max(tables.lease_ms, lease_ms)
+    tables.epoch += 1
+    first, tables.next_id = tables.next_id, tables.next_id + ID_BLOCK
+    counts = MemoryQueries(tables).open_counts()
+    return Opened(
+        deployment=tables.deployment,
+        epoch=tables.epoch,
+        ids=(first, tables.next_id - 1),
+        lanes={LANE: tables.seq},
+        lease_ms_before=lease_ms_before,
+        workflows=list(tables.workflows.values()),
+        open_tasks=counts.tasks,
+        open_steps=counts.steps,
+        rules=tables.kept.get(KEPT_AS),
+    )
+
+
+class MemoryDatabase:
+    """The port `Database` of store/ports.py over Tables."""
+
+    def __init__(self, tables: Tables, opened: Opened, refuses: Callable[[Rows], None] | None = None) -> None:
+        self.opened = opened
+        self.writer = MemoryWriter(tables, opened.epoch, refuses)
+        self.readers = MemoryReaders(tables)
+        self.pruning = MemoryPruning(tables, self.writer)
+
+    def release(self) -> None:
+        pass
+
+
+class MemoryReaders:
+    """The port `Readers` of store/ports.py. A query runs at once, in the caller's thread."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._queries = MemoryQueries(tables)
+
+    def read(self, query: Callable[Concatenate[MemoryQueries, P], T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(query(self._queries, *args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def read_at_once(
+        self, query: Callable[Concatenate[MemoryQueries, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
+        return query(self._queries, *args, **kwargs)
+
+    def close(self) -> None:
+        pass

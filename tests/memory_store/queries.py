@@ -1,0 +1,243 @@
+"""The questions of the store, answered from the tables in memory in plain Python: what every adapter has to answer."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask, StoredWorkflow
+from stepwire_broker.core.model.commit_group import TaskNew
+from stepwire_broker.store.queries import PAGE_ROWS_MAX
+from stepwire_broker.store.rows import (
+    EventRow,
+    HistoryCursor,
+    HistoryItem,
+    LaneRow,
+    OpenCounts,
+    ParkedRow,
+    StepFilter,
+    StepRow,
+    TaskFilter,
+    TaskOfStep,
+    TaskRecord,
+    TaskRow,
+    TaskWithHistory,
+    WorkflowRow,
+)
+from stepwire_protocol import limits, patterns
+
+from .tables import LANE_ID, StoredRow, Tables
+
+
+class MemoryQueries:
+    """The port store/queries.py over Tables."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    def load_page(self, limit: int, epoch: int, wants: Sequence[str], now_ms: int, resident_bytes_max: int) -> Loaded:
+        stored = [t for t in self._tables.tasks.values() if t.finished_ms is None and t.owner_epoch != epoch]
+        due = [
+            t
+            for t in stored
+            if (t.wake_ms is not None and t.wake_ms <= now_ms)
+            or (t.wants is not None and t.wants in wants)
+            or (t.wake_ms is None and t.wants is None)
+        ]
+        due.sort(key=lambda t: (-t.priority, t.id))
+        loaded = self._load([t.id for t in due[:limit]], resident_bytes_max)
+        return loaded._replace(wants=tuple(sorted({t.wants for t in stored if t.wants is not None})))
+
+    def load_tasks(self, task_ids: Sequence[int], resident_bytes_max: int) -> Loaded:
+        return self._load(self._shown(sorted(set(task_ids))), resident_bytes_max)
+
+    def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, TaskOfStep]:
+        tables = self._tables
+        tasks = {i: tables.tasks[tables.steps[i].stored.task_id] for i in step_ids if i in tables.steps}
+        return {step_id: TaskOfStep(task.id, task.state) for step_id, task in tasks.items()}
+
+    def load_payloads(self, task_ids: Sequence[int], step_ids: Sequence[int]) -> Payloads:
+        tables = self._tables
+        contexts = {i: tables.tasks[i].context for i in task_ids if i in tables.tasks}
+        outputs = {i: tables.steps[i].stored.output for i in step_ids if i in tables.steps}
+        return Payloads(contexts, {i: o.encode() for i, o in outputs.items() if o is not None})
+
+    def open_task_ids(self, after: int, limit: int) -> list[int]:
+        return sorted(t.id for t in self._tables.open_tasks if t.id > after)[:limit]
+
+    def open_counts(self) -> OpenCounts:
+        open_tasks = {task.id for task in self._tables.open_tasks}
+        steps = [row.stored for row in self._tables.steps.values() if row.stored.task_id in open_tasks]
+        return OpenCounts(len(open_tasks), sum(step.finished_ms is None for step in steps))
+
+    def tasks_with_history(self, task_ids: Sequence[int], resident_bytes_max: int) -> list[TaskWithHistory]:
+        return [
+            TaskWithHistory(
+                self._tables.stored_task(task_id, resident_bytes_max),
+                list(self._steps(task_id, resident_bytes_max)),
+                [row.facts for row in self._tables.history.get(task_id, ())],
+            )
+            for task_id in self._shown(sorted(set(task_ids)))
+        ]
+
+    def _load(self, task_ids: Iterable[int], resident_bytes_max: int) -> Loaded:
+        tasks: list[StoredTask] = []
+        steps: list[StoredStep] = []
+        for task_id in task_ids:
+            tasks.append(self._tables.stored_task(task_id, resident_bytes_max))
+            steps += self._steps(task_id, resident_bytes_max)
+        return Loaded(tasks, steps)
+
+    def _steps(self, task_id: int, resident_bytes_max: int) -> Iterable[StoredStep]:
+        for stored in self._tables.stored_steps(task_id):
+            yield stored._replace(output=None) if stored.output_bytes > resident_bytes_max else stored
+
+    def _shown(self, task_ids: Iterable[int]) -> list[int]:
+        """Those that exist and of which retention has removed nothing."""
+        return [i for i in task_ids if i in self._tables.tasks and i not in self._tables.partly_removed]
+
+    # -- tasks --------------------------------------------------------------------------------------------------------
+
+    def task(self, task_id: int, outputs_bytes_max: int = limits.INTEGER_MAX) -> TaskRecord | None:
+        if not self._shown([task_id]):
+            return None
+        task = self._tables.tasks[task_id]
+        steps = []
+        bytes_so_far = 0
+        for step_id in self._tables.steps_of.get(task_id, ()):
+            row = _step_row(self._tables.steps[step_id])
+            bytes_so_far += row.output_bytes
+            steps.append(row if bytes_so_far <= outputs_bytes_max else row._replace(output=None))
+        return TaskRecord(self._task_row(task), task.context.decode(), steps)
+
+    def task_state(self, task_id: int) -> str | None:
+        task = self._tables.tasks.get(task_id)
+        return None if task is None else task.state
+
+    def tasks(self, wanted: TaskFilter) -> list[TaskRow]:
+        rows = [self._task_row(self._tables.tasks[i]) for i in self._shown(sorted(self._tables.tasks, reverse=True))]
+        is_wanted = _all_of(
+            (wanted.state, lambda row: row.state == wanted.state),
+            (wanted.namespace, lambda row: row.namespace == wanted.namespace),
+            (wanted.workflow, lambda row: row.workflow == wanted.workflow),
+            (wanted.label, lambda row: wanted.label in _labels(row).items()),
+            (wanted.since_ms, lambda row: row.created_ms >= wanted.since_ms),
+            (wanted.before, lambda row: row.id < wanted.before),
+        )
+        return [row for row in rows if is_wanted(row)][: wanted.limit]
+
+    def _task_row(self, task: TaskNew) -> TaskRow:
+        workflow = self._tables.workflows[task.workflow_id]
+        return TaskRow(
+            id=task.id,
+            uid=task.uid,
+            workflow_id=task.workflow_id,
+            namespace=task.namespace,
+            workflow=workflow.name,
+            version=workflow.version,
+            key=task.key,
+            state=task.state,
+            attention=task.attention,
+            cancelling=int(task.cancelling),
+            priority=task.priority,
+            labels=None if task.labels is None else task.labels.decode(),
+            context_bytes=task.context_bytes,
+            created_ms=task.created_ms,
+            finished_ms=task.finished_ms,
+            deadline_ms=task.deadline_ms,
+        )
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def step(self, step_id: int) -> StepRow | None:
+        row = self._tables.steps.get(step_id)
+        return None if row is None else _step_row(row)
+
+    def steps(self, wanted: StepFilter) -> list[StepRow]:
+        rows = [_step_row(row)._replace(output=None) for _, row in sorted(self._tables.steps.items(), reverse=True)]
+        handler = wanted.handler_class or ""
+        is_pattern = patterns.is_pattern(handler)
+        is_wanted = _all_of(
+            (wanted.state, lambda row: row.state == wanted.state),
+            (
+                wanted.handler_class,
+                lambda row: (
+                    patterns.matches(handler, row.handler_class) if is_pattern else row.handler_class == handler
+                ),
+            ),
+            (wanted.before, lambda row: row.id < wanted.before),
+        )
+        return [row for row in rows if is_wanted(row)][: wanted.limit]
+
+    def held_count(self) -> int:
+        return sum(row.stored.state == "held" for row in self._tables.steps.values())
+
+    # -- workflows ----------------------------------------------------------------------------------------------------
+
+    def workflows(self) -> list[StoredWorkflow]:
+        return list(self._tables.workflows.values())
+
+    def workflow(self, namespace: str, name: str, version: str | None) -> StoredWorkflow | None:
+        for row in self._tables.workflows.values():
+            is_named = (row.namespace, row.name) == (namespace, name)
+            if is_named and (row.active if version is None else row.version == version):
+                return row
+        return None
+
+    def workflow_rows(self, namespace: str | None) -> list[WorkflowRow]:
+        rows = [
+            WorkflowRow(row.id, row.namespace, row.name, row.version, row.created_ms, row.active)
+            for row in self._tables.workflows.values()
+            if namespace in (None, row.namespace)
+        ]
+        return sorted(rows, key=lambda row: (row.namespace, row.name, row.id))
+
+    # -- history ------------------------------------------------------------------------------------------------------
+
+    def lanes(self) -> list[LaneRow]:
+        return [LaneRow(LANE_ID, self._tables.broker, 0, self._tables.epoch, self._tables.seq)]
+
+    def task_events(
+        self, task_id: int, after: tuple[int, int, int] | None = None, limit: int = PAGE_ROWS_MAX
+    ) -> list[HistoryItem]:
+        items = [
+            HistoryItem(LANE_ID, row.seq, row.position, row.task_id, row.at_ms, row.facts.decode())
+            for row in self._tables.history.get(task_id, ())
+        ]
+        return [item for item in items if item[:3] > (after or (0, 0, 0))][:limit]
+
+    def events_from(self, lane_id: int, first: HistoryCursor, limit: int, task_id: int | None = None) -> list[EventRow]:
+        rows = self._tables.log if lane_id == LANE_ID else []
+        wanted = [row for row in rows if row[:2] >= first and task_id in (None, row.task_id)]
+        return [
+            EventRow(lane_id, row.seq, row.position, row.task_id, row.facts.decode(), *self._references(row.task_id))
+            for row in wanted[:limit]
+        ]
+
+    def _references(self, task_id: int) -> tuple[int | None, int | None]:
+        """A task's workflow and its first step, as far as retention has left them."""
+        task = self._tables.tasks.get(task_id)
+        first_steps = [step.id for step in self._tables.stored_steps(task_id) if step.position == 0]
+        return None if task is None else task.workflow_id, first_steps[0] if first_steps else None
+
+    # -- refused input ------------------------------------------------------------------------------------------------
+
+    def parked(self, before: int | None = None, limit: int = 50) -> list[ParkedRow]:
+        numbers = [n for n in sorted(self._tables.parked, reverse=True) if before is None or n < before]
+        return [ParkedRow(n, *self._tables.parked[n]) for n in numbers[:limit]]
+
+
+def _step_row(row: StoredRow) -> StepRow:
+    values = {name: getattr(row.stored, name) for name in StepRow._fields if name in StoredStep._fields}
+    return StepRow(**values, name=row.name, handler_class=row.handler_class)
+
+
+def _labels(row: TaskRow) -> dict[str, str]:
+    return {} if row.labels is None else msgspec.json.decode(row.labels, type=dict[str, str])
+
+
+def _all_of(*conditions: tuple[object, Callable[[Any], bool]]) -> Callable[[Any], bool]:
+    """A row passes every condition whose filter is given."""
+    given = [is_met for wanted, is_met in conditions if wanted is not None]
+    return lambda row: all(is_met(row) for is_met in given)

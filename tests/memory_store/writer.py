@@ -1,0 +1,180 @@
+"""The lane's writer over the tables in memory: a transaction is a list of how to undo it."""
+
+from collections.abc import Callable, Sequence
+
+from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
+from stepwire_broker.core.model.commit_group import CommitGroup, Key, Parked, WorkflowNew
+from stepwire_broker.store.keys import KeyOwner, Name
+from stepwire_broker.store.lane import Rows, StoredDigest, Trouble
+
+from .tables import DataRefused, Tables, Undo
+
+
+class CannotWriteNow(Exception):
+    """A passing trouble: the same transaction may succeed later."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class SyncFailed(Exception):
+    """What is on the disk is unknown."""
+
+
+class MemoryWriter:
+    """The port `LaneWriter` over Tables. `refuses` may raise DataRefused for rows that are to be unstorable."""
+
+    def __init__(self, tables: Tables, epoch: int, refuses: Callable[[Rows], None] | None = None) -> None:
+        self._tables = tables
+        self._epoch = epoch
+        self._refuses = refuses
+        self._undo: Undo = []
+        self._marks: list[int] = []
+
+    def begin(self) -> None:
+        assert not self._undo
+
+    def commit(self) -> None:
+        self._undo.clear()
+        self._marks.clear()
+
+    def abandon(self) -> None:
+        self._back_to(0)
+        self._marks.clear()
+
+    def _back_to(self, mark: int) -> None:
+        while len(self._undo) > mark:
+            self._undo.pop()()
+
+    def on_undo(self, undo: Callable[[], object]) -> None:
+        """Take back a change that was made in this transaction without the writer, if the transaction is undone."""
+        self._undo.append(undo)
+
+    def advance(self, seq: int) -> bool:
+        tables = self._tables
+        if tables.epoch != self._epoch or tables.seq != seq - 1:
+            return False
+        self._set("seq", seq)
+        return True
+
+    def _set(self, name: str, value: int) -> None:
+        before = getattr(self._tables, name)
+        setattr(self._tables, name, value)
+        self._undo.append(lambda: setattr(self._tables, name, before))
+
+    def position(self) -> int | None:
+        return self._tables.seq if self._tables.epoch == self._epoch else None
+
+    def savepoint(self) -> None:
+        self._marks.append(len(self._undo))
+
+    def release(self) -> None:
+        self._marks.pop()
+
+    def undo(self) -> None:
+        self._back_to(self._marks.pop())
+
+    def claim_keys(self, claims: Sequence[Key]) -> int:
+        keys = self._tables.keys
+        claimed = 0
+        for key in claims:
+            name = (key.namespace, key.key)
+            if name not in keys:
+                keys[name] = KeyOwner(key.digest, key.task_id)
+                self._undo.append(lambda n=name: keys.pop(n))  # type: ignore[misc]
+                claimed += 1
+        return claimed
+
+    def key_owners(self, claims: Sequence[Key]) -> dict[Name, KeyOwner]:
+        return {(key.namespace, key.key): self._tables.keys[key.namespace, key.key] for key in claims}
+
+    def release_keys(self, claims: Sequence[Key]) -> None:
+        keys = self._tables.keys
+        for key in claims:
+            name = (key.namespace, key.key)
+            if name in keys and keys[name].task_id == key.task_id:
+                owner = keys.pop(name)
+                self._undo.append(lambda n=name, o=owner: keys.__setitem__(n, o))  # type: ignore[misc]
+
+    def add_workflow(self, new: WorkflowNew) -> bool:
+        workflows = self._tables.workflows
+        if self._find(new.namespace, new.name, new.version) is not None:
+            return False
+        number = len(workflows) + 1
+        workflows[number] = StoredWorkflow(
+            number, new.namespace, new.name, new.version, new.digest, new.document.decode(), new.created_ms, 0
+        )
+        self._undo.append(lambda: workflows.pop(number))
+        return True
+
+    def _find(self, namespace: str, name: str, version: str) -> StoredWorkflow | None:
+        for row in self._tables.workflows.values():
+            if (row.namespace, row.name, row.version) == (namespace, name, version):
+                return row
+        return None
+
+    def find_workflow(self, namespace: str, name: str, version: str) -> StoredDigest:
+        row = self._find(namespace, name, version)
+        assert row is not None
+        return StoredDigest(row.id, row.digest)
+
+    def activate(self, workflow_id: int) -> None:
+        workflows = self._tables.workflows
+        wanted = workflows[workflow_id]
+        for row in list(workflows.values()):
+            if (row.namespace, row.name) == (wanted.namespace, wanted.name):
+                workflows[row.id] = row._replace(active=int(row.id == workflow_id))
+                self._undo.append(lambda r=row: workflows.__setitem__(r.id, r))  # type: ignore[misc]
+
+    def keep(self, name: str, value: str) -> None:
+        kept, before = self._tables.kept, dict(self._tables.kept)
+        kept[name] = value
+
+        def undo() -> None:
+            kept.clear()
+            kept.update(before)
+
+        self._undo.append(undo)
+
+    def write(self, rows: Rows) -> None:
+        if self._refuses is not None:
+            self._refuses(rows)
+        self._tables.write(rows, self._undo)
+
+    def park(self, parked: Sequence[Parked]) -> None:
+        stored = self._tables.parked
+        for row in parked:
+            number = max(stored, default=0) + 1
+            stored[number] = row
+            self._undo.append(lambda n=number: stored.pop(n))  # type: ignore[misc]
+
+    def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, int]:
+        steps = self._tables.steps
+        return {i: steps[i].stored.task_id for i in step_ids if i in steps}
+
+    def reserve_ids(self, count: int) -> tuple[int, int]:
+        first = self._tables.next_id
+        self._set("next_id", first + count)
+        return first, first + count - 1
+
+    def trouble(self, error: Exception) -> Trouble:
+        return trouble_of(error)
+
+    def rest(self, group: CommitGroup) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def trouble_of(error: Exception) -> Trouble:
+    match error:
+        case DataRefused() | UnicodeError():
+            return Trouble("data", "", str(error))
+        case CannotWriteNow():
+            return Trouble("passing", error.code, str(error))
+        case SyncFailed():
+            return Trouble("broken", "", str(error))
+        case _:
+            raise error
