@@ -16,7 +16,7 @@ from stepwire_broker.bus import sockets as sockets_module
 from stepwire_broker.bus.endpoints import EndpointRefused
 from stepwire_broker.bus.paths import LISTENERS_LOST_MAX
 from stepwire_broker.bus.reader import MESSAGES_PER_TURN
-from stepwire_broker.core.definitions.settings import BusSettings, CurveSettings
+from stepwire_broker.core.definitions.settings import BusSettings
 from stepwire_protocol import limits
 
 from .bench import HERE, Bench, new_worker, run, serving, until
@@ -615,15 +615,6 @@ def test_one_endpoint_for_both_sockets_is_refused(context: Context) -> None:
     async def story() -> None:
         with pytest.raises(EndpointRefused, match=r"bus\.steps and bus\.results are both 'inproc://x'"):
             await Bench(BusSettings(steps="inproc://x", results="inproc://x"), context).wire.open(HERE)
-
-    run(story())
-
-
-def test_curve_settings_are_refused_and_never_ignored(ipc: BusSettings, context: Context) -> None:
-    async def story() -> None:
-        settings = BusSettings(steps=ipc.steps, results=ipc.results, curve=CurveSettings(secret_file="secret"))
-        with pytest.raises(EndpointRefused, match="does not encrypt"):
-            await Bench(settings, context).wire.open(HERE)
 
     run(story())
 

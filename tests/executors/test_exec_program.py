@@ -119,7 +119,7 @@ def test_a_program_that_closes_its_output_may_go_on(records: Records, tmp_path: 
     assert (tmp_path / "later").exists()
 
 
-# -- end -------------------------------------------------------------------------------------------------------------
+# -- end --------------------------------------------------------------------------------------------------------------
 
 
 def test_output_completed_after_the_programs_end_is_read(records: Records) -> None:

@@ -112,7 +112,7 @@ class Program:
         self._kill_at_s = self._loop.time() + GRACE_S
         self._killer = self._loop.call_at(self._kill_at_s, self._signal, signal.SIGKILL)
 
-    # -- start -------------------------------------------------------------------------------------------------------
+    # -- start --------------------------------------------------------------------------------------------------------
 
     def _start(self) -> "tuple[subprocess.Popen[bytes], Path]":
         try:
@@ -260,7 +260,7 @@ class Program:
             except (OSError, NotOurs):
                 pass
 
-    # -- end ---------------------------------------------------------------------------------------------------------
+    # -- end ----------------------------------------------------------------------------------------------------------
 
     async def _grace(self) -> None:
         """Wait until the grace is over for processes that the program started."""
