@@ -398,7 +398,7 @@ def _granted_by_nobody(plant: Plant) -> None:
     """An at_most_once step starts without asking."""
 
     def take_next(original: Any, self: Any) -> Any:
-        for held in self._queue:
+        for held in self.queued:
             held.is_at_most_once = False
         return original(self)
 
