@@ -13,9 +13,9 @@ import structlog
 import zmq
 from stepwire_protocol import codec, host, topics
 
+from .bus.counters import WireCounters
 from .bus.endpoints import advertised
-from .bus.wire import WireCounters
-from .core import explain, overview
+from .core import explain, letters, overview
 from .core.definitions.settings import ExecSettings, ExecutionSettings, Settings
 from .core.definitions.workflow import Workflow, stored_workflow
 from .core.intake.routing_rules import stored_rules
@@ -28,7 +28,6 @@ from .core.model.targets import BUS, LOCAL
 from .core.overview import ExecutorView, WorkerView
 from .core.routing.router import Router, RulesRefused, check, hidden
 from .core.state import BrokerState, Identity
-from .core.workers.sessions import here_message
 from .core_loop import CoreLoop
 from .exec_runs.leftovers import end_earlier_runs
 from .exec_runs.records import RunsRefused
@@ -137,7 +136,7 @@ class Engine:
         store.start(core.report, self._store_faults, self.settings.retention)
         if self._companion is not None:
             await self._companion.prepare()
-        await core.wire.open(codec.encode(here_message(self.state)))
+        await core.wire.open(codec.encode(letters.here(self.identity)))
         bound = {name: advertised(at, self.settings.bus.advertise) for name, at in self.endpoints.items()}
         core.handle(EndpointsBound(bound["steps"], bound["results"]))
         if self._companion is not None:

@@ -1,6 +1,7 @@
 """Everything the core knows, and the one way in which a task changes: `record(task, fact)`.
 
-The packages next to this file hold the policies, as functions over this state.
+The packages above this module (intake, workers, dispatch, progress, loading) hold the policies,
+as functions over this state.
 """
 
 from collections import OrderedDict
@@ -217,7 +218,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         """Route by this from now on. Steps that were dispatched stay where they are."""
         self.router = router
         self.offer_cache.clear()
-        self.ready.sort_again(router.route_of)
+        self.ready.reroute(router.route_of)
 
     def record(self, task: Task, fact: Fact) -> None:
         """Apply a fact and mark the task to be written. State, history and rows go into the same transaction."""

@@ -1,6 +1,6 @@
 """The history, read back: replaying a task's facts gives the state that its rows must show.
 
-The live state changes by the same facts. So a difference means that a row was written without its fact, a fact without
+The live state changes by the same facts, so a difference means that a row was written without its fact, a fact without
 its row, or that another program changed the database.
 """
 
@@ -18,7 +18,7 @@ from stepwire_broker.core.model.states import COMPLETED, TaskState
 
 
 class ReplayDifference(NamedTuple):
-    """A value as the rows have it, and as the history has it."""
+    """A value that differs between a task's rows and its replayed history."""
 
     task_id: int
     step: str | None
@@ -28,15 +28,15 @@ class ReplayDifference(NamedTuple):
 
 
 class CannotReplay(Exception):
-    """A fact does not follow from the facts before it."""
+    """The history is broken: a fact does not follow from the facts before it."""
 
 
 def replay(task_id: int, workflow: Workflow, history: Iterable[bytes]) -> Task:
-    """The task as its history has it. `history` are the facts of its rows, in order. Raises CannotReplay."""
-    replayed: list[Fact] = [fact for row in history for fact in facts.decode(row)]
-    if not replayed or not isinstance(replayed[0], facts.Submitted):
+    """Build the task from its history. `history` are the facts of each history row, in order."""
+    all_facts: list[Fact] = [fact for row in history for fact in facts.decode(row)]
+    if not all_facts or not isinstance(all_facts[0], facts.Submitted):
         raise CannotReplay(f"task {task_id}: its history does not begin with its submission")
-    first = replayed[0]
+    first = all_facts[0]
     task = Task(
         id=task_id,
         uid=first.uid,
@@ -52,7 +52,7 @@ def replay(task_id: int, workflow: Workflow, history: Iterable[bytes]) -> Task:
     )
     task.steps = [Step(first.first_step_id + d.index, task, d.index, d) for d in workflow.steps]
     counted(task)
-    for number, fact in enumerate(replayed[1:], 1):
+    for number, fact in enumerate(all_facts[1:], 1):
         try:
             apply(task, fact)
         except (KeyError, IndexError, AssertionError, ValueError) as error:
@@ -64,7 +64,7 @@ def replay(task_id: int, workflow: Workflow, history: Iterable[bytes]) -> Task:
 
 
 def differences(replayed: Task, row: StoredTask, steps: list[StoredStep]) -> list[ReplayDifference]:
-    """List where rows and replayed history differ. Outputs are compared by size, and by CRC-32 if they are given."""
+    """Compare a task's rows with its replayed history. Outputs are compared by size, and by CRC-32 if present."""
     differing = [
         ReplayDifference(row.id, None, what, in_row, in_history)
         for what, in_row, in_history in (

@@ -19,7 +19,6 @@ from stepwire_broker.core.model.events import Command, Now
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import RETRY_COUNTED, RETRY_NAMED, Step
 from stepwire_broker.core.model.targets import Route
-from stepwire_broker.core.routing.ready_queue import handler_of, is_held_to_budget, is_once
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import BreakerDue, BudgetDue, GuardSweepDue
 
@@ -69,18 +68,18 @@ def limits(state: BrokerState, routes: Iterable[Route], now: Now) -> dict[Route,
     """The allowance of each of these routes that is limited. Routes that are missing in the result are not limited."""
     guards = state.guards
     barred = guards.barred
-    limited = [r for r in routes if (guards.bounds_retries and is_held_to_budget(r)) or handler_of(r) in barred]
+    limited = [r for r in routes if (guards.bounds_retries and r.is_held_to_budget) or r.handler_class in barred]
     if not limited:
         return _FREE
     allowances: dict[Route, Allowance] = {}
     retries: dict[str, list[Route]] = {}
     probes: dict[str, Allowance] = {}
     for route in limited:
-        handler_class = handler_of(route)
+        handler_class = route.handler_class
         guard = barred.get(handler_class)
         if guard is None:
             retries.setdefault(handler_class, []).append(route)
-        elif is_once(route):
+        elif route.is_at_most_once:
             allowances[route] = NO_ROOM  # a step that never starts twice is no probe
         else:
             room = guard.breaker.room

@@ -1,7 +1,7 @@
-"""Level-0 peers: handlers without a session, of which only their subscription is known, and what each was sent.
+"""Level-0 peers: handlers without a session, of which only the subscription is known, and the batches they hold.
 
-A peer reports nothing about itself. Whether it is connected, what it runs and whether it works is an assumption, made
-from what it was sent and what it answered. These structs hold that assumption; `level0.py` acts on it.
+A peer reports nothing about itself. The broker infers what it runs and whether it is well from the batches it was sent
+and the answers that came back. These structs hold what the broker infers.
 """
 
 from collections import OrderedDict
@@ -14,42 +14,42 @@ EXPIRED_REMEMBERED_MAX: Final = 4_096
 
 
 class Level0Peer(Struct, weakref=False, eq=False):
-    """One subscription of `steps`. Its messages begin with its own `to`, and no other peer receives them."""
+    """One subscription of `steps`. Messages for this peer begin with its own `to`, so no other peer receives them."""
 
-    to: str  # <epoch>.<number>, never used again
-    worker: str  # the name that its deliveries are recorded under
+    to: str  # <epoch>.<number>, never used twice
+    worker: str  # the name under which its deliveries are recorded
     since_wall: int
     since_mono: int
-    settled_mono: int  # from then on its own PUB is connected to the broker
-    heard_mono: int  # when it last answered; before that, when it subscribed
-    turn: int = 0  # the number of its last handout, counted over all peers
-    holds: dict[str, "Handout"] = {}  # by batch id: sent to it, not answered, and its lease not over
-    doubted: bool = False  # it let a lease expire and has not answered since
+    settled_mono: int  # from then on its own PUB socket can reach this broker
+    heard_mono: int  # when it last answered, or else when it subscribed
+    turn: int = 0  # number of its latest batch, counted over all peers
+    holds: dict[str, "Handout"] = {}  # by batch id: handed out, not answered, and the lease is not over
+    doubted: bool = False  # a lease expired, and it has not answered since
     draining: bool = False
-    gone: bool = False  # it has unsubscribed; it may still answer what it was sent
+    gone: bool = False  # its subscription ended; it may still answer the batch it holds
     completed: int = 0
     failed: int = 0
 
 
 class Handout(Struct, weakref=False, eq=False):
-    """One batch, sent once. It is over when all of it is answered, or its lease ends."""
+    """One batch, sent once. It is over when every step of it is answered or its lease ends."""
 
     id: str
-    peer: Level0Peer | None  # None: sent before this broker started
+    peer: Level0Peer | None  # None: handed out before this broker started
     items: list[tuple[int, int]]  # step_id and delivery of the steps that are not answered
     lease_ms: int
     body: bytes = b""
-    due_mono: int = 0  # when the lease ends; set when the batch is released
+    due_mono: int = 0  # when the lease ends; set when the batch is sent
     over: bool = False
 
 
 class Level0(Struct):
-    """All level-0 peers and batches of this broker."""
+    """All that this broker knows of level 0."""
 
     started_mono: int
-    allows: Callable[[str], bool]  # whether steps of this handler_class may go to level 0
+    allows: Callable[[str], bool]  # whether this handler_class may go to level 0
     peers: dict[str, Level0Peer] = {}  # by `to`
     handouts: dict[str, Handout] = {}  # by batch id
-    expired: OrderedDict[str, Level0Peer] = OrderedDict()  # by batch id: the peer that did not answer it in time
+    expired: OrderedDict[str, Level0Peer] = OrderedDict()  # by batch id: the peer whose lease expired
     numbered: int = 0
     turns: int = 0
