@@ -59,7 +59,7 @@ class CannotStart(Exception):
 
 
 class Companion(Protocol):
-    """What begins and ends with a broker, inside its process."""
+    """An object that starts and ends with a broker, inside its process."""
 
     def keys(self) -> Collection[str]:
         """The executors that it brings."""
