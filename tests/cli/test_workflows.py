@@ -150,4 +150,4 @@ def test_a_file_that_cannot_be_read_hides_nothing_of_the_others(empty: Place) ->
     done = empty.stepwire("workflow", "validate", "nowhere.yaml", "bad.yaml")
     assert done.code == USAGE
     assert "nowhere.yaml cannot be read: No such file" in done.err
-    assert "bad.yaml:1: it has no steps" in done.err
+    assert "bad.yaml:1: the workflow has no steps" in done.err

@@ -35,7 +35,8 @@ from stepwire_broker.core.model.events import (
 )
 from stepwire_broker.core.state import BrokerState, Identity
 from stepwire_broker.core.timer_kinds import AnyTimer
-from stepwire_broker.engine import LATE_MS, PULSE_MS, WATCH_FOR_MS, WATCH_MS
+from stepwire_broker.core_loop import WATCH_FOR_MS, WATCH_MS
+from stepwire_broker.pulse import LATE_MS, PULSE_MS
 from stepwire_broker.stages import claims, results
 from stepwire_broker.stages.turn import Around, Turn
 from stepwire_broker.store.lane import Stall, Trouble, Writing

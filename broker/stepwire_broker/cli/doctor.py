@@ -220,8 +220,6 @@ def posture(settings: Settings) -> Iterator[Finding]:
     """Who could read and send here?"""
     bus, http = settings.bus, settings.http
     over_tcp = [key for key in ("bus.steps", "bus.results") if loader.value_of(settings, key).startswith("tcp://")]
-    if bus.curve.secret_file is not None or bus.curve.clients_dir is not None:
-        yield Finding("red", "encryption", "bus.curve is set, and this version cannot encrypt the bus", "take it out")
     if over_tcp and bus.allow_insecure:
         todo = "listen on 127.0.0.1 or on ipc paths, or be sure that this network is yours"
         text = f"{' and '.join(over_tcp)}: everybody on the network can read every step and send results"

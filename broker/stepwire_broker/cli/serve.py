@@ -182,7 +182,7 @@ async def _drain(broker: "Engine", server: Any, handlers: list[Handlers]) -> Non
     leaves last."""
     draining = asyncio.ensure_future(broker.drain())
     try:
-        await asyncio.sleep(0)
+        await broker.handled()
         server.stop_waiting()
         drain_s = broker.settings.broker.drain_timeout_ms / 1000
         await asyncio.gather(*(each.stop(drain_s) for each in handlers))

@@ -15,18 +15,14 @@ ABOUT: Final[dict[str, str]] = {
     "broker.drain_timeout_ms": "How long running steps may take to finish when the broker is told to stop.",
     "database.url": "Where the state lies. `DATABASE_URL` is honoured too.",
     "database.pool_size": "Connections that only read.",
-    "database.listen_url": "A direct connection for notifications, when `url` goes through a pooler. For PostgreSQL.",
     "bus.steps": "Where steps are published and handlers connect: ipc://, tcp:// or inproc://.",
     "bus.results": "Where handlers send their results.",
     "bus.batch.max_steps": "Steps in one message at most.",
     "bus.batch.max_bytes": "Size of one such message at most.",
-    "bus.batch.linger_ms": "How long a batch may wait to become fuller.",
     "bus.heartbeat_ms": "How often workers say that they live. At most a fifth of the lease.",
     "bus.lease_ms": "After so long without a word of a worker, its steps go to others.",
     "bus.steps_hwm": "Messages that may wait for one slow subscriber.",
     "bus.results_hwm": "Messages of one worker that may wait for the broker.",
-    "bus.curve.secret_file": "The server's CURVE key, for encryption on the bus.",
-    "bus.curve.clients_dir": "The public keys of those who may connect.",
     "bus.level0.handlers": "Handler classes that may go to handlers without sessions. Patterns, with ** for any.",
     "bus.level0.at_most_once": "May they get at_most_once steps too?",
     "bus.level0.batch_max_steps": "Steps that one of them gets at a time.",
@@ -79,16 +75,6 @@ ABOUT: Final[dict[str, str]] = {
 }
 assert ABOUT.keys() == KEYS.keys(), ABOUT.keys() ^ KEYS.keys()
 
-# Settings that are accepted, and whose feature is not there yet.
-LATER: Final = frozenset(
-    {
-        "database.listen_url",
-        "bus.batch.linger_ms",
-        "bus.curve.secret_file",
-        "bus.curve.clients_dir",
-    }
-)
-
 
 def sections() -> list[tuple[str, list[str]]]:
     """Each with its keys; what is in a section itself comes before the sections in it."""
@@ -130,7 +116,7 @@ def sample_file() -> str:
         lines += [] if path else [""]
         for key in names:
             name = key.rpartition(".")[2]
-            lines.append(f"{'  ' * len(path)}# {ABOUT[key]}{' [not used yet]' if key in LATER else ''}")
+            lines.append(f"{'  ' * len(path)}# {ABOUT[key]}")
             lines.append(f"{'  ' * len(path)}# {name}: {msgspec.json.encode(default_of(key)).decode()}")
     return "\n".join(lines) + "\n"
 

@@ -68,6 +68,7 @@ class Step(Struct, gc=False, weakref=False, eq=False):
     reason: str | None = None
     key_number: int = 0
     earlier: list[Delivery] | None = None
+    handle: str | None = None  # the executor's name of a run that outlives the broker
     output: bytes | None = None  # None also when it is too large to stay in memory
     output_bytes: int = 0
     # in memory only
