@@ -263,6 +263,34 @@ def missing_text(place: Destination) -> str:
     return f"executor `{place.missing}`, which rule {place.rule.number} ({place.rule.match}) names, is not configured"
 
 
+def reason_text(place: Destination, selector: object) -> str:
+    """Why a step with this worker_selector goes there, in one sentence."""
+    if place.missing is not None:
+        return missing_text(place)
+    if place.decided is Decided.LOCAL:
+        cause = "its worker_selector is local" if selector == LOCAL else "the default_execution_mode is local"
+        return f"it runs inside the broker: {cause}"
+    rule = place.rule
+    if rule is None:
+        return f"no rule matches: it goes to {target_text(place.target)}"
+    text = f"rule {rule.number} ({rule.match}) matches first: it goes to {target_text(place.target)}"
+    if place.canary is not None and rule.canary is not None:
+        text += f", and for {rule.canary.percent:g} % of its tasks to {target_text(place.canary)}"
+    if place.shadow is not None and rule.shadow is not None:
+        share = "" if rule.shadow.percent == 100 else f" for {rule.shadow.percent:g} % of its tasks"
+        text += f"; a copy goes to {target_text(place.shadow)}{share}, and is compared"
+    return text
+
+
+def target_text(target: Target) -> str:
+    labels = f"{_labels_text(' with ', target.selector)}{_labels_text(' without ', target.without)}"
+    return f"executor {target.executor}{labels}"
+
+
+def _labels_text(preposition: str, labels: Selector) -> str:
+    return preposition + ", ".join(f"{key}={value}" for key, value in labels) if labels else ""
+
+
 # -- rules ------------------------------------------------------------------------------------------------------------
 
 
