@@ -17,7 +17,7 @@ class DrainWorker(Command, frozen=True):
 
 
 class Quieted(Answer, frozen=True):
-    """The worker gets nothing new from now on. Its next heartbeat's ack tells it so."""
+    """The worker gets nothing new from now on. The ack of its next heartbeat tells it."""
 
     worker: str
     quit: bool
