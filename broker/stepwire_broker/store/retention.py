@@ -301,7 +301,7 @@ class Retention:
     # -- refused input ------------------------------------------------------------------------------------------------
 
     def _remove_parked(self, done: Pruned, now_ms: int) -> None:
-        """Refused input is kept for inspection as long as a failed task, and at most so many rows and bytes of it."""
+        """Refused input is kept for inspection as long as a failed task, up to a number of rows and of bytes."""
         last = self._statements.newest_parked()
         if last is None:
             return
