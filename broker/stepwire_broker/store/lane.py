@@ -52,7 +52,7 @@ Report: TypeAlias = Callable[[Outcome], object]
 
 
 class Trouble(NamedTuple):
-    """What an error of the database means for the lane."""
+    """The meaning of a database error for the lane."""
 
     kind: Literal["data", "passing", "broken"]
     code: str  # of Stalled, for a passing trouble
@@ -444,7 +444,7 @@ def _pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
 
 
 def _joined(group: CommitGroup, pieces: Sequence[Piece], left_out: set[int]) -> CommitGroup:
-    """These pieces as one group, without the changes of tasks that were not stored."""
+    """Join these pieces into one group, without the changes of tasks that were not stored."""
     joined = CommitGroup(lane=group.lane, seq=group.seq)
     for piece in pieces:
         part = piece.group

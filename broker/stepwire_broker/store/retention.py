@@ -62,7 +62,7 @@ RowT = TypeVar("RowT", EndedTask, EndedStep, ParkedInput)
 
 
 class PruneStatements(Protocol):
-    """What retention needs of a database. Everything between `begin` and `commit` is one transaction."""
+    """The statements that retention needs of a database. Everything between `begin` and `commit` is one transaction."""
 
     def begin(self) -> None: ...
 
@@ -113,7 +113,7 @@ class PruneStatements(Protocol):
 
 
 class Pruned(Struct):
-    """What a run removed."""
+    """The numbers of rows that a run removed."""
 
     started_ms: int
     ended_ms: int = 0

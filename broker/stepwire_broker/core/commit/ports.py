@@ -5,18 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads
-from stepwire_broker.core.model.commit_group import CommitGroup
 from stepwire_broker.core.model.events import Now
 
 
 class ReadClocks(Protocol):
     def __call__(self) -> Now: ...
-
-
-class Lane(Protocol):
-    """Takes groups one at a time. Each comes back as an Outcome; the next is put after that."""
-
-    def put(self, group: CommitGroup) -> None: ...
 
 
 class WirePort(Protocol):
