@@ -163,7 +163,7 @@ def test_executors_are_listed_with_what_they_did(serving: Place) -> None:
     assert (listed["noting"]["handlers"], listed["local"]["handlers"]) == (["there"], ["here"])
     text = serving.stepwire("executor", "list").out
     assert "noting" in text
-    assert "nobody there" in text
+    assert "no workers" in text
     assert serving.stepwire("executor", "show", "noting", "--json").json["is_hosted"] is True
     missing = serving.stepwire("executor", "show", "nothing")
     assert (missing.code, "there are bus, local, noting, poll" in missing.err) == (3, True)

@@ -19,7 +19,6 @@ from stepwire.session import deliveries, intake, leases, slots, tombstones
 from stepwire.session import outbox as sdk_outbox
 from stepwire.session import outgoing as sdk_outgoing
 from stepwire_broker.core import machine, timer_kinds
-from stepwire_broker.core import state as core_state
 from stepwire_broker.core.commit import decision, outbox
 from stepwire_broker.core.dispatch import placement, requests, transmission
 from stepwire_broker.core.guards import allowance
@@ -259,11 +258,11 @@ def _moves_nothing(plant: Plant) -> None:
 
 
 def _too_soon_safe(plant: Plant) -> None:
-    def begin(original: Any, self: Any, *args: Any, **more: Any) -> None:
-        original(self, *args, **more)
-        self.safe_at_mono = args[5].mono + 50
+    def begin(original: Any, self: Any, state: Any, workflows: Any) -> None:
+        state.safe_at_mono = state.level0.started_mono + 50
+        original(self, state, workflows)
 
-    plant.method(core_state.BrokerState, "__init__", begin)
+    plant.method(machine.Machine, "__init__", begin)
 
 
 def _gap_ignored(plant: Plant) -> None:
@@ -303,7 +302,13 @@ def _gone_ignored(plant: Plant) -> None:
 
 
 def _tried_with_once(plant: Plant) -> None:
-    plant.function(ready_queue.is_once, lambda _, route: False)
+    def limits(original: Any, state: Any, routes: Any, now: Any) -> Any:
+        barred = state.guards.barred
+        as_if = {r: r._replace(is_at_most_once=False) if r.handler_class in barred else r for r in routes}
+        found = original(state, list(as_if.values()), now)
+        return {route: found[other] for route, other in as_if.items() if other in found}
+
+    plant.function(allowance.limits, limits)
 
 
 def _open_for_ever(plant: Plant) -> None:
