@@ -210,7 +210,7 @@ def test_a_silent_history_gives_signs_of_life_with_a_place_to_come_back_to(
     connection.request("GET", "/v1/events", headers={"Authorization": f"Bearer {api.token}"})
     answer = connection.getresponse()
     lines = [answer.readline() for _ in range(6)]
-    assert lines[3] == b": still here\n"
+    assert lines[3] == b": keep-alive\n"
     assert lines[4] == lines[1]
     last_id = lines[4][4:].strip().decode()
     task_id = api.call("POST", "/v1/tasks", {"workflow": "order"}).json["task_id"]

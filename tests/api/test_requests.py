@@ -170,7 +170,7 @@ def test_a_batch_under_a_key_gives_its_tasks_keys() -> None:
         (batch({"workflow": "w"}, {"workflow": "w", "context": 1}), "`$.tasks[1].context`"),
         (
             batch({"workflow": "w", "idempotency_key": "k"}, {"workflow": "v", "idempotency_key": "k"}),
-            "stands twice in this batch - at `$.tasks[1]`",
+            "occurs twice in this batch - at `$.tasks[1]`",
         ),
         (batch({"workflow": "w", "idempotency_key": "é"}), "`$.tasks[0].idempotency_key`"),
     ],

@@ -21,7 +21,7 @@ def tapped(api: Api, query: str = "") -> Iterator[http.client.HTTPResponse]:
         answer = connection.getresponse()
         assert answer.status == 200
         assert answer.getheader("Content-Type") == "text/event-stream"
-        assert answer.readline() == b": the live wire\n"
+        assert answer.readline() == b": the messages of the bus\n"
         yield answer
     finally:
         connection.close()

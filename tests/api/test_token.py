@@ -71,7 +71,7 @@ def test_a_file_may_hold_digests_instead_of_tokens() -> None:
         ("", "holds no token"),
         ("# nothing\n", "holds no token"),
         ("short\n", "line 1: a token has at least 43 characters"),
-        (f"{GOOD}\nsha256:12\n", "line 2: after `sha256:` come 64 hex digits"),
+        (f"{GOOD}\nsha256:12\n", "line 2: `sha256:` must be followed by 64 hex digits"),
         ("sha256:" + "x" * 64, "64 hex digits"),
     ],
 )
@@ -137,10 +137,10 @@ def test_a_token_ends_when_its_time_is_over() -> None:
     [
         ("scopes=write", "scopes are read, submit, work, operate, admin"),
         ("scopes=", "scopes are"),
-        ("scope=read", "'scope' is not known here"),
-        ("scopes=read scopes=admin", "stands twice"),
-        ("expires=tomorrow", "it needs a form like"),
-        ("expires=2027-01-01T00:00:00", "it needs a form like"),
+        ("scope=read", "'scope' is unknown"),
+        ("scopes=read scopes=admin", "occurs twice"),
+        ("expires=tomorrow", "it must have the form"),
+        ("expires=2027-01-01T00:00:00", "it must have the form"),
     ],
 )
 def test_a_line_that_says_something_else_is_refused_whole(words: str, says: str) -> None:

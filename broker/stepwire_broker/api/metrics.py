@@ -39,7 +39,7 @@ Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
 class Measured(NamedTuple):
-    """What the metrics are computed from, read at one moment."""
+    """The figures behind the metrics, read at one moment."""
 
     broker: EnginePort
     core: CoreFigures
@@ -411,7 +411,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "stepwire_bus_dropped_sends_total",
         "counter",
         ("reason",),
-        "Messages dropped because no receiver was connected (nobody), or because its queue was full (full).",
+        "Messages dropped, by reason: no receiver was connected, or its queue was full.",
         lambda m: [((reason,), n) for reason, n in m.wire.dropped.items()],
     ),
     # HTTP
