@@ -37,7 +37,7 @@ from .pulse import Beaten, Pulse, read_clocks
 from .stages import claims, results
 from .stages.finish import PendingAnswers
 from .stages.turn import Around, Turn
-from .store.store import Store
+from .store import Store
 from .taps import Taps
 
 log = structlog.get_logger("stepwire.broker")

@@ -14,7 +14,6 @@ from stepwire_broker.core.model.figures import Figures
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.core.model.targets import Route
-from stepwire_broker.core.routing.ready_queue import handler_of
 from stepwire_broker.core.routing.router import Router
 from stepwire_broker.core.shadows.shadow import Tally
 from stepwire_broker.core.state import CoreCounters
@@ -161,7 +160,7 @@ def figures(broker: EnginePort, handlers_max: int, other_handlers: str) -> CoreF
     dispatched += sum(len(handout.items) for handout in state.level0.handouts.values())
     return CoreFigures(
         counters=state.counters,
-        ready=ready_figures(state.ready.standing(), handlers_max, other_handlers),
+        ready=ready_figures(state.ready.ready_counts(), handlers_max, other_handlers),
         executors={key: executor.figures for key, executor in state.executors.items()},
         canaries=state.canaries,
         tallies=list(state.shadows.tallies.values()),
@@ -185,7 +184,7 @@ def ready_figures(
 ) -> dict[str, ReadyFigures]:
     ready: dict[str, ReadyFigures] = {}
     for route, count, since_ms in routes:
-        name = handler_of(route)
+        name = route.handler_class
         key = name if name in ready or len(ready) < handlers_max else other_handlers
         steps, oldest_ms = ready.get(key, ReadyFigures(0, since_ms))
         ready[key] = ReadyFigures(steps + count, min(oldest_ms, since_ms))
