@@ -61,13 +61,13 @@ class Tokens:
     def admit(self, token: bytes) -> Grant | None:
         """The permissions of a token; None if it is unknown or expired. Takes the same time for every token."""
         presented = hashlib.sha256(token).digest()
-        found = None
+        grant = None
         for line in self._lines:
             if hmac.compare_digest(presented, line.digest):
-                found = line.grant
-        if found is not None and found.expires_ms is not None and found.expires_ms <= time.time_ns() // 1_000_000:
+                grant = line.grant
+        if grant is not None and grant.expires_ms is not None and grant.expires_ms <= time.time_ns() // 1_000_000:
             return None
-        return found
+        return grant
 
     def reload(self) -> int:
         """Returns the number of tokens. Raises TokenError; the previous tokens stay valid then."""

@@ -304,7 +304,7 @@ def on_sweep_timer(state: BrokerState, now: Now) -> None:
 
 
 class SetBreaker(Command, frozen=True):
-    """Keep a handler's breaker open or closed, or leave it to itself again."""
+    """Hold a handler's breaker open or closed, or return it to automatic control."""
 
     handler_class: str
     state: Literal["open", "closed", "auto"]
@@ -312,7 +312,7 @@ class SetBreaker(Command, frozen=True):
 
 
 class BreakerSet(Answer, frozen=True):
-    """A handler's breaker is as it was put."""
+    """The state of the breaker after the command."""
 
     handler_class: str
     state: str
