@@ -13,8 +13,8 @@ import structlog
 import zmq
 from stepwire_protocol import codec, host, topics
 
+from .bus.counters import WireCounters
 from .bus.endpoints import advertised
-from .bus.wire import WireCounters
 from .core import explain, letters, overview
 from .core.definitions.settings import ExecSettings, ExecutionSettings, Settings
 from .core.definitions.workflow import Workflow, stored_workflow

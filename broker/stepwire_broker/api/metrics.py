@@ -9,7 +9,7 @@ import importlib.metadata
 from collections.abc import Callable, Iterable
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from stepwire_broker.bus.wire import WireCounters
+from stepwire_broker.bus.counters import WireCounters
 from stepwire_broker.core.guards.breaker import BreakerPhase
 from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.model.events import Now
@@ -39,7 +39,7 @@ Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
 class Measured(NamedTuple):
-    """The figures behind the metrics, read at one moment."""
+    """What the metrics are computed from, read at one moment."""
 
     broker: EnginePort
     core: CoreFigures
@@ -411,7 +411,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "stepwire_bus_dropped_sends_total",
         "counter",
         ("reason",),
-        "Messages dropped, by reason: no receiver was connected, or its queue was full.",
+        "Messages dropped because no receiver was connected (no_receiver), or because its queue was full (full).",
         lambda m: [((reason,), n) for reason, n in m.wire.dropped.items()],
     ),
     # HTTP
