@@ -17,6 +17,7 @@ from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.limits import INTEGER_MAX
 
 from stepwire_broker.core.definitions.document_problems import Path
+from stepwire_broker.errors import BrokerError
 
 YAML_BYTES_MAX: Final = 256 * 1024
 JSON_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -29,8 +30,8 @@ _JSON_BEGINS: Final = re.compile(r'\s*[\[{]\s*["\[{\]}]')  # `{name: x}` is YAML
 _PARSER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class DocumentError(Exception):
-    """The text cannot be read. The message says on which line, and how to write what was meant."""
+class DocumentError(BrokerError):
+    """A document cannot be read. The message names the line and the form that is needed."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message if line is None else f"line {line}: {message}")

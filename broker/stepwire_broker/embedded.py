@@ -25,6 +25,8 @@ from msgspec import Struct
 from stepwire.worker import Worker
 from stepwire_protocol.errors import InvalidMessage
 
+from stepwire_broker.errors import BrokerError
+
 from . import definition_files, operator_commands
 from . import engine as core
 from .core.definitions.document_problems import InvalidWorkflow
@@ -65,8 +67,8 @@ _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
 
 
-class CommandError(Exception):
-    """It was not carried out, and nothing of it is stored. `code` is the same as over HTTP, `hint` says what to do.
+class CommandError(BrokerError):
+    """A command was refused, and nothing of it is stored. `code` is the same as over HTTP, `hint` is what to do.
 
     With `retry_after_ms` the same may be taken later.
     """
@@ -79,8 +81,8 @@ class CommandError(Exception):
         self.retry_after_ms = retry_after_ms
 
 
-class TaskNotCompleted(Exception):
-    """There is no result. `task` is how it stands."""
+class TaskNotCompleted(BrokerError):
+    """A task has no result. `task` is its current state."""
 
     def __init__(self, task: "TaskView", why: str) -> None:
         super().__init__(f"task {task.task_id} ({task.workflow}) {why}")
@@ -88,15 +90,15 @@ class TaskNotCompleted(Exception):
 
 
 class TaskFailed(TaskNotCompleted):
-    """It is over: one of its steps has failed for good."""
+    """The task has ended: one of its steps has failed for good."""
 
 
 class TaskCancelled(TaskNotCompleted):
-    """It is over: somebody cancelled it."""
+    """The task has ended: it was cancelled."""
 
 
 class TaskHeld(TaskNotCompleted):
-    """It is not over, and goes on only when somebody has said what became of its held step: see `Broker.resolve`."""
+    """The task waits until its held step is resolved: see `Broker.resolve`."""
 
 
 class StepView(Struct, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ import structlog
 import zmq
 from stepwire_protocol import codec, host, topics
 
+from stepwire_broker.errors import BrokerError
+
 from .bus.endpoints import advertised
 from .bus.wire import WireCounters
 from .core import explain, overview
@@ -51,7 +53,7 @@ LINGER_MS: Final = 1_000
 STORE_CLOSE_S: Final = 5.0
 
 
-class CannotStart(Exception):
+class CannotStart(BrokerError):
     """The broker cannot start. `hint` is what to do about it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -151,7 +153,8 @@ class Engine:
             deployment=self.deployment,
             open_tasks=store.opened.open_tasks,
             open_steps=store.opened.open_steps,
-            **self.endpoints,
+            steps=self.endpoints["steps"],
+            results=self.endpoints["results"],
         )
 
     def _open_core(self, store: Store, now: Now) -> CoreLoop:

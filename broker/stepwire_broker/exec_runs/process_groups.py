@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 from stepwire_protocol import host
 from stepwire_protocol.host import ProcessIdentity
 
+from stepwire_broker.errors import BrokerError
+
 MARK: Final = "STEPWIRE_RUN"  # in the environment of the program and of what it starts
 
 
@@ -31,8 +33,8 @@ class Member(NamedTuple):
     group: ProcessGroup
 
 
-class NotOurs(Exception):
-    """A process that must not be signalled by this user."""
+class NotOurs(BrokerError):
+    """A process belongs to another user, so it must not be signalled."""
 
     def __init__(self, member: Member) -> None:
         super().__init__(f"process {member.pid}")

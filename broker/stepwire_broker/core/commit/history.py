@@ -15,6 +15,7 @@ from stepwire_broker.core.model.apply import apply, counted
 from stepwire_broker.core.model.facts import Fact
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import COMPLETED, TaskState
+from stepwire_broker.errors import BrokerError
 
 
 class ReplayDifference(NamedTuple):
@@ -27,8 +28,8 @@ class ReplayDifference(NamedTuple):
     history: Any
 
 
-class CannotReplay(Exception):
-    """The history is not one: a fact does not follow from those before it."""
+class CannotReplay(BrokerError):
+    """A history is invalid: a fact does not follow from the facts before it."""
 
 
 def replay(task_id: int, workflow: Workflow, history: Iterable[bytes]) -> Task:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from stepwire_broker.core.definitions.nearest import did_you_mean
+from stepwire_broker.errors import BrokerError
 
 PROBLEMS_MAX: Final = 100  # listed; whoever has more, has one problem
 GUESSES_MAX: Final = 20  # comparing names is slow
@@ -23,8 +24,8 @@ class DocumentProblem(NamedTuple):
         return ": ".join(part for part in (self.where, self.path, self.message) if part)
 
 
-class InvalidWorkflow(Exception):
-    """The definition cannot be run. `problems` are all of them, in the order of the document where they have one."""
+class InvalidWorkflow(BrokerError):
+    """A workflow definition is invalid. `problems` holds every problem, in the order of the document."""
 
     def __init__(self, problems: Iterable[DocumentProblem]) -> None:
         self.problems = tuple(problems)

@@ -21,6 +21,7 @@ from stepwire_broker.core.definitions.step_definition import StepDefinition
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.live import Step
 from stepwire_broker.core.model.targets import BUS, LOCAL, Route, Selector, Target
+from stepwire_broker.errors import BrokerError
 
 NOBODY: Final = ""  # the executor of what has none
 
@@ -98,8 +99,8 @@ class StepRoute(Struct, frozen=True, eq=False):
     is_plain: bool  # neither canary nor shadow
 
 
-class RulesRefused(Exception):
-    """The rules cannot be used. The message says which, and why."""
+class RulesRefused(BrokerError):
+    """The routing rules cannot be used. The message names the rule and the reason."""
 
 
 class Router:
