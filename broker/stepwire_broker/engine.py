@@ -13,11 +13,9 @@ import structlog
 import zmq
 from stepwire_protocol import codec, host, topics
 
-from stepwire_broker.errors import BrokerError
-
+from .bus.counters import WireCounters
 from .bus.endpoints import advertised
-from .bus.wire import WireCounters
-from .core import explain, overview
+from .core import explain, letters, overview
 from .core.definitions.settings import ExecSettings, ExecutionSettings, Settings
 from .core.definitions.workflow import Workflow, stored_workflow
 from .core.intake.routing_rules import stored_rules
@@ -30,8 +28,8 @@ from .core.model.targets import BUS, LOCAL
 from .core.overview import ExecutorView, WorkerView
 from .core.routing.router import Router, RulesRefused, check, hidden
 from .core.state import BrokerState, Identity
-from .core.workers.sessions import here_message
 from .core_loop import CoreLoop
+from .errors import BrokerError
 from .exec_runs.leftovers import end_earlier_runs
 from .exec_runs.records import RunsRefused
 from .loop_measures import Measures
@@ -139,7 +137,7 @@ class Engine:
         store.start(core.report, self._store_faults, self.settings.retention)
         if self._companion is not None:
             await self._companion.prepare()
-        await core.wire.open(codec.encode(here_message(self.state)))
+        await core.wire.open(codec.encode(letters.here(self.identity)))
         bound = {name: advertised(at, self.settings.bus.advertise) for name, at in self.endpoints.items()}
         core.handle(EndpointsBound(bound["steps"], bound["results"]))
         if self._companion is not None:
@@ -169,23 +167,13 @@ class Engine:
             host=host.identity() or "",
         )
         self.broker_id, self.epoch, self.deployment = settings.broker.id, opened.epoch, opened.deployment
-        self.state = BrokerState(
-            settings,
-            self.identity,
-            dict(opened.lanes),
-            opened.ids,
-            opened.lease_ms_before or 0,
-            now,
-            open_steps=opened.open_steps,
-            unloaded_tasks=opened.open_tasks,
-            router=Router(
-                settings.execution,
-                self._executors,
-                bus_is_distributed=not settings.bus.steps.startswith(INPROC),
-                runtime=runtime_rules,
-            ),
-            runtime_rules=runtime_rules,
+        router = Router(
+            settings.execution,
+            self._executors,
+            bus_is_distributed=not settings.bus.steps.startswith(INPROC),
+            runtime=runtime_rules,
         )
+        self.state = BrokerState.begin(settings, self.identity, opened, now, router, runtime_rules)
         self.workflows = self.state.workflows
         machine = Machine(self.state, [(stored_workflow(row), bool(row.active)) for row in opened.workflows])
         reader = claims.Reader(opened.epoch, settings.limits.resident_payload_bytes)

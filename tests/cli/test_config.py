@@ -83,7 +83,7 @@ def test_every_layer_accepts_a_duration() -> None:
         ("HTTP__TOKENS_FILE", "tokens", "tokens"),
         ("HTTP__TOKENS_FILE", "", None),
         ("BUS__BATCH__MAX_STEPS", "20", 20),
-        ("BUS__CURVE__SECRET_FILE", "secret", "secret"),
+        ("BUS__ADVERTISE", "broker.example", "broker.example"),
         ("LOG_LEVEL", "debug", "debug"),
     ],
 )

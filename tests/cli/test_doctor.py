@@ -46,7 +46,6 @@ def test_with_a_broker_its_state_is_checked_too(shop: Place) -> None:
         ("http.listen", {"STEPWIRE_HTTP__LISTEN": "0.0.0.0:7410"}, "others can reach"),
         ("database", {"STEPWIRE_DATABASE__URL": "mysql://u:secret@h/d"}, "SQLite"),
         ("configuration", {"STEPWIRE_BUS__LESE": "5s"}, "did you mean bus.lease?"),
-        ("encryption", {"STEPWIRE_BUS__CURVE__SECRET_FILE": "key"}, "cannot encrypt"),
     ],
 )
 def test_a_setting_that_cannot_work_is_red(empty: Place, about: str, environ: dict[str, str], text: str) -> None:

@@ -150,4 +150,4 @@ def test_an_unreadable_file_does_not_hide_problems_of_others(empty: Place) -> No
     done = empty.stepwire("workflow", "validate", "nowhere.yaml", "bad.yaml")
     assert done.code == USAGE
     assert "nowhere.yaml cannot be read: No such file" in done.err
-    assert "bad.yaml:1: it has no steps" in done.err
+    assert "bad.yaml:1: the workflow has no steps" in done.err

@@ -1,4 +1,4 @@
-"""Every sentence about why a step is not running, each brought about on the real machine."""
+"""Every explanation of why a step is not running, each produced on the real machine."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from .world import BROKER, CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held, once, 
 
 
 def why(world: World, task_id: int, name: str = "only") -> explain.Why:
-    """Of the live step; and its committed rows must tell the same."""
+    """Explain the step from its committed rows; the live step must give the same explanation."""
     rows = world.rows
     workflow = world.state.workflows[rows.tasks[task_id].workflow_id]
     task = restored(world.state, rows.task(task_id), rows.steps_of(task_id))
@@ -41,7 +41,7 @@ def clock(world: World, ms: int = 0) -> str:
 # -- waiting ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_waits_for_a_step_that_a_worker_runs() -> None:
+def test_why_names_the_running_step_that_a_step_waits_for() -> None:
     world = World()
     world.hello()
     task_id = world.task(CHAIN)
@@ -58,7 +58,7 @@ def test_it_waits_for_a_step_that_a_worker_runs() -> None:
     assert why(world, task_id, "c").message.startswith("waits for `b`, and that for `a` (runs on ")
 
 
-def test_it_waits_for_several() -> None:
+def test_why_counts_the_dependencies_that_a_step_waits_for() -> None:
     world = World()
     task_id = world.task(steps({"name": "a"}, {"name": "b"}, {"name": "c", "depends_on": ["a", "b"]}))
     assert why(world, task_id, "c").message == (
@@ -71,10 +71,10 @@ def test_a_very_long_chain_is_not_followed_to_its_end() -> None:
     chain = [{"name": "s0"}, *({"name": f"s{n}", "depends_on": [f"s{n - 1}"]} for n in range(1, 300))]
     task_id = world.task(steps(*chain))
     assert why(world, task_id, "s50").message.startswith("waits for `s49`, and that for `s0` (no worker offers")
-    assert why(world, task_id, "s299").message == "waits for `s298`, and that for `s198` (which waits for others)"
+    assert why(world, task_id, "s299").message == "waits for `s298`, and that for `s198` (which waits for other steps)"
 
 
-def test_what_its_rule_compares_is_being_read() -> None:
+def test_why_reports_that_the_payloads_of_a_rule_are_being_read() -> None:
     world = World(Settings(limits=LimitSettings(resident_payload_bytes=30)), answers_reads=False)
     world.hello()
     rule = {"context": "a", "op": "exists"}
@@ -82,7 +82,12 @@ def test_what_its_rule_compares_is_being_read() -> None:
     task_id = world.task(flow, context=b'{"a":"large enough to stay in the database"}')
     world.result(world.batches()[0])
     found = why(world, task_id, "b")
-    assert found == ("payload_fetched", "all before it is final; what its rule compares is being read", None, None)
+    assert found == (
+        "payload_fetched",
+        "all dependencies are final; the payloads that its rule compares are being read",
+        None,
+        None,
+    )
     assert why_task(world, task_id).why.message == f"`b`: {found.message}"
     world.read()
     assert why(world, task_id, "b").code in ("payload_fetched", "handed_out")  # now for its dispatch
@@ -91,14 +96,14 @@ def test_what_its_rule_compares_is_being_read() -> None:
 # -- ready ------------------------------------------------------------------------------------------------------------
 
 
-def test_no_worker_is_connected() -> None:
+def test_why_reports_that_no_worker_is_connected() -> None:
     world = World()
     task_id = world.task(ONE)
     found = why(world, task_id)
     assert found == ("no_worker_offers", "no worker offers `h` (no worker is connected)", world.now.wall, None)
 
 
-def test_no_worker_offers_it() -> None:
+def test_why_lists_the_offered_handlers_when_no_worker_offers_the_steps() -> None:
     world = World()
     world.hello(handlers=["a", "b::**"])
     world.hello(W2, handlers=["c", "d", "e", "f"])
@@ -109,7 +114,7 @@ def test_no_worker_offers_it() -> None:
     )
 
 
-def test_an_executor_that_it_does_not_go_to_offers_it() -> None:
+def test_why_names_another_executor_that_offers_the_handler() -> None:
     world = World()
     world.hello(executor="local")
     reason = why(world, world.task(ONE))
@@ -120,39 +125,39 @@ def test_an_executor_that_it_does_not_go_to_offers_it() -> None:
     assert reason.hint == Hint(HintCode.ROUTE_TO_EXECUTOR, path="default::flow::only", executor="local")
 
 
-def test_a_worker_offered_it_and_did_not_know_it_after_all() -> None:
+def test_why_names_a_worker_that_offered_the_handler_and_refused_it() -> None:
     world = World()
     world.hello()
     task_id = world.task(ONE)
     world.refuse(world.batches()[0], "unknown_handler")
     assert why(world, task_id)[:2] == (
         "no_worker_offers",
-        f"no worker offers `h` ({W} said so and did not know it after all)",
+        f"no worker offers `h` ({W} offered it and then refused it as unknown)",
     )
 
 
-@pytest.mark.parametrize(("labels", "theirs"), [({"region": "us"}, "theirs are region=us"), ({}, "they bear none")])
-def test_no_worker_bears_its_labels(labels: dict[str, str], theirs: str) -> None:
+@pytest.mark.parametrize(("labels", "theirs"), [({"region": "us"}, "theirs are region=us"), ({}, "they have none")])
+def test_why_compares_the_labels_when_no_worker_has_those_required(labels: dict[str, str], theirs: str) -> None:
     world = World()
     world.hello(labels=labels)
     task_id = world.task(one(worker_selector={"region": "eu", "gpu": "yes"}))
     assert why(world, task_id)[:2] == (
         "no_worker_matches",
-        f"no worker that offers `h` bears the labels gpu=yes, region=eu ({theirs})",
+        f"no worker that offers `h` has the labels gpu=yes, region=eu ({theirs})",
     )
 
 
-def test_it_is_to_run_inside_the_broker() -> None:
+def test_why_names_the_setting_that_keeps_a_step_inside_the_broker() -> None:
     world = World()
     world.hello()
     assert why(world, world.task(one(worker_selector="local")))[:2] == (
         "no_worker_offers",
-        "no worker of executor `local` offers `h` (no worker is connected); its worker_selector keeps it inside the"
+        "no worker of executor `local` offers `h` (no worker is connected); the worker_selector keeps it inside the"
         " broker",
     )
 
 
-def test_its_executor_is_not_there_any_more() -> None:
+def test_why_reports_an_executor_that_is_no_longer_configured() -> None:
     rule = RuleSettings("**", executor="k8s")
     world = World(executors=["k8s"])
     world.ask(SetRule, match="**", rule=rule)
@@ -162,18 +167,18 @@ def test_its_executor_is_not_there_any_more() -> None:
     assert why(world, task_id)[:2] == ("no_executor", "executor `k8s`, which rule 1 (**) names, is not configured")
 
 
-def test_all_slots_are_busy_and_others_stand_before_it() -> None:
+def test_why_counts_busy_slots_and_the_steps_ahead_in_the_queue() -> None:
     world = World()
     world.hello(slots=2, prefetch=0)
     first = world.task(ONE)
     task_ids = [first, *(world.task(ONE) for _ in range(4))]
     found = [why(world, task_id) for task_id in task_ids]
     assert [each.code for each in found] == ["handed_out"] * 2 + ["workers_busy"] * 3
-    assert found[2].message == "all 2 slots of the 1 worker that could take it are busy"
-    assert found[4].message == "all 2 slots of the 1 worker that could take it are busy; queued behind 2 steps"
+    assert found[2].message == "all 2 slots of the 1 worker that could run it are busy"
+    assert found[4].message == "all 2 slots of the 1 worker that could run it are busy; queued behind 2 steps"
 
 
-def test_it_stands_in_the_queue_until_the_writer_is_free() -> None:
+def test_why_reports_a_step_queued_until_the_writer_is_free() -> None:
     world = World(auto=False)
     world.hello(slots=1, prefetch=0, free={BROKER: 0})
     world.apply(ONE)
@@ -184,32 +189,32 @@ def test_it_stands_in_the_queue_until_the_writer_is_free() -> None:
     first, second = sorted(world.rows.tasks)
     world.submit()  # the writer has this one now
     world.beat(free=2, n=9)
-    assert why(world, first)[:2] == ("queued", "it is handed out with the next commit")
-    assert why(world, second).message == "it is handed out with the next commit; queued behind 1 step"
+    assert why(world, first)[:2] == ("queued", "dispatched with the next commit")
+    assert why(world, second).message == "dispatched with the next commit; queued behind 1 step"
     world.settle()
     assert why(world, first).code == "handed_out"
 
 
-def test_it_changes_right_now() -> None:
+def test_why_reports_a_step_whose_next_state_is_being_written() -> None:
     world = World(auto=False)
     task_id = [world.apply(ONE), world.settle(), world.submit(), world.settle(), *world.rows.tasks][-1]
     world.hello()
     assert world.writing is not None  # its dispatch
-    assert why(world, task_id)[:2] == ("committing", "it changes right now: what comes next is being written")
+    assert why(world, task_id)[:2] == ("committing", "its state is changing: the next state is being written")
     world.commit()
     assert why(world, task_id).code == "handed_out"
 
 
-def test_its_payload_is_being_read() -> None:
+def test_why_reports_that_a_payload_is_being_read() -> None:
     world = World(Settings(limits=LimitSettings(resident_payload_bytes=10)), answers_reads=False)
     task_id = world.task(ONE, context=b'{"a":"large enough to stay in the database"}')
     world.hello()
-    assert why(world, task_id)[:2] == ("payload_fetched", "its payload is being read from the database")
+    assert why(world, task_id)[:2] == ("payload_fetched", "the payload is being read from the database")
     world.read()
     assert why(world, task_id).code == "handed_out"
 
 
-def test_its_task_waits_in_the_database() -> None:
+def test_why_reports_a_task_that_waits_in_the_database() -> None:
     world = World(Settings(limits=LimitSettings(max_active_tasks=1)), answers_reads=False)
     world.hello(slots=1, prefetch=0)
     world.task(ONE)
@@ -217,11 +222,11 @@ def test_its_task_waits_in_the_database() -> None:
     assert task_id not in world.state.tasks
     assert why(world, task_id)[:2] == (
         "not_loaded",
-        "its task waits in the database for its turn: 1 tasks are in memory, at most 1, and 1 are not",
+        "the task waits in the database: 1 tasks are in memory, at most 1, and 1 wait to be loaded",
     )
 
 
-def test_the_task_is_paused() -> None:
+def test_why_reports_a_paused_task() -> None:
     world = World()
     task_id = world.task(ONE)
     world.ask(PauseTask, task_id=task_id)
@@ -230,7 +235,7 @@ def test_the_task_is_paused() -> None:
     assert why_task(world, task_id) == (paused, None)
 
 
-def test_the_database_is_stalled() -> None:
+def test_why_reports_a_stalled_database() -> None:
     world = World()
     task_id = world.task(ONE)
     world.auto = False
@@ -242,14 +247,14 @@ def test_the_database_is_stalled() -> None:
     assert "(disk_full)" in found.message
 
 
-def test_the_broker_is_draining() -> None:
+def test_why_reports_a_draining_broker() -> None:
     world = World()
     task_id = world.task(ONE)
     world.handle(events.Drain())
     assert why(world, task_id).code == "broker_draining"
 
 
-def test_its_executor_is_paused() -> None:
+def test_why_reports_a_paused_executor() -> None:
     world = World()
     world.hello()
     world.ask(PauseExecutor, executor="bus")
@@ -262,32 +267,32 @@ def test_its_executor_is_paused() -> None:
     assert why(world, task_id).code == "handed_out"
 
 
-def test_its_executor_is_full_or_says_so() -> None:
+def test_why_reports_a_full_executor() -> None:
     world = World(Settings(execution=ExecutionSettings(default_executor="told")), executors=["told"])
     world.handle(events.Attached(W, "told"))
     world.hello(slots=1, prefetch=0)
     _, second = world.task(ONE), world.task(ONE)
     found = why(world, second)
     assert found.code == "executor_full"
-    assert found.message.startswith("the executor `told` has 1 step, and takes no more than 1 at a time")
+    assert found.message.startswith("the executor `told` has 1 step, and accepts at most 1 at a time")
     world.handle(events.Detached(W))
     world.handle(events.Attached(W2, "told"))
     world.hello(W2, slots=1, prefetch=0, free={BROKER: 0})
     found = why(world, second)
     assert found.code == "executor_full"
-    assert "says that it has no capacity now" in found.message
+    assert "reports that it has no capacity now" in found.message
 
 
-def test_no_worker_over_http_asks_for_it() -> None:
+def test_why_reports_that_no_worker_over_http_requests_steps() -> None:
     world = World(Settings(execution=ExecutionSettings(default_executor="poll")), executors=["poll"])
     world.handle(events.Attached(W, "poll"))
     world.hello(slots=2, free={BROKER: 0})
     found = why(world, world.task(ONE))
     assert found.code == "nobody_asks"
-    assert found.message.startswith("1 worker over HTTP could take it, with 0 steps in 2 slots, and none asks")
+    assert found.message.startswith("1 worker over HTTP could run it, with 0 steps in 2 slots, and none requests")
 
 
-def test_every_worker_that_could_take_it_leaves_or_is_stuck() -> None:
+def test_why_names_the_workers_that_are_leaving_or_stuck() -> None:
     world = World()
     world.hello(slots=1, prefetch=0)
     world.task(one(timeout_ms=1000))
@@ -296,11 +301,11 @@ def test_every_worker_that_could_take_it_leaves_or_is_stuck() -> None:
     world.say(wire.Bye(v="2.0", worker=W2))
     found = why(world, world.task(ONE))
     assert found.code == "workers_leaving"
-    assert f"`{W}` is stuck, all it runs being past its time-out" in found.message
+    assert f"`{W}` is stuck: all its runs have exceeded their timeouts" in found.message
     assert f"`{W2}` is draining" in found.message
 
 
-def test_a_step_that_may_be_what_kills_workers_goes_alone() -> None:
+def test_why_reports_a_step_that_runs_alone_because_workers_died_with_it() -> None:
     world = World()
     task_ids = [world.task(ONE) for _ in range(2)]
     for number in (1, 2):
@@ -317,7 +322,7 @@ def test_a_step_that_may_be_what_kills_workers_goes_alone() -> None:
 # -- dispatched -------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_has_it_and_has_not_started_it() -> None:
+def test_why_names_the_worker_that_has_the_step_and_has_not_started_it() -> None:
     world = World()
     world.hello()
     task_id = world.task(ONE)
@@ -325,24 +330,24 @@ def test_a_worker_has_it_and_has_not_started_it() -> None:
     batch = world.batches()[0]
     world.pass_time(1000)
     assert why(world, task_id).message == (
-        f"handed to `{W}` {at}, which has not said yet that it has it; lease renewed 1 s ago"
+        f"handed to `{W}` {at}, which has not accepted it yet; lease renewed 1 s ago"
     )
     world.accept(batch)
     world.beat(holding=[held(batch, "queued")])
     assert why(world, task_id).message == f"handed to `{W}` {at}, which has not started it; lease renewed 0 s ago"
     world.ask(CancelTask, task_id=task_id)
-    assert why(world, task_id).message.endswith("; it was told to stop: its task was cancelled")
+    assert why(world, task_id).message.endswith("; the worker was asked to stop it: the task was cancelled")
     world.beat(n=5, holding=[held(batch, "done")])
     assert why(world, task_id).code == "result_awaited"
 
 
-def test_a_worker_without_heartbeats_has_no_lease() -> None:
+def test_why_reports_a_worker_without_heartbeats() -> None:
     world = World()
     world.hello(heartbeat_ms=0)
-    assert "it sends no heartbeats" in why(world, world.task(ONE)).message
+    assert "the worker sends no heartbeats" in why(world, world.task(ONE)).message
 
 
-def test_it_was_handed_out_before_this_start() -> None:
+def test_why_reports_a_step_dispatched_before_the_brokers_start() -> None:
     world = World()
     world.hello()
     task_id = world.task(ONE)
@@ -350,13 +355,13 @@ def test_it_was_handed_out_before_this_start() -> None:
     world.pass_time(1)
     found = why(world, task_id)
     assert found.code == "worker_awaited"
-    assert found.message.endswith("before this broker started; it has 10 s left to come back")
+    assert found.message.endswith("before this broker started; the worker has 10 s left to connect again")
 
 
 # -- failed, held, over -----------------------------------------------------------------------------------------------
 
 
-def test_it_is_in_back_off() -> None:
+def test_why_reports_a_back_off_with_its_last_error() -> None:
     world = World()
     world.hello()
     task_id = world.task(one(retry_limit=4, backoff={"kind": "constant", "base_ms": 30_000, "jitter": "none"}))
@@ -370,7 +375,7 @@ def test_it_is_in_back_off() -> None:
     assert world.state.counters.retried == 1
 
 
-def test_a_long_error_is_shortened_and_a_far_time_is_in_days() -> None:
+def test_why_shortens_a_long_error_and_counts_a_far_time_in_days() -> None:
     world = World()
     world.hello()
     task_id = world.task(
@@ -382,7 +387,7 @@ def test_a_long_error_is_shortened_and_a_far_time_is_in_days() -> None:
     assert message.endswith("x" * 200 + "…")
 
 
-def test_it_is_held_because_its_worker_died() -> None:
+def test_why_reports_a_step_held_because_its_worker_died() -> None:
     world = World()
     world.hello()
     task_id = world.task(ONCE)
@@ -392,13 +397,13 @@ def test_it_is_held_because_its_worker_died() -> None:
     found = why(world, task_id)
     assert found.code == "held"
     assert found.message == (
-        f"held: granted to `{W}` {at}, which is gone; it was allowed to start, and nobody knows what became of it"
+        f"held: granted to `{W}` {at}, which is gone; the step was allowed to start, and its outcome is unknown"
     )
     assert found.hint == why_task(world, task_id).why.hint == Hint(HintCode.RESOLVE_STEP, step_id=task_id + 1)
     assert why_task(world, task_id).why.message == f"`only`: {found.message}"
 
 
-def test_it_is_held_because_its_handler_does_not_know() -> None:
+def test_why_reports_a_step_held_because_its_handler_does_not_know_the_outcome() -> None:
     world = World()
     world.hello()
     task_id = world.task(once())
@@ -412,7 +417,7 @@ def test_it_is_held_because_its_handler_does_not_know() -> None:
 
 
 @pytest.mark.parametrize("retry_limit", [0, 1])
-def test_it_has_failed(retry_limit: int) -> None:
+def test_why_reports_a_failed_step_with_its_error(retry_limit: int) -> None:
     world = World()
     world.hello()
     task_id = world.task(one(retry_limit=retry_limit, backoff={"kind": "constant", "base_ms": 50, "jitter": "none"}))
@@ -424,7 +429,7 @@ def test_it_has_failed(retry_limit: int) -> None:
     assert why_task(world, task_id).why.message == f"`only`: failed {clock(world, -60)}{tries}: no"
 
 
-def test_it_is_completed_and_so_is_its_task() -> None:
+def test_why_reports_a_completed_step_and_task() -> None:
     world = World()
     world.hello()
     task_id = world.task(ONE)
@@ -433,11 +438,11 @@ def test_it_is_completed_and_so_is_its_task() -> None:
     assert why_task(world, task_id).why.message == f"the task is completed since {clock(world)}"
 
 
-def test_it_was_cancelled_or_skipped() -> None:
+def test_why_reports_a_cancelled_or_skipped_step() -> None:
     world = World()
     task_id = world.task(CHAIN)
     world.ask(CancelTask, task_id=task_id)
-    assert why(world, task_id, "a").message == f"cancelled {clock(world)}: its task was cancelled"
+    assert why(world, task_id, "a").message == f"cancelled {clock(world)}: the task was cancelled"
     other = World()
     other.hello()
     task_id = other.task({**CHAIN, "steps": [{**CHAIN["steps"][0], "retry_limit": 0}, *CHAIN["steps"][1:]]})
@@ -448,7 +453,7 @@ def test_it_was_cancelled_or_skipped() -> None:
 # -- tasks ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_task_tells_what_holds_it_up_most() -> None:
+def test_why_of_a_task_names_the_step_with_the_most_important_reason() -> None:
     world = World()
     world.hello(handlers=["h"])
     task_id = world.task(steps({"name": "runs"}, {"name": "starves", "handler_class": "nobody"}, {"name": "runs_too"}))
@@ -456,11 +461,11 @@ def test_a_task_tells_what_holds_it_up_most() -> None:
     assert found.step is not None
     assert found.step.definition.name == "starves"
     assert found.why.message == (
-        "`starves`: no worker offers `nobody` (1 worker connected, offering h); 2 more of its steps are on their way"
+        "`starves`: no worker offers `nobody` (1 worker connected, offering h); 2 more of its steps are in progress"
     )
 
 
-def test_a_paused_task_that_still_runs_something_tells_of_that() -> None:
+def test_why_of_a_paused_task_names_the_step_that_still_runs() -> None:
     world = World()
     world.hello()
     task_id = world.task(ONE)
@@ -468,7 +473,7 @@ def test_a_paused_task_that_still_runs_something_tells_of_that() -> None:
     assert why_task(world, task_id).why.code == "handed_out"
 
 
-def test_the_breaker_of_its_handler_is_open_then_half_open() -> None:
+def test_why_reports_an_open_and_then_a_half_open_breaker() -> None:
     world = World()
     world.hello(slots=20, prefetch=0)
     world.apply(one(retry_limit=0))
@@ -482,19 +487,20 @@ def test_the_breaker_of_its_handler_is_open_then_half_open() -> None:
     assert why(world, task_id)[:2] == (
         "breaker_open",
         f"the breaker for `h` is open since {opened}, after 5 failures in a row (the last: failed: no network); "
-        f"it is tried again at {clock(world, left_ms)}",
+        f"the handler is tried again at {clock(world, left_ms)}",
     )
     more = world.submit(count=2).task_ids
     (money,) = world.submit("pay").task_ids
     world.pass_time(left_ms)
-    half_open = f"the breaker for `h` is half-open since {clock(world)}: 2 steps out to try it, 2 of which must succeed"
+    rest = "2 steps out to try the handler, 2 of which must succeed"
+    half_open = f"the breaker for `h` is half-open since {clock(world)}: {rest}"
     assert why(world, task_id).code == "handed_out"
     assert why(world, more[1])[:2] == ("breaker_half_open", half_open)
-    rest = ", and what is at_most_once waits until it is closed"
+    rest = "; at_most_once steps wait until the breaker is closed"
     assert why(world, money)[:2] == ("breaker_half_open", half_open + rest)
 
 
-def test_only_what_never_starts_twice_is_there_to_try_a_handler_with() -> None:
+def test_why_reports_a_breaker_that_an_operator_holds_open() -> None:
     world = World()
     world.hello(slots=20, prefetch=0)
     world.apply({**ONCE, "name": "pay"})
@@ -508,7 +514,7 @@ def test_only_what_never_starts_twice_is_there_to_try_a_handler_with() -> None:
     )
 
 
-def test_retries_of_its_handler_wait_for_their_share() -> None:
+def test_why_reports_retries_that_wait_for_their_budget() -> None:
     world = World()
     world.hello(slots=20, prefetch=0)
     world.apply(one(backoff={"kind": "constant", "base_ms": 100, "jitter": "none"}))
@@ -521,13 +527,13 @@ def test_retries_of_its_handler_wait_for_their_share() -> None:
     assert why(world, ids[0]).code == "handed_out"
     assert why(world, ids[19])[:2] == (
         "retries_wait",
-        "retries of `h` wait: in the last 60 s 10 of its 10 starts were retries, and 20 % may be, or 10; "
-        "first attempts are not held up",
+        "retries of `h` wait: in the last 60 s 10 of its 10 starts were retries; the limit is 20 %, or 10 retries; "
+        "first attempts are not delayed",
     )
 
 
-def test_every_code_is_named_by_one_of_these_tests() -> None:
-    """What no situation brings about has no place in the table; the codes of what is over are told in words."""
-    over = ["failed", "cancelled", "skipped"]
-    told = Path(__file__).read_text()
-    assert all(f'"{code}"' in told for code in explain.CODES if code not in over)
+def test_every_code_of_why_occurs_in_a_test_of_this_file() -> None:
+    """A code that no situation produces has no place in the table. The codes of final states are tested by message."""
+    final = ["failed", "cancelled", "skipped"]
+    tests = Path(__file__).read_text()
+    assert all(f'"{code}"' in tests for code in explain.CODES if code not in final)

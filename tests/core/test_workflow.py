@@ -74,7 +74,7 @@ def problems_of(document: Any, **options: Any) -> list[str]:
 # -- what it means ----------------------------------------------------------------------------------------------------
 
 
-def test_the_example_of_the_documentation_means_what_it_says() -> None:
+def test_the_documented_example_is_read_as_the_documentation_says() -> None:
     read = read_workflow(read_document(ORDER).value)
     assert (read.namespace, read.name, read.version, read.id) == ("shop", "order_fulfillment", "1.0", 0)
     assert read.by_name == {"validate_order": 0, "process_payment": 1, "ship_order": 2, "refund": 3}
@@ -92,7 +92,7 @@ def test_the_example_of_the_documentation_means_what_it_says() -> None:
     assert read.warnings == ()
 
 
-def test_what_is_not_said_has_its_default() -> None:
+def test_absent_members_have_their_defaults() -> None:
     read = read_workflow({"name": "w", "steps": [{"name": "a", "handler_class": "x"}]})
     only = read.steps[0]
     assert (read.namespace, read.version, read.deadline_ms, read.output) == ("default", "1", None, None)
@@ -142,7 +142,7 @@ def test_what_is_not_said_has_its_default() -> None:
         ({"trigger_rule": {"result": "before", "op": "equals", "value": None}}, "trigger_rule", Compare("result", 0, (), "equals")),
     ],
 )  # fmt: skip
-def test_a_member_means(members: dict[str, Any], field: str, value: Any) -> None:
+def test_a_member_is_read_as(members: dict[str, Any], field: str, value: Any) -> None:
     assert getattr(read_one(**members), field) == value
 
 
@@ -164,7 +164,7 @@ def test_a_steps_selector_replaces_its_workflows(of_workflow: Any, of_step: Any,
     assert read_workflow(json.loads(read.document)) == read
 
 
-def test_a_task_may_have_a_deadline_of_its_own() -> None:
+def test_a_workflow_can_have_a_deadline() -> None:
     assert read_workflow(workflow(step(), deadline="1d")).deadline_ms == 86_400_000
 
 
@@ -178,87 +178,87 @@ OPS = "equals, not_equals, greater_than, less_than, contains, not_contains, exis
 @pytest.mark.parametrize(
     ("members", "problem"),
     [
-        ({"name": "a b"}, f"steps[1].name: it is 'a b', not {NAME}"),
-        ({"name": "a.b"}, f"steps[1].name: it is 'a.b', not {NAME}"),
-        ({"name": "a::b"}, f"steps[1].name: it is 'a::b', not {NAME}"),
-        ({"name": "a/b"}, f"steps[1].name: it is 'a/b', not {NAME}"),
-        ({"name": 'a"'}, f"steps[1].name: it is 'a\"', not {NAME}"),
-        ({"name": "a\n"}, f"steps[1].name: it is 'a\\n', not {NAME}"),
-        ({"name": ""}, f"steps[1].name: it is '', not {NAME}"),
-        ({"name": "x" * 129}, f"steps[1].name: it is '{'x' * 60}…', not {NAME}"),
-        ({"name": 7}, f"steps[1].name: it is 7, not {NAME}; quote it"),
-        ({"name": None}, "steps[1]: it has no name"),
-        ({"handler_class": None}, "steps[1]: it has no handler_class"),
-        ({"handler_class": "a b"}, "steps[1].handler_class: it is 'a b', not the name of a handler: letters, digits, _, ., : and -, at most 128"),
-        ({"retry_limt": 3}, "steps[1].retry_limt: this is not known here; did you mean retry_limit?"),
-        ({"zzz": 3}, "steps[1].zzz: this is not known here"),
-        ({"a b": 3}, "steps[1].'a b': this is not known here"),
-        ({"handler_config": [1]}, "steps[1].handler_config: it is a list, not a map"),
+        ({"name": "a b"}, f"steps[1].name: 'a b' is not {NAME}"),
+        ({"name": "a.b"}, f"steps[1].name: 'a.b' is not {NAME}"),
+        ({"name": "a::b"}, f"steps[1].name: 'a::b' is not {NAME}"),
+        ({"name": "a/b"}, f"steps[1].name: 'a/b' is not {NAME}"),
+        ({"name": 'a"'}, f"steps[1].name: 'a\"' is not {NAME}"),
+        ({"name": "a\n"}, f"steps[1].name: 'a\\n' is not {NAME}"),
+        ({"name": ""}, f"steps[1].name: '' is not {NAME}"),
+        ({"name": "x" * 129}, f"steps[1].name: '{'x' * 60}…' is not {NAME}"),
+        ({"name": 7}, f"steps[1].name: 7 is not {NAME}; quote it"),
+        ({"name": None}, "steps[1]: the step has no name"),
+        ({"handler_class": None}, "steps[1]: the step has no handler_class"),
+        ({"handler_class": "a b"}, "steps[1].handler_class: 'a b' is not the name of a handler: letters, digits, _, ., : and -, at most 128"),
+        ({"retry_limt": 3}, "steps[1].retry_limt: unknown member; did you mean retry_limit?"),
+        ({"zzz": 3}, "steps[1].zzz: unknown member"),
+        ({"a b": 3}, "steps[1].'a b': unknown member"),
+        ({"handler_config": [1]}, "steps[1].handler_config: a list is not a map"),
         ({"handler_config": {"x": 2**53}}, f"steps[1].handler_config: {2**53} is outside ±(2^53 - 1)"),
         ({"handler_config": {"x": "a\0"}}, "steps[1].handler_config: a string holds U+0000, which databases cannot store"),
-        ({"delivery_mode": "exactly_once"}, "steps[1].delivery_mode: it is 'exactly_once', not at_least_once or at_most_once"),
-        ({"on_unknown": True}, "steps[1].on_unknown: it is true, not hold or fail"),
-        ({"retry_limit": -1}, "steps[1].retry_limit: it is -1, not a whole number from 0 to 10000"),
-        ({"retry_limit": True}, "steps[1].retry_limit: it is true, not a whole number from 0 to 10000"),
-        ({"retry_limit": 1.5}, "steps[1].retry_limit: it is 1.5, not a whole number from 0 to 10000"),
-        ({"retry_limit": "3"}, "steps[1].retry_limit: it is '3', not a whole number from 0 to 10000"),
-        ({"priority": 101}, "steps[1].priority: it is 101, not a whole number from -100 to 100"),
-        ({"allow_failure": "no"}, "steps[1].allow_failure: it is 'no', not true or false"),
-        ({"timeout_ms": 0}, "steps[1].timeout_ms: it is 0, not a whole number from 1 to 31622400000"),
-        ({"timeout_ms": "30s"}, "steps[1].timeout_ms: it is '30s', not a whole number from 1 to 31622400000"),
-        ({"timeout": 30}, "steps[1].timeout: it is 30, not a duration like 250ms, 30s, 5m, 2h or 7d; or write timeout_ms in milliseconds"),
-        ({"timeout": "30"}, "steps[1].timeout: it is '30', not a duration like 250ms, 30s, 5m, 2h or 7d; or write timeout_ms in milliseconds"),
-        ({"timeout": "0.5ms"}, "steps[1].timeout: it is '0.5ms', not a duration like 250ms, 30s, 5m, 2h or 7d; or write timeout_ms in milliseconds"),
-        ({"timeout": "0s"}, "steps[1].timeout: it is 0, not a whole number from 1 to 31622400000"),
+        ({"delivery_mode": "exactly_once"}, "steps[1].delivery_mode: 'exactly_once' is not at_least_once or at_most_once"),
+        ({"on_unknown": True}, "steps[1].on_unknown: true is not hold or fail"),
+        ({"retry_limit": -1}, "steps[1].retry_limit: -1 is not a whole number from 0 to 10000"),
+        ({"retry_limit": True}, "steps[1].retry_limit: true is not a whole number from 0 to 10000"),
+        ({"retry_limit": 1.5}, "steps[1].retry_limit: 1.5 is not a whole number from 0 to 10000"),
+        ({"retry_limit": "3"}, "steps[1].retry_limit: '3' is not a whole number from 0 to 10000"),
+        ({"priority": 101}, "steps[1].priority: 101 is not a whole number from -100 to 100"),
+        ({"allow_failure": "no"}, "steps[1].allow_failure: 'no' is not true or false"),
+        ({"timeout_ms": 0}, "steps[1].timeout_ms: 0 is not a whole number from 1 to 31622400000"),
+        ({"timeout_ms": "30s"}, "steps[1].timeout_ms: '30s' is not a whole number from 1 to 31622400000"),
+        ({"timeout": 30}, "steps[1].timeout: 30 is not a duration like 250ms, 30s, 5m, 2h or 7d; or write timeout_ms in milliseconds"),
+        ({"timeout": "30"}, "steps[1].timeout: '30' is not a duration like 250ms, 30s, 5m, 2h or 7d; or write timeout_ms in milliseconds"),
+        ({"timeout": "0.5ms"}, "steps[1].timeout: '0.5ms' is not a duration like 250ms, 30s, 5m, 2h or 7d; or write timeout_ms in milliseconds"),
+        ({"timeout": "0s"}, "steps[1].timeout: 0 is not a whole number from 1 to 31622400000"),
         ({"timeout_ms": 5, "timeout": "5ms"}, "steps[1].timeout: timeout_ms and timeout are the same; keep one"),
-        ({"backoff": "fast"}, "steps[1].backoff: it is 'fast', not a map like {kind: exponential, base_ms: 1000, max_ms: 300000}"),
-        ({"backoff": {"kind": "linear"}}, "steps[1].backoff.kind: it is 'linear', not exponential or constant"),
-        ({"backoff": {"bass": "1s"}}, "steps[1].backoff.bass: this is not known here; did you mean base_ms?"),
+        ({"backoff": "fast"}, "steps[1].backoff: 'fast' is not a map like {kind: exponential, base_ms: 1000, max_ms: 300000}"),
+        ({"backoff": {"kind": "linear"}}, "steps[1].backoff.kind: 'linear' is not exponential or constant"),
+        ({"backoff": {"bass": "1s"}}, "steps[1].backoff.bass: unknown member; did you mean base_ms?"),
         ({"backoff": {"max_ms": 10}}, "steps[1].backoff: max_ms is 10, less than base_ms, which is 1000"),
-        ({"worker_selector": "gpu"}, "steps[1].worker_selector: it is 'gpu'; a selector is a map of labels, or the word local"),
-        ({"worker_selector": [1]}, "steps[1].worker_selector: it is a list; a selector is a map of labels, or the word local"),
-        ({"worker_selector": {"a": None}}, "steps[1].worker_selector.a: it is nothing; a label's value is a string of at most 256 characters"),
-        ({"worker_selector": {"a": [1]}}, "steps[1].worker_selector.a: it is a list; a label's value is a string of at most 256 characters"),
-        ({"worker_selector": {" ": "x"}}, "steps[1].worker_selector.' ': a label's key is a string of its own, not empty, at most 256 characters"),
-        ({"worker_selector": {"a": "x", " a": "y"}}, "steps[1].worker_selector.' a': a label's key is a string of its own, not empty, at most 256 characters"),
-        ({"worker_selector": {str(i): "x" for i in range(65)}}, "steps[1].worker_selector: it has 65 labels, at most 64"),
+        ({"worker_selector": "gpu"}, "steps[1].worker_selector: 'gpu' is not a map of labels or the word local"),
+        ({"worker_selector": [1]}, "steps[1].worker_selector: a list is not a map of labels or the word local"),
+        ({"worker_selector": {"a": None}}, "steps[1].worker_selector.a: null is not a string of at most 256 characters"),
+        ({"worker_selector": {"a": [1]}}, "steps[1].worker_selector.a: a list is not a string of at most 256 characters"),
+        ({"worker_selector": {" ": "x"}}, "steps[1].worker_selector.' ': a label's key is a string of 1 to 256 characters, and occurs once"),
+        ({"worker_selector": {"a": "x", " a": "y"}}, "steps[1].worker_selector.' a': a label's key is a string of 1 to 256 characters, and occurs once"),
+        ({"worker_selector": {str(i): "x" for i in range(65)}}, "steps[1].worker_selector: 65 labels; at most 64 are allowed"),
         ({"worker_selector": "local", "workerSelector": "local"}, "steps[1].workerSelector: worker_selector and workerSelector are the same; keep one"),
-        ({"depends_on": "before"}, "steps[1].depends_on: it is 'before'; it is a list of step names"),
-        ({"depends_on": ["before", 1]}, "steps[1].depends_on: it holds 1; it is a list of step names"),
+        ({"depends_on": "before"}, "steps[1].depends_on: 'before' is not a list of step names"),
+        ({"depends_on": ["before", 1]}, "steps[1].depends_on: 1 is not a step name"),
         ({"depends_on": ["befor"]}, "steps[1].depends_on[0]: 'befor' is not a step of this workflow; did you mean before?"),
         ({"depends_on": ["zzz"]}, "steps[1].depends_on[0]: 'zzz' is not a step of this workflow"),
         ({"depends_on": ["a"]}, "steps[1].depends_on[0]: a step cannot depend on itself"),
-        ({"depends_on": ["before", "before"]}, "steps[1].depends_on[1]: 'before' stands twice"),
+        ({"depends_on": ["before", "before"]}, "steps[1].depends_on[1]: 'before' is listed twice"),
         ({"name": "before", "depends_on": []}, "steps[1].name: 'before' is the name of steps[0] already"),
-        ({"delivery_mode": "at_most_once", "retry_limit": 1}, "steps[1].retry_limit: it is 1, but an at_most_once step is not tried again; leave it out, or say "
-         "retry_reported_failures: true if a failure that its handler reports means that nothing happened"),
-        ({"input": "context"}, "steps[1].input: it is 'context', not a map of at most 1000 members to paths"),
-        ({"input": {"x": 1}}, "steps[1].input.x: it is 1, not a path like context.order or results.step.total"),
+        ({"delivery_mode": "at_most_once", "retry_limit": 1}, "steps[1].retry_limit: an at_most_once step is not retried; remove retry_limit, or set "
+            "retry_reported_failures: true if a failure that its handler reports means that nothing happened"),
+        ({"input": "context"}, "steps[1].input: 'context' is not a map of at most 1000 members to paths"),
+        ({"input": {"x": 1}}, "steps[1].input.x: 1 is not a path like context.order or results.step.total"),
         ({"input": {"x": "order"}}, "steps[1].input.x: the path 'order' begins with neither context nor results.<step>"),
         ({"input": {"x": "results"}}, "steps[1].input.x: the path 'results' begins with neither context nor results.<step>"),
-        ({"input": {"x": "context..y"}}, "steps[1].input.x: 'context..y' is no path; it is words joined by dots, at most 1024 characters"),
+        ({"input": {"x": "context..y"}}, "steps[1].input.x: 'context..y' is not a path: parts joined by dots, at most 1024 characters"),
         ({"input": {"x": "results.befor.y"}}, "steps[1].input.x: 'befor' is not in this step's depends_on; did you mean before?"),
         ({"input": {"x": "results.a.y"}}, "steps[1].input.x: 'a' is not in this step's depends_on"),
-        ({"trigger_rule": "always"}, "steps[1].trigger_rule: it is 'always', not a map"),
+        ({"trigger_rule": "always"}, "steps[1].trigger_rule: 'always' is not a map"),
         ({"trigger_rule": {}}, f"steps[1].trigger_rule: a rule has exactly one of {FORMS}; this one has none"),
         ({"trigger_rule": {"all": [], "any": []}}, f"steps[1].trigger_rule: a rule has exactly one of {FORMS}; this one has all and any"),
-        ({"trigger_rule": {"all": []}}, "steps[1].trigger_rule.all: it is an empty list, not a list of rules"),
-        ({"trigger_rule": {"all": {"failed": "before"}}}, "steps[1].trigger_rule.all: it is a map, not a list of rules"),
-        ({"trigger_rule": {"any": ["before"]}}, f"steps[1].trigger_rule.any[0]: it is 'before'; a rule is a map with one of {FORMS}"),
+        ({"trigger_rule": {"all": []}}, "steps[1].trigger_rule.all: an empty list is not a list of rules"),
+        ({"trigger_rule": {"all": {"failed": "before"}}}, "steps[1].trigger_rule.all: a map is not a list of rules"),
+        ({"trigger_rule": {"any": ["before"]}}, f"steps[1].trigger_rule.any[0]: 'before' is not a map with one of {FORMS}"),
         ({"trigger_rule": {"failed": "befor"}}, "steps[1].trigger_rule.failed: 'befor' is not in this step's depends_on; did you mean before?"),
         ({"trigger_rule": {"failed": "a"}}, "steps[1].trigger_rule.failed: 'a' is not in this step's depends_on"),
         ({"trigger_rule": {"failed": 1}}, "steps[1].trigger_rule.failed: 1 is not in this step's depends_on"),
-        ({"trigger_rule": {"failed": "before", "op": "exists"}}, "steps[1].trigger_rule.op: this is not known in a rule with failed"),
-        ({"trigger_rule": {"context": "x", "op": "is"}}, f"steps[1].trigger_rule.op: it is 'is', not one of {OPS}"),
-        ({"trigger_rule": {"context": "x"}}, f"steps[1].trigger_rule.op: it is nothing, not one of {OPS}"),
+        ({"trigger_rule": {"failed": "before", "op": "exists"}}, "steps[1].trigger_rule.op: unknown member of a rule with failed"),
+        ({"trigger_rule": {"context": "x", "op": "is"}}, f"steps[1].trigger_rule.op: 'is' is not one of {OPS}"),
+        ({"trigger_rule": {"context": "x"}}, f"steps[1].trigger_rule.op: null is not one of {OPS}"),
         ({"trigger_rule": {"context": "x", "op": "equals"}}, "steps[1].trigger_rule: equals needs a value to compare with"),
         ({"trigger_rule": {"context": "x", "op": "exists", "value": 1}}, "steps[1].trigger_rule.value: exists compares with nothing; leave it out"),
-        ({"trigger_rule": {"context": "x", "op": "exists", "vale": 1}}, "steps[1].trigger_rule.vale: this is not known in a rule with context; did you mean value?"),
-        ({"trigger_rule": {"context": 1, "op": "exists"}}, "steps[1].trigger_rule.context: it is 1, not a path"),
-        ({"trigger_rule": {"context": "", "op": "exists"}}, "steps[1].trigger_rule.context: '' is no path; it is words joined by dots, at most 1024 characters"),
+        ({"trigger_rule": {"context": "x", "op": "exists", "vale": 1}}, "steps[1].trigger_rule.vale: unknown member of a rule with context; did you mean value?"),
+        ({"trigger_rule": {"context": 1, "op": "exists"}}, "steps[1].trigger_rule.context: 1 is not a path"),
+        ({"trigger_rule": {"context": "", "op": "exists"}}, "steps[1].trigger_rule.context: '' is not a path: parts joined by dots, at most 1024 characters"),
         ({"trigger_rule": {"result": "a.x", "op": "exists"}}, "steps[1].trigger_rule.result: 'a' is not in this step's depends_on"),
         ({"trigger_rule": {"none": [{"all": [{"completed": "x"}]}]}}, "steps[1].trigger_rule.none[0].all[0].completed: 'x' is not in this step's depends_on"),
-        ({"description": 1}, "steps[1].description: it is 1, not a text of at most 8192 characters"),
+        ({"description": 1}, "steps[1].description: 1 is not a text of at most 8192 characters"),
     ],
 )  # fmt: skip
 def test_a_wrong_member_is_named_with_its_remedy(members: dict[str, Any], problem: str) -> None:
@@ -271,19 +271,19 @@ WORKFLOW_NAME = "a name of letters, digits, _, - and ., at most 128"
 @pytest.mark.parametrize(
     ("document", "problems"),
     [
-        (None, ["the document is nothing, not a map with a name and steps"]),
+        (None, ["the document is null, not a map with a name and steps"]),
         ([], ["the document is a list, not a map with a name and steps"]),
-        ({}, ["it has no name", "it has no steps"]),
-        ({"name": "w", "steps": []}, ["it has no steps"]),
-        ({"name": "w", "steps": {"a": {}}}, ["steps: it is a map, not a list"]),
-        ({"name": "w", "steps": ["a"]}, ["steps[0]: it is 'a', not a map with name and handler_class"]),
-        (workflow(step(), name="a::b"), [f"name: it is 'a::b', not {WORKFLOW_NAME}"]),
-        (workflow(step(), name="../x"), [f"name: it is '../x', not {WORKFLOW_NAME}"]),
-        (workflow(step(), namespace="a::"), ["namespace: it is 'a::', not names of letters, digits, _, - and ., joined by ::"]),
-        (workflow(step(), namespace="a" * 129), ["namespace: it has 129 characters, at most 128"]),
-        (workflow(step(), version=1.0), ["version: it is 1.0, not a version of letters, digits, _, -, . and +, at most 64; quote it"]),
-        (workflow(step(), stepz=1), ["stepz: this is not known here; did you mean steps?"]),
-        (workflow(step(), deadline_ms=0), ["deadline_ms: it is 0, not a whole number from 1 to 31622400000"]),
+        ({}, ["the workflow has no name", "the workflow has no steps"]),
+        ({"name": "w", "steps": []}, ["the workflow has no steps"]),
+        ({"name": "w", "steps": {"a": {}}}, ["steps: a map is not a list"]),
+        ({"name": "w", "steps": ["a"]}, ["steps[0]: 'a' is not a map with name and handler_class"]),
+        (workflow(step(), name="a::b"), [f"name: 'a::b' is not {WORKFLOW_NAME}"]),
+        (workflow(step(), name="../x"), [f"name: '../x' is not {WORKFLOW_NAME}"]),
+        (workflow(step(), namespace="a::"), ["namespace: 'a::' is not names of letters, digits, _, - and ., joined by ::"]),
+        (workflow(step(), namespace="a" * 129), ["namespace: 129 characters; at most 128 are allowed"]),
+        (workflow(step(), version=1.0), ["version: 1.0 is not a version of letters, digits, _, -, . and +, at most 64; quote it"]),
+        (workflow(step(), stepz=1), ["stepz: unknown member; did you mean steps?"]),
+        (workflow(step(), deadline_ms=0), ["deadline_ms: 0 is not a whole number from 1 to 31622400000"]),
         (workflow(step(), output={"x": "results.b"}), ["output.x: 'b' is not a step of this workflow"]),
         (workflow(step(), output={"x": "task.b"}), ["output.x: the path 'task.b' begins with neither context nor results.<step>"]),
         (
@@ -307,20 +307,20 @@ def test_a_wrong_workflow_is_named_with_its_remedy(document: Any, problems: list
     assert problems_of(document) == problems
 
 
-def test_a_namespace_may_hold_namespaces() -> None:
+def test_a_namespace_can_have_several_parts() -> None:
     assert read_workflow(workflow(step(), namespace="acme::shop.eu")).namespace == "acme::shop.eu"
 
 
-def test_all_that_is_wrong_is_said_at_once_each_with_its_line() -> None:
+def test_all_problems_are_reported_at_once_each_with_its_line() -> None:
     text = ORDER.replace("retry_limit: 5", "retry_limt: 5").replace(
         "depends_on: [process_payment]", "depends_on: [pay]"
     )
     text = text.replace("priority: 0", "priority: high").replace("gateway: test", "gateway: test}\n    x: {y: 1")
     document = read_document(text, "order.yaml")
     assert problems_of(document.value, where=document.where) == [
-        "order.yaml:10: steps[1].x: this is not known here",
-        "order.yaml:18: steps[2].retry_limt: this is not known here; did you mean retry_limit?",
-        "order.yaml:22: steps[2].priority: it is 'high', not a whole number from -100 to 100",
+        "order.yaml:10: steps[1].x: unknown member",
+        "order.yaml:18: steps[2].retry_limt: unknown member; did you mean retry_limit?",
+        "order.yaml:22: steps[2].priority: 'high' is not a whole number from -100 to 100",
         "order.yaml:17: steps[2].depends_on[0]: 'pay' is not a step of this workflow",
     ]
 
@@ -331,7 +331,7 @@ def test_a_long_cycle_is_shown_in_part() -> None:
     assert problem.endswith("which needs s9, which needs (4990 more), which needs s0")
 
 
-def test_more_problems_than_anybody_reads_are_counted() -> None:
+def test_problems_beyond_the_limit_are_counted() -> None:
     problems = problems_of(workflow(*(step(f"s{i}", retry_limit=-1) for i in range(PROBLEMS_MAX + 23))))
     assert len(problems) == PROBLEMS_MAX + 1
     assert problems[-1] == "and 23 more problems"
@@ -387,14 +387,17 @@ def test_a_wide_fan_out_is_read() -> None:
             ["deadline_ms: the task's deadline_ms of 60000 can end a run of a before its timeout_ms of 120000"],
         ),
         (workflow(step(deadline_ms=1000, timeout_ms=1000)), []),
-        (workflow(step(on_unknown="fail")), ["steps[0].on_unknown: it means something only for an at_most_once step"]),
+        (
+            workflow(step(on_unknown="fail")),
+            ["steps[0].on_unknown: on_unknown has no effect: the step is not at_most_once"],
+        ),
         (
             workflow(step(retry_reported_failures=True)),
-            ["steps[0].retry_reported_failures: it means something only for an at_most_once step"],
+            ["steps[0].retry_reported_failures: retry_reported_failures has no effect: the step is not at_most_once"],
         ),
     ],
 )
-def test_what_is_allowed_and_strange_is_a_warning(document: Any, warnings: list[str]) -> None:
+def test_a_member_that_is_probably_a_mistake_gives_a_warning(document: Any, warnings: list[str]) -> None:
     assert list(map(str, read_workflow(document).warnings)) == warnings
 
 
@@ -406,7 +409,7 @@ def as_row(read: Workflow) -> StoredWorkflow:
     return StoredWorkflow(42, read.namespace, read.name, read.version, read.digest, document, 0, 1)
 
 
-def test_the_stored_form_says_only_what_differs_from_the_defaults() -> None:
+def test_the_stored_form_leaves_out_the_defaults() -> None:
     read = read_workflow(read_document(ORDER).value)
     assert msgspec.json.decode(read.document)["steps"][1:3] == [
         {
@@ -434,7 +437,7 @@ def test_a_stored_workflow_is_exactly_what_was_applied() -> None:
     assert stored_workflow(as_row(read)) == read.with_id(42)
 
 
-def test_a_stored_workflow_does_not_mind_todays_limits() -> None:
+def test_a_stored_workflow_is_read_whatever_the_limits_are_now() -> None:
     wide = LimitSettings(steps_per_workflow=20_000)
     read = read_workflow(workflow(*(step(f"s{i}") for i in range(15_000))), limits=wide)
     assert stored_workflow(as_row(read)) == read.with_id(42)
@@ -449,7 +452,7 @@ SAME = [
 ]
 
 
-def test_the_same_meaning_has_the_same_digest_however_it_is_written() -> None:
+def test_documents_with_the_same_meaning_have_the_same_digest() -> None:
     assert len({read_workflow(document).digest for document in SAME}) == 1
 
 
@@ -466,11 +469,11 @@ def test_the_same_meaning_has_the_same_digest_however_it_is_written() -> None:
         {"delivery_mode": "at_most_once"},
     ],
 )
-def test_another_meaning_has_another_digest(change: dict[str, Any]) -> None:
+def test_documents_with_different_meanings_have_different_digests(change: dict[str, Any]) -> None:
     assert read_workflow(workflow(step() | change)).digest != read_workflow(SAME[0]).digest
 
 
-def test_the_order_of_members_of_a_handlers_config_is_kept_and_does_not_count() -> None:
+def test_the_order_of_handler_config_members_is_kept_and_does_not_change_the_digest() -> None:
     one = read_workflow(workflow(step(handler_config={"b": 1, "a": {"d": 1, "c": 2}})))
     other = read_workflow(workflow(step(handler_config={"a": {"c": 2, "d": 1}, "b": 1})))
     assert bytes(one.steps[0].handler_config) == b'{"b":1,"a":{"d":1,"c":2}}'
@@ -550,7 +553,9 @@ _members = st.fixed_dictionaries(
     st.lists(_members, min_size=1, max_size=4),
     st.dictionaries(st.text("ab", max_size=1), st.just("context.x"), max_size=1),
 )
-def test_what_is_read_can_be_stored_and_read_again(members: list[dict[str, Any]], output: dict[str, str]) -> None:
+def test_a_workflow_that_is_read_can_be_stored_and_read_again(
+    members: list[dict[str, Any]], output: dict[str, str]
+) -> None:
     steps = [step(f"s{i}", *(f"s{j}" for j in range(i) if (i + j) % 2)) | each for i, each in enumerate(members)]
     read = read_workflow(workflow(*steps, output=output))
     again = stored_workflow(as_row(read))
@@ -570,7 +575,7 @@ _junk = st.recursive(
 
 
 @given(_junk)
-def test_any_document_is_read_or_refused_and_nothing_else(document: Any) -> None:
+def test_any_document_is_either_read_or_refused(document: Any) -> None:
     second = {"name": "b", "handler_class": "x", "depends_on": ["a"], "trigger_rule": document, "input": document}
     for candidate in (document, {"name": "w", "steps": [document]}, workflow(step(), second)):
         try:

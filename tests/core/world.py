@@ -1,7 +1,7 @@
 """A small world for the machine: time that a test moves, a database that commits when told, workers that only record.
 
 Everything of the core is real: the machine, its outbox, the codec (what goes out is encoded and decoded). The database
-is rows in memory, see rows.py; the store has its own tests.
+is the store in memory, which tests/store holds to the same promises as SQLite.
 """
 
 from collections import deque
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from stepwire_broker.core.commit.decision import Complaint, Decision, Read
 from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.core.definitions.workflow import Workflow, read_workflow
 from stepwire_broker.core.intake.routing_rules import KEPT_AS, stored_rules
 from stepwire_broker.core.machine import Machine
@@ -26,7 +27,7 @@ from stepwire_broker.core.workers.level0 import SETTLE_MS
 from stepwire_protocol import codec, topics
 from stepwire_protocol import messages as wire
 
-from .rows import Rows
+from tests.memory_store.at_once import StoreAtOnce
 
 BROKER = "b1"
 DEPLOYMENT = "d" * 32
@@ -65,7 +66,7 @@ class World:
         self.settings = settings or Settings()
         self.auto = auto
         self.answers_reads = answers_reads
-        self.rows = Rows()
+        self.rows = StoreAtOnce(next_id=1 << 30)
         self.sent: list[tuple[str, Any]] = []  # (worker, message), oldest first
         self.frames: list[bytes] = []
         self.granted: list[str] = []  # to level-0 peers, oldest first
@@ -81,22 +82,22 @@ class World:
         self._begin(epoch=7, seq=0, ids=(1, 1 << 40))
 
     def _begin(self, epoch: int, seq: int, ids: tuple[int, int]) -> None:
+        self.rows.begin(epoch)
         identity = Identity(BROKER, epoch=epoch, deployment=DEPLOYMENT, nonce=f"n{epoch}", host=HOST)
         rules = stored_rules(self.rows.kept.get(KEPT_AS))
         execution = self.settings.execution
         router = Router(execution, self.executors, bus_is_distributed=self.bus_is_distributed, runtime=rules)
-        self.state = BrokerState(
-            self.settings,
-            identity,
-            {0: seq},
-            ids,
-            self.lease_before_ms,
-            self.now,
+        opened = Opened(
+            deployment=DEPLOYMENT,
+            epoch=epoch,
+            ids=ids,
+            lanes={0: seq},
+            lease_ms_before=self.lease_before_ms,
+            workflows=[],
+            open_tasks=self.rows.open_tasks,
             open_steps=self.rows.open_steps,
-            unloaded_tasks=self.rows.open_tasks,
-            router=router,
-            runtime_rules=rules,
         )
+        self.state = BrokerState.begin(self.settings, identity, opened, self.now, router, rules)
         self.machine = Machine(self.state, list(self.documents.values()))
         self.writing: CommitGroup | None = None
         self.reads: deque[Read] = deque()

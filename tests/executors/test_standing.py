@@ -57,7 +57,7 @@ def test_a_step_whose_executor_is_paused_or_full_says_so_and_goes_on_afterwards(
             await eventually(lambda: executor.active == 2, "two runs")
             code, text = why(broker)
             assert code == "executor_full"
-            assert text.startswith("the executor `told` has 2 steps, and takes no more than 2 at a time")
+            assert text.startswith("the executor `told` has 2 steps, and accepts at most 2 at a time")
 
             await core.ask(lambda request: PauseExecutor(request, "told"))
             code, text = why(broker)
@@ -71,7 +71,7 @@ def test_a_step_whose_executor_is_paused_or_full_says_so_and_goes_on_afterwards(
             executor.is_willing = False
             await core.ask(lambda request: ResumeExecutor(request, "told"))
             await eventually(lambda: why(broker)[0] == "executor_full", "it to say that it has no capacity")
-            assert "says that it has no capacity now" in why(broker)[1]
+            assert "reports that it has no capacity now" in why(broker)[1]
             executor.is_willing = True
             await tasks[2].result(20)
 

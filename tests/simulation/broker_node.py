@@ -9,6 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from stepwire_broker.core import letters
 from stepwire_broker.core.commit.decision import Complaint, Decision, Read, WatchProcess
 from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
 from stepwire_broker.core.intake.routing_rules import stored_rules
@@ -34,7 +35,6 @@ from stepwire_broker.core.model.events import (
 )
 from stepwire_broker.core.state import BrokerState, Identity
 from stepwire_broker.core.timer_kinds import AnyTimer
-from stepwire_broker.core.workers.sessions import here_message
 from stepwire_broker.core_loop import WATCH_FOR_MS, WATCH_MS
 from stepwire_broker.pulse import LATE_MS, PULSE_MS
 from stepwire_broker.stages import claims, results
@@ -123,18 +123,8 @@ class BrokerNode:
             nonce=f"{self.chance.getrandbits(48):012x}",
             host=HOST,
         )
-        self.state = BrokerState(
-            settings,
-            identity,
-            dict(opened.lanes),
-            opened.ids,
-            opened.lease_ms_before or 0,
-            now,
-            open_steps=opened.open_steps,
-            unloaded_tasks=opened.open_tasks,
-            router=world.routes.router(settings, opened.rules),
-            runtime_rules=stored_rules(opened.rules),
-        )
+        router = world.routes.router(settings, opened.rules)
+        self.state = BrokerState.begin(settings, identity, opened, now, router, stored_rules(opened.rules))
         self._count_timers()
         self.machine = Machine(self.state, [(_compiled(row), bool(row.active)) for row in opened.workflows])
         self.reader = claims.Reader(opened.epoch, settings.limits.resident_payload_bytes)
@@ -151,7 +141,7 @@ class BrokerNode:
                 self._complain,
             ),
         )
-        self.here_frame = topics.BROKERS + codec.encode(here_message(self.state))
+        self.here_frame = topics.BROKERS + codec.encode(letters.here(self.state.identity))
         world.trace("broker_started", self.life)
         world.checks.broker_started()
         world.broker_started()

@@ -19,7 +19,6 @@ from stepwire.session import deliveries, intake, leases, slots, tombstones
 from stepwire.session import outbox as sdk_outbox
 from stepwire.session import outgoing as sdk_outgoing
 from stepwire_broker.core import machine, timer_kinds
-from stepwire_broker.core import state as core_state
 from stepwire_broker.core.commit import decision, outbox
 from stepwire_broker.core.dispatch import placement, requests, transmission
 from stepwire_broker.core.guards import allowance
@@ -32,7 +31,7 @@ from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Reje
 from stepwire_broker.core.model.states import COMPLETED, DISPATCHED, HELD, STEP_FINAL, WAITING
 from stepwire_broker.core.progress import dependents, readiness, step_outcomes
 from stepwire_broker.core.routing import ready_queue
-from stepwire_broker.core.workers import sessions, step_results
+from stepwire_broker.core.workers import batch_answers, hello, loss, step_results, time_limits
 from stepwire_broker.store import lane
 from stepwire_broker.store.rows import OpenCounts
 from stepwire_broker.store.sqlite.writer import SqliteWriter
@@ -141,7 +140,7 @@ def _go_again_at_once(plant: Plant) -> None:
             return
         original(state, message, now)
 
-    plant.function(step_results.on_start, on_start)
+    plant.function(batch_answers.on_start, on_start)
 
 
 # -- results and steps ------------------------------------------------------------------------------------------------
@@ -214,7 +213,7 @@ def _timed_from_accept(plant: Plant) -> None:
             due = now.mono + step.definition.timeout_ms
             state.timers.set(due, timer_kinds.RunLimit(step, step.delivery, due))
 
-    plant.function(step_results.on_accept, on_accept)
+    plant.function(batch_answers.on_accept, on_accept)
 
 
 def _cancel_forgotten(plant: Plant) -> None:
@@ -242,32 +241,32 @@ def _wall_clock_lease(plant: Plant) -> None:
 
     def check(original: Any, state: Any, session: Any, now: Any) -> None:
         if not session.dead and now.wall - heard.get(session.worker, now.wall) > state.settings.bus.lease_ms:
-            sessions.bury(state, session, now)
+            loss.bury(state, session, now)
         else:
             original(state, session, now)
 
-    plant.function(sessions.on_heartbeat, remember)
-    plant.function(sessions.on_hello, remember)
-    plant.function(sessions.check_lease, check)
+    plant.function(hello.on_heartbeat, remember)
+    plant.function(hello.on_hello, remember)
+    plant.function(loss.check_lease, check)
 
 
 def _moves_nothing(plant: Plant) -> None:
     def opened(original: Any, state: Any, hello: Any, k: int, before: Any, now: Any) -> Any:
         return original(state, msgspec.structs.replace(hello, holding=[]), k, before, now)
 
-    plant.function(sessions._open, opened)
+    plant.function(hello._open, opened)
 
 
 def _too_soon_safe(plant: Plant) -> None:
-    def begin(original: Any, self: Any, *args: Any, **more: Any) -> None:
-        original(self, *args, **more)
-        self.safe_at_mono = args[5].mono + 50
+    def begin(original: Any, self: Any, state: Any, workflows: Any) -> None:
+        state.safe_at_mono = state.level0.started_mono + 50
+        original(self, state, workflows)
 
-    plant.method(core_state.BrokerState, "__init__", begin)
+    plant.method(machine.Machine, "__init__", begin)
 
 
 def _gap_ignored(plant: Plant) -> None:
-    plant.function(sessions.on_loop_was_late, lambda _, state, event, now: None)
+    plant.function(loss.on_loop_was_late, lambda _, state, event, now: None)
 
 
 # -- submissions and loading ------------------------------------------------------------------------------------------
@@ -303,7 +302,13 @@ def _gone_ignored(plant: Plant) -> None:
 
 
 def _tried_with_once(plant: Plant) -> None:
-    plant.function(ready_queue.is_once, lambda _, route: False)
+    def limits(original: Any, state: Any, routes: Any, now: Any) -> Any:
+        barred = state.guards.barred
+        as_if = {r: r._replace(is_at_most_once=False) if r.handler_class in barred else r for r in routes}
+        found = original(state, list(as_if.values()), now)
+        return {route: found[other] for route, other in as_if.items() if other in found}
+
+    plant.function(allowance.limits, limits)
 
 
 def _open_for_ever(plant: Plant) -> None:
@@ -484,7 +489,7 @@ def _late_is_too_late(plant: Plant) -> None:
         due_mono = run.due_mono - state.settings.bus.lease_ms
         original(state, timer_kinds.RunLimit(run.step, run.delivery, due_mono), now)
 
-    plant.function(sessions.expire_run, expire)
+    plant.function(time_limits.expire_run, expire)
 
 
 def _deadline_by_the_wall(plant: Plant) -> None:
@@ -530,10 +535,10 @@ def _old_word_is_news(plant: Plant) -> None:
     def on_hello(original: Any, state: Any, hello: Any, now: Any) -> None:
         session = state.sessions.get(hello.worker)
         if session is not None:
-            session.told_n = -1
+            session.reported_n = -1
         original(state, hello, now)
 
-    plant.function(sessions.on_hello, on_hello)
+    plant.function(hello.on_hello, on_hello)
 
 
 def _hello_of_the_dead_believed(plant: Plant) -> None:
@@ -544,7 +549,7 @@ def _hello_of_the_dead_believed(plant: Plant) -> None:
         del watches[before:]
         return session
 
-    plant.function(sessions._open, open_session)
+    plant.function(hello._open, open_session)
 
 
 def _taken_back_sent_again(plant: Plant) -> None:

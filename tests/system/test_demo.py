@@ -83,7 +83,9 @@ def test_each_act_was_played(told: str, books: Path) -> None:
         "$ stepwire step list --state held",
     ):
         assert line in told
-    held = re.findall(r"^\d+\t(\d+)\tcharge\tit was allowed to start, and nobody knows", told, re.MULTILINE)
+    held = re.findall(
+        r"^\d+\t(\d+)\tcharge\tthe step was allowed to start, and its outcome is unknown", told, re.MULTILINE
+    )
     assert len(held) == 2
     assert [f"{task}/charge --{how}" in told for task, how in zip(held, ("completed", "retry"), strict=True)] == [
         True

@@ -222,9 +222,6 @@ def posture(settings: Settings) -> Iterator[Finding]:
     """Which users and hosts can read steps and send results."""
     bus, http = settings.bus, settings.http
     over_tcp = [key for key in ("bus.steps", "bus.results") if loader.value_of(settings, key).startswith("tcp://")]
-    if bus.curve.secret_file is not None or bus.curve.clients_dir is not None:
-        text = "bus.curve is set, but this version cannot encrypt the bus"
-        yield Finding("red", "encryption", text, "remove the setting")
     if over_tcp and bus.allow_insecure:
         todo = "listen on 127.0.0.1 or on ipc paths, or make sure that you control this network"
         text = f"{' and '.join(over_tcp)}: every host on the network can read all steps and send results"

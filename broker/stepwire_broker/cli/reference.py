@@ -56,7 +56,7 @@ def config_page() -> str:
         title = f"`{section}`" if section else "Top level"
         lines += ["", f"## {title}", "", "| key | default | unit | environment | |", "| --- | --- | --- | --- | --- |"]
         for key in names:
-            about = _cell(setting_texts.ABOUT[key] + (" *Later.*" if key in setting_texts.LATER else ""))
+            about = _cell(setting_texts.ABOUT[key])
             default = _cell(msgspec.json.encode(setting_texts.default_of(key)).decode())
             row = (
                 f"`{key}`",

@@ -90,7 +90,7 @@ def show(configuration: Configuration) -> list[tuple[str, Any, str]]:
         value = value_of(configuration.settings, key)
         if isinstance(value, tuple):
             value = list(value)
-        elif key in _URLS and value:
+        elif key == _URL and value:
             value = without_password(value)
         elif key == _COMMANDS:
             value = {name: _without_environment(command) for name, command in value.items()}
@@ -144,7 +144,7 @@ _OTHER_SPELLINGS: Final = {
     "execution.defaultExecutionMode": "execution.default_execution_mode",
 }
 _COMMANDS: Final = "executors.exec.commands"
-_URLS: Final = ("database.url", "database.listen_url")
+_URL: Final = "database.url"  # may hold a password
 
 
 def _of_flags(flags: Mapping[str, str]) -> list[Given]:
@@ -183,7 +183,7 @@ def _of_file(path: Path, notes: list[str]) -> list[Given]:
     except definition_files.DocumentError as error:
         raise SettingsError(f"{path}: {error}") from None
     given = [*_of_seed_block(document, path, notes), *_flat(document, path)]
-    if any(each.key in _URLS and "@" in str(each.value) for each in given) and path.stat().st_mode & 0o044:
+    if any(each.key == _URL and "@" in str(each.value) for each in given) and path.stat().st_mode & 0o044:
         text = "holds a database URL with a password and can be read by other users"
         raise SettingsError(f"{path} {text}: chmod 600 {path}")
     return given
@@ -307,7 +307,7 @@ def _unknown(given: Given) -> str:
 
 
 def _given_text(given: Given) -> str:
-    value = without_password(str(given.value)) if given.key in _URLS else given.value
+    value = without_password(str(given.value)) if given.key == _URL else given.value
     shown = repr(value)[:100]
     return f"{given.origin} is {shown}" if given.is_text else f"{given.key} in {given.origin} is {shown}"
 

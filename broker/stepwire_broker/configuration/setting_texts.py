@@ -15,18 +15,14 @@ ABOUT: Final[dict[str, str]] = {
     "broker.drain_timeout_ms": "Maximum time for running steps to finish when the broker is stopped.",
     "database.url": "Database that holds the state. The environment variable `DATABASE_URL` is read too.",
     "database.pool_size": "Number of connections that only read.",
-    "database.listen_url": "A direct connection for notifications if `url` goes through a pooler. For PostgreSQL.",
     "bus.steps": "Endpoint where steps are published and handlers connect: ipc://, tcp:// or inproc://.",
     "bus.results": "Endpoint where handlers send their results.",
     "bus.batch.max_steps": "Maximum number of steps in one message.",
     "bus.batch.max_bytes": "Maximum size of one message with steps.",
-    "bus.batch.linger_ms": "Maximum time that a batch waits for more steps.",
     "bus.heartbeat_ms": "Interval of the workers' heartbeats. At most a fifth of the lease.",
     "bus.lease_ms": "A worker that is silent for this time loses its steps to other workers.",
     "bus.steps_hwm": "Maximum number of messages that wait for one slow subscriber.",
     "bus.results_hwm": "Maximum number of messages of one worker that wait for the broker.",
-    "bus.curve.secret_file": "The server's CURVE key, for encryption on the bus.",
-    "bus.curve.clients_dir": "Directory with the public keys of the allowed clients.",
     "bus.level0.handlers": "Handler classes that may be sent to level-0 handlers. Patterns; ** matches any.",
     "bus.level0.at_most_once": "Also send at_most_once steps to level-0 handlers.",
     "bus.level0.batch_max_steps": "Maximum number of steps that a level-0 handler gets at a time.",
@@ -81,16 +77,6 @@ ABOUT: Final[dict[str, str]] = {
 }
 assert ABOUT.keys() == KEYS.keys(), ABOUT.keys() ^ KEYS.keys()
 
-# Settings that are accepted and have no effect yet.
-LATER: Final = frozenset(
-    {
-        "database.listen_url",
-        "bus.batch.linger_ms",
-        "bus.curve.secret_file",
-        "bus.curve.clients_dir",
-    }
-)
-
 
 def sections() -> list[tuple[str, list[str]]]:
     """Each section with its keys. The keys of a section come before its subsections."""
@@ -132,7 +118,7 @@ def sample_file() -> str:
         lines += [] if path else [""]
         for key in names:
             name = key.rpartition(".")[2]
-            lines.append(f"{'  ' * len(path)}# {ABOUT[key]}{' [no effect yet]' if key in LATER else ''}")
+            lines.append(f"{'  ' * len(path)}# {ABOUT[key]}")
             lines.append(f"{'  ' * len(path)}# {name}: {msgspec.json.encode(default_of(key)).decode()}")
     return "\n".join(lines) + "\n"
 

@@ -1,6 +1,8 @@
-"""Tasks and workflows as they lie in the database: what the loader brings, row by row."""
+"""Rows of tasks, steps and workflows as the loader reads them from the database."""
 
 from typing import NamedTuple
+
+from msgspec import Struct
 
 
 class StoredStep(NamedTuple):
@@ -27,6 +29,7 @@ class StoredStep(NamedTuple):
     reason: str | None
     key_number: int
     earlier: str | None
+    handle: str | None
     output: str | None
     output_bytes: int
 
@@ -64,15 +67,29 @@ class StoredWorkflow(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What a load of tasks brought."""
+    """The result of a load of tasks."""
 
     tasks: list[StoredTask]
-    steps: list[StoredStep]  # of those tasks, ordered as the tasks and by position
-    wants: tuple[str, ...] = ()  # what stored tasks wait for, all of them
+    steps: list[StoredStep]  # of those tasks, in the order of the tasks and by position
+    wants: tuple[str, ...] = ()  # the handler classes that stored tasks wait for, all of them
 
 
 class Payloads(NamedTuple):
-    """What a load of payloads brought: by task id and by step id."""
+    """The result of a load of payloads: by task id and by step id."""
 
     contexts: dict[int, bytes]
     outputs: dict[int, bytes]
+
+
+class Opened(Struct, frozen=True):
+    """What the core starts from, as the database had it when it was opened."""
+
+    deployment: str  # 32 hex digits, drawn when the database was created
+    epoch: int  # of this start, and of no other start of any broker on this database
+    ids: tuple[int, int]  # the reserved ids for tasks and steps, first and last
+    lanes: dict[int, int]  # the last committed sequence of each
+    lease_ms_before: int  # the lease that workers may still count on; 0 when no broker ran before
+    workflows: list[StoredWorkflow]
+    open_tasks: int
+    open_steps: int
+    rules: str | None = None  # routing rules that were set at run time, as JSON
