@@ -38,6 +38,7 @@ from stepwire_broker.core.model.commit_group import (
     WorkflowNew,
     WorkflowOutcome,
 )
+from stepwire_broker.errors import BrokerError
 
 from . import keys
 
@@ -247,7 +248,7 @@ class Lane:
         return result
 
 
-class _IsBroken(Exception):
+class _IsBroken(BrokerError):
     def __init__(self, error: str) -> None:
         super().__init__(error)
         self.error = error

@@ -3,14 +3,15 @@
 import sqlite3
 from typing import Final
 
+from stepwire_broker.errors import BrokerError
 from stepwire_broker.store.lane import Trouble
 
 
-class TaskIsGone(Exception):
+class TaskIsGone(BrokerError):
     """The task had ended and retention has removed it."""
 
 
-class FileReplaced(Exception):
+class FileReplaced(BrokerError):
     """The database file was moved or replaced: what is written now is lost with the last process that has it open."""
 
 
