@@ -160,16 +160,16 @@ def _record(first: int, seeds: int) -> int:
     for bug in planted.BUGS:
         if not bug.was_real:
             continue
-        found = planted.hunt(bug, first, seeds)
-        if found.seed is None:
+        result = planted.hunt(bug, first, seeds)
+        if result.seed is None:
             print(f"{bug.name}: not found in {seeds} seeds")
             missed += 1
             continue
         with planted.planted(bug):
-            kept, runs = shrink.shrink(found.seed)
-            small = World(found.seed, frozenset(kept)).run()
-        _keep(bug.name, found.seed, kept, small.violation)
-        print(f"{bug.name}: seed {found.seed}, {len(kept)} faults after {runs} runs: {small.violation}", flush=True)
+            kept, runs = shrink.shrink(result.seed)
+            small = World(result.seed, frozenset(kept)).run()
+        _keep(bug.name, result.seed, kept, small.violation)
+        print(f"{bug.name}: seed {result.seed}, {len(kept)} faults after {runs} runs: {small.violation}", flush=True)
     return 1 if missed else 0
 
 

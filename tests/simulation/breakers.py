@@ -109,7 +109,7 @@ class Breakers:
                 # It was closed again, perhaps untried: then one more opens it.
                 deaths = sum(at_ms >= reopened_ms - found_within_ms for at_ms in self._died_ms) - 1
             if deaths < least:
-                world.checks.fail("P7 one death is one failure", f"{turned}, after {deaths} deaths")
+                world.checks.books.fail("P7 one death is one failure", f"{turned}, after {deaths} deaths")
 
     def _is_tried(self, life: int, handler_class: str, turns: int) -> None:
         broker = self.world.broker
@@ -118,7 +118,7 @@ class Breakers:
         if broker.is_paused:
             self.world.schedule.after(1_000.0, self._is_tried, life, handler_class, turns)
             return
-        self.world.checks.fail("P6 an open breaker is tried again in time", handler_class)
+        self.world.checks.books.fail("P6 an open breaker gets a probe in time", handler_class)
 
     def dispatched(self, handler_class: str, is_once: bool, fact: list[Any]) -> None:
         """What an open breaker bars is not handed out; nor is what never starts twice, to try it with."""
@@ -131,6 +131,6 @@ class Breakers:
             until_ms = turns[i + 1][0] if i + 1 < len(turns) else float("inf")
             if since_ms + MARGIN_MS < at_ms < until_ms - MARGIN_MS:
                 if state == "open":
-                    self.world.checks.fail("P6 nothing goes to a handler whose breaker is open", f"{fact}")
+                    self.world.checks.books.fail("P6 no step is dispatched while its breaker is open", f"{fact}")
                 if state == "half_open" and is_once:
-                    self.world.checks.fail("P5 an at_most_once step is not what a handler is tried with", f"{fact}")
+                    self.world.checks.books.fail("P5 no at_most_once step is a probe", f"{fact}")

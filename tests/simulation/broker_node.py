@@ -182,7 +182,7 @@ class BrokerNode:
         """Nothing of it is left but its store. It is started again after a while."""
         world = self.world
         world.trace("broker_killed", self.life)
-        world.checks.broker_dies()
+        world.checks.broker_died()
         world.routes.broker_died()
         self.is_alive = False
         self.is_paused = False
@@ -255,7 +255,7 @@ class BrokerNode:
     def post(self, kind: str, *args: Any) -> None:
         """Something reaches this process; while it stands still, it waits."""
         if kind == "message" and self.is_alive:
-            self.world.checks.reached(args[0])
+            self.world.checks.broker_received(args[0])
         if self.is_paused:
             self._backlog.append((kind, args))
         elif self.is_alive:
@@ -269,7 +269,7 @@ class BrokerNode:
         except Killed:
             self.kill()
             return
-        self.world.checks.after_event()
+        self.world.checks.event_handled()
 
     def _on_message(self, frame: bytes) -> None:
         topic, body = codec.split(frame)
@@ -382,7 +382,7 @@ class BrokerNode:
         return luck < self._rate[kind] and self.world.faults.strikes(kind, ".".join(map(str, name)))
 
     def _put(self, group: CommitGroup) -> None:
-        self.world.checks.handed(group)
+        self.world.choose_refused(group)
         self._groups += 1
         name = f"{self.life}.{group.seq}"
         if self._hits("broker_killed_handed", name):
@@ -441,7 +441,7 @@ class BrokerNode:
             return
         found = claims.perform(self.world.store.queries, self.reader, read, self.now().wall)
         if isinstance(found, LoadedTasks):
-            self.world.checks.loaded(found)
+            self.world.checks.tasks_loaded(found)
         luck, slow_ms = self._slow_reads.random(), 4_000.0 * self._slow_reads.random() ** 2
         if luck < self._rate["slow_read"] and self.world.faults.strikes("slow_read", f"{self.life}.{read.request}"):
             wait_ms += slow_ms
@@ -483,7 +483,7 @@ class Frames:
         worker = topics.worker_of(topic)
         assert worker is not None, topic
         node._crash_between_sends()
-        node.world.checks.said(worker, body)
+        node.world.checks.sent(worker, body)
         node.world.trace("b1>" + worker, body)
         node.world.network.to_worker(worker, frame)
         return True
@@ -494,7 +494,7 @@ class Frames:
     def send_to_peer(self, to: str, body: bytes) -> bool:
         node = self._node
         node._crash_between_sends()
-        node.world.checks.said_level0(to, body)
+        node.world.checks.sent_level0(to, body)
         node.world.trace("b1>" + to, body)
         node.world.network.to_peer(to, body)
         return True

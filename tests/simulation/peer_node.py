@@ -72,7 +72,7 @@ class PeerNode:
         self.is_alive = self.is_paused = False
         self._backlog = []
         if self._at is not None:
-            world.checks.ended(self._at, None)
+            world.checks.handler_ended(self._at, None)
             self._at = None
         world.network.worker_died(self.link)
         down_ms = 100.0 + 4_000.0 * self.chance.random() ** 2
@@ -120,10 +120,10 @@ class PeerNode:
     def _run(self, batch: StepsLevel0, results: list[Result]) -> None:
         step = batch.steps[len(results)]
         worker = f"{LEVEL0}{batch.to}"
-        delivery = self.world.checks.delivery_of(step.step_id, worker, batch.batch_id)
+        delivery = self.world.checks.books.delivery_of(step.step_id, worker, batch.batch_id)
         running = self._at = RunningAtLevel0(Handed((step.step_id, delivery), step), worker)
         self.ran += 1
-        self.world.checks.entered(running, self)
+        self.world.checks.handler_entered(running, self)
         took_ms = 1.0 + self.chance.expovariate(1.0 / self.pace_ms)
         if self._is_moody() and self.chance.random() < 0.3:
             took_ms = step.metadata.timeout_ms * (0.8 + 1.5 * self.chance.random()) + 9_000.0 * self.chance.random()
@@ -142,8 +142,8 @@ class PeerNode:
         else:
             value = {"by": self.id, "run": self.ran, "n": step_id % 3}
             result = Result(step_id=step_id, status="completed", output=msgspec.Raw(msgspec.json.encode(value)))
-            self.world.checks.returned(step_id, delivery, bytes(result.output))
-        self.world.checks.ended(running, result)
+            self.world.checks.level0_returned(step_id, delivery, bytes(result.output))
+        self.world.checks.handler_ended(running, result)
         results.append(result)
         if len(results) < len(batch.steps):
             self._run(batch, results)

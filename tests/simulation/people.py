@@ -191,7 +191,7 @@ class People:
         if isinstance(answer, TasksSubmitted):
             submission.is_over = True
             submission.answer = answer
-            self.world.checks.acked(submission, answer)
+            self.world.checks.acknowledged(submission, answer)
             for task_id in answer.task_ids:
                 if task_id not in self.known:
                     self.known.append(task_id)
@@ -224,7 +224,7 @@ class People:
                 return
             row = world.tables.tasks.get(task_id)
             assert row is not None, task_id
-            if row.finished_ms is not None or world.checks.is_closing:
+            if row.finished_ms is not None or world.checks.books.is_closing:
                 state["over"] = True
                 self.waits_open -= 1
                 return
@@ -275,13 +275,13 @@ class People:
                 new_key = chance.random() < 0.3
                 self.order(lambda r: RetryTask(r, task_id, None, False, new_key, "again"))
             case "operator_retry_from":
-                task_id = world.checks.a_task_that_waits_to_retry(luck) or task_id
-                workflow = world.checks.workflow_of(task_id)
+                task_id = world.checks.books.task_between_attempts(luck) or task_id
+                workflow = world.checks.books.workflow_of(task_id)
                 step = chance.choice(workflow.steps).name
                 again, new_key = chance.random() < 0.5, chance.random() < 0.3
                 self.order(lambda r: RetryTask(r, task_id, step, again, new_key, "from there"))
             case "operator_resolve":
-                for step_id in world.checks.held_steps()[:3]:
+                for step_id in world.checks.books.held_steps()[:3]:
                     self.resolve(step_id)
 
     def _plan_breakers(self, phase_ms: float) -> None:
@@ -321,7 +321,7 @@ class People:
     def tidy(self) -> None:
         """What waits for a person gets one, again and again, until nothing waits."""
         checks = self.world.checks
-        for step_id in checks.held_steps():
+        for step_id in checks.books.held_steps():
             self.resolve(step_id)
         for row in self.world.tables.open_tasks:
             if row.state == "paused":
@@ -330,7 +330,7 @@ class People:
         for guard in broker.state.guards.by_handler.values() if broker.is_alive else ():
             if guard.breaker.is_forced:
                 self._let_breaker_be(guard.handler_class)
-        if not checks.is_closing:
+        if not checks.books.is_closing:
             self.world.schedule.after(4_000.0, self.tidy)
 
     @property

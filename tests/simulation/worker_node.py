@@ -137,10 +137,10 @@ class WorkerNode:
         self.is_alive = False
         self.is_paused = False
         self._backlog = []
-        self.world.checks.died(self)
+        self.world.checks.worker_died(self)
         for running in self.running.values():
             running.has_ended = True
-            self.world.checks.ended(running, None)
+            self.world.checks.handler_ended(running, None)
         self.world.network.worker_died(self.link)
 
     def pause(self, for_ms: float) -> None:
@@ -192,7 +192,7 @@ class WorkerNode:
 
     def _on_message(self, frame: bytes) -> None:
         topic, body = codec.split(frame)
-        self.world.checks.given(self, body)
+        self.world.checks.worker_received(self, body)
         self.session.receive(topic, body, self.now())
         self._pump()
 
@@ -221,7 +221,7 @@ class WorkerNode:
     # -- orders of the session ----------------------------------------------------------------------------------------
 
     def _send(self, action: Send) -> None:
-        self.world.checks.heard_from(self.id, action.body)
+        self.world.checks.worker_sent(self.id, action.body)
         self.world.trace(self.id + ">b1", action.body)
         self.world.network.to_broker(self.link, action.topic + action.body)
 
@@ -238,7 +238,7 @@ class WorkerNode:
             return
         if running.cancel_reason in (None, "lease_lost"):
             running.cancel_reason = action.reason
-        self.world.checks.told_to_stop(running, action.reason)
+        self.world.checks.stop_requested(running, action.reason)
         heeds = self.chance.random() < 0.6 and running.behaviour != "hangs"
         if heeds and running.entered and action.reason != "lease_lost":
             self._later(5.0 + 50.0 * self.chance.random(), "stop", running)
@@ -256,7 +256,7 @@ class WorkerNode:
         world.schedule.after(200.0 + 2_000.0 * self.chance.random(), self.start)
 
     def _log(self, action: Log) -> None:
-        self.world.checks.logged(self.id, action)
+        self.world.checks.worker_logged(self.id, action)
 
     # -- handlers -----------------------------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class WorkerNode:
         running.entered = True
         running.started_true_ms = self.world.now
         self.ran += 1
-        self.world.checks.entered(running, self)
+        self.world.checks.handler_entered(running, self)
         running.behaviour, took_ms = self._behaviour(run)
         running.done_at_ms = self.world.now + took_ms
         if running.behaviour == "progress":
@@ -338,7 +338,7 @@ class WorkerNode:
         running.has_ended = True
         item = running.run.item
         self.running.pop(item, None)
-        self.world.checks.ended(running, result)
+        self.world.checks.handler_ended(running, result)
         self.session.finished(item, result, self.now())
         self._pump()
         if self.is_alive and self._hits("worker_killed_after_result", item):

@@ -186,7 +186,7 @@ class World:
             dict(self.faults.counts),
             self.faults.fired,
             dict(self.counts),
-            self.checks.figures(),
+            self.checks.books.figures(),
             self.lines,
         )
 
@@ -205,16 +205,16 @@ class World:
         # A time that is read from the database may be as wrong as the clock was.
         is_over = schedule.run(self.now + HEALED_MS + self.broker.clock.set_back_ms, self._is_all_over)
         if not is_over:
-            self.checks.stuck()
-        self.checks.is_closing = True
+            self.checks.fail_stuck()
+        self.checks.books.is_closing = True
         if not schedule.run(self.now + SETTLED_MS, self._is_settled):
-            self.checks.unsettled()
-        self.checks.final()
+            self.checks.fail_unsettled()
+        self.checks.check_end()
 
     def _is_all_over(self) -> bool:
         """And nothing is on its way that could open a task again."""
         return (
-            not self.checks.open_tasks
+            not self.checks.books.open_tasks
             and self.people.are_content
             and self.broker.has_heard_all
             and self.broker.has_nothing_in_hand
