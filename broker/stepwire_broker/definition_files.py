@@ -1,8 +1,8 @@
-"""Workflow files and configuration, read strictly: YAML or JSON, to plain values, and on which line each stands.
+"""Workflow files and configuration, read strictly: YAML or JSON, to plain values and the line of each.
 
-Of YAML only what JSON can say, in YAML's clothes. No anchors, aliases, tags or merges: 352 bytes of aliases make a
-billion leaves. Plain scalars are read as YAML 1.2 reads them, so `no`, `1:30` and `2024-01-01` are the strings that
-they look like. Where the versions of YAML disagree about a number (`012` is 10 or 12), the author has to say.
+Of YAML only the part is read that JSON can express: no anchors, aliases, tags or merges, because 352 bytes of aliases
+make a billion leaves. Plain scalars are read as in YAML 1.2, so `no`, `1:30` and `2024-01-01` are strings. A number on
+which the versions of YAML disagree (`012` is 10 or 12) is refused.
 """
 
 import json
@@ -21,7 +21,7 @@ from stepwire_broker.core.definitions.document_problems import Path
 YAML_BYTES_MAX: Final = 256 * 1024
 JSON_BYTES_MAX: Final = 4 * 1024 * 1024
 DEPTH_MAX: Final = 16
-PLACES_MAX: Final = 200_000  # of so many parts of a JSON document we can say on which line they stand
+PLACES_MAX: Final = 200_000  # the number of parts of a JSON document whose lines are known
 
 _JSON_BEGINS: Final = re.compile(r'\s*[\[{]\s*["\[{\]}]')  # `{name: x}` is YAML
 
@@ -30,7 +30,7 @@ _PARSER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class DocumentError(Exception):
-    """The text cannot be read. The message says on which line, and how to write what was meant."""
+    """The text cannot be read. The message names the line and shows how to write it."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message if line is None else f"line {line}: {message}")
@@ -38,7 +38,7 @@ class DocumentError(Exception):
 
 
 class SourceDocument:
-    """A plain value, and where its parts stand. Lines of JSON are only looked up when somebody asks."""
+    """A plain value, and the lines of its parts. Lines of JSON are determined on the first call of `where`."""
 
     def __init__(self, value: Any, lines: Mapping[Path, int] | Callable[[], Mapping[Path, int]], name: str) -> None:
         self.value = value
@@ -46,7 +46,7 @@ class SourceDocument:
         self._lines = lines
 
     def where(self, path: Path) -> str:
-        """`order.yaml:12` for the part at this path, or for the nearest part around it that was written at all."""
+        """Return `order.yaml:12` for the part at this path, or for the nearest part around it that is written."""
         if callable(self._lines):
             self._lines = self._lines()
         while path and path not in self._lines:
@@ -56,13 +56,13 @@ class SourceDocument:
 
 
 def read_document(text: str | bytes, name: str = "") -> SourceDocument:
-    """JSON if it begins like JSON, else YAML. Raises DocumentError."""
+    """Read JSON if the text begins like JSON, else YAML. Raises DocumentError."""
     text = _decoded(text)
     return (_json_document if _JSON_BEGINS.match(text) else _yaml_document)(text, name)
 
 
 def read_yaml(text: str | bytes) -> Any:
-    """The plain value of one YAML document. Raises DocumentError."""
+    """Return the plain value of one YAML document. Raises DocumentError."""
     return _yaml_document(_decoded(text)).value
 
 
@@ -82,8 +82,8 @@ def _decoded(text: str | bytes) -> str:
 def _yaml_document(text: str, name: str = "") -> SourceDocument:
     if (size := len(text.encode())) > YAML_BYTES_MAX:
         raise DocumentError(
-            f"the document has {size} bytes, YAML at most {YAML_BYTES_MAX}; "
-            f"a generated one may be JSON, of at most {JSON_BYTES_MAX}"
+            f"the document has {size} bytes; YAML may have at most {YAML_BYTES_MAX}. "
+            f"Write a generated document as JSON, of at most {JSON_BYTES_MAX} bytes"
         )
     try:
         builder = _Builder(yaml.parse(text, Loader=_PARSER))
@@ -97,18 +97,18 @@ def _yaml_document(text: str, name: str = "") -> SourceDocument:
 
 
 def _plainly(problem: str, text: str, line: int | None) -> str:
-    """The parser's two commonest complaints name a symptom."""
+    """Reword the parser's two most frequent messages, which describe a symptom."""
     written = text.splitlines()[line - 1] if line and line <= text.count("\n") + 1 else ""
     if "cannot start any token" in problem:
         indent = written[: len(written) - len(written.lstrip())]
-        return "a tab; YAML is indented with spaces" if "\t" in indent else f"{problem}; quote the value"
+        return "a tab; indent YAML with spaces" if "\t" in indent else f"{problem}; quote the value"
     if "mapping values are not allowed" in problem:
-        return f"{problem}; quote a value that holds a colon and a space"
+        return f"{problem}; quote a value that contains a colon and a space"
     return problem
 
 
 class _Builder:
-    """Builds the value event by event, and stops at the first one that is not allowed."""
+    """Builds the value event by event, and stops at the first event that is not allowed."""
 
     def __init__(self, events: Iterator[Any]) -> None:
         self._events = events
@@ -120,12 +120,12 @@ class _Builder:
         if isinstance(start, yaml.StreamEndEvent):
             raise DocumentError("the document is empty")
         if start.version is not None or start.tags:
-            raise DocumentError("directives (%YAML, %TAG) are not read here; leave them out", _line(start))
+            raise DocumentError("directives (%YAML, %TAG) are not supported; remove them", _line(start))
         value = self._value(next(self._events), ())
         next(self._events)  # the document ends
         following = next(self._events)
         if not isinstance(following, yaml.StreamEndEvent):
-            raise DocumentError("a second document begins here; a file holds one", _line(following))
+            raise DocumentError("a second document begins here; a file contains one document", _line(following))
         return value
 
     def _value(self, event: Any, path: Path) -> Any:
@@ -150,7 +150,7 @@ class _Builder:
             place = (*path, key)
             if key in members:
                 raise DocumentError(
-                    f"the key {key!r} stands twice; the first is on line {self.lines[place]}", _line(event)
+                    f"the key {key!r} occurs twice; the first is on line {self.lines[place]}", _line(event)
                 )
             self.lines[place] = _line(event)
             members[key] = self._value(next(self._events), place)
@@ -161,7 +161,7 @@ class _Builder:
         if not isinstance(event, yaml.ScalarEvent):
             raise DocumentError("a key is a string, not a list or a map", _line(event))
         if event.value == "<<" and event.implicit[0]:
-            raise DocumentError("<<: merges are not read here; write the members out", _line(event))
+            raise DocumentError("<<: merges are not supported; write the members out", _line(event))
         key = _scalar(event)
         if not isinstance(key, str):
             raise DocumentError(f"the key {event.value} is not a string; quote it", _line(event))
@@ -170,11 +170,11 @@ class _Builder:
 
 def _refuse_indirection(event: Any) -> None:
     if isinstance(event, yaml.AliasEvent):
-        raise DocumentError(f"*{event.anchor}: aliases are not read here; write the value out", _line(event))
+        raise DocumentError(f"*{event.anchor}: aliases are not supported; write the value out", _line(event))
     if event.anchor is not None:
-        raise DocumentError(f"&{event.anchor}: anchors are not read here; leave it out", _line(event))
+        raise DocumentError(f"&{event.anchor}: anchors are not supported; remove it", _line(event))
     if event.tag is not None:
-        raise DocumentError(f"{event.tag}: tags are not read here; leave it out", _line(event))
+        raise DocumentError(f"{event.tag}: tags are not supported; remove it", _line(event))
 
 
 _WORDS: Final = {
@@ -192,15 +192,16 @@ def _scalar(event: Any) -> Any:
     text: str = event.value
     if not event.implicit[0]:  # quoted, or a block
         if "\0" in text:
-            raise DocumentError("a string holds U+0000, which databases cannot store", _line(event))
+            raise DocumentError("a string contains U+0000, which databases cannot store", _line(event))
         if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-            raise DocumentError("a string holds half of a surrogate pair", _line(event))
+            raise DocumentError("a string contains half of a surrogate pair", _line(event))
         return text
     if text in _WORDS:
         return _WORDS[text]
     if _DISPUTED.fullmatch(text):
         raise DocumentError(
-            f"{text} means different numbers to different readers; quote it, or write it in decimal", _line(event)
+            f"{text} is a different number in different versions of YAML; quote it, or write it in decimal",
+            _line(event),
         )
     if _INTEGER.fullmatch(text):
         if len(text) > 17 or abs(int(text)) > INTEGER_MAX:
@@ -212,7 +213,7 @@ def _scalar(event: Any) -> Any:
             raise DocumentError(f"{text[:32]} is too large for a double; quote it", _line(event))
         return number
     if _NOT_JSON.fullmatch(text):
-        raise DocumentError(f"{text} is no number of JSON; quote it", _line(event))
+        raise DocumentError(f"{text} is not a number in JSON; quote it", _line(event))
     return text
 
 
@@ -253,7 +254,7 @@ _read_string: Final = json.JSONDecoder().raw_decode
 
 
 def _json_places(text: str) -> Iterator[tuple[Path, int]]:
-    """Where each key and each item of this valid JSON begins."""
+    """The line of each key and each item of this valid JSON."""
     yield (), 1
     path: list[str | int] = []
     line = 1

@@ -42,7 +42,7 @@ from .core.model.answers import Answer, Applied, CommandRefused, Done, TasksSubm
 from .core.model.events import ApplyWorkflow, AwaitTask
 from .core.model.hints import hint_text
 from .core.model.states import TASK_FINAL, TaskState
-from .engine import BrokerStopped
+from .core_loop import BrokerStopped
 from .executors.contract import Executor
 from .executors.registry import Executors
 from .operator_commands import OperatorCommand
@@ -423,7 +423,7 @@ class Task:
             while True:
                 told = asyncio.ensure_future(self._broker._ask(lambda request: AwaitTask(request, self.id), Done))
                 try:
-                    await asyncio.sleep(0)  # the core has heard it: what is read from now on is not older than that
+                    await self._broker._started().handled()  # what is read after this is not older than the command
                     found = await self.show()
                     if found.is_settled:
                         return found

@@ -1,4 +1,4 @@
-"""No process that we start outlives us, however we end: on Linux the kernel sees to it."""
+"""Ends child processes when their parent ends, however it ends. The Linux kernel does this."""
 
 import ctypes
 import os
@@ -11,16 +11,20 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], None] | None:
-    """For `preexec_fn`: when this process ends, the child gets this signal. The thread that starts the child counts as
-    its parent, so it has to live as long."""
+    """For `preexec_fn`: the child gets this signal when this process ends. None on systems other than Linux.
+
+    The kernel regards the thread that starts the child as its parent, so that thread must live as long as the child.
+    """
     if sys.platform != "linux":
         return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # before the fork: after it, as little as possible
+    prctl = ctypes.CDLL(
+        None, use_errno=True
+    ).prctl  # loaded before the fork: after it, a child should do as little as possible
     parent = os.getpid()
 
     def in_child() -> None:
         prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
         if os.getppid() != parent:
-            os._exit(1)  # the parent was gone before the child was tied to it
+            os._exit(1)  # the parent ended before prctl took effect
 
     return in_child

@@ -197,7 +197,7 @@ def test_so_many_clients_follow_and_who_leaves_is_forgotten(api: Api, monkeypatc
     monkeypatch.setattr(events, "CLIENTS_MAX", 1)
     with following(api):
         assert api.call("GET", "/v1/events").code == "too_many_followers"
-    assert any(api.on_loop(lambda: not api.broker._commit_listeners) for _ in range(10_000))
+    assert any(api.on_loop(lambda: not api.broker.core_loop.commit_listeners) for _ in range(10_000))
     with following(api):
         pass
 

@@ -126,7 +126,7 @@ def test_a_stall_is_counted_once_and_the_metrics_answer_through_it(api: Api) -> 
     before = scrape(api).get(("stepwire_database_stalls_total", "disk_full"), 0)
     for _ in range(3):  # the writer says it again with every try
         stalled = Stalled(0, lane.handed, "disk_full", "for the test")
-        api.on_loop(lambda stalled=stalled: api.broker._on_outcome(stalled))
+        api.on_loop(lambda stalled=stalled: api.broker.core_loop.on_outcome(stalled))
     found = scrape(api)
     assert found["stepwire_database_stalls_total", "disk_full"] == before + 1
     assert found["stepwire_database_stalled",] == 1

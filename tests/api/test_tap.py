@@ -90,12 +90,12 @@ def test_a_wrong_question_is_answered_at_once(api: Api, query: str, status: int)
 def test_who_has_left_is_forgotten(api: Api) -> None:
     with tapped(api):
         pass
-    assert any(api.on_loop(lambda: not api.broker._taps) for _ in range(10_000))
+    assert any(api.on_loop(lambda: not api.broker.core_loop.taps.are_open) for _ in range(10_000))
 
 
 def test_there_are_at_most_so_many(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tap, "CLIENTS_MAX", 1)
-    assert any(api.on_loop(lambda: not api.broker._taps) for _ in range(10_000))
+    assert any(api.on_loop(lambda: not api.broker.core_loop.taps.are_open) for _ in range(10_000))
     with tapped(api):
         answer = api.call("GET", "/v1/tap")
         assert (answer.status, answer.code) == (429, "too_many_taps")
@@ -104,11 +104,11 @@ def test_there_are_at_most_so_many(api: Api, monkeypatch: pytest.MonkeyPatch) ->
 def test_who_is_too_slow_is_told_how_much_it_missed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tap, "QUEUE_MAX", 3)
     with tapped(api) as answer:
-        assert any(api.on_loop(lambda: bool(api.broker._taps)) for _ in range(10_000))
+        assert any(api.on_loop(lambda: api.broker.core_loop.taps.are_open) for _ in range(10_000))
 
         def flood() -> None:
             for n in range(10):
-                api.broker._show("in", b"results ", b"%d" % n, None)
+                api.broker.core_loop.taps.show("in", b"results ", b"%d" % n, None)
 
         api.on_loop(flood)
         seen = messages(answer, lambda message: "dropped" in message)

@@ -1,4 +1,4 @@
-"""A directory to run commands in, and a broker in a process of its own, started as people start it."""
+"""A directory to run commands in, with a broker in a separate process, started as users start it."""
 
 import fcntl
 import json
@@ -29,13 +29,13 @@ class Ended(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """A broker in a process of its own, and the line that it said when it was ready."""
+    """A broker in a separate process, and the line that it printed when it was ready."""
 
     process: "subprocess.Popen[str]"
     ready: str
 
     def end(self, number: int | None = None) -> Ended:
-        """Its end, after a signal if there is one to send."""
+        """Send the signal, if any, and wait for the broker to end."""
         if number is not None:
             self.process.send_signal(number)
         out, err = self.process.communicate(timeout=40)
@@ -43,13 +43,13 @@ class Serving(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A directory with a broker's state, and what is in the environment there."""
+    """A directory for a broker's state, and the environment of the commands that run there."""
 
     directory: Path
     environ: dict[str, str]
 
     def stepwire(self, *words: str, stdin: str = "", **environ: str) -> Ended:
-        """One command, to its end."""
+        """Run one command to its end."""
         done = subprocess.run(
             [*STEPWIRE, *words],
             cwd=self.directory,
@@ -62,7 +62,7 @@ class Place(NamedTuple):
         return Ended(done.returncode, done.stdout, done.stderr)
 
     def on_terminal(self, *words: str, types: str = "", **environ: str) -> Ended:
-        """One command, to its end, for somebody who sits at a terminal and types this. All output is in `out`."""
+        """Run one command to its end on a terminal where a person types `types`. All output is in `out`."""
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         try:
@@ -81,14 +81,14 @@ class Place(NamedTuple):
             try:
                 while chunk := os.read(master, 65536):
                     seen += chunk
-            except OSError:  # the last one that had it open has closed it
+            except OSError:  # the last process that had it open has closed it
                 pass
             return Ended(process.wait(timeout=60), seen.decode(errors="replace").replace("\r\n", "\n"), "")
         finally:
             os.close(master)
 
     def work(self, file: str = "worker.py", **environ: str) -> "subprocess.Popen[str]":
-        """A worker that this place's broker knows."""
+        """Start a worker and wait until this place's broker lists it."""
         process = subprocess.Popen(
             [sys.executable, file],
             cwd=self.directory,
@@ -103,20 +103,20 @@ class Place(NamedTuple):
             text=True,
         )
 
-        def is_known() -> bool:
+        def is_listed() -> bool:
             if process.poll() is not None:
                 raise AssertionError(f"the worker did not start:\n{process.communicate(timeout=20)[1]}")
             return process.pid in [one["pid"] for one in self.stepwire("worker", "list", "--json").json]
 
         try:
-            eventually(is_known, "the worker to be known", 60)
+            eventually(is_listed, "the worker to be listed", 60)
         except BaseException:
             stop(process)
             raise
         return process
 
     def serve(self, *words: str) -> "Serving":
-        """A broker that has said it is ready."""
+        """Start a broker and wait until it is ready."""
         process = subprocess.Popen(
             [*STEPWIRE, "serve", *words],
             cwd=self.directory,
@@ -134,7 +134,7 @@ class Place(NamedTuple):
 
 
 def place(directory: Path, port: int = 0) -> Place:
-    """An environment with nothing of whoever runs the tests. Port 0: nobody listens there."""
+    """A place without the settings of the user who runs the tests. No broker listens on port 0."""
     environ = {
         name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "VIRTUAL_ENV", "PYTHONPATH")
     }

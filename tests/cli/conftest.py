@@ -1,4 +1,4 @@
-"""The places that the tests of the commands run in."""
+"""The places in which the command tests run."""
 
 import socket
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`stepwire bench`: its figures are figures of work that was really done, and nothing of it stays."""
+"""`stepwire bench`: its figures come from work that was really done, and it leaves no files."""
 
 import os
 import sqlite3
@@ -18,40 +18,40 @@ SMALL = ["--rounds", "1", "--tasks", "100", "--window", "50", "--quick"]
 LOAD = Workload(rounds=1, tasks=100, window=50, submit_tasks=50, lone_tasks=3)
 
 
-def test_a_round_says_what_it_ran_and_leaves_nothing_behind(empty: Place) -> None:
+def test_a_round_reports_its_load_and_leaves_no_files(empty: Place) -> None:
     # A test's own directory can be too deep for an ipc path.
     with tempfile.TemporaryDirectory(prefix="sw-") as temporary:
         empty.environ["TMPDIR"] = temporary
         done = empty.stepwire("bench", *SMALL, "-o", "json")
         left = os.listdir(temporary)
     assert done.code == 0, done
-    found = done.json
-    assert {name: found["load"][name] for name in ("rounds", "tasks", "window", "submit_tasks")} == {
+    report = done.json
+    assert {name: report["load"][name] for name in ("rounds", "tasks", "window", "submit_tasks")} == {
         "rounds": 1,
         "tasks": 100,
         "window": 50,
         "submit_tasks": 50,
     }
-    medians = found["medians"]
-    assert medians["tasks_replayed"] >= 100 + found["load"]["lone_tasks"]
+    medians = report["medians"]
+    assert medians["tasks_replayed"] >= 100 + report["load"]["lone_tasks"]
     assert min(medians[name] for name in medians if name.endswith("_per_s")) > 0
     for latency in ("latency_ms", "bare_latency_ms"):
         assert 0 < medians[latency]["p50"] <= medians[latency]["p99"]
-    assert {len(one["bare_latencies_ms"]) for one in found["rounds"]} == {found["load"]["lone_tasks"]}
+    assert {len(one["bare_latencies_ms"]) for one in report["rounds"]} == {report["load"]["lone_tasks"]}
     assert medians["latency_of_bare"] > 0
     assert left == []
     assert done.err == ""
 
 
-def test_for_people_it_is_a_table_with_its_settings(empty: Place) -> None:
+def test_text_output_prints_the_settings_and_a_table(empty: Place) -> None:
     done = empty.stepwire("bench", *SMALL)
     assert "1 rounds of 100 tasks of 4 steps, 50 in flight" in done.out
     assert "product, over HTTP\t" in done.out
     assert "bare durable loop, until its last commit\t" in done.out
-    assert "no difference to the tables" in done.out
+    assert "no difference from the tables" in done.out
 
 
-def test_what_routing_costs_is_measured_with_rules_that_were_followed(empty: Place) -> None:
+def test_routes_are_measured_with_rules_that_steps_followed(empty: Place) -> None:
     with tempfile.TemporaryDirectory(prefix="sw-") as temporary:
         empty.environ["TMPDIR"] = temporary
         done = empty.stepwire("bench", "--routes", *SMALL, "-o", "json")
@@ -66,14 +66,14 @@ def test_what_routing_costs_is_measured_with_rules_that_were_followed(empty: Pla
     assert done.err == ""
 
 
-def test_for_people_what_routing_costs_is_a_table_too(empty: Place) -> None:
+def test_text_output_of_routes_prints_a_table(empty: Place) -> None:
     done = empty.stepwire("bench", "--routes", *SMALL)
-    assert "two workers with 1000 slots together" in done.out
+    assert "two workers with 1000 slots in total" in done.out
     assert "product, 12 rules, 4 executors\t" in done.out
-    assert "no difference to the tables" in done.out
+    assert "no difference from the tables" in done.out
 
 
-def test_the_rules_of_the_bench_are_looked_at_to_the_last() -> None:
+def test_every_step_of_the_bench_matches_only_the_last_rule() -> None:
     settings = msgspec.convert(routes.ROUTED["execution"], ExecutionSettings)
     router = Router(settings, routes.EXECUTORS, bus_is_distributed=True)
     assert len(router.rules) == 12
@@ -86,7 +86,7 @@ def test_the_rules_of_the_bench_are_looked_at_to_the_last() -> None:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory in which the product has run, and is gone."""
+    """A directory in which the product has run and ended."""
     directory = tmp_path_factory.mktemp("bench")
     with product.running(directory, LOAD) as running:
         throughput, cpu = running.run(LOAD, lambda _: None)
@@ -96,9 +96,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_every_task_is_replayed(finished: Path) -> None:
-    counted: list[float] = []
-    assert product.check(finished, counted.append) == sum(counted) >= 103
+def test_the_check_replays_every_task(finished: Path) -> None:
+    checked: list[float] = []
+    assert product.check(finished, checked.append) == sum(checked) >= 103
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_every_task_is_replayed(finished: Path) -> None:
         "UPDATE steps SET output = '{}' WHERE id = (SELECT min(id) FROM steps)",
     ],
 )
-def test_a_row_that_is_not_what_its_history_says_is_found(finished: Path, change: str) -> None:
+def test_the_check_finds_a_row_that_differs_from_its_history(finished: Path, change: str) -> None:
     with sqlite3.connect(finished / "product.db", isolation_level=None) as connection:
         connection.execute("BEGIN")
         before = connection.execute("SELECT id, attempt, output FROM steps").fetchall()

@@ -1,4 +1,4 @@
-"""A handler whose gateway is down, with a real broker and a real worker: it is left alone, tried, and used again."""
+"""A handler whose gateway is down, with a real broker and worker: its breaker opens, probes it, and closes again."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ dispatch:
 
 @pytest.fixture
 def down(empty: Place) -> Any:
-    """A broker, a worker, and no gateway."""
+    """A broker and a worker, with the gateway down."""
     (empty.directory / "worker.py").write_text(WORKER)
     (empty.directory / "w.yaml").write_text(WORKFLOW)
     (empty.directory / "stepwire.yaml").write_text(SETTINGS)
@@ -57,11 +57,13 @@ def down(empty: Place) -> Any:
 
 
 def breaker(place: Place) -> dict[str, Any]:
-    found = [one for one in place.stepwire("breaker", "list", "--json").json if one["handler_class"] == "shop.charge"]
-    return found[0] if found else {"state": "none"}
+    breakers = [
+        one for one in place.stepwire("breaker", "list", "--json").json if one["handler_class"] == "shop.charge"
+    ]
+    return breakers[0] if breakers else {"state": "none"}
 
 
-def test_a_handler_that_is_down_is_left_alone_then_tried_and_used_again(down: Place) -> None:
+def test_a_failing_handler_gets_no_steps_until_a_probe_succeeds(down: Place) -> None:
     for _ in range(5):
         task = down.stepwire("task", "submit", "w", "--json").json["task_id"]
     eventually(lambda: breaker(down)["state"] in ("open", "half_open"), "its breaker to open", 30)
@@ -71,7 +73,7 @@ def test_a_handler_that_is_down_is_left_alone_then_tried_and_used_again(down: Pl
         seen.add(down.stepwire("why", str(task), "--json").json["code"])
         return "breaker_open" in seen
 
-    eventually(look, "the reason to be told", 30)
+    eventually(look, "`why` to name the breaker", 30)
     (down.directory / "gateway").touch()
     assert down.stepwire("task", "result", str(task), "--wait", "--timeout", "30s").code == OK
     eventually(lambda: breaker(down)["state"] == "closed", "its breaker to close", 30)
@@ -81,25 +83,25 @@ def test_a_handler_that_is_down_is_left_alone_then_tried_and_used_again(down: Pl
     assert listed[1].split("\t")[:2] == ["shop.charge", "closed"]
 
 
-def test_an_operator_keeps_a_handler_from_its_steps_and_lets_it_have_them_again(down: Place) -> None:
+def test_an_operator_opens_and_closes_a_breaker(down: Place) -> None:
     (down.directory / "gateway").touch()
-    put = down.stepwire("breaker", "open", "shop.charge", "--reason", "the bank is being moved")
-    assert put.out == "the breaker for shop.charge is open, until it is told otherwise, or this broker ends\n"
+    done = down.stepwire("breaker", "open", "shop.charge", "--reason", "the bank is being moved")
+    assert done.out == "the breaker for shop.charge is open, until an operator changes it or the broker stops\n"
     task = down.stepwire("task", "submit", "w", "--json").json["task_id"]
     why = down.stepwire("why", str(task))
     assert "the breaker for `shop.charge` is held open by an operator since " in why.out
     assert "the bank is being moved; return it to automatic control: stepwire breaker auto shop.charge" in why.out
     assert "shop.charge\topen (forced)\t" in down.stepwire("breaker", "list").out
     assert not (down.directory / "tried").exists()
-    put = down.stepwire("breaker", "auto", "shop.charge")
-    assert put.out == "the breaker for shop.charge is closed, and opens by itself\n"
+    done = down.stepwire("breaker", "auto", "shop.charge")
+    assert done.out == "the breaker for shop.charge is closed, under automatic control\n"
     assert down.stepwire("task", "result", str(task), "--wait", "--timeout", "30s").code == OK
     (down.directory / "gateway").unlink()
     assert down.stepwire("breaker", "close", "shop.charge").code == OK
     for _ in range(4):
         down.stepwire("task", "submit", "w", "--json")
     tried = Path(down.directory / "tried")
-    eventually(lambda: len(tried.read_text().splitlines()) > 10, "it to be tried however often it fails", 30)
+    eventually(lambda: len(tried.read_text().splitlines()) > 10, "a closed breaker to let every step through", 30)
     assert breaker(down) | {"since": ""} == {
         "handler_class": "shop.charge",
         "state": "closed",

@@ -1,4 +1,4 @@
-"""The commands against a real broker in another process: what they print, and how they end."""
+"""The commands against a real broker in another process: their output and their exit codes."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def test_a_task_is_submitted_and_shown(shop: Place) -> None:
     assert shown.err == ""
 
 
-def test_a_context_comes_from_the_line_a_file_or_stdin(shop: Place) -> None:
+def test_a_context_comes_from_the_command_line_a_file_or_stdin(shop: Place) -> None:
     (shop.directory / "context.json").write_text('{"from": "file"}')
     for words, stdin, context in [
         (["--context", '{"from": "line"}'], "", {"from": "line"}),
@@ -45,7 +45,7 @@ def test_a_context_comes_from_the_line_a_file_or_stdin(shop: Place) -> None:
         assert shop.stepwire("task", "show", str(done.json["task_id"]), "--json").json["context"] == context
 
 
-def test_the_same_key_is_the_same_task(shop: Place) -> None:
+def test_the_same_key_returns_the_same_task(shop: Place) -> None:
     first = shop.stepwire("task", "submit", "shop::slow", "--key", "k1", "--json")
     again = shop.stepwire("task", "submit", "shop::slow", "--key", "k1", "--json")
     assert (first.json["created"], again.json["created"]) == (True, False)
@@ -55,7 +55,7 @@ def test_the_same_key_is_the_same_task(shop: Place) -> None:
     assert "k1" in other.err
 
 
-def test_many_are_submitted_at_once(shop: Place) -> None:
+def test_n_tasks_are_submitted_at_once(shop: Place) -> None:
     done = shop.stepwire("task", "submit", "shop::slow", "-n", "1200", "--label", "of=many", "-o", "jsonl")
     ids = [json.loads(line)["task_id"] for line in done.out.splitlines()]
     assert len(set(ids)) == 1200
@@ -72,12 +72,12 @@ def test_many_are_submitted_at_once(shop: Place) -> None:
         ('{"card":"unknown"}', TASK_HELD, "running"),
     ],
 )
-def test_the_exit_code_of_a_wait_says_how_it_ended(shop: Place, context: str, code: int, state: str) -> None:
+def test_the_exit_code_of_a_wait_tells_how_the_task_ended(shop: Place, context: str, code: int, state: str) -> None:
     done = shop.stepwire("task", "submit", "shop::order", "--context", context, "--wait", "--json")
     assert (done.code, done.json["state"]) == (code, state)
 
 
-def test_a_wait_for_what_still_runs_and_what_is_cancelled(shop: Place) -> None:
+def test_the_exit_codes_of_a_running_and_a_cancelled_task(shop: Place) -> None:
     done = shop.stepwire("task", "submit", "shop::slow", "--key", "slow", "--wait", "--timeout", "10ms", "--json")
     assert (done.code, done.json["state"]) == (TASK_RUNS, "running")
     assert shop.stepwire("task", "cancel", str(done.json["task_id"]), "--reason", "too slow").code == OK
@@ -85,10 +85,10 @@ def test_a_wait_for_what_still_runs_and_what_is_cancelled(shop: Place) -> None:
     assert (done.code, done.json["state"]) == (TASK_CANCELLED, "cancelled")
 
 
-def test_orders(shop: Place) -> None:
+def test_commands_change_the_state_of_a_task(shop: Place) -> None:
     number = submit(shop)
-    for order, state in [("pause", "paused"), ("resume", "running"), ("cancel", "cancelled"), ("retry", "running")]:
-        done = shop.stepwire("task", order, number)
+    for command, state in [("pause", "paused"), ("resume", "running"), ("cancel", "cancelled"), ("retry", "running")]:
+        done = shop.stepwire("task", command, number)
         assert (done.code, done.out) == (OK, f"task {number} is {state}\n")
     assert shop.stepwire("task", "cancel", number, "--json").json["state"] == "cancelled"
     done = shop.stepwire("task", "pause", number)
@@ -110,10 +110,10 @@ def test_a_held_step_is_found_and_resolved_by_its_name(shop: Place) -> None:
     shown = shop.stepwire("step", "show", f"{number}/charge", "--json")
     assert (shown.json["step_id"], shown.json["state"]) == (step["step_id"], "held")
 
-    nothing_said = shop.stepwire("step", "resolve", f"{number}/charge", "--reason", "r")
-    assert (nothing_said.code, nothing_said.err) == (
+    without_outcome = shop.stepwire("step", "resolve", f"{number}/charge", "--reason", "r")
+    assert (without_outcome.code, without_outcome.err) == (
         USAGE,
-        "stepwire: say one of --completed JSON, --failed TEXT and --retry\n",
+        "stepwire: choose one of --completed JSON, --failed TEXT and --retry\n",
     )
     assert shop.stepwire("step", "resolve", f"{number}/charge", "--retry").code == USAGE
     done = shop.stepwire(
@@ -128,7 +128,7 @@ def test_a_held_step_is_found_and_resolved_by_its_name(shop: Place) -> None:
 @pytest.mark.parametrize(
     ("reference", "code"), [("x", USAGE), ("1/", USAGE), ("999999", NOT_FOUND), ("999999/a", NOT_FOUND)]
 )
-def test_a_step_is_a_number_or_a_task_and_a_name(shop: Place, reference: str, code: int) -> None:
+def test_a_step_reference_is_an_id_or_a_task_and_a_name(shop: Place, reference: str, code: int) -> None:
     assert shop.stepwire("step", "show", reference).code == code
 
 
@@ -136,7 +136,7 @@ def test_a_step_is_a_number_or_a_task_and_a_name(shop: Place, reference: str, co
 
 
 def test_a_workflow_is_applied_once_and_never_changed(shop: Place) -> None:
-    assert shop.stepwire("workflow", "apply", "order.yaml").out == "shop::order 1 is there already\n"
+    assert shop.stepwire("workflow", "apply", "order.yaml").out == "shop::order 1 is unchanged\n"
     changed = (shop.directory / "order.yaml").read_text().replace("charge, handler", "chargee, handler")
     (shop.directory / "changed.yaml").write_text(changed)
     done = shop.stepwire("workflow", "apply", "changed.yaml")
@@ -146,7 +146,7 @@ def test_a_workflow_is_applied_once_and_never_changed(shop: Place) -> None:
     assert {"order", "slow"} <= set(names)
 
 
-def test_a_workflow_is_checked_without_a_broker(empty: Place) -> None:
+def test_a_workflow_is_validated_without_a_broker(empty: Place) -> None:
     (empty.directory / "good.yaml").write_text("name: a\nsteps:\n  - {name: s, handler_class: h}\n")
     (empty.directory / "wrong.yaml").write_text("name: a\nsteps:\n  - {name: s, handler_clas: h}\n")
     assert empty.stepwire("workflow", "validate", "good.yaml") == Ended(OK, "good.yaml: valid\n", "")
@@ -154,8 +154,8 @@ def test_a_workflow_is_checked_without_a_broker(empty: Place) -> None:
     assert (done.code, done.out) == (USAGE, "good.yaml: valid\n")
     assert "wrong.yaml:3" in done.err
     assert "handler_class" in done.err
-    found = empty.stepwire("workflow", "validate", "good.yaml", "wrong.yaml", "--json").json
-    assert [one["valid"] for one in found] == [True, False]
+    results = empty.stepwire("workflow", "validate", "good.yaml", "wrong.yaml", "--json").json
+    assert [one["valid"] for one in results] == [True, False]
 
 
 def test_workers_are_listed(shop: Place) -> None:
@@ -164,7 +164,7 @@ def test_workers_are_listed(shop: Place) -> None:
     assert ["shop.charge"] in [worker["handlers"] for worker in workers]
 
 
-def test_the_live_wire_is_shown(shop: Place) -> None:
+def test_tap_prints_live_messages(shop: Place) -> None:
     tap = subprocess.Popen(
         [*STEPWIRE, "tap", "--topic", "@*", "-n", "1", "-o", "jsonl"],
         cwd=shop.directory,
@@ -174,7 +174,7 @@ def test_the_live_wire_is_shown(shop: Place) -> None:
         text=True,
     )
     try:
-        # A worker's heartbeat is answered every two seconds, whatever else goes on.
+        # The broker answers a worker's heartbeat every two seconds, also when idle.
         out, err = tap.communicate(timeout=30)
     finally:
         tap.kill()
@@ -186,7 +186,7 @@ def test_the_live_wire_is_shown(shop: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("words", "code", "text"),
     [
         (["task", "show", "999999"], NOT_FOUND, "there is no task 999999"),
         (["task", "show", "999999"], NOT_FOUND, "see: stepwire task list"),
@@ -208,29 +208,29 @@ def test_the_live_wire_is_shown(shop: Place) -> None:
         (["task", "show", "1", "--url", "nonsense"], USAGE, "it needs a form like"),
     ],
 )
-def test_errors_have_a_sentence_and_a_code(shop: Place, words: list[str], code: int, says: str) -> None:
+def test_an_error_has_a_sentence_and_an_exit_code(shop: Place, words: list[str], code: int, text: str) -> None:
     (shop.directory / "wrong").write_text("x" * 43)
     (shop.directory / "wrong").chmod(0o600)
     done = shop.stepwire(*words)
     assert (done.code, done.out) == (code, "")
-    assert says in done.err
+    assert text in done.err
     assert "Traceback" not in done.err
 
 
-def test_errors_are_json_for_who_reads_json(shop: Place) -> None:
+def test_an_error_is_json_with_json_output(shop: Place) -> None:
     done = shop.stepwire("task", "show", "999999", "-o", "json")
     assert (done.code, done.out) == (NOT_FOUND, "")
     assert json.loads(done.err)["error"]["code"] == "not_found"
 
 
-def test_options_may_stand_before_or_after_the_command(shop: Place) -> None:
+def test_global_options_may_come_before_or_after_the_command(shop: Place) -> None:
     number = submit(shop)
     first = shop.stepwire("-o", "json", "task", "show", number)
     assert first.json == shop.stepwire("task", "-o", "json", "show", number).json
     assert first.json == shop.stepwire("task", "show", number, "--json").json
 
 
-def test_the_token_is_found_or_named(shop: Place, empty: Place) -> None:
+def test_a_token_comes_from_a_file_or_the_environment(shop: Place, empty: Place) -> None:
     address = f"http://{shop.environ['STEPWIRE_HTTP__LISTEN']}"
     token_file = shop.directory / ".stepwire/token"
     listing = ["task", "list", "--url", address]
@@ -247,7 +247,7 @@ def test_the_token_is_found_or_named(shop: Place, empty: Place) -> None:
 # -- without a broker -------------------------------------------------------------------------------------------------
 
 
-def test_the_configuration_is_shown_with_its_origins(empty: Place) -> None:
+def test_config_show_prints_the_origin_of_each_value(empty: Place) -> None:
     (empty.directory / "stepwire.yaml").write_text("bus: {lease: 5s}\n")
     rows = {row["key"]: row for row in empty.stepwire("config", "show", "--origin", "-o", "json").json}
     assert rows["bus.lease_ms"] == {"key": "bus.lease_ms", "value": 5000, "origin": "stepwire.yaml"}
@@ -259,7 +259,7 @@ def test_the_configuration_is_shown_with_its_origins(empty: Place) -> None:
     assert "\tdefault" not in empty.stepwire("config", "show").out
 
 
-def test_the_configuration_is_validated(empty: Place) -> None:
+def test_config_validate_refuses_a_wrong_configuration(empty: Place) -> None:
     assert empty.stepwire("config", "validate").code == OK
     done = empty.stepwire("config", "validate", STEPWIRE_HTTP__LISTEN="0.0.0.0:7410")
     assert done.code == USAGE
@@ -270,12 +270,12 @@ def test_the_configuration_is_validated(empty: Place) -> None:
     assert "did you mean bus.lease?" in done.err
 
 
-def test_versions(empty: Place) -> None:
+def test_version_prints_the_versions_of_the_libraries(empty: Place) -> None:
     assert empty.stepwire("version").out.startswith("stepwire  ")
     assert set(empty.stepwire("version", "--json").json) >= {"stepwire", "protocol", "python", "libzmq", "sqlite"}
 
 
-def test_help_is_quick_and_lists_the_commands(empty: Place) -> None:
+def test_help_lists_the_commands_and_the_global_options(empty: Place) -> None:
     done = empty.stepwire("--help")
     assert done.code == OK
     for name in ("config", "serve", "step", "tap", "task", "version", "worker", "workflow"):
@@ -284,7 +284,7 @@ def test_help_is_quick_and_lists_the_commands(empty: Place) -> None:
 
 
 @pytest.mark.parametrize("heavy", ["sqlalchemy", "uvicorn", "starlette", "zmq", "rich.console", "structlog", "yaml"])
-def test_what_is_heavy_is_not_imported_for_the_help(heavy: str) -> None:
+def test_help_imports_no_heavy_module(heavy: str) -> None:
     code = (
         "import sys; from click.testing import CliRunner; from stepwire_broker.cli.main import main;"
         f" CliRunner().invoke(main, ['--help']); print({heavy!r} in sys.modules)"

@@ -1,4 +1,4 @@
-"""Where a setting comes from, which one wins, and what is said about a wrong one."""
+"""Where a setting comes from, which origin wins, and the error for a wrong one."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from stepwire_broker.configuration.loader import SettingsError
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory to be in, so that no file of whoever runs the tests is found."""
+    """Work in an empty directory, so that no configuration file of the user is commands_shown."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -33,14 +33,14 @@ def shown(loaded: loader.Configuration) -> dict[str, object]:
     return {key: value for key, value, _ in loader.show(loaded)}
 
 
-def test_nothing_at_all_is_a_configuration() -> None:
+def test_the_defaults_are_a_valid_configuration() -> None:
     loaded = load()
     assert loaded.file is None
     assert loaded.settings.http.listen == "127.0.0.1:7410"
     assert set(loaded.origins.values()) == {"default"}
 
 
-def test_the_first_layer_that_says_something_wins() -> None:
+def test_the_first_layer_that_sets_a_value_wins() -> None:
     text = "bus: {lease_ms: 1, heartbeat_ms: 1, steps_hwm: 1, results_hwm: 1}\n"
     Path("value").write_text("4\n")
     loaded = load(
@@ -58,7 +58,7 @@ def test_the_first_layer_that_says_something_wins() -> None:
     assert (bus.steps, origins["bus.steps"]) == ("ipc://.stepwire/steps.sock", "default")
 
 
-def test_the_database_has_a_name_that_others_use_too() -> None:
+def test_database_url_is_read_and_the_stepwire_variable_wins() -> None:
     text = 'database: {url: "sqlite:///file.db"}'
     assert load(text).settings.database.url == "sqlite:///file.db"
     assert load(text, DATABASE_URL="sqlite:///env.db").settings.database.url == "sqlite:///env.db"
@@ -67,7 +67,7 @@ def test_the_database_has_a_name_that_others_use_too() -> None:
     assert ours.origins["database.url"] == "STEPWIRE_DATABASE__URL"
 
 
-def test_a_duration_may_be_written_in_every_layer() -> None:
+def test_every_layer_accepts_a_duration() -> None:
     assert load("retention: {completed: 7d}").settings.retention.completed_ms == 604_800_000
     assert load(STEPWIRE_BUS__LEASE="5s").settings.bus.lease_ms == 5000
     assert load(flags={"broker.drain_timeout": "1m"}).settings.broker.drain_timeout_ms == 60_000
@@ -83,11 +83,11 @@ def test_a_duration_may_be_written_in_every_layer() -> None:
         ("HTTP__TOKENS_FILE", "tokens", "tokens"),
         ("HTTP__TOKENS_FILE", "", None),
         ("BUS__BATCH__MAX_STEPS", "20", 20),
-        ("BUS__CURVE__SECRET_FILE", "secret", "secret"),
+        ("BUS__ADVERTISE", "broker.example", "broker.example"),
         ("LOG_LEVEL", "debug", "debug"),
     ],
 )
-def test_text_of_the_environment_becomes_the_type_of_the_setting(key: str, text: str, value: object) -> None:
+def test_text_in_the_environment_is_converted_to_the_type_of_the_setting(key: str, text: str, value: object) -> None:
     name = key.lower().replace("__", ".")
     loaded = load(**{f"STEPWIRE_{key}": text})
     assert shown(loaded)[name] == value
@@ -102,32 +102,32 @@ def test_text_of_the_environment_becomes_the_type_of_the_setting(key: str, text:
         "execution: {default_execution_mode: local}",
     ],
 )
-def test_the_default_execution_mode_may_be_spelled_as_elsewhere(text: str) -> None:
+def test_the_default_execution_mode_may_be_spelled_in_camel_case(text: str) -> None:
     assert shown(load(text))["execution.default_execution_mode"] == "local"
 
 
-def test_what_has_a_structure_is_json_in_the_environment() -> None:
+def test_a_structure_is_json_in_the_environment() -> None:
     rules = load(STEPWIRE_EXECUTION__RULES='[{"match": "a::**", "executor": "poll"}]').settings.execution.rules
     assert [(rule.match, rule.executor) for rule in rules] == [("a::**", "poll")]
     with pytest.raises(SettingsError, match="STEPWIRE_EXECUTION__RULES"):
         load(STEPWIRE_EXECUTION__RULES='[{"match": "a::**"')
 
 
-def test_names_that_are_not_settings_belong_to_others() -> None:
+def test_variables_that_are_not_settings_are_ignored() -> None:
     load(STEPWIRE_STEPS="tcp://127.0.0.1:1", STEPWIRE_URL="http://x", STEPWIRE_TOKEN_FILE="t", PATH="/bin")
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("bus: {lese_ms: 1}", "bus.lese_ms in stepwire.yaml is not a known setting; did you mean bus.lease_ms?"),
         ("buss: {lease_ms: 1}", "buss in stepwire.yaml is not a known setting; did you mean bus?"),
         ("lease_ms: 1", "is not a known setting"),
-        ("bus: 5", "bus in stepwire.yaml has to be a map"),
-        ("[1]", "has to be a map"),
+        ("bus: 5", "bus in stepwire.yaml must be a map"),
+        ("[1]", "must be a map"),
         ("bus: {lease_ms: 1, lease: 10s}", "are the same setting: keep one"),
-        ("bus: {lease: 10}", "bus.lease in stepwire.yaml is 10: it needs a form like 30s, 5m or 7d"),
-        ("bus: {lease: ten}", "it needs a form like"),
+        ("bus: {lease: 10}", "bus.lease in stepwire.yaml is 10: use a form like 30s, 5m or 7d"),
+        ("bus: {lease: ten}", "use a form like"),
         ("bus: {lease_ms: 0}", "bus.lease_ms in stepwire.yaml is 0: expected `int` >= 1"),
         ('bus: {lease_ms: "10"}', "expected `int`, got `str`"),
         ("bus: {lease_ms: 10.5}", "expected `int`, got `float`"),
@@ -140,14 +140,14 @@ def test_names_that_are_not_settings_belong_to_others() -> None:
         ("bus: {", "stepwire.yaml"),
     ],
 )
-def test_a_wrong_file_is_refused_by_key_and_place(text: str, says: str) -> None:
+def test_a_wrong_file_is_refused_with_the_key_and_the_file(text: str, message: str) -> None:
     with pytest.raises(SettingsError) as refused:
         load(text)
-    assert says in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("environ", "says"),
+    ("environ", "message"),
     [
         ({"STEPWIRE_BUS__LESE_MS": "1"}, "STEPWIRE_BUS__LESE_MS (bus.lese_ms) is not a known setting; did you mean"),
         ({"STEPWIRE_BUS__LEASE_MS": "ten"}, "STEPWIRE_BUS__LEASE_MS is 'ten': expected `int`"),
@@ -157,17 +157,17 @@ def test_a_wrong_file_is_refused_by_key_and_place(text: str, says: str) -> None:
         ({"STEPWIRE_CONFIG": "nowhere.yaml"}, "STEPWIRE_CONFIG names nowhere.yaml, which is not a file"),
     ],
 )  # fmt: skip
-def test_a_wrong_environment_is_refused_by_name(environ: dict[str, str], says: str) -> None:
+def test_a_wrong_environment_is_refused_with_the_name_of_the_variable(environ: dict[str, str], message: str) -> None:
     with pytest.raises(SettingsError) as refused:
         load(**environ)
-    assert says in str(refused.value)
+    assert message in str(refused.value)
 
 
-def test_an_empty_file_and_an_empty_section_say_nothing() -> None:
+def test_an_empty_file_and_an_empty_section_set_nothing() -> None:
     assert load("").settings == load("bus:\n").settings == load("# nothing\n").settings
 
 
-def test_the_first_file_that_is_there_is_read(here: Path) -> None:
+def test_the_first_existing_file_is_read(here: Path) -> None:
     home = here / "home"
     user = write("log_level: error", str(home / ".config/stepwire/stepwire.yaml"))
     assert loader.find_file(None, {"HOME": str(home)}) == user
@@ -179,13 +179,13 @@ def test_the_first_file_that_is_there_is_read(here: Path) -> None:
     assert loader.find_file("stepwire.yaml", {"STEPWIRE_CONFIG": "other.yaml"}) == local
 
 
-def test_a_file_that_others_may_write_is_not_believed() -> None:
+def test_a_file_that_others_can_write_is_refused() -> None:
     write("log_level: debug", mode=0o666)
     with pytest.raises(SettingsError, match=r"chmod go-w stepwire\.yaml"):
         loader.load(None, {}, {})
 
 
-def test_a_file_that_others_may_read_must_hold_no_password() -> None:
+def test_a_file_with_a_password_that_others_can_read_is_refused() -> None:
     write("log_level: debug", mode=0o644)
     loader.load(None, {}, {})
     write('database: {url: "postgresql://u:secret@db/s"}', mode=0o644)
@@ -196,15 +196,15 @@ def test_a_file_that_others_may_read_must_hold_no_password() -> None:
     loader.load(None, {}, {})
 
 
-def test_what_a_program_finds_in_its_environment_is_not_shown() -> None:
+def test_the_environment_of_a_command_is_not_printed() -> None:
     commands = '{"a": ["env"], "b": {"argv": ["env"], "env": {"API_KEY": "secret"}}}'
     Path("stepwire.yaml").write_text(f"executors: {{exec: {{commands: {commands}}}}}")
-    found = shown(load())["executors.exec.commands"]
-    assert found["a"] == ("env",)
-    assert found["b"].env == {"API_KEY": "***"}
+    commands_shown = shown(load())["executors.exec.commands"]
+    assert commands_shown["a"] == ("env",)
+    assert commands_shown["b"].env == {"API_KEY": "***"}
 
 
-def test_a_password_is_never_shown() -> None:
+def test_a_password_is_never_printed() -> None:
     loaded = load(STEPWIRE_DATABASE__URL="postgresql://u:p%40ss@db.example:5432/s?x=1")
     assert shown(loaded)["database.url"] == "postgresql://u:***@db.example:5432/s?x=1"
     with pytest.raises(SettingsError) as refused:

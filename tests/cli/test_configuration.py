@@ -1,4 +1,4 @@
-"""`stepwire config`: a file to begin with, a schema for editors, and the block of the system before this one."""
+"""`stepwire config`: the sample file, the schema for editors, and the `step_execution` block of the seed."""
 
 import json
 import re
@@ -12,12 +12,12 @@ from stepwire_broker.configuration import loader, setting_texts
 from stepwire_broker.core.definitions.settings import Settings
 
 from .a_place import Place
-from .test_config import test_a_wrong_file_is_refused_by_key_and_place as wrong_files
+from .test_config import test_a_wrong_file_is_refused_with_the_key_and_the_file as wrong_files
 
 OK, FAILURE, USAGE = range(3)
 
-# As it stands in the design that Stepwire grew out of.
-EARLIER = """\
+# Quoted from the design that Stepwire grew out of.
+SEED_BLOCK = """\
 # config/zeromq.yaml
 step_execution:
   # Pub-Sub endpoints (bidirectional)
@@ -59,19 +59,19 @@ def load(text: str) -> loader.Configuration:
     return loader.load(None, {}, {})
 
 
-# -- the earlier form -------------------------------------------------------------------------------------------------
+# -- the seed block ---------------------------------------------------------------------------------------------------
 
 
-def test_the_earlier_block_is_taken_word_for_word() -> None:
-    loaded = load(EARLIER)
+def test_the_seed_block_is_accepted_unchanged() -> None:
+    loaded = load(SEED_BLOCK)
     bus = loaded.settings.bus
     assert (bus.steps, bus.results) == ("inproc://steps", "inproc://results")
     assert (bus.batch.max_steps, bus.steps_hwm, bus.results_hwm) == (10, 1000, 1000)
     assert loaded.origins["bus.results_hwm"] == "stepwire.yaml, step_execution.result_queue_hwm"
-    for name in re.findall(r"^  (\w+):", EARLIER, re.MULTILINE):
+    for name in re.findall(r"^  (\w+):", SEED_BLOCK, re.MULTILINE):
         (note,) = [note for note in loaded.notes if f"step_execution.{name} " in note]
-        assert " is bus." in note or " sets nothing" in note
-    assert sum("only handlers inside the broker's own process" in note for note in loaded.notes) == 2
+        assert " is now bus." in note or " has no effect" in note
+    assert sum("only handlers in the broker's process" in note for note in loaded.notes) == 2
 
 
 @pytest.mark.parametrize(
@@ -84,81 +84,81 @@ def test_the_earlier_block_is_taken_word_for_word() -> None:
         ("result_queue_hwm", "8", "bus.results_hwm", 8),
     ],
 )
-def test_each_key_that_has_one_changes_a_setting(name: str, written: str, key: str, value: object) -> None:
+def test_a_mapped_key_changes_its_setting(name: str, written: str, key: str, value: object) -> None:
     loaded = load(f"step_execution: {{{name}: {written if value != written else json.dumps(written)}}}\n")
     assert loader.value_of(loaded.settings, key) == value
     assert loader.value_of(Settings(), key) != value
-    assert loaded.notes == (f"stepwire.yaml: step_execution.{name} is {key} now",)
+    assert loaded.notes == (f"stepwire.yaml: step_execution.{name} is now {key}",)
 
 
 @pytest.mark.parametrize(
-    ("block", "says"),
+    ("block", "note"),
     [
-        ("handler_step_subscriber: 'ipc://s'", "by STEPWIRE_STEPS=ipc://s"),
-        ("handler_result_publisher: 'ipc://r'", "by STEPWIRE_RESULTS=ipc://r"),
+        ("handler_step_subscriber: 'ipc://s'", "with STEPWIRE_STEPS=ipc://s"),
+        ("handler_result_publisher: 'ipc://r'", "with STEPWIRE_RESULTS=ipc://r"),
         ("result_timeout_ms: 300000", "`timeout_ms: 300000` in its workflow"),
-        ("handler_poll_interval_ms: 1", "nobody polls"),
-        ("rust_step_publisher: 'ipc://a', handler_step_subscriber: 'ipc://b'", "they would not meet"),
+        ("handler_poll_interval_ms: 1", "handlers do not poll"),
+        ("rust_step_publisher: 'ipc://a', handler_step_subscriber: 'ipc://b'", "they cannot connect"),
     ],
 )
-def test_each_key_that_has_none_is_told_why(block: str, says: str) -> None:
+def test_a_key_without_a_setting_gets_a_note(block: str, note: str) -> None:
     loaded = load(f"step_execution: {{{block}}}\n")
-    assert any(says in note for note in loaded.notes), loaded.notes
+    assert any(note in each for each in loaded.notes), loaded.notes
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (
             "step_execution: {batch_sise: 1}",
             "step_execution.batch_sise is not a known setting; did you mean batch_size?",
         ),
-        ("step_execution: {x: 1}", "known are rust_step_publisher"),
-        ("step_execution: 5", "has to be a map"),
+        ("step_execution: {x: 1}", "the known keys are rust_step_publisher"),
+        ("step_execution: 5", "must be a map"),
         ("step_execution: {batch_size: 0}", "step_execution.batch_size is 0"),
         ("step_execution: {batch_size: 1}\nbus: {batch: {max_steps: 2}}", "are the same setting: keep one"),
     ],
 )
-def test_a_wrong_block_is_refused(text: str, says: str) -> None:
+def test_a_wrong_seed_block_is_refused(text: str, message: str) -> None:
     with pytest.raises(loader.SettingsError) as refused:
         load(text)
-    assert says in str(refused.value)
+    assert message in str(refused.value)
 
 
-def test_the_notes_are_seen_and_are_not_data(empty: Place) -> None:
-    (empty.directory / "stepwire.yaml").write_text(EARLIER)
+def test_notes_go_to_stderr(empty: Place) -> None:
+    (empty.directory / "stepwire.yaml").write_text(SEED_BLOCK)
     for words in (["config", "validate"], ["config", "show", "--origin"]):
         done = empty.stepwire(*words)
         assert done.code == OK
-        assert "step_execution.result_timeout_ms sets nothing" in done.err
-        assert "sets nothing" not in done.out
+        assert "step_execution.result_timeout_ms has no effect" in done.err
+        assert "has no effect" not in done.out
     assert "step_execution" not in empty.stepwire("config", "show", "-q").err
 
 
-def test_a_broker_runs_on_the_earlier_block(empty: Place) -> None:
-    text = EARLIER.replace('"inproc://steps"', '"ipc://.stepwire/s"').replace(
+def test_a_broker_runs_with_the_seed_block(empty: Place) -> None:
+    text = SEED_BLOCK.replace('"inproc://steps"', '"ipc://.stepwire/s"').replace(
         '"inproc://results"', '"ipc://.stepwire/r"'
     )
     (empty.directory / "stepwire.yaml").write_text(text)
     broker = empty.serve("-o", "json")
     ended = broker.end(15)
     assert json.loads(broker.ready)["steps"].endswith("/.stepwire/s")
-    assert "step_execution.batch_size is bus.batch.max_steps now" in ended.err
+    assert "step_execution.batch_size is now bus.batch.max_steps" in ended.err
 
 
-# -- a file to begin with ---------------------------------------------------------------------------------------------
+# -- the sample file --------------------------------------------------------------------------------------------------
 
 
-def test_the_file_to_begin_with_changes_nothing_whether_commented_or_not() -> None:
+def test_the_sample_file_changes_nothing_commented_or_not() -> None:
     text = setting_texts.sample_file()
     assert load(text).settings == Settings()
-    said = re.sub(r"^( *)# (\w+: )", r"\1\2", text, flags=re.MULTILINE)
-    loaded = load(said)
+    uncommented = re.sub(r"^( *)# (\w+: )", r"\1\2", text, flags=re.MULTILINE)
+    loaded = load(uncommented)
     assert loaded.settings == Settings()
     assert set(loaded.origins.values()) == {"stepwire.yaml"}, "every setting is in it"
 
 
-def test_init_writes_it_once(empty: Place) -> None:
+def test_init_does_not_overwrite_a_file_without_yes(empty: Place) -> None:
     done = empty.stepwire("config", "init")
     assert (done.code, done.out) == (OK, "wrote stepwire.yaml\n")
     path = empty.directory / "stepwire.yaml"
@@ -177,7 +177,7 @@ def test_init_writes_it_once(empty: Place) -> None:
 # -- the schema -------------------------------------------------------------------------------------------------------
 
 
-def test_the_schema_says_what_the_reader_says(empty: Place) -> None:
+def test_the_schema_accepts_what_the_loader_accepts(empty: Place) -> None:
     schema = empty.stepwire("config", "schema").json
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
@@ -186,7 +186,7 @@ def test_the_schema_says_what_the_reader_says(empty: Place) -> None:
         try:
             document = definition_files.read_yaml(text)
         except definition_files.DocumentError:
-            continue  # what is no YAML no schema is asked about
+            continue  # a schema cannot judge what is not YAML
         assert not validator.is_valid(document), text
     for text in (
         setting_texts.sample_file(),

@@ -1,4 +1,4 @@
-"""`stepwire db`: what an operator sees, and how each command ends."""
+"""`stepwire db`: the output and the exit code of each command."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ STATE = ".stepwire/state.db"
 
 @pytest.fixture(scope="module")
 def stored(shop: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A backup of a database with a task that is over, one that is held and one that waits."""
+    """A backup of a database with a completed task, a held one and a waiting one."""
     for card, code in (("good", 0), ("unknown", 13)):
         submitted = shop.stepwire("task", "submit", "shop::order", "--context", json.dumps({"card": card}), "--wait")
         assert submitted.code == code, submitted
@@ -33,35 +33,35 @@ def stored(shop: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def still(empty: Place, stored: Path) -> Place:
-    """A place whose database is that one, and where no broker runs."""
+    """A place with that database and no running broker."""
     (empty.directory / STATE).parent.mkdir(mode=0o700)
     shutil.copy(stored, empty.directory / STATE)
     return empty
 
 
-def test_status_says_how_the_database_of_a_running_broker_stands(shop: Place, stored: Path) -> None:
-    said = shop.stepwire("db", "status", "-o", "json").json
-    assert said["path"] == str(shop.directory / STATE)
-    assert said["process"] > 0
-    assert said["schema"] == said["schema_known"]
-    assert said["tasks"]["completed"] >= 1
-    assert said["held_steps"] >= 1
-    assert said["oldest_open_task"] > 0
-    assert said["last_prune"] is None
+def test_status_describes_the_database_of_a_running_broker(shop: Place, stored: Path) -> None:
+    status = shop.stepwire("db", "status", "-o", "json").json
+    assert status["path"] == str(shop.directory / STATE)
+    assert status["process"] > 0
+    assert status["schema"] == status["schema_known"]
+    assert status["tasks"]["completed"] >= 1
+    assert status["held_steps"] >= 1
+    assert status["oldest_open_task"] > 0
+    assert status["last_prune"] is None
     text = shop.stepwire("db", "status")
-    assert f"process {said['process']}" in text.out
+    assert f"process {status['process']}" in text.out
     assert re.search(r"^held steps +[1-9]", text.out, re.MULTILINE)
     assert "stepwire step list --state held" in text.err
 
 
-def test_status_of_a_database_that_nobody_writes(still: Place) -> None:
-    said = still.stepwire("db", "status", "-o", "json").json
-    assert (said["process"], said["bytes"] > 0) == (None, True)
-    assert "nobody now" in still.stepwire("db", "status").out
+def test_status_of_a_database_without_a_broker(still: Place) -> None:
+    status = still.stepwire("db", "status", "-o", "json").json
+    assert (status["process"], status["bytes"] > 0) == (None, True)
+    assert "no process" in still.stepwire("db", "status").out
 
 
 @pytest.mark.parametrize("command", ["status", "check", "prune", "upgrade", "backup b.db"])
-def test_without_a_database_it_says_so_and_makes_none(empty: Place, command: str) -> None:
+def test_a_missing_database_is_reported_and_not_created(empty: Place, command: str) -> None:
     ended = empty.stepwire("db", *command.split())
     assert ended.code == 3, ended
     assert "there is no database" in ended.err
@@ -80,7 +80,7 @@ def test_a_backup_never_replaces_a_file(still: Place) -> None:
 def test_check_replays_every_history_beside_a_running_broker(shop: Place, stored: Path) -> None:
     ended = shop.stepwire("db", "check")
     assert ended.code == 0, ended
-    assert re.search(r"(\d+) tasks, \1 histories replayed: all is as it should be", ended.out)
+    assert re.search(r"(\d+) tasks, \1 histories replayed: no errors", ended.out)
     assert shop.stepwire("db", "check", "--sample", "1", "-o", "json").json["tasks_replayed"] == 1
 
 
@@ -95,7 +95,7 @@ def by_sql(*statements: str) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("forge", "says"),
+    ("forge", "pattern"),
     [
         (
             by_sql("UPDATE steps SET attempt = 7 WHERE state = 'completed'"),
@@ -128,15 +128,15 @@ def by_sql(*statements: str) -> Callable[[Path], None]:
         ),
     ],
 )
-def test_check_names_what_is_wrong(tmp_path: Path, stored: Path, forge: Callable[[Path], None], says: str) -> None:
+def test_check_names_each_error(tmp_path: Path, stored: Path, forge: Callable[[Path], None], pattern: str) -> None:
     forged = Path(shutil.copy(stored, tmp_path))
     forge(forged)
     with contextlib.closing(open_stored(forged)) as connection:
-        found = check(connection, None, lambda done, total: None).findings
-    assert any(re.search(says, finding) for finding in found), found
+        findings = check(connection, None, lambda done, total: None).findings
+    assert any(re.search(pattern, finding) for finding in findings), findings
 
 
-def test_check_ends_with_1_and_a_sentence_for_what_is_wrong(still: Place) -> None:
+def test_check_prints_an_error_and_exits_1(still: Place) -> None:
     one = "(SELECT max(id) FROM steps WHERE name = 'charge' AND state = 'completed')"
     by_sql(f"UPDATE steps SET attempt = 7 WHERE id = {one}")(still.directory / STATE)  # noqa: S608
     ended = still.stepwire("db", "check")
@@ -145,7 +145,7 @@ def test_check_ends_with_1_and_a_sentence_for_what_is_wrong(still: Place) -> Non
     assert "histories replayed" in ended.err
 
 
-def test_check_of_torn_pages(still: Place) -> None:
+def test_check_reports_torn_pages(still: Place) -> None:
     path = still.directory / STATE
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2 // 4096 * 4096)
@@ -155,9 +155,9 @@ def test_check_of_torn_pages(still: Place) -> None:
     assert ended.json["findings"]
 
 
-def test_prune_asks_the_broker_that_runs_and_otherwise_does_it(shop: Place, still: Place, stored: Path) -> None:
-    asked = shop.stepwire("db", "prune", "-o", "json")
-    assert (asked.code, asked.json) == (0, {"tasks": 0}), asked
+def test_prune_uses_the_running_broker_or_prunes_itself(shop: Place, still: Place, stored: Path) -> None:
+    requested = shop.stepwire("db", "prune", "-o", "json")
+    assert (requested.code, requested.json) == (0, {"tasks": 0}), requested
     assert shop.stepwire("db", "prune", "--compact").code == 4
     soon = {"STEPWIRE_RETENTION__COMPLETED_MS": "1"}
     count = still.stepwire("db", "prune", "--dry-run", "-o", "json", **soon).json["tasks"]
@@ -166,27 +166,27 @@ def test_prune_asks_the_broker_that_runs_and_otherwise_does_it(shop: Place, stil
     done = still.stepwire("db", "prune", "--compact", "-o", "json", **soon).json
     assert (done["tasks"], done["keys"]) == (count, count)
     assert done["steps"] >= count
-    said = still.stepwire("db", "status", "-o", "json", **soon).json
-    assert (said["last_prune"]["tasks"], said["free_bytes"], said["expired_tasks"]) == (count, 0, 0)
-    assert "completed" not in said["tasks"]
+    status = still.stepwire("db", "status", "-o", "json", **soon).json
+    assert (status["last_prune"]["tasks"], status["free_bytes"], status["expired_tasks"]) == (count, 0, 0)
+    assert "completed" not in status["tasks"]
     assert still.stepwire("db", "check").code == 0
 
 
-def test_upgrade_says_who_does_it(still: Place) -> None:
-    assert "is this program's" in still.stepwire("db", "upgrade").out
+def test_upgrade_prints_what_serve_will_do(still: Place) -> None:
+    assert "the one that this program expects" in still.stepwire("db", "upgrade").out
     by_sql("UPDATE alembic_version SET version_num = '0000'")(still.directory / STATE)
-    said = still.stepwire("db", "upgrade")
-    assert (said.code, "`stepwire serve` brings it to" in said.out) == (0, True)
+    upgrade = still.stepwire("db", "upgrade")
+    assert (upgrade.code, "`stepwire serve` upgrades it to" in upgrade.out) == (0, True)
 
 
-def test_nothing_is_restored_under_a_running_broker_or_without_a_yes(shop: Place, still: Place, stored: Path) -> None:
+def test_a_restore_needs_a_stopped_broker_and_a_yes(shop: Place, still: Place, stored: Path) -> None:
     running = shop.stepwire("db", "restore", str(stored), "--yes")
     assert running.code == 4
     assert "stop the broker first" in running.err
     before = (still.directory / STATE).read_bytes()
-    unsaid = still.stepwire("db", "restore", str(stored))
-    assert unsaid.code == 2
-    assert "--yes" in unsaid.err
+    unconfirmed = still.stepwire("db", "restore", str(stored))
+    assert unconfirmed.code == 2
+    assert "--yes" in unconfirmed.err
     assert (still.directory / STATE).read_bytes() == before
     (still.directory / "text").write_text("no database at all")
     assert still.stepwire("db", "restore", "text", "--yes").code == 1
@@ -194,22 +194,22 @@ def test_nothing_is_restored_under_a_running_broker_or_without_a_yes(shop: Place
     assert (still.directory / STATE).read_bytes() == before
 
 
-def test_a_restored_database_says_what_was_done_and_what_to_do_and_serves(empty: Place, stored: Path) -> None:
-    restored = empty.stepwire("db", "restore", str(stored))  # nothing is there, so nothing has to be said yes to
+def test_a_restore_prints_the_next_steps_and_the_database_serves(empty: Place, stored: Path) -> None:
+    restored = empty.stepwire("db", "restore", str(stored))  # no database exists, so no confirmation is needed
     assert restored.code == 0, restored
     assert "stepwire serve" in restored.err
-    assert "submitted again, they run again" in restored.err
+    assert "if they are submitted again, they run again" in restored.err
     broker = empty.serve()
     try:
-        said = empty.stepwire("db", "status", "-o", "json").json
-        assert said["restored"]["deployment"] == said["deployment"]
-        assert said["brokers"]["b1"] > 1_700_000_000
-        assert said["last_backup_ms"] == said["restored"]["made_ms"]
+        status = empty.stepwire("db", "status", "-o", "json").json
+        assert status["restored"]["deployment"] == status["deployment"]
+        assert status["brokers"]["b1"] > 1_700_000_000
+        assert status["last_backup_ms"] == status["restored"]["made_ms"]
     finally:
         assert broker.end(signal.SIGTERM).code == 0
 
 
-def test_a_database_that_is_not_sqlite_is_not_known_yet(empty: Place) -> None:
+def test_a_database_that_is_not_sqlite_is_refused(empty: Place) -> None:
     ended = empty.stepwire("db", "status", STEPWIRE_DATABASE__URL="postgresql://localhost/stepwire")
     assert ended.code == 2
     assert "SQLite" in ended.err

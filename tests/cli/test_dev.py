@@ -1,4 +1,4 @@
-"""`stepwire new` and `stepwire dev`: from nothing to a finished task, and everything ends when it is told to."""
+"""`stepwire new` and `stepwire dev`: from an empty directory to a completed task, and a clean stop."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ OK, FAILURE, USAGE = range(3)
 
 
 class Dev:
-    """It runs, and what it says is read line by line."""
+    """A running `stepwire dev` whose output is read line by line."""
 
     def __init__(self, here: Place, *words: str) -> None:
         self.process = subprocess.Popen(
@@ -31,7 +31,7 @@ class Dev:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -42,8 +42,8 @@ class Dev:
         self._lines.put(None)
 
     def until(self, *parts: str) -> str:
-        """The first line that holds all of these; it may have been said already."""
-        for line in self.said:
+        """The first line, printed before or from now on, that holds all of these."""
+        for line in self.lines:
             if all(part in line for part in parts):
                 return line
         until_s = time.monotonic() + 40
@@ -52,8 +52,8 @@ class Dev:
                 line = self._lines.get(timeout=max(0.0, until_s - time.monotonic()))
             except Empty:
                 line = None
-            assert line is not None, f"never said {parts}:\n{''.join(self.said)}"
-            self.said.append(line)
+            assert line is not None, f"never printed {parts}:\n{''.join(self.lines)}"
+            self.lines.append(line)
             if all(part in line for part in parts):
                 return line
 
@@ -72,7 +72,7 @@ def running(empty: Place) -> Iterator[list[Dev]]:
             one.process.wait(20)
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -80,7 +80,7 @@ def gone(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_what_is_new_passes_its_test_and_runs(empty: Place, running: list[Dev]) -> None:
+def test_a_new_project_passes_its_test_and_runs(empty: Place, running: list[Dev]) -> None:
     done = empty.stepwire("new", "my-shop", "--lang", "python")
     assert (done.code, done.err) == (OK, "next: cd my-shop && stepwire dev\n")
     here = place(empty.directory / "my-shop")
@@ -109,11 +109,11 @@ def test_what_is_new_passes_its_test_and_runs(empty: Place, running: list[Dev]) 
     assert running[0].until("worker | started, process ").endswith(f" {worker['pid']}\n")
     assert running[0].end(signal.SIGINT) == OK
     running[0].until("worker | ended with exit code 0")
-    running[0].until("dev    | all have ended")
-    assert "\x1b[" not in "".join(running[0].said)
+    running[0].until("dev    | all processes have ended")
+    assert "\x1b[" not in "".join(running[0].lines)
 
 
-def test_nothing_is_overwritten_without_a_word(empty: Place) -> None:
+def test_new_does_not_overwrite_files_without_yes(empty: Place) -> None:
     (empty.directory / "shop").mkdir()
     (empty.directory / "shop/worker.py").write_text("mine")
     done = empty.stepwire("new", "shop")
@@ -125,22 +125,22 @@ def test_nothing_is_overwritten_without_a_word(empty: Place) -> None:
     assert empty.stepwire("new", "shop2", "--lang", "cobol").code == USAGE
 
 
-def test_who_dies_is_started_again_and_more_slowly(empty: Place, running: list[Dev]) -> None:
+def test_a_crashing_process_is_restarted_with_growing_waits(empty: Place, running: list[Dev]) -> None:
     (empty.directory / "Procs").write_text(
         "# two\nsick: echo here I am; exit 3\n\nwell: sh -c 'echo $$ at $STEPWIRE_STEPS; exec sleep 600'\n"
     )
     running.append(Dev(empty, "--procfile", "Procs"))
     pid = int(running[0].until("well   | ", "steps.sock").split()[2])
     for wait in ("0.5", "1", "2"):
-        running[0].until("sick   | ended with exit code 3; it is started again in ", f" {wait} s")
-        assert any("here I am" in line for line in running[0].said)
-    assert not gone(pid)
+        running[0].until("sick   | ended with exit code 3; restarting in ", f" {wait} s")
+        assert any("here I am" in line for line in running[0].lines)
+    assert not has_ended(pid)
     assert running[0].end(signal.SIGTERM) == OK
-    assert gone(pid)
+    assert has_ended(pid)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word to the children of the dead")
-def test_killed_it_takes_all_with_it(empty: Place, running: list[Dev]) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel signals the children of a dead process")
+def test_a_killed_dev_takes_its_processes_with_it(empty: Place, running: list[Dev]) -> None:
     (empty.directory / "Procfile").write_text("well: sh -c 'echo $$ runs; exec sleep 600'\n")
     running.append(Dev(empty))
     pid = int(running[0].until("well   | ", "runs").split()[2])
@@ -148,29 +148,29 @@ def test_killed_it_takes_all_with_it(empty: Place, running: list[Dev]) -> None:
     running[0].process.kill()
     running[0].process.wait(20)
     until_s = time.monotonic() + 40
-    while not (gone(pid) and gone(broker)):
-        assert time.monotonic() < until_s, "they live on"
+    while not (has_ended(pid) and has_ended(broker)):
+        assert time.monotonic() < until_s, "processes outlived `stepwire dev`"
 
 
-def test_a_lost_broker_ends_all(empty: Place, running: list[Dev]) -> None:
+def test_a_dead_broker_stops_all_processes(empty: Place, running: list[Dev]) -> None:
     (empty.directory / "Procfile").write_text("well: sh -c 'echo $$ runs; exec sleep 600'\n")
     running.append(Dev(empty))
     pid = int(running[0].until("well   | ", "runs").split()[2])
     broker = int((empty.directory / ".stepwire/state.db.lock").read_text())
     os.kill(broker, signal.SIGKILL)
-    running[0].until("dev    | the broker ended by SIGKILL, so all ends")
+    running[0].until("dev    | the broker ended by SIGKILL; stopping all")
     assert running[0].process.wait(40) == FAILURE
-    assert gone(pid)
+    assert has_ended(pid)
 
 
-def test_a_broker_that_cannot_start_says_why(empty: Place, running: list[Dev]) -> None:
+def test_a_broker_that_cannot_start_prints_the_reason(empty: Place, running: list[Dev]) -> None:
     (empty.directory / "stepwire.yaml").write_text("bus: {lese: 5s}\n")
     running.append(Dev(empty))
     running[0].until("broker | ", "did you mean bus.lease?")
     assert running[0].process.wait(40) == USAGE
 
 
-def test_the_names_have_colours_on_a_terminal(empty: Place) -> None:
+def test_names_have_colours_on_a_terminal(empty: Place) -> None:
     (empty.directory / "Procfile").write_text("killer: kill -TERM $(ps -o ppid= -p $$)\n")
     seen = empty.on_terminal("dev")
     assert seen.code == OK, seen
@@ -181,21 +181,21 @@ def test_the_names_have_colours_on_a_terminal(empty: Place) -> None:
 @pytest.mark.parametrize(
     "text", ["worker python worker.py", "worker:", ": python", "a b: c", "a: b\na: c", "broker: x", "dev: x"]
 )
-def test_a_procfile_has_a_form(text: str) -> None:
+def test_a_malformed_procfile_is_refused(text: str) -> None:
     with pytest.raises(Failure) as refused:
         dev.read_procfile(text, "Procfile")
     assert "Procfile, line " in refused.value.message
     assert refused.value.exit_code == USAGE
 
 
-def test_a_procfile_that_is_named_has_to_be_there(empty: Place) -> None:
+def test_a_missing_procfile_is_refused(empty: Place) -> None:
     done = empty.stepwire("dev", "--procfile", "nowhere")
     assert done.code == USAGE
     assert "nowhere cannot be read" in done.err
 
 
 @pytest.mark.parametrize(
-    ("command", "takes_the_shells_place"),
+    ("command", "replaces_the_shell"),
     [
         ("python worker.py", True),
         ("sh -c 'a; b'", True),
@@ -208,5 +208,5 @@ def test_a_procfile_that_is_named_has_to_be_there(empty: Place) -> None:
         ("sh -c 'a'; b", False),
     ],
 )
-def test_a_single_command_takes_the_shells_place(command: str, takes_the_shells_place: bool) -> None:
-    assert dev._for_shell(command) == ("exec " if takes_the_shells_place else "") + command
+def test_a_single_command_replaces_the_shell(command: str, replaces_the_shell: bool) -> None:
+    assert dev._for_shell(command) == ("exec " if replaces_the_shell else "") + command

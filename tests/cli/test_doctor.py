@@ -1,4 +1,4 @@
-"""The doctor: what it calls good, what it warns of, and what is red."""
+"""`stepwire doctor`: what is ok, what is a warning, and what is red."""
 
 import json
 import socket
@@ -18,74 +18,76 @@ def findings(done: Ended) -> dict[str, dict[str, Any]]:
 
 def test_without_a_broker_nothing_is_red(empty: Place) -> None:
     done = empty.stepwire("doctor", "-o", "jsonl")
-    found = findings(done)
+    by_subject = findings(done)
     assert done.code == OK, done
-    assert found["libzmq"]["state"] == "ok"
-    assert (found["broker"]["state"], found["broker"]["todo"]) == ("note", "stepwire serve")
-    assert "the first start makes it" in found["token"]["text"]
-    assert not (empty.directory / ".stepwire").exists(), "it only looks"
+    assert by_subject["libzmq"]["state"] == "ok"
+    assert (by_subject["broker"]["state"], by_subject["broker"]["todo"]) == ("note", "stepwire serve")
+    assert "the first start creates it" in by_subject["token"]["text"]
+    assert not (empty.directory / ".stepwire").exists(), "doctor must not create files"
 
 
-def test_with_a_broker_it_asks_that_too(shop: Place) -> None:
+def test_with_a_broker_its_state_is_checked_too(shop: Place) -> None:
     done = shop.stepwire("doctor", "-o", "jsonl")
-    found = findings(done)
+    by_subject = findings(done)
     assert done.code == OK, done
-    assert "accepts work" in found["broker"]["text"]
+    assert "accepts work" in by_subject["broker"]["text"]
     for about in ("state directory", "token", "database", "bus.steps socket", "bus.results socket", "disk", "http"):
-        assert found[about]["state"] == "ok", found[about]
+        assert by_subject[about]["state"] == "ok", by_subject[about]
     text = shop.stepwire("doctor")
     assert "ok\tbroker\t" in text.out
     assert "✓ broker" in shop.on_terminal("doctor").out
 
 
 @pytest.mark.parametrize(
-    ("about", "environ", "says"),
+    ("about", "environ", "text"),
     [
         ("bus.steps", {"STEPWIRE_BUS__STEPS": "tcp://0.0.0.0:7411"}, "can be reached from other hosts"),
         ("bus.results", {"STEPWIRE_BUS__RESULTS": f"ipc:///tmp/{'x' * 120}"}, "at most 107"),
         ("http.listen", {"STEPWIRE_HTTP__LISTEN": "0.0.0.0:7410"}, "others can reach"),
         ("database", {"STEPWIRE_DATABASE__URL": "mysql://u:secret@h/d"}, "SQLite"),
         ("configuration", {"STEPWIRE_BUS__LESE": "5s"}, "did you mean bus.lease?"),
-        ("encryption", {"STEPWIRE_BUS__CURVE__SECRET_FILE": "key"}, "cannot encrypt"),
     ],
 )
-def test_what_cannot_work_is_red(empty: Place, about: str, environ: dict[str, str], says: str) -> None:
+def test_a_setting_that_cannot_work_is_red(empty: Place, about: str, environ: dict[str, str], text: str) -> None:
     done = empty.stepwire("doctor", "-o", "jsonl", **environ)
     assert done.code == FAILURE
     assert "Traceback" not in done.err
     assert "secret" not in done.out
-    found = findings(done)[about]
-    assert found["state"] == "red"
-    assert says in found["text"]
+    by_subject = findings(done)[about]
+    assert by_subject["state"] == "red"
+    assert text in by_subject["text"]
 
 
-def test_files_that_are_open_to_others_are_red(empty: Place) -> None:
+def test_files_that_others_can_access_are_red(empty: Place) -> None:
     state = empty.directory / ".stepwire"
     state.mkdir()
     state.chmod(0o755)
     (state / "token").write_text("x" * 43)
     (state / "token").chmod(0o644)
-    found = findings(empty.stepwire("doctor", "-o", "jsonl"))
-    assert (found["state directory"]["state"], found["state directory"]["todo"]) == ("red", "chmod 700 .stepwire")
-    assert (found["token"]["state"], found["token"]["todo"]) == ("red", "chmod 600 .stepwire/token")
+    by_subject = findings(empty.stepwire("doctor", "-o", "jsonl"))
+    assert (by_subject["state directory"]["state"], by_subject["state directory"]["todo"]) == (
+        "red",
+        "chmod 700 .stepwire",
+    )
+    assert (by_subject["token"]["state"], by_subject["token"]["todo"]) == ("red", "chmod 600 .stepwire/token")
 
 
 def test_a_token_of_another_broker_and_an_address_of_another_program_are_red(shop: Place, empty: Place) -> None:
     url = f"http://{shop.environ['STEPWIRE_HTTP__LISTEN']}"
     done = empty.stepwire("doctor", "-o", "jsonl", "--url", url, STEPWIRE_TOKEN="x" * 43)
     assert (done.code, findings(done)["broker"]["state"]) == (FAILURE, "red")
-    assert "the token is not this broker's" in findings(done)["broker"]["text"]
+    assert "the broker does not accept the token" in findings(done)["broker"]["text"]
     with socket.create_server(("127.0.0.1", 0)) as other:
         other.settimeout(20)
         port = other.getsockname()[1]
-        assert doctor._somebody_listens(f"http://127.0.0.1:{port}")
+        assert doctor._is_port_open(f"http://127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize(
     ("version", "state"),
     [((4, 3, 2), "red"), ((4, 3, 3), "red"), ((4, 3, 4), "warning"), ((4, 3, 5), "ok"), ((4, 4, 0), "ok")],
 )
-def test_versions_of_libzmq(version: tuple[int, ...], state: str) -> None:
+def test_old_versions_of_libzmq_are_red_or_warnings(version: tuple[int, ...], state: str) -> None:
     assert doctor.of_libzmq(version).state == state
 
 
@@ -93,5 +95,5 @@ def test_versions_of_libzmq(version: tuple[int, ...], state: str) -> None:
     ("version", "state"),
     [((3, 36, 0), "red"), ((3, 37, 0), "warning"), ((3, 51, 2), "warning"), ((3, 51, 3), "ok"), ((3, 53, 1), "ok")],
 )
-def test_versions_of_sqlite(version: tuple[int, ...], state: str) -> None:
+def test_old_versions_of_sqlite_are_red_or_warnings(version: tuple[int, ...], state: str) -> None:
     assert doctor.of_sqlite(version).state == state

@@ -1,4 +1,4 @@
-"""`stepwire task events`: the story of a task, told to its end."""
+"""`stepwire task events`: the events of a task, and following them to its end."""
 
 import json
 
@@ -7,13 +7,13 @@ from .a_place import Place
 OK, NOT_FOUND = 0, 3
 
 
-def test_a_task_is_told_step_by_step(shop: Place) -> None:
+def test_the_events_of_a_task_are_printed_in_order(shop: Place) -> None:
     task_id = shop.stepwire("task", "submit", "shop::order", "--wait", "--json").json["task_id"]
-    told = shop.stepwire("task", "events", str(task_id))
-    assert (told.code, told.err) == (OK, "")
-    kinds = [line.split("  ")[2] for line in told.out.splitlines()]
+    printed = shop.stepwire("task", "events", str(task_id))
+    assert (printed.code, printed.err) == (OK, "")
+    kinds = [line.split("  ")[2] for line in printed.out.splitlines()]
     assert (kinds[0], kinds[-1]) == ("submitted", "ended")
-    assert "  charge  dispatched  delivery 1  worker " in told.out
+    assert "  charge  dispatched  delivery 1  worker " in printed.out
     listed = shop.stepwire("task", "events", str(task_id), "--json").json
     assert [event["kind"] for event in listed] == kinds
     followed = shop.stepwire("task", "events", str(task_id), "--follow", "-o", "jsonl")
@@ -21,7 +21,7 @@ def test_a_task_is_told_step_by_step(shop: Place) -> None:
     assert [json.loads(line) for line in followed.out.splitlines()] == listed
 
 
-def test_the_events_of_no_task(shop: Place) -> None:
+def test_an_unknown_task_is_not_found(shop: Place) -> None:
     for more in ([], ["--follow"]):
         done = shop.stepwire("task", "events", "999999", *more)
         assert (done.code, done.out) == (NOT_FOUND, "")

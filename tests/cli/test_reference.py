@@ -1,4 +1,4 @@
-"""What is generated is as the code is now, and covers all of it."""
+"""The generated reference pages match the code and cover all of it."""
 
 import subprocess
 import sys
@@ -15,12 +15,12 @@ DOCS = Path(__file__).parents[2] / "docs/reference"
 
 
 @pytest.mark.parametrize("name", reference.PAGES)
-def test_the_page_is_fresh(name: str) -> None:
+def test_a_reference_page_is_fresh(name: str) -> None:
     command = "python -m stepwire_broker.cli.reference docs/reference"
     assert (DOCS / name).read_text(encoding="utf-8") == reference.PAGES[name](), f"run: {command}"
 
 
-def test_every_setting_and_every_code_has_its_line() -> None:
+def test_every_setting_and_every_exit_code_is_listed() -> None:
     settings, commands = reference.config_page(), reference.cli_page()
     for key in KEYS:
         assert f"| `{key}` |" in settings
@@ -31,7 +31,7 @@ def test_every_setting_and_every_code_has_its_line() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_learns_our_words(empty: Place, shell: str) -> None:
+def test_a_completion_script_is_printed_for_each_shell(empty: Place, shell: str) -> None:
     done = empty.stepwire("completion", shell)
     assert (done.code, done.err) == (0, "")
     assert "_STEPWIRE_COMPLETE" in done.out

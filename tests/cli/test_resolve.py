@@ -1,4 +1,4 @@
-"""Held steps by the dozen: first what it would be, then the question, then the deed."""
+"""Resolving many held steps: the list first, then the question, then the change."""
 
 import json
 
@@ -7,12 +7,12 @@ import pytest
 from .a_place import Place
 
 OK, FAILURE, USAGE, NOT_FOUND, WRONG_STATE = range(5)
-CHOICE = ["--handler-class", "shop.charge", "--retry", "--new-key", "--reason", "the bank says no"]
+CHOICE = ["--handler-class", "shop.charge", "--retry", "--new-key", "--reason", "the bank declined"]
 
 
 @pytest.fixture
 def held(shop: Place) -> list[int]:
-    """Three tasks that hang, and no other."""
+    """Three tasks with a held step, and no other held step."""
     shop.stepwire("step", "resolve", "--all", "--failed", "over", "--reason", "another test's", "--yes")
     submitted = shop.stepwire(
         "task", "submit", "shop::order", "-n", "3", "--context", '{"card":"unknown"}', "--wait", "--json"
@@ -21,36 +21,36 @@ def held(shop: Place) -> list[int]:
     return list(submitted.json["task_ids"])
 
 
-def held_now(shop: Place) -> int:
+def held_count(shop: Place) -> int:
     return len(shop.stepwire("step", "list", "--json", "--limit", "1000").json)
 
 
-def test_a_dry_run_shows_and_changes_nothing(shop: Place, held: list[int]) -> None:
+def test_a_dry_run_lists_the_steps_and_changes_nothing(shop: Place, held: list[int]) -> None:
     done = shop.stepwire("step", "resolve", *CHOICE, "--dry-run", "-o", "jsonl")
     assert done.code == OK
     assert sorted(json.loads(line)["task_id"] for line in done.out.splitlines()) == sorted(held)
     assert done.err == "3 held steps would be resolved; nothing has changed\n"
-    assert held_now(shop) == 3
+    assert held_count(shop) == 3
 
 
 @pytest.mark.parametrize("more", [[], ["--no-input"]])
-def test_without_anybody_to_ask_nothing_is_done(shop: Place, held: list[int], more: list[str]) -> None:
+def test_without_a_terminal_nothing_is_resolved(shop: Place, held: list[int], more: list[str]) -> None:
     done = shop.stepwire("step", "resolve", *CHOICE, *more)
     assert done.code == USAGE
     assert len(done.out.splitlines()) == 1 + 3
     assert "add --yes" in done.err
-    assert held_now(shop) == 3
+    assert held_count(shop) == 3
 
 
 @pytest.mark.parametrize(("types", "code", "left"), [("n\n", FAILURE, 3), ("y\n", OK, 0)])
-def test_at_a_terminal_one_is_asked(shop: Place, held: list[int], types: str, code: int, left: int) -> None:
+def test_a_terminal_asks_for_confirmation(shop: Place, held: list[int], types: str, code: int, left: int) -> None:
     done = shop.on_terminal("step", "resolve", *CHOICE[:2], "--failed", "lost", "--reason", "r", types=types)
     assert done.code == code
     assert "Resolve 3 held steps as failed? [y/N]" in done.out
-    assert held_now(shop) == left
+    assert held_count(shop) == left
 
 
-def test_with_yes_all_that_match_are_resolved(shop: Place, held: list[int]) -> None:
+def test_with_yes_every_matching_step_is_resolved(shop: Place, held: list[int]) -> None:
     words = ["--completed", '{"total": 3}', "--reason", "r", "--yes", "--json"]
     assert shop.stepwire("step", "resolve", "--handler-class", "other.*", *words).json == []
     one = shop.stepwire("step", "resolve", "--task", str(held[0]), *words)
@@ -60,12 +60,12 @@ def test_with_yes_all_that_match_are_resolved(shop: Place, held: list[int]) -> N
     assert shop.stepwire("task", "result", str(held[2])).json == {"charge": {"total": 3}}
 
 
-def test_some_that_are_named_may_be_resolved_already(shop: Place, held: list[int]) -> None:
+def test_a_step_that_is_resolved_already_does_not_stop_the_others(shop: Place, held: list[int]) -> None:
     first, second, _ = (f"{task_id}/charge" for task_id in held)
-    said = ["--failed", "lost", "--reason", "r"]
-    assert shop.stepwire("step", "resolve", first, *said).code == OK
-    assert shop.stepwire("step", "resolve", first, *said).code == WRONG_STATE
-    both = shop.stepwire("step", "resolve", first, second, *said)
+    outcome = ["--failed", "lost", "--reason", "r"]
+    assert shop.stepwire("step", "resolve", first, *outcome).code == OK
+    assert shop.stepwire("step", "resolve", first, *outcome).code == WRONG_STATE
+    both = shop.stepwire("step", "resolve", first, second, *outcome)
     assert both.code == FAILURE
     assert f"step {second} is resolved" in both.out
     assert f"step {first}" in both.err
@@ -81,5 +81,5 @@ def test_some_that_are_named_may_be_resolved_already(shop: Place, held: list[int
         ["--all", "--failed", "x", "--new-key", "--reason", "r"],
     ],
 )
-def test_what_is_not_clear_is_refused(shop: Place, words: list[str]) -> None:
+def test_an_ambiguous_resolution_is_refused(shop: Place, words: list[str]) -> None:
     assert shop.stepwire("step", "resolve", *words).code == USAGE

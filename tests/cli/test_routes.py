@@ -1,4 +1,4 @@
-"""Rules set from the command line: a canary and a shadow come, change and go, and the rule stays."""
+"""Rules set from the command line: a canary and a shadow are added, changed and removed; the rule remains."""
 
 from typing import Any
 
@@ -11,19 +11,19 @@ MATCH = "shop::**::routed"
 
 
 def rule(shop: Place) -> dict[str, Any] | None:
-    found = [one for one in shop.stepwire("executor", "routes", "--json").json if one["match"] == MATCH]
-    return found[0] if found else None
+    rules = [one for one in shop.stepwire("executor", "routes", "--json").json if one["match"] == MATCH]
+    return rules[0] if rules else None
 
 
 def route(shop: Place, *words: str) -> dict[str, Any]:
     done = shop.stepwire("executor", "route", MATCH, *words)
     assert done.code == OK, done
-    found = rule(shop)
-    assert found is not None
-    return found
+    rules = rule(shop)
+    assert rules is not None
+    return rules
 
 
-def test_a_canary_and_a_shadow_go_without_the_rule_they_came_to(shop: Place) -> None:
+def test_removing_a_canary_or_a_shadow_keeps_the_rule(shop: Place) -> None:
     route(shop, "--selector", "release=now", "--canary-selector", "release=next", "--canary-percent", "10")
     whole = route(shop, "--shadow-selector", "release=shadow", "--shadow-percent", "50")
     assert (whole["worker_selector"], whole["canary"]["percent"], whole["shadow"]["percent"]) == (
@@ -40,17 +40,17 @@ def test_a_canary_and_a_shadow_go_without_the_rule_they_came_to(shop: Place) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("--canary-selector", "release=next"), "a canary needs --canary-percent"),
-        (("--no-canary", "--canary-percent", "5"), "--no-canary takes the canary away"),
-        (("--no-shadow", "--shadow-executor", "bus"), "--no-shadow takes the shadow away"),
-        (("--reset", "--no-canary"), "--reset stands alone"),
+        (("--no-canary", "--canary-percent", "5"), "--no-canary removes the canary"),
+        (("--no-shadow", "--shadow-executor", "bus"), "--no-shadow removes the shadow"),
+        (("--reset", "--no-canary"), "--reset cannot be combined"),
         (("--selector", "release"), "labels have a form like"),
     ],
 )
-def test_what_makes_no_rule_is_said_before_anything_is_set(shop: Place, words: tuple[str, ...], says: str) -> None:
+def test_an_invalid_rule_is_refused_before_anything_is_set(shop: Place, words: tuple[str, ...], message: str) -> None:
     done = shop.stepwire("executor", "route", MATCH, *words)
     assert done.code == USAGE
-    assert says in done.err
+    assert message in done.err
     assert rule(shop) is None

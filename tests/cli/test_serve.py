@@ -1,4 +1,4 @@
-"""`stepwire serve`: what it says, what it makes, and how it ends."""
+"""`stepwire serve`: what it prints, what it creates, and how it ends."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ WORKFLOW = "name: w\nsteps:\n  - {name: s, handler_class: slow}\n"
 
 @contextmanager
 def serving(place: Place, *words: str) -> Iterator[Serving]:
-    """A broker for a while, and the HTTP address of its own choice."""
+    """Run a broker on a free port; commands in this place reach it."""
     broker = place.serve("-o", "json", *words)
     place.environ["STEPWIRE_URL"] = json.loads(broker.ready)["http"]
     try:
@@ -35,7 +35,7 @@ def submit(place: Place) -> str:
     return str(place.stepwire("task", "submit", "w", "--json").json["task_id"])
 
 
-def test_one_line_says_everything_that_is_needed(empty: Place) -> None:
+def test_the_ready_line_names_all_addresses_and_files(empty: Place) -> None:
     broker = empty.serve()
     stop(broker.process)
     assert broker.ready.startswith("stepwire b1 is ready: http://127.0.0.1:")
@@ -52,13 +52,13 @@ def test_one_line_says_everything_that_is_needed(empty: Place) -> None:
     assert (facts["broker"], facts["token_file"], facts["config"]) == ("b1", ".stepwire/token", None)
 
 
-def test_a_password_is_not_in_that_line(empty: Place) -> None:
+def test_a_password_is_not_printed(empty: Place) -> None:
     done = empty.stepwire("serve", "--database", "postgresql://u:secret@127.0.0.1:1/s")
     assert done.code == FAILURE
     assert "secret" not in done.out + done.err
 
 
-def test_nothing_is_needed_and_everything_is_private(empty: Place) -> None:
+def test_the_state_directory_is_created_with_private_files(empty: Place) -> None:
     with serving(empty):
         state = empty.directory / ".stepwire"
         assert stat.S_IMODE(state.stat().st_mode) == 0o700
@@ -67,31 +67,31 @@ def test_nothing_is_needed_and_everything_is_private(empty: Place) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_and_stops(empty: Place, number: signal.Signals) -> None:
+def test_a_signal_drains_and_stops_the_broker(empty: Place, number: signal.Signals) -> None:
     with serving(empty) as broker:
         ended = broker.end(number)
     assert (ended.code, ended.out) == (OK, "")
     events = [json.loads(line)["event"] for line in ended.err.splitlines()]
     assert events[-1] == "broker_drained"
-    with serving(empty) as again:  # and the next one finds nothing in its way
+    with serving(empty) as again:  # the next broker starts
         assert again.end(number).code == OK
 
 
-def test_a_second_interrupt_leaves_at_once(empty: Place) -> None:
-    begun, finish = threading.Event(), threading.Event()
+def test_a_second_interrupt_stops_the_broker_at_once(empty: Place) -> None:
+    started, finish = threading.Event(), threading.Event()
     with serving(empty) as broker:
         facts = json.loads(broker.ready)
         worker = Worker(steps=facts["steps"], results=facts["results"])
 
         @worker.handler("slow")
         def slow(context: Context) -> None:
-            begun.set()
+            started.set()
             finish.wait(60)
 
         worker.start()
         try:
             submit(empty)
-            assert begun.wait(20)
+            assert started.wait(20)
             broker.process.send_signal(signal.SIGINT)
             wait_until_it_drains(empty)
             ended = broker.end(signal.SIGINT)
@@ -103,7 +103,7 @@ def test_a_second_interrupt_leaves_at_once(empty: Place) -> None:
 
 
 def wait_until_it_drains(place: Place) -> None:
-    """It answers while it drains, and says that it takes nothing new."""
+    """A draining broker still answers, and refuses new tasks."""
     for _ in range(200):
         if "stopping" in place.stepwire("task", "submit", "w").err:
             return
@@ -118,7 +118,7 @@ def test_state_survives_a_kill(empty: Place) -> None:
         assert empty.stepwire("task", "show", number, "--json").json["state"] == "running"
 
 
-def test_a_broker_that_lost_its_database_to_another_ends(empty: Place) -> None:
+def test_a_broker_stops_when_another_takes_its_database(empty: Place) -> None:
     with serving(empty) as broker:
         submit(empty)
         other = sqlite3.connect(empty.directory / ".stepwire/state.db", isolation_level=None)
@@ -148,41 +148,41 @@ def test_a_taken_port_is_refused(empty: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "expected"),
     [
         (["--listen", "nonsense"], "it needs a form like 127.0.0.1:7410"),
         (["--listen", "0.0.0.0:0"], "http.allow_insecure: true"),
         (["--set", "bus.lese=5s"], "did you mean bus.lease?"),
-        (["--set", "nonsense"], "it needs a form like bus.lease=5s"),
+        (["--set", "nonsense"], "use a form like bus.lease=5s"),
         (["--set", "http.tokens_file=nowhere"], "nowhere cannot be read"),
         (["-c", "nowhere.yaml"], "--config names nowhere.yaml"),
     ],
 )
-def test_a_wrong_configuration_ends_it_with_one_sentence(empty: Place, words: list[str], says: str) -> None:
+def test_a_wrong_configuration_is_refused_with_one_sentence(empty: Place, words: list[str], expected: str) -> None:
     done = empty.stepwire("serve", *words)
     assert (done.code, done.out) == (USAGE, "")
-    assert says in done.err
+    assert expected in done.err
     assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(
     "url", ["nonsense", "sqlite://:memory:", "sqlite:///state.db?x=1", "sqlite:////proc/x/state.db"]
 )
-def test_a_database_that_cannot_be_used_ends_it_with_one_sentence(empty: Place, url: str) -> None:
+def test_an_unusable_database_is_refused_with_one_sentence(empty: Place, url: str) -> None:
     done = empty.stepwire("serve", "--database", url)
     assert done.code == FAILURE
     assert done.err.startswith("stepwire: the broker cannot start: ")
     assert "Traceback" not in done.err
 
 
-def test_a_bus_endpoint_that_cannot_be_used_ends_it_with_one_sentence(empty: Place) -> None:
+def test_an_unusable_bus_endpoint_is_refused_with_one_sentence(empty: Place) -> None:
     done = empty.stepwire("serve", "--set", "bus.steps=tcp//:1")
     assert done.code == FAILURE
     assert "tcp//:1" in done.err
     assert "Traceback" not in done.err
 
 
-def test_the_token_is_never_in_the_logs(empty: Place) -> None:
+def test_the_token_is_never_logged(empty: Place) -> None:
     with serving(empty, "--set", "log_level=debug", "-v") as broker:
         submit(empty)
         token = (empty.directory / ".stepwire/token").read_text().strip()
@@ -190,12 +190,12 @@ def test_the_token_is_never_in_the_logs(empty: Place) -> None:
     assert token not in broker.ready + ended.out + ended.err
 
 
-def test_a_hangup_reloads_the_log_level_and_says_what_has_to_wait(empty: Place) -> None:
+def test_hup_reloads_the_log_level_and_logs_what_needs_a_restart(empty: Place) -> None:
     file = empty.directory / "stepwire.yaml"
     file.write_text("log_level: error\n")
     with serving(empty) as broker:
         assert broker.process.stderr is not None
-        for text, says in [
+        for text, expected in [
             ("log_level: warning\nbus: {lease: 20s}\n", ("reloaded", "warning", ["bus.lease_ms"])),
             ("log_level: loud\n", ("reload_refused", None, None)),
             ("log_level: info\n", ("reloaded", "info", [])),
@@ -203,7 +203,7 @@ def test_a_hangup_reloads_the_log_level_and_says_what_has_to_wait(empty: Place) 
             file.write_text(text)
             broker.process.send_signal(signal.SIGHUP)
             line = json.loads(broker.process.stderr.readline())
-            assert (line["event"], line.get("log_level"), line.get("needs_restart")) == says
+            assert (line["event"], line.get("log_level"), line.get("needs_restart")) == expected
         ended = broker.end(signal.SIGTERM)
     assert ended.code == OK
     assert [json.loads(line)["event"] for line in ended.err.splitlines()] == ["broker_drained"]

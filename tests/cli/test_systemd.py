@@ -1,4 +1,4 @@
-"""What `stepwire serve` says to systemd, on a real datagram socket."""
+"""The notifications of `stepwire serve` to systemd, on a real datagram socket."""
 
 import asyncio
 import json
@@ -24,17 +24,17 @@ def listening(address: str) -> Iterator[socket.socket]:
         yield ours
 
 
-def heard(ours: socket.socket, word: str) -> str:
-    """The first datagram with this word; feeding the watchdog is passed over."""
+def received(ours: socket.socket, line: str) -> str:
+    """The first datagram with this line. Watchdog messages are skipped."""
     while True:
         text = ours.recv(4096).decode()
-        if word in text.split("\n"):
+        if line in text.split("\n"):
             return text
         assert text == "WATCHDOG=1", text
 
 
 def is_silent(ours: socket.socket) -> bool:
-    """What was on its way came, and then nothing for five times the interval."""
+    """Read what is on its way; True if nothing follows for five times the watchdog interval."""
     ours.settimeout(0.5)
     try:
         for _ in range(20):
@@ -47,31 +47,31 @@ def is_silent(ours: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("form", ["path", "abstract"])
-def test_ready_reload_and_stop_are_told_in_their_order(empty: Place, form: str) -> None:
+def test_ready_reload_and_stop_are_notified_in_order(empty: Place, form: str) -> None:
     address = str(empty.directory / "notify") if form == "path" else f"@stepwire-{empty.directory.name}"
     with listening(address) as ours:
         empty.environ["NOTIFY_SOCKET"] = address
         broker = empty.serve("-o", "json")
         try:
-            assert heard(ours, "READY=1") == "READY=1\nSTATUS=serving"
+            assert received(ours, "READY=1") == "READY=1\nSTATUS=serving"
             assert json.loads(broker.ready)["broker"] == "b1"
             broker.process.send_signal(signal.SIGHUP)
-            assert "MONOTONIC_USEC=" in heard(ours, "RELOADING=1")
-            heard(ours, "READY=1")
+            assert "MONOTONIC_USEC=" in received(ours, "RELOADING=1")
+            received(ours, "READY=1")
             broker.process.send_signal(signal.SIGTERM)
-            heard(ours, "STOPPING=1")
+            received(ours, "STOPPING=1")
             assert broker.end().code == 0
         finally:
             stop(broker.process)
 
 
-def test_the_watchdog_is_fed_while_the_loop_turns(empty: Place) -> None:
+def test_the_watchdog_is_fed_while_the_loop_runs(empty: Place) -> None:
     address = str(empty.directory / "notify")
     with listening(address) as ours:
         empty.environ.update({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "200000"})
         broker = empty.serve()
         try:
-            heard(ours, "READY=1")
+            received(ours, "READY=1")
             for _ in range(5):
                 assert ours.recv(4096) == b"WATCHDOG=1"
             broker.process.send_signal(signal.SIGSTOP)
@@ -82,8 +82,8 @@ def test_the_watchdog_is_fed_while_the_loop_turns(empty: Place) -> None:
             stop(broker.process)
 
 
-def test_nobody_listening_stops_nothing(empty: Place) -> None:
-    empty.environ["NOTIFY_SOCKET"] = str(empty.directory / "nobody")
+def test_a_broker_runs_without_a_listening_systemd(empty: Place) -> None:
+    empty.environ["NOTIFY_SOCKET"] = str(empty.directory / "missing")
     broker = empty.serve()
     try:
         ended = broker.end(signal.SIGTERM)
@@ -103,22 +103,22 @@ def test_nobody_listening_stops_nothing(empty: Place) -> None:
         ({}, False),
     ],
 )
-def test_the_watchdog_is_fed_only_if_it_is_ours(tmp_path: Path, environ: dict[str, str], fed: bool) -> None:
+def test_the_watchdog_is_fed_only_for_this_process(tmp_path: Path, environ: dict[str, str], fed: bool) -> None:
     async def main(ours: socket.socket) -> list[bytes]:
         systemd = Systemd({"NOTIFY_SOCKET": str(tmp_path / "notify"), **environ})
         systemd.ready("serving")
         systemd.close()
         ours.setblocking(False)
-        said = []
+        datagrams = []
         try:
             while True:
-                said.append(ours.recv(4096))
+                datagrams.append(ours.recv(4096))
         except BlockingIOError:
-            return said
+            return datagrams
 
     with listening(str(tmp_path / "notify")) as ours:
         assert asyncio.run(main(ours)) == [b"READY=1\nSTATUS=serving", *[b"WATCHDOG=1"] * fed]
 
 
-def test_children_are_not_taken_for_the_broker() -> None:
+def test_children_get_no_systemd_variables() -> None:
     assert without_systemd({"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1", "A": "b"}) == {"A": "b"}

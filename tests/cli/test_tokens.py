@@ -1,4 +1,4 @@
-"""`stepwire token`: made, shown once, taken in at HUP, revoked."""
+"""`stepwire token`: created, printed once, read at HUP, revoked."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ def reloaded(broker: Serving) -> dict[str, object]:
             return line
 
 
-def test_a_token_may_what_it_was_made_for_until_it_is_revoked(empty: Place) -> None:
+def test_a_token_allows_its_scopes_until_it_is_revoked(empty: Place) -> None:
     broker = empty.serve("-o", "json")
     try:
         empty.environ["STEPWIRE_URL"] = json.loads(broker.ready)["http"]
@@ -41,10 +41,10 @@ def test_a_token_may_what_it_was_made_for_until_it_is_revoked(empty: Place) -> N
         stop(broker.process)
 
 
-def test_what_cannot_be_is_said(empty: Place) -> None:
+def test_a_wrong_name_or_scope_is_refused(empty: Place) -> None:
     assert "scopes are read, submit, work, operate, admin" in empty.stepwire("token", "new", "--scope", "write").err
     assert empty.stepwire("token", "new", "two words").code == USAGE
-    assert empty.stepwire("token", "revoke", "nobody").code == NOT_FOUND
+    assert empty.stepwire("token", "revoke", "missing").code == NOT_FOUND
     assert empty.stepwire("token", "new", "ci").code == OK
     assert empty.stepwire("token", "new", "ci").code == FAILURE
     assert "holds no tokens" in empty.stepwire("token", "list", STEPWIRE_HTTP__TOKENS_FILE="other").err

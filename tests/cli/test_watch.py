@@ -1,4 +1,4 @@
-"""Watching a task: lines for a pipe, a tree for a terminal, and an exit code for a script."""
+"""Watching a task: lines for a pipe, a tree for a terminal, an exit code for a script."""
 
 import json
 import signal
@@ -48,11 +48,11 @@ def test_a_terminal_shows_a_tree(shop: Place, context: str, code: int, state: st
     assert f"task {number}  shop::order 1" in done.out
     assert "charge" in done.out
     assert state in done.out
-    assert "\x1b[3" not in done.out, "no colour was wanted"
+    assert "\x1b[3" not in done.out, "NO_COLOR was set"
     assert "\x1b[3" in shop.on_terminal("task", "watch", number).out
 
 
-def test_watching_ends_when_its_time_is_over(shop: Place) -> None:
+def test_watching_ends_at_its_timeout(shop: Place) -> None:
     number = submit(shop, "shop::slow")
     done = shop.stepwire("task", "watch", number, "--timeout", "10ms")
     assert (done.code, done.err) == (TASK_RUNS, "")
@@ -60,7 +60,7 @@ def test_watching_ends_when_its_time_is_over(shop: Place) -> None:
     assert shop.stepwire("task", "watch", "999999").code == NOT_FOUND
 
 
-def test_an_interrupt_ends_the_watching_and_not_the_task(shop: Place) -> None:
+def test_an_interrupt_ends_the_watch_and_not_the_task(shop: Place) -> None:
     number = submit(shop, "shop::slow")
     watching = subprocess.Popen(
         [*STEPWIRE, "task", "watch", number],
@@ -74,34 +74,36 @@ def test_an_interrupt_ends_the_watching_and_not_the_task(shop: Place) -> None:
     assert watching.stdout.readline()
     watching.send_signal(signal.SIGINT)
     _, err = watching.communicate(timeout=30)
-    assert (watching.returncode, err) == (TASK_RUNS, f"task {number} goes on: stepwire task watch {number}\n")
+    assert (watching.returncode, err) == (TASK_RUNS, f"task {number} is still running: stepwire task watch {number}\n")
     assert shop.stepwire("task", "show", number, "--json").json["state"] == "running"
 
 
-def test_a_result_is_printed_and_nothing_else(shop: Place) -> None:
+def test_only_the_result_is_printed(shop: Place) -> None:
     number = submit(shop, "shop::order")
     done = shop.stepwire("task", "result", number, "--wait")
     assert (done.code, done.json, done.err) == (OK, {"charge": {"total": 1.5}}, "")
 
 
 @pytest.mark.parametrize(
-    ("workflow", "context", "code", "says"),
+    ("workflow", "context", "code", "message"),
     [
         ("order", '{"card":"broken"}', TASK_FAILED, "it is failed"),
         ("order", '{"card":"unknown"}', TASK_HELD, "it is running, held"),
         ("slow", "{}", TASK_RUNS, "it is running"),
     ],
 )
-def test_without_a_result_the_code_says_why(shop: Place, workflow: str, context: str, code: int, says: str) -> None:
+def test_without_a_result_the_exit_code_tells_why(
+    shop: Place, workflow: str, context: str, code: int, message: str
+) -> None:
     number = submit(shop, f"shop::{workflow}", context)
     wait = ["--wait"] if workflow == "order" else ["--wait", "--timeout", "10ms"]
     done = shop.stepwire("task", "result", number, *wait)
     assert (done.code, done.out) == (code, "")
-    assert says in done.err
+    assert message in done.err
     assert f"stepwire task show {number}" in done.err
 
 
-def test_many_are_waited_for_and_the_worst_end_is_the_code(shop: Place) -> None:
+def test_the_exit_code_for_many_tasks_is_the_worst(shop: Place) -> None:
     assert shop.stepwire("task", "submit", "shop::order", "-n", "20", "--wait").code == OK
     seen = shop.on_terminal("task", "submit", "shop::order", "-n", "20", "--wait", "--context", '{"card":"broken"}')
     assert seen.code == TASK_FAILED
@@ -110,7 +112,7 @@ def test_many_are_waited_for_and_the_worst_end_is_the_code(shop: Place) -> None:
     assert shop.stepwire("task", "submit", "shop::order", "-n", "2", "--follow").code == USAGE
 
 
-def test_a_list_goes_over_as_many_pages_as_it_takes(shop: Place) -> None:
+def test_a_list_reads_as_many_pages_as_needed(shop: Place) -> None:
     assert shop.stepwire("task", "submit", "shop::slow", "-n", "600", "--label", "of=pages").code == OK
     done = shop.stepwire("task", "list", "--label", "of=pages", "--limit", "1000", "-o", "jsonl")
     assert len(done.out.splitlines()) == 600

@@ -1,4 +1,4 @@
-"""`stepwire serve --with-handlers`: the module's worker beside the broker, from its start to the right end."""
+"""`stepwire serve --with-handlers`: the module's worker next to the broker, from start to end."""
 
 import json
 import os
@@ -20,7 +20,7 @@ worker = Worker.from_env()
 
 @worker.handler("shop.charge")
 def charge(context: Context, order: dict) -> dict:
-    pathlib.Path("begun").write_text(str(os.getpid()))
+    pathlib.Path("started").write_text(str(os.getpid()))
     while order.get("waits") and not pathlib.Path("gate").exists():
         time.sleep(0.01)
     return {"total": 1.5}
@@ -35,17 +35,17 @@ def shop_place(empty: Place) -> Place:
     return empty
 
 
-def begun(place: Place, other_than: int = 0) -> int:
-    """The process of the handlers, once it runs a step."""
+def handler_pid(place: Place, other_than: int = 0) -> int:
+    """The process id of the handlers, once they run a step."""
 
-    def look() -> int | None:
+    def started_pid() -> int | None:
         try:
-            pid = int((place.directory / "begun").read_text() or 0)
+            pid = int((place.directory / "started").read_text() or 0)
         except FileNotFoundError:
             return None
         return pid if pid not in (0, other_than) else None
 
-    return eventually(look, "a step to run", 30)
+    return eventually(started_pid, "a step to run", 30)
 
 
 def submitted(place: Place, context: str = "{}", *words: str) -> str:
@@ -60,12 +60,12 @@ def serve(place: Place, *words: str) -> "tuple[object, Place]":
     return broker, place
 
 
-def test_a_drain_lets_the_handler_finish_and_hears_its_result(shop_place: Place) -> None:
+def test_a_drain_lets_the_handler_finish_and_stores_its_result(shop_place: Place) -> None:
     broker, place = serve(shop_place, "--with-handlers", "shop_handlers")
     try:
         assert place.stepwire("workflow", "apply", "w.yaml").code == OK
         number = submitted(place, '{"waits": true}')
-        worker = begun(place)
+        worker = handler_pid(place)
         (shown,) = place.stepwire("worker", "list", "--json").json
         assert (shown["worker"].partition(":")[0], shown["pid"]) == ("shop_handlers", worker)
         broker.process.send_signal(signal.SIGTERM)
@@ -83,36 +83,36 @@ def test_a_drain_lets_the_handler_finish_and_hears_its_result(shop_place: Place)
         stop(again.process)
 
 
-def test_killed_handlers_are_started_again_and_their_step_runs_again(shop_place: Place) -> None:
+def test_killed_handlers_are_restarted_and_their_step_runs_again(shop_place: Place) -> None:
     broker, place = serve(shop_place, "--with-handlers", "shop_handlers:worker")
     try:
         assert place.stepwire("workflow", "apply", "w.yaml").code == OK
         number = submitted(place, '{"waits": true}')
-        first = begun(place)
+        first = handler_pid(place)
         os.kill(first, signal.SIGKILL)
-        second = begun(place, other_than=first)
+        second = handler_pid(place, other_than=first)
         (place.directory / "gate").touch()
         shown = place.stepwire("task", "watch", number, "--json")
         assert shown.code == OK, shown
-        os.kill(broker.process.pid, signal.SIGKILL)  # and when the broker dies, they hear it
-        eventually(lambda: not Path(f"/proc/{second}").exists() or None, "the handlers to go too", 30)
+        os.kill(broker.process.pid, signal.SIGKILL)  # the handlers end with the broker
+        eventually(lambda: not Path(f"/proc/{second}").exists() or None, "the handlers to end too", 30)
     finally:
         stop(broker.process)
 
 
 @pytest.mark.parametrize(
-    ("module", "says"),
+    ("module", "message"),
     [
         ("nowhere_at_all", "there is no module nowhere_at_all"),
         ("json", "json has no Worker(s), and needs one Worker"),
         ("shop_handlers:other", "needs a Worker called other"),
     ],
 )
-def test_a_module_that_cannot_be_used_ends_it_with_a_sentence(shop_place: Place, module: str, says: str) -> None:
+def test_an_unusable_module_is_refused_with_a_sentence(shop_place: Place, module: str, message: str) -> None:
     done = shop_place.stepwire("serve", "--with-handlers", module)
     assert done.code == USAGE
-    assert says in done.err
-    assert f"--with-handlers {module}: it cannot be used" in done.err
+    assert message in done.err
+    assert f"--with-handlers {module} cannot be used" in done.err
     assert "Traceback" not in done.err
 
 
@@ -120,4 +120,4 @@ def test_inproc_endpoints_are_refused(shop_place: Place) -> None:
     words = ["--set", "bus.steps=inproc://steps", "--set", "bus.results=inproc://results"]
     done = shop_place.stepwire("serve", "--with-handlers", "shop_handlers", *words)
     assert done.code == USAGE
-    assert "none but the broker's own can reach" in done.err
+    assert "which only this process can reach" in done.err

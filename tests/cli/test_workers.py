@@ -1,4 +1,4 @@
-"""Workers: who is there, and how one is let go with all that it does."""
+"""`stepwire worker`: the connected workers, and how to drain one without losing its steps."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ SLEEPY = 'name: sleepy\nnamespace: shop\nsteps:\n  - {name: s, handler_class: "%
 
 
 def sleepy(shop: Place, handler_class: str) -> str:
-    """A workflow of its own for each test, so that none meets the worker of another."""
+    """A separate workflow for each test, so that no test uses the worker of another."""
     (shop.directory / "sleepy.yaml").write_text(SLEEPY.replace("sleepy", handler_class) % handler_class)
     assert shop.stepwire("workflow", "apply", "sleepy.yaml").code == OK
     return f"shop::{handler_class}"
@@ -33,25 +33,25 @@ def test_a_worker_is_shown_by_its_name_or_id(shop: Place) -> None:
     (worker,) = [one for one in shop.stepwire("worker", "list", "--json").json if one["handlers"] == ["shop.charge"]]
     shown = shop.stepwire("worker", "show", worker["worker"], "--json").json
     assert shown["pid"] == worker["pid"]
-    assert shop.stepwire("worker", "show", "nobody").code == NOT_FOUND
-    assert shop.stepwire("worker", "drain", "nobody").code == NOT_FOUND
+    assert shop.stepwire("worker", "show", "missing").code == NOT_FOUND
+    assert shop.stepwire("worker", "drain", "missing").code == NOT_FOUND
     assert shop.stepwire("worker", "drain").code == USAGE
 
 
-def test_a_drained_worker_finishes_takes_nothing_new_and_ends(shop: Place) -> None:
-    begun, finish = threading.Event(), threading.Event()
+def test_a_drained_worker_finishes_its_steps_and_gets_no_new_ones(shop: Place) -> None:
+    started, finish = threading.Event(), threading.Event()
     worker = Worker(**endpoints(shop), name="drained")
 
     @worker.handler("drained")
     def work(context: Context) -> None:
-        begun.set()
+        started.set()
         finish.wait(60)
 
     worker.start()
     try:
         workflow = sleepy(shop, "drained")
         first = shop.stepwire("task", "submit", workflow, "--json").json["task_id"]
-        assert begun.wait(20)
+        assert started.wait(20)
         quiet = shop.stepwire("worker", "drain", "drained", "--json")
         assert quiet.code == OK
         assert [(one["holding"], one["ended"]) for one in quiet.json] == [(1, False)]
@@ -61,7 +61,7 @@ def test_a_drained_worker_finishes_takes_nothing_new_and_ends(shop: Place) -> No
         assert "it holds 1" in late.out
         finish.set()
         done = shop.stepwire("worker", "drain", "drained", "--wait", "--timeout", "30s")
-        assert done.code in (OK, NOT_FOUND), done  # it may have ended already: it was told to
+        assert done.code in (OK, NOT_FOUND), done  # the worker may have ended already
         worker.stop(20)
         assert shop.stepwire("task", "result", str(first), "--wait").code == OK
         states = {s["state"] for s in shop.stepwire("task", "show", str(second), "--json").json["steps"]}
@@ -85,5 +85,5 @@ def test_the_process_of_a_drained_worker_ends(shop: Place) -> None:
 
 
 @pytest.mark.parametrize("words", [["worker", "drain", "x", "--wait", "--timeout", "soon"]])
-def test_a_time_needs_its_form(shop: Place, words: list[str]) -> None:
+def test_a_malformed_duration_is_refused(shop: Place, words: list[str]) -> None:
     assert shop.stepwire(*words).code == USAGE

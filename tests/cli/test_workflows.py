@@ -1,4 +1,4 @@
-"""Stored workflows: shown, drawn, and another version made the active one."""
+"""`stepwire workflow`: print, draw, validate and activate workflows."""
 
 import json
 
@@ -59,7 +59,7 @@ def test_a_workflow_is_drawn_without_a_broker(empty: Place, form: str, drawn: st
     assert (done.code, done.out, done.err) == (OK, drawn, "")
 
 
-def test_a_stored_workflow_is_drawn_shown_and_its_versions_chosen(shop: Place) -> None:
+def test_a_stored_workflow_is_drawn_printed_and_activated(shop: Place) -> None:
     for version in ("1", "2"):
         (shop.directory / f"diamond{version}.yaml").write_text(DIAMOND.format(version=version))
         assert shop.stepwire("workflow", "apply", f"diamond{version}.yaml").code == OK
@@ -67,7 +67,7 @@ def test_a_stored_workflow_is_drawn_shown_and_its_versions_chosen(shop: Place) -
     assert shop.stepwire("workflow", "graph", "diamond", "--namespace", "shop", "--version", "1").out == TEXT
 
     shown = shop.stepwire("workflow", "show", "shop::diamond")
-    assert shown.out.startswith("shop::diamond 2  active, since ")
+    assert shown.out.startswith("shop::diamond 2  active, created ")
     assert "right\th\tbegin\tat_least_once\t-\t5000 ms\n" in shown.out
     assert shop.stepwire("workflow", "show", "shop::diamond", "--json").json["document"]["name"] == "diamond"
 
@@ -88,14 +88,14 @@ def test_a_stored_workflow_is_drawn_shown_and_its_versions_chosen(shop: Place) -
         (["graph", "worker.yaml"], USAGE),
     ],
 )
-def test_what_is_not_there_has_a_code(shop: Place, words: list[str], code: int) -> None:
+def test_a_missing_workflow_has_an_exit_code(shop: Place, words: list[str], code: int) -> None:
     (shop.directory / "worker.yaml").write_text("name: [")
     done = shop.stepwire("workflow", *words)
     assert (done.code, done.out) == (code, "")
     assert "Traceback" not in done.err
 
 
-def test_a_list_says_which_version_is_active(shop: Place) -> None:
+def test_a_list_names_the_active_version(shop: Place) -> None:
     rows = [json.loads(line) for line in shop.stepwire("workflow", "list", "-o", "jsonl").out.splitlines()]
     assert {"order", "slow"} <= {row["name"] for row in rows if row["active"]}
 
@@ -118,11 +118,11 @@ def test_a_workflow_in_python_is_validated_drawn_and_applied(shop: Place) -> Non
     assert (done.code, done.out) == (OK, "shop::diamond python applied\n")
     assert "stepwire workflow activate shop::diamond python" in done.err
     assert "stepwire task submit shop::diamond --version python" in done.err
-    assert "is there already" in shop.stepwire("workflow", "apply", "diamond.py:diamond", "--no-activate").out
+    assert "is unchanged" in shop.stepwire("workflow", "apply", "diamond.py:diamond", "--no-activate").out
 
 
 @pytest.mark.parametrize(
-    ("added", "name", "said"),
+    ("added", "name", "message"),
     [
         ('diamond.step("begin", "h")', "w.py", "w.py:8: step 'begin': diamond already has a step with this name"),
         ('diamond.step("x", "h", delivery_mode="at_most_once", retry_limit=1)', "w.py", "w.py:8: steps[3].retry_limit"),
@@ -131,23 +131,23 @@ def test_a_workflow_in_python_is_validated_drawn_and_applied(shop: Place) -> Non
         ("", "w.py:dimond", "w.py has no workflow dimond; it has diamond"),
         ('other = Workflow("other")', "w.py", "w.py has several workflows; name one: w.py:diamond or w.py:other"),
         ("del diamond", "w.py", "w.py has no workflow"),
-        ("", "nobody.py", "nobody.py is not a file"),
+        ("", "missing.py", "missing.py is not a file"),
     ],
 )
-def test_what_is_wrong_in_python_is_said_with_its_line(empty: Place, added: str, name: str, said: str) -> None:
+def test_an_error_in_python_is_reported_with_its_line(empty: Place, added: str, name: str, message: str) -> None:
     (empty.directory / "w.py").write_text(f"{PYTHON}{added}\n")
     done = empty.stepwire("workflow", "validate", name)
     assert done.code == USAGE
-    assert said in done.err
+    assert message in done.err
 
 
 def test_the_schema_is_printed_for_editors(empty: Place) -> None:
     assert empty.stepwire("workflow", "schema").json["title"] == "Stepwire workflow"
 
 
-def test_a_file_that_cannot_be_read_hides_nothing_of_the_others(empty: Place) -> None:
+def test_an_unreadable_file_does_not_hide_problems_of_others(empty: Place) -> None:
     (empty.directory / "bad.yaml").write_text("name: w\n")
     done = empty.stepwire("workflow", "validate", "nowhere.yaml", "bad.yaml")
     assert done.code == USAGE
     assert "nowhere.yaml cannot be read: No such file" in done.err
-    assert "bad.yaml:1: it has no steps" in done.err
+    assert "bad.yaml:1: the workflow has no steps" in done.err

@@ -71,7 +71,7 @@ def test_a_very_long_chain_is_not_followed_to_its_end() -> None:
     chain = [{"name": "s0"}, *({"name": f"s{n}", "depends_on": [f"s{n - 1}"]} for n in range(1, 300))]
     task_id = world.task(steps(*chain))
     assert why(world, task_id, "s50").message.startswith("waits for `s49`, and that for `s0` (no worker offers")
-    assert why(world, task_id, "s299").message == "waits for `s298`, and that for `s198` (which waits for others)"
+    assert why(world, task_id, "s299").message == "waits for `s298`, and that for `s198` (which waits for other steps)"
 
 
 def test_what_its_rule_compares_is_being_read() -> None:
@@ -82,7 +82,12 @@ def test_what_its_rule_compares_is_being_read() -> None:
     task_id = world.task(flow, context=b'{"a":"large enough to stay in the database"}')
     world.result(world.batches()[0])
     found = why(world, task_id, "b")
-    assert found == ("payload_fetched", "all before it is final; what its rule compares is being read", None, None)
+    assert found == (
+        "payload_fetched",
+        "all dependencies are final; the payloads that its rule compares are being read",
+        None,
+        None,
+    )
     assert why_task(world, task_id).why.message == f"`b`: {found.message}"
     world.read()
     assert why(world, task_id, "b").code in ("payload_fetched", "handed_out")  # now for its dispatch
@@ -127,18 +132,18 @@ def test_a_worker_offered_it_and_did_not_know_it_after_all() -> None:
     world.refuse(world.batches()[0], "unknown_handler")
     assert why(world, task_id)[:2] == (
         "no_worker_offers",
-        f"no worker offers `h` ({W} said so and did not know it after all)",
+        f"no worker offers `h` ({W} offered it and then refused it as unknown)",
     )
 
 
-@pytest.mark.parametrize(("labels", "theirs"), [({"region": "us"}, "theirs are region=us"), ({}, "they bear none")])
+@pytest.mark.parametrize(("labels", "theirs"), [({"region": "us"}, "theirs are region=us"), ({}, "they have none")])
 def test_no_worker_bears_its_labels(labels: dict[str, str], theirs: str) -> None:
     world = World()
     world.hello(labels=labels)
     task_id = world.task(one(worker_selector={"region": "eu", "gpu": "yes"}))
     assert why(world, task_id)[:2] == (
         "no_worker_matches",
-        f"no worker that offers `h` bears the labels gpu=yes, region=eu ({theirs})",
+        f"no worker that offers `h` has the labels gpu=yes, region=eu ({theirs})",
     )
 
 
@@ -147,7 +152,7 @@ def test_it_is_to_run_inside_the_broker() -> None:
     world.hello()
     assert why(world, world.task(one(worker_selector="local")))[:2] == (
         "no_worker_offers",
-        "no worker of executor `local` offers `h` (no worker is connected); its worker_selector keeps it inside the"
+        "no worker of executor `local` offers `h` (no worker is connected); the worker_selector keeps it inside the"
         " broker",
     )
 
@@ -169,8 +174,8 @@ def test_all_slots_are_busy_and_others_stand_before_it() -> None:
     task_ids = [first, *(world.task(ONE) for _ in range(4))]
     found = [why(world, task_id) for task_id in task_ids]
     assert [each.code for each in found] == ["handed_out"] * 2 + ["workers_busy"] * 3
-    assert found[2].message == "all 2 slots of the 1 worker that could take it are busy"
-    assert found[4].message == "all 2 slots of the 1 worker that could take it are busy; queued behind 2 steps"
+    assert found[2].message == "all 2 slots of the 1 worker that could run it are busy"
+    assert found[4].message == "all 2 slots of the 1 worker that could run it are busy; queued behind 2 steps"
 
 
 def test_it_stands_in_the_queue_until_the_writer_is_free() -> None:
@@ -184,8 +189,8 @@ def test_it_stands_in_the_queue_until_the_writer_is_free() -> None:
     first, second = sorted(world.rows.tasks)
     world.submit()  # the writer has this one now
     world.beat(free=2, n=9)
-    assert why(world, first)[:2] == ("queued", "it is handed out with the next commit")
-    assert why(world, second).message == "it is handed out with the next commit; queued behind 1 step"
+    assert why(world, first)[:2] == ("queued", "dispatched with the next commit")
+    assert why(world, second).message == "dispatched with the next commit; queued behind 1 step"
     world.settle()
     assert why(world, first).code == "handed_out"
 
@@ -195,7 +200,7 @@ def test_it_changes_right_now() -> None:
     task_id = [world.apply(ONE), world.settle(), world.submit(), world.settle(), *world.rows.tasks][-1]
     world.hello()
     assert world.writing is not None  # its dispatch
-    assert why(world, task_id)[:2] == ("committing", "it changes right now: what comes next is being written")
+    assert why(world, task_id)[:2] == ("committing", "its state is changing: the next state is being written")
     world.commit()
     assert why(world, task_id).code == "handed_out"
 
@@ -204,7 +209,7 @@ def test_its_payload_is_being_read() -> None:
     world = World(Settings(limits=LimitSettings(resident_payload_bytes=10)), answers_reads=False)
     task_id = world.task(ONE, context=b'{"a":"large enough to stay in the database"}')
     world.hello()
-    assert why(world, task_id)[:2] == ("payload_fetched", "its payload is being read from the database")
+    assert why(world, task_id)[:2] == ("payload_fetched", "the payload is being read from the database")
     world.read()
     assert why(world, task_id).code == "handed_out"
 
@@ -217,7 +222,7 @@ def test_its_task_waits_in_the_database() -> None:
     assert task_id not in world.state.tasks
     assert why(world, task_id)[:2] == (
         "not_loaded",
-        "its task waits in the database for its turn: 1 tasks are in memory, at most 1, and 1 are not",
+        "the task waits in the database: 1 tasks are in memory, at most 1, and 1 wait to be loaded",
     )
 
 
@@ -269,13 +274,13 @@ def test_its_executor_is_full_or_says_so() -> None:
     _, second = world.task(ONE), world.task(ONE)
     found = why(world, second)
     assert found.code == "executor_full"
-    assert found.message.startswith("the executor `told` has 1 step, and takes no more than 1 at a time")
+    assert found.message.startswith("the executor `told` has 1 step, and accepts at most 1 at a time")
     world.handle(events.Detached(W))
     world.handle(events.Attached(W2, "told"))
     world.hello(W2, slots=1, prefetch=0, free={BROKER: 0})
     found = why(world, second)
     assert found.code == "executor_full"
-    assert "says that it has no capacity now" in found.message
+    assert "reports that it has no capacity now" in found.message
 
 
 def test_no_worker_over_http_asks_for_it() -> None:
@@ -284,7 +289,7 @@ def test_no_worker_over_http_asks_for_it() -> None:
     world.hello(slots=2, free={BROKER: 0})
     found = why(world, world.task(ONE))
     assert found.code == "nobody_asks"
-    assert found.message.startswith("1 worker over HTTP could take it, with 0 steps in 2 slots, and none asks")
+    assert found.message.startswith("1 worker over HTTP could run it, with 0 steps in 2 slots, and none requests")
 
 
 def test_every_worker_that_could_take_it_leaves_or_is_stuck() -> None:
@@ -296,7 +301,7 @@ def test_every_worker_that_could_take_it_leaves_or_is_stuck() -> None:
     world.say(wire.Bye(v="2.0", worker=W2))
     found = why(world, world.task(ONE))
     assert found.code == "workers_leaving"
-    assert f"`{W}` is stuck, all it runs being past its time-out" in found.message
+    assert f"`{W}` is stuck: all its runs have exceeded their timeouts" in found.message
     assert f"`{W2}` is draining" in found.message
 
 
@@ -325,13 +330,13 @@ def test_a_worker_has_it_and_has_not_started_it() -> None:
     batch = world.batches()[0]
     world.pass_time(1000)
     assert why(world, task_id).message == (
-        f"handed to `{W}` {at}, which has not said yet that it has it; lease renewed 1 s ago"
+        f"handed to `{W}` {at}, which has not accepted it yet; lease renewed 1 s ago"
     )
     world.accept(batch)
     world.beat(holding=[held(batch, "queued")])
     assert why(world, task_id).message == f"handed to `{W}` {at}, which has not started it; lease renewed 0 s ago"
     world.ask(CancelTask, task_id=task_id)
-    assert why(world, task_id).message.endswith("; it was told to stop: its task was cancelled")
+    assert why(world, task_id).message.endswith("; the worker was asked to stop it: the task was cancelled")
     world.beat(n=5, holding=[held(batch, "done")])
     assert why(world, task_id).code == "result_awaited"
 
@@ -339,7 +344,7 @@ def test_a_worker_has_it_and_has_not_started_it() -> None:
 def test_a_worker_without_heartbeats_has_no_lease() -> None:
     world = World()
     world.hello(heartbeat_ms=0)
-    assert "it sends no heartbeats" in why(world, world.task(ONE)).message
+    assert "the worker sends no heartbeats" in why(world, world.task(ONE)).message
 
 
 def test_it_was_handed_out_before_this_start() -> None:
@@ -350,7 +355,7 @@ def test_it_was_handed_out_before_this_start() -> None:
     world.pass_time(1)
     found = why(world, task_id)
     assert found.code == "worker_awaited"
-    assert found.message.endswith("before this broker started; it has 10 s left to come back")
+    assert found.message.endswith("before this broker started; the worker has 10 s left to connect again")
 
 
 # -- failed, held, over -----------------------------------------------------------------------------------------------
@@ -392,7 +397,7 @@ def test_it_is_held_because_its_worker_died() -> None:
     found = why(world, task_id)
     assert found.code == "held"
     assert found.message == (
-        f"held: granted to `{W}` {at}, which is gone; it was allowed to start, and nobody knows what became of it"
+        f"held: granted to `{W}` {at}, which is gone; the step was allowed to start, and its outcome is unknown"
     )
     assert found.hint == why_task(world, task_id).why.hint == Hint(HintCode.RESOLVE_STEP, step_id=task_id + 1)
     assert why_task(world, task_id).why.message == f"`only`: {found.message}"
@@ -437,7 +442,7 @@ def test_it_was_cancelled_or_skipped() -> None:
     world = World()
     task_id = world.task(CHAIN)
     world.ask(CancelTask, task_id=task_id)
-    assert why(world, task_id, "a").message == f"cancelled {clock(world)}: its task was cancelled"
+    assert why(world, task_id, "a").message == f"cancelled {clock(world)}: the task was cancelled"
     other = World()
     other.hello()
     task_id = other.task({**CHAIN, "steps": [{**CHAIN["steps"][0], "retry_limit": 0}, *CHAIN["steps"][1:]]})
@@ -456,7 +461,7 @@ def test_a_task_tells_what_holds_it_up_most() -> None:
     assert found.step is not None
     assert found.step.definition.name == "starves"
     assert found.why.message == (
-        "`starves`: no worker offers `nobody` (1 worker connected, offering h); 2 more of its steps are on their way"
+        "`starves`: no worker offers `nobody` (1 worker connected, offering h); 2 more of its steps are in progress"
     )
 
 
@@ -482,15 +487,16 @@ def test_the_breaker_of_its_handler_is_open_then_half_open() -> None:
     assert why(world, task_id)[:2] == (
         "breaker_open",
         f"the breaker for `h` is open since {opened}, after 5 failures in a row (the last: failed: no network); "
-        f"it is tried again at {clock(world, left_ms)}",
+        f"the handler is tried again at {clock(world, left_ms)}",
     )
     more = world.submit(count=2).task_ids
     (money,) = world.submit("pay").task_ids
     world.pass_time(left_ms)
-    half_open = f"the breaker for `h` is half-open since {clock(world)}: 2 steps out to try it, 2 of which must succeed"
+    rest = "2 steps out to try the handler, 2 of which must succeed"
+    half_open = f"the breaker for `h` is half-open since {clock(world)}: {rest}"
     assert why(world, task_id).code == "handed_out"
     assert why(world, more[1])[:2] == ("breaker_half_open", half_open)
-    rest = ", and what is at_most_once waits until it is closed"
+    rest = "; at_most_once steps wait until the breaker is closed"
     assert why(world, money)[:2] == ("breaker_half_open", half_open + rest)
 
 
@@ -521,8 +527,8 @@ def test_retries_of_its_handler_wait_for_their_share() -> None:
     assert why(world, ids[0]).code == "handed_out"
     assert why(world, ids[19])[:2] == (
         "retries_wait",
-        "retries of `h` wait: in the last 60 s 10 of its 10 starts were retries, and 20 % may be, or 10; "
-        "first attempts are not held up",
+        "retries of `h` wait: in the last 60 s 10 of its 10 starts were retries; the limit is 20 %, or 10 retries; "
+        "first attempts are not delayed",
     )
 
 

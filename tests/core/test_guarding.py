@@ -420,7 +420,7 @@ def test_what_never_starts_twice_waits_until_it_is_closed() -> None:
     why = explain.step(world.state, world.step(money), world.now)
     assert why.code == "breaker_half_open"
     assert why.message.endswith(
-        "1 step out to try it, 1 of which must succeed, and what is at_most_once waits until it is closed"
+        "1 step out to try the handler, 1 of which must succeed; at_most_once steps wait until the breaker is closed"
     )
     world.result(world.batches()[-1])
     assert given(world)[-1] == money + 1
@@ -578,8 +578,8 @@ def test_retries_beyond_the_budget_wait_in_ready_and_first_attempts_do_not() -> 
     why = explain.step(world.state, waiting[0], world.now)
     assert why.code == "retries_wait"
     assert why.message == (
-        "retries of `h` wait: in the last 60 s 5 of its 5 starts were retries, and 20 % may be, or 5; "
-        "first attempts are not held up"
+        "retries of `h` wait: in the last 60 s 5 of its 5 starts were retries; the limit is 20 %, or 5 retries; "
+        "first attempts are not delayed"
     )
     world.submit(count=30)
     refill(world, 200)
@@ -803,7 +803,8 @@ def test_why_a_step_waits_for_an_open_breaker() -> None:
     assert why.since_ms == at
     assert why.message == (
         f"the breaker for `h` is open since {explain._at(at, world.now)}, after 3 failures in a row "
-        f"(the last: gateway: no route to it); it is tried again at {explain._at(guard(world).until_wall, world.now)}"
+        f"(the last: gateway: no route to it); the handler is tried again at "
+        f"{explain._at(guard(world).until_wall, world.now)}"
     )
 
 

@@ -234,7 +234,7 @@ def test_a_doubted_peer_gets_nothing_that_must_not_start_twice() -> None:
     (pay,) = world.submit("pay").task_ids
     assert len(world.handed) == 2
     why = explain.step(world.state, world.step(pay), world.now)
-    assert (why.code, "start one anew" in why.message) == ("workers_leaving", True)
+    assert (why.code, "restart one" in why.message) == ("workers_leaving", True)
     assert world.peer() == world.handed[-1].to
     assert len(world.handed) == 3
 

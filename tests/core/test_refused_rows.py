@@ -57,7 +57,7 @@ def test_the_result_of_a_task_whose_rows_are_refused_is_not_acked_and_the_step_f
     world.read()
     assert world.states(task_id) == {"a": "failed", "b": "skipped", "c": "skipped"}
     assert world.row(task_id, "a").reason == "unstorable"
-    assert [p.code for p in world.rows.parked] == ["unstorable"]
+    assert [p.code for p in world.rows.parked] == ["refused_by_database", "unstorable"]
     world.result(batch, rid=rid)
     assert world.acked == [rid]
     assert world.state.open_steps == 0

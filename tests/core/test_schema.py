@@ -25,15 +25,15 @@ BEYOND_A_SCHEMA = (
     "cannot depend on itself",
     "is the name of steps[0] already",
     "wait for each other",
-    "is not tried again",
+    "is not retried",
     "less than base_ms",
     "where no worker has labels",
-    "a label's key is a string of its own",
+    "a label's key is a string of 1 to 256 characters",
     "±(2^53 - 1)",
     "U+0000",
     "'a\\n'",  # in Python's own dialect `$` lets a line end through
-    "timeout: it is '0.5ms'",
-    "timeout: it is 0,",
+    "timeout: '0.5ms'",
+    "timeout: 0 is",
 )
 
 

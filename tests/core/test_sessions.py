@@ -882,7 +882,7 @@ def test_a_late_copy_is_no_word_of_the_worker(says: str) -> None:
         world.beat(n=6, holding=[held(steps, "running")])
         assert world.last(wire.HeartbeatAck).n == 6
     session = world.state.sessions[W]
-    assert (session.heard_mono, session.told_mono) == (heard, heard)
+    assert (session.heard_mono, session.reported_mono) == (heard, heard)
 
 
 def test_what_was_taken_back_is_not_sent_again() -> None:

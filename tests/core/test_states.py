@@ -120,7 +120,7 @@ def test_a_row_that_its_history_does_not_explain_is_named(column: str, value: ob
     world.result(world.batches()[0])
     workflow = world.state.workflows[1]
     assert world.rows.differences(task_id, workflow) == []
-    world.rows.steps[task_id + 1] = world.row(task_id, "a")._replace(**{column: value})
+    world.rows.forge_step(task_id + 1, **{column: value})
     found = world.rows.differences(task_id, workflow)
     assert [(d.step, d.what) for d in found] == [("a", "output_crc32" if column == "output" else column)]
     assert msgspec.json.encode(found[0].step)

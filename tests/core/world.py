@@ -1,7 +1,7 @@
 """A small world for the machine: time that a test moves, a database that commits when told, workers that only record.
 
 Everything of the core is real: the machine, its outbox, the codec (what goes out is encoded and decoded). The database
-is rows in memory, see rows.py; the store has its own tests.
+is the store in memory, which tests/store holds to the same promises as SQLite.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ from stepwire_broker.core.workers.level0 import SETTLE_MS
 from stepwire_protocol import codec, topics
 from stepwire_protocol import messages as wire
 
-from .rows import Rows
+from tests.memory_store.at_once import StoreAtOnce
 
 BROKER = "b1"
 DEPLOYMENT = "d" * 32
@@ -65,7 +65,7 @@ class World:
         self.settings = settings or Settings()
         self.auto = auto
         self.answers_reads = answers_reads
-        self.rows = Rows()
+        self.rows = StoreAtOnce(next_id=1 << 30)
         self.sent: list[tuple[str, Any]] = []  # (worker, message), oldest first
         self.frames: list[bytes] = []
         self.granted: list[str] = []  # to level-0 peers, oldest first
@@ -81,6 +81,7 @@ class World:
         self._begin(epoch=7, seq=0, ids=(1, 1 << 40))
 
     def _begin(self, epoch: int, seq: int, ids: tuple[int, int]) -> None:
+        self.rows.begin(epoch)
         identity = Identity(BROKER, epoch=epoch, deployment=DEPLOYMENT, nonce=f"n{epoch}", host=HOST)
         rules = stored_rules(self.rows.kept.get(KEPT_AS))
         execution = self.settings.execution

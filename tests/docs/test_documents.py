@@ -57,7 +57,7 @@ def places(text: str) -> set[str]:
         ("```console\n$ true\n[exit 3]\n```", "the exit code is 0, not 3"),
         ("```console\necho one\n```", "begins with"),
         ("```python\nassert False\n```", "the exit code is 1"),
-        ("```yaml\nname: w\nsteps: []\n```", "it has no steps"),
+        ("```yaml\nname: w\nsteps: []\n```", "the workflow has no steps"),
         ("```yaml\nbus: {lese: 5s}\n```", "not a known setting"),
         ("```bash\ntrue\n```", "'bash' is none of"),
         ("```sh\ntrue\n", "does not end"),

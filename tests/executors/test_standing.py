@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from stepwire_broker.core import explain
 from stepwire_broker.core.workers.executor_control import PauseExecutor, ResumeExecutor
@@ -28,8 +29,8 @@ def why(broker: Broker) -> tuple[str, str]:
 
 
 def shown(broker: Broker, key: str = "told") -> dict[str, Any]:
-    (found,) = [one for one in core_of(broker).executors() if one["executor"] == key]
-    return found
+    (executor,) = [one for one in core_of(broker).executors() if one.executor == key]
+    return msgspec.structs.asdict(executor)
 
 
 # -- why --------------------------------------------------------------------------------------------------------------
@@ -56,7 +57,7 @@ def test_a_step_whose_executor_is_paused_or_full_says_so_and_goes_on_afterwards(
             await eventually(lambda: executor.active == 2, "two runs")
             code, text = why(broker)
             assert code == "executor_full"
-            assert text.startswith("the executor `told` has 2 steps, and takes no more than 2 at a time")
+            assert text.startswith("the executor `told` has 2 steps, and accepts at most 2 at a time")
 
             await core.ask(lambda request: PauseExecutor(request, "told"))
             code, text = why(broker)
@@ -70,7 +71,7 @@ def test_a_step_whose_executor_is_paused_or_full_says_so_and_goes_on_afterwards(
             executor.is_willing = False
             await core.ask(lambda request: ResumeExecutor(request, "told"))
             await eventually(lambda: why(broker)[0] == "executor_full", "it to say that it has no capacity")
-            assert "says that it has no capacity now" in why(broker)[1]
+            assert "reports that it has no capacity now" in why(broker)[1]
             executor.is_willing = True
             await tasks[2].result(20)
 
@@ -162,7 +163,7 @@ def test_executors_are_listed_with_what_they_did(serving: Place) -> None:
     assert (listed["noting"]["handlers"], listed["local"]["handlers"]) == (["there"], ["here"])
     text = serving.stepwire("executor", "list").out
     assert "noting" in text
-    assert "nobody there" in text
+    assert "no workers" in text
     assert serving.stepwire("executor", "show", "noting", "--json").json["is_hosted"] is True
     missing = serving.stepwire("executor", "show", "nothing")
     assert (missing.code, "there are bus, local, noting, poll" in missing.err) == (3, True)

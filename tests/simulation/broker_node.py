@@ -9,6 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from stepwire_broker.core import letters
 from stepwire_broker.core.commit.decision import Complaint, Decision, Read, WatchProcess
 from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
 from stepwire_broker.core.intake.routing_rules import stored_rules
@@ -34,8 +35,8 @@ from stepwire_broker.core.model.events import (
 )
 from stepwire_broker.core.state import BrokerState, Identity
 from stepwire_broker.core.timer_kinds import AnyTimer
-from stepwire_broker.core.workers.sessions import here_message
-from stepwire_broker.engine import LATE_MS, PULSE_MS, WATCH_FOR_MS, WATCH_MS
+from stepwire_broker.core_loop import WATCH_FOR_MS, WATCH_MS
+from stepwire_broker.pulse import LATE_MS, PULSE_MS
 from stepwire_broker.stages import claims, results
 from stepwire_broker.stages.turn import Around, Turn
 from stepwire_broker.store.lane import Stall, Trouble, Writing
@@ -150,7 +151,7 @@ class BrokerNode:
                 self._complain,
             ),
         )
-        self.here_frame = topics.BROKERS + codec.encode(here_message(self.state))
+        self.here_frame = topics.BROKERS + codec.encode(letters.here(self.state.identity))
         world.trace("broker_started", self.life)
         world.checks.broker_started()
         world.broker_started()

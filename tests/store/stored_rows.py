@@ -99,6 +99,7 @@ def step_changed(step_id: int, state: str, **changes: Any) -> StepChanged:
         reason=None,
         key_number=0,
         earlier=None,
+        handle=None,
     )
     return changed._replace(**changes)
 

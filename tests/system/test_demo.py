@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stepwire_broker.cli import demo
+from stepwire_broker.cli import demo, demo_screen
 from stepwire_broker.demo.books import Booking, LedgerRun
 from stepwire_broker.demo.proof import Evidence, prove
 
@@ -70,20 +70,22 @@ def test_only_what_a_killed_worker_was_at_ran_twice(told: str, books: Path) -> N
     twice = [pids for pids in begun.values() if len(pids) > 1]
     assert len(twice) > 5
     assert all(len(pids) == 2 and pids[0] in killed and pids[1] not in killed for pids in twice)
-    (lost,) = re.findall(r"^It was running (\d+) steps", told, re.MULTILINE)
+    (lost,) = re.findall(r"^shop-1 was running (\d+) steps", told, re.MULTILINE)
     assert len(twice) == int(lost) + 1  # and the payment that the operator let run
 
 
 def test_each_act_was_played(told: str, books: Path) -> None:
     for line in (
         "stock is retry_wait (attempt 1): the warehouse does not answer",
-        "ship is failed: nobody delivers to Atlantis",
+        "ship is failed: no carrier delivers to Atlantis",
         "refund is completed",
         "24 of 24 orders are done.",
         "$ stepwire step list --state held",
     ):
         assert line in told
-    held = re.findall(r"^\d+\t(\d+)\tcharge\tit was allowed to start, and nobody knows", told, re.MULTILINE)
+    held = re.findall(
+        r"^\d+\t(\d+)\tcharge\tthe step was allowed to start, and its outcome is unknown", told, re.MULTILINE
+    )
     assert len(held) == 2
     assert [f"{task}/charge --{how}" in told for task, how in zip(held, ("completed", "retry"), strict=True)] == [
         True
@@ -160,17 +162,17 @@ def test_interrupted_it_ends_everything_and_the_next_run_takes_the_rest(number: 
 
 def test_nothing_is_imported_while_it_can_be_interrupted() -> None:
     """An interrupt inside of an import can make Python end by the signal instead of with the exit code."""
-    script = "from stepwire_broker.cli import demo; demo._console(demo.Options()); demo._import_all()"
+    script = "from stepwire_broker.cli import demo; demo.Screen(demo.Options()); demo._import_all()"
     script += "; import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    tree = ast.parse(inspect.getsource(demo))
-    asked = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    names = {importlib.util.resolve_name("." * node.level + (node.module or ""), demo.__package__) for node in asked}
+    trees = [ast.parse(inspect.getsource(module)) for module in (demo, demo_screen)]
+    imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names = {importlib.util.resolve_name("." * node.level + (node.module or ""), demo.__package__) for node in imports}
     assert names >= {"rich.progress", "stepwire_broker.cli.watch"}
     assert names - loaded <= {"stepwire_broker.demo.shop"}  # which is imported before
-    told = inspect.getsource(demo.demo.callback)
-    assert told.index("_import_all()") < told.index("_interruptible()")
+    command = inspect.getsource(demo.demo.callback)
+    assert command.index("_import_all()") < command.index("_interruptible()")
 
 
 def test_two_at_once_in_one_place_are_refused(here: Place, told: str, books: Path) -> None:

@@ -167,7 +167,7 @@ def test_steps_for_labels_that_nobody_bears_wait_raise_an_alarm_and_run_when_som
     plain = shared.start_worker("plain", offers=["ml.train"], labels="gpu=false")
     task_ids = submitted(shared, "learning", "ml", [{}] * 5)
     shown = said(shared.stepwire("why", str(task_ids[0])))
-    assert "no worker that offers `ml.train` bears the labels gpu=true (theirs are gpu=false)" in shown
+    assert "no worker that offers `ml.train` has the labels gpu=true (theirs are gpu=false)" in shown
     assert shared.ask("GET", f"/v1/tasks/{task_ids[0]}/why").body["code"] == "no_worker_matches"
 
     (alarm,) = eventually(lambda: logged(shared, "steps_unroutable", handler_class="ml.train")() or None, "the alarm")

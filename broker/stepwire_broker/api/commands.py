@@ -30,7 +30,7 @@ def _target(call: HttpCall, path: str) -> Any:
         case [("task_id" | "step_id") as name]:
             return call.number(name)
         case ["executor"]:
-            return executors.named(call)["executor"]
+            return executors.named(call).executor
         case [name]:
             return call.scope["path_params"][name]
         case _:

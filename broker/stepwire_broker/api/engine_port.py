@@ -1,7 +1,7 @@
 """What the API needs of a broker. `stepwire_broker.engine.Broker` is one; tests bring another."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from stepwire_broker.bus.wire import WireCounters
 from stepwire_broker.core.definitions.settings import Settings
@@ -9,15 +9,14 @@ from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.explain import Unroutable
 from stepwire_broker.core.model.answers import Answer
 from stepwire_broker.core.model.events import Command, Now
+from stepwire_broker.core.overview import ExecutorView, WorkerView
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.loop_measures import Measures
 from stepwire_broker.store.queries import Queries
+from stepwire_broker.taps import Tap
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-# direction ("in" or "out"), topic, body, and for what came in and was refused the code
-Tap: TypeAlias = Callable[[str, bytes, bytes, str | None], None]
 
 
 class EnginePort(Protocol):
@@ -38,6 +37,11 @@ class EnginePort(Protocol):
 
     async def ask(self, make: Callable[[int], Command]) -> Answer:
         """Give the core a command; the answer comes after the commit. Cancelled, the request is forgotten."""
+        ...
+
+    def handled(self) -> Awaitable[None]:
+        """Done when every command and message given to the engine before is handled, and what the core answered at once
+        to attached workers is delivered."""
         ...
 
     async def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -81,11 +85,11 @@ class EnginePort(Protocol):
         """Every version of every workflow, by its number."""
         ...
 
-    def workers(self) -> list[dict[str, Any]]:
+    def workers(self) -> list[WorkerView]:
         """The live worker sessions, which are in no database."""
         ...
 
-    def executors(self) -> list[dict[str, Any]]:
+    def executors(self) -> list[ExecutorView]:
         """Where steps can go, and how it does there."""
         ...
 

@@ -1,9 +1,8 @@
 """`/v1/executors`: where steps can go, how it does there, and the word that it is to be handed nothing for a while."""
 
-from typing import Any
+from msgspec import Struct, structs
 
-from msgspec import Struct
-
+from stepwire_broker.core.overview import ExecutorView
 from stepwire_broker.timestamps import rfc3339
 
 from . import http_problems
@@ -47,17 +46,17 @@ async def show(call: HttpCall) -> Reply:
     return Reply(200, encode(_shown(named(call))))
 
 
-def named(call: HttpCall) -> dict[str, Any]:
+def named(call: HttpCall) -> ExecutorView:
     key = call.scope["path_params"]["executor"]
     executors = call.broker.executors()
-    found = next((one for one in executors if one["executor"] == key), None)
+    found = next((one for one in executors if one.executor == key), None)
     if found is None:
-        there = ", ".join(one["executor"] for one in executors)
+        there = ", ".join(one.executor for one in executors)
         raise http_problems.HttpProblem(404, "not_found", f"there is no executor {key}", f"there are {there}")
     return found
 
 
-def _shown(executor: dict[str, Any]) -> ExecutorDocument:
-    members = {name: value for name, value in executor.items() if name != "paused_since_ms"}
-    since_ms = executor["paused_since_ms"]
+def _shown(executor: ExecutorView) -> ExecutorDocument:
+    members = structs.asdict(executor)
+    since_ms = members.pop("paused_since_ms")
     return ExecutorDocument(paused_since=None if since_ms is None else rfc3339(since_ms), **members)

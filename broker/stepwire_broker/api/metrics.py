@@ -7,13 +7,14 @@ from an index of the database. Nothing here depends on a commit, so it also answ
 import asyncio
 import importlib.metadata
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from stepwire_broker.bus.wire import WireCounters
 from stepwire_broker.core.guards.breaker import BreakerPhase
 from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.figures import DURATION_S, Histogram
+from stepwire_broker.core.overview import ExecutorView
 from stepwire_broker.core.routing.ready_queue import handler_of
 from stepwire_broker.core.state import BrokerState, CoreCounters
 from stepwire_broker.loop_measures import COMMIT_S, GROUP_ROWS, LOOP_LAG_S, Measures
@@ -48,7 +49,7 @@ class MetricsView(NamedTuple):
     ready: dict[str, tuple[int, int]]  # by handler_class: how many, and since when (UTC) the oldest
     held: int | None  # None when the database did not answer in time
     now: Now
-    executors: list[dict[str, Any]]
+    executors: list[ExecutorView]
 
 
 class Metric(NamedTuple):
@@ -337,21 +338,21 @@ METRICS: Final[tuple[Metric, ...]] = (
         "gauge",
         ("executor",),
         "Steps that an executor has been handed and has not answered.",
-        lambda seen: [((one["executor"],), one["active"]) for one in seen.executors],
+        lambda seen: [((one.executor,), one.active) for one in seen.executors],
     ),
     Metric(
         "stepwire_executor_max_concurrent",
         "gauge",
         ("executor",),
         "How many it runs at a time.",
-        lambda seen: [((one["executor"],), one["max_concurrent"]) for one in seen.executors],
+        lambda seen: [((one.executor,), one.max_concurrent) for one in seen.executors],
     ),
     Metric(
         "stepwire_executor_paused",
         "gauge",
         ("executor",),
         "1 while an operator has paused it.",
-        lambda seen: [((one["executor"],), int(one["paused_since_ms"] is not None)) for one in seen.executors],
+        lambda seen: [((one.executor,), int(one.paused_since_ms is not None)) for one in seen.executors],
     ),
     Metric(
         "stepwire_executor_executed_total",

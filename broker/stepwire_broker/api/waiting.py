@@ -36,7 +36,7 @@ class LongPoll:
         """Send a command. When this returns the core has received it, so whatever is read afterwards is not older."""
         asking = asyncio.ensure_future(self._call.ask(make, expected))
         self._commands.append(asking)
-        await asyncio.sleep(0)
+        await self._call.broker.handled()
         return asking
 
     async def wait(self, answer: "asyncio.Future[Any]", timeout_s: float) -> None:

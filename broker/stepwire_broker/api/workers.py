@@ -1,9 +1,8 @@
 """`/v1/workers`: the live sessions, which only the broker's memory knows."""
 
-from typing import Any
+from msgspec import Struct, structs
 
-from msgspec import Struct
-
+from stepwire_broker.core.overview import WorkerView
 from stepwire_broker.timestamps import rfc3339
 
 from .http import HttpCall
@@ -48,7 +47,7 @@ async def page(call: HttpCall) -> Reply:
     return Reply(200, encode(WorkerList(broker.broker_id, broker.epoch, [_shown(one) for one in broker.workers()])))
 
 
-def _shown(worker: dict[str, Any]) -> WorkerDocument:
+def _shown(worker: WorkerView) -> WorkerDocument:
     """Times are RFC 3339 here, as everywhere in the API."""
-    members = {name: value for name, value in worker.items() if name != "since_ms"}
-    return WorkerDocument(since=rfc3339(worker["since_ms"]), **members)
+    members = structs.asdict(worker)
+    return WorkerDocument(since=rfc3339(members.pop("since_ms")), **members)

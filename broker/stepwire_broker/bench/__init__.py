@@ -1,5 +1,5 @@
-"""What this machine can do, measured side by side: the bus alone, a bare durable loop, and the product.
+"""Measures what this machine can do: the bus alone, a bare durable loop, and the product.
 
-The first two are limits, made as short as they can be: they have none of the product's promises. What the product
-costs on top of them is the third number over the second.
+The first two are limits, written as short as possible and without any of the product's promises. The third number
+divided by the second is the cost of those promises.
 """

@@ -1,4 +1,4 @@
-"""A handler that is there and gets nothing: what the executors beside the bus have to have, to be configured."""
+"""A handler that gets no steps. The executors other than the bus need one to be configured."""
 
 from typing import Final
 
@@ -11,4 +11,4 @@ worker = Worker()
 
 @worker.handler(HANDLER)
 def aside(context: Context) -> None:
-    """No step names it."""
+    """Do nothing: no step names this handler."""

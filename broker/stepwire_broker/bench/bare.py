@@ -1,7 +1,8 @@
-"""The second limit: a durable loop with nothing else in it. Four steps in a chain, a step is published once the commit
-of its dispatch and of its predecessor's result is done, groups are what piled up during the last commit.
+"""The second limit: a durable loop and nothing else. Four steps in a chain; a step is published after the commit of its
+dispatch and of its predecessor's result. A commit holds whatever arrived during the one before.
 
-No HTTP, no general graph, no retries, time-outs, leases, acks, history: so it is no broker, only what one cannot beat.
+No HTTP, general graph, retries, timeouts, leases, acks or history: this is not a broker, but a bound that no broker
+can beat.
 """
 
 import queue
@@ -28,7 +29,8 @@ CREATE TABLE steps (
 );
 CREATE INDEX steps_of_task ON steps (task_id);
 """
-# In the order of a group's lists. One JSON parameter a statement: the thread asks for the interpreter once, not a row.
+# In the order of a group's lists. Each statement takes one JSON parameter: the thread needs the interpreter once per
+# statement, not once per row.
 WRITES: Final = (
     "INSERT INTO tasks SELECT value->>0, 'running', value->>1 FROM json_each(?)",
     "INSERT INTO steps SELECT value->>0, value->>1, value->>2, 'waiting', NULL FROM json_each(?)",
@@ -44,7 +46,7 @@ _metadata: Final = StepMetadataLevel0(attempt=0, retry_limit=3, timeout_ms=30_00
 
 
 class BareGroup:
-    """The rows of the next transaction, and the steps to publish after it."""
+    """The rows of the next transaction, and the steps to publish after its commit."""
 
     def __init__(self) -> None:
         self.rows: tuple[list[Any], ...] = ([], [], [], [], [])
@@ -52,10 +54,10 @@ class BareGroup:
 
 
 class BareWriter:
-    """One thread, one connection, every commit synced; each is told by a byte on `done`."""
+    """One thread with one connection. Every commit is synced, and sends one byte on `done`."""
 
     def __init__(self, path: Path) -> None:
-        self.done, self._told = socket.socketpair()
+        self.done, self._notify = socket.socketpair()
         self._groups: queue.SimpleQueue[tuple[list[Any], ...] | None] = queue.SimpleQueue()
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode=WAL")
@@ -68,7 +70,7 @@ class BareWriter:
         self._groups.put(rows)
 
     def finished_tasks(self) -> int:
-        """Tasks of which every step has its output. The thread must be idle."""
+        """The number of tasks of which every step has its output. The thread must be idle."""
         query = """
         SELECT count(*) FROM tasks WHERE state = 'completed' AND 4 =
          (SELECT count(*) FROM steps WHERE task_id = tasks.id AND steps.state = 'completed' AND output LIKE '%carrier%')
@@ -80,7 +82,7 @@ class BareWriter:
         self._thread.join()
         self._connection.close()
         self.done.close()
-        self._told.close()
+        self._notify.close()
 
     def _run(self) -> None:
         while (rows := self._groups.get()) is not None:
@@ -89,7 +91,7 @@ class BareWriter:
                 if part:
                     self._connection.execute(statement, (_encode(part).decode(),))
             self._connection.execute("COMMIT")
-            self._told.send(b".")
+            self._notify.send(b".")
 
 
 class BareLoop:
@@ -119,10 +121,10 @@ class BareLoop:
         self._dispatch(task_id, 0)
 
     def turn(self) -> None:
-        """Wait for results or a commit, and take whatever is there."""
+        """Wait for results or a commit, and process all that have arrived."""
         ready = dict(self._poller.poll(int(TIMEOUT_S * 1000)))
         if not ready:
-            raise BenchFailed("nothing happened any more")
+            raise BenchFailed(f"the bare loop got neither a result nor a commit for {TIMEOUT_S:g} s")
         if self._writer.done.fileno() in ready:
             self._writer.done.recv(1)
             self._committed()
@@ -136,7 +138,7 @@ class BareLoop:
         self.hand_over()
 
     def hand_over(self) -> None:
-        """The writer gets what piled up, unless it is busy."""
+        """Give the collected rows to the writer, unless it is busy."""
         if self._writing is None and any(self._open.rows):
             self._writing, self._open = self._open, BareGroup()
             self._writer.put(self._writing.rows)
@@ -182,8 +184,10 @@ class BareLoop:
 
 
 def run(sockets: Sockets, directory: Path, load: Workload, progress: Progress) -> tuple[Throughput, list[float]]:
-    """`load.tasks` tasks with `load.window` in flight, and then `load.lone_tasks` one at a time: how many milliseconds
-    each of those took. Afterwards every row is looked at."""
+    """Run `load.tasks` tasks with `load.window` in flight, then `load.lone_tasks` one at a time.
+
+    Returns the throughput, and the milliseconds that each lone task took. Every row is checked afterwards.
+    """
     writer = BareWriter(directory / "bare.db")
     try:
         loop = BareLoop(sockets, writer, load.batch_steps)
@@ -200,14 +204,16 @@ def run(sockets: Sockets, directory: Path, load: Workload, progress: Progress) -
         seconds = time.perf_counter() - started
         latencies_ms = [_lone_ms(loop) for _ in range(load.lone_tasks)]
         if writer.finished_tasks() != loop.finished:
-            raise BenchFailed(f"the bare loop stored {writer.finished_tasks()} of {loop.finished} tasks whole")
+            raise BenchFailed(
+                f"the bare loop stored only {writer.finished_tasks()} of {loop.finished} tasks completely"
+            )
         return Throughput(load.tasks * len(STEPS), seconds), latencies_ms
     finally:
         writer.close()
 
 
 def _lone_ms(loop: BareLoop) -> float:
-    """One task on an idle loop, from before its submission until its last commit is done."""
+    """The time of one task on an idle loop, from before its submission until its last commit."""
     started = time.perf_counter()
     before = loop.finished
     loop.submit()

@@ -1,4 +1,4 @@
-"""The first limit: batches over the bus and back. No state, so nothing of it would survive anything."""
+"""The first limit: batches over the bus and back, without any stored state."""
 
 import time
 
@@ -14,7 +14,7 @@ _decode = msgspec.json.Decoder(ResultsLevel0).decode
 
 
 def run(sockets: Sockets, load: Workload, progress: Progress) -> Throughput:
-    """As many messages as tasks, with `load.echo_window` in flight: encoded, sent, answered, decoded, counted."""
+    """Send one message per task, with `load.echo_window` in flight. Each is encoded, sent, answered and decoded."""
     to_peer, from_peer = sockets
     steps = [_step(number) for number in range(load.batch_steps)]
     messages = load.tasks
@@ -29,7 +29,7 @@ def run(sockets: Sockets, load: Workload, progress: Progress) -> Throughput:
         wait_for(from_peer)
         results = _decode(from_peer.recv()[len(ANSWER) :])
         if results.batch_id != f"batch_{answered}" or len(results.results) != len(steps):
-            raise BenchFailed(f"batch_{answered} was not answered as it was sent")
+            raise BenchFailed(f"the answer to batch_{answered} does not match the batch")
         answered += 1
         progress(1)
     return Throughput(answered * len(steps), time.perf_counter() - started)

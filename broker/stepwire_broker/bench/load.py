@@ -1,11 +1,11 @@
-"""What is run: the workload that the measurements share, and the words they share."""
+"""The workload that all measurements share, and their common types."""
 
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-Progress: TypeAlias = Callable[[float], object]  # so many more tasks are done
+Progress: TypeAlias = Callable[[float], object]  # called with the number of newly finished tasks
 
 NAME: Final = "bench"
 HANDLER: Final = "bench.echo"
@@ -21,8 +21,8 @@ class Workload(Struct, frozen=True):
     tasks: int = 10_000  # in every round
     window: int = 2_000  # tasks in flight
     submit_tasks: int = 500  # tasks in one submission
-    batch_steps: int = 50  # steps in one message to a worker, at most
-    slots: int = 1_000  # of the one worker
+    batch_steps: int = 50  # at most, in one message to a worker
+    slots: int = 1_000  # of all workers
     lone_tasks: int = 200  # run one at a time in every round, for the latency
     echo_window: int = 64  # messages in flight, of batch_steps each
 
@@ -40,11 +40,11 @@ class Throughput(NamedTuple):
 
 
 class BenchFailed(Exception):
-    """What was measured did not do its work, so there is no figure."""
+    """A measured program did not do its work, so there are no figures."""
 
 
 def chain() -> dict[str, Any]:
-    """The workflow: four steps, each after the one before."""
+    """The workflow: four steps, each depending on the one before."""
     steps = [
         {"name": step, "handler_class": HANDLER, "depends_on": [before] if before else []}
         for step, before in zip(STEPS, (None, *STEPS), strict=False)

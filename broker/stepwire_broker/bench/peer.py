@@ -1,4 +1,4 @@
-"""The other end of the two limits: a process that answers every step it is sent, and does nothing else."""
+"""The other end of the two limits: a process that answers every step and does nothing else."""
 
 import multiprocessing
 import os
@@ -23,7 +23,7 @@ ANSWER: Final = b"results "
 STOP: Final = TOPIC + b"stop"
 HELLO: Final = TOPIC + b"hello"
 TIMEOUT_S: Final = 20.0
-LOOK_MS: Final = 1_000
+POLL_MS: Final = 1_000
 
 _output: Final = Raw(msgspec.json.encode(OUTPUT))
 _metadata: Final = ResultMetadata(execution_time_ms=1, handler_version="1.2.3")
@@ -32,7 +32,7 @@ _decode: Final = msgspec.json.Decoder(StepsLevel0).decode
 
 @contextmanager
 def echoing() -> Iterator[Sockets]:
-    """A peer that answers, and our two sockets to it."""
+    """Start a peer that answers, and yield the two sockets to it."""
     context = zmq.Context()
     context.linger = 0
     to_peer, from_peer = context.socket(zmq.PUB), context.socket(zmq.SUB)
@@ -62,7 +62,7 @@ def wait_for(socket: "zmq.Socket[bytes]") -> None:
 
 
 def _meet(to_peer: "zmq.Socket[bytes]", from_peer: "zmq.Socket[bytes]") -> None:
-    """A subscription takes a moment to arrive: say hello until it is answered, and hear out what was answered late."""
+    """Send hello until it is answered, because a subscription takes a moment to arrive. Then drop late answers."""
     until = time.monotonic() + TIMEOUT_S
     while not from_peer.poll(20):
         if time.monotonic() > until:
@@ -80,13 +80,13 @@ def _echo(steps: str, results: str, parent: int) -> None:
     incoming.connect(steps)
     outgoing.connect(results)
     while os.getppid() == parent:
-        if not incoming.poll(LOOK_MS):
+        if not incoming.poll(POLL_MS):
             continue
         frame = incoming.recv()
         if frame == STOP:
             break
         outgoing.send(ANSWER + (b"" if frame == HELLO else _answer(frame[len(TOPIC) :])))
-    context.destroy(linger=LOOK_MS)
+    context.destroy(linger=POLL_MS)
 
 
 def _answer(body: bytes) -> bytes:

@@ -1,5 +1,6 @@
-"""The product as a user meets it: a broker, a worker and a client in processes of their own, tasks over HTTP, every
-commit synced. Afterwards the history of every task is replayed and compared with the tables.
+"""The product as users run it: broker, worker and client in separate processes, tasks over HTTP, every commit synced.
+
+Afterwards the history of every task is replayed and compared with the tables.
 """
 
 import os
@@ -34,17 +35,17 @@ from .load import CONTEXT, NAME, STEPS, BenchFailed, Progress, Throughput, Workl
 START_TIMEOUT_S: Final = 20.0
 STOP_TIMEOUT_S: Final = 10.0
 TASK_TIMEOUT_S: Final = 60.0
-LOOK_S: Final = 0.005
+POLL_S: Final = 0.005
 CHECK_TASKS: Final = 1_000  # read at a time
 WARM_UP_TASKS: Final = 500
-LAST_WORDS_CHARACTERS: Final = 2_000
+LOG_TAIL_CHARACTERS: Final = 2_000
 CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 _PYTHON: Final = (sys.executable, "-m")
 
 
 class Cpu(NamedTuple):
-    """Seconds of processor time of each process, all its threads."""
+    """Seconds of CPU time of each process, all threads included."""
 
     broker: float
     worker: float
@@ -52,7 +53,7 @@ class Cpu(NamedTuple):
 
 
 class Product:
-    """A broker that runs, and its workers."""
+    """A running broker and its workers."""
 
     def __init__(self, client: Client, broker_pid: int, worker_pids: list[int]) -> None:
         self._client = client
@@ -60,9 +61,11 @@ class Product:
         self._worker_pids = worker_pids
 
     def run(self, load: Workload, progress: Progress) -> tuple[Throughput, Cpu]:
-        """`load.tasks` tasks with about `load.window` in flight: from before the first submission until the client has
-        been told that none is left. It waits for the last task of each submission; at the end it asks for any that
-        still runs."""
+        """Run `load.tasks` tasks with about `load.window` in flight.
+
+        Measured from before the first submission until the broker lists no open task. The client waits for the last
+        task of each submission, and polls for any open task at the end.
+        """
         batch = [{"workflow": NAME, "context": CONTEXT}] * load.submit_tasks
         in_flight: deque[list[int]] = deque()
         submitted = done = 0
@@ -77,23 +80,23 @@ class Product:
             done += len(task_ids)
             progress(len(task_ids))
         while any(self._client.tasks(state=state, limit=1)["tasks"] for state in ("pending", "running")):
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         seconds = time.perf_counter() - started
         cpu = Cpu(*(after - before for before, after in zip(cpu_before, self._cpu(), strict=True)))
         return Throughput(load.tasks * len(STEPS), seconds), cpu
 
     def latencies_ms(self, count: int) -> list[float]:
-        """One task at a time on an idle broker: from before its submission until the client has its outputs."""
-        found = []
+        """Run one task at a time on an idle broker, each timed from its submission until the client has its outputs."""
+        latencies_ms = []
         for _ in range(count):
             started = time.perf_counter()
             document = self._client.run(NAME, CONTEXT, timeout=TASK_TIMEOUT_S)
-            found.append((time.perf_counter() - started) * 1000)
+            latencies_ms.append((time.perf_counter() - started) * 1000)
             _expect_completed(document)
-        return found
+        return latencies_ms
 
     def rules(self) -> dict[str, Any]:
-        """As the broker shows them, with what they have been counted to do."""
+        """The broker's routing rules with their counts."""
         return self._client.rules()
 
     def _cpu(self) -> Cpu:
@@ -112,12 +115,14 @@ def running(
     configuration: Mapping[str, Any] | None = None,
     workers: Sequence[Mapping[str, str]] = ({},),
 ) -> Iterator[Product]:
-    """Start a broker with its database in this directory, and a worker with each of these labels, which share
-    `load.slots`; whatever happens, all are gone afterwards."""
+    """Start a broker with its database in this directory, and one worker for each set of labels.
+
+    The workers share `load.slots`. All processes are ended afterwards, also after an error.
+    """
     token = directory / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_urlsafe(32) + "\n", encoding="ascii")
-    # Also when there is nothing in it: the one that is here is taken before the user's own.
+    # Written even when empty, so that the broker does not read the user's own configuration file.
     (directory / "stepwire.yaml").write_bytes(msgspec.json.encode(configuration or {}))
     steps, results = f"ipc://{directory}/steps", f"ipc://{directory}/results"
     settings = {
@@ -143,7 +148,7 @@ def running(
         client.apply_workflow(chain())
         _until(
             lambda: sum(worker["executor"] == "bus" for worker in client.workers()["workers"]) == len(pids),
-            lambda: f"a worker has not come: {_last_words(directory)}",
+            lambda: f"a worker did not connect: {_log_tail(directory)}",
         )
         product = Product(client, broker.pid, pids)
         product.run(msgspec.structs.replace(load, tasks=WARM_UP_TASKS), lambda _: None)
@@ -151,8 +156,10 @@ def running(
 
 
 def check(directory: Path, progress: Progress) -> int:
-    """Replay every task's history and compare it with the tables, which nobody writes any more. How many tasks there
-    were; Failed if one is not completed, or its history says otherwise than its rows."""
+    """Replay every task's history and compare it with the tables of the stopped broker. Returns the number of tasks.
+
+    Raises BenchFailed if a task is not completed, or its history differs from its rows.
+    """
     checked = 0
     with closing(open_reader(_database(directory))) as connection:
         queries = SqliteQueries(connection)
@@ -170,11 +177,11 @@ def check(directory: Path, progress: Progress) -> int:
 
 
 def _check(queries: Queries, workflow: Workflow, row: StoredTask, steps: list[StoredStep]) -> None:
-    told = [item.facts.encode() for item in queries.task_events(row.id)]
-    differences = history.differences(history.replay(row.id, workflow, told), row, steps)
+    facts = [item.facts.encode() for item in queries.task_events(row.id)]
+    differences = history.differences(history.replay(row.id, workflow, facts), row, steps)
     if row.state != "completed" or differences:
         raise BenchFailed(
-            f"task {row.id} is {row.state}; between its history and its rows: {differences or 'no difference'}"
+            f"task {row.id} is {row.state}; differences between its history and its rows: {differences or 'none'}"
         )
 
 
@@ -184,7 +191,7 @@ def _database(directory: Path) -> Path:
 
 @contextmanager
 def _process(command: list[str], directory: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A child that ends with this block: asked to first, made to if it does not."""
+    """A child process that ends with this block: by TERM, or by KILL if TERM does not end it in time."""
     with (directory / "log").open("ab") as log:
         child = subprocess.Popen(
             command,
@@ -207,31 +214,31 @@ def _process(command: list[str], directory: Path) -> Iterator["subprocess.Popen[
 
 
 def _environment() -> dict[str, str]:
-    """Without the user's own settings: what is measured is what is printed."""
+    """The environment without the user's settings, so that the printed settings are the measured ones."""
     return {name: value for name, value in os.environ.items() if not name.startswith("STEPWIRE_")}
 
 
 def _ready(stdout: IO[bytes], directory: Path) -> dict[str, Any]:
     line = stdout.readline()
     if not line:
-        raise BenchFailed(f"the broker did not start: {_last_words(directory)}")
+        raise BenchFailed(f"the broker did not start: {_log_tail(directory)}")
     return dict(msgspec.json.decode(line))
 
 
-def _last_words(directory: Path) -> str:
-    return (directory / "log").read_text(encoding="utf-8", errors="replace")[-LAST_WORDS_CHARACTERS:]
+def _log_tail(directory: Path) -> str:
+    return (directory / "log").read_text(encoding="utf-8", errors="replace")[-LOG_TAIL_CHARACTERS:]
 
 
-def _until(is_so: Callable[[], object], failure: Callable[[], str]) -> None:
+def _until(condition: Callable[[], object], failure: Callable[[], str]) -> None:
     until = time.monotonic() + START_TIMEOUT_S
-    while not is_so():
+    while not condition():
         if time.monotonic() > until:
             raise BenchFailed(failure())
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def _cpu_s_of(pid: int) -> float:
-    """Of all its threads, where /proc tells it; elsewhere nothing is known."""
+    """The CPU time of all threads of a process, from /proc; NaN on systems without it."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

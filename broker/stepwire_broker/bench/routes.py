@@ -1,7 +1,7 @@
-"""What routing costs: the product with four executors and twelve rules, beside the product with none of them.
+"""The cost of routing: the product with four executors and twelve rules, compared with the product without them.
 
-The steps take the last rule, so all twelve are looked at, and its canary takes half of them. Both run the same two
-workers, of which one bears the canary's label, so both can run as much at a time.
+The steps match only the last rule, so all twelve are tried; its canary takes half of the tasks. Both variants use the
+same two workers, one with the canary's label, so both have the same capacity.
 """
 
 import sys
@@ -45,15 +45,15 @@ EXECUTORS: Final = ("bus", "exec", "local", "poll")
 
 
 def run(load: Workload, number: int, step: Callable[[str], Progress]) -> dict[str, Any]:
-    """One round. Who is first changes from round to round: the second meets the disk that the first has left."""
-    kinds = {"plain": PLAIN, "routed": ROUTED}
-    found: dict[str, Any] = {}
-    for kind in kinds if number % 2 else reversed(kinds):
-        found |= _one(load, kind, kinds[kind], step, f"{number} of {load.rounds}")
-    return found
+    """Run one round. The order alternates between rounds, because the first variant affects the disk of the second."""
+    variants = {"plain": PLAIN, "routed": ROUTED}
+    figures: dict[str, Any] = {}
+    for kind in variants if number % 2 else reversed(variants):
+        figures |= _measure(load, kind, variants[kind], step, f"{number} of {load.rounds}")
+    return figures
 
 
-def _one(
+def _measure(
     load: Workload, kind: str, configuration: dict[str, Any], step: Callable[[str], Progress], round_of: str
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="stepwire-bench-") as name:
@@ -61,26 +61,26 @@ def _one(
         shown = step(f"{kind} product, {round_of}")
         with product.running(directory, load, configuration, WORKERS) as running:
             throughput, cpu = running.run(load, shown)
-            counted = _canary(running.rules()) if kind == "routed" else {}
+            canary_counts = _canary_counts(running.rules()) if kind == "routed" else {}
         checked = product.check(directory, step(f"replaying the history, {round_of}"))
     return {
         f"{kind}_steps_per_s": throughput.steps_per_s,
         f"{kind}_cpu_us_per_step": cpu_us_per_step(cpu, throughput.steps),
         f"{kind}_tasks_replayed": checked,
-        **counted,
+        **canary_counts,
     }
 
 
-def _canary(shown: dict[str, Any]) -> dict[str, int]:
-    "How many steps took which side of the last rule. BenchFailed if what was to be measured was not configured."
-    executors, rules = shown["executors"], shown["rules"]
+def _canary_counts(routing: dict[str, Any]) -> dict[str, int]:
+    """The number of steps on each side of the last rule's canary. Raises BenchFailed if the configuration is wrong."""
+    executors, rules = routing["executors"], routing["rules"]
     if sorted(executors) != sorted(EXECUTORS) or len(rules) != len(RULES):
-        raise BenchFailed(f"the broker has {len(rules)} rules, and the executors {', '.join(executors)}")
+        raise BenchFailed(f"the broker has {len(rules)} rules and the executors {', '.join(executors)}")
     last = rules[-1]
     if not last["canary_steps"] or not last["other_steps"]:
-        raise BenchFailed(f"of the last rule's steps {last['canary_steps']} went to its canary: {last}")
+        raise BenchFailed(f"the canary of the last rule did not split the steps: {last}")
     return {"canary_steps": last["canary_steps"], "other_steps": last["other_steps"]}
 
 
 def cpu_us_per_step(cpu: Cpu, steps: int) -> dict[str, float]:
-    return {who: seconds / steps * 1e6 for who, seconds in cpu._asdict().items()}
+    return {process: seconds / steps * 1e6 for process, seconds in cpu._asdict().items()}

@@ -1,4 +1,4 @@
-"""The worker of the measurement: the shipped SDK with a handler that does next to nothing.
+"""The worker of the measurement: the shipped SDK with a handler that does almost nothing.
 
 python -m stepwire_broker.bench.worker STEPS RESULTS SLOTS [LABEL=VALUE …]
 """

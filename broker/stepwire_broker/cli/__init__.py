@@ -1,1 +1,1 @@
-"""The command line. `stepwire.__main__` imports `main`; what is heavy is imported by the command that needs it."""
+"""The command line. `stepwire.__main__` imports `main`. Each command imports the heavy modules that it needs itself."""

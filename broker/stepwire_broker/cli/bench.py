@@ -1,4 +1,4 @@
-"""`stepwire bench`: what this machine can do, side by side and in turn, and what the product makes of it."""
+"""`stepwire bench`: measures the limits of this machine and the product next to them, in alternating rounds."""
 
 import os
 import statistics
@@ -20,39 +20,37 @@ if TYPE_CHECKING:
     from stepwire_broker.bench.load import Progress, Workload
 
 SYNCS: Final = 50
-SWITCH_INTERVAL_S: Final = 0.0002  # for the bare loop, as `serve` has it for the product
+SWITCH_INTERVAL_S: Final = 0.0002  # for the bare loop; `serve` sets the same for the product
 
 COLUMNS: Final = [
     output.Column("measured", "measured"),
     output.Column("steps/s", "steps_per_s"),
     output.Column("tasks/s", "tasks_per_s"),
-    output.Column("of the bare loop", "of_bare"),
+    output.Column("vs bare loop", "of_bare"),
 ]
 ROUTES_COLUMNS: Final = [
     output.Column("measured", "measured"),
     output.Column("steps/s", "steps_per_s"),
     output.Column("tasks/s", "tasks_per_s"),
-    output.Column("of the plain", "of_plain"),
+    output.Column("vs plain", "of_plain"),
 ]
 LATENCY_COLUMNS: Final = [
-    output.Column("one task of four steps, alone", "measured"),
+    output.Column("latency of one task of four steps", "measured"),
     output.Column("p50 ms", "p50_ms"),
     output.Column("p95 ms", "p95_ms"),
     output.Column("p99 ms", "p99_ms"),
-    output.Column("p50 of the bare loop", "of_bare"),
+    output.Column("p50 vs bare loop", "of_bare"),
 ]
 
 
 @click.command(cls=StepwireCommand)
-@click.option("--quick", is_flag=True, help="About 20 seconds.")
-@click.option("--routes", is_flag=True, help="What routing costs, instead: four executors and twelve rules, or none.")
-@click.option("--rounds", type=click.IntRange(1, 100), help="Each measurement so often, in turn; medians are printed.")
-@click.option("--tasks", type=click.IntRange(100, 10_000_000), help="Tasks of four steps in a round.")
+@click.option("--quick", is_flag=True, help="Run a short measurement of about 20 seconds.")
+@click.option("--routes", is_flag=True, help="Measure the cost of routing instead: four executors and twelve rules.")
+@click.option("--rounds", type=click.IntRange(1, 100), help="Number of rounds; their medians are printed.")
+@click.option("--tasks", type=click.IntRange(100, 10_000_000), help="Tasks of four steps in each round.")
 @click.option("--window", type=click.IntRange(1, 50_000), help="Tasks in flight.")
-@click.option(
-    "--batch", "batch_steps", type=click.IntRange(1, 1_000), help="Steps in one message to a worker, at most."
-)
-@click.option("--slots", type=click.IntRange(1, 10_000), help="Of the one worker; with --routes, of both.")
+@click.option("--batch", "batch_steps", type=click.IntRange(1, 1_000), help="Maximum number of steps in one message.")
+@click.option("--slots", type=click.IntRange(1, 10_000), help="Slots of the worker; with --routes, of both workers.")
 @click.pass_obj
 def bench(
     options: Options,
@@ -64,11 +62,11 @@ def bench(
     batch_steps: int | None,
     slots: int | None,
 ) -> None:
-    """Measure the bus alone, a bare durable loop, and the product: broker, worker and client in processes of their own.
+    """Measure the bus alone, a bare durable loop, and the product with broker, worker and client in separate processes.
 
-    With --routes the product alone, with four executors and twelve rules, and with none.
+    With --routes, measure only the product: once with four executors and twelve rules, and once without them.
 
-    Everything runs in temporary directories, on the disk of $TMPDIR, and is gone afterwards.
+    All files are in temporary directories on the disk of $TMPDIR and are removed afterwards.
     """
     import msgspec
 
@@ -82,21 +80,21 @@ def bench(
     try:
         measured = _measure_routes(options, load) if routes else _measure(options, load)
     except BenchFailed as error:
-        raise Failure(Exit.FAILURE, f"no figures: {error}") from None
-    found = {
+        raise Failure(Exit.FAILURE, f"the measurement failed: {error}") from None
+    report = {
         "machine": _machine(),
         "load": msgspec.to_builtins(load),
         "medians": _medians_of_routes(measured) if routes else _medians(measured),
         "rounds": measured,
     }
     if options.output == "text":
-        (_print_routes if routes else _print)(options, found)
+        (_print_routes if routes else _print)(options, report)
     else:
-        output.one(options, found, "")
+        output.one(options, report, "")
 
 
 def _measure(options: Options, load: "Workload") -> list[dict[str, Any]]:
-    """The rounds: each of the three after the others, so that a change of the machine's mood is in all of them."""
+    """Run the rounds. Each round runs all three measurements, so that a slower machine slows all of them."""
     from stepwire_broker.bench import bare, echo, peer, product
     from stepwire_broker.bench.routes import cpu_us_per_step
 
@@ -140,49 +138,62 @@ def _measure_routes(options: Options, load: "Workload") -> list[dict[str, Any]]:
 
 
 def _medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    def median(of: Callable[[dict[str, Any]], float]) -> float:
-        return statistics.median(of(one) for one in rounds)
+    def median(figure: Callable[[dict[str, Any]], float]) -> float:
+        return statistics.median(figure(one) for one in rounds)
 
-    found: dict[str, Any] = {
+    medians: dict[str, Any] = {
         name: median(lambda one, name=name: one[name])  # type: ignore[misc]
         for name in ("echo_steps_per_s", "bare_steps_per_s", "product_steps_per_s")
     }
-    found["product_of_bare"] = median(lambda one: one["product_steps_per_s"] / one["bare_steps_per_s"])
-    found["cpu_us_per_step"] = {
-        who: median(lambda one, who=who: one["cpu_us_per_step"][who])  # type: ignore[misc]
-        for who in rounds[0]["cpu_us_per_step"]
+    medians["product_of_bare"] = median(lambda one: one["product_steps_per_s"] / one["bare_steps_per_s"])
+    medians["cpu_us_per_step"] = {
+        process: median(lambda one, process=process: one["cpu_us_per_step"][process])  # type: ignore[misc]
+        for process in rounds[0]["cpu_us_per_step"]
     }
     for latency, name in (("bare_latency_ms", "bare_latencies_ms"), ("latency_ms", "latencies_ms")):
         ordered = sorted(ms for one in rounds for ms in one[name])
-        found[latency] = {f"p{share}": _percentile(ordered, share) for share in (50, 95, 99)}
-    found["latency_of_bare"] = median(
+        medians[latency] = {f"p{percent}": _percentile(ordered, percent) for percent in (50, 95, 99)}
+    medians["latency_of_bare"] = median(
         lambda one: statistics.median(one["latencies_ms"]) / statistics.median(one["bare_latencies_ms"])
     )
-    found["tasks_replayed"] = sum(one["tasks_replayed"] for one in rounds)
-    return found
+    medians["tasks_replayed"] = sum(one["tasks_replayed"] for one in rounds)
+    return medians
 
 
 def _medians_of_routes(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of each, and of the share that each round found: what slows a whole round down is not in that."""
-    found: dict[str, Any] = {}
+    """The median of each figure, and of the ratio within each round, which a slow round does not distort."""
+    medians: dict[str, Any] = {}
     for kind in ("plain", "routed"):
-        found[f"{kind}_steps_per_s"] = statistics.median(one[f"{kind}_steps_per_s"] for one in rounds)
+        medians[f"{kind}_steps_per_s"] = statistics.median(one[f"{kind}_steps_per_s"] for one in rounds)
         cpu = [one[f"{kind}_cpu_us_per_step"] for one in rounds]
-        found[f"{kind}_cpu_us_per_step"] = {who: statistics.median(each[who] for each in cpu) for who in cpu[0]}
-    found["routed_of_plain"] = statistics.median(one["routed_steps_per_s"] / one["plain_steps_per_s"] for one in rounds)
+        medians[f"{kind}_cpu_us_per_step"] = {
+            process: statistics.median(each[process] for each in cpu) for process in cpu[0]
+        }
+    ratios = [one["routed_steps_per_s"] / one["plain_steps_per_s"] for one in rounds]
+    medians["routed_of_plain"] = statistics.median(ratios)
     for name in ("canary_steps", "other_steps"):
-        found[name] = sum(one[name] for one in rounds)
-    found["tasks_replayed"] = sum(one["plain_tasks_replayed"] + one["routed_tasks_replayed"] for one in rounds)
-    return found
+        medians[name] = sum(one[name] for one in rounds)
+    medians["tasks_replayed"] = sum(one["plain_tasks_replayed"] + one["routed_tasks_replayed"] for one in rounds)
+    return medians
 
 
-def _percentile(ordered: list[float], share: int) -> float:
-    return ordered[min(len(ordered) - 1, len(ordered) * share // 100)]
+def _percentile(ordered: list[float], percent: int) -> float:
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
 
-def _print(options: Options, found: dict[str, Any]) -> None:
-    medians = found["medians"]
-    _print_settings(found, "one worker with {slots} slots")
+def _print(options: Options, report: dict[str, Any]) -> None:
+    medians = report["medians"]
+    _print_settings(report, "one worker with {slots} slots")
+    _print_throughput(options, medians)
+    click.echo()
+    _print_latency(options, medians)
+    click.echo()
+    cpu = ", ".join(f"{process} {us:.1f}" for process, us in medians["cpu_us_per_step"].items())
+    click.echo(f"CPU time of the product per step, µs: {cpu}")
+    _print_replayed(medians)
+
+
+def _print_throughput(options: Options, medians: dict[str, Any]) -> None:
     bare = medians["bare_steps_per_s"]
     rows = [
         ("bus alone (nothing stored)", "echo_steps_per_s"),
@@ -203,37 +214,35 @@ def _print(options: Options, found: dict[str, Any]) -> None:
         COLUMNS,
         "",
     )
-    click.echo()
-    lone = [
+
+
+def _print_latency(options: Options, medians: dict[str, Any]) -> None:
+    rows = [
         ("bare durable loop, until its last commit", "bare_latency_ms", 1.0),
-        ("product, until its outputs are read over HTTP", "latency_ms", medians["latency_of_bare"]),
+        ("product, until the client has the outputs", "latency_ms", medians["latency_of_bare"]),
     ]
     output.several(
         options,
         [
             {
                 "measured": name,
-                **{f"{of}_ms": f"{ms:.2f}" for of, ms in medians[key].items()},
-                "of_bare": f"{share:.2f}",
+                **{f"{percentile}_ms": f"{ms:.2f}" for percentile, ms in medians[key].items()},
+                "of_bare": f"{ratio:.2f}",
             }
-            for name, key, share in lone
+            for name, key, ratio in rows
         ],
         LATENCY_COLUMNS,
         "",
     )
-    click.echo()
-    cpu = ", ".join(f"{who} {us:.1f}" for who, us in medians["cpu_us_per_step"].items())
-    click.echo(f"CPU of the product, µs a step: {cpu}")
-    _print_replayed(medians)
 
 
-def _print_routes(options: Options, found: dict[str, Any]) -> None:
+def _print_routes(options: Options, report: dict[str, Any]) -> None:
     from stepwire_broker.bench.routes import EXECUTORS, RULES
 
-    medians = found["medians"]
-    _print_settings(found, "two workers with {slots} slots together")
+    medians = report["medians"]
+    _print_settings(report, "two workers with {slots} slots in total")
     rows = [
-        ("product, no rules, the bus alone", "plain", "1.00"),
+        ("product, no rules, bus only", "plain", "1.00"),
         (f"product, {len(RULES)} rules, {len(EXECUTORS)} executors", "routed", f"{medians['routed_of_plain']:.2f}"),
     ]
     output.several(
@@ -252,23 +261,23 @@ def _print_routes(options: Options, found: dict[str, Any]) -> None:
     )
     click.echo()
     cpu = ", ".join(f"{kind} {medians[f'{kind}_cpu_us_per_step']['broker']:.1f}" for _, kind, _ in rows)
-    click.echo(f"CPU of the broker, µs a step: {cpu}")
+    click.echo(f"CPU time of the broker per step, µs: {cpu}")
     click.echo(
-        f"Executors {', '.join(EXECUTORS)}; the last rule took all steps, {medians['canary_steps']} of them to its"
-        f" canary, {medians['other_steps']} not"
+        f"executors {', '.join(EXECUTORS)}; every step matched the last rule:"
+        f" {medians['canary_steps']} went to its canary, {medians['other_steps']} did not"
     )
     _print_replayed(medians)
 
 
-def _print_settings(found: dict[str, Any], workers: str) -> None:
-    machine, load = found["machine"], found["load"]
+def _print_settings(report: dict[str, Any], workers: str) -> None:
+    machine, load = report["machine"], report["load"]
     click.echo(
         f"{machine['cpus']} CPUs, Python {machine['python']}, SQLite {machine['sqlite']}, libzmq {machine['libzmq']};"
         f" one fdatasync takes {machine['fdatasync_ms']:.2f} ms"
     )
     click.echo(
         f"{load['rounds']} rounds of {load['tasks']} tasks of 4 steps, {load['window']} in flight,"
-        f" submitted {load['submit_tasks']} at a time; up to {load['batch_steps']} steps a message,"
+        f" submitted {load['submit_tasks']} at a time; at most {load['batch_steps']} steps per message,"
         f" {workers.format(slots=load['slots'])}; SQLite synchronous=FULL"
     )
     click.echo()
@@ -276,12 +285,12 @@ def _print_settings(found: dict[str, Any], workers: str) -> None:
 
 def _print_replayed(medians: dict[str, Any]) -> None:
     click.echo(
-        f"{medians['tasks_replayed']} tasks replayed from their history: all completed, no difference to the tables"
+        f"{medians['tasks_replayed']} tasks replayed from their history: all completed, no difference from the tables"
     )
 
 
 def _machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """The properties of the machine that the figures depend on."""
     import platform
     import sqlite3
 
@@ -298,8 +307,8 @@ def _machine() -> dict[str, Any]:
 
 
 def _sync_ms() -> float:
-    """The median of appending a page and syncing it: what a commit waits for."""
-    took_ms = []
+    """The median time to append a page and sync it, which is what a commit waits for."""
+    durations_ms = []
     sync = getattr(os, "fdatasync", os.fsync)
     with tempfile.TemporaryFile(prefix="stepwire-bench-") as file:
         for _ in range(SYNCS):
@@ -307,13 +316,13 @@ def _sync_ms() -> float:
             file.flush()
             started = time.perf_counter()
             sync(file.fileno())
-            took_ms.append((time.perf_counter() - started) * 1000)
-    return statistics.median(took_ms)
+            durations_ms.append((time.perf_counter() - started) * 1000)
+    return statistics.median(durations_ms)
 
 
 @contextmanager
 def _bar(options: Options, tasks: int) -> Iterator[Callable[[str], "Progress"]]:
-    """A progress bar on stderr for a terminal. Names the next measurement, and gives what counts its tasks."""
+    """A progress bar on stderr, on a terminal. The result starts a named measurement and returns its task counter."""
     from rich.console import Console
     from rich.progress import Progress as Bar
 

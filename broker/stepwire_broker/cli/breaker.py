@@ -1,11 +1,11 @@
-"""`stepwire breaker`: handlers that fail, and what a broker hands out of them."""
+"""`stepwire breaker`: the circuit breakers of handlers whose infrastructure fails."""
 
 from typing import Any, Final
 
 import click
 
 from . import output
-from .connection import broker
+from .connection import broker_client
 from .options import Options, StepwireGroup
 
 COLUMNS: Final = [
@@ -22,60 +22,60 @@ COLUMNS: Final = [
 
 @click.group(cls=StepwireGroup)
 def breaker() -> None:
-    """Look at handlers that fail, and stop or start what goes to them."""
+    """List the circuit breakers of handlers, and open or close them by hand."""
 
 
 @breaker.command(name="list")
 @click.pass_obj
 def list_breakers(options: Options) -> None:
-    """Print the breakers of handlers that failed lately. Those of all others are closed."""
-    with broker(options) as client:
+    """List the breakers of handlers that failed recently. All other breakers are closed."""
+    with broker_client(options) as client:
         breakers = client.breakers()["breakers"]
     shown = breakers if options.output != "text" else [row(one) for one in breakers]
-    output.several(options, shown, COLUMNS, "no handler has failed lately")
+    output.several(options, shown, COLUMNS, "no handler has failed recently")
 
 
 @breaker.command(name="open")
 @click.argument("handler_class", metavar="HANDLER")
-@click.option("--reason", default="", help="Why, for whoever asks why its steps wait.")
+@click.option("--reason", metavar="TEXT", default="", help="Reason; `stepwire why` prints it for the waiting steps.")
 @click.pass_obj
 def open_breaker(options: Options, handler_class: str, reason: str) -> None:
-    """Hand out nothing of this handler until it is told otherwise. Its steps stay ready.
+    """Stop dispatching steps of this handler until an operator closes the breaker. The steps stay ready.
 
-    Kept in the broker's memory only: until `auto`, `close`, or the end of the broker.
+    The setting is kept in the broker's memory only. It ends with `auto`, with `close`, or when the broker stops.
     """
-    _put(options, handler_class, "open", reason)
+    _set_breaker(options, handler_class, "open", reason)
 
 
 @breaker.command(name="close")
 @click.argument("handler_class", metavar="HANDLER")
-@click.option("--reason", default="", help="Why, for whoever looks.")
+@click.option("--reason", metavar="TEXT", default="", help="Reason; `stepwire breaker list` prints it.")
 @click.pass_obj
 def close_breaker(options: Options, handler_class: str, reason: str) -> None:
-    """Hand out everything of this handler, whatever fails, until it is told otherwise.
+    """Dispatch all steps of this handler, whatever fails, until an operator changes that.
 
-    Kept in the broker's memory only: until `auto`, `open`, or the end of the broker.
+    The setting is kept in the broker's memory only. It ends with `auto`, with `open`, or when the broker stops.
     """
-    _put(options, handler_class, "closed", reason)
+    _set_breaker(options, handler_class, "closed", reason)
 
 
 @breaker.command(name="auto")
 @click.argument("handler_class", metavar="HANDLER")
 @click.pass_obj
 def auto_breaker(options: Options, handler_class: str) -> None:
-    """Close this handler's breaker, and leave it to itself again."""
-    _put(options, handler_class, "auto", "")
+    """Close this handler's breaker, and return it to automatic control."""
+    _set_breaker(options, handler_class, "auto", "")
 
 
 def row(one: dict[str, Any]) -> dict[str, Any]:
-    """A breaker on one line, for people."""
+    """A breaker as a row of the text table."""
     budget = one["retry_budget"]
     state = one["state"].replace("_", "-") + (" (forced)" if one["forced"] else "")
     return {**one, "state": state, "room": "" if budget is None else budget["room"]}
 
 
-def _put(options: Options, handler_class: str, state: str, reason: str) -> None:
-    with broker(options) as client:
-        done = client.set_breaker(handler_class, state, reason=reason)
-    how = "until it is told otherwise, or this broker ends" if done["forced"] else "and opens by itself"
-    output.one(options, done, f"the breaker for {handler_class} is {done['state']}, {how}")
+def _set_breaker(options: Options, handler_class: str, state: str, reason: str) -> None:
+    with broker_client(options) as client:
+        breaker = client.set_breaker(handler_class, state, reason=reason)
+    how = "until an operator changes it or the broker stops" if breaker["forced"] else "under automatic control"
+    output.one(options, breaker, f"the breaker for {handler_class} is {breaker['state']}, {how}")

@@ -1,4 +1,4 @@
-"""Processes that a command starts and has to see to their end."""
+"""The processes that a command starts: their signals, their end, and their environment."""
 
 import asyncio
 import os
@@ -6,20 +6,20 @@ import signal
 import sys
 
 
-def tell(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    """The process and whatever it has started in its group."""
+def send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Send the signal to the whole process group."""
     try:
         os.killpg(process.pid, number)
     except ProcessLookupError:
         pass
 
 
-def ended(code: int) -> str:
+def end_text(code: int) -> str:
     return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def environ_of_handlers(steps: str, results: str, url: str, token_file: str) -> dict[str, str]:
-    """Where the broker is, in the words that every SDK knows; and the Python that this runs in comes first."""
+def handler_environ(steps: str, results: str, url: str, token_file: str) -> dict[str, str]:
+    """The environment that tells every SDK where the broker is. The Python of this process comes first on PATH."""
     given = {
         "STEPWIRE_STEPS": steps,
         "STEPWIRE_RESULTS": results,

@@ -1,4 +1,4 @@
-"""`stepwire completion`: the lines that teach a shell our words."""
+"""`stepwire completion`: the script that lets a shell complete the commands and options."""
 
 import click
 
@@ -9,7 +9,7 @@ from .options import Options, StepwireCommand
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_obj
 def completion(options: Options, shell: str) -> None:
-    """Print the completion of a shell.
+    """Print the completion script of a shell.
 
     \b
     bash   stepwire completion bash > ~/.local/share/bash-completion/completions/stepwire
@@ -22,6 +22,6 @@ def completion(options: Options, shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None
-    made = kind(main, {}, "stepwire", "_STEPWIRE_COMPLETE")
-    # Not made.source(), which runs bash to see how old it is: this may be written on another machine.
-    click.echo(made.source_template % made.source_vars())
+    script = kind(main, {}, "stepwire", "_STEPWIRE_COMPLETE")
+    # Not script.source(), which runs bash to check its version: the script may be meant for another machine.
+    click.echo(script.source_template % script.source_vars())

@@ -1,4 +1,4 @@
-"""`stepwire config`: what is set, where each value is from, and whether it is right. Nothing is started."""
+"""`stepwire config`: print, check and create the configuration. No command here starts a broker."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ import msgspec
 from stepwire_broker.configuration import loader
 
 from . import output
-from .asking import confirm
+from .confirmation import confirm
 from .failure import Exit, Failure, leave
 from .options import Options, StepwireGroup
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @click.group(name="config", cls=StepwireGroup)
 def configuration() -> None:
-    """Show, check and begin the configuration."""
+    """Print, check and create the configuration."""
 
 
 @configuration.command()
-@click.option("--origin", is_flag=True, help="Say where each value comes from.")
+@click.option("--origin", is_flag=True, help="Also print where each value comes from.")
 @click.pass_obj
 def show(options: Options, origin: bool) -> None:
-    """Print every setting with its value; passwords are left out."""
+    """Print every setting with its value, without passwords."""
     loaded = load(options)
     rows: list[dict[str, Any]] = [
         {"key": key, "value": value, "origin": where} for key, value, where in loader.show(loaded)
@@ -36,13 +36,13 @@ def show(options: Options, origin: bool) -> None:
     if origin:
         columns.append(output.Column("origin", "origin"))
     output.several(options, rows, columns, "")
-    say_notes(options, loaded)
+    print_notes(options, loaded)
 
 
 @configuration.command()
 @click.pass_obj
 def validate(options: Options) -> None:
-    """Read the configuration as `serve` would, and say what is wrong with it."""
+    """Read the configuration as `serve` would, and report what is wrong with it."""
     from stepwire_broker.api.listening import ListenError, check_listen
     from stepwire_broker.core.routing.router import RulesRefused, check
     from stepwire_broker.executors.exec import BadCommand, Commands
@@ -56,23 +56,23 @@ def validate(options: Options) -> None:
         check(settings.execution, known(settings))
     except (ListenError, BadCommand, RulesRefused) as error:
         raise Failure(Exit.USAGE, str(error)) from None
-    notes = [*loaded.notes, *_of_rules(settings)]
-    where = str(loaded.file) if loaded.file else "no file: everything is a default or from the environment"
+    notes = [*loaded.notes, *_hidden_rules(settings)]
+    where = str(loaded.file) if loaded.file else "no file: every value is a default or from the environment"
     facts = {"valid": True, "file": loaded.file and str(loaded.file), "notes": notes}
     output.one(options, facts, f"valid ({where})")
     for text in notes:
         output.note(options, text)
 
 
-def _of_rules(settings: "Settings") -> list[str]:
-    """Rules that are in order, and can do nothing."""
+def _hidden_rules(settings: "Settings") -> list[str]:
+    """A note for each valid rule that can never match."""
     from stepwire_broker.core.routing.router import Router, hidden
     from stepwire_broker.executors.registry import known
 
     router = Router(settings.execution, known(settings), bus_is_distributed=True)
     return [
-        f"execution.rules[{rule.number - 1}] ({rule.match}) never matches: all that it would is taken by"
-        f" rules[{earlier.number - 1}] ({earlier.match}), which stands before it"
+        f"execution.rules[{rule.number - 1}] ({rule.match}) never matches:"
+        f" rules[{earlier.number - 1}] ({earlier.match}) comes first and matches all the same steps"
         for rule, earlier in hidden(router.rules)
     ]
 
@@ -80,7 +80,7 @@ def _of_rules(settings: "Settings") -> list[str]:
 @configuration.command()
 @click.pass_obj
 def schema(options: Options) -> None:
-    """Print the JSON Schema of the configuration file, for editors and checks."""
+    """Print the JSON Schema of the configuration file, for editors and validators."""
     from stepwire_broker.configuration import setting_texts
 
     click.echo(msgspec.json.format(msgspec.json.encode(setting_texts.schema())).decode())
@@ -90,13 +90,13 @@ def schema(options: Options) -> None:
 @click.argument("file", default=loader.FILE_NAME, type=click.Path(dir_okay=False, path_type=Path))
 @click.pass_obj
 def init(options: Options, file: Path) -> None:
-    """Write a configuration file with every setting, its default and what it is for. FILE is ./stepwire.yaml."""
+    """Write ./stepwire.yaml, or FILE, with every setting, its default and a description."""
     from stepwire_broker.configuration import setting_texts
 
-    if file.exists() and not confirm(options, f"{file} is there already: write over it?"):
+    if file.exists() and not confirm(options, f"{file} exists already: overwrite it?"):
         leave(Exit.FAILURE)
     try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # it may hold a password one day
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # a user may add a password
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             stream.write(setting_texts.sample_file())
     except OSError as error:
@@ -105,15 +105,16 @@ def init(options: Options, file: Path) -> None:
     output.note(options, "next: edit it, then: stepwire config validate")
 
 
-def say_notes(options: Options, loaded: loader.Configuration) -> None:
-    """What is accepted, and may not be what was meant."""
+def print_notes(options: Options, loaded: loader.Configuration) -> None:
+    """Print a note for each value that is accepted and may not be what the user meant."""
     for text in loaded.notes:
         output.note(options, text)
 
 
 def load(options: Options, flags: dict[str, str] | None = None) -> loader.Configuration:
-    """The configuration of this command, or the Failure that says what is wrong with it."""
+    """Load the configuration of this command. Raises Failure with what is wrong."""
     try:
         return loader.load(options.config_file, flags or {}, os.environ)
     except loader.SettingsError as error:
-        raise Failure(Exit.USAGE, str(error), "`stepwire config show --origin` says where each value is from") from None
+        hint = "`stepwire config show --origin` prints where each value comes from"
+        raise Failure(Exit.USAGE, str(error), hint) from None

@@ -1,4 +1,4 @@
-"""To the broker: the SDK's client, its address and token from the command line, environment or configuration."""
+"""The SDK's client for a command: its address and token come from the command line, environment or configuration."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -20,13 +20,13 @@ from .options import Options
 PAGE_MAX: Final = 500
 UNREACHABLE = 0  # the client's status when there was no answer
 
-_DENIED = "run this where the broker was started, or name its token: --token-file FILE, or STEPWIRE_TOKEN"
-_UNREACHABLE = "start it with: stepwire serve; or name its address: --url URL, or STEPWIRE_URL"
+_DENIED = "run this in the broker's directory, or pass its token: --token-file FILE, or STEPWIRE_TOKEN"
+_UNREACHABLE = "start a broker: stepwire serve; or pass its address: --url URL, or STEPWIRE_URL"
 
 
 @contextmanager
-def broker(options: Options) -> Iterator[Client]:
-    """A client for the time of a command. Whatever goes wrong with it ends the command with its exit code."""
+def broker_client(options: Options) -> Iterator[Client]:
+    """A client for the duration of a command. A client error ends the command with the matching exit code."""
     try:
         with open_client(options) as client:
             yield client
@@ -35,7 +35,7 @@ def broker(options: Options) -> Iterator[Client]:
 
 
 def open_client(options: Options, settings: Settings | None = None) -> Client:
-    """A client that has not asked anything yet. With `settings`, the configuration is not read again."""
+    """A client that has sent nothing yet. With `settings`, the configuration is not read again."""
     url, token_file = address(options, settings)
     try:
         return Client(url, token=first_token(Path(token_file)) if token_file else None)
@@ -44,7 +44,7 @@ def open_client(options: Options, settings: Settings | None = None) -> Client:
 
 
 def address(options: Options, settings: Settings | None = None) -> tuple[str, str | None]:
-    """The broker's URL and, if one is named, the file that holds its token."""
+    """The broker's URL and, if one is set, the file that holds its token."""
     token_file = options.token_file or _unless_in_environment(os.environ.get("STEPWIRE_TOKEN_FILE"))
     url = options.url or os.environ.get("STEPWIRE_URL")
     if url is not None:
@@ -54,18 +54,18 @@ def address(options: Options, settings: Settings | None = None) -> tuple[str, st
 
 
 def all_pages(
-    ask: Callable[..., dict[str, Any]], of: str, limit: int, filters: Mapping[str, Any]
+    fetch_page: Callable[..., dict[str, Any]], member: str, limit: int, filters: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Up to `limit` items from as many pages as it takes, and whether there are more."""
+    """Up to `limit` items from as many pages as needed, and whether there are more."""
     items: list[dict[str, Any]] = []
     cursor: str | None = None
     while len(items) < limit:
-        page = ask(**filters, limit=min(PAGE_MAX, limit - len(items)), cursor=cursor)
-        items += page[of]
+        page = fetch_page(**filters, limit=min(PAGE_MAX, limit - len(items)), cursor=cursor)
+        items += page[member]
         cursor = page["next_cursor"]
         if cursor is None:
             return items, False
-    return items, bool(ask(**filters, limit=1, cursor=cursor)[of])
+    return items, bool(fetch_page(**filters, limit=1, cursor=cursor)[member])
 
 
 def _failure(error: ClientError) -> Failure:

@@ -1,7 +1,7 @@
-"""`stepwire db`: look at the database, check it, copy it, put a copy back, and have it tidied.
+"""`stepwire db`: inspect, check, back up, restore and prune the database.
 
-Everything but `restore` works beside a running broker. Whatever only reads does so by itself; what has to be written is
-the running broker's to write, and is asked of it.
+Every command but `restore` works while a broker runs. Commands that only read open the database themselves. Only the
+running broker writes to it, so `prune` sends it a request.
 """
 
 import os
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from . import asking, output
+from . import confirmation, output
 from .config_commands import load
-from .connection import broker
+from .connection import broker_client
 from .failure import Exit, Failure, leave
 from .options import Options, StepwireGroup
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from stepwire_broker.store.sqlite.status import Status
 
 POLL_S: Final = 0.2
-STUCK_S: Final = 60.0  # without any progress a broker is not waited for
+STUCK_S: Final = 60.0  # without progress for this time, `prune` stops waiting for the broker
 
 FILE = click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
 
 
 @click.group(cls=StepwireGroup)
 def db() -> None:
-    """The database: look at it, check it, back it up, restore it, prune it."""
+    """Inspect, check, back up, restore and prune the database."""
 
 
 # -- status -----------------------------------------------------------------------------------------------------------
@@ -43,42 +43,44 @@ def db() -> None:
 @db.command()
 @click.pass_obj
 def status(options: Options) -> None:
-    """Print how large the database is, what is in it, and who writes it. A broker may run or not."""
+    """Print the database's size, its contents, and the process that writes to it. Works with or without a broker."""
     from stepwire_broker.store.sqlite import backup
     from stepwire_broker.store.sqlite.status import status as read
 
     settings, path = _database(options)
     with _refusals(), closing(backup.open_stored(path)) as connection:
-        found = read(connection, path.absolute(), settings.retention, _now_ms())
-    lines = "\n".join(f"{name:<12} {text}" for name, text in _described(found))
-    output.one(options, found, lines)
-    if found.held_steps:
+        status = read(connection, path.absolute(), settings.retention, _now_ms())
+    lines = "\n".join(f"{name:<12} {text}" for name, text in _status_lines(status))
+    output.one(options, status, lines)
+    if status.held_steps:
         output.note(options, "next: stepwire step list --state held")
 
 
-def _described(found: "Status") -> Iterator[tuple[str, str]]:
-    yield "database", f"{found.path}, {_size(found.bytes)} ({_size(found.free_bytes)} of it free)"
-    yield "log", _size(found.log_bytes)
-    process = found.process
-    yield "written by", "nobody now" if process is None else f"process {process or 'unknown'}"
-    upgrade = "" if found.schema == found.schema_known else f"; this program's is {found.schema_known}: see db upgrade"
-    yield "schema", f"{found.schema}{upgrade}"
-    yield "deployment", found.deployment
-    yield "last epochs", _counts(found.brokers, "none")
-    yield "tasks", _counts(found.tasks, "none")
-    yield "open steps", _counts(found.open_steps, "none")
-    yield "held steps", str(found.held_steps)
-    if found.oldest_open_task is not None and found.oldest_open_since_ms is not None:
-        yield "oldest open", f"task {found.oldest_open_task}, since {_time(found.oldest_open_since_ms)}"
-    yield "parked", f"{found.parked} refused inputs"
-    yield "to prune", f"{found.expired_tasks} tasks"
-    yield "last prune", "never" if found.last_prune is None else _pruned(found.last_prune)
-    if found.restored is not None:
-        made = "" if found.last_backup_ms is None else f", from a backup of {_time(found.last_backup_ms)}"
-        yield "restored", f"{_time(found.restored['restored_ms'])}{made}"
+def _status_lines(status: "Status") -> Iterator[tuple[str, str]]:
+    yield "database", f"{status.path}, {_size(status.bytes)} ({_size(status.free_bytes)} of it free)"
+    yield "log", _size(status.log_bytes)
+    process = status.process
+    yield "written by", "no process" if process is None else f"process {process or 'unknown'}"
+    upgrade = ""
+    if status.schema != status.schema_known:
+        upgrade = f"; this program expects {status.schema_known}: see stepwire db upgrade"
+    yield "schema", f"{status.schema}{upgrade}"
+    yield "deployment", status.deployment
+    yield "last epochs", _counts(status.brokers, "none")
+    yield "tasks", _counts(status.tasks, "none")
+    yield "open steps", _counts(status.open_steps, "none")
+    yield "held steps", str(status.held_steps)
+    if status.oldest_open_task is not None and status.oldest_open_since_ms is not None:
+        yield "oldest open", f"task {status.oldest_open_task}, since {_time(status.oldest_open_since_ms)}"
+    yield "parked", f"{status.parked} refused inputs"
+    yield "to prune", f"{status.expired_tasks} tasks"
+    yield "last prune", "never" if status.last_prune is None else _last_prune(status.last_prune)
+    if status.restored is not None:
+        made = "" if status.last_backup_ms is None else f", from a backup of {_time(status.last_backup_ms)}"
+        yield "restored", f"{_time(status.restored['restored_ms'])}{made}"
 
 
-def _pruned(last: dict[str, Any]) -> str:
+def _last_prune(last: dict[str, Any]) -> str:
     counts = ", ".join(f"{last[name]} {name}" for name in ("tasks", "steps", "parked"))
     return f"{_time(last['ended_ms'])}: {counts}, in {(last['ended_ms'] - last['started_ms']) / 1000:.1f} s"
 
@@ -87,24 +89,25 @@ def _pruned(last: dict[str, Any]) -> str:
 
 
 @db.command()
-@click.option("--sample", metavar="N", type=click.IntRange(min=1), help="Replay only N histories, drawn at random.")
+@click.option("--sample", metavar="N", type=click.IntRange(min=1), help="Replay only N histories, chosen at random.")
 @click.pass_obj
 def check(options: Options, sample: int | None) -> None:
-    """Check the file, what refers to what, and that every task's history replays to its rows. Exits 1 when not."""
+    """Check the file, the references between rows, and that each task's history replays to its rows.
+
+    The exit code is 1 if anything is wrong.
+    """
     from stepwire_broker.store.sqlite import backup
     from stepwire_broker.store.sqlite.check import check as run
 
     _, path = _database(options)
     with _refusals(), closing(backup.open_stored(path)) as connection, _bars(options) as show:
         checked = run(connection, sample, lambda done, total: show("tasks replayed", done, total))
-    sentences = [*checked.findings, *(["and there may be more"] if checked.is_cut else [])]
-    looked = f"{checked.tasks} tasks, {checked.tasks_replayed} histories replayed"
-    output.one(options, checked, "\n".join(sentences) or f"{looked}: all is as it should be")
+    sentences = [*checked.findings, *(["there may be more findings"] if checked.is_cut else [])]
+    extent = f"{checked.tasks} tasks, {checked.tasks_replayed} histories replayed"
+    output.one(options, checked, "\n".join(sentences) or f"{extent}: no errors")
     if sentences:
         if options.output == "text":
-            output.note(
-                options, f"{looked}. Keep a copy of the files; a backup is restored by: stepwire db restore FILE"
-            )
+            output.note(options, f"{extent}. Copy the files first, then restore a backup: stepwire db restore FILE")
         leave(Exit.FAILURE)
 
 
@@ -115,24 +118,24 @@ def check(options: Options, sample: int | None) -> None:
 @FILE
 @click.pass_obj
 def backup(options: Options, file: Path) -> None:
-    """Copy the database into FILE, as of one moment, while the broker goes on. FILE must not be there yet."""
+    """Copy the database into FILE, as of one moment, while the broker runs. FILE must not exist."""
     from stepwire_broker.store.sqlite.backup import backup as make
 
     _, path = _database(options)
     with _refusals(), _bars(options) as show:
         made = make(path, file, wall_ms=_now_ms(), progress=show)
-    output.one(options, made, f"{file}: {_size(made.bytes)}, in {made.took_ms / 1000:.1f} s, whole and checked")
-    output.note(options, f"back from it, with the broker stopped: stepwire db restore {file}")
+    output.one(options, made, f"{file}: {_size(made.bytes)}, in {made.took_ms / 1000:.1f} s, complete and checked")
+    output.note(options, f"to restore it, stop the broker and run: stepwire db restore {file}")
 
 
 @db.command()
 @FILE
 @click.pass_obj
 def restore(options: Options, file: Path) -> None:
-    """Put the backup FILE in the database's place, with no broker running. What was there is kept beside.
+    """Replace the database by the backup FILE. The broker must be stopped; the replaced files are kept.
 
-    The restored database is a new deployment. At_most_once steps that were not over when the backup was made may have
-    been started since: they are held until somebody says what became of them.
+    The restored database is a new deployment. An at_most_once step that was open in the backup may have started since
+    then, so it is held until an operator resolves it.
     """
     from stepwire_broker.store.sqlite.opening import holder
     from stepwire_broker.store.sqlite.restore import restore as put_back
@@ -143,11 +146,10 @@ def restore(options: Options, file: Path) -> None:
         raise Failure(
             Exit.WRONG_STATE,
             f"{path} is in use by process {process or 'unknown'}",
-            "stop the broker first: kill -TERM its process, and wait until it has ended",
+            "stop the broker first: send its process TERM, and wait until it has ended",
         )
-    if path.exists() and not asking.confirm(
-        options, f"Replace {path} by {file}? What happened since that was made is then not known any more."
-    ):
+    question = f"Replace {path} by {file}? The restored database does not know what happened after the backup."
+    if path.exists() and not confirmation.confirm(options, question):
         leave(Exit.FAILURE)
     with _refusals(), _bars(options) as show:
         restored = put_back(
@@ -159,38 +161,38 @@ def restore(options: Options, file: Path) -> None:
             entropy=int.from_bytes(os.urandom(16), "big"),
             progress=show,
         )
-    output.one(options, restored, "\n".join(_what_was_restored(path, file, restored)))
-    for line in _what_next(restored):
+    output.one(options, restored, "\n".join(_restored_lines(path, file, restored)))
+    for line in _next_lines(restored):
         output.note(options, line)
 
 
-def _what_was_restored(path: Path, file: Path, restored: "RestoredBackup") -> Iterator[str]:
+def _restored_lines(path: Path, file: Path, restored: "RestoredBackup") -> Iterator[str]:
     made = "" if restored.made_ms is None else f", made {_time(restored.made_ms)}"
-    yield f"{path} is {file}{made}: {restored.open_tasks} open tasks"
-    yield f"it is deployment {restored.deployment} from now on; in the backup it was {restored.deployment_before}"
+    yield f"restored {path} from {file}{made}: {restored.open_tasks} open tasks"
+    yield f"the deployment is now {restored.deployment}; in the backup it was {restored.deployment_before}"
     if restored.held_steps:
         yield f"{restored.held_steps} at_most_once steps of {restored.held_tasks} tasks are held, reason `restored`"
     for kept in restored.replaced:
-        yield f"what was there is kept: {kept}"
+        yield f"the replaced file is kept: {kept}"
 
 
-def _what_next(restored: "RestoredBackup") -> Iterator[str]:
+def _next_lines(restored: "RestoredBackup") -> Iterator[str]:
     yield "next: stepwire db check, then stepwire serve"
     if restored.held_steps:
-        yield "then, for each held step, find out whether it ran: stepwire step list --state held"
-        yield "  and say so: stepwire step resolve STEP --completed JSON | --failed TEXT | --retry, with --reason TEXT"
-    yield "tasks that were submitted after the backup was made are not known any more: submitted again, they run again"
+        yield "then find out for each held step whether it ran: stepwire step list --state held"
+        yield "  then: stepwire step resolve STEP --completed JSON | --failed TEXT | --retry, with --reason TEXT"
+    yield "tasks submitted after the backup are unknown now: if they are submitted again, they run again"
 
 
 # -- prune ------------------------------------------------------------------------------------------------------------
 
 
 @db.command()
-@click.option("--dry-run", is_flag=True, help="Only say how many tasks it would remove.")
-@click.option("--compact", is_flag=True, help="Then give free space back to the file system. With no broker running.")
+@click.option("--dry-run", is_flag=True, help="Only print the number of tasks to remove.")
+@click.option("--compact", is_flag=True, help="Also return free space to the file system. The broker must be stopped.")
 @click.pass_obj
 def prune(options: Options, dry_run: bool, compact: bool) -> None:
-    """Remove what is over and older than `retention` says, now. A running broker does so by itself all the time."""
+    """Remove ended tasks older than `retention` now. A running broker does this by itself."""
     from stepwire_broker.store.sqlite import backup, pruning
     from stepwire_broker.store.sqlite.opening import holder
     from stepwire_broker.store.sqlite.status import expired
@@ -202,46 +204,47 @@ def prune(options: Options, dry_run: bool, compact: bool) -> None:
         with closing(backup.open_stored(path)) as connection:
             count = expired(connection, settings.retention, _now_ms())
             if dry_run:
-                output.one(options, {"tasks": count}, f"{count} tasks are over and older than they are kept for")
+                output.one(options, {"tasks": count}, f"{count} tasks have ended and are past their retention time")
                 return
             if holder(path) is not None:
                 if compact:
                     raise Failure(
-                        Exit.WRONG_STATE, f"{path} is in use, and cannot be compacted", "stop the broker first"
+                        Exit.WRONG_STATE, f"{path} is in use and cannot be compacted", "stop the broker first"
                     )
-                _prune_by_the_broker(options, connection)
+                _prune_by_broker(options, connection)
                 return
         logs.set_up("warning", options.verbosity)
         with _bars(options) as show:
-            done = pruning.prune_now(path, settings.retention, lambda run: show("tasks", run.tasks, count))
+            pruned = pruning.prune_now(path, settings.retention, lambda run: show("tasks", run.tasks, count))
         if compact:
             pruning.compact(path)
-    output.one(options, done, _removed(done))
+    output.one(options, pruned, _pruned_text(pruned))
 
 
-def _removed(done: "Pruned") -> str:
-    return f"removed {done.tasks} tasks with {done.steps} steps, {done.parked} refused inputs"
+def _pruned_text(pruned: "Pruned") -> str:
+    return f"removed {pruned.tasks} tasks with {pruned.steps} steps, {pruned.parked} refused inputs"
 
 
-def _prune_by_the_broker(options: Options, connection: sqlite3.Connection) -> None:
-    """Ask it, and watch what is left until it is done, by the broker's own retention."""
+def _prune_by_broker(options: Options, connection: sqlite3.Connection) -> None:
+    """Request it from the broker, and show the rest until the broker's own retention has removed it."""
     from stepwire_broker.core.definitions.settings import RetentionSettings
     from stepwire_broker.store.sqlite.status import expired
 
-    with broker(options) as client:
-        asked = client.prune()
-    kept = RetentionSettings(asked["completed_ms"], asked["failed_ms"])
-    total = left = expired(connection, kept, asked["now_ms"])
+    with broker_client(options) as client:
+        request = client.prune()
+    retention = RetentionSettings(request["completed_ms"], request["failed_ms"])
+    total = left = expired(connection, retention, request["now_ms"])
     changed_s = time.monotonic()
     with _bars(options) as show:
         while left:
             show("tasks", total - left, total)
             time.sleep(POLL_S)
-            before, left = left, expired(connection, kept, asked["now_ms"])
+            before, left = left, expired(connection, retention, request["now_ms"])
             if left < before:
                 changed_s = time.monotonic()
             elif time.monotonic() - changed_s > STUCK_S:
-                raise Failure(Exit.FAILURE, f"the broker does not get on: {left} tasks are left", "see its log")
+                text = f"the broker has pruned nothing for {STUCK_S:g} s: {left} tasks are left"
+                raise Failure(Exit.FAILURE, text, "see the broker's log")
     output.one(options, {"tasks": total}, f"the broker removed {total} tasks")
 
 
@@ -251,20 +254,20 @@ def _prune_by_the_broker(options: Options, connection: sqlite3.Connection) -> No
 @db.command()
 @click.pass_obj
 def upgrade(options: Options) -> None:
-    """Say which schema the database has. `serve` brings a SQLite database to its own when it starts."""
+    """Print the schema of the database. `stepwire serve` upgrades a SQLite database when it starts."""
     from stepwire_broker.store.sqlite import backup
     from stepwire_broker.store.sqlite.migrate import HEAD, revision
 
     _, path = _database(options)
     with _refusals(), closing(backup.open_stored(path)) as connection:
         at = revision(connection)
-    text = f"{path} has schema {at}, which is this program's"
+    text = f"{path} has schema {at}, the one that this program expects"
     if at != HEAD:
-        text = f"{path} has schema {at}; `stepwire serve` brings it to {HEAD} when it starts: make a backup before"
+        text = f"{path} has schema {at}; `stepwire serve` upgrades it to {HEAD} when it starts: make a backup first"
     output.one(options, {"schema": at, "schema_known": HEAD}, text)
 
 
-# -- below them --------------------------------------------------------------------------------------------------------
+# -- helpers -----------------------------------------------------------------------------------------------------------
 
 
 def _database(options: Options) -> "tuple[Settings, Path]":
@@ -280,15 +283,14 @@ def _database(options: Options) -> "tuple[Settings, Path]":
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Whatever the store refuses ends the command with its exit code."""
+    """Turn an error of the store into a Failure with the matching exit code."""
     from stepwire_broker.store.errors import InUse, NotThere, StoreRefused, WouldReplace
 
     try:
         yield
     except NotThere as error:
-        raise Failure(
-            Exit.NOT_FOUND, str(error), "`stepwire serve` makes it; `stepwire config show` says where"
-        ) from None
+        hint = "`stepwire serve` creates it; `stepwire config show` prints where"
+        raise Failure(Exit.NOT_FOUND, str(error), hint) from None
     except (InUse, WouldReplace) as error:
         raise Failure(Exit.WRONG_STATE, str(error)) from None
     except StoreRefused as error:
@@ -299,7 +301,7 @@ def _refusals() -> Iterator[None]:
 
 @contextmanager
 def _bars(options: Options) -> Iterator[Callable[[str, int, int], None]]:
-    """One bar after the other, each named for what is being done."""
+    """A function that shows one progress bar per kind of work, one after the other."""
     with ExitStack() as stack:
         current: str | None = None
         advance: Callable[[int], None] = lambda more: None  # noqa: E731

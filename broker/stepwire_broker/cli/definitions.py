@@ -1,4 +1,4 @@
-"""A workflow as somebody wrote it: a file of YAML or JSON, or Python that builds it (`order.py`, `order.py:order`)."""
+"""Reads workflow files: YAML, JSON, or Python that builds the workflow (`order.py`, `order.py:order`)."""
 
 import os
 import runpy
@@ -24,11 +24,11 @@ class WorkflowSource(NamedTuple):
     file: str
     content: bytes
     content_type: str
-    where: Where | None = None  # which line said it, where the content's own lines are nobody's
+    where: Where | None = None  # the line in the Python file, since the content itself is generated
 
 
 def is_definition(name: str) -> bool:
-    """Does this name a file, and no stored workflow?"""
+    """True for the name of a workflow file, False for the name of a stored workflow."""
     path = Path(_split(name)[0])
     return path.suffix.lower() in (*CONTENT_TYPES, ".py") and path.is_file()
 
@@ -45,13 +45,13 @@ def read(name: str) -> WorkflowSource:
     return WorkflowSource(file, content, CONTENT_TYPES.get(Path(file).suffix.lower(), "application/yaml"))
 
 
-def compiled(written: WorkflowSource) -> Workflow:
-    """What it means, or InvalidWorkflow with all that is wrong, each with its line."""
+def compiled(source: WorkflowSource) -> Workflow:
+    """The workflow. Raises InvalidWorkflow with every problem and its line."""
     try:
-        document = definition_files.read_document(written.content, written.file)
+        document = definition_files.read_document(source.content, source.file)
     except definition_files.DocumentError as error:
-        raise InvalidWorkflow([DocumentProblem("", str(error), written.file)]) from None
-    return read_workflow(document.value, written.where or document.where)
+        raise InvalidWorkflow([DocumentProblem("", str(error), source.file)]) from None
+    return read_workflow(document.value, source.where or document.where)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -61,28 +61,26 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _built(file: str, attribute: str) -> Builder:
-    """The workflow that a Python file makes. The file is run as it would be by `python`, but not as `__main__`."""
+    """The workflow that a Python file builds. The file runs as under `python`, but not as `__main__`."""
     if not Path(file).is_file():
         raise Failure(Exit.USAGE, f"{file} is not a file")
-    sys.path.insert(0, os.path.dirname(os.path.abspath(file)))  # so that it may import its neighbours
+    sys.path.insert(0, os.path.dirname(os.path.abspath(file)))  # so that the file can import its neighbours
     try:
         names = runpy.run_path(file, run_name=Path(file).stem)
     except Exception as error:
-        raise Failure(Exit.USAGE, f"{_line_of(error, file)}: {_said(error)}") from None
+        raise Failure(Exit.USAGE, f"{_line_of(error, file)}: {_error_text(error)}") from None
     finally:
         sys.path.pop(0)
-    found = {name: value for name, value in names.items() if isinstance(value, Builder)}
-    if attribute and attribute not in found:
-        raise Failure(Exit.USAGE, f"{file} has no workflow {attribute}; it has {', '.join(found) or 'none'}")
-    if not attribute and len(set(map(id, found.values()))) != 1:
-        raise Failure(
-            Exit.USAGE,
-            f"{file} has {'several workflows' if found else 'no workflow'}",
-            f"name one: {' or '.join(f'{file}:{name}' for name in found)}"
-            if found
-            else "it needs one at the top: order = stepwire.Workflow(…)",
-        )
-    return found[attribute or next(iter(found))]
+    workflows = {name: value for name, value in names.items() if isinstance(value, Builder)}
+    if attribute and attribute not in workflows:
+        raise Failure(Exit.USAGE, f"{file} has no workflow {attribute}; it has {', '.join(workflows) or 'none'}")
+    if not workflows:
+        hint = "add one at the top level: order = stepwire.Workflow(…)"
+        raise Failure(Exit.USAGE, f"{file} has no workflow", hint)
+    if not attribute and len(set(map(id, workflows.values()))) > 1:
+        hint = f"name one: {' or '.join(f'{file}:{name}' for name in workflows)}"
+        raise Failure(Exit.USAGE, f"{file} has several workflows", hint)
+    return workflows[attribute or next(iter(workflows))]
 
 
 def _line_of(error: Exception, file: str) -> str:
@@ -91,7 +89,7 @@ def _line_of(error: Exception, file: str) -> str:
     return file if line is None else f"{file}:{line}"
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, ConfigurationError):
         return str(error)
     return f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"

@@ -1,7 +1,7 @@
-"""`stepwire demo`: the product's first minute. Real processes, a real kill -9, and at the end what the ledgers prove.
+"""`stepwire demo`: the product in one minute, with real processes, a real kill -9, and a check of the ledgers.
 
-Each line comes from the broker's answers, from the books that the handlers write, or from a clock; each command that
-is shown does what is done here by the same calls.
+Each printed figure comes from the broker's answers, from the ledgers that the handlers write, or from a clock. Each
+printed command makes the same calls as the demo itself.
 """
 
 import importlib
@@ -21,29 +21,20 @@ import msgspec
 from stepwire.client import Client, ClientError
 
 from . import output
+from .demo_screen import Screen
 from .failure import Exit, Failure, leave
 from .options import Options, StepwireCommand
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from stepwire_broker.demo.books import LedgerRun
     from stepwire_broker.demo.proof import Proof
-    from stepwire_broker.demo.shop import Language, Shop
+    from stepwire_broker.demo.shop import Shop
 
 DIRECTORY: Final = Path(".stepwire-demo")
 CROWD: Final = 24
-DOOMED_RUNS: Final = 5  # that the worker is at when it is killed
-FRESH_NS: Final = 500_000_000  # half of what packing takes
-BREATH_S: Final = 1.5  # between the acts, for whoever reads along
+DOOMED_RUNS: Final = 5  # runs of the worker at the moment when it is killed
+FRESH_NS: Final = 500_000_000  # half the time that packing takes
 WAIT_S: Final = 30.0
-
-HELD_COLUMNS: Final = [
-    output.Column("step", "step_id"),
-    output.Column("task", "task_id"),
-    output.Column("name", "name"),
-    output.Column("why", "why"),
-]
 
 ITEMS: Final = (
     {"name": "kettle", "cents": 4500, "count": 1},
@@ -59,11 +50,11 @@ CUSTOMERS: Final = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Leslie")
     type=click.Path(file_okay=False, path_type=Path),
     default=DIRECTORY,
     show_default=True,
-    help="Where the state is kept. Run again, it goes on there.",
+    help="Directory that keeps the state. A second run continues there.",
 )
 @click.pass_obj
 def demo(options: Options, directory: Path) -> None:
-    """Show it working, in less than a minute: a broker, workers in several languages, a kill -9, and a held payment."""
+    """Show Stepwire at work in under a minute: workers in several languages, a kill -9 and a held payment."""
     from stepwire_broker.demo.shop import DemoFailed, Shop
 
     _import_all()
@@ -71,41 +62,41 @@ def demo(options: Options, directory: Path) -> None:
     try:
         with _interruptible(), Shop(directory) as shop:
             story = _Story(options, shop)
-            proofs = story.tell()
+            proofs = story.run()
     except KeyboardInterrupt:
         output.note(options, f"\nstopped: every process has ended, and the state is kept in {directory}/")
         leave(Exit.FAILURE)
     except (DemoFailed, ClientError) as error:
-        raise Failure(Exit.FAILURE, f"the demo cannot go on: {error}") from None
+        raise Failure(Exit.FAILURE, f"the demo cannot continue: {error}") from None
     story.end(proofs, time.monotonic() - started_s)
     if not all(proof.holds for proof in proofs):
-        raise Failure(Exit.FAILURE, "not everything that was promised is so", f"see the books in {directory}/")
+        raise Failure(Exit.FAILURE, "a promise was broken", f"see the ledgers in {directory}/")
 
 
 def _import_all() -> None:
-    """What the story needs, before it can be interrupted: Python takes an interrupt that strikes while a module makes
-    its classes for one that nobody has handled, and ends by the signal, whatever is made of it afterwards."""
+    """Import what the story needs before it can be interrupted. An interrupt during an import can make Python end by
+    the signal, even if the command handles it."""
     for name in ("rich.markup", "rich.progress", "rich.table", "stepwire_broker.demo.proof", f"{__package__}.watch"):
         importlib.import_module(name)
 
 
 class _Story:
-    """What happens, in order, and how it is told."""
+    """The acts of the demo, in order."""
 
     def __init__(self, options: Options, shop: "Shop") -> None:
         self._options = options
         self._shop = shop
-        self._console = _console(options)
+        self._screen = Screen(options)
         self._task_ids: list[int] = []
         self._killed: set[int] = set()
         self._resolved: set[int] = set()
         self._recovered_s: list[float] = []
-        self._run = 0
+        self._run_number = 0
 
-    def tell(self) -> "list[Proof]":
+    def run(self) -> "list[Proof]":
         client = self._open()
         self._one_order(client)
-        self._one_that_cannot_be_shipped(client)
+        self._an_order_that_cannot_be_shipped(client)
         self._a_worker_is_killed(client)
         self._a_payment_is_held(client)
         return self._prove(client)
@@ -113,105 +104,107 @@ class _Story:
     # -- the acts -----------------------------------------------------------------------------------------------------
 
     def _open(self) -> Client:
-        from stepwire_broker.demo import shop as rooms
+        from stepwire_broker.demo.shop import WORKFLOW
 
         shop = self._shop
-        self._run = shop.next_run()
-        self._say(f"[bold]Stepwire demo[/], run {self._run} in {shop.directory}/")
+        self._run_number = shop.next_run()
+        self._screen.line(f"[bold]Stepwire demo[/], run {self._run_number} in {shop.directory}/")
         client = shop.open()
-        here, missing = shop.languages()
-        client.apply_workflow_text(rooms.WORKFLOW.read_bytes(), "application/yaml")
-        shop.leave_to_play_with(here, _order(1))
+        installed, missing = shop.languages()
+        client.apply_workflow_text(WORKFLOW.read_bytes(), "application/yaml")
+        shop.write_playground(installed, _order(1))
         for name, offer in (("shop-1", "shop"), ("shop-2", "shop"), ("payments", "payments")):
             shop.start_worker(name, offer)
-        for language in here:
+        for language in installed:
             shop.start_level0(language)
         shop.until_connected(client, "shop-1", "shop-2", "payments")
         workers = ", ".join(f"{name} ({shop.pid(name)})" for name in ("shop-1", "shop-2", "payments"))
-        loops = ", ".join(f"{one.name} ({shop.pid(f'level0-{one.name}')})" for one in here)
-        self._say(f"  broker   ({shop.pid('broker')}) at {shop.url}")
-        self._say(f"  workers  {workers}: Python, with the SDK")
-        self._say(f"  level 0  {loops}: a loop each, without")
-        self._say_missing(missing)
+        loops = ", ".join(f"{one.name} ({shop.pid(f'level0-{one.name}')})" for one in installed)
+        self._screen.line(f"  broker   ({shop.pid('broker')}) at {shop.url}")
+        self._screen.line(f"  workers  {workers}: Python with the SDK")
+        self._screen.line(f"  level 0  {loops}: a plain loop each, no SDK")
+        self._screen.missing_languages(missing)
         left = len(client.tasks(state="running", limit=500)["tasks"])
         if left:
-            self._say(f"  [dim]{left} orders of an earlier run are not done: they go on meanwhile, or are held[/]")
+            self._screen.line(f"  [dim]{left} orders of an earlier run are unfinished: they continue, or are held[/]")
         return client
 
     def _one_order(self, client: Client) -> None:
-        self._title("An order", "price and invoice run without an SDK; stock fails once, and is tried again")
+        self._screen.title("An order", "price and invoice run without an SDK; stock fails once and is retried")
         document = self._follow(client, self._submit(client, {"warehouse": "busy"}))
         outputs = {step["name"]: step["output"] or {} for step in document["steps"]}
         by = [f"{name} by {outputs[name].get('language')}" for name in ("price", "invoice")]
-        self._say(f"Without an SDK: {', '.join(by)}.")
-        self._say(f"The result: {output.shortened(document['result'])}")
+        self._screen.line(f"Without an SDK: {', '.join(by)}.")
+        self._screen.line(f"The result: {output.shortened(document['result'])}")
 
-    def _one_that_cannot_be_shipped(self, client: Client) -> None:
-        self._title("An order to Atlantis", "it is paid, cannot be shipped, and so a trigger rule runs refund")
+    def _an_order_that_cannot_be_shipped(self, client: Client) -> None:
+        self._screen.title(
+            "An order to Atlantis", "the order is paid but cannot be shipped: a trigger rule runs refund"
+        )
         task_id = self._submit(client, {"city": "Atlantis"})
         document = self._follow(client, task_id)
         cents = next(step["output"] for step in document["steps"] if step["name"] == "refund")["cents"]
-        self._say(f"{_euros(cents)} went back to {document['context']['customer']}.")
+        self._screen.line(f"{document['context']['customer']} got {_euros(cents)} back.")
 
     def _a_worker_is_killed(self, client: Client) -> None:
-        self._title(f"{CROWD} orders, and kill -9", "what the killed worker was doing runs again elsewhere")
+        self._screen.title(f"{CROWD} orders, and kill -9", "the steps of the killed worker run again on another worker")
         task_ids = self._submit_many(client, [{} for _ in range(CROWD)])
-        with self._progress(client, task_ids) as look:
-            doomed = self._shop.until(lambda: self._at_work("shop-1", look), "shop-1 has enough to do", WAIT_S)
+        with self._screen.progress(len(task_ids), lambda: self._completed(client, task_ids)) as update:
+            doomed = self._shop.until(lambda: self._packing_runs("shop-1", update), "shop-1 has enough to do", WAIT_S)
             pid = self._shop.pid("shop-1")
-            self._say(f"shop-1 is packing {len(doomed)} orders, one of them that of task {doomed[0].task_id}.")
+            self._screen.line(f"shop-1 is packing {len(doomed)} orders, among them task {doomed[0].task_id}.")
             killed_ns = self._kill("shop-1")
             lost = self._unfinished(pid)
-            again = self._shop.until(lambda: self._begun_again(lost, pid, look), "the steps of shop-1 run again")
-            self._recovered_s = [(run.at_ns - killed_ns) / 1e9 for run in again]
-            self._say(f"It was running {len(lost)} steps. They run again on shop-2:")
-            self._say(
-                f"the first {_took(min(self._recovered_s))} after the kill, the last {_took(max(self._recovered_s))}."
-            )
-            self._shop.until(lambda: look() == len(task_ids) or None, "all orders done", WAIT_S)
-        self._say(f"{len(task_ids)} of {len(task_ids)} orders are done.")
+            reruns = self._shop.until(lambda: self._reruns(lost, pid, update), "the steps of shop-1 run again")
+            self._recovered_s = [(run.at_ns - killed_ns) / 1e9 for run in reruns]
+            first, last = _duration(min(self._recovered_s)), _duration(max(self._recovered_s))
+            self._screen.line(f"shop-1 was running {len(lost)} steps. They run again on shop-2:")
+            self._screen.line(f"the first {first} after the kill, the last {last}.")
+            self._shop.until(lambda: update() == len(task_ids) or None, "all orders done", WAIT_S)
+        self._screen.line(f"{len(task_ids)} of {len(task_ids)} orders are done.")
 
     def _a_payment_is_held(self, client: Client) -> None:
         from stepwire_broker.demo import books
 
-        self._title("A payment that may have happened", "nobody can know, so nobody guesses")
+        self._screen.title("A payment that may have happened", "the broker cannot know, so it holds the step")
         shop = self._shop
         (shop.directory / books.BANK_IS_SLOW).touch()
         task_ids = self._submit_many(client, [{"bank": "answers late"}, {"bank": "books late"}])
         shop.until(lambda: self._both_at_the_bank(task_ids), "both payments at the bank")
-        self._say(f"Tasks {task_ids[0]} and {task_ids[1]} are at the bank, which is slow.")
+        self._screen.line(f"Tasks {task_ids[0]} and {task_ids[1]} are at the bank, which is slow.")
         self._kill("payments")
         shop.until(lambda: _held(client, task_ids), "both payments held")
         (shop.directory / books.BANK_IS_SLOW).unlink()
         shop.start_worker("payments-2", "payments")
         shop.until_connected(client, "payments-2")
-        held = shop.until(lambda: _held(client, task_ids), "both payments held still")
-        self._command("stepwire step list --state held")
-        self._show_held(held)
-        self._say("The new worker, payments-2, gets neither: that could charge a card twice.")
-        booked = {one.task_id: one for one in books.read_bank(shop.directory) if one.what == "charge"}
+        held = shop.until(lambda: _held(client, task_ids), "both payments still held")
+        self._screen.command("stepwire step list --state held")
+        self._screen.held_steps(held)
+        self._screen.line("The new worker, payments-2, gets neither step: a second run could charge a card twice.")
+        charges = {one.task_id: one for one in books.read_bank(shop.directory) if one.what == "charge"}
         for step in held:
-            self._resolve(client, step, booked.get(step["task_id"]))
+            self._resolve(client, step, charges.get(step["task_id"]))
         for task_id in task_ids:
             client.wait(task_id, WAIT_S)
-        self._say(", ".join(f"task {task_id} is {client.task(task_id)['state']}" for task_id in task_ids))
+        self._screen.line(", ".join(f"task {task_id} is {client.task(task_id)['state']}" for task_id in task_ids))
 
     def _resolve(self, client: Client, step: dict[str, Any], booking: Any) -> None:
         name = f"{step['task_id']}/{step['name']}"
         self._resolved.add(step["step_id"])
         if booking is None:
             reason = "not in the bank's book"
-            self._say(f"The bank's book has nothing of task {step['task_id']}, so it may run:")
-            self._command(f'stepwire step resolve {name} --retry --reason "{reason}"')
+            self._screen.line(f"The bank's book has no charge for task {step['task_id']}, so the step may run again:")
+            self._screen.command(f'stepwire step resolve {name} --retry --reason "{reason}"')
             client.resolve(step["step_id"], "retry", reason=reason)
             return
-        reason = "it is in the bank's book"
-        found = {"transaction": booking.transaction, "cents": booking.cents}
-        self._say(f"The bank's book has {_euros(booking.cents)} of task {step['task_id']}, so it is done:")
-        self._command(
-            f"stepwire step resolve {name} --completed '{msgspec.json.encode(found).decode()}' --reason \"{reason}\""
+        reason = "found in the bank's book"
+        charge = {"transaction": booking.transaction, "cents": booking.cents}
+        amount = _euros(booking.cents)
+        self._screen.line(f"The bank's book has a charge of {amount} for task {step['task_id']}, so the step is done:")
+        self._screen.command(
+            f"stepwire step resolve {name} --completed '{msgspec.json.encode(charge).decode()}' --reason \"{reason}\""
         )
-        client.resolve(step["step_id"], "completed", output=found, reason=reason)
+        client.resolve(step["step_id"], "completed", output=charge, reason=reason)
 
     def _prove(self, client: Client) -> "list[Proof]":
         from stepwire_broker.demo import books, proof
@@ -232,7 +225,7 @@ class _Story:
     def end(self, proofs: "list[Proof]", took_s: float) -> None:
         if self._options.output != "text":
             facts = {
-                "run": self._run,
+                "run": self._run_number,
                 "directory": str(self._shop.directory),
                 "tasks": len(self._task_ids),
                 "recovered_s": sorted(self._recovered_s),
@@ -241,57 +234,63 @@ class _Story:
             }
             output.one(self._options, facts, "")
             return
-        self._title("What was proven", "by what the handlers and the bank wrote down, not by the broker's word")
+        self._screen.title("Proof", "from the ledgers of the handlers and the bank, not from the broker")
         for proof in proofs:
-            self._point("[green]✓[/]" if proof.holds else "[red]✗ not so:[/]", proof.sentence)
-        self._say(f"\nThat took {took_s:.0f} s; every process has ended, and the state is kept. Play on:")
-        ourselves = _ourselves()
-        self._command(f"cd {self._shop.directory} && {ourselves} dev")
-        self._say("and there, in another terminal:")
-        self._command(f"{ourselves} task submit demo::order --context @order.json --follow")
-        self._command(f"{ourselves} task events {self._task_ids[-1]}")
+            self._screen.point("[green]✓[/]" if proof.holds else "[red]✗ false:[/]", proof.sentence)
+        self._screen.line(f"\nThat took {took_s:.0f} s; every process has ended, and the state is kept. To continue:")
+        stepwire = _stepwire_command()
+        self._screen.command(f"cd {self._shop.directory} && {stepwire} dev")
+        self._screen.line("and in the same directory, in another terminal:")
+        self._screen.command(f"{stepwire} task submit demo::order --context @order.json --follow")
+        self._screen.command(f"{stepwire} task events {self._task_ids[-1]}")
 
-    # -- what is looked at --------------------------------------------------------------------------------------------
+    # -- observations -------------------------------------------------------------------------------------------------
 
-    def _at_work(self, name: str, look: Callable[[], int]) -> "list[LedgerRun] | None":
-        """What it packs, once that is enough, and will not be done before we can kill it."""
-        look()
+    def _completed(self, client: Client, task_ids: list[int]) -> int:
+        """How many of these tasks are completed."""
+        page = client.tasks(label=f"run={self._run_number}", state="completed", limit=500)["tasks"]
+        return len({task["task_id"] for task in page} & set(task_ids))
+
+    def _packing_runs(self, name: str, update: Callable[[], int]) -> "list[LedgerRun] | None":
+        """The worker's recent `pack` runs, once there are enough that will not end before the kill."""
+        update()
         since_ns = time.time_ns() - FRESH_NS
         packing = [run for run in self._unfinished(self._shop.pid(name)) if run.step == "pack" and run.at_ns > since_ns]
         return packing if len(packing) >= DOOMED_RUNS else None
 
     def _unfinished(self, pid: int) -> "list[LedgerRun]":
-        """What this process has begun and not ended."""
+        """The runs that this process has started and not finished."""
         from stepwire_broker.demo import books
 
         runs = [run for run in books.read_runs(self._shop.directory) if run.pid == pid]
         ended = {run.step_id for run in runs if run.event != "started"}
         return [run for run in runs if run.step_id not in ended]
 
-    def _begun_again(self, lost: "list[LedgerRun]", pid: int, look: Callable[[], int]) -> "list[LedgerRun] | None":
+    def _reruns(self, lost: "list[LedgerRun]", pid: int, update: Callable[[], int]) -> "list[LedgerRun] | None":
+        """The runs of the lost steps on other processes, once every lost step has started again."""
         from stepwire_broker.demo import books
 
-        look()
-        wanted = {run.step_id for run in lost}
+        update()
+        step_ids = {run.step_id for run in lost}
         runs = books.read_runs(self._shop.directory)
-        again = [run for run in runs if run.step_id in wanted and run.pid != pid and run.event == "started"]
-        return again if {run.step_id for run in again} == wanted else None
+        reruns = [run for run in runs if run.step_id in step_ids and run.pid != pid and run.event == "started"]
+        return reruns if {run.step_id for run in reruns} == step_ids else None
 
     def _both_at_the_bank(self, task_ids: list[int]) -> bool | None:
-        """Both have begun, and the one whose bank only answers late has been booked."""
+        """True once both have started, and the bank that answers late has booked the first."""
         from stepwire_broker.demo import books
 
-        begun = {run.task_id for run in books.read_runs(self._shop.directory) if run.step == "charge"}
+        started = {run.task_id for run in books.read_runs(self._shop.directory) if run.step == "charge"}
         booked = {one.task_id for one in books.read_bank(self._shop.directory)}
-        return (begun.issuperset(task_ids) and task_ids[0] in booked) or None
+        return (started.issuperset(task_ids) and task_ids[0] in booked) or None
 
-    # -- what is done -------------------------------------------------------------------------------------------------
+    # -- actions ------------------------------------------------------------------------------------------------------
 
     def _submit(self, client: Client, changes: dict[str, Any]) -> int:
         return self._submit_many(client, [changes])[0]
 
     def _submit_many(self, client: Client, orders: list[dict[str, Any]]) -> list[int]:
-        """With a key each, so that a lost answer could not make two orders of one."""
+        """Submit each order with a key, so that a lost answer cannot turn one order into two."""
         tasks: list[dict[str, Any]] = []
         for changes in orders:
             number = len(self._task_ids) + len(tasks) + 1
@@ -300,8 +299,8 @@ class _Story:
                     "workflow": "order",
                     "namespace": "demo",
                     "context": _order(number) | changes,
-                    "key": f"run-{self._run}/order-{number}",
-                    "labels": {"run": str(self._run)},
+                    "key": f"run-{self._run_number}/order-{number}",
+                    "labels": {"run": str(self._run_number)},
                 }
             )
         task_ids = client.submit_many(tasks)
@@ -310,74 +309,20 @@ class _Story:
 
     def _kill(self, name: str) -> int:
         pid = self._shop.pid(name)
-        self._command(f"kill -9 {pid}")
+        self._screen.command(f"kill -9 {pid}")
         self._killed.add(pid)
         return self._shop.kill(name)
 
     def _follow(self, client: Client, task_id: int) -> dict[str, Any]:
         from .watch import show
 
-        self._command(f"stepwire task watch {task_id}")
+        self._screen.command(f"stepwire task watch {task_id}")
         seen = [client.task(task_id)]
         if self._options.output == "text":
             show(self._options, client, seen, WAIT_S)
         else:
             seen = [client.wait(task_id, WAIT_S)]
         return seen[-1]
-
-    @contextmanager
-    def _progress(self, client: Client, task_ids: list[int]) -> "Iterator[Callable[[], int]]":
-        """Call the result to look how many of these tasks are done; on a terminal a bar shows it."""
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        wanted = set(task_ids)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        is_hidden = not self._console.is_terminal
-        with Progress(*columns, console=self._console, transient=True, disable=is_hidden) as bar:
-            shown = bar.add_task("orders done", total=len(task_ids))
-
-            def look() -> int:
-                page = client.tasks(label=f"run={self._run}", state="completed", limit=500)["tasks"]
-                done = sum(task["task_id"] in wanted for task in page)
-                bar.update(shown, completed=done)
-                return done
-
-            yield look
-
-    # -- how it is told -----------------------------------------------------------------------------------------------
-
-    def _title(self, title: str, about: str) -> None:
-        if self._console.is_terminal:
-            time.sleep(BREATH_S)
-        self._say(f"\n[bold cyan]{title}[/]\n[dim]{about}[/]")
-
-    def _command(self, text: str) -> None:
-        from rich.markup import escape
-
-        self._say(f"[yellow]$ {escape(text)}[/]")
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=not self._console.is_terminal)
-
-    def _point(self, sign: str, text: str) -> None:
-        """A sentence that hangs behind its sign."""
-        from rich.table import Table
-
-        if not self._console.is_terminal:
-            self._say(f"{sign} {text}")
-            return
-        row = Table.grid(padding=(0, 1))
-        row.add_row(sign, text)
-        self._console.print(row, highlight=False)
-
-    def _show_held(self, held: list[dict[str, Any]]) -> None:
-        if self._options.output == "text":
-            rows = [{**step, "why": step["reason"]["message"]} for step in held]
-            output.several(self._options, rows, HELD_COLUMNS, "")
-
-    def _say_missing(self, missing: "list[Language]") -> None:
-        for language in missing:
-            self._say(f"           [dim]not here: {language.name} ({language.install})[/]")
 
 
 def _held(client: Client, task_ids: list[int]) -> list[dict[str, Any]] | None:
@@ -397,16 +342,16 @@ def _order(number: int) -> dict[str, Any]:
     }
 
 
-def _ourselves() -> str:
-    """How whoever reads this can call us from another directory."""
-    called = Path(sys.argv[0])
+def _stepwire_command() -> str:
+    """The command that runs this program from another directory."""
+    program = Path(sys.argv[0])
     on_path = shutil.which("stepwire")
-    if on_path is not None and Path(on_path).resolve() == called.resolve():
+    if on_path is not None and Path(on_path).resolve() == program.resolve():
         return "stepwire"
-    return shlex.quote(str(called.absolute())) if called.name == "stepwire" else f"{sys.executable} -m stepwire"
+    return shlex.quote(str(program.absolute())) if program.name == "stepwire" else f"{sys.executable} -m stepwire"
 
 
-def _took(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
@@ -414,15 +359,9 @@ def _euros(cents: int) -> str:
     return f"{cents // 100}.{cents % 100:02} EUR"
 
 
-def _console(options: Options) -> "Console":
-    from rich.console import Console
-
-    return Console(quiet=options.output != "text")
-
-
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """TERM ends it as Ctrl-C does: everything that was started is ended first."""
+    """Treat TERM as Ctrl-C, so that every started process is ended first."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt

@@ -1,8 +1,8 @@
 """`stepwire dev`: a broker and the handlers of a Procfile in one terminal, until Ctrl-C.
 
-Each process has a group of its own, so Ctrl-C reaches only us: handlers are told to stop first, while the broker still
-takes their results, and the broker last. If we are killed, the kernel (of Linux) tells the broker, and each handler
-that is a single command.
+Each process has its own process group, so Ctrl-C reaches only `stepwire dev`. It stops the handlers first, while the
+broker still accepts their results, and the broker last. If `stepwire dev` is killed, the Linux kernel sends TERM to the
+broker and to each handler that is a single command.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from .options import Options, StepwireCommand
 
 PROCFILE: Final = "Procfile"
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
-RESTART_MS: Final = 500  # doubled for each death in a row
+RESTART_MS: Final = 500  # doubled for each crash in a row
 RESTART_MAX_MS: Final = 10_000
-SETTLED_S: Final = 10.0  # who has lived so long begins anew
-STOP_S: Final = 30.0  # then it is killed
+SETTLED_S: Final = 10.0  # a process that ran this long is restarted after RESTART_MS again
+STOP_S: Final = 30.0  # a process that has not ended by then is killed
 LINE_BYTES_MAX: Final = 64 * 1024
 COLOURS: Final = ("cyan", "yellow", "green", "magenta", "blue", "bright_cyan", "bright_yellow", "bright_green")
 
@@ -48,7 +48,10 @@ class Entry(NamedTuple):
 )
 @click.pass_obj
 def dev(options: Options, procfile: str | None) -> None:
-    """Run a broker and handlers, each line of theirs behind its name. Ctrl-C ends all; what dies is started again."""
+    """Run a broker and handlers, prefixing each output line with the process name.
+
+    Ctrl-C stops all processes. A handler that ends is restarted; if the broker ends, all stop.
+    """
     entries = _entries(procfile)
     leave(asyncio.run(_Processes(options, entries).run()))
 
@@ -60,9 +63,9 @@ def read_procfile(text: str, where: str) -> list[Entry]:
             continue
         name, colon, command = (part.strip() for part in line.partition(":"))
         if not (colon and command and NAME.fullmatch(name)):
-            usage(f"{where}, line {number}: it needs a form like `worker: python worker.py`")
+            usage(f"{where}, line {number}: use a form like `worker: python worker.py`")
         if name in (*entries, "broker", "dev"):
-            usage(f"{where}, line {number}: the name {name} is taken; give each process one of its own")
+            usage(f"{where}, line {number}: the name {name} is taken; give each process its own name")
         entries[name] = Entry(name, command)
     return list(entries.values())
 
@@ -78,7 +81,7 @@ def _entries(procfile: str | None) -> list[Entry]:
 
 
 class _Processes:
-    """The processes, and what is common to them: the terminal, and the end."""
+    """The broker and the handlers: starts them, prints their output, and stops them."""
 
     def __init__(self, options: Options, entries: list[Entry]) -> None:
         self._options = options
@@ -93,7 +96,7 @@ class _Processes:
     async def run(self) -> Exit:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._asked)
+            loop.add_signal_handler(number, self._on_stop_signal)
         broker = await self._start("broker", *self._broker_command(), env=dict(os.environ))
         reading = asyncio.ensure_future(self._pump("broker", broker.stderr))
         facts = await self._ready(broker)
@@ -102,42 +105,42 @@ class _Processes:
             code = await broker.wait()
             if self._stopping.is_set():
                 return Exit.OK
-            self._say("dev", f"the broker could not start (exit code {code})")
+            self._print("dev", f"the broker could not start (exit code {code})")
             return Exit.USAGE if code == Exit.USAGE else Exit.FAILURE
-        self._say("broker", f"ready: {facts['http']}, state in {facts['database']}, token in {facts['token_file']}")
+        self._print("broker", f"ready: {facts['http']}, state in {facts['database']}, token in {facts['token_file']}")
         if not self._entries:
-            self._say("dev", f"there is no {PROCFILE}, so only the broker runs; `stepwire new NAME` makes one")
-        environ = children.environ_of_handlers(facts["steps"], facts["results"], facts["http"], facts["token_file"])
-        keeping = [asyncio.ensure_future(self._keep(entry, environ)) for entry in self._entries]
+            self._print("dev", f"there is no {PROCFILE}, so only the broker runs; `stepwire new NAME` creates one")
+        environ = children.handler_environ(facts["steps"], facts["results"], facts["http"], facts["token_file"])
+        handlers = [asyncio.ensure_future(self._keep_running(entry, environ)) for entry in self._entries]
         ending = asyncio.ensure_future(broker.wait())
-        asked = asyncio.ensure_future(self._stopping.wait())
-        await asyncio.wait((ending, asked), return_when=asyncio.FIRST_COMPLETED)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait((ending, stopping), return_when=asyncio.FIRST_COMPLETED)
         is_lost = ending.done() and not self._stopping.is_set()
         if is_lost:
-            self._say("dev", f"the broker {children.ended(ending.result())}, so all ends")
+            self._print("dev", f"the broker {children.end_text(ending.result())}; stopping all")
             self._stopping.set()
-        await asyncio.gather(*(self._stop(e.name, kept) for e, kept in zip(self._entries, keeping, strict=True)))
+        await asyncio.gather(*(self._stop(e.name, handler) for e, handler in zip(self._entries, handlers, strict=True)))
         await self._stop("broker", reading)
-        asked.cancel()
-        self._say("dev", "all have ended")
+        stopping.cancel()
+        self._print("dev", "all processes have ended")
         return Exit.FAILURE if is_lost else Exit.OK
 
-    async def _keep(self, entry: Entry, environ: dict[str, str]) -> None:
-        """Start it, and again whenever it ends, more slowly the more often it does."""
+    async def _keep_running(self, entry: Entry, environ: dict[str, str]) -> None:
+        """Start the process, and restart it whenever it ends. Repeated crashes double the wait."""
         deaths = 0
         while not self._stopping.is_set():
-            begun_s = time.monotonic()
+            started_s = time.monotonic()
             process = await self._start(entry.name, "/bin/sh", "-c", _for_shell(entry.command), env=environ)
-            self._say(entry.name, f"started, process {process.pid}")
+            self._print(entry.name, f"started, process {process.pid}")
             await asyncio.gather(self._pump(entry.name, process.stdout), self._pump(entry.name, process.stderr))
             code = await process.wait()
             if self._stopping.is_set():
-                self._say(entry.name, children.ended(code))
+                self._print(entry.name, children.end_text(code))
                 return
-            deaths = 0 if time.monotonic() - begun_s > SETTLED_S else deaths
+            deaths = 0 if time.monotonic() - started_s > SETTLED_S else deaths
             wait_ms = min(RESTART_MS * 2**deaths, RESTART_MAX_MS)
             deaths = min(deaths + 1, 16)
-            self._say(entry.name, f"{children.ended(code)}; it is started again in {wait_ms / 1000:g} s")
+            self._print(entry.name, f"{children.end_text(code)}; restarting in {wait_ms / 1000:g} s")
             try:
                 await asyncio.wait_for(self._stopping.wait(), wait_ms / 1000)
             except TimeoutError:
@@ -155,35 +158,35 @@ class _Processes:
         )
         self._running[name] = process
         if self._stopping.is_set():
-            children.tell(process, signal.SIGTERM)
+            children.send_signal(process, signal.SIGTERM)
         return process
 
     async def _stop(self, name: str, ended: "asyncio.Future[None]") -> None:
-        """Tell its group to stop, and see to it that all of it does."""
+        """Send TERM to the process group; kill it if it has not ended in time."""
         process = self._running.get(name)
         if process is not None:
-            children.tell(process, signal.SIGTERM)
+            children.send_signal(process, signal.SIGTERM)
         try:
             await asyncio.wait_for(asyncio.shield(ended), STOP_S)
         except TimeoutError:
-            self._say(name, f"has not ended in {STOP_S:g} s and is killed")
+            self._print(name, f"killed: it did not end within {STOP_S:g} s")
             if process is not None:
-                children.tell(process, signal.SIGKILL)
+                children.send_signal(process, signal.SIGKILL)
             await ended
 
-    def _asked(self) -> None:
-        """Once: stop. Again: at once."""
+    def _on_stop_signal(self) -> None:
+        """Stop on the first signal; kill everything on the second."""
         if not self._stopping.is_set():
-            self._say("dev", "stopping; again to end everything at once")
+            self._print("dev", "stopping; press Ctrl-C again to kill everything")
             self._stopping.set()
             if "broker" in self._running and len(self._running) == 1:
-                children.tell(self._running["broker"], signal.SIGTERM)
+                children.send_signal(self._running["broker"], signal.SIGTERM)
             return
         for process in self._running.values():
-            children.tell(process, signal.SIGKILL)
+            children.send_signal(process, signal.SIGKILL)
 
     async def _ready(self, broker: asyncio.subprocess.Process) -> dict[str, Any] | None:
-        """What the broker says of itself in its first line; None if it ended without one."""
+        """The facts of the broker's first line; None if it ended without one."""
         assert broker.stdout is not None
         line = await broker.stdout.readline()
         if not line:
@@ -192,21 +195,21 @@ class _Processes:
         return facts
 
     async def _pump(self, name: str, stream: asyncio.StreamReader | None) -> None:
-        """Line by line, until the last one who writes to it has ended."""
+        """Print the stream line by line, until the last process that writes to it has ended."""
         assert stream is not None
         rest = b""
         while chunk := await stream.read(LINE_BYTES_MAX):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 text = line.decode(errors="replace").rstrip("\r")
-                self._say(name, _told(text) if name == "broker" else text)
+                self._print(name, _readable(text) if name == "broker" else text)
             if len(rest) >= LINE_BYTES_MAX:
-                self._say(name, rest.decode(errors="replace"))
+                self._print(name, rest.decode(errors="replace"))
                 rest = b""
         if rest:
-            self._say(name, rest.decode(errors="replace"))
+            self._print(name, rest.decode(errors="replace"))
 
-    def _say(self, name: str, text: str) -> None:
+    def _print(self, name: str, text: str) -> None:
         prefix = f"{name:<{self._width}} | "
         if self._is_coloured:
             prefix = click.style(prefix, fg=self._colours.get(name, "white"), bold=name == "dev")
@@ -222,13 +225,13 @@ class _Processes:
 
 
 def _for_shell(command: str) -> str:
-    """A plain command takes the shell's place, so that it hears signals itself and its exit code is seen."""
+    """Replace the shell by a plain command, so that signals reach it and its exit code is its own."""
     is_plain = _NOT_PLAIN.search(_QUOTED.sub("''", command)) is None and "=" not in command.split()[0]
     return f"exec {command}" if is_plain else command
 
 
-def _told(line: str) -> str:
-    """A line of the broker's log, for people."""
+def _readable(line: str) -> str:
+    """A line of the broker's JSON log as text."""
     try:
         facts = msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""`stepwire doctor`: is everything here as it has to be? Each finding is a sentence, and says what to do about it."""
+"""`stepwire doctor`: checks the installation and the broker. Each finding is one sentence and what to do about it."""
 
 import os
 import resource
@@ -24,10 +24,10 @@ from .options import Options, StepwireCommand
 
 Version = tuple[int, ...]
 
-LIBZMQ_MIN: Final = (4, 3, 4)  # before that, holes that need no key are known
+LIBZMQ_MIN: Final = (4, 3, 4)  # older versions have vulnerabilities that need no key
 LIBZMQ_GOOD: Final = (4, 3, 5)
 SQLITE_MIN: Final = (3, 37, 0)  # STRICT tables
-# Two connections that write or checkpoint at the same moment can corrupt the log of these: sqlite.org/wal.html.
+# In these versions two connections that write or checkpoint at once can corrupt the log: sqlite.org/wal.html.
 SQLITE_WAL_RESET_FIRST: Final = (3, 7, 0)
 SQLITE_WAL_RESET_FIXED: Final = (3, 51, 3)
 OPEN_FILES_MIN: Final = 4096
@@ -48,7 +48,7 @@ class Finding(NamedTuple):
 @click.command(cls=StepwireCommand)
 @click.pass_obj
 def doctor(options: Options) -> None:
-    """Look at versions, files, addresses and how open this broker is to others; with or without a running broker.
+    """Check versions, files, addresses and access by others. Works with or without a running broker.
 
     The exit code is 1 if anything is red.
     """
@@ -90,23 +90,26 @@ def of_libzmq(version: Version) -> Finding:
     shown = f"libzmq {_dotted(version)}"
     if version < LIBZMQ_MIN:
         todo = f"install pyzmq with libzmq {_dotted(LIBZMQ_GOOD)}: pip install -U pyzmq"
-        return Finding("red", "libzmq", f"{shown} has holes that whoever reaches the port can use", todo)
+        return Finding(
+            "red", "libzmq", f"{shown} has vulnerabilities that any program with access to the port can use", todo
+        )
     if version < LIBZMQ_GOOD:
-        return Finding("warning", "libzmq", f"{shown} is older than what is tested", "pip install -U pyzmq")
+        return Finding("warning", "libzmq", f"{shown} is older than the tested versions", "pip install -U pyzmq")
     return Finding("ok", "libzmq", shown)
 
 
 def of_sqlite(version: Version) -> Finding:
     shown = f"SQLite {_dotted(version)}"
     if version < SQLITE_MIN:
-        return Finding("red", "SQLite", f"{shown} is too old", f"a Python with SQLite {_dotted(SQLITE_MIN)} is needed")
+        todo = f"use a Python with SQLite {_dotted(SQLITE_MIN)} or newer"
+        return Finding("red", "SQLite", f"{shown} is too old", todo)
     if SQLITE_WAL_RESET_FIRST <= version < SQLITE_WAL_RESET_FIXED:
         return Finding(
             "warning",
             "SQLite",
-            f"{shown} can corrupt a database that two connections write at once; the broker has only one that does",
-            "let no other program write to it while the broker runs;"
-            f" SQLite {_dotted(SQLITE_WAL_RESET_FIXED)} has it fixed",
+            f"{shown} can corrupt a database if two connections write at once; the broker writes with one only",
+            "let no other program write to the database while the broker runs;"
+            f" SQLite {_dotted(SQLITE_WAL_RESET_FIXED)} fixes this",
         )
     return Finding("ok", "SQLite", shown)
 
@@ -132,7 +135,7 @@ def endpoints(settings: Settings) -> Iterator[Finding]:
 
 
 def files(settings: Settings) -> Iterator[Finding]:
-    """What is there has to be its owner's alone. What is not there is made by the first start."""
+    """Files that exist must be accessible to their owner only. The first start creates missing files."""
     from stepwire_broker.api.token import STATE_DIR, TOKEN_FILE
     from stepwire_broker.bus.endpoints import EndpointRefused, read_endpoint
     from stepwire_broker.store.errors import StoreRefused
@@ -161,29 +164,27 @@ def files(settings: Settings) -> Iterator[Finding]:
 
 def _private(name: str, path: Path) -> Iterator[Finding]:
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         if name in ("state directory", "token", "database"):
-            yield Finding("note", name, f"{path} is not there yet: the first start makes it")
+            yield Finding("note", name, f"{path} does not exist yet: the first start creates it")
         return
     except OSError as error:
-        yield Finding("red", name, f"{path} cannot be looked at: {error.strerror}")
+        yield Finding("red", name, f"{path} cannot be checked: {error.strerror}")
         return
-    mode = "700" if stat.S_ISDIR(found.st_mode) else "600"
-    if found.st_uid != os.geteuid():
-        yield Finding(
-            "red", name, f"{path} belongs to user {found.st_uid}, and this is {os.geteuid()}", "run as its owner"
-        )
-    elif found.st_mode & 0o077:
-        yield Finding(
-            "red", name, f"{path} is open to others: its mode is {found.st_mode & 0o777:o}", f"chmod {mode} {path}"
-        )
+    mode = "700" if stat.S_ISDIR(status.st_mode) else "600"
+    if status.st_uid != os.geteuid():
+        text = f"{path} belongs to user {status.st_uid}, but this process runs as user {os.geteuid()}"
+        yield Finding("red", name, text, "run as the owner")
+    elif status.st_mode & 0o077:
+        text = f"{path} is accessible to other users: its mode is {status.st_mode & 0o777:o}"
+        yield Finding("red", name, text, f"chmod {mode} {path}")
     else:
-        yield Finding("ok", name, f"{path} is its owner's alone")
+        yield Finding("ok", name, f"{path} is accessible to its owner only")
 
 
 def _socket(key: str, path: Path) -> Iterator[Finding]:
-    """Whoever may write to a socket may connect to it; whoever may write beside it may put another in its place."""
+    """A user with write access to a socket can connect to it; one with access to its directory can replace it."""
     directory = path.parent
     try:
         is_private = not directory.stat().st_mode & 0o077
@@ -192,14 +193,14 @@ def _socket(key: str, path: Path) -> Iterator[Finding]:
     except FileNotFoundError:
         return
     except OSError as error:
-        yield Finding("red", f"{key} socket", f"{path} cannot be looked at: {error.strerror}")
+        yield Finding("red", f"{key} socket", f"{path} cannot be checked: {error.strerror}")
         return
     if is_open:
-        yield Finding("red", f"{key} socket", f"everybody may write to {directory}", f"chmod 700 {directory}")
+        yield Finding("red", f"{key} socket", f"every user can write to {directory}", f"chmod 700 {directory}")
     elif not stat.S_ISSOCK(mode):
-        yield Finding("red", f"{key} socket", f"{path} is there and is not a socket", "remove it, or name another path")
+        yield Finding("red", f"{key} socket", f"{path} exists and is not a socket", "remove it, or set another path")
     elif mode & 0o022 and not is_private:
-        yield Finding("warning", f"{key} socket", f"others may connect to {path}", f"chmod 700 {directory}")
+        yield Finding("warning", f"{key} socket", f"other users can connect to {path}", f"chmod 700 {directory}")
     else:
         yield Finding("ok", f"{key} socket", f"only its owner can connect to {path}")
 
@@ -207,82 +208,82 @@ def _socket(key: str, path: Path) -> Iterator[Finding]:
 def _disk(database: Path) -> Iterator[Finding]:
     directory = next(parent for parent in database.absolute().parents if parent.is_dir())
     free_bytes = shutil.disk_usage(directory).free
-    shown = f"{free_bytes // (1024 * 1024)} MiB are free where the database lies"
+    shown = f"{free_bytes // (1024 * 1024)} MiB are free on the database's disk"
+    todo = "free space: with a full disk the broker accepts no work"
     if free_bytes < DISK_FREE_RED_BYTES:
-        yield Finding("red", "disk", shown, "free some: when it is full, nothing is accepted")
+        yield Finding("red", "disk", shown, todo)
     elif free_bytes < DISK_FREE_LOW_BYTES:
-        yield Finding("warning", "disk", shown, "free some: when it is full, nothing is accepted")
+        yield Finding("warning", "disk", shown, todo)
     else:
         yield Finding("ok", "disk", shown)
 
 
 def posture(settings: Settings) -> Iterator[Finding]:
-    """Who could read and send here?"""
+    """Which users and hosts can read steps and send results."""
     bus, http = settings.bus, settings.http
     over_tcp = [key for key in ("bus.steps", "bus.results") if loader.value_of(settings, key).startswith("tcp://")]
-    if bus.curve.secret_file is not None or bus.curve.clients_dir is not None:
-        yield Finding("red", "encryption", "bus.curve is set, and this version cannot encrypt the bus", "take it out")
     if over_tcp and bus.allow_insecure:
-        todo = "listen on 127.0.0.1 or on ipc paths, or be sure that this network is yours"
-        text = f"{' and '.join(over_tcp)}: everybody on the network can read every step and send results"
+        todo = "listen on 127.0.0.1 or on ipc paths, or make sure that you control this network"
+        text = f"{' and '.join(over_tcp)}: every host on the network can read all steps and send results"
         yield Finding("warning", "bus", text, todo)
     elif over_tcp:
-        text = f"{' and '.join(over_tcp)}: every user of this host can read every step and send results"
-        yield Finding("warning", "bus", text, "use ipc paths in a directory that is yours alone")
+        text = f"{' and '.join(over_tcp)}: every user of this host can read all steps and send results"
+        yield Finding("warning", "bus", text, "use ipc paths in a directory that only you can access")
     else:
-        yield Finding("ok", "bus", "only who may open its sockets can read steps and send results")
+        yield Finding("ok", "bus", "only users who can open its sockets can read steps and send results")
     if http.allow_insecure:
-        yield Finding("warning", "http", "http.allow_insecure: tokens may travel unencrypted", "let a proxy end TLS")
+        text = "http.allow_insecure is set: tokens may travel unencrypted"
+        yield Finding("warning", "http", text, "terminate TLS in a proxy")
     else:
-        yield Finding("ok", "http", "a token is asked for, and only this host is listened to")
+        yield Finding("ok", "http", "requests need a token, and only this host can connect")
     if os.geteuid() == 0:
-        yield Finding(
-            "warning", "user", "this is root, and a broker needs no such power", "run it as a user of its own"
-        )
+        todo = "run the broker as a user of its own"
+        yield Finding("warning", "user", "this process runs as root, which a broker does not need", todo)
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if open_files != resource.RLIM_INFINITY and open_files < OPEN_FILES_MIN:
-        todo = f"ulimit -n {OPEN_FILES_MIN}, or LimitNOFILE= in its unit"
-        yield Finding("warning", "open files", f"a process may have {open_files}: too few for many workers", todo)
+        todo = f"ulimit -n {OPEN_FILES_MIN}, or LimitNOFILE= in the systemd unit"
+        text = f"a process may open {open_files} files: too few for many workers"
+        yield Finding("warning", "open files", text, todo)
 
 
 def broker(options: Options, settings: Settings) -> Iterator[Finding]:
     try:
         url, _ = address(options, settings)
         with open_client(options, settings) as client:
-            yield from _answers(client, url)
+            yield from _broker_findings(client, url)
     except Failure as failure:
         yield Finding("red", "broker", failure.message, failure.hint)
 
 
-def _answers(client: Client, url: str) -> Iterator[Finding]:
+def _broker_findings(client: Client, url: str) -> Iterator[Finding]:
     if not client.is_alive():
-        if _somebody_listens(url):
-            yield Finding(
-                "red", "broker", f"something answers at {url}, and it is not a broker", "name another http.listen"
-            )
+        if _is_port_open(url):
+            text = f"a program answers at {url}, but it is not a broker"
+            yield Finding("red", "broker", text, "set another http.listen")
         else:
-            yield Finding("note", "broker", f"none answers at {url}", "stepwire serve")
+            yield Finding("note", "broker", f"no broker answers at {url}", "stepwire serve")
         return
     try:
         readiness = client.readiness()
         workers = client.workers()["workers"]
     except ClientError as error:
-        denied = "the token is not this broker's" if error.status == 401 else error.message
-        yield Finding("red", "broker", f"{url}: {denied}", "name its token: --token-file FILE, or STEPWIRE_TOKEN")
+        problem = "the broker does not accept the token" if error.status == 401 else error.message
+        yield Finding("red", "broker", f"{url}: {problem}", "pass its token: --token-file FILE, or STEPWIRE_TOKEN")
         return
     if readiness["ready"]:
         yield Finding("ok", "broker", f"{url} accepts work")
     else:
-        yield Finding("red", "broker", f"{url} accepts nothing now: {', '.join(readiness['reasons'])}")
+        yield Finding("red", "broker", f"{url} accepts no work now: {', '.join(readiness['reasons'])}")
     stuck = [one["worker"] for one in workers if one["stuck"]]
     if stuck:
         todo = f"see: stepwire worker show {stuck[0]}"
-        yield Finding("warning", "workers", f"all that these run is past its time: {', '.join(stuck)}", todo)
+        text = f"every step that these workers run is past its timeout: {', '.join(stuck)}"
+        yield Finding("warning", "workers", text, todo)
     else:
         yield Finding("note" if not workers else "ok", "workers", f"{len(workers)} connected")
 
 
-def _somebody_listens(url: str) -> bool:
+def _is_port_open(url: str) -> bool:
     parts = urlsplit(url)
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)

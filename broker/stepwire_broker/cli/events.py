@@ -1,4 +1,4 @@
-"""`stepwire task events`: what happened to a task, and with --follow what happens to it, until it has ended."""
+"""`stepwire task events`: the history of a task; with --follow, new events until the task has ended."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -8,7 +8,7 @@ import msgspec
 from stepwire.client import Client
 
 from . import output
-from .connection import broker
+from .connection import broker_client
 from .options import Options, StepwireCommand
 
 BEGINNING: Final = "0"
@@ -18,20 +18,20 @@ HEAD: Final = frozenset({"id", "at", "kind", "task_id", "namespace", "workflow",
 
 @click.command(cls=StepwireCommand)
 @click.argument("task_id", metavar="ID", type=int)
-@click.option("--follow", is_flag=True, help="Go on until the task has ended, also when the broker restarts.")
+@click.option("--follow", is_flag=True, help="Print new events until the task has ended, also across a broker restart.")
 @click.pass_obj
 def events(options: Options, task_id: int, follow: bool) -> None:
-    """Print what happened to a task, the oldest first."""
-    with broker(options) as client:
-        told = _followed(client, task_id) if follow else _listed(client, task_id)
+    """Print the events of a task, oldest first."""
+    with broker_client(options) as client:
+        task_events = _followed(client, task_id) if follow else _stored(client, task_id)
         if options.output == "json" and not follow:
-            click.echo(msgspec.json.encode(list(told)).decode())
+            click.echo(msgspec.json.encode(list(task_events)).decode())
             return
-        for event in told:
+        for event in task_events:
             click.echo(_line(event) if options.output == "text" else msgspec.json.encode(event).decode())
 
 
-def _listed(client: Client, task_id: int) -> Iterator[dict[str, Any]]:
+def _stored(client: Client, task_id: int) -> Iterator[dict[str, Any]]:
     cursor: str | None = BEGINNING
     while cursor is not None:
         page = client.task_events(task_id, limit=PAGE_EVENTS, cursor=cursor)
@@ -40,8 +40,8 @@ def _listed(client: Client, task_id: int) -> Iterator[dict[str, Any]]:
 
 
 def _followed(client: Client, task_id: int) -> Iterator[dict[str, Any]]:
-    """A task may be opened again after it has ended: it is over when it is over now."""
-    client.task_events(task_id, limit=1)  # there has to be one to be followed
+    """Events until the task has ended. A retry may reopen an ended task, so an old `ended` event is not the end."""
+    client.task_events(task_id, limit=1)  # fails if there is no such task
     for event in client.events(after=BEGINNING, task_id=task_id):
         yield event
         if event["kind"] == "ended" and client.task(task_id)["finished_at"] == event["at"]:
@@ -49,5 +49,5 @@ def _followed(client: Client, task_id: int) -> Iterator[dict[str, Any]]:
 
 
 def _line(event: dict[str, Any]) -> str:
-    said = "  ".join(f"{name} {output.shortened(value, 200)}" for name, value in event.items() if name not in HEAD)
-    return f"{event['at']}  {event.get('step') or '-'}  {event['kind']}  {said}".rstrip()
+    facts = "  ".join(f"{name} {output.shortened(value, 200)}" for name, value in event.items() if name not in HEAD)
+    return f"{event['at']}  {event.get('step') or '-'}  {event['kind']}  {facts}".rstrip()

@@ -1,18 +1,18 @@
-"""`stepwire executor`: where steps can go, how it does there, and the word that it is to rest for a while."""
+"""`stepwire executor`: list, pause and resume executors; set routing rules."""
 
 from typing import Any, Final
 
 import click
 
 from . import output
-from .connection import broker
+from .connection import broker_client
 from .options import Options, StepwireGroup
 from .route import routes, set_route, shadows
 
 COLUMNS: Final = [
     output.Column("executor", "executor"),
     output.Column("active", "active"),
-    output.Column("at most", "max_concurrent"),
+    output.Column("max", "max_concurrent"),
     output.Column("executed", "total_executed"),
     output.Column("failed", "total_failed"),
     output.Column("mean", "mean"),
@@ -27,7 +27,7 @@ COMPARED: Final = ("equal", "differs", "failed", "not_compared", "lost", "droppe
 
 @click.group(cls=StepwireGroup)
 def executor() -> None:
-    """Look at what runs steps, have it rest, and say which steps go there."""
+    """List, pause and resume executors; set routing rules."""
 
 
 executor.add_command(set_route)
@@ -38,11 +38,11 @@ executor.add_command(shadows)
 @executor.command(name="list")
 @click.pass_obj
 def list_executors(options: Options) -> None:
-    """Print the executors of this broker, with what they have done since its start."""
-    with broker(options) as client:
+    """List the executors of this broker, with their counts since it started."""
+    with broker_client(options) as client:
         executors = client.executors()["executors"]
     shown = executors if options.output != "text" else [row(one) for one in executors]
-    output.several(options, shown, COLUMNS, "there is no executor")
+    output.several(options, shown, COLUMNS, "no executor is configured")
 
 
 @executor.command()
@@ -50,45 +50,45 @@ def list_executors(options: Options) -> None:
 @click.pass_obj
 def show(options: Options, key: str) -> None:
     """Print an executor."""
-    with broker(options) as client:
-        found = client.executor(key)
-        compared = [one for one in client.shadows()["shadows"] if one["executor"] == key]
-    lines = [f"{name:<15} {output.shortened(value)}" for name, value in found.items()]
-    for one in compared:
+    with broker_client(options) as client:
+        document = client.executor(key)
+        comparisons = [one for one in client.shadows()["shadows"] if one["executor"] == key]
+    lines = [f"{name:<15} {output.shortened(value)}" for name, value in document.items()]
+    for one in comparisons:
         counts = ", ".join(f"{one[name]} {name.replace('_', ' ')}" for name in COMPARED if one[name])
         lines.append(f"shadows         {one['handler_class']} by {one['match']}: {counts}")
         lines += [f"                task {each['task_id']} {each['what']}" for each in one["lately"][-3:]]
-    output.one(options, {**found, "shadows": compared}, "\n".join(lines))
+    output.one(options, {**document, "shadows": comparisons}, "\n".join(lines))
 
 
 @executor.command()
 @click.argument("key", metavar="EXECUTOR")
 @click.pass_obj
 def pause(options: Options, key: str) -> None:
-    """Hand it nothing new; what it has it finishes. Steps that go there stay ready.
+    """Dispatch no new steps to an executor; its running steps finish. Steps routed to it stay ready.
 
-    Until it is resumed, or the broker restarts: a pause is not stored.
+    The pause ends with `resume` or when the broker restarts: it is not stored.
     """
-    with broker(options) as client:
-        done = client.pause_executor(key)
-    output.one(options, done, f"{key} is handed nothing new; next: stepwire executor resume {key}")
+    with broker_client(options) as client:
+        document = client.pause_executor(key)
+    output.one(options, document, f"{key} is paused: it gets no new steps; next: stepwire executor resume {key}")
 
 
 @executor.command()
 @click.argument("key", metavar="EXECUTOR")
 @click.pass_obj
 def resume(options: Options, key: str) -> None:
-    """Hand it steps again."""
-    with broker(options) as client:
-        done = client.resume_executor(key)
-    output.one(options, done, f"{key} is handed steps again")
+    """Dispatch steps to a paused executor again."""
+    with broker_client(options) as client:
+        document = client.resume_executor(key)
+    output.one(options, document, f"{key} is resumed: it gets steps again")
 
 
 def row(one: dict[str, Any]) -> dict[str, Any]:
-    """An executor on one line, for people."""
+    """An executor as a row of the text table."""
     state = "paused" if one["paused_since"] is not None else "open" if one["has_capacity"] else "full"
     if not one["workers"]:
-        state = "nobody there"
+        state = "no workers"
     return {**one, "mean": _time(one["mean_ms"]), "p95": _time(one["p95_ms"]), "state": state}
 
 

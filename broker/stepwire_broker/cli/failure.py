@@ -1,4 +1,4 @@
-"""How a command ends that does not succeed: one sentence, what to do next, and an exit code that scripts can read."""
+"""How a failed command ends: one sentence, what to do next, and an exit code for scripts."""
 
 import enum
 import sys
@@ -19,21 +19,21 @@ class Exit(enum.IntEnum):
     DENIED = 6
     TASK_FAILED = 10
     TASK_CANCELLED = 11
-    TASK_RUNS = 12  # still, when the wait was over
+    TASK_RUNS = 12  # the wait timed out
     TASK_HELD = 13
 
 
 MEANING: Final[dict[Exit, str]] = {
-    Exit.OK: "It is done.",
-    Exit.FAILURE: "It did not work, for a reason that no other code names.",
+    Exit.OK: "The command succeeded.",
+    Exit.FAILURE: "The command failed for a reason that no other code covers.",
     Exit.USAGE: "The command line, the configuration or a document is wrong.",
-    Exit.NOT_FOUND: "There is no such task, step, workflow or worker.",
-    Exit.WRONG_STATE: "It is there, and not in a state for this.",
-    Exit.UNREACHABLE: "No broker answers.",
-    Exit.DENIED: "The broker does not know the token.",
+    Exit.NOT_FOUND: "The task, step, workflow or worker does not exist.",
+    Exit.WRONG_STATE: "The task, step, worker or file exists, but its current state does not allow this command.",
+    Exit.UNREACHABLE: "No broker answered.",
+    Exit.DENIED: "The broker does not accept the token.",
     Exit.TASK_FAILED: "The awaited task failed.",
     Exit.TASK_CANCELLED: "The awaited task was cancelled.",
-    Exit.TASK_RUNS: "What was waited for still runs, and the time is over.",
+    Exit.TASK_RUNS: "The wait timed out; the awaited task or worker is still running.",
     Exit.TASK_HELD: "The awaited task waits on a held step.",
 }
 assert MEANING.keys() == set(Exit)
@@ -51,20 +51,20 @@ OF_STATUS: Final[dict[int, Exit]] = {
 
 
 class Failure(click.ClickException):
-    """Ends the command. `hint` names what to do next, best as a command."""
+    """Ends the command. `hint` is what to do next, preferably a command."""
 
     def __init__(self, code: Exit, message: str, hint: str = "", problem: dict[str, Any] | None = None) -> None:
         super().__init__(message)
-        self.exit_code = int(code)  # type: ignore[misc]  # click reads it from the instance, and declares it on the class
+        self.exit_code = int(code)  # type: ignore[misc]  # click declares it on the class, and reads it from the instance
         self.hint = hint
-        context = click.get_current_context(silent=True)  # which is gone when the error is shown
+        context = click.get_current_context(silent=True)  # no longer set when click calls `show`
         options = context.find_object(Options) if context else None
         self._is_json = options is not None and options.output != "text"
         self.problem = problem or {"code": code.name.lower(), "detail": message, "hint": hint}
 
-    def about(self, what: str) -> "Failure":
-        """The same, of one of several things."""
-        return Failure(Exit(self.exit_code), f"{what}: {self.message}", self.hint, self.problem)
+    def about(self, subject: str) -> "Failure":
+        """The same failure, naming which of several files or items it concerns."""
+        return Failure(Exit(self.exit_code), f"{subject}: {self.message}", self.hint, self.problem)
 
     def show(self, file: IO[Any] | None = None) -> None:
         if self._is_json:

@@ -1,13 +1,13 @@
-"""`stepwire workflow graph`: which step waits for which, to read here or to draw elsewhere.
+"""`stepwire workflow graph`: which step depends on which, as text or as source for a drawing program.
 
-Names of workflows and steps are made of letters, digits and a few signs that no notation needs escaped.
+Names of workflows and steps hold only characters that Mermaid and DOT accept without escaping.
 """
 
 from typing import TYPE_CHECKING, Literal
 
 import click
 
-from .connection import broker
+from .connection import broker_client
 from .failure import Exit, Failure
 from .options import Options, StepwireCommand
 from .workflow import stored
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 @click.command(cls=StepwireCommand)
 @click.argument("name", metavar="NAME|FILE")
 @click.option("--namespace", metavar="NAME", help="The workflow's namespace.")
-@click.option("--version", metavar="VERSION", help="Without it the active one.")
+@click.option("--version", metavar="VERSION", help="The workflow's version. [the active one]")
 @click.option(
     "-o",
     "--output",
     "form",
     type=click.Choice(["text", "mermaid", "dot"]),
     default="text",
-    help="Lines to read, or source for Mermaid or Graphviz.",
+    help="Format: text, or source for Mermaid or Graphviz.",
 )
 @click.pass_obj
 def graph(
@@ -36,7 +36,7 @@ def graph(
     version: str | None,
     form: Literal["text", "mermaid", "dot"],
 ) -> None:
-    """Print which step waits for which: of a stored workflow, or of a file, for which no broker is asked."""
+    """Print which step depends on which, for a stored workflow or a file. A file needs no broker."""
     from . import definitions
 
     if definitions.is_definition(name):
@@ -44,13 +44,13 @@ def graph(
     else:
         from stepwire_broker.core.definitions.workflow import read_workflow
 
-        with broker(options) as client:
+        with broker_client(options) as client:
             workflow = read_workflow(stored(client, name, namespace, version)["document"])
     click.echo({"text": text, "mermaid": mermaid, "dot": dot}[form](workflow))
 
 
 def text(workflow: "Workflow") -> str:
-    """A line a step, none before what it waits for, further to the right the later it can begin."""
+    """One line per step, after all that it depends on; steps that can start later are indented further."""
     depths: dict[int, int] = {}
     for index in _in_order(workflow):
         depths[index] = 1 + max((depths[before] for before in workflow.steps[index].depends_on), default=-1)
@@ -89,10 +89,10 @@ def _of_file(name: str) -> "Workflow":
 
 
 def _in_order(workflow: "Workflow") -> list[int]:
-    """Every step after all that it waits for. There are no cycles: such a workflow cannot be read."""
+    """The steps in an order in which each comes after all that it depends on. A readable workflow has no cycles."""
     waits_for = [len(step.depends_on) for step in workflow.steps]
     order = list(workflow.roots)
-    for index in order:  # which grows meanwhile
+    for index in order:  # the list grows during the loop
         for later in workflow.steps[index].dependents:
             waits_for[later] -= 1
             if waits_for[later] == 0:

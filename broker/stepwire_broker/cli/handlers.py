@@ -1,8 +1,8 @@
-"""`stepwire serve --with-handlers pkg.mod`: the module's worker, in a process of its own beside the broker.
+"""`stepwire serve --with-handlers pkg.mod`: runs the module's worker in a separate process next to the broker.
 
-A process and not a thread: a handler that computes, leaks, or takes its interpreter down must not take the broker
-along; its death is proven by the operating system, so its steps run again at once; and what holds for it is what holds
-for every worker. (`stepwire_broker.Broker` is the broker for who wants one process.)
+A process, not a thread: a handler that computes, leaks or crashes its interpreter must not harm the broker. The
+operating system proves the death of a process, so its steps run again at once. The worker behaves like every other
+worker. (`stepwire_broker.Broker` runs broker and handlers in one process.)
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from .failure import Exit
 
 RESTART_MS: Final = 500
 RESTART_MAX_MS: Final = 30_000
-SETTLED_S: Final = 60.0  # who has lived so long is started again at once
+SETTLED_S: Final = 60.0  # a process that ran this long is restarted without the longer waits
 NAME_CHARACTERS_MAX: Final = 48
 _THIS: Final = "stepwire_broker.cli.handlers"
 
 
 class Handlers:
-    """One module's process, started again whenever it ends by itself."""
+    """One module's process, restarted whenever it ends by itself."""
 
     def __init__(self, module: str, environ: Mapping[str, str]) -> None:
         self.module = module
@@ -35,15 +35,15 @@ class Handlers:
         self._keeping: asyncio.Task[None] | None = None
 
     def start(self) -> "asyncio.Task[None]":
-        """The result ends with `stop`, or when the module cannot be what it has to be: that no new start will cure."""
-        self._keeping = asyncio.create_task(self._keep(), name=f"handlers {self.module}")
+        """Start the process. The returned task ends after `stop`, or with HandlersRefused if the module is unusable."""
+        self._keeping = asyncio.create_task(self._keep_running(), name=f"handlers {self.module}")
         return self._keeping
 
     async def stop(self, timeout_s: float) -> None:
-        """TERM drains a worker: it gives back what it has not started, finishes what runs, and hears its acks."""
+        """Send TERM, which drains the worker: it returns unstarted steps, finishes running ones and waits for acks."""
         self._stopping.set()
         if self._process is not None:
-            children.tell(self._process, signal.SIGTERM)
+            children.send_signal(self._process, signal.SIGTERM)
         if self._keeping is None:
             return
         done, _ = await asyncio.wait((self._keeping,), timeout=timeout_s)
@@ -55,12 +55,12 @@ class Handlers:
     def kill(self) -> None:
         self._stopping.set()
         if self._process is not None:
-            children.tell(self._process, signal.SIGKILL)
+            children.send_signal(self._process, signal.SIGKILL)
 
-    async def _keep(self) -> None:
+    async def _keep_running(self) -> None:
         deaths = 0
         while not self._stopping.is_set():
-            begun_s = time.monotonic()
+            started_s = time.monotonic()
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -68,21 +68,21 @@ class Handlers:
                 self.module,
                 env=self._environ,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=sys.stderr,  # the broker's own has one line, for programs
+                stdout=sys.stderr,  # stdout of `serve` holds one line, for programs
                 start_new_session=True,
                 preexec_fn=end_with_parent(signal.SIGTERM),
             )
             if self._stopping.is_set():
-                children.tell(self._process, signal.SIGTERM)
+                children.send_signal(self._process, signal.SIGTERM)
             code = await self._process.wait()
             if self._stopping.is_set():
                 return
             if code == Exit.USAGE:
-                raise HandlersRefused(f"--with-handlers {self.module}: it cannot be used; what it said stands above")
-            deaths = 0 if time.monotonic() - begun_s > SETTLED_S else deaths
+                raise HandlersRefused(f"--with-handlers {self.module} cannot be used; its own message is above")
+            deaths = 0 if time.monotonic() - started_s > SETTLED_S else deaths
             wait_ms = min(RESTART_MS * 2**deaths, RESTART_MAX_MS)
             deaths = min(deaths + 1, 16)
-            _log().warning("handlers_ended", module=self.module, how=children.ended(code), again_in_ms=wait_ms)
+            _log().warning("handlers_ended", module=self.module, how=children.end_text(code), again_in_ms=wait_ms)
             try:
                 await asyncio.wait_for(self._stopping.wait(), wait_ms / 1000)
             except TimeoutError:
@@ -90,17 +90,17 @@ class Handlers:
 
 
 class HandlersRefused(Exception):
-    """The module has no worker to run."""
+    """The module of --with-handlers cannot be imported or has no worker to run."""
 
 
 def _log() -> Any:
-    import structlog  # the help of a command does not wait for it
+    import structlog  # imported late, so that `stepwire serve --help` is fast
 
     return structlog.get_logger("stepwire.serve")
 
 
 def _worker_name(module: str) -> str:
-    """As `stepwire worker list` shows it."""
+    """The worker's name in `stepwire worker list`."""
     return module.partition(":")[0].rpartition(".")[2][:NAME_CHARACTERS_MAX]
 
 
@@ -108,7 +108,7 @@ def _worker_name(module: str) -> str:
 
 
 def run(named: str) -> int:
-    """Import `pkg.mod` or `pkg.mod:name`, and run the Worker that it holds."""
+    """Import `pkg.mod` or `pkg.mod:name`, and run its Worker."""
     from stepwire import ConfigurationError
 
     from stepwire_broker.executors.modules import NoWorker, worker_in

@@ -1,4 +1,4 @@
-"""Logs on stderr: lines of JSON for machines, colour for a terminal. Everything that logs ends here."""
+"""Logging of a command: JSON lines on stderr, or coloured lines on a terminal."""
 
 import logging
 import os
@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-# structlog draws tracebacks with rich where it finds it: a fifth of a broker's start, and on the screen every local
-# variable, payloads and tokens among them.
+# structlog uses rich for tracebacks if it can import it. That costs a fifth of a broker's start, and it prints every
+# local variable, payloads and tokens included.
 _rich = sys.modules.get("rich")
 sys.modules["rich"] = None  # type: ignore[assignment]
 import structlog  # noqa: E402
@@ -19,13 +19,13 @@ if _rich is not None:
 
 _LEVELS: Final = logging.getLevelNamesMapping()
 _TRACEBACKS: Final = structlog.processors.ExceptionRenderer(
-    structlog.tracebacks.ExceptionDictTransformer(show_locals=False)  # variables hold what no log may: payloads, tokens
+    structlog.tracebacks.ExceptionDictTransformer(show_locals=False)  # variables may hold payloads and tokens
 )
-_least = logging.INFO  # loggers are made once and kept, so the level is asked for at each line
+_level = logging.INFO  # loggers are cached, so the level is read at each line
 
 
 def set_up(level: str, verbosity: int = 0) -> None:
-    """`-v` and `-q` move the configured level by one each."""
+    """Configure logging. Each `-v` or `-q` moves the configured level by one."""
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -50,14 +50,14 @@ def set_up(level: str, verbosity: int = 0) -> None:
 
 
 def set_level(level: str, verbosity: int = 0) -> None:
-    """From the next line on."""
-    global _least
-    _least = min(max(_LEVELS[level.upper()] - 10 * verbosity, logging.DEBUG), logging.CRITICAL)
-    logging.getLogger().setLevel(max(_least, logging.WARNING))
+    """Change the level from the next log line on."""
+    global _level
+    _level = min(max(_LEVELS[level.upper()] - 10 * verbosity, logging.DEBUG), logging.CRITICAL)
+    logging.getLogger().setLevel(max(_level, logging.WARNING))
 
 
 def _drop_below_level(_logger: Any, method: str, event: Any) -> Any:
-    if _LEVELS["ERROR" if method == "exception" else method.upper()] < _least:
+    if _LEVELS["ERROR" if method == "exception" else method.upper()] < _level:
         raise structlog.DropEvent
     return event
 

@@ -1,4 +1,4 @@
-"""`stepwire`: the commands by name. Each lives in a file of its own, which is imported when it is called."""
+"""`stepwire`: the table of commands. Each command is in a file of its own, which is imported when it is called."""
 
 import gc
 
@@ -7,7 +7,7 @@ import click
 from .options import Options, StepwireGroup
 
 _HERE = "stepwire_broker.cli"
-COLLECT_AFTER = (50_000, 20, 100)  # objects, and collections of each younger age: what lives long is not tracked
+GC_THRESHOLDS = (50_000, 20, 100)  # objects, and collections of each younger generation
 
 
 @click.group(
@@ -39,6 +39,6 @@ COLLECT_AFTER = (50_000, 20, 100)  # objects, and collections of each younger ag
 )
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Workflows of steps whose handlers are written in any language."""
-    gc.set_threshold(*COLLECT_AFTER)  # while a command imports what it needs, nothing of that is garbage
+    """Run workflows of steps whose handlers are written in any language."""
+    gc.set_threshold(*GC_THRESHOLDS)  # a command mostly imports modules, and those are never garbage
     context.ensure_object(Options)

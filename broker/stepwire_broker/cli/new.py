@@ -1,4 +1,4 @@
-"""`stepwire new`: a directory with a handler that works, and the test that says so."""
+"""`stepwire new`: creates a project directory with a working handler and its test."""
 
 import re
 from pathlib import Path
@@ -8,14 +8,14 @@ from typing import Final
 import click
 
 from . import output
-from .asking import confirm
+from .confirmation import confirm
 from .failure import Exit, Failure, leave, usage
 from .options import Options, StepwireCommand
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
-# By language: the file's name in the new directory, and its template.
+# By language: each file's name in the new directory, and its template.
 FILES: Final = {
     "python": {
         "worker.py": "worker.py.in",
@@ -30,26 +30,27 @@ FILES: Final = {
 
 @click.command(cls=StepwireCommand)
 @click.argument("directory", metavar="NAME", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--lang", type=click.Choice(list(FILES)), default="python", show_default=True, help="Of the handler.")
+@click.option(
+    "--lang", type=click.Choice(list(FILES)), default="python", show_default=True, help="Language of the handler."
+)
 @click.pass_obj
 def new(options: Options, directory: Path, lang: str) -> None:
-    """Make a directory with a worker of one handler, its test, a workflow and a README. NAME may be a path."""
+    """Create a directory with a one-handler worker, its test, a workflow and a README. NAME may be a path."""
     name = directory.name.replace("-", "_")
     if not NAME.fullmatch(name):
-        usage(
-            f"{directory.name!r} cannot name a workflow: lower-case letters, digits, _ and - are taken, a letter first"
-        )
+        usage(f"{directory.name!r} cannot name a workflow: use lower-case letters, digits, _ and -, a letter first")
     is_taken = directory.exists() and any(directory.iterdir())
-    if is_taken and not confirm(options, f"{directory} is there and not empty: write into it?"):
+    if is_taken and not confirm(options, f"{directory} exists and is not empty: write into it?"):
         leave(Exit.FAILURE)
-    made = []
+    written = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for file, template in FILES[lang].items():
             text = Template((TEMPLATES / lang / template).read_text(encoding="utf-8")).substitute(name=name)
             (directory / file).write_text(text, encoding="utf-8")
-            made.append(str(directory / file))
+            written.append(str(directory / file))
     except OSError as error:
         raise Failure(Exit.FAILURE, f"{error.filename} cannot be written: {error.strerror}") from None
-    output.one(options, {"directory": str(directory), "files": made}, f"made {directory}: {', '.join(FILES[lang])}")
+    document = {"directory": str(directory), "files": written}
+    output.one(options, document, f"created {directory}: {', '.join(FILES[lang])}")
     output.note(options, f"next: cd {directory} && stepwire dev")

@@ -1,4 +1,4 @@
-"""The options that every command has, before or after its name: `stepwire -o json task show 7 -o json` alike."""
+"""The options that every command accepts, before or after its name: `stepwire -o json task show 7` works too."""
 
 import importlib
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import click
 
 
 class Options:
-    """What the global options said, filled in while click reads the command line."""
+    """The values of the global options. Click fills them in while it reads the command line."""
 
     def __init__(self) -> None:
         self.output: Literal["text", "json", "jsonl"] = "text"
@@ -20,12 +20,12 @@ class Options:
         self.no_input = False
 
 
-def _keep(name: str, of: Callable[[Any], Any] = lambda value: value) -> Callable[..., None]:
-    def keep(context: click.Context, _: click.Parameter, value: Any) -> None:
+def _store(name: str, convert: Callable[[Any], Any] = lambda value: value) -> Callable[..., None]:
+    def store(context: click.Context, _: click.Parameter, value: Any) -> None:
         if value is not None and value is not False and value != 0:
-            setattr(context.ensure_object(Options), name, of(value))
+            setattr(context.ensure_object(Options), name, convert(value))
 
-    return keep
+    return store
 
 
 def _louder(context: click.Context, _: click.Parameter, value: int) -> None:
@@ -45,34 +45,36 @@ def global_options() -> list[click.Option]:
             "-o",
             "--output",
             type=click.Choice(["text", "json", "jsonl"]),
-            callback=_keep("output"),
-            help="Form of the data on stdout.",
+            callback=_store("output"),
+            help="Format of the data on stdout. [text]",
         ),
-        option("--json", is_flag=True, callback=_keep("output", lambda _: "json"), help="The same as -o json."),
-        option("--url", metavar="URL", callback=_keep("url"), help="The broker's HTTP address. [STEPWIRE_URL]"),
+        option("--json", is_flag=True, callback=_store("output", lambda _: "json"), help="Same as -o json."),
+        option("--url", metavar="URL", callback=_store("url"), help="The broker's HTTP address. [STEPWIRE_URL]"),
         option(
             "--token-file",
             metavar="FILE",
-            callback=_keep("token_file"),
-            help="Holds the API token. [STEPWIRE_TOKEN_FILE]",
+            callback=_store("token_file"),
+            help="File that holds the API token. [STEPWIRE_TOKEN_FILE]",
         ),
         option(
             "-c",
             "--config",
             metavar="FILE",
-            callback=_keep("config_file"),
+            callback=_store("config_file"),
             help="The configuration file. [STEPWIRE_CONFIG]",
         ),
-        option("-v", "--verbose", count=True, callback=_louder, help="Say more."),
-        option("-q", "--quiet", count=True, callback=_quieter, help="Say less."),
-        option("--yes", is_flag=True, callback=_keep("yes"), help="Do not ask, do it."),
-        option("--no-input", is_flag=True, callback=_keep("no_input"), help="Never ask: fail instead."),
+        option("-v", "--verbose", count=True, callback=_louder, help="Print and log more."),
+        option("-q", "--quiet", count=True, callback=_quieter, help="Print and log less."),
+        option("--yes", is_flag=True, callback=_store("yes"), help="Answer yes to every question."),
+        option("--no-input", is_flag=True, callback=_store("no_input"), help="Fail instead of asking a question."),
     ]
 
 
 class _WithGlobalOptions(click.Command):
-    """The global options come after the command's own, and under their own heading. A command may have one of them
-    as its own, with other values."""
+    """Adds the global options after the command's own, under their own heading.
+
+    A command that defines an option of the same name keeps its own.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -94,11 +96,12 @@ class _WithGlobalOptions(click.Command):
 
 
 class StepwireCommand(_WithGlobalOptions):
-    """A command that does something."""
+    """A command without subcommands."""
 
 
 class StepwireGroup(click.Group, _WithGlobalOptions):
-    """Commands by name; each is imported when it is asked for, so that none waits for what another needs."""
+    """A command with subcommands. Lazy ones are imported when they are called, so that no command loads another's
+    imports."""
 
     def __init__(self, *args: Any, lazy: dict[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

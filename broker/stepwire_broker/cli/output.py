@@ -1,4 +1,4 @@
-"""Data on stdout, in the form that was asked for: `json` one document, `jsonl` one line an item, `text` for people."""
+"""Prints data on stdout: `json` is one document, `jsonl` one line per item, `text` is for people."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,12 +21,12 @@ def is_terminal() -> bool:
 
 
 def one(options: Options, item: Any, text: str) -> None:
-    """One item: its JSON, or a sentence about it."""
+    """Print one item: its JSON, or the text about it."""
     click.echo(text if options.output == "text" else msgspec.json.encode(item).decode())
 
 
 def several(options: Options, items: Sequence[dict[str, Any]], columns: Sequence[Column], none: str) -> None:
-    """Items in a table; without any, a sentence on stderr says so."""
+    """Print items as a table or as JSON. Without items, text output prints the sentence `none` on stderr."""
     if options.output == "json":
         click.echo(msgspec.json.encode(items).decode())
     elif options.output == "jsonl":
@@ -39,7 +39,7 @@ def several(options: Options, items: Sequence[dict[str, Any]], columns: Sequence
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-    """Drawn by rich for a terminal; columns of plain text, which `awk` and `cut` understand, for anything else."""
+    """Print a table: drawn by rich on a terminal, otherwise tab-separated for `awk` and `cut`."""
     if not is_terminal():
         for row in [[column.title.upper() for column in columns], *rows]:
             click.echo("\t".join(row))
@@ -58,8 +58,7 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
 
 @contextmanager
 def progress(options: Options, what: str, count: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr for work that takes long; nothing when nobody is there to see it. Call the result with how much
-    more is done."""
+    """A progress bar on stderr, if stderr is a terminal. Call the result with the number of newly finished items."""
     if options.verbosity < 0 or not sys.stderr.isatty():
         yield lambda more: None
         return
@@ -73,7 +72,7 @@ def progress(options: Options, what: str, count: int) -> Iterator[Callable[[int]
 
 
 def note(options: Options, text: str) -> None:
-    """For people, on stderr; gone with -q."""
+    """Print a line for people on stderr; omitted with -q."""
     if options.verbosity >= 0:
         click.echo(text, err=True)
 
@@ -85,7 +84,7 @@ def shortened(value: Any, characters_max: int = 500) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Control characters of somebody else's text must not reach the terminal."""
+    """The value as printable text: control characters of stored text must not reach the terminal."""
     if value is None:
         return "-"
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()

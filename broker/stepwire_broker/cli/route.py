@@ -1,11 +1,11 @@
-"""`stepwire route`, and the rules of `stepwire executor`: where steps go, why, and how that is changed."""
+"""`stepwire route` and the rule commands of `stepwire executor`: print and change where steps run."""
 
 from typing import Any, Final
 
 import click
 
 from . import output
-from .connection import broker
+from .connection import broker_client
 from .failure import Exit, Failure
 from .options import Options, StepwireCommand
 
@@ -21,81 +21,85 @@ COLUMNS: Final = [
 
 @click.command(cls=StepwireCommand)
 @click.argument("path", metavar="NAMESPACE::WORKFLOW::STEP")
-@click.option("--selector", metavar="KEY=VALUE,..", help="What the step itself asks for; or the word local.")
+@click.option("--selector", metavar="KEY=VALUE,..", help="The step's own worker_selector; or `local`.")
 @click.pass_obj
 def route(options: Options, path: str, selector: str | None) -> None:
-    """Say where a step of this path goes: by which rule, to which executor and workers, and which rule nearly matched.
+    """Print where a step with this path would run: the rule, the executor, the workers, and a rule that nearly matched.
 
-    It is what the dispatcher itself decides.
+    The answer comes from the dispatcher itself.
     """
-    with broker(options) as client:
-        found = client.route(path, selector)
-    lines = [found["reason"]]
-    near = found["nearly"]
+    with broker_client(options) as client:
+        answer = client.route(path, selector)
+    lines = [answer["reason"]]
+    near = answer["nearly"]
     if near is not None:
         lines.append(f"rule {near['number']} ({near['match']}) nearly matches: {near['why']}")
-    output.one(options, found, "\n".join(lines))
+    output.one(options, answer, "\n".join(lines))
 
 
 @click.command(name="routes", cls=StepwireCommand)
 @click.pass_obj
 def routes(options: Options) -> None:
-    """Print the rules in their order: those of the configuration and those set at run time."""
-    with broker(options) as client:
-        found = client.rules()
+    """List the rules in order, both configured and set at run time."""
+    with broker_client(options) as client:
+        routing = client.rules()
     if options.output != "text":
-        output.several(options, found["rules"], COLUMNS, "")
+        output.several(options, routing["rules"], COLUMNS, "")
         return
-    output.several(options, [_row(rule) for rule in found["rules"]], COLUMNS, "there are no rules")
+    output.several(options, [_row(rule) for rule in routing["rules"]], COLUMNS, "there are no rules")
     output.note(
         options,
-        f"what no rule takes goes to {found['default_executor']};"
-        f" the default_execution_mode is {found['default_execution_mode']}",
+        f"steps that match no rule go to {routing['default_executor']};"
+        f" default_execution_mode is {routing['default_execution_mode']}",
     )
 
 
 @click.command(name="route", cls=StepwireCommand)
 @click.argument("match", metavar="PATTERN")
-@click.option("--executor", metavar="KEY", help="Steps whose path matches go there.")
-@click.option("--selector", metavar="KEY=VALUE,..", help="And to workers with these labels.")
-@click.option("--canary-percent", type=click.FloatRange(0, 100), metavar="N", help="So many tasks in a hundred go to:")
-@click.option("--canary-executor", metavar="KEY", help="this executor,")
-@click.option("--canary-selector", metavar="KEY=VALUE,..", help="or workers with these labels.")
-@click.option("--no-canary", is_flag=True, default=None, help="The rule has a canary no more.")
-@click.option("--shadow-executor", metavar="KEY", help="Copies of steps go there too, and are compared.")
-@click.option("--shadow-selector", metavar="KEY=VALUE,..", help="Or to workers with these labels.")
-@click.option("--shadow-percent", type=click.FloatRange(0, 100), metavar="N", help="Of the tasks; all, if not said.")
-@click.option("--no-shadow", is_flag=True, default=None, help="The rule has a shadow no more.")
-@click.option("--reset", is_flag=True, help="Forget what was set at run time for this pattern.")
+@click.option("--executor", metavar="KEY", help="Executor of the steps whose path matches.")
+@click.option("--selector", metavar="KEY=VALUE,..", help="Labels that their workers must have.")
+@click.option(
+    "--canary-percent", type=click.FloatRange(0, 100), metavar="N", help="Percentage of tasks sent to the canary."
+)
+@click.option("--canary-executor", metavar="KEY", help="Executor of the canary.")
+@click.option("--canary-selector", metavar="KEY=VALUE,..", help="Worker labels of the canary.")
+@click.option("--no-canary", is_flag=True, default=None, help="Remove the canary from the rule.")
+@click.option("--shadow-executor", metavar="KEY", help="Executor that gets copies of the steps, for comparison.")
+@click.option("--shadow-selector", metavar="KEY=VALUE,..", help="Worker labels of the shadow.")
+@click.option(
+    "--shadow-percent", type=click.FloatRange(0, 100), metavar="N", help="Percentage of tasks that are copied. [100]"
+)
+@click.option("--no-shadow", is_flag=True, default=None, help="Remove the shadow from the rule.")
+@click.option("--reset", is_flag=True, help="Remove what was set at run time for this pattern.")
 @click.pass_obj
-def set_route(options: Options, /, match: str, reset: bool, **said: Any) -> None:
-    """Set a rule while the broker runs, or change one: what is not said stays as it is. It is kept over restarts.
+def set_route(options: Options, /, match: str, reset: bool, **changes: Any) -> None:
+    """Set or change a routing rule while the broker runs. Omitted options keep their value; restarts keep the rule.
 
-    A rule that is there keeps its place, a new one comes first. What was handed out stays where it is.
+    A changed rule keeps its position; a new rule comes first. Dispatched steps stay where they are.
 
-    A canary of 0 or 100 % is a switch: stepwire executor route "shop::**::charge" --canary-percent 100
+    Switch all tasks to the canary, or back with 0: stepwire executor route "shop::**::charge" --canary-percent 100
     """
-    with broker(options) as client:
+    with broker_client(options) as client:
         if reset:
-            if any(value is not None for value in said.values()):
-                raise Failure(Exit.USAGE, "--reset stands alone: it forgets the whole rule")
-            done = client.remove_rule(match)
-            output.one(options, done, f"{match}: what was set at run time is forgotten")
+            if any(value is not None for value in changes.values()):
+                raise Failure(Exit.USAGE, "--reset cannot be combined with other options: it removes the whole rule")
+            removed = client.remove_rule(match)
+            output.one(options, removed, f"the run-time rule for {match} is removed")
             return
         before = next((rule for rule in client.rules()["rules"] if rule["match"] == match), None)
-        done = client.set_rule(_rule(match, before, said))
-    output.one(options, done, f"{match} is routed so from now on; next: stepwire executor routes")
+        rule = client.set_rule(_changed_rule(match, before, changes))
+    output.one(options, rule, f"the rule for {match} is set; next: stepwire executor routes")
 
 
 @click.command(name="shadows", cls=StepwireCommand)
 @click.pass_obj
 def shadows(options: Options) -> None:
-    """Print how the copies of steps compared with the steps themselves, and the last differences."""
-    with broker(options) as client:
-        found = client.shadows()
-    output.several(options, found["shadows"], SHADOWS, "no shadow was sent yet")
+    """List how shadow copies compared with the steps themselves, with the last differences."""
+    with broker_client(options) as client:
+        comparisons = client.shadows()["shadows"]
+    output.several(options, comparisons, SHADOWS, "no shadow copy was sent yet")
     if options.output == "text":
-        for one in found["shadows"]:
+        for one in comparisons:
             for each in one["lately"]:
                 output.note(options, f"{one['handler_class']}: task {each['task_id']} {each['what']} at {each['at']}")
 
@@ -109,38 +113,39 @@ SHADOWS: Final = [
 ]
 
 
-def _rule(match: str, before: dict[str, Any] | None, said: dict[str, Any]) -> dict[str, Any]:
+def _changed_rule(match: str, before: dict[str, Any] | None, changes: dict[str, Any]) -> dict[str, Any]:
+    """The rule as it was, with the options of the command line applied."""
     rule: dict[str, Any] = {"match": match}
     before = before or {}
-    rule["executor"] = said["executor"] or before.get("executor")
-    rule["worker_selector"] = _labels(said["selector"]) or before.get("worker_selector") or None
+    rule["executor"] = changes["executor"] or before.get("executor")
+    rule["worker_selector"] = _labels(changes["selector"]) or before.get("worker_selector") or None
     for name in ("canary", "shadow"):
-        if said[f"no_{name}"]:
-            if any(said[f"{name}_{part}"] is not None for part in ("percent", "executor", "selector")):
-                raise Failure(Exit.USAGE, f"--no-{name} takes the {name} away: nothing else can be said of it")
-            continue
-        aside = {key: value for key, value in (before.get(name) or {}).items() if value not in (None, {})}
         given = {
-            "percent": said[f"{name}_percent"],
-            "executor": said[f"{name}_executor"],
-            "worker_selector": _labels(said[f"{name}_selector"]),
+            "percent": changes[f"{name}_percent"],
+            "executor": changes[f"{name}_executor"],
+            "worker_selector": _labels(changes[f"{name}_selector"]),
         }
-        aside |= {key: value for key, value in given.items() if value is not None}
-        if aside:
-            if name == "canary" and "percent" not in aside:
-                raise Failure(Exit.USAGE, "a canary needs --canary-percent: how many tasks in a hundred are its")
-            rule[name] = aside
+        given = {key: value for key, value in given.items() if value is not None}
+        if changes[f"no_{name}"]:
+            if given:
+                raise Failure(Exit.USAGE, f"--no-{name} removes the {name}: it excludes the other --{name} options")
+            continue
+        target = {key: value for key, value in (before.get(name) or {}).items() if value not in (None, {})} | given
+        if target:
+            if name == "canary" and "percent" not in target:
+                raise Failure(Exit.USAGE, "a canary needs --canary-percent: the percentage of tasks sent to it")
+            rule[name] = target
     return rule
 
 
-def _labels(written: str | None) -> dict[str, str] | None:
-    if not written:
+def _labels(text: str | None) -> dict[str, str] | None:
+    if not text:
         return None
     labels = {}
-    for part in written.split(","):
+    for part in text.split(","):
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
-            raise Failure(Exit.USAGE, f"{written!r}: labels have a form like gpu=true,region=eu")
+            raise Failure(Exit.USAGE, f"{text!r}: labels have a form like gpu=true,region=eu")
         labels[key.strip()] = value.strip()
     return labels
 

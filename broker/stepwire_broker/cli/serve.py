@@ -1,4 +1,4 @@
-"""`stepwire serve`: a broker and its HTTP API in one loop, until somebody says stop."""
+"""`stepwire serve`: runs a broker and its HTTP API in one event loop until a signal stops it."""
 
 import asyncio
 import gc
@@ -13,7 +13,7 @@ import click
 from stepwire_broker.configuration import loader
 
 from . import config_commands, output
-from .children import environ_of_handlers
+from .children import handler_environ
 from .failure import Exit, Failure
 from .handlers import Handlers
 from .options import Options, StepwireCommand
@@ -23,29 +23,30 @@ if TYPE_CHECKING:
     import socket
 
     from stepwire_broker.api.token import Tokens
+    from stepwire_broker.core.definitions.settings import Settings
     from stepwire_broker.engine import Engine
 
-FILE_CREATION_MASK = 0o077  # whatever this process makes is its owner's alone
-SWITCH_INTERVAL_S = 0.0002  # how long a busy loop may keep the database's writer waiting for the interpreter
+FILE_CREATION_MASK = 0o077  # only the owner may read the files of this process
+SWITCH_INTERVAL_S = 0.0002  # the longest time that a busy loop keeps the database writer waiting for the interpreter
 _SERVING = "serving"
 
 
 @click.command(cls=StepwireCommand)
-@click.option("--listen", metavar="HOST:PORT", help="The HTTP address. [http.listen]")
-@click.option("--database", metavar="URL", help="Where the state lies. [database.url]")
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any setting, e.g. --set bus.lease=5s.")
+@click.option("--listen", metavar="HOST:PORT", help="HTTP address. [http.listen]")
+@click.option("--database", metavar="URL", help="Database that holds the state. [database.url]")
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any setting: --set bus.lease=5s.")
 @click.option(
     "--with-handlers",
     "modules",
     metavar="PKG.MOD",
     multiple=True,
-    help="Run the Worker of this Python module too, in a process of its own. Also PKG.MOD:NAME.",
+    help="Also run the Worker of this Python module, in a separate process. PKG.MOD:NAME selects one of several.",
 )
 @click.option(
     "--local",
     metavar="PKG.MOD",
     multiple=True,
-    help="Run the Worker of this Python module in the broker's own process. [executors.local.modules]",
+    help="Run the Worker of this Python module in the broker's process. [executors.local.modules]",
 )
 @click.pass_obj
 def serve(
@@ -56,10 +57,10 @@ def serve(
     modules: tuple[str, ...],
     local: tuple[str, ...],
 ) -> None:
-    """Run the broker. TERM or Ctrl-C drains it and stops it; a second Ctrl-C stops it at once.
+    """Run a broker. TERM or Ctrl-C drains and stops it; a second Ctrl-C stops it at once.
 
-    HUP reads the configuration again and takes the log level, the tokens and the rules of routing from it: all of
-    them, or, when anything is wrong, none.
+    HUP reloads the log level, the tokens and the routing rules from the configuration. If anything in it is wrong,
+    nothing changes.
     """
     flags = dict(_setting(text) for text in settings)
     flags |= {key: value for key, value in (("http.listen", listen), ("database.url", database)) if value is not None}
@@ -67,7 +68,13 @@ def serve(
         flags["executors.local.modules"] = ",".join(local)
     loaded = config_commands.load(options, flags)
 
-    config_commands.say_notes(options, loaded)
+    config_commands.print_notes(options, loaded)
+    if modules and loaded.settings.bus.steps.startswith("inproc://"):
+        raise Failure(
+            Exit.USAGE,
+            "--with-handlers starts another process, but bus.steps is inproc://, which only this process can reach",
+            "use ipc:// (the default)",
+        )
 
     from . import logs
 
@@ -81,59 +88,62 @@ def serve(
 async def _serve(
     options: Options, loaded: loader.Configuration, flags: dict[str, str], modules: tuple[str, ...]
 ) -> Exit:
-    from stepwire_broker.api.listening import ListenError, listen
     from stepwire_broker.api.server import Server
+
+    tokens, listener = _open_http(loaded.settings)
+    broker = _engine(loaded.settings, listener)
+    systemd = Systemd()
+    signals = _Signals(asyncio.get_running_loop(), _Reload(options, loaded, flags, tokens, systemd, broker))
+    try:
+        await _start(broker, listener)
+        server = Server(broker, tokens, listener)
+        await server.start()
+        _freeze_objects()
+        endpoints = broker.endpoints
+        environ = handler_environ(endpoints["steps"], endpoints["results"], server.url, str(tokens.file))
+        handlers = [Handlers(module, without_systemd(environ)) for module in modules]
+        _print_ready(options, loaded, broker, server.url, tokens)
+        systemd.ready(_SERVING)
+        return await _run_until_stopped(broker, server, handlers, signals, systemd)
+    finally:
+        signals.restore()
+        systemd.close()
+        listener.close()
+
+
+def _open_http(settings: "Settings") -> "tuple[Tokens, socket.socket]":
+    from stepwire_broker.api.listening import ListenError, listen
     from stepwire_broker.api.token import TokenError, open_tokens
+
+    try:
+        return open_tokens(settings.http.tokens_file), listen(settings.http)
+    except (TokenError, ListenError) as error:
+        raise Failure(Exit.USAGE, str(error)) from None
+
+
+def _engine(settings: "Settings", listener: "socket.socket") -> "Engine":
     from stepwire_broker.engine import CannotStart, Engine
     from stepwire_broker.executors.host import BadExecutor
     from stepwire_broker.executors.registry import Executors
 
-    settings = loaded.settings
-    if modules and settings.bus.steps.startswith("inproc://"):
-        raise Failure(
-            Exit.USAGE,
-            "--with-handlers starts a process, and bus.steps is inproc://, which none but the broker's own can reach",
-            "use ipc:// (the default)",
-        )
-    try:
-        tokens = open_tokens(settings.http.tokens_file)
-        listener = listen(settings.http)
-    except (TokenError, ListenError) as error:
-        raise Failure(Exit.USAGE, str(error)) from None
     executors = Executors(settings)
     try:
         executors.configure()
     except (CannotStart, BadExecutor) as error:
         listener.close()
         raise Failure(Exit.USAGE, f"the broker cannot start: {error}", getattr(error, "hint", "")) from error
-    broker = Engine(settings, companion=executors)
-    systemd = Systemd()
-    asked = _Signals(asyncio.get_running_loop(), _Reload(options, loaded, flags, tokens, systemd, broker))
-    try:
-        await _start(broker, listener)
-        server = Server(broker, tokens, listener)
-        await server.start()
-        _keep_what_is_here()
-        endpoints = broker.endpoints
-        environ = environ_of_handlers(endpoints["steps"], endpoints["results"], server.url, str(tokens.file))
-        handlers = [Handlers(module, without_systemd(environ)) for module in modules]
-        _say_ready(options, loaded, broker, server.url, tokens)
-        systemd.ready(_SERVING)
-        return await _until_told(broker, server, handlers, asked, systemd)
-    finally:
-        asked.restore()
-        systemd.close()
-        listener.close()
+    return Engine(settings, companion=executors)
 
 
-def _keep_what_is_here() -> None:
-    """The cyclic collector stops the loop. All that is here now stays, so it need not be looked at again."""
+def _freeze_objects() -> None:
+    """Exclude all present objects from garbage collection: they live as long as the broker, and a collection blocks
+    the loop."""
     gc.collect()
     gc.freeze()
 
 
 async def _start(broker: "Engine", listener: "socket.socket") -> None:
-    """A broker that cannot start says why in its own error; nothing of it stays."""
+    """Start the broker. If it cannot start, stop all of it, and raise Failure with its reason."""
     from stepwire_broker.bus.endpoints import EndpointRefused
     from stepwire_broker.engine import CannotStart
     from stepwire_broker.store.errors import StoreRefused
@@ -147,42 +157,42 @@ async def _start(broker: "Engine", listener: "socket.socket") -> None:
         raise Failure(Exit.FAILURE, f"the broker cannot start: {text}", getattr(error, "hint", "")) from error
 
 
-async def _until_told(
-    broker: "Engine", server: Any, handlers: list[Handlers], asked: "_Signals", systemd: Systemd
+async def _run_until_stopped(
+    broker: "Engine", server: Any, handlers: list[Handlers], signals: "_Signals", systemd: Systemd
 ) -> Exit:
-    """Serve until a signal or a failure. A drain lets running steps finish; what does not is taken up again later."""
-    stop: asyncio.Future[Any] = asyncio.ensure_future(asked.first.wait())
-    kept: list[asyncio.Future[None]] = [each.start() for each in handlers]
-    await asyncio.wait([stop, broker.failed, *kept], return_when=asyncio.FIRST_COMPLETED)
+    """Serve until a signal or a failure. A drain lets running steps finish; the next start resumes the others."""
+    stop: asyncio.Future[Any] = asyncio.ensure_future(signals.drain.wait())
+    processes: list[asyncio.Future[None]] = [each.start() for each in handlers]
+    await asyncio.wait([stop, broker.failed, *processes], return_when=asyncio.FIRST_COMPLETED)
     try:
         systemd.stopping("draining")
         if not broker.failed.done():
-            at_once = asyncio.ensure_future(asked.second.wait())
+            at_once = asyncio.ensure_future(signals.stop_now.wait())
             draining = asyncio.ensure_future(_drain(broker, server, handlers))
             await asyncio.wait((at_once, draining, broker.failed), return_when=asyncio.FIRST_COMPLETED)
             at_once.cancel()
             draining.cancel()
         if broker.failed.done():
             raise Failure(Exit.FAILURE, f"the broker had to stop: {broker.failed.exception()}")
-        for over in kept:
-            if over.done() and not over.cancelled() and (refused := over.exception()) is not None:
+        for process in processes:
+            if process.done() and not process.cancelled() and (refused := process.exception()) is not None:
                 raise Failure(Exit.USAGE, str(refused))
-        return Exit.FAILURE if asked.second.is_set() else Exit.OK
+        return Exit.FAILURE if signals.stop_now.is_set() else Exit.OK
     finally:
         stop.cancel()
         for each in handlers:
             each.kill()
-        await asyncio.gather(*kept, return_exceptions=True)
+        await asyncio.gather(*processes, return_exceptions=True)
         await server.stop()
         await broker.stop()
 
 
 async def _drain(broker: "Engine", server: Any, handlers: list[Handlers]) -> None:
-    """The broker hands out nothing more before the handlers give anything back, and hears all that they still say: it
-    leaves last."""
+    """Drain the broker first, so that steps which handlers return are not dispatched again, then the handlers. The
+    broker stops last, so that it receives their results."""
     draining = asyncio.ensure_future(broker.drain())
     try:
-        await asyncio.sleep(0)
+        await broker.handled()
         server.stop_waiting()
         drain_s = broker.settings.broker.drain_timeout_ms / 1000
         await asyncio.gather(*(each.stop(drain_s) for each in handlers))
@@ -192,8 +202,7 @@ async def _drain(broker: "Engine", server: Any, handlers: list[Handlers]) -> Non
 
 
 class _Reload:
-    """The configuration again. The log level, the tokens and the routes can change while a broker runs; the rest is
-    said to wait."""
+    """Reloads the log level, the tokens and the routing rules. Other changed settings are logged as `needs_restart`."""
 
     def __init__(
         self,
@@ -229,7 +238,7 @@ class _Reload:
         log = structlog.get_logger("stepwire.serve")
         try:
             loaded = loader.load(self._options.config_file, self._flags, os.environ)
-            self._broker.check(loaded.settings.execution)  # all of it is right before any of it counts
+            self._broker.check(loaded.settings.execution)  # everything is checked before anything changes
             tokens = self._tokens.reload()
             self._broker.reconfigure(loaded.settings.execution)
         except (loader.SettingsError, RulesRefused, TokenError) as error:
@@ -237,36 +246,36 @@ class _Reload:
             return
         level = loaded.settings.log_level
         running = self._running.settings
-        waiting = [key for key in loader.KEYS if loader.value_of(loaded.settings, key) != loader.value_of(running, key)]
+        changed = [key for key in loader.KEYS if loader.value_of(loaded.settings, key) != loader.value_of(running, key)]
         logs.set_level(level, self._options.verbosity)
-        needs_restart = [key for key in waiting if key != "log_level" and not key.startswith("execution.")]
+        needs_restart = [key for key in changed if key != "log_level" and not key.startswith("execution.")]
         log.warning("reloaded", log_level=level, tokens=tokens, needs_restart=needs_restart)
 
 
 class _Signals:
-    """TERM or INT asks to drain; INT again asks to leave at once; HUP asks for `reload`."""
+    """TERM or INT requests a drain; a second INT requests an immediate stop; HUP calls `reload`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, reload: Callable[[], None]) -> None:
-        self.first = asyncio.Event()
-        self.second = asyncio.Event()
+        self.drain = asyncio.Event()
+        self.stop_now = asyncio.Event()
         self._loop = loop
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._asked, number)
+            loop.add_signal_handler(number, self._on_stop_signal, number)
         loop.add_signal_handler(signal.SIGHUP, reload)
 
     def restore(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._loop.remove_signal_handler(number)
 
-    def _asked(self, number: int) -> None:
-        if not self.first.is_set():
-            self.first.set()
+    def _on_stop_signal(self, number: int) -> None:
+        if not self.drain.is_set():
+            self.drain.set()
         elif number == signal.SIGINT:
-            self.second.set()
+            self.stop_now.set()
 
 
-def _say_ready(options: Options, loaded: loader.Configuration, broker: "Engine", url: str, tokens: "Tokens") -> None:
-    """One line with all that a handler and a client need to know, as they have to write it."""
+def _print_ready(options: Options, loaded: loader.Configuration, broker: "Engine", url: str, tokens: "Tokens") -> None:
+    """Print one line with the addresses and files that handlers and clients need."""
     settings = loaded.settings
     facts = {
         "broker": broker.broker_id,
@@ -280,7 +289,7 @@ def _say_ready(options: Options, loaded: loader.Configuration, broker: "Engine",
         text = (
             f"stepwire {facts['broker']} is ready: {url}, handlers connect to {facts['steps']} and {facts['results']},"
             f" state in {facts['database']}, token in {facts['token_file']};"
-            " next: stepwire workflow apply FILE, stepwire task submit WORKFLOW"
+            " next: stepwire workflow apply FILE, then stepwire task submit WORKFLOW"
         )
         click.echo(text)
     else:
@@ -291,5 +300,5 @@ def _say_ready(options: Options, loaded: loader.Configuration, broker: "Engine",
 def _setting(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
-        raise Failure(Exit.USAGE, f"--set {text}: it needs a form like bus.lease=5s")
+        raise Failure(Exit.USAGE, f"--set {text}: use a form like bus.lease=5s")
     return key.strip(), value

@@ -1,4 +1,4 @@
-"""`stepwire step`: find the held ones, and say what became of them."""
+"""`stepwire step`: lists steps across tasks, and resolves held ones."""
 
 from typing import Any, Final
 
@@ -8,8 +8,8 @@ from stepwire.client import Client, WrongState
 from stepwire_protocol import patterns
 
 from . import output
-from .asking import confirm
-from .connection import all_pages, broker
+from .confirmation import confirm
+from .connection import all_pages, broker_client
 from .failure import Exit, Failure, leave, usage
 from .options import Options, StepwireGroup
 
@@ -28,30 +28,30 @@ COLUMNS = [
 
 @click.group(cls=StepwireGroup)
 def step() -> None:
-    """Look at steps across tasks, and resolve held ones."""
+    """List steps across tasks, and resolve held steps."""
 
 
 @step.command(name="list")
-@click.option("--state", default="held", show_default=True, help="held, failed, …")
+@click.option("--state", default="held", show_default=True, help="Only steps in this state: held, failed, …")
 @click.option("--handler-class", metavar="NAME", help="Only steps of this handler.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="So many at most.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Maximum number of rows.")
 @click.pass_obj
 def list_steps(options: Options, state: str, handler_class: str | None, limit: int) -> None:
-    """Print the steps in a state."""
-    with broker(options) as client:
+    """List the steps in a state."""
+    with broker_client(options) as client:
         filters = {"state": state, "handler_class": handler_class}
         steps, has_more = all_pages(client.steps, "steps", limit, filters)
     output.several(options, _rows(options, steps), COLUMNS, f"no step is {state}")
     if has_more:
-        output.note(options, f"there are more than these {limit}: raise --limit")
+        output.note(options, f"there are more than {limit}: raise --limit")
 
 
 @step.command()
 @click.argument("reference", metavar="STEP")
 @click.pass_obj
 def show(options: Options, reference: str) -> None:
-    """Print a step: STEP is its id, or TASK/NAME."""
-    with broker(options) as client:
+    """Print a step. STEP is its id, or TASK/NAME."""
+    with broker_client(options) as client:
         document = client.step(find(client, reference))
     output.one(
         options, document, "\n".join(f"{name:<14} {output.shortened(value)}" for name, value in document.items())
@@ -60,61 +60,58 @@ def show(options: Options, reference: str) -> None:
 
 @step.command()
 @click.argument("references", metavar="[STEP]..", nargs=-1)
-@click.option("--handler-class", metavar="NAME", help="Every held step of this handler; NAME may be a pattern.")
-@click.option("--task", "task_id", type=int, metavar="ID", help="Every held step of this task.")
-@click.option("--all", "all_held", is_flag=True, help="Every held step.")
-@click.option("--dry-run", is_flag=True, help="Only say which steps it would be.")
-@click.option("--completed", metavar="JSON", help="It ran, and this is its output.")
-@click.option("--failed", metavar="TEXT", help="It did not do its work, and this is why.")
-@click.option("--retry", is_flag=True, help="It did not run, or may run twice: run it again.")
-@click.option("--new-key", is_flag=True, help="With --retry: under a new idempotency key.")
-@click.option("--reason", metavar="TEXT", required=True, help="How you know. For whoever reads the history.")
+@click.option("--handler-class", metavar="NAME", help="All held steps of this handler; NAME may be a pattern.")
+@click.option("--task", "task_id", type=int, metavar="ID", help="All held steps of this task.")
+@click.option("--all", "all_held", is_flag=True, help="All held steps.")
+@click.option("--dry-run", is_flag=True, help="Only print the steps that would be resolved.")
+@click.option("--completed", metavar="JSON", help="The step ran, and JSON is its output.")
+@click.option("--failed", metavar="TEXT", help="The step did not do its work; TEXT is the reason.")
+@click.option("--retry", is_flag=True, help="The step did not run, or may run twice: run it again.")
+@click.option("--new-key", is_flag=True, help="With --retry: use a new idempotency key.")
+@click.option("--reason", metavar="TEXT", required=True, help="How you know the outcome; recorded in the history.")
 @click.pass_obj
-def resolve(
-    options: Options,
-    references: tuple[str, ...],
-    handler_class: str | None,
-    task_id: int | None,
-    all_held: bool,
-    dry_run: bool,
-    completed: str | None,
-    failed: str | None,
-    retry: bool,
-    new_key: bool,
-    reason: str,
-) -> None:
-    """Say what became of held steps: STEP is an id, or TASK/NAME.
+def resolve(options: Options, /, references: tuple[str, ...], dry_run: bool, reason: str, **choices: Any) -> None:
+    """Resolve held steps: record what became of them. STEP is an id, or TASK/NAME.
 
-    Steps that are chosen by a filter are shown first, and are resolved once you have agreed, or said --yes.
+    Steps chosen by a filter are listed first. They are resolved after you confirm, or with --yes.
     """
-    said = _said(completed, failed, retry, new_key)
-    is_filter = handler_class is not None or task_id is not None or all_held
+    outcome = _outcome(choices["completed"], choices["failed"], choices["retry"], choices["new_key"])
+    is_filter = choices["handler_class"] is not None or choices["task_id"] is not None or choices["all_held"]
     if bool(references) == is_filter:
         usage("name the steps, or choose them by --handler-class, --task or --all")
-    with broker(options) as client:
+    with broker_client(options) as client:
         if references:
             steps = [client.step(find(client, reference)) for reference in references]
         else:
-            steps = _held(client, handler_class, task_id)
+            steps = _held(client, choices["handler_class"], choices["task_id"])
         if not steps:
-            output.several(options, [], COLUMNS, "no such step is held")
+            output.several(options, [], COLUMNS, "no matching step is held")
             return
-        if dry_run or not references:
-            if options.output == "text" or dry_run:
-                output.several(options, _rows(options, steps), COLUMNS, "")
-            count = f"{len(steps)} held step{'s' * (len(steps) > 1)}"
-            if dry_run:
-                output.note(options, f"{count} would be resolved; nothing has changed")
-                return
-            if not confirm(options, f"Resolve {count} as {said['outcome']}?"):
-                output.note(options, "nothing has changed")
-                leave(Exit.FAILURE)
-        _resolve_all(options, client, steps, {**said, "reason": reason}, is_single=len(references) == 1)
+        if dry_run:
+            output.several(options, _rows(options, steps), COLUMNS, "")
+            output.note(options, f"{_count(steps)} would be resolved; nothing has changed")
+            return
+        if not references:
+            _confirm_resolution(options, steps, outcome["outcome"])
+        _resolve_all(options, client, steps, {**outcome, "reason": reason}, is_single=len(references) == 1)
 
 
-def _said(completed: str | None, failed: str | None, retry: bool, new_key: bool) -> dict[str, Any]:
+def _confirm_resolution(options: Options, steps: list[dict[str, Any]], outcome: str) -> None:
+    """List the steps and ask. Without a yes, the command ends."""
+    if options.output == "text":
+        output.several(options, _rows(options, steps), COLUMNS, "")
+    if not confirm(options, f"Resolve {_count(steps)} as {outcome}?"):
+        output.note(options, "nothing has changed")
+        leave(Exit.FAILURE)
+
+
+def _count(steps: list[dict[str, Any]]) -> str:
+    return f"{len(steps)} held step{'s' * (len(steps) > 1)}"
+
+
+def _outcome(completed: str | None, failed: str | None, retry: bool, new_key: bool) -> dict[str, Any]:
     if new_key and not retry:
-        usage("--new-key is for a step that runs again: use it with --retry")
+        usage("--new-key needs --retry: only a step that runs again gets a new key")
     match (completed, failed, retry):
         case (str(), None, False):
             return {"outcome": "completed", "output": _json(completed or "")}
@@ -123,7 +120,7 @@ def _said(completed: str | None, failed: str | None, retry: bool, new_key: bool)
         case (None, None, True):
             return {"outcome": "retry", "new_key": new_key}
         case _:
-            usage("say one of --completed JSON, --failed TEXT and --retry")
+            usage("choose one of --completed JSON, --failed TEXT and --retry")
 
 
 def _held(client: Client, handler_class: str | None, task_id: int | None) -> list[dict[str, Any]]:
@@ -136,21 +133,22 @@ def _held(client: Client, handler_class: str | None, task_id: int | None) -> lis
 
 
 def _resolve_all(
-    options: Options, client: Client, steps: list[dict[str, Any]], said: dict[str, Any], *, is_single: bool
+    options: Options, client: Client, steps: list[dict[str, Any]], resolution: dict[str, Any], *, is_single: bool
 ) -> None:
-    """One after the other; what another operator resolved meanwhile stops nobody. A single one fails as itself."""
+    """Resolve one step after the other. If another operator has resolved one meanwhile, the rest go on; a single step
+    fails with its own error."""
     results: list[dict[str, Any]] = []
     with output.progress(options, "resolved", len(steps)) as advance:
         for one in steps:
             name = {"step_id": one["step_id"], "task_id": one["task_id"], "name": one["name"]}
             try:
-                changed = client.resolve(one["step_id"], **said)
+                task = client.resolve(one["step_id"], **resolution)
             except WrongState as error:
                 if is_single:
                     raise
                 results.append({**name, "resolved": False, "error": error.message})
             else:
-                results.append({**name, "resolved": True, "state": changed["state"], "error": None})
+                results.append({**name, "resolved": True, "state": task["state"], "error": None})
             advance(1)
     if options.output != "text":
         if is_single:
@@ -174,12 +172,12 @@ def _rows(options: Options, steps: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def find(client: Client, reference: str) -> int:
-    """The id behind `8127` or `6591/process_payment`."""
+    """The step id for a reference like `8127` or `6591/process_payment`."""
     if reference.isascii() and reference.isdigit():
         return int(reference)
     task_id, slash, name = reference.partition("/")
     if not (slash and name and task_id.isascii() and task_id.isdigit()):
-        usage(f"{reference!r} is not a step: it needs a form like 8127, or 6591/process_payment")
+        usage(f"{reference!r} does not name a step: use a form like 8127 or 6591/process_payment")
     for one in client.task(int(task_id))["steps"]:
         if one["name"] == name:
             return int(one["step_id"])
@@ -190,5 +188,5 @@ def _json(text: str) -> Any:
     try:
         msgspec.json.decode(text.encode())
     except msgspec.DecodeError as error:
-        usage(f"--completed is not JSON: {error}", """a text needs its quotes: --completed '"done"'""")
+        usage(f"--completed is not JSON: {error}", """a string needs quotes: --completed '"done"'""")
     return msgspec.Raw(text.encode())

@@ -1,7 +1,7 @@
-"""What systemd is told, and wants to hear: sd_notify(3), by hand, because it is one datagram a word.
+"""Notifies systemd of the broker's state: sd_notify(3), written by hand because each message is one datagram.
 
-A broker without a NOTIFY_SOCKET says nothing. The words go out from the loop, so a loop that stands still is silent,
-and a unit with WatchdogSec= starts the broker again.
+Without NOTIFY_SOCKET nothing is sent. The event loop sends the watchdog messages, so a blocked loop sends none, and a
+unit with WatchdogSec= restarts the broker.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ class Systemd:
         self._next: asyncio.TimerHandle | None = None
 
     def ready(self, status: str) -> None:
-        """It serves. From here on the watchdog is fed."""
-        self._say(f"READY=1\nSTATUS={status}")
+        """The broker serves. From now on the watchdog is fed."""
+        self._notify(f"READY=1\nSTATUS={status}")
         if self._next is None and self._watchdog_s is not None:
             self._feed()
 
     def reloading(self) -> None:
-        """Until `ready` is said again."""
-        self._say(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        """A reload has begun; it ends with the next `ready`."""
+        self._notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self, status: str) -> None:
-        """It takes nothing new. The watchdog is fed on: a drain may take its time, and its loop still turns."""
-        self._say(f"STOPPING=1\nSTATUS={status}")
+        """The broker drains. The watchdog is still fed: a drain may take long, and the loop keeps running."""
+        self._notify(f"STOPPING=1\nSTATUS={status}")
 
     def close(self) -> None:
         if self._next is not None:
@@ -38,11 +38,11 @@ class Systemd:
 
     def _feed(self) -> None:
         assert self._watchdog_s is not None
-        self._say("WATCHDOG=1")
+        self._notify("WATCHDOG=1")
         self._next = asyncio.get_running_loop().call_later(self._watchdog_s / 2, self._feed)
 
-    def _say(self, text: str) -> None:
-        """Whoever does not listen must not stop a broker."""
+    def _notify(self, text: str) -> None:
+        """Send one message. A failure is logged: a systemd that does not listen must not stop a broker."""
         if not self._address:
             return
         try:
@@ -56,15 +56,15 @@ class Systemd:
 
 
 def without_systemd(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment for a child: what it would say is not the broker's."""
-    return {name: value for name, value in environ.items() if name not in _OURS}
+    """The environment for a child process, which must not notify systemd in the broker's name."""
+    return {name: value for name, value in environ.items() if name not in _VARIABLES}
 
 
-_OURS: Final = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
+_VARIABLES: Final = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
 
 
 def _address(text: str) -> str:
-    """A path, or after an @ a name without a file."""
+    """The socket's path, or an abstract address if the text begins with @."""
     return f"\0{text[1:]}" if text[:1] == "@" else text if text[:1] == "/" else ""
 
 

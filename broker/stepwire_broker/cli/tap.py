@@ -1,4 +1,4 @@
-"""`stepwire tap`: the live wire, one line a message."""
+"""`stepwire tap`: prints the messages of the bus live, one line per message."""
 
 from typing import Any
 
@@ -6,30 +6,30 @@ import click
 import msgspec
 
 from . import output
-from .connection import broker
+from .connection import broker_client
 from .options import Options, StepwireCommand
 
 
 @click.command(cls=StepwireCommand)
-@click.option("--topic", metavar="GLOB", help="Only topics like this: '@ruby-*', 'results*'.")
-@click.option("--task", "task_id", type=int, metavar="ID", help="Only what concerns this task.")
-@click.option("-n", "count", type=click.IntRange(1), help="Stop after so many messages.")
+@click.option("--topic", metavar="GLOB", help="Only topics that match: '@ruby-*', 'results*'.")
+@click.option("--task", "task_id", type=int, metavar="ID", help="Only messages about this task.")
+@click.option("-n", "count", type=click.IntRange(1), help="Stop after N messages.")
 @click.pass_obj
 def tap(options: Options, topic: str | None, task_id: int | None, count: int | None) -> None:
-    """Show the messages of the bus as they pass, until Ctrl-C."""
+    """Print the messages of the bus live, until Ctrl-C."""
     seen = 0
-    with broker(options) as client:
+    with broker_client(options) as client:
         try:
             for message in client.tap(topic=topic, task=task_id):
                 if "dropped" in message:
-                    output.note(options, f"{message['dropped']} messages were too many and are not shown")
+                    output.note(options, f"{message['dropped']} messages were dropped: they came too fast to print")
                     continue
                 click.echo(_line(message) if options.output == "text" else msgspec.json.encode(message).decode())
                 seen += 1
                 if seen == count:
                     return
         except KeyboardInterrupt:
-            pass  # that is how it is ended
+            pass  # Ctrl-C is the normal end
 
 
 def _line(message: dict[str, Any]) -> str:

@@ -1,22 +1,24 @@
-"""`stepwire task`: submit, look, wait, and give orders."""
+"""`stepwire task`: submits tasks, prints them, waits for them, and changes them."""
 
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 import msgspec
 from stepwire.client import Client
 
 from . import output
-from .connection import all_pages, broker
+from .connection import all_pages, broker_client
 from .failure import Exit, Failure, leave, usage
 from .options import Options, StepwireGroup
 from .waiting import exit_of, seconds, until_settled
 from .workflow import split_name
 
-BATCH_TASKS_MAX: Final = 1000  # a submission of many tasks goes in batches, so that its progress can be seen
+BATCH_TASKS_MAX: Final = 1000  # tasks in one request of `submit -n`; several requests let the progress bar advance
+
+_CONTEXT_FORM: Final = """use a form like --context '{"order_id": 7}'"""
 
 STEP_COLUMNS: Final = [
     output.Column("step", "name"),
@@ -33,41 +35,72 @@ STEP_COLUMNS: Final = [
     lazy={"watch": "stepwire_broker.cli.watch:watch", "events": "stepwire_broker.cli.events:events"},
 )
 def task() -> None:
-    """Run workflows: a task is one run."""
+    """Submit, print, wait for and change tasks. A task is one run of a workflow."""
 
 
 @task.command()
 @click.argument("workflow")
 @click.option("--namespace", metavar="NAME", help="The workflow's namespace.")
-@click.option("--version", metavar="VERSION", help="Of the workflow; without it the active one.")
+@click.option("--version", metavar="VERSION", help="The workflow's version. [the active one]")
 @click.option(
     "--context", metavar="J|@FILE|-", default="{}", help="A JSON object, the file that holds it, or - for stdin."
 )
-@click.option("--key", metavar="KEY", help="An idempotency key: submitted again, it is the same task.")
-@click.option("--priority", type=int, help="-100 to 100; higher is sooner.")
-@click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="To find it by.")
-@click.option("--wait", is_flag=True, help="Until it has ended; the exit code says how.")
-@click.option("--follow", is_flag=True, help="The same, and show how it goes on.")
-@click.option("--timeout", metavar="DURATION", help="How long to wait at most, e.g. 30s.")
-@click.option("-n", "count", metavar="N", type=click.IntRange(1, 10_000_000), default=1, help="So many of the same.")
+@click.option("--key", metavar="KEY", help="Idempotency key: submitting it again returns the same task.")
+@click.option("--priority", type=int, help="-100 to 100; a higher priority runs sooner.")
+@click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="Label for finding the task later.")
+@click.option("--wait", is_flag=True, help="Wait until the task has ended; the exit code tells how it ended.")
+@click.option("--follow", is_flag=True, help="Same as --wait, and show the progress.")
+@click.option("--timeout", metavar="DURATION", help="Maximum time to wait, e.g. 30s.")
+@click.option(
+    "-n", "count", metavar="N", type=click.IntRange(1, 10_000_000), default=1, help="Submit N identical tasks."
+)
 @click.pass_obj
 def submit(
     options: Options,
+    /,
+    workflow: str,
+    key: str | None,
+    count: int,
+    wait: bool,
+    follow: bool,
+    timeout: str | None,
+    **rest: Any,
+) -> None:
+    """Submit a task of WORKFLOW. WORKFLOW may have the form NAMESPACE::NAME."""
+    request = _request(workflow, **rest)
+    wait_s = seconds(timeout)
+    if follow and count > 1:
+        usage("--follow shows one task: for several, use --wait")
+    with broker_client(options) as client:
+        if count > 1:
+            task_ids = _submit_many(options, client, request, key, count)
+            if wait:
+                leave(_wait_for_all(options, client, task_ids, wait_s))
+            return
+        submitted = client.submit(**request, key=key)
+        if follow:
+            _follow(options, client, submitted.task_id, wait_s)
+        if wait:
+            document = until_settled(client, submitted.task_id, wait_s)
+            _show(options, document)
+            leave(exit_of(document))
+    existing = "" if submitted.created else " (an earlier submission has this key)"
+    data = {"task_id": submitted.task_id, "created": submitted.created, "idempotency_key": submitted.key}
+    output.one(options, data, f"task {submitted.task_id}{existing}")
+    output.note(options, f"next: stepwire task show {submitted.task_id}")
+
+
+def _request(
     workflow: str,
     namespace: str | None,
     version: str | None,
     context: str,
-    key: str | None,
     priority: int | None,
     labels: tuple[str, ...],
-    wait: bool,
-    follow: bool,
-    timeout: str | None,
-    count: int,
-) -> None:
-    """Submit a task of WORKFLOW, which may be written NAMESPACE::NAME."""
+) -> dict[str, Any]:
+    """The arguments of `Client.submit` for these options, without the key."""
     namespace, workflow = split_name(workflow, namespace)
-    asked: dict[str, Any] = {
+    return {
         "workflow": workflow,
         "context": _context(context),
         "namespace": namespace,
@@ -75,31 +108,15 @@ def submit(
         "priority": priority,
         "labels": dict(map(_label, labels)) or None,
     }
-    wait_s = seconds(timeout)
-    if follow and count > 1:
-        usage("--follow shows one task: for many, use --wait")
-    with broker(options) as client:
-        if count > 1:
-            task_ids = _submit_many(options, client, asked, key, count)
-            if wait:
-                leave(_wait_for_all(options, client, task_ids, wait_s))
-            return
-        submitted = client.submit(**asked, key=key)
-        if follow:
-            from .watch import follow as show_until_settled
 
-            document = show_until_settled(options, client, submitted.task_id, wait_s)
-            if options.output == "json":
-                output.one(options, document, "")
-            leave(exit_of(document))
-        if wait:
-            document = until_settled(client, submitted.task_id, wait_s)
-            _show(options, document)
-            leave(exit_of(document))
-    found = "" if submitted.created else " (it has this key already)"
-    data = {"task_id": submitted.task_id, "created": submitted.created, "idempotency_key": submitted.key}
-    output.one(options, data, f"task {submitted.task_id}{found}")
-    output.note(options, f"next: stepwire task show {submitted.task_id}")
+
+def _follow(options: Options, client: Client, task_id: int, wait_s: float | None) -> NoReturn:
+    from .watch import follow
+
+    document = follow(options, client, task_id, wait_s)
+    if options.output == "json":
+        output.one(options, document, "")
+    leave(exit_of(document))
 
 
 @task.command()
@@ -107,18 +124,18 @@ def submit(
 @click.pass_obj
 def show(options: Options, task_id: int) -> None:
     """Print a task and its steps."""
-    with broker(options) as client:
+    with broker_client(options) as client:
         _show(options, client.task(task_id))
 
 
 @task.command()
 @click.argument("task_id", metavar="ID", type=int)
-@click.option("--wait", is_flag=True, help="Until there is one, or there will be none.")
-@click.option("--timeout", metavar="DURATION", help="How long to wait at most, e.g. 30s.")
+@click.option("--wait", is_flag=True, help="Wait until the task has ended or waits on a held step.")
+@click.option("--timeout", metavar="DURATION", help="Maximum time to wait, e.g. 30s.")
 @click.pass_obj
 def result(options: Options, task_id: int, wait: bool, timeout: str | None) -> None:
-    """Print what a completed task came to, as JSON. Without a result, the exit code says why there is none."""
-    with broker(options) as client:
+    """Print the result of a completed task as JSON. Without a result, the exit code tells why."""
+    with broker_client(options) as client:
         wait_s = seconds(timeout)
         document = until_settled(client, task_id, wait_s) if wait else client.task(task_id)
     code = exit_of(document)
@@ -134,68 +151,68 @@ def result(options: Options, task_id: int, wait: bool, timeout: str | None) -> N
 @click.option("--workflow", metavar="NAME", help="Only tasks of this workflow.")
 @click.option("--namespace", metavar="NAME", help="Only tasks of this namespace.")
 @click.option("--label", metavar="NAME=VALUE", help="Only tasks with this label.")
-@click.option("--since", metavar="TIME", help="Only tasks created since, e.g. 2026-11-18T10:00:00Z.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="So many at most.")
+@click.option("--since", metavar="TIME", help="Only tasks created at or after TIME, e.g. 2026-11-18T10:00:00Z.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Maximum number of rows.")
 @click.pass_obj
 def list_tasks(options: Options, /, limit: int, **filters: str | None) -> None:
-    """Print tasks, the newest first."""
-    with broker(options) as client:
+    """List tasks, newest first."""
+    with broker_client(options) as client:
         tasks, has_more = all_pages(client.tasks, "tasks", limit, filters)
     titles = ("workflow", "version", "state", "attention", "created_at", "finished_at")
     columns = [output.Column(title, title) for title in titles]
-    output.several(options, tasks, [output.Column("task", "task_id"), *columns], "no such tasks")
+    output.several(options, tasks, [output.Column("task", "task_id"), *columns], "no matching tasks")
     if has_more:
-        output.note(options, f"there are more than these {limit}: raise --limit")
+        output.note(options, f"there are more than {limit}: raise --limit")
 
 
 @task.command()
 @click.argument("task_id", metavar="ID", type=int)
-@click.option("--reason", metavar="TEXT", default="", help="For whoever reads the history.")
+@click.option("--reason", metavar="TEXT", default="", help="Reason, recorded in the history.")
 @click.pass_obj
 def cancel(options: Options, task_id: int, reason: str) -> None:
-    """Start nothing more of the task, and tell what runs to stop."""
-    with broker(options) as client:
-        _say(options, client.cancel(task_id, reason))
+    """Cancel a task: start no more of its steps, and tell running steps to stop."""
+    with broker_client(options) as client:
+        _print_change(options, client.cancel(task_id, reason))
 
 
 @task.command()
 @click.argument("task_id", metavar="ID", type=int)
 @click.pass_obj
 def pause(options: Options, task_id: int) -> None:
-    """Start nothing more of the task until it is resumed; what runs may finish."""
-    with broker(options) as client:
-        _say(options, client.pause(task_id))
+    """Pause a task: start no more of its steps until it is resumed. Running steps finish."""
+    with broker_client(options) as client:
+        _print_change(options, client.pause(task_id))
 
 
 @task.command()
 @click.argument("task_id", metavar="ID", type=int)
 @click.pass_obj
 def resume(options: Options, task_id: int) -> None:
-    """Go on with a paused task."""
-    with broker(options) as client:
-        _say(options, client.resume(task_id))
+    """Resume a paused task."""
+    with broker_client(options) as client:
+        _print_change(options, client.resume(task_id))
 
 
 @task.command()
 @click.argument("task_id", metavar="ID", type=int)
-@click.option("--from", "from_step", metavar="STEP", help="Run this step again, and all after it.")
-@click.option("--again", is_flag=True, help="Also at_most_once steps that are completed.")
-@click.option("--new-key", is_flag=True, help="Under new idempotency keys: external effects may happen again.")
-@click.option("--reason", metavar="TEXT", default="", help="For whoever reads the history.")
+@click.option("--from", "from_step", metavar="STEP", help="Run this step again, and all steps that depend on it.")
+@click.option("--again", is_flag=True, help="Also rerun completed at_most_once steps. Their effects happen again!")
+@click.option("--new-key", is_flag=True, help="Use new idempotency keys. External effects may happen again!")
+@click.option("--reason", metavar="TEXT", default="", help="Reason, recorded in the history.")
 @click.pass_obj
 def retry(options: Options, task_id: int, from_step: str | None, again: bool, new_key: bool, reason: str) -> None:
-    """Run the failed, cancelled and skipped steps of a task again."""
-    with broker(options) as client:
-        _say(options, client.retry(task_id, from_step=from_step, again=again, new_key=new_key, reason=reason))
+    """Retry a task: run its failed, cancelled and skipped steps again."""
+    with broker_client(options) as client:
+        _print_change(options, client.retry(task_id, from_step=from_step, again=again, new_key=new_key, reason=reason))
 
 
-def _submit_many(options: Options, client: Client, asked: dict[str, Any], key: str | None, count: int) -> list[int]:
+def _submit_many(options: Options, client: Client, request: dict[str, Any], key: str | None, count: int) -> list[int]:
     task_ids: list[int] = []
     with output.progress(options, "submitted", count) as advance:
         while len(task_ids) < count:
             numbers = range(len(task_ids), min(len(task_ids) + BATCH_TASKS_MAX, count))
             keys = [None if key is None else f"{key}/{n}" for n in numbers]
-            task_ids += client.submit_many([{**asked, "key": each} for each in keys])
+            task_ids += client.submit_many([{**request, "key": each} for each in keys])
             advance(len(numbers))
     if options.output == "jsonl":
         for task_id in task_ids:
@@ -206,7 +223,7 @@ def _submit_many(options: Options, client: Client, asked: dict[str, Any], key: s
 
 
 def _wait_for_all(options: Options, client: Client, task_ids: list[int], wait_s: float | None) -> Exit:
-    """The worst of their ends."""
+    """Wait for every task. Returns the highest of their exit codes."""
     until_s = None if wait_s is None else time.monotonic() + wait_s
     worst = Exit.OK
     with output.progress(options, "finished", len(task_ids)) as advance:
@@ -237,7 +254,7 @@ def _show(options: Options, document: dict[str, Any]) -> None:
         if step["state"] == "held":
             output.note(
                 options,
-                f"{step['name']} is held: when you know what became of it, stepwire step resolve {step['step_id']}"
+                f"{step['name']} is held. Find out whether it ran, then: stepwire step resolve {step['step_id']}"
                 " --completed JSON | --failed TEXT | --retry, with --reason TEXT",
             )
 
@@ -249,13 +266,13 @@ def _why(step: dict[str, Any]) -> str | None:
     return reason["message"] if reason else None
 
 
-def _say(options: Options, changed: dict[str, Any]) -> None:
-    attention = f", {changed['attention']}" if changed["attention"] else ""
-    output.one(options, changed, f"task {changed['task_id']} is {changed['state']}{attention}")
+def _print_change(options: Options, task: dict[str, Any]) -> None:
+    attention = f", {task['attention']}" if task["attention"] else ""
+    output.one(options, task, f"task {task['task_id']} is {task['state']}{attention}")
 
 
 def _context(text: str) -> Any:
-    """A JSON object from the command line, a file, or stdin, checked here so that the message can name the place."""
+    """The JSON object of --context, from the command line, a file or stdin. An error names where it came from."""
     where = "--context"
     if text == "-":
         text, where = sys.stdin.read(), "stdin"
@@ -268,14 +285,14 @@ def _context(text: str) -> Any:
     try:
         value = msgspec.json.decode(text.encode())
     except msgspec.DecodeError as error:
-        usage(f"{where} is not JSON: {error}", """it needs a form like --context '{"order_id": 7}'""")
+        usage(f"{where} is not JSON: {error}", _CONTEXT_FORM)
     if not isinstance(value, dict):
-        usage(f"{where} is not a JSON object", """it needs a form like --context '{"order_id": 7}'""")
-    return msgspec.Raw(text.encode())  # as it was written: 1.50 stays 1.50
+        usage(f"{where} is not a JSON object", _CONTEXT_FORM)
+    return msgspec.Raw(text.encode())  # the original text: 1.50 stays 1.50
 
 
 def _label(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        usage(f"--label {text}: it needs a form like region=eu")
+        usage(f"--label {text}: use a form like region=eu")
     return name, value

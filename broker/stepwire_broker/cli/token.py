@@ -1,4 +1,7 @@
-"""`stepwire token`: who may do what over HTTP. It works on the file; a running broker reads it again at HUP."""
+"""`stepwire token`: creates, lists and revokes tokens of the HTTP API.
+
+The commands change the tokens file. A running broker reads the file again on HUP.
+"""
 
 import re
 import secrets
@@ -26,12 +29,12 @@ COLUMNS: Final = [
     output.Column("expires", "expires_at"),
     output.Column("sha256", "sha256"),
 ]
-_NEXT: Final = "a running broker takes it when it hears HUP: kill -HUP PID, or systemctl reload stepwire"
+_NEXT: Final = "a running broker reads the file again on HUP: kill -HUP PID, or systemctl reload stepwire"
 
 
 @click.group(cls=StepwireGroup)
 def token() -> None:
-    """Make, list and revoke tokens of the HTTP API: those in http.tokens_file, or beside the generated one."""
+    """Create, list and revoke tokens of the HTTP API, in http.tokens_file or in the generated file."""
 
 
 @token.command()
@@ -41,15 +44,15 @@ def token() -> None:
     "scopes",
     metavar="SCOPE",
     multiple=True,
-    help="read, submit, work, operate, or admin, which is all. Several: --scope read --scope submit. [read]",
+    help="Permission: read, submit, work, operate, or admin for all. Repeat it for several. [read]",
 )
-@click.option("--expires", metavar="DURATION", help="When it ends, from now: 12h, 90d. [never]")
+@click.option("--expires", metavar="DURATION", help="Time until the token expires: 12h, 90d. [never]")
 @click.pass_obj
 def new(options: Options, name: str | None, scopes: tuple[str, ...], expires: str | None) -> None:
-    """Make a token and print it, once: the file gets its SHA-256. NAME is what logs and `token list` call it."""
+    """Create a token and print it once: the file holds only its SHA-256. Logs and `token list` show NAME."""
     name = name or f"token-{secrets.token_hex(3)}"
     if not NAME.fullmatch(name):
-        usage(f"{name!r} cannot name a token: 1 to 64 letters, digits, . _ and - are taken")
+        usage(f"{name!r} cannot name a token: use 1 to 64 letters, digits, . _ and -")
     expires_s = seconds(expires)
     expires_ms = None if expires_s is None else time.time_ns() // 1_000_000 + int(expires_s * 1000)
     grant = Grant(name, _scopes(scopes), expires_ms)
@@ -65,7 +68,7 @@ def new(options: Options, name: str | None, scopes: tuple[str, ...], expires: st
 @token.command(name="list")
 @click.pass_obj
 def list_tokens(options: Options) -> None:
-    """Print who there is and what they may; a token's value is nowhere."""
+    """List the tokens with their scopes. Token values are not stored, so they cannot be printed."""
     file = _file(options)
     try:
         lines = read_lines(file) if file.exists() else []
@@ -80,14 +83,14 @@ def list_tokens(options: Options) -> None:
         }
         for line in lines
     ]
-    output.several(options, shown, COLUMNS, f"{file} holds no tokens; make one with: stepwire token new NAME")
+    output.several(options, shown, COLUMNS, f"{file} holds no tokens; create one: stepwire token new NAME")
 
 
 @token.command()
 @click.argument("names", metavar="NAME..", nargs=-1, required=True)
 @click.pass_obj
 def revoke(options: Options, names: tuple[str, ...]) -> None:
-    """Take tokens away. Who uses one is refused from the broker's next HUP or start on."""
+    """Revoke tokens. The broker refuses them after its next HUP or start."""
     file = _file(options)
     for name in names:
         try:
@@ -102,10 +105,10 @@ def _file(options: Options) -> Path:
     return tokens_file_of(load(options).settings.http.tokens_file)
 
 
-def _scopes(asked: tuple[str, ...]) -> frozenset[Scope]:
-    """With commas between them too."""
-    words = [word.strip() for text in asked for word in text.split(",")]
+def _scopes(texts: tuple[str, ...]) -> frozenset[Scope]:
+    """The scopes of all --scope options. One option may hold several, separated by commas."""
+    names = [name.strip() for text in texts for name in text.split(",")]
     try:
-        return frozenset(Scope(word) for word in words or SCOPES_DEFAULT)
+        return frozenset(Scope(name) for name in names or SCOPES_DEFAULT)
     except ValueError as error:
         usage(f"--scope: {error}", f"scopes are {', '.join(Scope)}")

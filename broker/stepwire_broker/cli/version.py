@@ -1,4 +1,4 @@
-"""`stepwire version`: everything whose version matters in a bug report."""
+"""`stepwire version`: the versions that a bug report needs."""
 
 import click
 
@@ -9,7 +9,7 @@ from .options import Options, StepwireCommand
 @click.command(cls=StepwireCommand)
 @click.pass_obj
 def version(options: Options) -> None:
-    """The versions of Stepwire and of what it stands on."""
+    """Print the versions of Stepwire and of the libraries that it uses."""
     import platform
     import sqlite3
     from importlib.metadata import version as of_package

@@ -1,4 +1,4 @@
-"""Waiting for a task: how long, and what the exit code says of its end."""
+"""Waits for a task, and maps its state to an exit code."""
 
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ OF_STATE: Final = {"completed": Exit.OK, "failed": Exit.TASK_FAILED, "cancelled"
 
 
 def until_settled(client: Client, task_id: int, wait_s: float | None) -> dict[str, Any]:
-    """The task when it has ended, hangs on a held step, or the time is over."""
+    """The task once it has ended or waits on a held step, or as it is when the wait times out."""
     try:
         return client.wait(task_id, wait_s)
     except WaitTimeout:
@@ -20,7 +20,7 @@ def until_settled(client: Client, task_id: int, wait_s: float | None) -> dict[st
 
 
 def exit_of(document: dict[str, Any]) -> Exit:
-    """The code for a task as it stands."""
+    """The exit code for a task in its current state."""
     return OF_STATE.get(document["state"], Exit.TASK_HELD if document["attention"] else Exit.TASK_RUNS)
 
 
@@ -29,5 +29,5 @@ def seconds(timeout: str | None, option: str = "--timeout") -> float | None:
         return None
     ms = milliseconds(timeout)
     if ms is None:
-        usage(f"{option} {timeout}: it needs a form like 30s or 5m")
+        usage(f"{option} {timeout}: use a form like 30s or 5m")
     return ms / 1000

@@ -1,4 +1,4 @@
-"""`stepwire task watch`: a task as it goes on. A tree that moves on a terminal, elsewhere a line for each change."""
+"""`stepwire task watch`: shows a running task, as a live tree on a terminal or as one line per change."""
 
 import time
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import msgspec
 from stepwire.client import Client, ClientError, WaitTimeout
 
 from . import output
-from .connection import broker
+from .connection import broker_client
 from .failure import Exit, leave
 from .options import Options, StepwireCommand
 from .waiting import exit_of, seconds
@@ -18,26 +18,26 @@ from .waiting import exit_of, seconds
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-LOOK_EVERY_S: Final = 0.3
+POLL_S: Final = 0.3
 
 
-class Look(NamedTuple):
+class StateStyle(NamedTuple):
     sign: str
     style: str
 
 
-LOOKS: Final = {
-    "waiting": Look("·", "dim"),
-    "ready": Look("○", ""),
-    "dispatched": Look("▸", "cyan"),
-    "retry_wait": Look("↻", "yellow"),
-    "completed": Look("✓", "green"),
-    "failed": Look("✗", "red"),
-    "held": Look("‖", "magenta"),
-    "cancelled": Look("⊘", "yellow"),
-    "skipped": Look("↷", "dim"),
+STATE_STYLES: Final = {
+    "waiting": StateStyle("·", "dim"),
+    "ready": StateStyle("○", ""),
+    "dispatched": StateStyle("▸", "cyan"),
+    "retry_wait": StateStyle("↻", "yellow"),
+    "completed": StateStyle("✓", "green"),
+    "failed": StateStyle("✗", "red"),
+    "held": StateStyle("‖", "magenta"),
+    "cancelled": StateStyle("⊘", "yellow"),
+    "skipped": StateStyle("↷", "dim"),
 }
-_UNKNOWN: Final = Look("?", "")
+_UNKNOWN: Final = StateStyle("?", "")
 
 
 @click.command(cls=StepwireCommand)
@@ -45,11 +45,11 @@ _UNKNOWN: Final = Look("?", "")
 @click.option("--timeout", metavar="DURATION", help="Stop watching after this time, e.g. 30s.")
 @click.pass_obj
 def watch(options: Options, task_id: int, timeout: str | None) -> None:
-    """Show how a task goes on, until it has ended or waits on a held step; the exit code says how.
+    """Show the progress of a task until it has ended or waits on a held step. The exit code tells how it ended.
 
-    With -o jsonl each change is a line; with -o json the task is printed when it is over.
+    With -o jsonl each change is one line; with -o json only the task's last state is printed.
     """
-    with broker(options) as client:
+    with broker_client(options) as client:
         document = follow(options, client, task_id, seconds(timeout))
     if options.output == "json":
         output.one(options, document, "")
@@ -57,32 +57,32 @@ def watch(options: Options, task_id: int, timeout: str | None) -> None:
 
 
 def follow(options: Options, client: Client, task_id: int, wait_s: float | None = None) -> dict[str, Any]:
-    """Show the task until nothing more will happen by itself, the time is over, or Ctrl-C. Gives it as it was last."""
+    """Show the task until it has ended, waits on a held step, the wait times out, or Ctrl-C. Returns its last state."""
     seen: list[dict[str, Any]] = [client.task(task_id)]
     try:
         show(options, client, seen, wait_s)
     except KeyboardInterrupt:
-        output.note(options, f"task {task_id} goes on: stepwire task watch {task_id}")
+        output.note(options, f"task {task_id} is still running: stepwire task watch {task_id}")
     return seen[-1]
 
 
 def show(options: Options, client: Client, seen: list[dict[str, Any]], wait_s: float | None = None) -> None:
-    """The task that was seen last, from there on. As it is at each look, it replaces what was seen."""
+    """Show the task from the one state in `seen` on. Each newer state replaces it, so `seen` ends with the last."""
     if options.output == "text" and output.is_terminal():
         _draw(client, seen, wait_s)
     else:
         for change in _changes(_documents(client, seen, wait_s)):
-            _tell(options, change)
+            _print_change(options, change)
 
 
 def _documents(client: Client, seen: list[dict[str, Any]], wait_s: float | None) -> Iterator[dict[str, Any]]:
-    """The task as it is, again and again. The last one stays in `seen`."""
+    """The task's states, one per poll. The last one stays in `seen`."""
     until_s = None if wait_s is None else time.monotonic() + wait_s
     task_id = seen[-1]["task_id"]
     yield seen[-1]
     while exit_of(seen[-1]) is Exit.TASK_RUNS and (until_s is None or time.monotonic() < until_s):
         try:
-            seen[:] = [client.wait(task_id, LOOK_EVERY_S)]
+            seen[:] = [client.wait(task_id, POLL_S)]
         except WaitTimeout:
             seen[:] = [client.task(task_id)]
         yield seen[-1]
@@ -92,7 +92,7 @@ def _documents(client: Client, seen: list[dict[str, Any]], wait_s: float | None)
 
 
 def _changes(documents: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """What is different from one look to the next: a step's state, attempt or worker, and the task's state."""
+    """The changes between polls: of a step's state, attempt or worker, and of the task's state."""
     steps: dict[int, tuple[Any, ...]] = {}
     task: tuple[Any, ...] | None = None
     for document in documents:
@@ -107,9 +107,9 @@ def _changes(documents: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             yield {"at": _now_text(), **{name: document[name] for name in ("task_id", "state", "attention")}}
 
 
-def _tell(options: Options, change: dict[str, Any]) -> None:
+def _print_change(options: Options, change: dict[str, Any]) -> None:
     if options.output == "json":
-        return  # one document, at the end
+        return  # the command prints one document at the end
     if options.output == "jsonl":
         click.echo(msgspec.json.encode(change).decode())
         return
@@ -120,7 +120,7 @@ def _tell(options: Options, change: dict[str, Any]) -> None:
     more = f" (attempt {change['attempt']})" if change["attempt"] else ""
     worker = ""
     if change["worker"] and change["state"] == "dispatched":
-        worker = f" {'and runs on' if change['started_at'] else 'to'} {change['worker']}"
+        worker = f" {'and running on' if change['started_at'] else 'to'} {change['worker']}"
     error = f": {_message(change['error'])}" if change["error"] else ""
     click.echo(f"{change['at'][11:23]} {output.shortened(change['name'])} is {change['state']}{worker}{more}{error}")
 
@@ -140,17 +140,17 @@ def _draw(client: Client, seen: list[dict[str, Any]], wait_s: float | None) -> N
 
 
 def tree(document: dict[str, Any], parents: dict[str, list[str]]) -> "Tree":
-    """Each step hangs below the last of the steps that it waits for; what else it waits for is said beside it."""
+    """The task as a tree: each step is below the last step that it depends on, and names all of them if several."""
     from rich.text import Text
     from rich.tree import Tree
 
     attention = f", {document['attention']}" if document["attention"] else ""
     title = f"task {document['task_id']}  {document['namespace']}::{document['workflow']} {document['version']}"
     root = Tree(
-        Text.assemble(title, "  ", (f"{document['state']}{attention}", _look(document["state"]).style or "bold"))
+        Text.assemble(title, "  ", (f"{document['state']}{attention}", _style(document["state"]).style or "bold"))
     )
     branches: dict[str, Tree] = {}
-    for step in document["steps"]:  # in the order of the workflow, where what is waited for may come later
+    for step in document["steps"]:  # in the order of the workflow: a step may come before what it depends on
         branches[step["name"]] = Tree(_label(step, parents.get(step["name"], [])))
     for name, branch in branches.items():
         above = [parent for parent in parents.get(name, []) if parent in branches]
@@ -161,40 +161,40 @@ def tree(document: dict[str, Any], parents: dict[str, list[str]]) -> "Tree":
 def _label(step: dict[str, Any], parents: list[str]) -> Any:
     from rich.text import Text
 
-    look = _look(step["state"])
-    label = Text.assemble((f"{look.sign} {output.shortened(step['name'], 80)}", look.style))
+    style = _style(step["state"])
+    label = Text.assemble((f"{style.sign} {output.shortened(step['name'], 80)}", style.style))
     label.append(f"  {step['state']}", style="dim")
     if step["started_at"] is not None:
-        label.append(f"  {_took(step)}", style="dim")
+        label.append(f"  {_duration(step)}", style="dim")
     if step["worker"]:
         label.append(f"  by {output.shortened(step['worker'].partition(':')[0], 50)}", style="dim")
     if step["attempt"]:
         label.append(f"  attempt {step['attempt']}", style="yellow")
     if step["error"] and step["state"] in ("failed", "held", "retry_wait"):
-        label.append(f"  {_message(step['error'])}", style=look.style)
+        label.append(f"  {_message(step['error'])}", style=style.style)
     if len(parents) > 1:
         label.append(f"  after {', '.join(parents)}", style="dim")
     return label
 
 
 def _parents(client: Client, document: dict[str, Any]) -> dict[str, list[str]]:
-    """By step, what it depends on. Without its workflow (it may have been removed) the tree is flat."""
+    """By step, the names of its dependencies. If the workflow cannot be read any more, the tree is flat."""
     try:
-        found = client.workflow(document["workflow"], namespace=document["namespace"], version=document["version"])
-        return {step["name"]: list(step.get("depends_on", [])) for step in found["document"]["steps"]}
+        workflow = client.workflow(document["workflow"], namespace=document["namespace"], version=document["version"])
+        return {step["name"]: list(step.get("depends_on", [])) for step in workflow["document"]["steps"]}
     except (ClientError, KeyError, TypeError):
         return {}
 
 
-def _look(state: str) -> Look:
-    return LOOKS.get(state, _UNKNOWN)
+def _style(state: str) -> StateStyle:
+    return STATE_STYLES.get(state, _UNKNOWN)
 
 
-def _took(step: dict[str, Any]) -> str:
-    begun = datetime.fromisoformat(step["started_at"])
+def _duration(step: dict[str, Any]) -> str:
+    started = datetime.fromisoformat(step["started_at"])
     ended = datetime.fromisoformat(step["finished_at"]) if step["finished_at"] else datetime.now(UTC)
-    took_s = max(0.0, (ended - begun).total_seconds())
-    return f"{took_s * 1000:.0f} ms" if took_s < 1 else f"{took_s:.1f} s"
+    duration_s = max(0.0, (ended - started).total_seconds())
+    return f"{duration_s * 1000:.0f} ms" if duration_s < 1 else f"{duration_s:.1f} s"
 
 
 def _message(error: Any) -> str:

@@ -1,4 +1,4 @@
-"""`stepwire workflow`: check workflow files, and give them to the broker."""
+"""`stepwire workflow`: validates workflow files, stores them in the broker, and prints stored workflows."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import click
 from stepwire.client import Client
 
 from . import output
-from .connection import broker
+from .connection import broker_client
 from .failure import Exit, Failure
 from .options import Options, StepwireGroup
 
@@ -15,55 +15,55 @@ FILES = click.argument("files", metavar="FILE..", nargs=-1, required=True)
 
 @click.group(cls=StepwireGroup, lazy={"graph": "stepwire_broker.cli.graph:graph"})
 def workflow() -> None:
-    """Definitions: steps, and what each depends on."""
+    """Validate, store and print workflows: definitions of steps and what each depends on."""
 
 
 @workflow.command()
 @FILES
-@click.option("--no-activate", is_flag=True, help="Store the version; tasks go on with the one that is active.")
+@click.option("--no-activate", is_flag=True, help="Store the version, and keep the active version for new tasks.")
 @click.pass_obj
 def apply(options: Options, files: tuple[str, ...], no_activate: bool) -> None:
     """Store the workflows in these files: YAML, JSON, or Python that builds one (`order.py` or `order.py:name`).
 
-    The same content again is fine.
+    A file may be applied again if its content is unchanged.
     """
     from . import definitions
 
-    texts = [definitions.read(file) for file in files]  # all are readable before any is sent
+    sources = [definitions.read(file) for file in files]  # all are read before any is sent
     applied: list[dict[str, Any]] = []
-    for file, text in zip(files, texts, strict=True):
+    for file, source in zip(files, sources, strict=True):
         try:
-            with broker(options) as client:
-                one = client.apply_workflow_text(text.content, text.content_type, activate=not no_activate)
+            with broker_client(options) as client:
+                one = client.apply_workflow_text(source.content, source.content_type, activate=not no_activate)
         except Failure as failure:
             raise failure.about(file) from None
         applied.append(one)
         for warning in one["warnings"]:
-            output.note(options, f"{file}: {warning} (a warning)")
+            output.note(options, f"warning: {file}: {warning}")
         if options.output == "text":
-            done = "applied" if one["created"] else "is there already"
-            click.echo(f"{one['namespace']}::{one['name']} {one['version']} {done}")
+            outcome = "applied" if one["created"] else "is unchanged"
+            click.echo(f"{one['namespace']}::{one['name']} {one['version']} {outcome}")
     if options.output != "text":
         output.several(options, applied, [], "")
     elif applied:
-        last = applied[-1]
-        name = f"{last['namespace']}::{last['name']}"
-        if not no_activate:
-            output.note(options, f"next: stepwire task submit {name}")
-        else:
-            version = last["version"]
-            output.note(
-                options,
-                f"tasks go on with the active version; next: stepwire workflow activate {name} {version},"
-                f" or try it: stepwire task submit {name} --version {version}",
-            )
+        output.note(options, _next_after_apply(applied[-1], is_active=not no_activate))
+
+
+def _next_after_apply(applied: dict[str, Any], *, is_active: bool) -> str:
+    name, version = f"{applied['namespace']}::{applied['name']}", applied["version"]
+    if is_active:
+        return f"next: stepwire task submit {name}"
+    return (
+        f"new tasks still use the active version; next: stepwire workflow activate {name} {version},"
+        f" or try it: stepwire task submit {name} --version {version}"
+    )
 
 
 @workflow.command()
 @FILES
 @click.pass_obj
 def validate(options: Options, files: tuple[str, ...]) -> None:
-    """Check the files; no broker is asked. Names the file, the line and the rule."""
+    """Check workflow files without a broker. Each problem names its file and line."""
     from stepwire_broker.core.definitions.document_problems import InvalidWorkflow
 
     from . import definitions
@@ -85,7 +85,7 @@ def validate(options: Options, files: tuple[str, ...]) -> None:
         if options.output == "text" and one["valid"]:
             click.echo(f"{one['file']}: valid")
         for warning in one["warnings"]:
-            output.note(options, f"{warning} (a warning)")
+            output.note(options, f"warning: {warning}")
     problems = [problem for one in results for problem in one["problems"]]
     if problems:
         raise Failure(Exit.USAGE, "\n".join(problems))
@@ -93,7 +93,7 @@ def validate(options: Options, files: tuple[str, ...]) -> None:
 
 @workflow.command()
 def schema() -> None:
-    """Print the JSON Schema of workflow files, for editors and checks."""
+    """Print the JSON Schema of workflow files, for editors and validators."""
     import msgspec
 
     from stepwire_broker.core.definitions.workflow_schema import workflow_schema
@@ -104,8 +104,8 @@ def schema() -> None:
 @workflow.command(name="list")
 @click.pass_obj
 def list_workflows(options: Options) -> None:
-    """Print the workflows and their active versions."""
-    with broker(options) as client:
+    """List the stored workflows with their versions."""
+    with broker_client(options) as client:
         page = client.workflows()
     columns = [output.Column(name, name) for name in ("namespace", "name", "version", "active", "created_at")]
     output.several(options, page["workflows"], columns, "no workflow is stored; next: stepwire workflow apply FILE")
@@ -114,19 +114,20 @@ def list_workflows(options: Options) -> None:
 @workflow.command()
 @click.argument("name")
 @click.option("--namespace", metavar="NAME", help="The workflow's namespace.")
-@click.option("--version", metavar="VERSION", help="Without it the active one.")
+@click.option("--version", metavar="VERSION", help="The workflow's version. [the active one]")
 @click.pass_obj
 def show(options: Options, name: str, namespace: str | None, version: str | None) -> None:
-    """Print a workflow as it is stored. NAME may be written NAMESPACE::NAME."""
-    with broker(options) as client:
-        found = stored(client, name, namespace, version)
+    """Print a stored workflow. NAME may have the form NAMESPACE::NAME."""
+    with broker_client(options) as client:
+        document = stored(client, name, namespace, version)
     if options.output != "text":
-        output.one(options, found, "")
+        output.one(options, document, "")
         return
-    active = "active" if found["active"] else "not active"
-    click.echo(f"{found['namespace']}::{found['name']} {found['version']}  {active}, since {found['created_at']}")
+    title = f"{document['namespace']}::{document['name']} {document['version']}"
+    active = "active" if document["active"] else "not active"
+    click.echo(f"{title}  {active}, created {document['created_at']}")
     columns = [output.Column(title, title) for title in ("step", "handler", "after", "delivery", "retries", "timeout")]
-    output.several(options, [_step_row(step) for step in found["document"]["steps"]], columns, "")
+    output.several(options, [_step_row(step) for step in document["document"]["steps"]], columns, "")
 
 
 @workflow.command()
@@ -135,11 +136,11 @@ def show(options: Options, name: str, namespace: str | None, version: str | None
 @click.option("--namespace", metavar="NAME", help="The workflow's namespace.")
 @click.pass_obj
 def activate(options: Options, name: str, version: str, namespace: str | None) -> None:
-    """Let tasks that name no version go with VERSION from now on. What runs stays on the version it has."""
+    """Use VERSION for new tasks that name no version. Running tasks keep their version."""
     namespace, name = split_name(name, namespace)
-    with broker(options) as client:
-        done = client.activate_workflow(name, version, namespace=namespace)
-    output.one(options, done, f"{done['namespace']}::{done['name']} {done['version']} is the active version")
+    with broker_client(options) as client:
+        active = client.activate_workflow(name, version, namespace=namespace)
+    output.one(options, active, f"{active['namespace']}::{active['name']} {active['version']} is the active version")
 
 
 def stored(client: Client, name: str, namespace: str | None, version: str | None) -> dict[str, Any]:
@@ -155,7 +156,7 @@ def split_name(name: str, namespace: str | None) -> tuple[str | None, str]:
 
 
 def _step_row(step: dict[str, Any]) -> dict[str, Any]:
-    """Of the stored form, which leaves the defaults out."""
+    """A step of a stored workflow as a table row. The stored form omits the defaults."""
     return {
         "step": step["name"],
         "handler": step["handler_class"],

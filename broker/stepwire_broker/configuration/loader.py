@@ -1,9 +1,9 @@
-"""The configuration: where each value comes from, and a sentence for each way it can be wrong.
+"""Loads the configuration, and records where each value comes from.
 
-A key is looked for in this order: flag, `STEPWIRE_SECTION__KEY`, `STEPWIRE_SECTION__KEY_FILE` (a file that holds the
-value), `DATABASE_URL` for the database, the config file, the default. Every layer may write a key `…_ms` as a whole
-number of milliseconds, or without its suffix as a duration (`lease: 10s`). Relative paths, in values too, are relative
-to the directory that the command is run in, as the defaults under `.stepwire/` are.
+A value comes from the first of these that sets it: flag, `STEPWIRE_SECTION__KEY`, `STEPWIRE_SECTION__KEY_FILE` (a file
+that holds the value), `DATABASE_URL` for the database, the configuration file, the default. Each of them accepts a key
+`…_ms` as a whole number of milliseconds, or without the suffix as a duration (`lease: 10s`). Relative paths, also in
+values, are relative to the current directory, like the defaults under `.stepwire/`.
 """
 
 import stat
@@ -29,11 +29,11 @@ DEFAULT: Final = "default"
 
 
 class SettingsError(Exception):
-    """The message says which key, from where, is wrong and how it should be."""
+    """A setting is wrong. The message names the key, its origin, and the form that it needs."""
 
 
 class Given(NamedTuple):
-    """A value as somebody gave it, before it has its type. `is_text` values are read as text has to be: `8` is 8."""
+    """A value before its conversion to the setting's type. `is_text`: the value is a string that may hold a number."""
 
     key: str
     value: Any
@@ -45,23 +45,23 @@ class Configuration(NamedTuple):
     settings: Settings
     origins: dict[str, str]  # of every key
     file: Path | None
-    notes: tuple[str, ...] = ()  # what whoever starts a broker should know of it
+    notes: tuple[str, ...] = ()  # for the operator: accepted values that may not be what was meant
 
 
 def load(config_file: str | None, flags: Mapping[str, str], environ: Mapping[str, str]) -> Configuration:
-    "The settings and where each is from, or SettingsError."
+    """The settings and the origin of each. Raises SettingsError."""
     file = find_file(config_file, environ)
     notes: list[str] = []
     layers = [_of_flags(flags), _of_environment(environ), _of_file(file, notes) if file else []]
     values: dict[str, Any] = {}
     origins = dict.fromkeys(KEYS, DEFAULT)
     for layer in reversed(layers):
-        said: dict[str, Given] = {}
+        in_layer: dict[str, Given] = {}
         for given in layer:
             key, value = _typed(given)
-            if key in said and _rank(given) == _rank(said[key]):
-                raise SettingsError(f"{said[key].origin} and {given.origin} are the same setting: keep one")
-            said[key] = given
+            if key in in_layer and _is_shared(given) == _is_shared(in_layer[key]):
+                raise SettingsError(f"{in_layer[key].origin} and {given.origin} are the same setting: keep one")
+            in_layer[key] = given
             values[key] = value
             origins[key] = given.origin
     settings = _settings(values)
@@ -69,13 +69,13 @@ def load(config_file: str | None, flags: Mapping[str, str], environ: Mapping[str
 
 
 def find_file(config_file: str | None, environ: Mapping[str, str]) -> Path | None:
-    """The first that is named or there: `--config`, `$STEPWIRE_CONFIG`, here, the user's, the system's."""
+    """The first configuration file of: `--config`, `$STEPWIRE_CONFIG`, this directory, the user's, the system's."""
     named = config_file or environ.get("STEPWIRE_CONFIG")
     if named:
         path = Path(named)
         if not path.is_file():
-            whose = "--config" if config_file else "STEPWIRE_CONFIG"
-            raise SettingsError(f"{whose} names {named}, which is not a file")
+            origin = "--config" if config_file else "STEPWIRE_CONFIG"
+            raise SettingsError(f"{origin} names {named}, which is not a file")
         return path
     home = environ.get("XDG_CONFIG_HOME") or (f"{environ['HOME']}/.config" if environ.get("HOME") else None)
     places = [Path(FILE_NAME), *([Path(home, "stepwire", FILE_NAME)] if home else []), Path("/etc/stepwire", FILE_NAME)]
@@ -83,13 +83,13 @@ def find_file(config_file: str | None, environ: Mapping[str, str]) -> Path | Non
 
 
 def show(configuration: Configuration) -> list[tuple[str, Any, str]]:
-    """(key, value, origin) of everything, without passwords."""
+    """(key, value, origin) of every setting, without passwords."""
     shown = []
     for key in KEYS:
         value = value_of(configuration.settings, key)
         if isinstance(value, tuple):
             value = list(value)
-        elif key in _URLS and value:
+        elif key == _URL and value:
             value = without_password(value)
         elif key == _COMMANDS:
             value = {name: _without_environment(command) for name, command in value.items()}
@@ -98,7 +98,7 @@ def show(configuration: Configuration) -> list[tuple[str, Any, str]]:
 
 
 def _without_environment(command: Any) -> Any:
-    """What a program is given there is often a password."""
+    """The command with hidden environment values, which are often passwords."""
     env = getattr(command, "env", None)
     return msgspec.structs.replace(command, env=dict.fromkeys(env, "***")) if env else command
 
@@ -111,7 +111,7 @@ def value_of(settings: Settings, key: str) -> Any:
 
 
 def without_password(url: str) -> str:
-    """A database URL as it may be shown and logged."""
+    """The database URL in a form that may be printed and logged."""
     try:
         parts = urlsplit(url)
         if parts.password is None:
@@ -123,7 +123,7 @@ def without_password(url: str) -> str:
 
 
 def shown_without_password(text: str, url: str) -> str:
-    """A message of somebody who does not know that what he quotes is secret."""
+    """A message with the database URL in it, without the password."""
     return text.replace(url, without_password(url))
 
 
@@ -143,7 +143,7 @@ _OTHER_SPELLINGS: Final = {
     "execution.defaultExecutionMode": "execution.default_execution_mode",
 }
 _COMMANDS: Final = "executors.exec.commands"
-_URLS: Final = ("database.url", "database.listen_url")
+_URL: Final = "database.url"  # may hold a password
 
 
 def _of_flags(flags: Mapping[str, str]) -> list[Given]:
@@ -151,7 +151,8 @@ def _of_flags(flags: Mapping[str, str]) -> list[Given]:
 
 
 def _of_environment(environ: Mapping[str, str]) -> list[Given]:
-    """Names with a double underscore are keys, and so is a top-level key; other STEPWIRE_ names belong to others."""
+    """The settings in the environment: names with a double underscore, and top-level keys. Other STEPWIRE_ variables
+    belong to clients and workers."""
     given = []
     if environ.get("DATABASE_URL"):
         given.append(Given("database.url", environ["DATABASE_URL"], "DATABASE_URL", True))
@@ -176,28 +177,29 @@ def _of_file(path: Path, notes: list[str]) -> list[Given]:
 
     text = _read_config(path)
     try:
-        says_something = any(line and not line.startswith("#") for line in map(str.strip, text.splitlines()))
-        document = definition_files.read_yaml(text) if says_something else {}
+        has_content = any(line and not line.startswith("#") for line in map(str.strip, text.splitlines()))
+        document = definition_files.read_yaml(text) if has_content else {}
     except definition_files.DocumentError as error:
         raise SettingsError(f"{path}: {error}") from None
-    given = [*_of_earlier_form(document, path, notes), *_flat(document, path)]
-    if any(each.key in _URLS and "@" in str(each.value) for each in given) and path.stat().st_mode & 0o044:
-        raise SettingsError(f"{path} holds a database URL with a password and can be read by others: chmod 600 {path}")
+    given = [*_of_seed_block(document, path, notes), *_flat(document, path)]
+    if any(each.key == _URL and "@" in str(each.value) for each in given) and path.stat().st_mode & 0o044:
+        text = "holds a database URL with a password and can be read by other users"
+        raise SettingsError(f"{path} {text}: chmod 600 {path}")
     return given
 
 
-def _of_earlier_form(document: Any, path: Path, notes: list[str]) -> Iterator[Given]:
-    """The block of another name is taken out of the document, and what it says goes under ours."""
+def _of_seed_block(document: Any, path: Path, notes: list[str]) -> Iterator[Given]:
+    """Remove the `step_execution` block from the document, and map its keys to settings."""
     block = document.pop(seed_block.BLOCK, None) if isinstance(document, dict) else None
     if block is None:
         return
     if not isinstance(block, dict):
-        raise SettingsError(f"{seed_block.BLOCK} in {path} has to be a map of keys")
+        raise SettingsError(f"{seed_block.BLOCK} in {path} must be a map of keys")
     try:
-        for taken in seed_block.take(block):
-            notes.append(f"{path}: {seed_block.BLOCK}.{taken.name} {taken.note}")
-            if taken.key is not None:
-                yield Given(taken.key, taken.value, f"{path}, {seed_block.BLOCK}.{taken.name}", False)
+        for mapped in seed_block.map_keys(block):
+            notes.append(f"{path}: {seed_block.BLOCK}.{mapped.name} {mapped.note}")
+            if mapped.key is not None:
+                yield Given(mapped.key, mapped.value, f"{path}, {seed_block.BLOCK}.{mapped.name}", False)
     except seed_block.UnknownKey as error:
         raise SettingsError(f"{path}: {error}") from None
 
@@ -207,31 +209,31 @@ def _inproc_notes(settings: Settings) -> Iterator[str]:
         value = value_of(settings, key)
         if value.startswith("inproc://"):
             yield (
-                f"{key} is {value}: only handlers inside the broker's own process can connect to that;"
-                f" for others it needs a form like ipc://.stepwire/{key.removeprefix('bus.')}.sock"
+                f"{key} is {value}: only handlers in the broker's process can connect to it;"
+                f" for others use a form like ipc://.stepwire/{key.removeprefix('bus.')}.sock"
             )
 
 
 def _flat(value: Any, path: Path, prefix: str = "") -> Iterator[Given]:
     if not isinstance(value, dict):
-        raise SettingsError(f"{prefix.rstrip('.') or 'the document'} in {path} has to be a map of keys")
+        raise SettingsError(f"{prefix.rstrip('.') or 'the document'} in {path} must be a map of keys")
     for name, member in value.items():
         key = f"{prefix}{name}"
         if key in _SECTIONS:
-            if member is not None:  # a section with nothing in it
+            if member is not None:  # an empty section is None
                 yield from _flat(member, path, f"{key}.")
         else:
             yield Given(key, member, str(path), False)
 
 
 def _typed(given: Given) -> tuple[str, Any]:
-    """The key without its ways to write it, and the value as the setting's type."""
+    """The key in its one spelling, and the value in the setting's type."""
     key, value = _OTHER_SPELLINGS.get(given.key, given.key), given.value
     if key in _DURATIONS:
         key = _DURATIONS[key]
         ms = durations.milliseconds(value) if isinstance(value, str) else None
         if ms is None:
-            raise SettingsError(f"{_said(given)}: it needs a form like 30s, 5m or 7d (or {key} in milliseconds)")
+            raise SettingsError(f"{_given_text(given)}: use a form like 30s, 5m or 7d (or {key} in milliseconds)")
         value = ms
     if key not in KEYS:
         raise SettingsError(_unknown(given))
@@ -241,12 +243,12 @@ def _typed(given: Given) -> tuple[str, Any]:
             value = _of_text(value, kind)
         return key, msgspec.convert(value, kind, strict=not given.is_text)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise SettingsError(f"{_said(given)}: {_plain(str(error))}") from None
+        raise SettingsError(f"{_given_text(given)}: {_plain(str(error))}") from None
 
 
 def _of_text(text: str, kind: Any) -> Any:
-    """A list of words is written with commas, what has a structure as JSON; nothing at all means none, where none is
-    allowed."""
+    """The value in a text: commas separate the items of a list, structures are JSON, and an empty text is None where
+    the type allows None."""
     if text[:1] in ("[", "{") and isinstance(kind, GenericAlias):
         return msgspec.json.decode(text)
     if "tuple" in str(kind) or "list" in str(kind):
@@ -266,13 +268,13 @@ def _settings(values: dict[str, Any]) -> Settings:
 
 
 def _read_config(path: Path) -> str:
-    """A file that others may write is theirs, not ours."""
+    """The text of the configuration file. A file that other users can write is refused."""
     try:
         status = path.stat()
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise SettingsError(f"{path} can be written by others: chmod go-w {path}")
+            raise SettingsError(f"{path} can be written by other users: chmod go-w {path}")
         if status.st_size > FILE_BYTES_MAX:
-            raise SettingsError(f"{path} has {status.st_size} bytes, at most {FILE_BYTES_MAX}")
+            raise SettingsError(f"{path} has {status.st_size} bytes; the maximum is {FILE_BYTES_MAX}")
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise SettingsError(f"{path} is not UTF-8 text") from None
@@ -291,20 +293,20 @@ def _is_known(key: str) -> bool:
     return key in KEYS or key in _DURATIONS
 
 
-def _rank(given: Given) -> bool:
-    """DATABASE_URL is not ours alone, so it may stand beside STEPWIRE_DATABASE__URL, which wins."""
+def _is_shared(given: Given) -> bool:
+    """DATABASE_URL is shared with other programs, so STEPWIRE_DATABASE__URL may be set too, and wins."""
     return given.origin == "DATABASE_URL"
 
 
 def _unknown(given: Given) -> str:
     known = [*KEYS, *_DURATIONS, *_SECTIONS]
-    hint = did_you_mean(given.key, known) or "`stepwire config show` lists all keys"
+    hint = did_you_mean(given.key, known) or "`stepwire config show` prints all keys"
     where = f"{given.key} in {given.origin}" if not given.is_text else f"{given.origin} ({given.key})"
     return f"{where} is not a known setting; {hint}"
 
 
-def _said(given: Given) -> str:
-    value = without_password(str(given.value)) if given.key in _URLS else given.value
+def _given_text(given: Given) -> str:
+    value = without_password(str(given.value)) if given.key == _URL else given.value
     shown = repr(value)[:100]
     return f"{given.origin} is {shown}" if given.is_text else f"{given.key} in {given.origin} is {shown}"
 

@@ -1,5 +1,5 @@
-"""The `step_execution:` block of the system that Stepwire grew out of, taken word for word: each of its keys sets one
-of ours, or is told why there is nothing to set.
+"""The `step_execution:` block of the system that Stepwire grew out of. Each key sets a Stepwire setting, or gets a note
+that says why it sets none.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,8 +10,8 @@ from stepwire_broker.core.definitions.nearest import did_you_mean
 BLOCK: Final = "step_execution"
 
 
-class Taken(NamedTuple):
-    """One key of the block. Without `key` nothing is set."""
+class MappedKey(NamedTuple):
+    """A key of the block. `key` is the setting that it sets, or None."""
 
     name: str  # in the block
     value: Any
@@ -20,28 +20,28 @@ class Taken(NamedTuple):
 
 
 class UnknownKey(Exception):
-    """The block holds a key that was never part of it. The message says which may be meant."""
+    """The `step_execution` block holds an unknown key. The message names the nearest known one."""
 
 
-def take(block: Mapping[str, Any]) -> Iterator[Taken]:
-    """In the order of the block."""
+def map_keys(block: Mapping[str, Any]) -> Iterator[MappedKey]:
+    """The keys in the order of the block."""
     for name, value in block.items():
         if name in _SETS:
-            yield Taken(name, value, _SETS[name], f"is {_SETS[name]} now")
-        elif name in _WHY_NOT:
-            yield Taken(name, value, None, _WHY_NOT[name](value, block))
+            yield MappedKey(name, value, _SETS[name], f"is now {_SETS[name]}")
+        elif name in _NOTES:
+            yield MappedKey(name, value, None, _NOTES[name](value, block))
         else:
-            hint = did_you_mean(name, NAMES) or f"known are {', '.join(NAMES)}"
+            hint = did_you_mean(name, NAMES) or f"the known keys are {', '.join(NAMES)}"
             raise UnknownKey(f"{BLOCK}.{name} is not a known setting; {hint}")
 
 
-def _handlers_say(variable: str, ours: str) -> Callable[[Any, Mapping[str, Any]], str]:
-    def why(value: Any, block: Mapping[str, Any]) -> str:
-        note = f"sets nothing here: handlers say it themselves, by {variable}={value}"
-        bound = block.get(ours)
-        return note if bound in (None, value) else f"{note}; but {ours} is {bound}, so they would not meet"
+def _set_by_handlers(variable: str, endpoint: str) -> Callable[[Any, Mapping[str, Any]], str]:
+    def note(value: Any, block: Mapping[str, Any]) -> str:
+        text = f"has no effect: each handler sets its own endpoint with {variable}={value}"
+        bound = block.get(endpoint)
+        return text if bound in (None, value) else f"{text}; but {endpoint} is {bound}, so they cannot connect"
 
-    return why
+    return note
 
 
 _SETS: Final = {
@@ -51,13 +51,13 @@ _SETS: Final = {
     "step_queue_hwm": "bus.steps_hwm",
     "result_queue_hwm": "bus.results_hwm",
 }
-_WHY_NOT: Final[dict[str, Callable[[Any, Mapping[str, Any]], str]]] = {
-    "handler_step_subscriber": _handlers_say("STEPWIRE_STEPS", "rust_step_publisher"),
-    "handler_result_publisher": _handlers_say("STEPWIRE_RESULTS", "rust_result_subscriber"),
+_NOTES: Final[dict[str, Callable[[Any, Mapping[str, Any]], str]]] = {
+    "handler_step_subscriber": _set_by_handlers("STEPWIRE_STEPS", "rust_step_publisher"),
+    "handler_result_publisher": _set_by_handlers("STEPWIRE_RESULTS", "rust_result_subscriber"),
     "result_timeout_ms": lambda value, _: (
-        f"sets nothing: each step has a time of its own, `timeout_ms: {value}` in its workflow"
-        " (30000 without), and a worker that is silent for bus.lease_ms loses its steps before that"
+        f"has no effect: each step has its own timeout, `timeout_ms: {value}` in its workflow (default 30000);"
+        " a worker that is silent for bus.lease_ms loses its steps earlier"
     ),
-    "handler_poll_interval_ms": lambda value, _: "sets nothing: nobody polls, a message wakes whoever waits for it",
+    "handler_poll_interval_ms": lambda value, _: "has no effect: handlers do not poll; each message wakes its receiver",
 }
-NAMES: Final = (*_SETS, *_WHY_NOT)
+NAMES: Final = (*_SETS, *_NOTES)

@@ -1,4 +1,4 @@
-"""What every setting is for, in a sentence: for the reference, the schema, and the file that `config init` writes."""
+"""One sentence for every setting: for the reference, the schema, and the file that `config init` writes."""
 
 from typing import Any, Final
 
@@ -11,87 +11,75 @@ from . import seed_block
 from .loader import KEYS, PREFIX, value_of
 
 ABOUT: Final[dict[str, str]] = {
-    "broker.id": "This broker's name; its workers know it by this. Letters, digits and -.",
-    "broker.drain_timeout_ms": "How long running steps may take to finish when the broker is told to stop.",
-    "database.url": "Where the state lies. `DATABASE_URL` is honoured too.",
-    "database.pool_size": "Connections that only read.",
-    "database.listen_url": "A direct connection for notifications, when `url` goes through a pooler. For PostgreSQL.",
-    "bus.steps": "Where steps are published and handlers connect: ipc://, tcp:// or inproc://.",
-    "bus.results": "Where handlers send their results.",
-    "bus.batch.max_steps": "Steps in one message at most.",
-    "bus.batch.max_bytes": "Size of one such message at most.",
-    "bus.batch.linger_ms": "How long a batch may wait to become fuller.",
-    "bus.heartbeat_ms": "How often workers say that they live. At most a fifth of the lease.",
-    "bus.lease_ms": "After so long without a word of a worker, its steps go to others.",
-    "bus.steps_hwm": "Messages that may wait for one slow subscriber.",
-    "bus.results_hwm": "Messages of one worker that may wait for the broker.",
-    "bus.curve.secret_file": "The server's CURVE key, for encryption on the bus.",
-    "bus.curve.clients_dir": "The public keys of those who may connect.",
-    "bus.level0.handlers": "Handler classes that may go to handlers without sessions. Patterns, with ** for any.",
-    "bus.level0.at_most_once": "May they get at_most_once steps too?",
-    "bus.level0.batch_max_steps": "Steps that one of them gets at a time.",
-    "bus.allow_insecure": "Listen on the network without encryption: everybody there can read and send everything.",
-    "bus.advertise": "The host that workers are told to go to. Without it what is listened on, or this host's name.",
-    "bus.lost_sessions_max": "A step fails once so many workers were lost while they ran it.",
-    "bus.max_message_bytes": "A larger message is refused.",
-    "execution.default_execution_mode": "Where a step without labels runs: distributed, to executors, or local, in "
-    "this process. Unset: distributed, unless the bus is inproc only.",
-    "execution.default_executor": "Who gets a distributed step that no rule matches.",
-    "execution.on_missing": "A step that is to be distributed, and no executor there: error, or local after all.",
-    "execution.rules": "Which steps go where, by path (namespace::workflow::step). The first that matches wins.",
+    "broker.id": "Name of this broker, by which its workers know it. Letters, digits and -.",
+    "broker.drain_timeout_ms": "Maximum time for running steps to finish when the broker is stopped.",
+    "database.url": "Database that holds the state. The environment variable `DATABASE_URL` is read too.",
+    "database.pool_size": "Number of connections that only read.",
+    "bus.steps": "Endpoint where steps are published and handlers connect: ipc://, tcp:// or inproc://.",
+    "bus.results": "Endpoint where handlers send their results.",
+    "bus.batch.max_steps": "Maximum number of steps in one message.",
+    "bus.batch.max_bytes": "Maximum size of one message with steps.",
+    "bus.heartbeat_ms": "Interval of the workers' heartbeats. At most a fifth of the lease.",
+    "bus.lease_ms": "A worker that is silent for this time loses its steps to other workers.",
+    "bus.steps_hwm": "Maximum number of messages that wait for one slow subscriber.",
+    "bus.results_hwm": "Maximum number of messages of one worker that wait for the broker.",
+    "bus.level0.handlers": "Handler classes that may be sent to level-0 handlers. Patterns; ** matches any.",
+    "bus.level0.at_most_once": "Also send at_most_once steps to level-0 handlers.",
+    "bus.level0.batch_max_steps": "Maximum number of steps that a level-0 handler gets at a time.",
+    "bus.allow_insecure": "Listen on the network without encryption: every host there can read and send everything.",
+    "bus.advertise": "Host that workers connect to. Unset: the host of the endpoint, or this host's name.",
+    "bus.lost_sessions_max": "A step fails once N workers were lost while they ran it.",
+    "bus.max_message_bytes": "Maximum size of a message. The broker refuses larger ones.",
+    "execution.default_execution_mode": "Where a step without labels runs: `distributed` (on executors) or `local` (in "
+    "this process). Unset: distributed, unless the bus is inproc only.",
+    "execution.default_executor": "Executor of distributed steps that match no rule.",
+    "execution.on_missing": "A distributed step whose executor is missing: `error` fails it, `local` runs it here.",
+    "execution.rules": "Rules that decide where steps run, by path (namespace::workflow::step). The first match wins.",
     "executors.local.modules": "Python workers to run in this process: package.module:worker.",
-    "executors.local.threads": "Handlers of theirs at a time.",
-    "executors.exec.commands": "By handler_class, or a pattern: the program and its arguments, or a map of argv, "
-    "cwd, env and shadow_safe. Step on stdin, output on stdout.",
-    "executors.exec.slots": "Programs at a time.",
-    "executors.exec.runs_dir": "What runs is recorded there, so that a restarted broker can end it. Each broker has "
-    "its own.",
-    "executors.poll.enabled": "May handlers lease steps over HTTP?",
+    "executors.local.threads": "Maximum number of local handlers that run at a time.",
+    "executors.exec.commands": "By handler_class or pattern: the program and its arguments, or a map of argv, cwd, env "
+    "and shadow_safe. The program reads the step from stdin and writes its output to stdout.",
+    "executors.exec.slots": "Maximum number of programs that run at a time.",
+    "executors.exec.runs_dir": "Directory with the records of running programs, so that a restarted broker can end "
+    "them. Each broker needs its own.",
+    "executors.poll.enabled": "Let handlers lease steps over HTTP.",
     "executors.options": "Options of further executors, by their key.",
-    "dispatch.unroutable_after_ms": "After so long without anybody who could take a step, an alarm is raised.",
-    "dispatch.breaker.enabled": "Give a handler whose infrastructure fails nothing for a while?",
-    "dispatch.breaker.failure_threshold": "So many failures of infrastructure in a row open a handler's breaker.",
-    "dispatch.breaker.window_ms": "The time in which outcomes are counted.",
-    "dispatch.breaker.window_outcomes": "So many outcomes in that time, at the least, to judge by their share.",
-    "dispatch.breaker.window_percent": "Such a share of failures among them opens it, too.",
-    "dispatch.breaker.open_ms": "How long it stays open at first; doubled each time.",
-    "dispatch.breaker.open_max_ms": "How long at most.",
-    "dispatch.breaker.success_threshold": "So many steps are tried at a time then; so many that succeed close it.",
-    "dispatch.retry_budget.percent": "Retries of a handler among its starts, at most; 100 is without a bound.",
-    "dispatch.retry_budget.at_least": "So many are always allowed.",
-    "dispatch.retry_budget.window_ms": "The time in which both are counted.",
-    "http.listen": "The address of the HTTP API.",
-    "http.tokens_file": "The API's tokens, one a line, or `sha256:` and the digest. Without it one is generated.",
-    "http.hosts": "Names that a request's Host may say, besides `listen` and the loopback.",
-    "http.allow_insecure": "Listen on the network without TLS: a proxy ends it, or the network is trusted.",
-    "limits.max_open_steps": "Steps that are not over yet; more are refused.",
-    "limits.max_active_tasks": "Tasks in memory; the rest waits in the database.",
-    "limits.active_bytes": "Contexts and outputs kept in memory.",
-    "limits.uncommitted_bytes": "Writes that wait for the database; beyond that nothing more is accepted.",
-    "limits.payload_bytes": "A larger context or output is refused.",
-    "limits.resident_payload_bytes": "A larger context or output is read when it is needed, and not kept in memory.",
-    "limits.steps_per_workflow": "A workflow with more steps is refused.",
-    "limits.edges_per_workflow": "A workflow with more dependencies is refused.",
-    "limits.tasks_per_batch": "Tasks in one submission.",
-    "retention.completed_ms": "How long completed tasks are kept.",
-    "retention.failed_ms": "How long failed and cancelled tasks are kept.",
-    "log_level": "The least level that is logged: debug, info, warning or error. HUP reads it again.",
+    "dispatch.unroutable_after_ms": "Raise an alarm if no worker can take a ready step for this time.",
+    "dispatch.breaker.enabled": "Pause a handler whose infrastructure fails.",
+    "dispatch.breaker.failure_threshold": "Number of infrastructure failures in a row that open a handler's breaker.",
+    "dispatch.breaker.window_ms": "Time window in which outcomes are counted.",
+    "dispatch.breaker.window_outcomes": "Minimum number of outcomes in the window before the share counts.",
+    "dispatch.breaker.window_percent": "Share of failures in the window that opens the breaker, in percent.",
+    "dispatch.breaker.open_ms": "Time that the breaker stays open at first; doubled each time it opens again.",
+    "dispatch.breaker.open_max_ms": "Maximum time that the breaker stays open.",
+    "dispatch.breaker.success_threshold": "Trial steps allowed at a time while half-open, and successes needed to "
+    "close the breaker.",
+    "dispatch.retry_budget.percent": "Maximum share of retries among a handler's starts, in percent. 100 is no limit.",
+    "dispatch.retry_budget.at_least": "Number of retries that are always allowed in the window.",
+    "dispatch.retry_budget.window_ms": "Time window in which retries and starts are counted.",
+    "http.listen": "Address of the HTTP API.",
+    "http.tokens_file": "File with the API's tokens or their digests (`sha256:…`), one per line. Unset: generated.",
+    "http.hosts": "Names that are accepted in a request's Host header, in addition to `listen` and the loopback.",
+    "http.allow_insecure": "Listen on the network without TLS: behind a proxy with TLS, or on a trusted network.",
+    "limits.max_open_steps": "Maximum number of open steps. The broker refuses submissions beyond it.",
+    "limits.max_active_tasks": "Maximum number of tasks in memory. Other tasks wait in the database.",
+    "limits.active_bytes": "Maximum size of the contexts and outputs in memory.",
+    "limits.uncommitted_bytes": "Maximum size of the writes that wait for the database. Beyond it the broker accepts "
+    "nothing.",
+    "limits.payload_bytes": "Maximum size of a context or output. Larger ones are refused.",
+    "limits.resident_payload_bytes": "A larger context or output is not kept in memory; it is read when it is needed.",
+    "limits.steps_per_workflow": "Maximum number of steps in a workflow.",
+    "limits.edges_per_workflow": "Maximum number of dependencies in a workflow.",
+    "limits.tasks_per_batch": "Maximum number of tasks in one submission.",
+    "retention.completed_ms": "Time that completed tasks are kept.",
+    "retention.failed_ms": "Time that failed and cancelled tasks are kept.",
+    "log_level": "Lowest level that is logged: debug, info, warning or error. HUP reloads it.",
 }
 assert ABOUT.keys() == KEYS.keys(), ABOUT.keys() ^ KEYS.keys()
 
-# Settings that are accepted, and whose feature is not there yet.
-LATER: Final = frozenset(
-    {
-        "database.listen_url",
-        "bus.batch.linger_ms",
-        "bus.curve.secret_file",
-        "bus.curve.clients_dir",
-    }
-)
-
 
 def sections() -> list[tuple[str, list[str]]]:
-    """Each with its keys; what is in a section itself comes before the sections in it."""
+    """Each section with its keys. The keys of a section come before its subsections."""
     found: dict[str, list[str]] = {}
     for key in KEYS:
         found.setdefault(key.rpartition(".")[0], []).append(key)
@@ -112,11 +100,11 @@ def environment_of(key: str) -> str:
 
 
 def sample_file() -> str:
-    """A configuration file that says everything and changes nothing."""
+    """A configuration file that lists every setting, commented out, with its default."""
     lines = [
-        "# Stepwire's configuration. Everything here is the default: take away the # of what you want to change.",
-        "# A key that ends in _ms may be written without that, as a duration: lease: 10s",
-        "# `stepwire config validate` checks it, `stepwire config show --origin` says where each value is from.",
+        "# Stepwire's configuration. Every value here is the default. To change a setting, remove its #.",
+        "# A key that ends in _ms may be written without _ms, as a duration: lease: 10s",
+        "# Check it: stepwire config validate. See where each value comes from: stepwire config show --origin",
     ]
     written: set[str] = set()
     for section, names in sections():
@@ -130,7 +118,7 @@ def sample_file() -> str:
         lines += [] if path else [""]
         for key in names:
             name = key.rpartition(".")[2]
-            lines.append(f"{'  ' * len(path)}# {ABOUT[key]}{' [not used yet]' if key in LATER else ''}")
+            lines.append(f"{'  ' * len(path)}# {ABOUT[key]}")
             lines.append(f"{'  ' * len(path)}# {name}: {msgspec.json.encode(default_of(key)).decode()}")
     return "\n".join(lines) + "\n"
 
@@ -151,7 +139,7 @@ def schema() -> dict[str, Any]:
             duration = {"type": "string", "pattern": durations.PATTERN, "description": about}
             at["properties"][name.removesuffix("_ms")] = duration
             at.setdefault("allOf", []).append({"not": {"type": "object", "required": [name, name.removesuffix("_ms")]}})
-    block = _object("Keys of an earlier form, taken over.")
+    block = _object("Keys of an earlier product, mapped to the settings above.")
     block["properties"] = dict.fromkeys(seed_block.NAMES, True)
     root["properties"][seed_block.BLOCK] = block
     return root

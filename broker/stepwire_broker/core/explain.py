@@ -1,8 +1,8 @@
 """Why is this step not running? One sentence, from the same data that the dispatcher uses.
 
-A step is told of as it is given: one that is live, or one restored from its committed rows, so that nothing is said of
-what is not durable yet. What is in no row (sessions, leases, the queue) comes from memory, while memory has the step
-where its rows have it. Times are clock readings in UTC, so that a sentence is still true when it is read later.
+The caller passes a live step, or a step restored from its committed rows, so that no sentence reports what is not
+durable yet. Sessions, leases and the queue are only in memory; they are used while memory and rows agree on the step.
+Times are clock readings in UTC, so that a sentence is still true when it is read later.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,85 +25,85 @@ from .model.states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
 from .state import BrokerState
 from .takers import Obstacle
 
-LOOKED_AT_MAX: Final = 200  # steps of a task, to find what holds it up
-QUEUE_LOOKED_AT_MAX: Final = 2_000
-HOPS_MAX: Final = 100  # from one step that waits to the next
+STEPS_EXAMINED_MAX: Final = 200  # of a task, to find what it waits for
+QUEUE_EXAMINED_MAX: Final = 2_000
+HOPS_MAX: Final = 100  # from one waiting step to the next
 NAMED_MAX: Final = 5  # of any list in a sentence
 ERROR_CHARACTERS_MAX: Final = 200
 DAY_MS: Final = 24 * 3600 * 1000
 
-# What each code says; the sentence itself has the names and the numbers. Those further up are told of a task first.
+# What each code means; a message adds the names and the numbers. A task is explained by its step with the first code.
 CODES: Final[dict[str, str]] = {
-    "held": "nobody knows whether it ran, and an operator has to say",
-    "paused": "its task is paused",
-    "executor_paused": "the executor that it goes to is paused",
-    "database_stalled": "the database takes no writes now, so nothing is handed out",
-    "broker_draining": "this broker is stopping and hands nothing out",
-    "no_executor": "the executor that it is routed to is not there",
-    "no_worker_offers": "no connected worker offers its handler_class",
-    "no_worker_matches": "workers offer its handler_class, and none has the labels that it, or its rule, asks for",
-    "workers_leaving": "every worker that could take it takes nothing new",
-    "runs_alone": "workers died with it before, so it goes alone, and every worker has such a step",
-    "breaker_open": "the breaker of its handler is open: what that needs has failed, and it is left alone",
-    "breaker_half_open": "the breaker of its handler is half-open: a few steps are out to try the handler",
-    "retries_wait": "it is a retry, and retries of its handler have had their share",
-    "workers_busy": "every worker that could take it is full",
-    "executor_full": "the executor that it goes to runs as much as it can, or says that it has no capacity",
-    "nobody_asks": "workers over HTTP could take it, and none of them asks for steps now",
-    "back_off": "an attempt failed, and the next one has its time",
-    "not_loaded": "its task waits in the database for its turn in memory",
-    "payload_fetched": "its payload, or what its rule compares, is being read from the database",
-    "queued": "it stands in the queue, and will be handed out",
-    "committing": "it changes right now: what comes next is being written",
-    "worker_awaited": "it was handed out before this broker started, and its worker may still have it",
-    "handed_out": "a worker has it, and has not started it",
-    "result_awaited": "it has run, and its result is on its way",
-    "running": "a worker runs it",
-    "waits_for": "something it depends on is not final",
-    "completed": "it is completed",
-    "failed": "it has failed",
-    "cancelled": "it was cancelled",
-    "skipped": "it can no longer run",
+    "held": "whether the step ran is unknown, and an operator has to decide",
+    "paused": "the task is paused",
+    "executor_paused": "the executor of the step is paused",
+    "database_stalled": "the database accepts no writes now, so nothing is dispatched",
+    "broker_draining": "the broker is stopping and dispatches nothing",
+    "no_executor": "the executor that the step is routed to is not configured",
+    "no_worker_offers": "no connected worker offers the step's handler_class",
+    "no_worker_matches": "workers offer the handler_class, and none has the labels that the step or its rule requires",
+    "workers_leaving": "every worker that could run the step accepts nothing new",
+    "runs_alone": "workers died while they ran the step, so it runs alone, and every worker has such a step",
+    "breaker_open": "the breaker of the handler is open: the handler failed too often, and is not called for a while",
+    "breaker_half_open": "the breaker of the handler is half-open: a few steps test the handler",
+    "retries_wait": "the step is a retry, and the retry budget of its handler is used up",
+    "workers_busy": "every worker that could run the step is full",
+    "executor_full": "the executor of the step is full, or reports that it has no capacity",
+    "nobody_asks": "workers over HTTP could run the step, and none of them requests steps now",
+    "back_off": "an attempt failed, and the next one is scheduled",
+    "not_loaded": "the task waits in the database until there is room in memory",
+    "payload_fetched": "the step's payload, or a payload that its rule compares, is being read from the database",
+    "queued": "the step is in the queue, and will be dispatched",
+    "committing": "the step's state is changing: the next state is being written",
+    "worker_awaited": "the step was dispatched before this broker started, and its worker may still have it",
+    "handed_out": "a worker has the step, and has not started it",
+    "result_awaited": "the step has run, and its result is on its way",
+    "running": "a worker runs the step",
+    "waits_for": "a dependency is not final",
+    "completed": "the step is completed",
+    "failed": "the step has failed",
+    "cancelled": "the step was cancelled",
+    "skipped": "the step can no longer run",
 }
 
 
 class Why(NamedTuple):
     code: str
     message: str
-    since_ms: int | None  # UTC; None where it is not known
+    since_ms: int | None  # UTC; None if unknown
     hint: Hint | None = None  # what an operator can do about it
 
 
 class WhyTask(NamedTuple):
-    """What a task hangs on: the step, unless it is the task itself."""
+    """Why a task is not finished. `step` is the step that it waits for, or None if the task itself is the reason."""
 
     why: Why
     step: Step | None
 
 
 def step(state: BrokerState, step: Step, now: Now) -> Why:
-    """Why it stands where it stands."""
+    """Explain the state of a step."""
     why = _OF_STATE[step.state](state, step, now)
     assert why.code in CODES, why
     return why
 
 
 def task(state: BrokerState, task: Task, now: Now) -> WhyTask:
-    """What holds the task up; for one that is over, how it ended."""
+    """Explain what a task waits for, or how it ended."""
     if task.state in TASK_FINAL:
         return _ended(state, task, now)
     moving = [s for s in task.steps if s.state not in STEP_FINAL and s.state is not WAITING]
-    found = [(step(state, each, now), each) for each in moving[:LOOKED_AT_MAX]]
+    reasons = [(step(state, each, now), each) for each in moving[:STEPS_EXAMINED_MAX]]
     if task.state is TaskState.PAUSED and not any(s.state is StepState.DISPATCHED for s in moving):
         return WhyTask(_paused(task), None)
-    if not found:
-        waiting = [s for s in task.steps if s.state is WAITING][:LOOKED_AT_MAX]
-        found = [(step(state, each, now), each) for each in waiting]
-    if not found:
-        return WhyTask(Why("committing", "everything of it is over, and its end is being written", None), None)
-    why, what = min(found, key=lambda each: _RANK[each[0].code])
+    if not reasons:
+        waiting = [s for s in task.steps if s.state is WAITING][:STEPS_EXAMINED_MAX]
+        reasons = [(step(state, each, now), each) for each in waiting]
+    if not reasons:
+        return WhyTask(Why("committing", "all its steps are final, and its end is being written", None), None)
+    why, what = min(reasons, key=lambda each: _RANK[each[0].code])
     more = len(moving) - 1
-    others = f"; {more} more of its steps are on their way" if more > 0 else ""
+    others = f"; {more} more of its steps are in progress" if more > 0 else ""
     return WhyTask(why._replace(message=f"`{what.definition.name}`: {why.message}{others}"), what)
 
 
@@ -111,10 +111,12 @@ def task(state: BrokerState, task: Task, now: Now) -> WhyTask:
 
 
 def _waiting(state: BrokerState, step: Step, now: Now) -> Why:
-    """The first it waits for, and what that hangs on in the end."""
+    """Name the first open dependency, and the step that this dependency waits for in the end."""
     before = _open_before(step)
     if not before:
-        return Why("payload_fetched", "all before it is final; what its rule compares is being read", None)
+        return Why(
+            "payload_fetched", "all dependencies are final; the payloads that its rule compares are being read", None
+        )
     first = before[0]
     last = first
     for _ in range(HOPS_MAX):
@@ -123,7 +125,7 @@ def _waiting(state: BrokerState, step: Step, now: Now) -> Why:
             break
         last = further[0]
     if last.state is WAITING and _open_before(last):
-        reason = Why("waits_for", "which waits for others", None)
+        reason = Why("waits_for", "which waits for other steps", None)
     else:
         reason = _OF_STATE[last.state](state, last, now)
     name = first.definition.name
@@ -156,24 +158,28 @@ def _dispatched(state: BrokerState, step: Step, now: Now) -> Why:
         return _committing(since)
     if step.at_level0:
         return _at_level0(state, step, now)
-    told = f"; it was told to stop: {describe(live.cancel)}" if live is not None and live.cancel else ""
+    stopping = f"; the worker was asked to stop it: {describe(live.cancel)}" if live is not None and live.cancel else ""
     where, at = f"`{step.worker}`", _at(step.dispatched_ms, now)
     if live is None or live.session is None:
         left_ms = state.safe_at_mono - now.mono
-        rest = f"it has {_span(left_ms)} left to come back" if left_ms > 0 else "it is being asked what it holds"
-        return Why("worker_awaited", f"handed to {where} {at}, before this broker started; {rest}{told}", since)
+        rest = (
+            f"the worker has {_span(left_ms)} left to connect again"
+            if left_ms > 0
+            else "the worker is being asked which steps it holds"
+        )
+        return Why("worker_awaited", f"handed to {where} {at}, before this broker started; {rest}{stopping}", since)
     lease = _lease(live.session, now)
     if live.seen == "done":
-        return Why("result_awaited", f"ran on {where}, whose result is on its way; {lease}{told}", since)
+        return Why("result_awaited", f"ran on {where}, whose result is on its way; {lease}{stopping}", since)
     if step.started_ms is not None:
-        return Why("running", f"runs on {where}, started {_at(step.started_ms, now)}; {lease}{told}", since)
+        return Why("running", f"runs on {where}, started {_at(step.started_ms, now)}; {lease}{stopping}", since)
     if live.batch is not None and not live.batch.answered:
-        return Why("handed_out", f"handed to {where} {at}, which has not said yet that it has it; {lease}{told}", since)
-    return Why("handed_out", f"handed to {where} {at}, which has not started it; {lease}{told}", since)
+        return Why("handed_out", f"handed to {where} {at}, which has not accepted it yet; {lease}{stopping}", since)
+    return Why("handed_out", f"handed to {where} {at}, which has not started it; {lease}{stopping}", since)
 
 
 def _at_level0(state: BrokerState, step: Step, now: Now) -> Why:
-    """Nobody there says what it does: there is what was given to it, and how long it has."""
+    """A level-0 handler reports nothing but results: only the dispatch and the time left are known."""
     handout = None if step.batch_id is None else state.level0.handouts.get(step.batch_id)
     message = f"handed to the level-0 handler `{step.worker}` {_at(step.dispatched_ms, now)}"
     if handout is not None and handout.peer is None:
@@ -181,13 +187,13 @@ def _at_level0(state: BrokerState, step: Step, now: Now) -> Why:
     elif handout is not None and handout.peer is not None and handout.peer.gone:
         message += ", which has gone since and may still answer"
     if handout is not None and handout.due_mono:
-        message += f"; it has {_span(handout.due_mono - now.mono)} left to answer"
+        message += f"; {_span(handout.due_mono - now.mono)} left to answer"
     return Why("handed_out", message, step.dispatched_ms)
 
 
 def _lease(session: WorkerSession, now: Now) -> str:
     if not session.has_lease:
-        return "it sends no heartbeats"
+        return "the worker sends no heartbeats"
     return f"lease renewed {_span(now.mono - session.heard_mono)} ago"
 
 
@@ -222,7 +228,7 @@ def _final(state: BrokerState, step: Step, now: Now) -> Why:
         case StepState.CANCELLED:
             message = f"cancelled {at}: {describe(step.reason or 'task_cancelled')}"
         case _:
-            message = f"skipped {at}: its trigger rule is false, or something before it did not complete"
+            message = f"skipped {at}: its trigger rule is false, or a dependency did not complete"
     return Why(str(step.state), message, step.finished_ms)
 
 
@@ -236,7 +242,7 @@ _OF_STATE: Final[dict[StepState, Callable[[BrokerState, Step, Now], Why]]] = {
 }
 
 
-# -- a ready step: the first of these that holds is why ---------------------------------------------------------------
+# -- a ready step: the first check that applies is the reason ---------------------------------------------------------
 
 
 def _is_paused(state: BrokerState, step: Step, now: Now) -> Why | None:
@@ -246,14 +252,16 @@ def _is_paused(state: BrokerState, step: Step, now: Now) -> Why | None:
 def _is_stalled(state: BrokerState, step: Step, now: Now) -> Why | None:
     if state.stalled is None:
         return None
-    message = f"the database takes no writes now ({state.stalled}), so nothing is handed out; it goes on by itself"
+    message = (
+        f"the database accepts no writes now ({state.stalled}), so nothing is dispatched; the broker resumes by itself"
+    )
     return Why("database_stalled", message, None)
 
 
 def _is_draining(state: BrokerState, step: Step, now: Now) -> Why | None:
     if not state.draining:
         return None
-    return Why("broker_draining", "this broker is draining: it stops, and hands nothing out any more", None)
+    return Why("broker_draining", "the broker is draining: it stops, and dispatches nothing", None)
 
 
 def _is_changing(state: BrokerState, step: Step, now: Now) -> Why | None:
@@ -267,21 +275,21 @@ def _has_no_executor(state: BrokerState, step: Step, now: Now) -> Why | None:
     return Why("no_executor", missing_text(place), step.ready_ms)
 
 
-def _is_offered_by_nobody(state: BrokerState, step: Step, now: Now) -> Why | None:
+def _is_offered_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | None:
     name, target = step.definition.handler_class, state.router.target(step)
     there = _of_executor(state, target.executor)
     offering_it = [s for s in there if s.offers(name)]
     if any(takers.knows_handler(s, name) for s in there) or takers.level0_serves(state, state.route_of(step)):
         return None
     if target.executor == BUS and takers.level0_offers(state, name):
-        why = "asks for labels, which they do not bear"
+        why = "requires labels, which level-0 handlers do not have"
         if step.at_most_once and not state.settings.bus.level0.at_most_once:
-            why = "is at_most_once, which they get only with bus.level0.at_most_once"
+            why = "is at_most_once, which level-0 handlers get only with bus.level0.at_most_once"
         count = _count(len(state.level0.peers), "level-0 handler")
-        message = f"no worker offers `{name}`; there is {count}, and the step {why}"
+        message = f"no worker offers `{name}`; {count} connected, and the step {why}"
         return Why("no_worker_offers", message, step.ready_ms)
     if offering_it:
-        rest = f"{_named(s.worker for s in offering_it)} said so and did not know it after all"
+        rest = f"{_named(s.worker for s in offering_it)} offered it and then refused it as unknown"
     elif there:
         offered = sorted({h for s in there for h in s.handlers})
         rest = f"{_count(len(there), 'worker')} connected, offering {_named(offered)}"
@@ -295,7 +303,7 @@ def _is_offered_by_nobody(state: BrokerState, step: Step, now: Now) -> Why | Non
 
 
 def _elsewhere(state: BrokerState, step: Step, target: Target) -> Hint | None:
-    """Another executor offers the handler: route the step there."""
+    """Suggest another executor that offers the handler."""
     place = state.router.place(step.task.workflow, step.definition.index)
     if place.decided is Decided.LOCAL:
         return None
@@ -309,32 +317,32 @@ def _elsewhere(state: BrokerState, step: Step, target: Target) -> Hint | None:
 
 
 def _of_executor(state: BrokerState, executor: str) -> list[WorkerSession]:
-    anyone = Target(executor)
-    return [s for s in state.sessions.values() if anyone.is_executor_of(s)]
+    any_worker = Target(executor)
+    return [s for s in state.sessions.values() if any_worker.is_executor_of(s)]
 
 
 def _rule(state: BrokerState, step: Step) -> str:
-    """Why there and nowhere else, if that is not what everybody would expect."""
+    """Name the rule or the setting that routed the step, if it is not the default."""
     place = state.router.place(step.task.workflow, step.definition.index)
     if place.rule is not None:
         side = " as canary" if state.router.target(step) is place.canary else ""
         return f"; rule {place.rule.number} ({place.rule.match}) sends it there{side}"
     if place.decided is Decided.LOCAL:
-        by = "its worker_selector" if step.definition.worker_selector == LOCAL else "the default_execution_mode"
+        by = "the worker_selector" if step.definition.worker_selector == LOCAL else "the default_execution_mode"
         return f"; {by} keeps it inside the broker"
     return ""
 
 
-def _is_matched_by_nobody(state: BrokerState, step: Step, now: Now) -> Why | None:
+def _is_matched_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | None:
     if takers.can_be_taken(state, state.route_of(step)):
         return None
     name, target = step.definition.handler_class, state.router.target(step)
     there = [s for s in _of_executor(state, target.executor) if s.offers(name)]
     have = sorted({f"{k}={v}" for s in there for k, v in s.labels.items()})
-    theirs = f"theirs are {_named(have)}" if have else "they bear none"
+    theirs = f"theirs are {_named(have)}" if have else "they have none"
     asks = _named(f"{k}={v}" for k, v in target.selector)
     shuns = _named(f"{k}={v}" for k, v in target.without)
-    wanted = f"bears the labels {asks}" if asks else ""
+    wanted = f"has the labels {asks}" if asks else ""
     if shuns:
         wanted += f"{' and ' if asks else ''}is not one of the canary's ({shuns})"
     message = f"no worker that offers `{name}` {wanted} ({theirs}){_rule(state, step)}"
@@ -357,18 +365,20 @@ def _is_barred(state: BrokerState, step: Step, now: Now) -> Why | None:
         return None
     breaker, since = guard.breaker, f"since {_at(guard.since_wall, now)}"
     if breaker.is_forced:
-        said = f": {guard.reason}" if guard.reason else ""
-        message = f"the breaker for `{name}` is held open by an operator {since}{said}"
+        reason = f": {guard.reason}" if guard.reason else ""
+        message = f"the breaker for `{name}` is held open by an operator {since}{reason}"
         return Why("breaker_open", message, guard.since_wall, Hint(HintCode.RELEASE_BREAKER, handler_class=name))
     if breaker.state is BreakerPhase.OPEN:
         message = f"the breaker for `{name}` is open {since}, after {breaker.cause} (the last: {guard.reason})"
-        return Why("breaker_open", f"{message}; it is tried again at {_at(guard.until_wall, now)}", guard.since_wall)
+        return Why(
+            "breaker_open", f"{message}; the handler is tried again at {_at(guard.until_wall, now)}", guard.since_wall
+        )
     if breaker.room and not step.at_most_once:
-        return None  # it may be what it is tried with
-    out = f"{_count(breaker.under_way, 'step')} out to try it, {breaker.needed} of which must succeed"
+        return None  # the step may be used to try the handler
+    out = f"{_count(breaker.under_way, 'step')} out to try the handler, {breaker.needed} of which must succeed"
     if not breaker.under_way:
-        out = "no step that may be run twice is there to try it with"
-    rest = ", and what is at_most_once waits until it is closed" if step.at_most_once else ""
+        out = "there is no step that may run twice to try the handler with"
+    rest = "; at_most_once steps wait until the breaker is closed" if step.at_most_once else ""
     message = f"the breaker for `{name}` is half-open {since}: {out}{rest}"
     return Why("breaker_half_open", message, guard.since_wall)
 
@@ -382,26 +392,26 @@ def _waits_for_budget(state: BrokerState, step: Step, now: Now) -> Why | None:
     starts, retries = budget.lately(now.mono)
     of = state.settings.dispatch.retry_budget
     lately = f"in the last {_span(of.window_ms)} {retries} of its {_count(starts, 'start')} were retries"
-    message = f"retries of `{name}` wait: {lately}, and {of.percent:g} % may be, or {of.at_least}"
-    return Why("retries_wait", f"{message}; first attempts are not held up", step.ready_ms)
+    message = f"retries of `{name}` wait: {lately}; the limit is {of.percent:g} %, or {of.at_least} retries"
+    return Why("retries_wait", f"{message}; first attempts are not delayed", step.ready_ms)
 
 
 def _is_fetched(state: BrokerState, step: Step, now: Now) -> Why | None:
     live = state.steps.get(step.id)
     if not any(live is each for steps in state.fetching.values() for each in steps):
         return None
-    return Why("payload_fetched", "its payload is being read from the database", step.ready_ms)
+    return Why("payload_fetched", "the payload is being read from the database", step.ready_ms)
 
 
 def _is_not_loaded(state: BrokerState, step: Step, now: Now) -> Why | None:
     if step.id in state.steps:
         return None
     room = f"{len(state.tasks)} tasks are in memory, at most {state.settings.limits.max_active_tasks}"
-    message = f"its task waits in the database for its turn: {room}, and {state.unloaded} are not"
+    message = f"the task waits in the database: {room}, and {state.unloaded} wait to be loaded"
     return Why("not_loaded", message, step.ready_ms)
 
 
-def _is_left_alone(state: BrokerState, step: Step, now: Now) -> Why | None:
+def _has_only_leaving_workers(state: BrokerState, step: Step, now: Now) -> Why | None:
     route = state.route_of(step)
     sessions = takers.offering(state, route)
     if takers.level0_serves(state, route) or any(
@@ -409,27 +419,29 @@ def _is_left_alone(state: BrokerState, step: Step, now: Now) -> Why | None:
     ):
         return None
     how = _named(f"`{s.worker}` {_leaving(s)}" for s in sessions)
-    return Why("workers_leaving", f"no worker that could take it takes anything new: {how}", step.ready_ms)
+    return Why("workers_leaving", f"no worker that could run it accepts anything new: {how}", step.ready_ms)
 
 
 def _leaving(session: WorkerSession) -> str:
     if session.draining:
         return "is draining"
     if session.stuck:
-        return "is stuck, all it runs being past its time-out"
-    return "does not answer what it is given"
+        return "is stuck: all its runs have exceeded their timeouts"
+    return "does not answer the steps sent to it"
 
 
-def _goes_alone(state: BrokerState, step: Step, now: Now) -> Why | None:
+def _runs_alone(state: BrokerState, step: Step, now: Now) -> Why | None:
     route = state.route_of(step)
     obstacles = {takers.passing_obstacle(s, route) for s in takers.offering(state, route)}
     if Obstacle.HAS_SUSPECT not in obstacles or None in obstacles:
         return None
-    message = f"{step.lost_sessions} workers died with it, so it goes alone, and every worker has such a step now"
+    message = (
+        f"{step.lost_sessions} workers died while they ran it, so it runs alone, and every worker has such a step now"
+    )
     return Why("runs_alone", message, step.ready_ms)
 
 
-def _is_too_much(state: BrokerState, step: Step, now: Now) -> Why | None:
+def _finds_no_room(state: BrokerState, step: Step, now: Now) -> Why | None:
     route = state.route_of(step)
     if takers.level0_serves(state, route):
         return _peers_are_busy(state, step, now)
@@ -442,26 +454,25 @@ def _is_too_much(state: BrokerState, step: Step, now: Now) -> Why | None:
     if len(hosts) == 1 and BUS not in hosts and LOCAL not in hosts:
         return Why("executor_full", f"{_at_its_limit(sessions)}{_ahead(state, step)}", step.ready_ms)
     slots = _count(sum(s.slots for s in sessions), "slot")
-    whose = f"{_count(len(sessions), 'worker')} that could take it"
+    whose = f"{_count(len(sessions), 'worker')} that could run it"
     ahead = _ahead(state, step)
     return Why("workers_busy", f"all {slots} of the {whose} are busy{ahead}", step.ready_ms)
 
 
 def _nobody_asks(sessions: list[WorkerSession]) -> str:
-    """Such a worker has room while its call waits, and at no other time."""
+    """A worker over HTTP has room only while its request waits."""
     have = _count(sum(len(s.deliveries) for s in sessions), "step")
     slots = _count(sum(s.slots for s in sessions), "slot")
     return (
-        f"{_count(len(sessions), 'worker')} over HTTP could take it, with {have} in {slots}, and none asks for more now"
+        f"{_count(len(sessions), 'worker')} over HTTP could run it, with {have} in {slots}, and none requests more now"
     )
 
 
 def _at_its_limit(sessions: list[WorkerSession]) -> str:
-    """Of one executor."""
     key, slots, held = sessions[0].executor, sum(s.slots for s in sessions), sum(len(s.deliveries) for s in sessions)
     if held >= slots:
-        return f"the executor `{key}` has {_count(held, 'step')}, and takes no more than {slots} at a time"
-    return f"the executor `{key}` says that it has no capacity now; it has {_count(held, 'step')}"
+        return f"the executor `{key}` has {_count(held, 'step')}, and accepts at most {slots} at a time"
+    return f"the executor `{key}` reports that it has no capacity now; it has {_count(held, 'step')}"
 
 
 def _peers_are_busy(state: BrokerState, step: Step, now: Now) -> Why | None:
@@ -469,18 +480,18 @@ def _peers_are_busy(state: BrokerState, step: Step, now: Now) -> Why | None:
     if any(takers.peer_obstacle(peer, state.route_of(step), now) is None for peer in peers):
         return None
     if all(peer.doubted for peer in peers) and step.at_most_once:
-        message = "each level-0 handler let a lease end, and gets nothing at_most_once until it answers; start one anew"
+        message = "each level-0 handler let a lease expire, and gets no at_most_once step until it answers; restart one"
         return Why("workers_leaving", message, step.ready_ms)
-    message = f"it goes to a level-0 handler, and there is {_count(len(peers), 'such handler')}, none of them free"
+    message = f"no level-0 handler is free ({len(peers)} connected)"
     return Why("workers_busy", f"{message}{_ahead(state, step)}", step.ready_ms)
 
 
 def _is_queued(state: BrokerState, step: Step, now: Now) -> Why:
-    return Why("queued", f"it is handed out with the next commit{_ahead(state, step)}", step.ready_ms)
+    return Why("queued", f"dispatched with the next commit{_ahead(state, step)}", step.ready_ms)
 
 
 def _ahead(state: BrokerState, step: Step) -> str:
-    ahead = state.ready.ahead_of(step, QUEUE_LOOKED_AT_MAX)
+    ahead = state.ready.ahead_of(step, QUEUE_EXAMINED_MAX)
     return f"; queued behind {_count(ahead, 'step')}" if ahead else ""
 
 
@@ -490,21 +501,21 @@ _READY: Final[tuple[Callable[[BrokerState, Step, Now], Why | None], ...]] = (
     _is_draining,
     _is_changing,
     _has_no_executor,
-    _is_offered_by_nobody,
-    _is_matched_by_nobody,
+    _is_offered_by_no_worker,
+    _is_matched_by_no_worker,
     _is_of_a_paused_executor,
     _is_barred,
     _waits_for_budget,
     _is_fetched,
     _is_not_loaded,
-    _is_left_alone,
-    _goes_alone,
-    _is_too_much,
+    _has_only_leaving_workers,
+    _runs_alone,
+    _finds_no_room,
     _is_queued,
 )
 
 
-# -- steps that nobody can take ---------------------------------------------------------------------------------------
+# -- steps that no worker can run -------------------------------------------------------------------------------------
 
 
 class Unroutable(NamedTuple):
@@ -516,17 +527,17 @@ class Unroutable(NamedTuple):
 
 
 def unroutable(state: BrokerState, now: Now) -> list[Unroutable]:
-    """What has been ready for too long without anybody who could take it, now or when there is room."""
-    found: dict[tuple[Target, str], Unroutable] = {}
+    """List the steps that have been ready for too long and that no connected worker offers, counted by handler."""
+    by_handler: dict[tuple[Target, str], Unroutable] = {}
     latest = now.wall - state.settings.dispatch.unroutable_after_ms
     for route, steps, since_ms in state.ready.oldest():
         if since_ms <= latest and not takers.can_be_taken(state, route):
             target, name = route.target, route.handler_class
-            before = found.get((target, name))
+            before = by_handler.get((target, name))
             if before is not None:
                 steps, since_ms = steps + before.steps, min(since_ms, before.since_ms)
-            found[target, name] = Unroutable(target.executor, name, target.selector, steps, since_ms)
-    return list(found.values())
+            by_handler[target, name] = Unroutable(target.executor, name, target.selector, steps, since_ms)
+    return list(by_handler.values())
 
 
 # -- of tasks ---------------------------------------------------------------------------------------------------------
@@ -548,11 +559,11 @@ def _ended(state: BrokerState, task: Task, now: Now) -> WhyTask:
 _RANK: Final = {code: rank for rank, code in enumerate(CODES)}
 
 
-# -- what sentences are made of ---------------------------------------------------------------------------------------
+# -- parts of sentences -----------------------------------------------------------------------------------------------
 
 
 def _live(state: BrokerState, step: Step) -> Step | None:
-    """The same step in memory, if it stands there as it stands here."""
+    """Return the same step in memory, if it has the same state there."""
     live = state.steps.get(step.id)
     if live is None or (live.state, live.delivery, live.attempt) != (step.state, step.delivery, step.attempt):
         return None
@@ -560,7 +571,7 @@ def _live(state: BrokerState, step: Step) -> Step | None:
 
 
 def _committing(since_ms: int | None) -> Why:
-    return Why("committing", "it changes right now: what comes next is being written", since_ms)
+    return Why("committing", "its state is changing: the next state is being written", since_ms)
 
 
 def _last_error(step: Step) -> str:
@@ -586,7 +597,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _at(ms: int | None, now: Now) -> str:
-    """`at 12:00:03 UTC`; what is a day away or more has no use for seconds."""
+    """Return `12:00:03 UTC`, or the number of days for a time at least a day away."""
     if ms is None:
         return "some time ago"
     if abs(ms - now.wall) >= DAY_MS:

@@ -17,7 +17,7 @@ from .commit.loads import CommandLoad, PageLoad, RejectedLoad, ResultsLoad
 from .commit.outbox import SendAck, SendAnswer, SendBatch, SendHandout
 from .definitions.stored_rows import Loaded
 from .definitions.workflow import Workflow
-from .dispatch import placement, transmission
+from .dispatch import level0_placement, placement, transmission
 from .guards import allowance
 from .intake import commands, routing_rules, submission
 from .intake.submission import on_applied, on_decided
@@ -54,7 +54,7 @@ from .timer_kinds import (
     StepDeadline,
     TaskDeadline,
 )
-from .workers import drain, executor_control, level0, refusals, sessions, step_results, time_limits
+from .workers import batch_answers, drain, executor_control, hello, holding, level0, loss, refusals, time_limits
 from .workers.step_results import on_results
 
 NOTHING: Final = Decision()
@@ -89,7 +89,7 @@ class Machine:
         is_idle = state.outbox.lanes[lane].is_idle
         placement.dispatch(state, now, whole_batches=not is_idle)
         if is_idle and state.level0.peers:
-            level0.dispatch(state, now)
+            level0_placement.dispatch(state, now)
         if is_idle and state.shadows.wanted:
             copies.send_wanted(state, now)
 
@@ -314,15 +314,15 @@ def _fire(state: BrokerState, timer: AnyTimer, now: Now) -> None:
         case RetransmitDue():
             transmission.retransmit(state, timer.batch, now)
         case LeaseEnds():
-            sessions.check_lease(state, timer.session, now)
+            loss.check_lease(state, timer.session, now)
         case AdoptionDue():
-            sessions.ask_adoption(state, timer.session, now)
+            holding.ask_adoption(state, timer.session, now)
         case HandoutEnds():
             level0.expire(state, timer.handout, now)
         case ShadowEnds():
             copies.expire(state, timer.shadow, now)
         case RunLimit():
-            sessions.expire_run(state, timer, now)
+            time_limits.expire_run(state, timer, now)
         case StartLimit():
             time_limits.expire_unstarted(state, timer.step, timer.delivery, now)
         case RetryDue():
@@ -354,7 +354,7 @@ def _fire(state: BrokerState, timer: AnyTimer, now: Now) -> None:
 def _recover(state: BrokerState, now: Now) -> None:
     state.safe_is_due = False
     if now.mono >= state.safe_at_mono:
-        sessions.expire_recovered(state, now)
+        loss.expire_recovered(state, now)
     if state.recovered or now.mono < state.safe_at_mono:
         state.safe_is_due = True
         state.timers.set(max(state.safe_at_mono, now.mono + residency.PAGE_PAUSE_MS), RecoverySafe())
@@ -379,15 +379,15 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     # workers
     wire.Results: on_results,
     wire.ResultsLevel0: level0.on_results,
-    wire.Accept: step_results.on_accept,
-    wire.Heartbeat: sessions.on_heartbeat,
-    wire.Hello: sessions.on_hello,
-    wire.Start: step_results.on_start,
-    wire.Refuse: step_results.on_refuse,
-    wire.Adopted: sessions.on_adopted,
-    wire.Progress: step_results.on_progress,
-    wire.Bye: sessions.on_bye,
-    wire.Gone: sessions.on_gone,
+    wire.Accept: batch_answers.on_accept,
+    wire.Heartbeat: hello.on_heartbeat,
+    wire.Hello: hello.on_hello,
+    wire.Start: batch_answers.on_start,
+    wire.Refuse: batch_answers.on_refuse,
+    wire.Adopted: holding.on_adopted,
+    wire.Progress: batch_answers.on_progress,
+    wire.Bye: hello.on_bye,
+    wire.Gone: loss.on_gone,
     events.MessageRefused: refusals.on_message_refused,
     events.MessageIgnored: refusals.on_message_ignored,
     events.FrameRefused: refusals.on_frame_refused,
@@ -412,18 +412,18 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.Reconfigure: routing_rules.on_reconfigure,
     # the world
     events.Tick: _on_tick,
-    events.Attached: sessions.on_attached,
-    events.Detached: sessions.on_detached,
-    events.Subscribed: sessions.on_subscribed,
-    events.SubscriptionVanished: sessions.on_subscription_vanished,
+    events.Attached: hello.on_attached,
+    events.Detached: loss.on_detached,
+    events.Subscribed: hello.on_subscribed,
+    events.SubscriptionVanished: loss.on_subscription_vanished,
     events.PeerSubscribed: level0.on_subscribed,
     events.PeerVanished: level0.on_vanished,
     events.PeersUncertain: level0.on_uncertain,
-    events.ProcessDied: sessions.on_process_died,
-    events.LoopWasLate: sessions.on_loop_was_late,
+    events.ProcessDied: loss.on_process_died,
+    events.LoopWasLate: loss.on_loop_was_late,
     events.EndpointsBound: _on_endpoints_bound,
     events.Drain: _on_drain,
-    events.Leave: sessions.on_leave,
+    events.Leave: hello.on_leave,
 }
 
 __all__ = ["Identity", "Machine"]

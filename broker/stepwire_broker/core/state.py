@@ -1,6 +1,6 @@
 """Everything the core knows, and the one way it comes to know more of a task: `record(task, fact)`.
 
-The rooms beside this file (submission, sessions, placement, progress, results, orders, residency) hold the policies,
+The packages above this module (intake, workers, dispatch, progress, loading) hold the policies,
 as functions over this state.
 """
 

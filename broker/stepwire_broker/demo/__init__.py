@@ -1,4 +1,4 @@
-"""The demo's shop: its workflow, the handlers of it in several languages, and the processes and books it is made of.
+"""The demo's shop: its workflow, its handlers in several languages, its processes and its ledgers.
 
-`stepwire demo` (cli/demo.py) tells the story; nothing here prints.
+`stepwire demo` (cli/demo.py) runs the story and prints it; nothing here prints.
 """

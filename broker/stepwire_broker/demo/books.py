@@ -1,6 +1,6 @@
-"""What the demo's handlers write, beside the broker and whatever it believes: each run of a step, and the bank's book.
+"""The records that the demo's handlers write, independent of the broker: a ledger of runs, and the bank's book.
 
-A line is one write to a file opened for appending, so a process that is killed leaves whole lines. The level-0 programs
+Each line is one write to a file opened for appending, so a killed process leaves complete lines. The level-0 programs
 write the same lines in their own languages.
 """
 
@@ -18,7 +18,7 @@ Event: TypeAlias = Literal["started", "finished", "failed"]
 
 LEDGERS: Final = "ledgers"
 BANK: Final = "bank.jsonl"
-BANK_IS_SLOW: Final = "bank-is-slow"  # while this file is there
+BANK_IS_SLOW: Final = "bank-is-slow"  # the bank is slow while this file exists
 
 
 class LedgerRun(Struct, frozen=True):
@@ -50,14 +50,14 @@ def write_run(event: Event, task_id: int, step_id: int, step: str, attempt: int)
 
 
 def book(what: Literal["charge", "refund"], task_id: int, key: str, cents: int) -> str:
-    """A bank that asks no questions: told twice, it books twice."""
+    """Book a charge or refund at a bank without idempotency: a second call books a second time."""
     transaction = f"txn_{secrets.token_hex(4)}"
     _append(BANK, Booking(time.time_ns(), what, task_id, key, cents, transaction, os.getpid()))
     return transaction
 
 
 def read_runs(directory: Path) -> list[LedgerRun]:
-    """In the order in which they happened."""
+    """The runs of all ledgers, in the order in which they happened."""
     files = sorted((directory / LEDGERS).glob("*.jsonl"))
     return sorted((run for file in files for run in _read(file, LedgerRun)), key=lambda run: run.at_ns)
 
@@ -76,7 +76,7 @@ def _append(file: str, line: Struct) -> None:
 
 def _read(file: Path, kind: type[T]) -> list[T]:
     try:
-        whole, _, _ = file.read_bytes().rpartition(b"\n")  # the last line may be on its way
+        whole, _, _ = file.read_bytes().rpartition(b"\n")  # the last line may be incomplete
     except FileNotFoundError:
         return []
     return msgspec.json.Decoder(kind).decode_lines(whole)

@@ -1,4 +1,4 @@
-// Level 0 in Node: price lists and invoices. Needs zeromq, where the demo runs, and nothing of Stepwire.
+// Level 0 in Node: price lists and invoices. Needs zeromq in the demo's directory, and no part of Stepwire.
 const { appendFileSync } = require('node:fs')
 const { Publisher, Subscriber } = require(require.resolve('zeromq', { paths: [process.cwd()] }))
 

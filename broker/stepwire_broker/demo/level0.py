@@ -1,4 +1,4 @@
-"""Level 0 in plain Python: price lists and invoices. Needs pyzmq, and nothing of Stepwire."""
+"""Level 0 in plain Python: price lists and invoices. Needs pyzmq, and no part of Stepwire."""
 
 import json
 import os

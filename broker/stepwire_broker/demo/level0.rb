@@ -1,4 +1,4 @@
-# Level 0 in Ruby: price lists and invoices. Needs ffi-rzmq, and nothing of Stepwire.
+# Level 0 in Ruby: price lists and invoices. Needs ffi-rzmq, and no part of Stepwire.
 require "ffi-rzmq"
 require "json"
 

@@ -1,4 +1,4 @@
-"""What the ledgers and the bank's book prove of a run of the demo. The broker is asked only how each task ended."""
+"""What the ledgers and the bank's book prove about a demo run. The broker supplies only the tasks' end states."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -13,12 +13,12 @@ class Proof(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    tasks: Sequence[Mapping[str, Any]]  # as the broker shows them at the end
+    tasks: Sequence[Mapping[str, Any]]  # the broker's documents of the tasks at the end
     runs: Sequence[LedgerRun]  # of these tasks, in the order in which they happened
     bookings: Sequence[Booking]
-    needs: Mapping[str, Collection[str]]  # by step, what it depends on
-    killed: Collection[int]  # processes
-    resolved: Collection[int]  # steps of which an operator said what became of them
+    needs: Mapping[str, Collection[str]]  # by step, the steps that it depends on
+    killed: Collection[int]  # process ids
+    resolved: Collection[int]  # ids of the steps that an operator resolved
 
 
 def prove(evidence: Evidence) -> list[Proof]:
@@ -33,40 +33,41 @@ def _all_ended(evidence: Evidence) -> Proof:
     completed = sum(task["state"] == "completed" for task in evidence.tasks)
     return Proof(
         total == completed == shipped + refunded,
-        f"Nothing was lost: of {_count(total, 'order')} {shipped} were shipped, {refunded} refunded.",
+        f"No order was lost: of {_count(total, 'order')}, {shipped} were shipped and {refunded} refunded.",
     )
 
 
 def _charged_once(evidence: Evidence) -> Proof:
     charges = Counter(one.task_id for one in evidence.bookings if one.what == "charge")
     refunds = Counter(one.task_id for one in evidence.bookings if one.what == "refund")
-    asked_back = {task["task_id"] for task in evidence.tasks if _states(task)["refund"] != "skipped"}
-    everybody = {task["task_id"] for task in evidence.tasks}
+    to_refund = {task["task_id"] for task in evidence.tasks if _states(task)["refund"] != "skipped"}
+    to_charge = {task["task_id"] for task in evidence.tasks}
     return Proof(
-        charges == Counter(everybody) and refunds == Counter(asked_back),
+        charges == Counter(to_charge) and refunds == Counter(to_refund),
         f"Every card was charged exactly once: {len(charges)} cards, {charges.total()} charges in the bank's book.",
     )
 
 
 def _in_order(evidence: Evidence) -> Proof:
-    """A step whose end only an operator could tell has no end in the ledgers, so nothing is asked of it."""
-    begun: dict[tuple[int, str], int] = {}
+    """Compare each start with the ends of the dependencies. A step that an operator resolved has no end in the
+    ledgers, so it is not compared."""
+    started: dict[tuple[int, str], int] = {}
     ended: dict[tuple[int, str], int] = {}
     for run in evidence.runs:
-        moment = (run.task_id, run.step)
+        key = (run.task_id, run.step)
         if run.event == "started":
-            begun.setdefault(moment, run.at_ns)
-        elif run.event == "finished" or run.step == "ship":  # after a failed `ship`, `refund` may begin
-            ended.setdefault(moment, run.at_ns)
-    early = looked_at = 0
-    for (task_id, step), at_ns in begun.items():
+            started.setdefault(key, run.at_ns)
+        elif run.event == "finished" or run.step == "ship":  # after a failed `ship`, `refund` may start
+            ended.setdefault(key, run.at_ns)
+    early = compared = 0
+    for (task_id, step), at_ns in started.items():
         for needed in evidence.needs[step]:
             if (task_id, needed) in ended:
-                looked_at += 1
+                compared += 1
                 early += at_ns < ended[task_id, needed]
     return Proof(
-        looked_at > 0 and not early,
-        f"No step began before what it depends on had finished: {looked_at} pairs of steps compared.",
+        compared > 0 and not early,
+        f"No step started before the steps that it depends on had finished: {compared} pairs of steps compared.",
     )
 
 
@@ -77,14 +78,14 @@ def _doubles_have_a_cause(evidence: Evidence) -> Proof:
             runs[run.step_id, run.attempt].append(run)
     doubles = {key: each for key, each in runs.items() if len(each) > 1}
     excused = sum(all(run.pid in evidence.killed for run in each[:-1]) for each in doubles.values())
-    by_word = sum(step_id in evidence.resolved for step_id, _ in doubles)
+    by_operator = sum(step_id in evidence.resolved for step_id, _ in doubles)
     languages = Counter(run.language for each in runs.values() for run in each)
     spread = ", ".join(f"{language} {count}" for language, count in languages.most_common())
-    total, by_death = sum(map(len, runs.values())), len(doubles) - by_word
+    total, by_kill = sum(map(len, runs.values())), len(doubles) - by_operator
     return Proof(
         excused == len(doubles),
-        f"{total} runs of handlers ({spread}): {_count(by_death, 'step')} ran twice, each because its worker was"
-        f" killed at it, and {by_word} because an operator said so.",
+        f"Of {total} handler runs ({spread}), {_count(by_kill, 'step')} ran twice because their worker was killed,"
+        f" and {by_operator} because an operator retried it.",
     )
 
 

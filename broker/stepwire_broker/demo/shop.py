@@ -1,7 +1,7 @@
-"""The demo's processes: a broker, Python workers, and level-0 programs in the languages that are here.
+"""The demo's processes: a broker, Python workers, and level-0 programs in the installed languages.
 
-Each is a child of ours with a group of its own, so that a Ctrl-C reaches us alone; each is ended by its number, and if
-we are killed, the kernel (of Linux) ends it.
+Each is a child process with its own process group, so that Ctrl-C reaches only the demo. The demo ends each by its
+process id; if the demo is killed, the Linux kernel ends them.
 """
 
 import os
@@ -27,19 +27,22 @@ T = TypeVar("T")
 HERE: Final = Path(__file__).parent
 WORKFLOW: Final = HERE / "workflow.yaml"
 START_S: Final = 20.0
-STOP_S: Final = 3.0  # then it is killed
+STOP_S: Final = 3.0  # a process that has not ended by then is killed
 PROBE_S: Final = 10.0
-LOOK_S: Final = 0.02
-LAST_WORDS_CHARACTERS: Final = 1_500
-SLOTS: Final = {"shop": "24", "payments": "8"}  # either worker could do it all, so what a killed one did is not queued
+POLL_S: Final = 0.02
+LOG_TAIL_CHARACTERS: Final = 1_500
+SLOTS: Final = {
+    "shop": "24",
+    "payments": "8",
+}  # enough for one worker to run all, so the steps of a killed one start at once
 
 
 class DemoFailed(Exception):
-    """The demo cannot go on, or what it shows is not so. The message says what, and where to look."""
+    """The demo cannot continue. The message names the reason and the log to read."""
 
 
 class Language(NamedTuple):
-    """How a level-0 program of this language is run, how one sees whether it can be, and how it gets there."""
+    """How to run a level-0 program of a language, how to test for its binding, and how to install that."""
 
     name: str
     command: tuple[str, ...]
@@ -65,7 +68,7 @@ LANGUAGES: Final = (
 
 
 class Shop:
-    """`with Shop(directory) as shop`: whatever it started is gone afterwards. The directory stays."""
+    """The demo's processes and its directory. `with Shop(directory)` ends all processes, and keeps the directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -88,7 +91,7 @@ class Shop:
     # -- processes ----------------------------------------------------------------------------------------------------
 
     def next_run(self) -> int:
-        """Which run this is, in this directory. The ledgers of the last one are put aside."""
+        """The number of this run in the directory. The ledgers of the last run are renamed."""
         file = self.directory / "run"
         number = int(file.read_text(encoding="ascii")) + 1 if file.exists() else 1
         ledgers = self.directory / books.LEDGERS
@@ -99,14 +102,14 @@ class Shop:
         return number
 
     def open(self) -> Client:
-        """Start the broker; ready when this is over."""
+        """Start the broker and wait until it is ready."""
         settings = ["--set", "http.listen=127.0.0.1:0"]
         command = [sys.executable, "-m", "stepwire", "serve", "-o", "json", *settings]
         broker = self._start("broker", command, {}, stdout=subprocess.PIPE)
         assert broker.stdout is not None
         line = broker.stdout.readline()
         if not line:
-            raise DemoFailed(f"the broker did not start: {self._last_words('broker')}")
+            raise DemoFailed(f"the broker did not start: {self._log_tail('broker')}")
         facts: dict[str, Any] = msgspec.json.decode(line)
         self.url = facts["http"]
         self._endpoints = {"STEPWIRE_STEPS": facts["steps"], "STEPWIRE_RESULTS": facts["results"]}
@@ -122,7 +125,7 @@ class Shop:
         return self._start(f"level0-{language.name}", language.command, {}).pid
 
     def languages(self) -> tuple[list[Language], list[Language]]:
-        """Those whose level-0 program runs here, and those that miss something."""
+        """The languages whose level-0 program can run here, and those that lack something."""
         probes = {
             language: subprocess.Popen(
                 language.probe,
@@ -134,15 +137,15 @@ class Shop:
             for language in LANGUAGES
             if language.probe and shutil.which(language.probe[0])
         }
-        here: list[Language] = []
+        installed: list[Language] = []
         missing: list[Language] = []
         for language in LANGUAGES:
-            is_here = not language.probe or (language in probes and _succeeds(probes[language]))
-            (here if is_here else missing).append(language)
-        return here, missing
+            is_installed = not language.probe or (language in probes and _succeeds(probes[language]))
+            (installed if is_installed else missing).append(language)
+        return installed, missing
 
-    def leave_to_play_with(self, languages: Sequence[Language], order: Mapping[str, Any]) -> None:
-        """A Procfile for `stepwire dev` with the same programs, and an order to submit."""
+    def write_playground(self, languages: Sequence[Language], order: Mapping[str, Any]) -> None:
+        """Write a Procfile for `stepwire dev` with the same programs, and an order to submit."""
         commands = {offer: f"python -m {__package__}.worker {offer}" for offer in SLOTS}
         commands |= {f"level0-{language.name}": shlex.join(language.command) for language in languages}
         lines = (f"{name}: {command}\n" for name, command in commands.items())
@@ -150,7 +153,7 @@ class Shop:
         (self.directory / "order.json").write_bytes(msgspec.json.format(msgspec.json.encode(order)) + b"\n")
 
     def kill(self, name: str) -> int:
-        """SIGKILL: it gets no chance to say anything. When, in nanoseconds of the wall clock."""
+        """Send SIGKILL, which gives the process no time to report anything. Returns the wall clock in nanoseconds."""
         process = self._running.pop(name)
         at_ns = time.time_ns()
         process.kill()
@@ -160,26 +163,26 @@ class Shop:
     def pid(self, name: str) -> int:
         return self._running[name].pid
 
-    def until(self, look: Callable[[], T | None], what: str, bound_s: float = START_S) -> T:
-        """The first answer that is one. If any of our processes ends meanwhile, that is said instead of waiting."""
-        until_s = time.monotonic() + bound_s
+    def until(self, probe: Callable[[], T | None], condition: str, timeout_s: float = START_S) -> T:
+        """Poll until `probe` returns a value. Raises DemoFailed if a process of the demo ends, or after the timeout."""
+        until_s = time.monotonic() + timeout_s
         while True:
-            found = look()
-            if found is not None:
-                return found
+            value = probe()
+            if value is not None:
+                return value
             for name, process in self._running.items():
                 if process.poll() is not None:
-                    raise DemoFailed(f"{name} has ended: {self._last_words(name)}")
+                    raise DemoFailed(f"{name} has ended: {self._log_tail(name)}")
             if time.monotonic() > until_s:
-                raise DemoFailed(f"not within {bound_s:g} s: {what}; see {self.directory / 'logs'}")
-            time.sleep(LOOK_S)
+                raise DemoFailed(f"not within {timeout_s:g} s: {condition}; see {self.directory / 'logs'}")
+            time.sleep(POLL_S)
 
     def until_connected(self, client: Client, *names: str) -> None:
-        def look() -> bool | None:
+        def are_connected() -> bool | None:
             connected = {one["worker"].partition(":")[0] for one in client.workers()["workers"]}
             return set(names) <= connected or None
 
-        self.until(look, f"{', '.join(names)} connected")
+        self.until(are_connected, f"{', '.join(names)} connected")
 
     def _start(
         self, name: str, command: Sequence[str], environ: Mapping[str, str], stdout: int | None = None
@@ -199,7 +202,7 @@ class Shop:
         return process
 
     def _end_all(self) -> None:
-        """Workers first, while the broker still takes their results. What does not end in time is killed."""
+        """End the workers first, while the broker still accepts their results. Kill what does not end in time."""
         for names in ([name for name in self._running if name != "broker"], ["broker"]):
             ending = [self._running.pop(name) for name in names if name in self._running]
             for process in ending:
@@ -212,13 +215,13 @@ class Shop:
                     process.kill()
                     process.wait()
 
-    def _last_words(self, name: str) -> str:
-        """Of its log, which begins anew with each process; what the broker says of its own end is in its last line."""
+    def _log_tail(self, name: str) -> str:
+        """The end of a process's log. The reason for the broker's end is in its last line."""
         text = self._log(name).read_text(encoding="utf-8", errors="replace").strip()
         try:
             return str(msgspec.json.decode(text.rpartition("\n")[2])["error"]["detail"])
         except (msgspec.DecodeError, TypeError, KeyError):
-            return text[-LAST_WORDS_CHARACTERS:] or f"it said nothing; see {self._log(name)}"
+            return text[-LOG_TAIL_CHARACTERS:] or f"its log is empty: {self._log(name)}"
 
     def _log(self, name: str) -> Path:
         return self.directory / "logs" / f"{name}.log"
@@ -234,5 +237,5 @@ def _succeeds(probe: "subprocess.Popen[bytes]") -> bool:
 
 
 def _environ() -> dict[str, str]:
-    """Without the user's own settings: the demo is the same everywhere."""
+    """The environment without the user's settings, so that the demo is the same everywhere."""
     return {k: v for k, v in os.environ.items() if not k.startswith("STEPWIRE_") and k != "DATABASE_URL"}

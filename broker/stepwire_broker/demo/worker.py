@@ -1,7 +1,7 @@
 """The demo's Python workers: `python -m stepwire_broker.demo.worker shop` (or `payments`), in the demo's directory.
 
-Every run is written into a ledger, and every movement of money into the bank's book, before anybody is told: that is
-what the demo counts at its end.
+Each run is written to a ledger, and each charge or refund to the bank's book, before the broker gets the result. The
+demo checks these files at its end.
 """
 
 import os
@@ -16,7 +16,7 @@ from . import books
 
 PACKING_S: Final = 1.0
 SHIPPING_S: Final = 0.2
-LOOK_S: Final = 0.02
+POLL_S: Final = 0.02
 
 
 def validate(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def stock(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def charge(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
-    """Of a bank that, while it is slow, may be so before or after it has booked. Nobody can tell from outside."""
+    """Charge at a bank that can be slow before or after it books. The caller cannot tell which."""
     if order["bank"] == "books late":
         _wait_while_slow()
     transaction = books.book("charge", ctx.task_id, ctx.idempotency_key, order["cents"])
@@ -54,7 +54,7 @@ def pack(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
 def ship(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
     time.sleep(SHIPPING_S)
     if order["city"] == "Atlantis":
-        raise Permanent("nobody delivers to Atlantis")
+        raise Permanent("no carrier delivers to Atlantis")
     return {"tracking_number": f"T{ctx.task_id:06}"}
 
 
@@ -65,7 +65,7 @@ OFFERS: Final[dict[str, dict[str, Callable[..., dict[str, Any]]]]] = {
 
 
 def _in_ledger(handler: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """The handler, with each of its runs written down."""
+    """The handler, with each of its runs written to the ledger."""
 
     def run(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
         def write(event: books.Event) -> None:
@@ -85,7 +85,7 @@ def _in_ledger(handler: Callable[..., dict[str, Any]]) -> Callable[..., dict[str
 
 def _wait_while_slow() -> None:
     while os.path.exists(books.BANK_IS_SLOW):
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ from stepwire.session import Config, Offer, Session
 from stepwire_protocol import codec, topics
 from stepwire_protocol.messages import HandlerPattern, Item, Result, StepRequest
 
+from stepwire_broker.core import letters
 from stepwire_broker.core.model.worker_session import own_worker
-from stepwire_broker.core.workers.sessions import here_message
 from stepwire_broker.engine import Engine
 
 from . import run_outcome
@@ -86,7 +86,7 @@ class Host:
         now = now_ms()
         self._session.start(now)
         # It need not ask who is there: with this its first hello opens the session.
-        self._session.receive(topics.BROKERS, codec.encode(here_message(broker.state)), now)
+        self._session.receive(topics.BROKERS, codec.encode(letters.here(broker.state.identity)), now)
         self._turn()
 
     async def drain(self, drain_ms: float) -> None:

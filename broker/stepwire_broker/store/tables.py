@@ -190,6 +190,7 @@ steps = Table(
     Column("reason", Text),
     Column("key_number", Integer, nullable=False, server_default=text("0")),
     Column("earlier", Text),
+    Column("handle", Text),  # of a run that outlives the broker
     Column("output_bytes", Number, nullable=False, server_default=text("0")),
     Column("output", Text),
     CheckConstraint(STEP_STATES, name="state_fits"),

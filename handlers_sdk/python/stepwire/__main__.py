@@ -9,7 +9,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         print(
             f"stepwire: the command line needs the broker's packages ({error.name} is missing).\n"
-            "Install them with:  pip install '.[broker]'  in a clone of Stepwire's repository",
+            "Install them in a clone of Stepwire's repository:  pip install '.[broker]'",
             file=sys.stderr,
         )
         sys.exit(2)

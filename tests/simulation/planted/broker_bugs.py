@@ -18,7 +18,7 @@ from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Reje
 from stepwire_broker.core.model.states import COMPLETED, DISPATCHED, HELD, WAITING
 from stepwire_broker.core.progress import dependents, readiness, step_outcomes
 from stepwire_broker.core.routing import ready_queue
-from stepwire_broker.core.workers import sessions, step_results
+from stepwire_broker.core.workers import batch_answers, hello, loss, step_results
 from stepwire_broker.store import lane
 from stepwire_broker.store.sqlite.writer import SqliteWriter
 from stepwire_protocol import messages as wire
@@ -82,7 +82,7 @@ def _go_again_at_once(plant: Plant) -> None:
             return
         original(state, message, now)
 
-    plant.function(step_results.on_start, on_start)
+    plant.function(batch_answers.on_start, on_start)
 
 
 # -- results and steps ------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def _timed_from_accept(plant: Plant) -> None:
             due = now.mono + step.definition.timeout_ms
             state.timers.set(due, timer_kinds.RunLimit(step, step.delivery, due))
 
-    plant.function(step_results.on_accept, on_accept)
+    plant.function(batch_answers.on_accept, on_accept)
 
 
 def _cancel_forgotten(plant: Plant) -> None:
@@ -183,20 +183,20 @@ def _wall_clock_lease(plant: Plant) -> None:
 
     def check(original: Any, state: Any, session: Any, now: Any) -> None:
         if not session.dead and now.wall - last_wall.get(session.worker, now.wall) > state.settings.bus.lease_ms:
-            sessions.bury(state, session, now)
+            loss.bury(state, session, now)
         else:
             original(state, session, now)
 
-    plant.function(sessions.on_heartbeat, remember)
-    plant.function(sessions.on_hello, remember)
-    plant.function(sessions.check_lease, check)
+    plant.function(hello.on_heartbeat, remember)
+    plant.function(hello.on_hello, remember)
+    plant.function(loss.check_lease, check)
 
 
 def _takes_over_nothing(plant: Plant) -> None:
     def opened(original: Any, state: Any, hello: Any, k: int, before: Any, now: Any) -> Any:
         return original(state, msgspec.structs.replace(hello, holding=[]), k, before, now)
 
-    plant.function(sessions._open, opened)
+    plant.function(hello._open, opened)
 
 
 def _safe_too_soon(plant: Plant) -> None:
@@ -208,7 +208,7 @@ def _safe_too_soon(plant: Plant) -> None:
 
 
 def _gap_ignored(plant: Plant) -> None:
-    plant.function(sessions.on_loop_was_late, lambda _, state, event, now: None)
+    plant.function(loss.on_loop_was_late, lambda _, state, event, now: None)
 
 
 # -- submissions and loading ------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from stepwire_broker.core.intake import submission
 from stepwire_broker.core.loading import residency
 from stepwire_broker.core.model.commit_group import CommitGroup
 from stepwire_broker.core.model.states import DISPATCHED, HELD, STEP_FINAL, WAITING
-from stepwire_broker.core.workers import sessions, step_results
+from stepwire_broker.core.workers import hello, step_results, time_limits
 from stepwire_broker.store import lane
 from stepwire_broker.store.rows import OpenCounts
 
@@ -101,7 +101,7 @@ def _late_is_timeout(plant: Plant) -> None:
         due_mono = run.due_mono - state.settings.bus.lease_ms
         original(state, timer_kinds.RunLimit(run.step, run.delivery, due_mono), now)
 
-    plant.function(sessions.expire_run, expire)
+    plant.function(time_limits.expire_run, expire)
 
 
 def _deadline_by_the_wall(plant: Plant) -> None:
@@ -147,10 +147,10 @@ def _late_hello_counts(plant: Plant) -> None:
     def on_hello(original: Any, state: Any, hello: Any, now: Any) -> None:
         session = state.sessions.get(hello.worker)
         if session is not None:
-            session.told_n = -1
+            session.reported_n = -1
         original(state, hello, now)
 
-    plant.function(sessions.on_hello, on_hello)
+    plant.function(hello.on_hello, on_hello)
 
 
 def _old_hello_opens(plant: Plant) -> None:
@@ -161,7 +161,7 @@ def _old_hello_opens(plant: Plant) -> None:
         del watches[before:]
         return session
 
-    plant.function(sessions._open, open_session)
+    plant.function(hello._open, open_session)
 
 
 def _taken_back_sent_again(plant: Plant) -> None:

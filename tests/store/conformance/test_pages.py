@@ -109,6 +109,7 @@ def test_every_column_of_a_step_is_read_as_it_was_written(place: Place) -> None:
         reason="outcome_unknown",
         key_number=10,
         earlier=b'[[1,"a","w",true]]',
+        handle="job-7",
     )
     with Running(place) as run:
         run.workflow()

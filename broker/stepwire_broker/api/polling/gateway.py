@@ -65,7 +65,7 @@ class Gateway:
             if said.session is None and worker.is_alive and worker.has_given:
                 _taken(said.worker)
             self._open(worker, said)
-            await asyncio.sleep(0)
+            await self._broker.handled()
             return self._leased(worker, said, None)
         worker.keep_whole(said.holding)
         free = self._free(worker, said)
@@ -81,7 +81,7 @@ class Gateway:
             _no_session()
         if said.progress:
             worker.tell_progress(said.progress)
-        await asyncio.sleep(0)  # what the core has to say to that comes in the next turn
+        await self._broker.handled()
         answer = HeartbeatAnswer(
             broker=self._broker.broker_id,
             epoch=self._broker.epoch,

@@ -1,7 +1,7 @@
 """The history, read back: replaying a task's facts gives the state that its rows must show.
 
 The live state changes by the same facts, so a difference means that a row was written without its fact, a fact without
-its row, or that something in the database was changed by another hand.
+its row, or that another program changed the database.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from stepwire_broker.core.model.states import COMPLETED, TaskState
 
 
 class ReplayDifference(NamedTuple):
-    """What the rows say, and what the history says."""
+    """A value that differs between a task's rows and its replayed history."""
 
     task_id: int
     step: str | None
@@ -28,15 +28,15 @@ class ReplayDifference(NamedTuple):
 
 
 class CannotReplay(Exception):
-    """The history is not one: a fact does not follow from those before it."""
+    """The history is broken: a fact does not follow from the facts before it."""
 
 
 def replay(task_id: int, workflow: Workflow, history: Iterable[bytes]) -> Task:
-    """The task as its history says it is. `history` are its rows' facts, in order."""
-    told: list[Fact] = [fact for row in history for fact in facts.decode(row)]
-    if not told or not isinstance(told[0], facts.Submitted):
+    """Build the task from its history. `history` are the facts of each history row, in order."""
+    all_facts: list[Fact] = [fact for row in history for fact in facts.decode(row)]
+    if not all_facts or not isinstance(all_facts[0], facts.Submitted):
         raise CannotReplay(f"task {task_id}: its history does not begin with its submission")
-    first = told[0]
+    first = all_facts[0]
     task = Task(
         id=task_id,
         uid=first.uid,
@@ -52,7 +52,7 @@ def replay(task_id: int, workflow: Workflow, history: Iterable[bytes]) -> Task:
     )
     task.steps = [Step(first.first_step_id + d.index, task, d.index, d) for d in workflow.steps]
     counted(task)
-    for number, fact in enumerate(told[1:], 1):
+    for number, fact in enumerate(all_facts[1:], 1):
         try:
             apply(task, fact)
         except (KeyError, IndexError, AssertionError, ValueError) as error:
@@ -64,8 +64,8 @@ def replay(task_id: int, workflow: Workflow, history: Iterable[bytes]) -> Task:
 
 
 def differences(replayed: Task, row: StoredTask, steps: list[StoredStep]) -> list[ReplayDifference]:
-    """Where the rows and the replayed history disagree. Outputs are compared by size, and by CRC-32 where at hand."""
-    found = [
+    """Compare a task's rows with its replayed history. Outputs are compared by size, and by CRC-32 if present."""
+    differing = [
         ReplayDifference(row.id, None, what, in_row, in_history)
         for what, in_row, in_history in (
             ("uid", row.uid, replayed.uid),
@@ -79,12 +79,12 @@ def differences(replayed: Task, row: StoredTask, steps: list[StoredStep]) -> lis
         if in_row != in_history
     ]
     for stored, step in zip(steps, replayed.steps, strict=False):
-        found += [
+        differing += [
             ReplayDifference(row.id, step.definition.name, what, in_row, in_history)
             for what, in_row, in_history in _columns(stored, step)
             if in_row != in_history
         ]
-    return found
+    return differing
 
 
 def _columns(stored: StoredStep, step: Step) -> list[tuple[str, Any, Any]]:

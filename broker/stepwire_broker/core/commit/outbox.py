@@ -310,4 +310,5 @@ def step_changed(step: Step) -> StepChanged:
         reason=step.reason,
         key_number=step.key_number,
         earlier=facts.encode(earlier) if earlier else None,
+        handle=step.handle,
     )

@@ -1,1 +1,1 @@
-"""What users write: workflows, rules, mappings and settings, read and checked."""
+"""Workflows, trigger rules, mappings and settings: what users write, read and validated."""

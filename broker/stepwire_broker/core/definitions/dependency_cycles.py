@@ -7,7 +7,10 @@ CYCLE_STEPS_SHOWN: Final = 10
 
 
 def cycles(needs: list[tuple[int, ...]]) -> Iterator[list[int]]:
-    """One cycle of each knot: steps of which each depends on the next. Linear in steps and edges, no recursion."""
+    """One cycle of each group of steps that wait for each other: each step depends on the next.
+
+    Linear in steps and edges, and without recursion.
+    """
     waits = [len(each) for each in needs]
     dependents: list[list[int]] = [[] for _ in needs]
     for step, each in enumerate(needs):
@@ -19,7 +22,7 @@ def cycles(needs: list[tuple[int, ...]]) -> Iterator[list[int]]:
             waits[dependent] -= 1
             if waits[dependent] == 0:
                 free.append(dependent)
-    # What is left waits for something that is left: walking back along that must come round.
+    # Each remaining step waits for a remaining step: walking along its dependencies must return to a step of the walk.
     walked_from: dict[int, int] = {}
     for start in (step for step, count in enumerate(waits) if count):
         walk: list[int] = []
@@ -33,7 +36,7 @@ def cycles(needs: list[tuple[int, ...]]) -> Iterator[list[int]]:
 
 
 def drawn(cycle: list[str]) -> str:
-    """`a needs b, which needs c, which needs a`"""
+    """Return `a needs b, which needs c, which needs a` for a message."""
     omitted = len(cycle) - CYCLE_STEPS_SHOWN
     shown_names = cycle if omitted <= 0 else [*cycle[:CYCLE_STEPS_SHOWN], f"({omitted} more)"]
     first, *others = [*shown_names, cycle[0]]

@@ -1,11 +1,11 @@
-"""What is wrong with a document: all of it at once, each with its place and with what was probably meant."""
+"""The problems of a document: all of them at once, each with its path and a suggestion."""
 
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from stepwire_broker.core.definitions.nearest import did_you_mean
 
-PROBLEMS_MAX: Final = 100  # listed; whoever has more, has one problem
+PROBLEMS_MAX: Final = 100  # listed at most; further problems are counted
 GUESSES_MAX: Final = 20  # comparing names is slow
 GUESSED_NAMES_MAX: Final = 2_000
 _SHOWN_CHARACTERS: Final = 60
@@ -24,7 +24,7 @@ class DocumentProblem(NamedTuple):
 
 
 class InvalidWorkflow(Exception):
-    """The definition cannot be run. `problems` are all of them, in the order of the document where they have one."""
+    """The definition cannot be run. `problems` lists all problems, in the order of the document where possible."""
 
     def __init__(self, problems: Iterable[DocumentProblem]) -> None:
         self.problems = tuple(problems)
@@ -32,7 +32,7 @@ class InvalidWorkflow(Exception):
 
 
 class ProblemCollector:
-    """Collects what is wrong with one document, and what only looks wrong."""
+    """Collects the problems of one document, and the warnings: what is allowed and probably a mistake."""
 
     def __init__(self, where: Where | None) -> None:
         self.problems: list[DocumentProblem] = []
@@ -41,7 +41,7 @@ class ProblemCollector:
         self._omitted = 0
         self._guesses = 0
 
-    def say(self, path: Path, message: str) -> None:
+    def add(self, path: Path, message: str) -> None:
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(self._problem(path, message))
         else:
@@ -55,8 +55,8 @@ class ProblemCollector:
         more = [DocumentProblem("", f"and {self._omitted} more problems")] if self._omitted else []
         return InvalidWorkflow(self.problems + more)
 
-    def meant(self, written: str, names: Collection[str]) -> str:
-        """`; did you mean x?`, or nothing."""
+    def suggestion(self, written: str, names: Collection[str]) -> str:
+        """Return `; did you mean x?`, or nothing."""
         self._guesses += 1
         if self._guesses > GUESSES_MAX or len(names) > GUESSED_NAMES_MAX:
             return ""
@@ -79,10 +79,10 @@ def shown_key(key: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a message names it."""
+    """Return a value as a message shows it."""
     match value:
         case None:
-            return "nothing"
+            return "null"
         case bool():
             return "true" if value else "false"
         case str():

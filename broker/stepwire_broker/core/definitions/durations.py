@@ -13,11 +13,11 @@ _DURATION: Final = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,3}))?\s*(ms|s|m|h|d)"
 
 
 def milliseconds(text: str) -> int | None:
-    """None: this is no duration, or none in whole milliseconds."""
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
+    """Return a duration in milliseconds; None if the text is no duration of whole milliseconds."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
         return None
-    whole, fraction, unit = found.groups()
+    whole, fraction, unit = match.groups()
     thousandths = int(whole) * 1000 + int((fraction or "").ljust(3, "0"))
     ms, rest = divmod(thousandths * _UNITS_MS[unit], 1000)
     return None if rest else ms

@@ -1,5 +1,6 @@
-"""The members of a definition, one reader each: from what is written to what it means, or a problem that says how to
-write it. A reader that found a problem returns None, as if nothing were written there.
+"""Readers for the members of a definition: each returns the value that the written form means.
+
+A reader that finds a problem adds it to the report and returns None, as if the member were absent.
 """
 
 import re
@@ -30,15 +31,15 @@ ValuePath: TypeAlias = tuple[str, ...]
 def members(
     document: dict[str, Any], readers: Mapping[str, Reader], path: Path, report: ProblemCollector
 ) -> dict[str, Any]:
-    """What the known members mean; `null` is as good as absent. `…_ms` may be written without its suffix."""
-    found: dict[str, Any] = {}
+    """Read the known members. `null` counts as absent, and `…_ms` may be written without its suffix."""
+    read: dict[str, Any] = {}
     written_as: dict[str, str] = {}
     for key, value in document.items():
         name = key if key in readers else _synonym(key, readers)
         if name is None:
-            report.say((*path, key), f"this is not known here{report.meant(str(key), readers.keys())}")
+            report.add((*path, key), f"unknown member{report.suggestion(str(key), readers.keys())}")
         elif name in written_as:
-            report.say((*path, key), f"{written_as[name]} and {key} are the same; keep one")
+            report.add((*path, key), f"{written_as[name]} and {key} are the same; keep one")
         else:
             written_as[name] = key
             if value is not None:
@@ -46,8 +47,8 @@ def members(
                     value = _written_duration(value, key, (*path, key), report)
                 meant = None if value is None else readers[name](value, (*path, key), report)
                 if meant is not None:
-                    found[name] = meant
-    return found
+                    read[name] = meant
+    return read
 
 
 def _synonym(key: str, readers: Mapping[str, Reader]) -> str | None:
@@ -62,7 +63,7 @@ def _written_duration(value: Any, key: str, path: Path, report: ProblemCollector
         return value
     ms = milliseconds(value) if isinstance(value, str) else None
     if ms is None:
-        report.say(path, f"it is {shown(value)}, not a duration like {FORMS}; or write {key}_ms in milliseconds")
+        report.add(path, f"{shown(value)} is not a duration like {FORMS}; or write {key}_ms in milliseconds")
     return ms
 
 
@@ -72,19 +73,19 @@ def _written_duration(value: Any, key: str, path: Path, report: ProblemCollector
 def text(value: Any, path: Path, report: ProblemCollector) -> str | None:
     if isinstance(value, str) and len(value) <= TEXT_CHARACTERS_MAX:
         return value
-    report.say(path, f"it is {shown(value)}, not a text of at most {TEXT_CHARACTERS_MAX} characters")
+    report.add(path, f"{shown(value)} is not a text of at most {TEXT_CHARACTERS_MAX} characters")
     return None
 
 
 def boolean(value: Any, path: Path, report: ProblemCollector) -> bool | None:
     if isinstance(value, bool):
         return value
-    report.say(path, f"it is {shown(value)}, not true or false")
+    report.add(path, f"{shown(value)} is not true or false")
     return None
 
 
 class Integer(Struct, frozen=True):
-    """Readers that are made from something are of a type of their own, so that schema.py can say it too."""
+    """Readers with parameters are structs, so that workflow_schema.py can read the parameters."""
 
     least: int
     most: int
@@ -92,7 +93,7 @@ class Integer(Struct, frozen=True):
     def __call__(self, value: Any, path: Path, report: ProblemCollector) -> int | None:
         if type(value) is int and self.least <= value <= self.most:
             return value
-        report.say(path, f"it is {shown(value)}, not a whole number from {self.least} to {self.most}")
+        report.add(path, f"{shown(value)} is not a whole number from {self.least} to {self.most}")
         return None
 
 
@@ -106,23 +107,23 @@ class OneOf(Struct, frozen=True):
     def __call__(self, value: Any, path: Path, report: ProblemCollector) -> str | None:
         if isinstance(value, str) and value in self.words:
             return value
-        report.say(path, f"it is {shown(value)}, not {' or '.join(self.words)}")
+        report.add(path, f"{shown(value)} is not {' or '.join(self.words)}")
         return None
 
 
 class Matching(Struct, frozen=True):
     pattern: str
     form: str
-    characters_max: int | None = None  # where the pattern does not say it
+    characters_max: int | None = None  # where the pattern has no limit of its own
 
     def __call__(self, value: Any, path: Path, report: ProblemCollector) -> str | None:
         if isinstance(value, str) and self.characters_max is not None and len(value) > self.characters_max:
-            report.say(path, f"it has {len(value)} characters, at most {self.characters_max}")
+            report.add(path, f"{len(value)} characters; at most {self.characters_max} are allowed")
             return None
         if isinstance(value, str) and re.fullmatch(self.pattern, value):
             return value
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        report.say(path, f"it is {shown(value)}, not {self.form}{'; quote it' if is_number else ''}")
+        report.add(path, f"{shown(value)} is not {self.form}{'; quote it' if is_number else ''}")
         return None
 
 
@@ -143,17 +144,17 @@ namespace: Final = Matching(
 
 
 def any_map(value: Any, path: Path, report: ProblemCollector) -> dict[str, Any] | None:
-    """A map whose members are somebody else's business."""
+    """A map whose members are read elsewhere or not at all."""
     if isinstance(value, dict):
         return value
-    report.say(path, f"it is {shown(value)}, not a map")
+    report.add(path, f"{shown(value)} is not a map")
     return None
 
 
 def any_list(value: Any, path: Path, report: ProblemCollector) -> list[Any] | None:
     if isinstance(value, list):
         return value
-    report.say(path, f"it is {shown(value)}, not a list")
+    report.add(path, f"{shown(value)} is not a list")
     return None
 
 
@@ -161,30 +162,30 @@ def step_names(value: Any, path: Path, report: ProblemCollector) -> list[str] | 
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         return value
     odd = next((item for item in value if not isinstance(item, str)), None) if isinstance(value, list) else value
-    report.say(path, f"it {'holds' if isinstance(value, list) else 'is'} {shown(odd)}; it is a list of step names")
+    report.add(path, f"{shown(odd)} is not {'a step name' if isinstance(value, list) else 'a list of step names'}")
     return None
 
 
 def selector(value: Any, path: Path, report: ProblemCollector) -> dict[str, str] | str | None:
-    """Labels, or the word `local`; an empty map asks for none."""
+    """Labels, or the word `local`. An empty map requires no labels."""
     if isinstance(value, str):
         if value.strip().lower() == "local":
             return "local"
-        report.say(path, f"it is {shown(value)}; a selector is a map of labels, or the word local")
+        report.add(path, f"{shown(value)} is not a map of labels or the word local")
         return None
     if not isinstance(value, dict):
-        report.say(path, f"it is {shown(value)}; a selector is a map of labels, or the word local")
+        report.add(path, f"{shown(value)} is not a map of labels or the word local")
         return None
     if len(value) > LABELS_MAX:
-        report.say(path, f"it has {len(value)} labels, at most {LABELS_MAX}")
+        report.add(path, f"{len(value)} labels; at most {LABELS_MAX} are allowed")
         return None
     labels: dict[str, str] = {}
     for key, label in value.items():
         name, wanted = key.strip() if isinstance(key, str) else "", _label(label)
         if not name or len(name) > LABEL_CHARACTERS_MAX or name in labels:
-            report.say((*path, key), "a label's key is a string of its own, not empty, at most 256 characters")
+            report.add((*path, key), "a label's key is a string of 1 to 256 characters, and occurs once")
         elif wanted is None or len(wanted) > LABEL_CHARACTERS_MAX:
-            report.say((*path, key), f"it is {shown(label)}; a label's value is a string of at most 256 characters")
+            report.add((*path, key), f"{shown(label)} is not a string of at most 256 characters")
         else:
             labels[name] = wanted
     return labels
@@ -200,20 +201,20 @@ def _label(value: Any) -> str | None:
 
 
 def mapping(value: Any, path: Path, report: ProblemCollector) -> dict[str, str] | None:
-    """`{member: path}`; where the paths lead is checked once the steps are known."""
+    """`{member: path}`. The paths are checked when the steps are known."""
     if not isinstance(value, dict) or len(value) > MEMBERS_MAX:
-        report.say(path, f"it is {shown(value)}, not a map of at most {MEMBERS_MAX} members to paths")
+        report.add(path, f"{shown(value)} is not a map of at most {MEMBERS_MAX} members to paths")
         return None
     for member, target in value.items():
         if not isinstance(target, str):
-            report.say((*path, member), f"it is {shown(target)}, not a path like context.order or results.step.total")
+            report.add((*path, member), f"{shown(target)} is not a path like context.order or results.step.total")
     return value
 
 
 def resolved_mapping(
     value: dict[str, str], steps: Mapping[str, int], whose: str, path: Path, report: ProblemCollector
 ) -> tuple[tuple[str, ValuePath], ...]:
-    """`whose` says what `steps` are, for the message."""
+    """Check and split the paths of a mapping. `whose` describes `steps` in a message."""
     resolved = []
     for member, target in value.items():
         if isinstance(target, str):
@@ -229,10 +230,10 @@ def _leads_somewhere(
     if words[0] == "context":
         return True
     if words[0] != "results" or len(words) < 2:
-        report.say(path, f"the path {shown(target)} begins with neither context nor results.<step>")
+        report.add(path, f"the path {shown(target)} begins with neither context nor results.<step>")
         return False
     if words[1] not in steps:
-        report.say(path, f"{shown(words[1])} is not {whose}{report.meant(words[1], steps.keys())}")
+        report.add(path, f"{shown(words[1])} is not {whose}{report.suggestion(words[1], steps.keys())}")
         return False
     return True
 
@@ -241,9 +242,7 @@ def split_path(target: str, path: Path, report: ProblemCollector) -> ValuePath |
     words = tuple(target.split("."))
     if len(target) <= PATH_CHARACTERS_MAX and all(words):
         return words
-    report.say(
-        path, f"{shown(target)} is no path; it is words joined by dots, at most {PATH_CHARACTERS_MAX} characters"
-    )
+    report.add(path, f"{shown(target)} is not a path: parts joined by dots, at most {PATH_CHARACTERS_MAX} characters")
     return None
 
 
@@ -257,18 +256,18 @@ _FORMS: Final = "all, any, none, completed, failed, skipped, context or result"
 
 
 def trigger_rule(value: Any, steps: Mapping[str, int], path: Path, report: ProblemCollector) -> TriggerRule | None:
-    """`steps` are the ones it may name: those that its step depends on."""
+    """Read a rule. `steps` are the steps that it may name: the dependencies of its step."""
     if not isinstance(value, dict):
-        report.say(path, f"it is {shown(value)}; a rule is a map with one of {_FORMS}")
+        report.add(path, f"{shown(value)} is not a map with one of {_FORMS}")
         return None
     kinds = [key for key in value if key in TREES or key in ENDED or key in ("context", "result")]
     if len(kinds) != 1:
-        report.say(path, f"a rule has exactly one of {_FORMS}; this one has {' and '.join(kinds) or 'none'}")
+        report.add(path, f"a rule has exactly one of {_FORMS}; this one has {' and '.join(kinds) or 'none'}")
         return None
     kind = kinds[0]
     allowed = {kind} if kind not in ("context", "result") else {kind, "op", "value"}
     for key in value.keys() - allowed:
-        report.say((*path, key), f"this is not known in a rule with {kind}{report.meant(str(key), allowed)}")
+        report.add((*path, key), f"unknown member of a rule with {kind}{report.suggestion(str(key), allowed)}")
     if kind in TREES:
         return _tree(kind, value[kind], steps, (*path, kind), report)
     if kind in ENDED:
@@ -279,7 +278,7 @@ def trigger_rule(value: Any, steps: Mapping[str, int], path: Path, report: Probl
 
 def _tree(kind: str, value: Any, steps: Mapping[str, int], path: Path, report: ProblemCollector) -> TriggerRule | None:
     if not isinstance(value, list) or not value:
-        report.say(path, f"it is {'an empty list' if value == [] else shown(value)}, not a list of rules")
+        report.add(path, f"{'an empty list' if value == [] else shown(value)} is not a list of rules")
         return None
     rules = [trigger_rule(each, steps, (*path, i), report) for i, each in enumerate(value)]
     return TREES[kind](tuple(rule for rule in rules if rule is not None))
@@ -290,13 +289,13 @@ def _comparison(
 ) -> TriggerRule | None:
     op, target = value.get("op"), value[kind]
     if op not in OPS:
-        report.say((*path, "op"), f"it is {shown(op)}, not one of {', '.join(OPS)}")
+        report.add((*path, "op"), f"{shown(op)} is not one of {', '.join(OPS)}")
     elif op in OPS_WITHOUT_VALUE and "value" in value:
-        report.say((*path, "value"), f"{op} compares with nothing; leave it out")
+        report.add((*path, "value"), f"{op} compares with nothing; leave it out")
     elif op not in OPS_WITHOUT_VALUE and "value" not in value:
-        report.say(path, f"{op} needs a value to compare with")
+        report.add(path, f"{op} needs a value to compare with")
     if not isinstance(target, str):
-        report.say((*path, kind), f"it is {shown(target)}, not a path")
+        report.add((*path, kind), f"{shown(target)} is not a path")
         return None
     words = split_path(target, (*path, kind), report)
     if words is None or op not in OPS:
@@ -310,6 +309,6 @@ def _comparison(
 def _dependency(name: Any, steps: Mapping[str, int], path: Path, report: ProblemCollector) -> int | None:
     if isinstance(name, str) and name in steps:
         return steps[name]
-    meant = report.meant(name, steps.keys()) if isinstance(name, str) else ""
-    report.say(path, f"{shown(name)} is not in this step's depends_on{meant}")
+    meant = report.suggestion(name, steps.keys()) if isinstance(name, str) else ""
+    report.add(path, f"{shown(name)} is not in this step's depends_on{meant}")
     return None

@@ -1,16 +1,16 @@
-"""When a failed attempt is tried again. The caller brings the luck, so that the same history decides the same."""
+"""The pause before a retry. Randomness is an argument, so that the same history gives the same pause."""
 
 import zlib
 from typing import Final
 
 from .step_definition import BackoffPolicy
 
-PAUSE_MIN_MS: Final = 50  # jitter may draw nothing at all; a step that fails at once must not spin
+PAUSE_MIN_MS: Final = 50  # jitter may draw 0; a step that fails at once must not spin
 _DOUBLINGS_MAX: Final = 62
 
 
 def delay_ms(backoff: BackoffPolicy, attempt: int, unit: float) -> int:
-    """The pause after this attempt (0 for the first) failed. `unit` is a number in [0, 1)."""
+    """Return the pause after this attempt (0 for the first) failed. `unit` is a number in [0, 1)."""
     pause_ms = backoff.base_ms
     if backoff.kind == "exponential":
         pause_ms <<= min(attempt, _DOUBLINGS_MAX)
@@ -21,5 +21,5 @@ def delay_ms(backoff: BackoffPolicy, attempt: int, unit: float) -> int:
 
 
 def unit_of(task_uid: str, step_name: str, attempt: int) -> float:
-    """A number in [0, 1) for this attempt of this step: spread like chance, the same at every replay."""
+    """Return a number in [0, 1) for this attempt of this step: evenly spread, and the same at every replay."""
     return zlib.crc32(f"{task_uid}/{step_name}/{attempt}".encode()) / 2**32

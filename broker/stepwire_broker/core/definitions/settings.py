@@ -1,4 +1,4 @@
-"""The typed configuration. Every key, its default and its unit; `stepwire.yaml` has the same shape."""
+"""The typed configuration: every key, its default and its unit. `stepwire.yaml` has the same shape."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -20,18 +20,11 @@ class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class DatabaseSettings(Struct, frozen=True, forbid_unknown_fields=True):
     url: str = "sqlite:///.stepwire/state.db"
     pool_size: Annotated[int, Meta(ge=1, le=64)] = 4
-    listen_url: str | None = None
 
 
 class BatchSettings(Struct, frozen=True, forbid_unknown_fields=True):
     max_steps: Annotated[int, Meta(ge=1, le=limits.BATCH_ITEMS_MAX)] = 10
     max_bytes: Size = 1024 * 1024
-    linger_ms: Ms = 0
-
-
-class CurveSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    secret_file: str | None = None
-    clients_dir: str | None = None
 
 
 class Level0Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,10 +41,11 @@ class BusSettings(Struct, frozen=True, forbid_unknown_fields=True):
     lease_ms: PositiveMs = limits.LEASE_MS
     steps_hwm: Limit = 1000
     results_hwm: Limit = 10_000
-    curve: CurveSettings = CurveSettings()
     level0: Level0Settings = Level0Settings()
     allow_insecure: bool = False
-    advertise: str | None = None  # the host that workers are told, where what is listened on is not what they reach
+    advertise: str | None = (
+        None  # the host that workers connect to, if it differs from the address that the broker binds
+    )
     lost_sessions_max: Limit = 3
     max_message_bytes: Size = limits.MESSAGE_BYTES_MAX
 
@@ -62,7 +56,7 @@ Labels: TypeAlias = dict[str, Any]  # as in a workflow: numbers and truth values
 
 
 class CanarySettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """So many of a rule's tasks go elsewhere: to another executor, to other workers, or both."""
+    """A percentage of a rule's tasks runs elsewhere: on another executor, on other workers, or both."""
 
     percent: Percent
     executor: ExecutorKey | None = None
@@ -70,7 +64,7 @@ class CanarySettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ShadowSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """A copy of each step goes there too, and what it says is compared."""
+    """A copy of each step runs there too, and its result is compared."""
 
     executor: ExecutorKey | None = None
     worker_selector: Labels | None = None
@@ -78,7 +72,7 @@ class ShadowSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RuleSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Steps whose path matches go there."""
+    """Steps whose path matches run there."""
 
     match: str
     executor: ExecutorKey | None = None
@@ -100,7 +94,7 @@ class LocalSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CommandSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is run for a handler_class: never a shell, unless it is one."""
+    """The program for a handler_class. It is started without a shell."""
 
     argv: tuple[str, ...]
     cwd: str | None = None
@@ -111,7 +105,7 @@ class CommandSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class ExecSettings(Struct, frozen=True, forbid_unknown_fields=True):
     commands: dict[str, CommandSettings | tuple[str, ...]] = {}  # by handler_class, or a pattern of them
     slots: Limit = 8
-    runs_dir: str = ".stepwire/runs"  # what runs is recorded there, for whoever comes after us
+    runs_dir: str = ".stepwire/runs"  # running programs are recorded there for the next broker process
 
 
 class PollSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,22 +116,22 @@ class ExecutorsSettings(Struct, frozen=True, forbid_unknown_fields=True):
     local: LocalSettings = LocalSettings()
     exec: ExecSettings = ExecSettings()
     poll: PollSettings = PollSettings()
-    options: dict[str, dict[str, Any]] = {}  # of executors that others have made, by their key
+    options: dict[str, dict[str, Any]] = {}  # of executors from other packages, by their key
 
 
 class BreakerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool = True
     failure_threshold: Limit = 5  # in a row
     window_ms: PositiveMs = 30_000
-    window_outcomes: Limit = 20  # in the window, at least; `window_percent` of them failures
+    window_outcomes: Limit = 20  # at least N in the window, `window_percent` of them failures
     window_percent: Percent = 50.0
-    open_ms: PositiveMs = 5_000  # doubled each time, up to
+    open_ms: PositiveMs = 5_000  # doubled each time, up to open_max_ms
     open_max_ms: PositiveMs = 120_000
     success_threshold: Limit = 2
 
 
 class RetryBudgetSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    percent: Percent = 20.0  # of a handler's starts; 100: no bound
+    percent: Percent = 20.0  # of a handler's starts; 100: no limit
     at_least: Limit = 10
     window_ms: PositiveMs = 60_000
 
@@ -151,7 +145,7 @@ class DispatchSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class HttpSettings(Struct, frozen=True, forbid_unknown_fields=True):
     listen: str = "127.0.0.1:7410"
     tokens_file: str | None = None
-    hosts: tuple[str, ...] = ()  # names, besides `listen` and the loopback, that a request's Host may say
+    hosts: tuple[str, ...] = ()  # names that a request's Host may have in addition to `listen` and the loopback
     allow_insecure: bool = False  # listen beyond the loopback: a proxy ends TLS, or the network is trusted
 
 

@@ -20,7 +20,7 @@ class StepKind(StrEnum):
 
 
 class BackoffPolicy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The pause before the next attempt. `jitter: full` draws it evenly between nothing and the whole."""
+    """The pause before the next attempt. `jitter: full` draws it evenly between 0 and the whole pause."""
 
     kind: Literal["exponential", "constant"] = "exponential"
     base_ms: int = 1_000
@@ -40,12 +40,12 @@ class StepDefinition(Struct, frozen=True, kw_only=True):
     handler_config: Raw = EMPTY_OBJECT
     delivery_mode: DeliveryMode = "at_least_once"
     on_unknown: OnUnknown = "hold"
-    retry_limit: int = RETRY_LIMIT_DEFAULT  # retries after the first try
+    retry_limit: int = RETRY_LIMIT_DEFAULT  # retries after the first attempt
     retry_reported_failures: bool = False
     backoff: BackoffPolicy = BackoffPolicy()
     timeout_ms: int = TIMEOUT_DEFAULT_MS  # one run, from its start
     queue_timeout_ms: int | None = None
-    deadline_ms: int | None = None  # all attempts together, from the first time it was ready
+    deadline_ms: int | None = None  # all attempts together, from when the step was first ready
     priority: int = 0
     trigger_rule: TriggerRule | None = None
     allow_failure: bool = False

@@ -21,11 +21,11 @@ PRIORITY_MAX: Final = 100
 
 def read_backoff(value: Any, path: Path, report: ProblemCollector) -> BackoffPolicy | None:
     if not isinstance(value, dict):
-        report.say(path, f"it is {shown(value)}, not a map like {{kind: exponential, base_ms: 1000, max_ms: 300000}}")
+        report.add(path, f"{shown(value)} is not a map like {{kind: exponential, base_ms: 1000, max_ms: 300000}}")
         return None
     backoff = BackoffPolicy(**fields.members(value, BACKOFF_READERS, path, report))
     if backoff.max_ms < backoff.base_ms:
-        report.say(path, f"max_ms is {backoff.max_ms}, less than base_ms, which is {backoff.base_ms}")
+        report.add(path, f"max_ms is {backoff.max_ms}, less than base_ms, which is {backoff.base_ms}")
     return backoff
 
 
@@ -36,7 +36,7 @@ BACKOFF_READERS: Final[dict[str, fields.Reader]] = {
     "jitter": fields.OneOf(("full", "none")),
 }
 
-# In the order in which they are stored. `trigger_rule` and `input` name steps, so they are only looked at here.
+# In the order in which they are stored. `trigger_rule` and `input` name steps, so they are resolved later.
 STEP_READERS: Final[dict[str, fields.Reader]] = {
     "name": fields.step_name,
     "handler_class": fields.handler_class,
@@ -74,7 +74,7 @@ class WrittenStep(Struct):
 
 def read_steps(written: list[Any], report: ProblemCollector, limits: LimitSettings) -> list[WrittenStep]:
     if len(written) > limits.steps_per_workflow:
-        report.say(("steps",), f"there are {len(written)} steps, at most {limits.steps_per_workflow}")
+        report.add(("steps",), f"there are {len(written)} steps, at most {limits.steps_per_workflow}")
         raise report.refusal()
     steps = [WrittenStep(_read_step(each, ("steps", i), report)) for i, each in enumerate(written)]
     by_name = _names(steps, report)
@@ -82,9 +82,9 @@ def read_steps(written: list[Any], report: ProblemCollector, limits: LimitSettin
         step.needs = _needs(step, i, by_name, report)
     edges = sum(len(step.needs) for step in steps)
     if edges > limits.edges_per_workflow:
-        report.say(("steps",), f"depends_on names {edges} steps in all, at most {limits.edges_per_workflow}")
+        report.add(("steps",), f"depends_on names {edges} steps in all, at most {limits.edges_per_workflow}")
     for cycle in dependency_cycles.cycles([step.needs for step in steps]):
-        report.say(
+        report.add(
             ("steps", cycle[0], "depends_on"), dependency_cycles.drawn([steps[i].members["name"] for i in cycle])
         )
     for i, step in enumerate(steps):
@@ -95,11 +95,11 @@ def read_steps(written: list[Any], report: ProblemCollector, limits: LimitSettin
 
 def _read_step(written: Any, path: Path, report: ProblemCollector) -> dict[str, Any]:
     if not isinstance(written, dict):
-        report.say(path, f"it is {shown(written)}, not a map with name and handler_class")
+        report.add(path, f"{shown(written)} is not a map with name and handler_class")
         return {}
     for key in ("name", "handler_class"):
         if written.get(key) is None:
-            report.say(path, f"it has no {key}")
+            report.add(path, f"the step has no {key}")
     return fields.members(written, STEP_READERS, path, report)
 
 
@@ -108,31 +108,31 @@ def _names(steps: list[WrittenStep], report: ProblemCollector) -> dict[str, int]
     for i, step in enumerate(steps):
         name = step.members.get("name")
         if name in by_name:
-            report.say(("steps", i, "name"), f"{name!r} is the name of steps[{by_name[name]}] already")
+            report.add(("steps", i, "name"), f"{name!r} is the name of steps[{by_name[name]}] already")
         elif name is not None:
             by_name[name] = i
     return by_name
 
 
 def _needs(step: WrittenStep, index: int, by_name: dict[str, int], report: ProblemCollector) -> tuple[int, ...]:
-    """The steps it depends on, without those that are reported here."""
+    """The indexes of the step's dependencies; wrong names are reported and left out."""
     needs: dict[int, None] = {}  # as a set that keeps its order
     for k, name in enumerate(step.members.get("depends_on", ())):
         path = ("steps", index, "depends_on", k)
         needed = by_name.get(name)
         if name == step.members.get("name"):
-            report.say(path, "a step cannot depend on itself")
+            report.add(path, "a step cannot depend on itself")
         elif needed is None:
-            report.say(path, f"{shown(name)} is not a step of this workflow{report.meant(name, by_name.keys())}")
+            report.add(path, f"{shown(name)} is not a step of this workflow{report.suggestion(name, by_name.keys())}")
         elif needed in needs:
-            report.say(path, f"{name!r} stands twice")
+            report.add(path, f"{name!r} is listed twice")
         else:
             needs[needed] = None
     return tuple(needs)
 
 
 def _resolve(step: WrittenStep, path: Path, steps: list[WrittenStep], report: ProblemCollector) -> None:
-    """Its rule and its input may speak of the steps that it depends on directly, and of no others."""
+    """Resolve the step's rule and input, which may name only its direct dependencies."""
     needed = {steps[i].members["name"]: i for i in step.needs}
     if "trigger_rule" in step.members:
         step.rule = fields.trigger_rule(step.members["trigger_rule"], needed, (*path, "trigger_rule"), report)
@@ -149,23 +149,23 @@ def _payload(value: dict[str, Any], path: Path, report: ProblemCollector) -> Raw
         strict_json.parse(encoded, DOCUMENT_BYTES_MAX)
         return Raw(encoded)
     except InvalidMessage as refusal:
-        report.say(path, refusal.message)
+        report.add(path, refusal.message)
     except (TypeError, ValueError, RecursionError) as error:
-        report.say(path, f"it cannot be said in JSON: {error}")
+        report.add(path, f"the value cannot be encoded as JSON: {error}")
     return EMPTY_OBJECT
 
 
 def _check_retries(step: WrittenStep, path: Path, report: ProblemCollector) -> None:
     written = step.members.get("retry_limit", 0)
     if written > 0 and retry_limit_default(step) == 0:
-        report.say(
+        report.add(
             (*path, "retry_limit"),
-            f"it is {written}, but an at_most_once step is not tried again; leave it out, or say "
-            "retry_reported_failures: true if a failure that its handler reports means that nothing happened",
+            "an at_most_once step is not retried; remove retry_limit, or set retry_reported_failures: true "
+            "if a failure that its handler reports means that nothing happened",
         )
 
 
 def retry_limit_default(step: WrittenStep) -> int:
-    """A failure that an at_most_once handler reports is a verdict, unless the author of the workflow says otherwise."""
+    """A failure that an at_most_once handler reports is final, unless the workflow sets retry_reported_failures."""
     is_tried_once = step.members.get("delivery_mode") == "at_most_once"
     return 0 if is_tried_once and not step.members.get("retry_reported_failures") else RETRY_LIMIT_DEFAULT

@@ -1,4 +1,4 @@
-"""Tasks and workflows as they lie in the database: what the loader brings, row by row."""
+"""Rows of tasks, steps and workflows as the loader reads them from the database."""
 
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ class StoredStep(NamedTuple):
     reason: str | None
     key_number: int
     earlier: str | None
+    handle: str | None
     output: str | None
     output_bytes: int
 
@@ -64,15 +65,15 @@ class StoredWorkflow(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What a load of tasks brought."""
+    """The result of a load of tasks."""
 
     tasks: list[StoredTask]
-    steps: list[StoredStep]  # of those tasks, ordered as the tasks and by position
-    wants: tuple[str, ...] = ()  # what stored tasks wait for, all of them
+    steps: list[StoredStep]  # of those tasks, in the order of the tasks and by position
+    wants: tuple[str, ...] = ()  # the handler classes that stored tasks wait for, all of them
 
 
 class Payloads(NamedTuple):
-    """What a load of payloads brought: by task id and by step id."""
+    """The result of a load of payloads: by task id and by step id."""
 
     contexts: dict[int, bytes]
     outputs: dict[int, bytes]

@@ -1,6 +1,6 @@
-"""Trigger rules: may a step run, given how what it depends on ended? Paths and literals only, nothing evaluated.
+"""Trigger rules: may a step run, given how its dependencies ended? A rule has paths and literals, and no expressions.
 
-A path that leads nowhere (also into the output of a step that has none) finds nothing, which equals nothing, holds
+A path that leads nowhere, also into the output of a step that has none, gives no value: it equals nothing, contains
 nothing, is neither greater nor less than anything, and does not exist. `null` is a value and exists.
 """
 
@@ -52,9 +52,9 @@ _decode: Final = msgspec.json.Decoder().decode
 
 
 def evaluate(rule: TriggerRule, states: Sequence[str], context: bytes, outputs: Mapping[int, bytes]) -> bool:
-    """`states[i]` is the final state of step i, `outputs[i]` its output as JSON, where it has one.
+    """Is the rule true? `states[i]` is the final state of step i, `outputs[i]` its output as JSON, where it has one.
 
-    A payload is decoded at most once, and only when a comparison wants it.
+    A payload is decoded at most once, and only if a comparison needs it.
     """
     opened: dict[int | None, Any] = {}
 
@@ -81,7 +81,7 @@ def evaluate(rule: TriggerRule, states: Sequence[str], context: bytes, outputs: 
 
 
 def needs_payloads(rule: TriggerRule) -> bool:
-    """Does it compare values, so that context and outputs must be at hand?"""
+    """Does the rule compare values, so that context and outputs must be in memory?"""
     match rule:
         case DependencyEnded():
             return False
@@ -91,46 +91,46 @@ def needs_payloads(rule: TriggerRule) -> bool:
             return any(needs_payloads(each) for each in rules)
 
 
-def _equals(found: Any, value: Any) -> bool:
-    """As JSON: 1 is 1.0, but true is not 1."""
-    if isinstance(found, bool) or isinstance(value, bool):
-        return found is value
-    if isinstance(found, dict) and isinstance(value, dict):
-        return found.keys() == value.keys() and all(_equals(found[key], value[key]) for key in found)
-    if isinstance(found, list) and isinstance(value, list):
-        return len(found) == len(value) and all(map(_equals, found, value))
-    return bool(found == value)
+def _equals(actual: Any, value: Any) -> bool:
+    """Compare as JSON does: 1 equals 1.0, and true does not equal 1."""
+    if isinstance(actual, bool) or isinstance(value, bool):
+        return actual is value
+    if isinstance(actual, dict) and isinstance(value, dict):
+        return actual.keys() == value.keys() and all(_equals(actual[key], value[key]) for key in actual)
+    if isinstance(actual, list) and isinstance(value, list):
+        return len(actual) == len(value) and all(map(_equals, actual, value))
+    return bool(actual == value)
 
 
-def _is_greater(found: Any, value: Any) -> bool:
-    """Numbers among numbers, strings among strings; anything else has no order."""
-    if isinstance(found, str) and isinstance(value, str):
-        return found > value
-    return _is_number(found) and _is_number(value) and bool(found > value)
+def _is_greater(actual: Any, value: Any) -> bool:
+    """Numbers compare with numbers and strings with strings; other values have no order."""
+    if isinstance(actual, str) and isinstance(value, str):
+        return actual > value
+    return _is_number(actual) and _is_number(value) and bool(actual > value)
 
 
-def _contains(found: Any, value: Any) -> bool:
-    """A string its part, a list its item, an object its key."""
-    if isinstance(found, list):
-        return any(_equals(item, value) for item in found)
-    return isinstance(found, str | dict) and isinstance(value, str) and value in found
+def _contains(actual: Any, value: Any) -> bool:
+    """A string contains its parts, a list its items, an object its keys."""
+    if isinstance(actual, list):
+        return any(_equals(item, value) for item in actual)
+    return isinstance(actual, str | dict) and isinstance(value, str) and value in actual
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _exists(found: Any, _value: Any) -> bool:
-    return found is not NOTHING
+def _exists(actual: Any, _value: Any) -> bool:
+    return actual is not NOTHING
 
 
 _OPS: Final[dict[Op, Callable[[Any, Any], bool]]] = {
     "equals": _equals,
-    "not_equals": lambda found, value: not _equals(found, value),
+    "not_equals": lambda actual, value: not _equals(actual, value),
     "greater_than": _is_greater,
-    "less_than": lambda found, value: _is_greater(value, found),
+    "less_than": lambda actual, value: _is_greater(value, actual),
     "contains": _contains,
-    "not_contains": lambda found, value: not _contains(found, value),
+    "not_contains": lambda actual, value: not _contains(actual, value),
     "exists": _exists,
-    "not_exists": lambda found, value: not _exists(found, value),
+    "not_exists": lambda actual, value: not _exists(actual, value),
 }

@@ -1,4 +1,4 @@
-"""A workflow: steps and what each depends on. From a document, through validation, to the form the core runs."""
+"""A workflow: from a document, through validation, to the compiled form that tasks run."""
 
 import hashlib
 from typing import Any, Final, Literal
@@ -30,16 +30,16 @@ class Workflow(Struct, frozen=True, kw_only=True):
     version: str
     steps: tuple[StepDefinition, ...]
     by_name: dict[str, int]
-    roots: tuple[int, ...]  # the steps that depend on nothing: ready at once
-    last: tuple[int, ...]  # the steps nothing depends on: their outputs are the task's result
+    roots: tuple[int, ...]  # the steps without dependencies: ready at once
+    last: tuple[int, ...]  # the steps without dependents: their outputs are the task's result
     deadline_ms: int | None = None
     output: Mapping | None = None
-    digest: str  # of the document's meaning: the same content applied again is the same digest
+    digest: str  # of the stored form: the same content gives the same digest
     document: bytes  # the definition as JSON, as stored: defaults left out, durations in milliseconds
-    warnings: tuple[DocumentProblem, ...] = ()  # of its reading: what is allowed, and probably not meant
+    warnings: tuple[DocumentProblem, ...] = ()  # what is allowed and probably a mistake
 
     def with_id(self, number: int) -> "Workflow":
-        """The same definition, as the database knows it."""
+        """The same definition with its id in the database."""
         return structs.replace(self, id=number)
 
 
@@ -96,16 +96,16 @@ def _read(
 ) -> tuple[dict[str, Any], list[WrittenStep], dict[str, int]]:
     """The members of the workflow but `steps`, its steps, and the index of each step's name."""
     if not isinstance(document, dict):
-        report.say((), f"the document is {shown(document)}, not a map with a name and steps")
+        report.add((), f"the document is {shown(document)}, not a map with a name and steps")
         raise report.refusal()
     if _is_deeper(document, DEPTH_MAX):
-        report.say((), f"the nesting is deeper than {DEPTH_MAX}")
+        report.add((), f"the nesting is deeper than {DEPTH_MAX}")
         raise report.refusal()
     head = fields.members(document, WORKFLOW_READERS, (), report)
     if document.get("name") is None:
-        report.say((), "it has no name")
+        report.add((), "the workflow has no name")
     if document.get("steps") in (None, []):
-        report.say((), "it has no steps")
+        report.add((), "the workflow has no steps")
     steps = read_steps(head.pop("steps", []), report, limits)
     return head, steps, {step.members["name"]: i for i, step in enumerate(steps) if "name" in step.members}
 
@@ -135,7 +135,7 @@ WORKFLOW_READERS: Final[dict[str, fields.Reader]] = {
 
 
 def _settle_selectors(head: dict[str, Any], steps: list[WrittenStep], report: ProblemCollector) -> None:
-    """An empty map asks for no labels; that says something only where the workflow asks for some."""
+    """Drop empty selectors. On a step an empty map stays if it replaces the workflow's selector."""
     if not head.get("worker_selector"):
         head.pop("worker_selector", None)
     for i, step in enumerate(steps):
@@ -143,7 +143,7 @@ def _settle_selectors(head: dict[str, Any], steps: list[WrittenStep], report: Pr
         if own == {} and "worker_selector" not in head:
             del step.members["worker_selector"]
         elif isinstance(own, dict) and own and head.get("worker_selector") == "local":
-            report.say(
+            report.add(
                 ("steps", i, "worker_selector"),
                 "the workflow's worker_selector is local, where no worker has labels; remove one of the two",
             )
@@ -163,14 +163,14 @@ def _warn(head: dict[str, Any], steps: list[WrittenStep], report: ProblemCollect
         if step.members.get("delivery_mode") != "at_most_once":
             for key in ("on_unknown", "retry_reported_failures"):
                 if key in step.members:
-                    report.warn(("steps", i, key), "it means something only for an at_most_once step")
+                    report.warn(("steps", i, key), f"{key} has no effect: the step is not at_most_once")
 
 
 # -- the stored and the running form ----------------------------------------------------------------------------------
 
 
 def _stored_form(head: dict[str, Any], steps: list[WrittenStep]) -> dict[str, Any]:
-    """What the document means, said in one way: known order, no defaults, milliseconds."""
+    """The document in its one stored form: known order, defaults left out, durations in milliseconds."""
     head["steps"] = [
         {
             key: step.members[key]
@@ -200,10 +200,10 @@ def _encoded(document: dict[str, Any], report: ProblemCollector) -> bytes:
         encoded = msgspec.json.encode(document)
     except (TypeError, ValueError, RecursionError) as error:
         if not report.problems:
-            report.say((), f"it cannot be said in JSON: {error}")
+            report.add((), f"the document cannot be encoded as JSON: {error}")
         return b""
     if len(encoded) > DOCUMENT_BYTES_MAX and not report.problems:
-        report.say((), f"it has {len(encoded)} bytes, at most {DOCUMENT_BYTES_MAX}")
+        report.add((), f"the document has {len(encoded)} bytes; at most {DOCUMENT_BYTES_MAX} are allowed")
     return encoded
 
 

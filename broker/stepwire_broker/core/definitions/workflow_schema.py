@@ -1,7 +1,7 @@
 """The workflow format as JSON Schema, for editors: made from the readers that decide what a document means.
 
-What a schema cannot say, only `stepwire workflow validate` does: that names are those of other steps, that there is no
-cycle, that a retry limit fits the delivery mode. What the validator takes, the schema takes.
+Only `stepwire workflow validate` checks what a schema cannot express: that names are those of other steps, that there
+is no cycle, that a retry limit fits the delivery mode. Every document that the validator accepts, the schema accepts.
 """
 
 from collections.abc import Mapping
@@ -28,15 +28,15 @@ _OF_MEMBER: Final[dict[str, Schema]] = {
 
 
 def workflow_schema() -> Schema:
-    """The schema of a workflow file."""
+    """Return the JSON Schema of a workflow file."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Stepwire workflow",
-        "description": "Steps and what each depends on. `stepwire workflow validate FILE` checks the rest.",
+        "description": "Steps and their dependencies. `stepwire workflow validate FILE` checks what a schema cannot.",
         **_map(workflow.WORKFLOW_READERS, OF_WORKFLOW, required=("name", "steps")),
         "$defs": {
             "step": {
-                "description": "One call to one handler.",
+                "description": "One step: a call of one handler.",
                 **_map(step_reader.STEP_READERS, OF_STEP, required=("name", "handler_class")),
             },
             "backoff": _map(step_reader.BACKOFF_READERS, OF_BACKOFF),
@@ -45,59 +45,59 @@ def workflow_schema() -> Schema:
     }
 
 
-# What each member is for. A test holds that none is left out.
+# The description of each member. A test checks that none is missing.
 
 OF_WORKFLOW: Final[dict[str, str]] = {
-    "name": "What tasks are submitted by.",
-    "namespace": "The first part of every step path. May itself hold ::.",
-    "version": "Its content never changes: other content is another version.",
+    "name": "The name that tasks are submitted with.",
+    "namespace": "The first part of every step path. May itself contain ::.",
+    "version": "The content of a version never changes: other content needs another version.",
     "description": "For people.",
-    "deadline_ms": "The whole task, from its submission.",
-    "worker_selector": "Labels that a worker must have, for every step that names none itself.",
+    "deadline_ms": "The time limit of the whole task, from its submission.",
+    "worker_selector": "Labels that a worker must have, for every step without its own worker_selector.",
     "steps": "The steps, in any order.",
-    "output": "The task's result: members and the paths of their values. Else the outputs of the last steps.",
+    "output": "The task's result: members and the paths of their values. Default: the outputs of the last steps.",
 }
 
 OF_STEP: Final[dict[str, str]] = {
-    "name": "What other steps and paths call it.",
-    "handler_class": "Which handler does its work.",
+    "name": "The step's name in dependencies and paths.",
+    "handler_class": "The handler that runs the step.",
     "description": "For people.",
-    "depends_on": "Steps that must be over before this one can begin.",
-    "trigger_rule": "When it runs, once what it depends on is over. Else: when all of that is completed.",
-    "handler_config": "Given to the handler as it is.",
-    "input": "Members and the paths of their values, given to the handler in place of the task's context.",
-    "delivery_mode": "at_most_once: never started twice without an operator's word.",
-    "on_unknown": "What becomes of an at_most_once step whose outcome nobody knows.",
-    "retry_limit": "Retries after the first try.",
-    "retry_reported_failures": "Try an at_most_once step again after a failure that its handler reported.",
+    "depends_on": "Steps that must end before this step can begin.",
+    "trigger_rule": "When the step runs, after its dependencies have ended. Default: when all of them completed.",
+    "handler_config": "Passed to the handler unchanged.",
+    "input": "Members and the paths of their values, passed to the handler instead of the task's context.",
+    "delivery_mode": "at_most_once: the step never starts twice, unless an operator runs it again.",
+    "on_unknown": "What happens to an at_most_once step whose outcome is unknown.",
+    "retry_limit": "Retries after the first attempt.",
+    "retry_reported_failures": "Retry an at_most_once step after a failure that its handler reported.",
     "backoff": "The pause before the next attempt.",
-    "timeout_ms": "One run, from its start.",
-    "queue_timeout_ms": "Ready and not started by then: failed.",
-    "deadline_ms": "All attempts together, from the first time it was ready.",
-    "priority": "Higher is sooner.",
-    "worker_selector": "Labels that its worker must have; {} for none, in place of the workflow's.",
-    "allow_failure": "The task may complete though this step failed.",
+    "timeout_ms": "The time limit of one run, from its start.",
+    "queue_timeout_ms": "A step that is ready and does not start within this time fails.",
+    "deadline_ms": "The time limit of all attempts together, from when the step was first ready.",
+    "priority": "Steps with a higher number are dispatched first.",
+    "worker_selector": "Labels that the worker must have, instead of the workflow's; {} for none.",
+    "allow_failure": "The task can complete although this step failed.",
 }
 
 OF_BACKOFF: Final[dict[str, str]] = {
     "kind": "exponential doubles the pause with every attempt.",
     "base_ms": "The first pause.",
-    "max_ms": "The longest.",
-    "jitter": "full draws the pause evenly between nothing and the whole.",
+    "max_ms": "The longest pause.",
+    "jitter": "full draws the pause evenly between 0 and the whole pause.",
 }
 
 
 def _map(readers: Mapping[str, fields.Reader], about: Mapping[str, str], required: tuple[str, ...] = ()) -> Schema:
-    """A member that is not required may be null, which is as good as absent; `…_ms` may be a duration without `_ms`."""
+    """A member that is not required may be null, which counts as absent; `…_ms` may be a duration without `_ms`."""
     properties: Schema = {}
     twice: list[Schema] = []
     for name, reader in readers.items():
         own = _OF_MEMBER.get(name) or _of_reader(reader)
-        properties[name] = _said(about[name]) | (own if name in required else _or_null(own))
+        properties[name] = _described(about[name]) | (own if name in required else _or_null(own))
         other = name.removesuffix("_ms")
         if other != name:
             duration = {"type": ["string", "null"], "pattern": durations.PATTERN, "examples": ["30s", "5m", "7d"]}
-            properties[other] = {**_said(f"{about[name]} A duration like 30s, 5m or 7d."), **duration}
+            properties[other] = {**_described(f"{about[name]} A duration like 30s, 5m or 7d."), **duration}
         if name == "worker_selector":
             other = "workerSelector"
             properties[other] = properties[name] | {"deprecated": True}
@@ -111,7 +111,7 @@ def _map(readers: Mapping[str, fields.Reader], about: Mapping[str, str], require
     return shape
 
 
-def _said(about: str) -> Schema:
+def _described(about: str) -> Schema:
     return {"description": about}
 
 
@@ -175,7 +175,7 @@ def _rule() -> Schema:
         other = {"op": {"enum": [op for op in fields.OPS if op not in fields.OPS_WITHOUT_VALUE]}, "value": True}
         forms += [_form(side, _PATH, alone), _form(side, _PATH, other)]
     return {
-        "description": "True or false, by how other steps ended and what is in context and outputs.",
+        "description": "A condition on how other steps ended, and on values in the context and the outputs.",
         "oneOf": forms,
     }
 

@@ -3,12 +3,10 @@
 Called when the lane's writer is about to take a group, so that a batch holds all steps that became ready meanwhile.
 """
 
-from typing import Final
-
 from stepwire_protocol import codec, limits
-from stepwire_protocol.messages import StepRequest, Steps
+from stepwire_protocol.messages import StepRequest
 
-from stepwire_broker.core import takers
+from stepwire_broker.core import letters, takers
 from stepwire_broker.core.commit.outbox import SendBatch
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model.events import Now
@@ -20,8 +18,6 @@ from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import StartLimit
 
 from .batches import BatchFiller, DispatchRound, record_dispatch
-
-V: Final = limits.PROTOCOL_LEVEL_1
 
 
 def dispatch(state: BrokerState, now: Now, *, whole_batches: bool = False) -> None:
@@ -145,20 +141,8 @@ def _fill(
 def _send_batch(
     state: BrokerState, session: WorkerSession, steps: list[Step], requests: list[StepRequest], now: Now
 ) -> None:
-    identity = state.identity
     batch_id = state.next_batch_id()
-    frame = codec.frame(
-        session.topic,
-        Steps(
-            v=V,
-            broker=identity.broker,
-            epoch=identity.epoch,
-            session=session.id,
-            batch_id=batch_id,
-            protocol_version=V,
-            steps=requests,
-        ),
-    )
+    frame = codec.frame(session.topic, letters.steps(state.identity, session, batch_id, requests))
     batch = StepBatch(id=batch_id, session=session, steps=steps, frame=frame)
     for step, request in zip(steps, requests, strict=True):
         record_dispatch(state, step, request, session.worker, batch_id, now)

@@ -1,1 +1,1 @@
-"""What clients and operators request: submissions, commands and routing rules."""
+"""Requests of clients and operators: submissions, commands and routing rules."""

@@ -42,7 +42,7 @@ from stepwire_broker.core.progress.step_outcomes import (
     fail,
 )
 from stepwire_broker.core.state import BrokerState
-from stepwire_broker.core.workers.sessions import tell_cancel
+from stepwire_broker.core.workers.stopping import request_stop
 
 from .submission import intake_refused, no_executor
 
@@ -128,7 +128,7 @@ def _stop_all(state: BrokerState, task: Task, code: str, now: Now) -> None:
         if step.state in (WAITING, READY, RETRY_WAIT):
             cancel_step(state, step, code, now)
         elif step.state is DISPATCHED:
-            tell_cancel(state, step, "task_cancelled")
+            request_stop(state, step, "task_cancelled")
             if step.at_most_once and not step.granted:
                 cancel_step(state, step, code, now)  # the step needs a grant to start, and gets none
 

@@ -1,5 +1,6 @@
-"""Rules of routing that change while the broker runs. What was handed out stays where it is; what is ready goes by the
-new rules at once, in the transaction that stores them.
+"""Routing rules that change while the broker runs.
+
+Dispatched steps stay where they are. Ready steps follow the new rules in the transaction that stores the rules.
 """
 
 from collections.abc import Callable
@@ -42,7 +43,7 @@ class Routed(Answer, frozen=True):
 
 
 def on_set_rule(state: BrokerState, event: SetRule, now: Now) -> None:
-    """Set this rule, or forget what was set for its `match`."""
+    """Set this rule, or remove the rule that was set for its `match`."""
     before = state.runtime_rules
     others = tuple(rule for rule in before if rule.match != event.match)
     refused = intake_refused(state)
@@ -61,7 +62,7 @@ def on_set_rule(state: BrokerState, event: SetRule, now: Now) -> None:
     if refused is not None:
         state.refuse_now(event.request, refused)
         return
-    # A rule that is changed keeps its place; a new one comes first.
+    # A changed rule keeps its place; a new rule comes first.
     if event.rule is None:
         after = others
     elif len(others) == len(before):
@@ -76,7 +77,7 @@ def on_set_rule(state: BrokerState, event: SetRule, now: Now) -> None:
 
 
 def on_reconfigure(state: BrokerState, event: Reconfigure, now: Now) -> None:
-    """The configuration was read again, and checked."""
+    """Route by a configuration that was read again and checked."""
     state.route_by(_router(state, event.execution))
 
 

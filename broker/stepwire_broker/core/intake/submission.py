@@ -1,10 +1,10 @@
-"""What clients bring: workflows and tasks. Checked against the limits, stored whole or not at all, live at once.
+"""Submissions of tasks and workflows: checked against the limits, and stored whole or not at all.
 
-Who wins an idempotency key is decided by the insert, in the transaction that stores the task. Until that is known a
-task with a key is in nobody's memory but here, and nothing of it is dispatched; a task without a key goes on at once,
-its first dispatch in the same transaction. So does a task that comes alone to an idle lane: nearly every key is new,
-and whoever waits for it waits for one commit less. If its key is an old one, what was decided of it is taken back
-before anything of it has left.
+The insert, in the transaction that stores the task, decides which task owns an idempotency key. Until then a task with
+a key is only in this module's memory, and none of its steps is dispatched. A task without a key begins at once: its
+first dispatch is in the same transaction. A single task on an idle lane also begins at once, because nearly every key
+is new and its client then waits for one commit less. If the key belongs to an earlier task, all that was decided for
+the new task is taken back before any message about it is sent.
 """
 
 from typing import Final
@@ -42,22 +42,22 @@ _STALLED: Final[dict[str, str]] = {
 
 
 class Undecided(Struct):
-    """A submission whose insert is not committed."""
+    """A submission whose insert is not committed yet."""
 
     request: int
-    tasks: list[Task]  # those that go into memory if they win
-    stored_only: list[tuple[int, int, str | None]]  # task id, steps, wants: the active set had no room
+    tasks: list[Task]  # those that go into memory if they own their keys
+    stored_only: list[tuple[int, int, str | None]]  # task id, number of steps, wants: memory has no room for them
     ids: list[int]
-    admitted: bool  # those tasks are in memory already: the insert is expected to succeed
+    admitted: bool  # the tasks are in memory already, because the insert is expected to succeed
     at: Now
 
 
 def intake_refused(state: BrokerState) -> CommandRefused | None:
-    """May anything new be accepted now?"""
+    """Refuse new work while the broker stops, the database cannot store it, or too many writes wait."""
     if state.draining:
         return CommandRefused(
             "draining",
-            "this broker is stopping and accepts nothing new",
+            "the broker is stopping and accepts nothing new",
             Hint(HintCode.WAIT_FOR_BROKER),
             RETRY_LATER_MS,
         )
@@ -110,7 +110,7 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
 
 
 def keep_numbers(state: BrokerState, numbers: int) -> None:
-    """Ask for the next block of ids before this one is used up."""
+    """Reserve the next block of ids before the current block is used up."""
     if not state.ids_asked and state.last_id - state.next_id - numbers < ID_BLOCK // 2:
         state.ids_asked = True
         state.outbox.touch(min(state.outbox.lanes)).reserve_ids = max(ID_BLOCK, 2 * numbers)
@@ -180,7 +180,7 @@ def _store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], no
             begin(state, task, now)
 
 
-_ROW_BYTES: Final = 200  # about what a new row holds in memory until it is written
+_ROW_BYTES: Final = 200  # an estimate of what a new row holds in memory until it is written
 
 
 def _room(state: BrokerState) -> int:
@@ -217,7 +217,7 @@ def _add(submission: Submission, undecided: Undecided, created: CreatedTask, now
 
 
 def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None:
-    """The insert is committed, or was refused: who has which key is known now."""
+    """Finish a submission whose insert was committed or refused: the owner of each key is known now."""
     undecided: Undecided = state.undecided.pop(outcome.request)
     state.reserved_tasks -= len(undecided.tasks)
     if outcome.conflict is not None or outcome.failed is not None:
@@ -236,7 +236,7 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
         if task.id in outcome.existing:
             _take_back_task(state, task, undecided.admitted, now)
         elif not undecided.admitted:
-            # Its times count from the submission, whatever was done to the wall clock while it was committed.
+            # Times count from the submission, even if the wall clock was changed during the commit.
             begin(state, task, undecided.at)
     state.counters.submitted += len(undecided.ids) - len(outcome.existing)
     for task_id, steps, wants in undecided.stored_only:
@@ -315,7 +315,7 @@ def on_applied(state: BrokerState, outcome: WorkflowOutcome, now: Now) -> None:
             ),
         )
         return
-    # Applying a version that is there changes nothing, also not which version is active.
+    # Applying an existing version changes nothing, and does not make it the active version.
     know(state, workflow.with_id(outcome.workflow_id), event.activate and outcome.created)
     state.answer(
         outcome.request,
@@ -324,7 +324,7 @@ def on_applied(state: BrokerState, outcome: WorkflowOutcome, now: Now) -> None:
 
 
 def know(state: BrokerState, workflow: Workflow, active: bool) -> None:
-    """This workflow can be run from here on."""
+    """Add a stored workflow, so that tasks of it can be submitted."""
     known = state.workflows.setdefault(workflow.id, workflow)
     state.versions[(workflow.namespace, workflow.name, workflow.version)] = known
     if active:

@@ -1,8 +1,8 @@
-"""What is in memory and what only in the database.
+"""Loading and eviction: which tasks are in memory, and which only in the database.
 
-Loaded tasks are in memory; the rest is brought in pages, by namespace-blind priority and age, when there is room and
-somebody offers what they wait for. Payloads too large to stay are fetched for the one dispatch that needs them. Tasks
-that wait for something far off make room when others could run.
+Stored tasks are loaded in pages, by priority and age over all namespaces, when there is room and a worker offers the
+handlers that they wait for. Payloads too large to stay in memory are fetched for the one dispatch that needs them.
+Tasks that wait for something far off leave memory when other tasks could run.
 """
 
 from itertools import islice
@@ -45,14 +45,15 @@ from stepwire_broker.core.progress.step_outcomes import fail_for
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import PageDue, QueueLimit, RecoverySafe, TaskDeadline
 from stepwire_broker.core.workers import level0
-from stepwire_broker.core.workers.sessions import ask_soon, lost
+from stepwire_broker.core.workers.holding import ask_soon
+from stepwire_broker.core.workers.loss import lost
 
 PAGE_TASKS: Final = 1_000
-PAGE_PAUSE_MS: Final = 1_000  # before looking again when a page brought nothing
-EVICT_TASKS: Final = 2_000  # looked at in one go
+PAGE_PAUSE_MS: Final = 1_000  # before the next read when a page was empty
+EVICT_TASKS: Final = 2_000  # examined in one pass
 SWEEP_AFTER: Final = 10_000
-FAR_OFF_MS: Final = 5_000  # who waits longer than this may wait in the database
-BUDGET_REST_MS: Final = 30_000  # how long a retry waits there that its handler's budget holds up
+FAR_OFF_MS: Final = 5_000  # a task that waits longer than this may wait in the database
+BUDGET_REST_MS: Final = 30_000  # how long a retry that its handler's budget delays waits in the database
 
 _earlier: Final = msgspec.json.Decoder(list[Delivery]).decode
 
@@ -61,14 +62,14 @@ _earlier: Final = msgspec.json.Decoder(list[Delivery]).decode
 
 
 def keep_loading(state: BrokerState, now: Now) -> None:
-    """Ask for the next page if there is room and there may be one."""
+    """Read the next page if there is room and stored tasks may exist."""
     if state.page_asked is not None or state.unloaded <= 0 or state.draining or now.mono < state.page_after_mono:
         return
     room = _room(state)
     if room <= 0 or _is_full(state):
         state.waits_for_room = True
         _make_room(state, now)
-        _look_later(state, now)
+        _read_later(state, now)
         return
     request = state.next_read()
     state.page_asked = request
@@ -86,11 +87,11 @@ def _room(state: BrokerState) -> int:
 
 
 def _is_full(state: BrokerState) -> bool:
-    """Fewer tasks than there may be, and as many bytes."""
+    """Do the payloads in memory exceed their limit?"""
     return state.resident_bytes > state.settings.limits.active_bytes
 
 
-def _look_later(state: BrokerState, now: Now) -> None:
+def _read_later(state: BrokerState, now: Now) -> None:
     state.page_after_mono = now.mono + PAGE_PAUSE_MS
     state.timers.set(state.page_after_mono, PageDue())
 
@@ -101,11 +102,11 @@ def on_page(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> Non
     taken = insert(state, loaded, gone, now)
     state.unloaded = max(0, state.unloaded - taken)
     if not loaded.tasks:
-        _look_later(state, now)
+        _read_later(state, now)
 
 
 def insert(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> int:
-    """Tasks from the database become live, and ours in the same transaction as whatever happens to them next."""
+    """Put tasks from the database in memory. The transaction of their next change makes this broker their owner."""
     steps = iter(loaded.steps)
     taken = 0
     undecided = {task_id for submission in state.undecided.values() for task_id in submission.ids}
@@ -117,7 +118,7 @@ def insert(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> int:
                 taken += 1
             continue
         if row.id in undecided:
-            continue  # read before we heard of its commit
+            continue  # the read saw a commit whose outcome has not arrived yet
         task = restored(state, row, rows)
         refused = state.rejected.pop(row.id, None)
         if refused is not None:
@@ -130,8 +131,10 @@ def insert(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> int:
 
 
 def _blame(state: BrokerState, task: Task, culprits: frozenset[int], error: str, now: Now) -> None:
-    """The database refused this task's rows, and it stands as before: whoever brought it here, and whatever for. The
-    steps whose outcome could not be stored have failed with that."""
+    """Fail the steps whose outcome the database refused to store.
+
+    Such a task was loaded again as it was before, whichever read loaded it.
+    """
     for step in task.steps:
         if step.id in culprits and step.state not in STEP_FINAL and step.batch_id is not None:
             lane = state.outbox.touch(task.lane)
@@ -146,7 +149,7 @@ def workflow_of(state: BrokerState, row: StoredTask) -> Workflow:
 
 
 def restored(state: BrokerState, row: StoredTask, rows: list[StoredStep]) -> Task:
-    """The live form of stored rows."""
+    """Build the live form of stored rows."""
     workflow = workflow_of(state, row)
     task = Task(
         id=row.id,
@@ -196,6 +199,7 @@ def _restored_step(task: Task, r: StoredStep) -> Step:
         step.error = None if r.error is None else r.error.encode()
         step.reason = r.reason
         step.earlier = None if r.earlier is None else _earlier(r.earlier)
+        step.handle = r.handle
         step.output = None if r.output is None else r.output.encode()
         step.output_bytes = r.output_bytes
     step.key_number = r.key_number
@@ -203,11 +207,11 @@ def _restored_step(task: Task, r: StoredStep) -> Step:
 
 
 def admit(state: BrokerState, task: Task, now: Now) -> None:
-    """It is in memory now. What was under way goes on: timers, back-offs, deliveries that a worker may still hold."""
+    """Put a task in memory and continue its timers, its back-offs and the deliveries that workers may still hold."""
     state.tasks[task.id] = task
     state.resident_bytes += task.resident_bytes
     task.dirty = True
-    state.outbox.mark(task)  # it is this epoch's, in the transaction of whatever happens to it first
+    state.outbox.mark(task)  # the transaction of its first change makes this epoch its owner
     if task.state is TaskState.PENDING:
         state.record(task, facts.Activated(now.wall))
     if task.deadline_ms is not None:
@@ -244,7 +248,7 @@ def admit(state: BrokerState, task: Task, now: Now) -> None:
 
 
 def admit_final(state: BrokerState, task: Task) -> None:
-    """A task that is over, for a command that may open it again; `leave_if_final` takes it out if it did not."""
+    """Put a task that has ended in memory for a command that may reopen it. `leave_if_final` removes it otherwise."""
     state.tasks[task.id] = task
     state.resident_bytes += task.resident_bytes
     for step in task.steps:
@@ -252,7 +256,7 @@ def admit_final(state: BrokerState, task: Task) -> None:
 
 
 def leave_if_final(state: BrokerState, task: Task) -> None:
-    """It is over and nothing of it has to be written: it was only here to be asked."""
+    """Remove a task that has ended and has nothing to write: a command loaded it and did not reopen it."""
     lane = state.outbox.lanes[task.lane]
     if task.state in TASK_FINAL and task.steps and task.id not in lane.dirty and task not in lane.in_flight:
         state.drop(task)
@@ -262,7 +266,7 @@ def leave_if_final(state: BrokerState, task: Task) -> None:
 
 
 def load_for(state: BrokerState, task_id: int, command: Command) -> None:
-    """A command names a task that is not in memory: bring it, then hear the command again."""
+    """Load the task that a command names, then handle the command again."""
     request = state.next_read()
     state.loads[request] = CommandLoad(command)
     state.decision.reads.append(LoadById(request, [task_id]))
@@ -297,13 +301,13 @@ def on_payloads(state: BrokerState, payloads: Payloads, steps: list[Step], now: 
 
 
 def fetch_for_rules(state: BrokerState) -> None:
-    """Rules that compare what is too large to be in memory."""
+    """Read the payloads that rules compare and that are too large to stay in memory."""
     steps, state.undecided_steps = state.undecided_steps, []
     fetch_payloads(state, steps)
 
 
 def let_go_of_large(state: BrokerState) -> None:
-    """Payloads that only stayed until they were durable."""
+    """Remove large payloads from memory: they stayed only until they were durable."""
     keep = []
     for lane, seq, step in state.large:
         if lane.committed < seq:
@@ -326,7 +330,7 @@ def let_go_of_large(state: BrokerState) -> None:
 
 
 def settle(state: BrokerState, wrote: list[Task], dirty: dict[int, Task]) -> None:
-    """These tasks' writes are durable: those that are over, or were told to rest, leave memory."""
+    """Remove tasks whose writes are durable and that have ended or are being evicted."""
     for task in wrote:
         if task.id in dirty or not task.steps:
             continue
@@ -350,9 +354,9 @@ def settle(state: BrokerState, wrote: list[Task], dirty: dict[int, Task]) -> Non
 
 
 def _make_room(state: BrokerState, now: Now) -> None:
-    """Let tasks go that wait for something far off, so that those that could run are not starved by them."""
-    looked_at = list(islice(state.tasks.values(), state.evict_from, state.evict_from + EVICT_TASKS))
-    for task in looked_at:
+    """Evict tasks that wait for something far off, so that they do not starve tasks that could run."""
+    examined = list(islice(state.tasks.values(), state.evict_from, state.evict_from + EVICT_TASKS))
+    for task in examined:
         if not task.evicting and _is_idle(state, task, now):
             for step in task.steps:
                 is_late = step.state is READY and allowance.waits_for_budget(state, step, now)
@@ -360,7 +364,7 @@ def _make_room(state: BrokerState, now: Now) -> None:
             task.evicting = True
             task.dirty = True
             state.outbox.mark(task)
-    state.evict_from = state.evict_from + EVICT_TASKS if len(looked_at) == EVICT_TASKS else 0
+    state.evict_from = state.evict_from + EVICT_TASKS if len(examined) == EVICT_TASKS else 0
 
 
 def _is_idle(state: BrokerState, task: Task, now: Now) -> bool:

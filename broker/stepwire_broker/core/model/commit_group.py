@@ -1,7 +1,7 @@
-"""A group: what one transaction of one lane writes, and what came of it. Plain rows, ready for the database.
+"""A commit group: the rows that one transaction of one lane writes, and the outcome of the transaction.
 
-Every row is absolute (the value, never a change to a value), so that a group can be written again when nobody knows
-whether it was committed. Payloads (contexts, outputs, errors, documents, facts) are JSON bytes.
+Every row is absolute (the value, never a change to a value), so that a group can be written again when its commit is
+in doubt. Payloads (contexts, outputs, errors, documents, facts) are JSON bytes.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -29,13 +29,13 @@ class TaskNew(NamedTuple):
     finished_ms: int | None
     deadline_ms: int | None
     owner: str | None
-    owner_epoch: int  # the epoch of the owner that has it in memory; 0 = stored, in nobody's memory
-    wake_ms: int | None  # stored tasks: when the loader should take them, None = at any time
-    wants: str | None  # stored tasks: the handler_class of the step it waits to dispatch
+    owner_epoch: int  # the epoch of the owner that has it in memory; 0 = stored, and in no broker's memory
+    wake_ms: int | None  # stored tasks: when the loader should load them, None = at any time
+    wants: str | None  # stored tasks: the handler_class of the step that the task waits to dispatch
 
 
 class TaskChanged(NamedTuple):
-    """UPDATE tasks, all of what can change."""
+    """UPDATE tasks, every column that can change."""
 
     id: int
     state: str
@@ -74,7 +74,8 @@ class StepDispatched(NamedTuple):
 
 
 class StepCompleted(NamedTuple):
-    """UPDATE steps, the hot shape: state becomes completed, batch_id, not_before_ms, reason and earlier become NULL."""
+    """UPDATE steps, the hot shape: state becomes completed, batch_id, not_before_ms, reason and earlier become NULL.
+    `handle` stays as it is."""
 
     id: int
     output: bytes
@@ -83,7 +84,7 @@ class StepCompleted(NamedTuple):
 
 
 class StepChanged(NamedTuple):
-    """UPDATE steps, all of what can change but `output`, which only StepCompleted and StepOutput write."""
+    """UPDATE steps, every column that can change but `output`, which only StepCompleted and StepOutput write."""
 
     id: int
     state: str
@@ -101,9 +102,10 @@ class StepChanged(NamedTuple):
     finished_ms: int | None
     deadline_ms: int | None
     error: bytes | None
-    reason: str | None  # code of why it stands where it stands
-    key_number: int  # 0, or the n of an operator's --new-key
+    reason: str | None  # the code that explains the state
+    key_number: int  # 0, or the number of times an operator asked for a new key
     earlier: bytes | None  # earlier deliveries a late result may still name: [[delivery, batch_id, worker, granted], …]
+    handle: str | None  # the executor's name of a run that outlives the broker; null for our executors
 
 
 class StepOutput(NamedTuple):
@@ -115,7 +117,7 @@ class StepOutput(NamedTuple):
 
 
 class HistoryRow(NamedTuple):
-    """INSERT into history: what happened to one task in this group, in order."""
+    """INSERT into history: the facts of one task in this group, in order."""
 
     task_id: int
     at_ms: int
@@ -123,7 +125,7 @@ class HistoryRow(NamedTuple):
 
 
 class Parked(NamedTuple):
-    """INSERT into parked: input that was refused after it was accepted, with its bytes, for inspection."""
+    """INSERT into parked: input that was accepted and then refused, with its bytes, for inspection."""
 
     at_ms: int
     task_id: int | None
@@ -134,7 +136,7 @@ class Parked(NamedTuple):
 
 
 class WorkflowNew(NamedTuple):
-    """INSERT into workflows unless (namespace, name, version) is there."""
+    """INSERT into workflows unless (namespace, name, version) exists."""
 
     request: int
     namespace: str
@@ -147,7 +149,7 @@ class WorkflowNew(NamedTuple):
 
 
 class Key(NamedTuple):
-    """An idempotency key of a submission: who inserts it first has it."""
+    """An idempotency key of a submission: the first task to insert it owns it."""
 
     namespace: str
     key: str
@@ -182,15 +184,15 @@ class CommitGroup(Struct):
     tasks_changed: list[TaskChanged] = []
     history: list[HistoryRow] = []
     parked: list[Parked] = []
-    reserve_ids: int = 0  # so many more numbers for tasks and steps
-    bytes: int = 0  # about what it holds in memory
+    reserve_ids: int = 0  # the number of further ids to reserve for tasks and steps
+    bytes: int = 0  # an estimate of its size in memory
 
 
 class SubmissionOutcome(NamedTuple):
     request: int
     existing: dict[int, int]  # assigned task_id → the task that has its key already
     conflict: str | None  # the key that another submission has, with other content
-    failed: str | None = None  # the database refused its data: what it said
+    failed: str | None = None  # the database's error when it refused the data
 
 
 class WorkflowOutcome(NamedTuple):
@@ -198,7 +200,7 @@ class WorkflowOutcome(NamedTuple):
     workflow_id: int
     created: bool
     conflict: bool
-    failed: str | None = None  # the database refused its data: what it said
+    failed: str | None = None  # the database's error when it refused the data
 
 
 class Rejected(NamedTuple):
@@ -220,7 +222,7 @@ class Committed(Struct, frozen=True):
 
 
 class Stalled(Struct, frozen=True):
-    """The group could not be written now and is being tried again: locked, full, read-only, unreachable."""
+    """The group could not be written and is being retried: locked, full, read-only or unreachable."""
 
     lane: int
     seq: int
@@ -229,13 +231,13 @@ class Stalled(Struct, frozen=True):
 
 
 class Fenced(Struct, frozen=True):
-    """Another broker has this lane now. Nothing of ours may be written or said any more."""
+    """Another broker owns this lane now. This broker must no longer write or send anything for it."""
 
     lane: int
 
 
 class Broken(Struct, frozen=True):
-    """The disk failed to sync, or the database is corrupt: stop, acknowledge nothing."""
+    """The disk failed to sync, or the database is corrupt: the broker stops and acknowledges nothing."""
 
     lane: int
     error: str

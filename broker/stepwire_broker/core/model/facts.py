@@ -1,8 +1,8 @@
-"""What happened to a task, fact by fact. The live state changes only by applying one of these, and the history stores
-the same ones, so replaying the history gives the state by construction.
+"""Facts: everything that can happen to a task. The live state changes only by applying a fact, and the history stores
+the same facts, so replaying the history gives the same state.
 
-`at` is UTC milliseconds. A step is named by its position in the task. Payloads stay out: a completed step's output
-lies in its row, and the fact carries its size and CRC-32.
+`at` is UTC milliseconds. A step is named by its position in the task. A fact has no payload: a completed
+step's output is in its row, and the fact carries its size and CRC-32.
 """
 
 from typing import Final, TypeAlias
@@ -17,7 +17,7 @@ class StepFact(Struct, frozen=True, array_like=True, gc=False, tag_field="kind")
 
 
 class Readied(StepFact, frozen=True, tag="readied"):
-    """Everything it depends on is final and its rule is true; or its back-off is over."""
+    """All dependencies are final and the step's rule is true, or the step's back-off is over."""
 
 
 class Dispatched(StepFact, frozen=True, tag="dispatched"):
@@ -27,19 +27,19 @@ class Dispatched(StepFact, frozen=True, tag="dispatched"):
 
 
 class Granted(StepFact, frozen=True, tag="granted"):
-    """An at_most_once step may start: from here on its outcome can be unknown."""
+    """An at_most_once step may start: from now on its outcome can be unknown."""
 
     delivery: int
 
 
 class Started(StepFact, frozen=True, tag="started"):
-    """The worker said that it runs; `at` is when it began."""
+    """The worker reported that the step runs; `at` is when the run began."""
 
     delivery: int
 
 
 class Undelivered(StepFact, frozen=True, tag="undelivered"):
-    """The delivery came to nothing, and nothing of it will start. `lost`: it counts as lost with its session."""
+    """The delivery ended, and the worker will not start the step. `lost`: it counts as lost with its session."""
 
     delivery: int
     code: str
@@ -53,7 +53,7 @@ class Completed(StepFact, frozen=True, tag="completed"):
 
 
 class BackedOff(StepFact, frozen=True, tag="backed_off"):
-    """An attempt failed and there is another one, not before `until`."""
+    """An attempt failed; the next attempt begins at `until` or later."""
 
     delivery: int
     code: str
@@ -71,7 +71,7 @@ class Held(StepFact, frozen=True, tag="held"):
 
 
 class Restored(StepFact, frozen=True, tag="restored"):
-    """A backup took the database's place: nobody knows what became of this at_most_once step since, and it is held."""
+    """The database was restored from a backup: what this at_most_once step did since is unknown, and it is held."""
 
 
 class Skipped(StepFact, frozen=True, tag="skipped"):
@@ -83,7 +83,7 @@ class StepCancelled(StepFact, frozen=True, tag="cancelled"):
 
 
 class Reopened(StepFact, frozen=True, tag="reopened"):
-    """An operator wants it run again: a new first attempt, and nothing of before counts any more."""
+    """An operator runs the step again: it starts with a new first attempt, and earlier attempts no longer count."""
 
     new_key: bool
 
@@ -120,7 +120,7 @@ class TaskReopened(TaskFact, frozen=True, tag="task_reopened"):
 
 
 class Operated(TaskFact, frozen=True, tag="operated"):
-    """An operator did something, and said why."""
+    """An operator's command, with its reason."""
 
     action: str
     step: int | None

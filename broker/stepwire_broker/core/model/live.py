@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 from stepwire_protocol import limits
+from stepwire_protocol.messages import CancelReason
 
 from stepwire_broker.core.definitions.step_definition import StepDefinition
 from stepwire_broker.core.definitions.workflow import Workflow
@@ -66,6 +67,7 @@ class Step(Struct, gc=False, weakref=False, eq=False):
     reason: str | None = None
     key_number: int = 0
     earlier: list[Delivery] | None = None
+    handle: str | None = None  # the executor's name of a run that outlives the broker
     output: bytes | None = None  # None also when it is too large to stay resident
     output_bytes: int = 0
     # what is only known now
@@ -77,7 +79,7 @@ class Step(Struct, gc=False, weakref=False, eq=False):
     session: "WorkerSession | None" = None  # that holds the current delivery
     batch: "StepBatch | None" = None
     seen: str | None = None  # what the worker last said of it: queued, asking, running, done
-    cancel: str | None = None  # the worker was told to stop it, for this reason
+    cancel: CancelReason | None = None  # the worker was told to stop it, for this reason
     avoid: set[str] | None = None  # workers that gave it back or lost it: only if no other can
     payload_context: bytes | None = None  # fetched for its next dispatch or for its rule, and let go after it
     fetched_outputs: dict[int, bytes] | None = None
@@ -177,8 +179,8 @@ class WorkerSession(Struct, weakref=False, eq=False):
     proof: bool
     since_wall: int
     heard_mono: int
-    told_mono: int  # when it last said what it holds
-    told_n: int  # and in which message: older ones are late, or came twice
+    reported_mono: int  # when it last said what it holds
+    reported_n: int  # and in which message: older ones are late, or came twice
     topic: bytes
     of: ExecutorState
     joins_bus: bool = False  # whatever its executor is

@@ -1,6 +1,6 @@
-"""The states of steps and tasks, and every transition there is. Read aloud: in this state, after this fact, that state.
+"""The states of steps and tasks, and every transition: in this state, this fact leads to that state.
 
-`python -m stepwire_broker.core.model.states` draws them; docs/states.md is that drawing.
+`python -m stepwire_broker.core.model.states` draws them as the page docs/states.md.
 """
 
 from enum import StrEnum
@@ -10,21 +10,21 @@ from . import facts
 
 
 class StepState(StrEnum):
-    WAITING = "waiting"  # something it depends on is not final yet
-    READY = "ready"  # may run; waits for a worker
-    DISPATCHED = "dispatched"  # handed to a worker, which may or may not have started it
-    RETRY_WAIT = "retry_wait"  # an attempt failed; the next one has its time
+    WAITING = "waiting"  # a dependency is not final
+    READY = "ready"  # may run, and waits for a worker
+    DISPATCHED = "dispatched"  # sent to a worker, which may or may not have started the step
+    RETRY_WAIT = "retry_wait"  # an attempt failed, and the next one is scheduled
     COMPLETED = "completed"
     FAILED = "failed"
-    HELD = "held"  # at_most_once, and nobody knows whether it ran: an operator says
+    HELD = "held"  # at_most_once, and whether the step ran is unknown: an operator decides
     CANCELLED = "cancelled"
-    SKIPPED = "skipped"  # can no longer run: its rule is false, or something before it failed
+    SKIPPED = "skipped"  # can no longer run: its rule is false, or a dependency did not complete
 
 
 class TaskState(StrEnum):
     PENDING = "pending"  # stored, never loaded
     RUNNING = "running"
-    PAUSED = "paused"  # nothing is dispatched; what runs finishes
+    PAUSED = "paused"  # nothing is dispatched; running steps finish
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -53,7 +53,7 @@ STEP_TRANSITIONS: Final[dict[type[facts.StepFact], dict[StepState, StepState]]] 
     facts.Granted: {DISPATCHED: DISPATCHED},
     facts.Started: {DISPATCHED: DISPATCHED},
     facts.Undelivered: {DISPATCHED: READY},
-    # A late success is taken wherever it can still save a run.
+    # A late success completes the step wherever that saves a run.
     facts.Completed: {DISPATCHED: COMPLETED, READY: COMPLETED, RETRY_WAIT: COMPLETED, HELD: COMPLETED},
     facts.BackedOff: {DISPATCHED: RETRY_WAIT, HELD: RETRY_WAIT},
     facts.Failed: {DISPATCHED: FAILED, HELD: FAILED, READY: FAILED, RETRY_WAIT: FAILED},
@@ -72,7 +72,7 @@ STEP_TRANSITIONS: Final[dict[type[facts.StepFact], dict[StepState, StepState]]] 
         CANCELLED: WAITING,
         SKIPPED: WAITING,
         HELD: WAITING,
-        # A step before it runs again.
+        # A dependency runs again.
         READY: WAITING,
         RETRY_WAIT: WAITING,
     },
@@ -89,7 +89,7 @@ TASK_TRANSITIONS: Final[dict[type[facts.TaskFact], dict[TaskState, TaskState | N
 
 
 def drawing() -> str:
-    """Both machines as Mermaid state diagrams."""
+    """Return both state machines as Mermaid diagrams."""
     lines = [
         "# States of steps and tasks",
         "",

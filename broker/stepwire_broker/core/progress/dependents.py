@@ -1,4 +1,4 @@
-"""What follows when a step is final: its dependents become ready, are skipped or cancelled, and the task may end."""
+"""The dependents of a step that is final: they become ready, are skipped or cancelled, and the task may end."""
 
 from stepwire_broker.core.definitions import trigger_rules
 from stepwire_broker.core.model import facts

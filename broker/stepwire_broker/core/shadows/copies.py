@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 from msgspec import structs
 from stepwire_protocol import limits
-from stepwire_protocol.messages import Result, StepRequest, Steps
+from stepwire_protocol.messages import Result, StepRequest
 
-from stepwire_broker.core import takers
+from stepwire_broker.core import letters, takers
 from stepwire_broker.core.commit.outbox import SendMessage
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Step, WorkerSession
@@ -23,7 +23,6 @@ from stepwire_broker.core.timer_kinds import ShadowEnds
 
 from .shadow import OutputDifference, Shadow, WantedCopy, difference
 
-V: Final = limits.PROTOCOL_LEVEL_1
 UNDER_WAY_MAX: Final = 1_000
 COMPARED_BYTES_MAX: Final = 64 * 1024
 TALLIES_MAX: Final = 1_000
@@ -77,15 +76,7 @@ def _send(state: BrokerState, wanted: WantedCopy, now: Now) -> None:
             request.metadata, shadow=True, idempotency_key=f"{request.metadata.idempotency_key}/shadow"
         ),
     )
-    steps = Steps(
-        v=V,
-        broker=state.identity.broker,
-        epoch=state.identity.epoch,
-        session=session.id,
-        batch_id=state.next_batch_id(),
-        protocol_version=V,
-        steps=[copy],
-    )
+    steps = letters.steps(state.identity, session, state.next_batch_id(), [copy])
     state.outbox.send(SendMessage(session, steps, (step.task,)))
     state.timers.set(now.mono + step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS, ShadowEnds(shadow))
 

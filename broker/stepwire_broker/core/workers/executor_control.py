@@ -1,6 +1,6 @@
-"""What the core knows of executors: what each has done, and whether it is paused.
+"""Executors: pause and resume by an operator, and the figures of what each has run.
 
-A pause is an operator's and of this process: nothing of it is stored, and a restart ends it.
+A pause is not stored: it ends when the executor is resumed or the broker restarts.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class ExecutorPaused(Answer, frozen=True):
 
 
 def on_pause(state: BrokerState, event: PauseExecutor, now: Now) -> None:
-    """What it has it finishes. That it was paused before is fine, and when it was stays."""
+    """The executor finishes the steps it has. If it is paused already, the time of the first pause stays."""
     executor = state.executor(event.executor)
     if executor.paused_wall is None:
         executor.paused_wall = now.wall
@@ -48,7 +48,7 @@ def on_resume(state: BrokerState, event: ResumeExecutor, now: Now) -> None:
 
 
 def count(figures: Figures, step: Step, result: Result, now: Now) -> None:
-    """A run has ended. How long it took its worker knows best; else it is what we have seen of it."""
+    """Count a run that ended. Its duration is the one that the worker measured, or else the time since its start."""
     took_ms = None if result.metadata is None else result.metadata.execution_time_ms
     if took_ms is None and step.started_ms is not None:
         took_ms = max(0, now.wall - step.started_ms)

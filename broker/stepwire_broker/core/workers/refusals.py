@@ -6,7 +6,7 @@ from stepwire_broker.core.commit.decision import Complaint
 from stepwire_broker.core.model.events import FrameRefused, MessageIgnored, MessageRefused, Now
 from stepwire_broker.core.state import BrokerState
 
-from .sessions import refuse
+from .replies import refuse
 
 
 def on_message_refused(state: BrokerState, event: MessageRefused, now: Now) -> None:

@@ -1,14 +1,21 @@
-"""Queue timeouts and deadlines: what happens to a step, and to the worker that holds it, when its time is over."""
+"""Time that is over: queue timeouts, run timeouts and deadlines of steps and tasks."""
 
 from typing import Final
 
+from stepwire_protocol import limits
+
+from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import DISPATCHED, READY, RETRY_WAIT, TASK_FINAL
 from stepwire_broker.core.progress.step_outcomes import fail_for, undeliver, unknown_outcome
 from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import RunLimit
 
-from .sessions import bury, tell_cancel
+from .loss import bury
+from .stopping import request_stop, send_cancel
+
+CHECK_AGAIN_MS: Final = 1_000
 
 
 def expire_queue(state: BrokerState, step: Step, ready_ms: int | None, now: Now) -> None:
@@ -18,9 +25,32 @@ def expire_queue(state: BrokerState, step: Step, ready_ms: int | None, now: Now)
     if step.state is READY:
         fail_for(state, step, "queue_timeout", now)
     elif step.state is DISPATCHED and step.started_ms is None and not step.granted:
-        tell_cancel(state, step, "superseded")  # a worker that has not started the step refuses it as stale
+        request_stop(state, step, "superseded")  # a worker that has not started the step refuses it as stale
         if step.at_most_once:
             undeliver(state, step, "superseded", now, avoid=False)  # without a grant the step has not started
+
+
+def expire_run(state: BrokerState, run: RunLimit, now: Now) -> None:
+    """The worker should have ended this run at its timeout. If it did not, the broker ends it here."""
+    step, delivery, due_mono = run.step, run.delivery, run.due_mono
+    if step.state is not DISPATCHED or step.delivery != delivery or not step.task.steps:
+        return
+    session = step.session
+    if session is not None and session.has_lease and now.mono < due_mono + state.settings.bus.lease_ms:
+        is_silent = session.reported_mono < due_mono - limits.TIMEOUT_GRACE_MS
+        if step.seen == "done" or is_silent:
+            # The run may have ended in time with its result still on the way: the worker has a lease to send it.
+            state.timers.set(now.mono + CHECK_AGAIN_MS, run)
+            return
+    if session is not None:
+        send_cancel(state, session, [(step.id, delivery)], "timeout")
+    if step.at_most_once and not step.granted:
+        return
+    allowance.overdue(state, step, now)
+    if step.at_most_once:
+        unknown_outcome(state, step, "outcome_unknown", now)
+    else:
+        fail_for(state, step, "timeout", now, retryable=True)
 
 
 def expire_deadline(state: BrokerState, step: Step, deadline_ms: int, now: Now) -> None:
@@ -42,7 +72,7 @@ _UNDER_WAY: Final = frozenset({READY, RETRY_WAIT, DISPATCHED})
 
 def _expire(state: BrokerState, step: Step, code: str, now: Now) -> None:
     if step.state is DISPATCHED:
-        tell_cancel(state, step, "timeout")
+        request_stop(state, step, "timeout")
         if step.at_most_once and step.granted:
             unknown_outcome(state, step, "outcome_unknown", now)
             return

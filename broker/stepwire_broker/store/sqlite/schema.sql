@@ -127,6 +127,7 @@ CREATE TABLE steps (
 	reason TEXT, 
 	key_number INTEGER DEFAULT 0 NOT NULL, 
 	earlier TEXT, 
+	handle TEXT, 
 	output_bytes INTEGER DEFAULT 0 NOT NULL, 
 	output TEXT, 
 	PRIMARY KEY (id), 

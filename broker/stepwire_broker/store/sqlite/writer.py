@@ -287,6 +287,7 @@ def _step_changed(row: StepChanged) -> tuple[Any, ...]:
         row.reason,
         row.key_number,
         _text(row.earlier),
+        row.handle,
     )
 
 

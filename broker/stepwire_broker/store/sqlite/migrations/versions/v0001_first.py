@@ -177,6 +177,7 @@ def upgrade() -> None:
         sa.Column("reason", sa.Text),
         sa.Column("key_number", sa.Integer, nullable=False, server_default=sa.text("0")),
         sa.Column("earlier", sa.Text),
+        sa.Column("handle", sa.Text),
         sa.Column("output_bytes", NUMBER, nullable=False, server_default=sa.text("0")),
         sa.Column("output", sa.Text),
         sa.CheckConstraint(STEP_STATES, name="state_fits"),

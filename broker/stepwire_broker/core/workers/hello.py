@@ -1,0 +1,138 @@
+"""Workers that come and stay: hello, heartbeat, and other changes of a live session."""
+
+from typing import Final
+
+from stepwire_protocol import limits
+from stepwire_protocol.messages import Bye, Heartbeat, Hello
+
+from stepwire_broker.core import letters
+from stepwire_broker.core.commit.decision import ToWorker
+from stepwire_broker.core.dispatch.transmission import resend
+from stepwire_broker.core.model.events import Attached, Leave, Now, Subscribed
+from stepwire_broker.core.model.live import WorkerSession
+from stepwire_broker.core.model.worker_session import opened
+from stepwire_broker.core.progress.deliveries import hand_to
+from stepwire_broker.core.progress.step_outcomes import undeliver
+from stepwire_broker.core.state import BrokerState
+
+from .holding import ask_soon, compare_holding
+from .loss import close, watch, watch_lease
+from .replies import send_here, send_reset, turn_away
+
+MAJOR_VERSION: Final = limits.PROTOCOL_LEVEL_1.partition(".")[0]
+
+
+def on_hello(state: BrokerState, hello: Hello, now: Now) -> None:
+    broker = state.identity.broker
+    if not any(version.partition(".")[0] == MAJOR_VERSION for version in hello.versions):
+        send_reset(state, hello.worker, hello.next.get(broker, 1), "version")
+        return
+    k = hello.next.get(broker)
+    if k is None:
+        send_here(state, hello.worker)
+        return
+    session = state.sessions.get(hello.worker)
+    if session is not None and k < session.k:
+        state.counters.ignored += 1
+        return
+    if k <= state.dead_k.get(hello.worker, 0):
+        send_reset(state, hello.worker, k, "expired")
+        return
+    if session is None or k > session.k:
+        session = _open(state, hello, k, session, now)
+    elif session.muted:
+        return  # its lease must end
+    if hello.n > session.reported_n:
+        compare_holding(state, session, hello.n, hello.holding, now)
+    welcome = letters.welcome(state.identity, session, hello.n, state.settings.bus, state.peers)
+    state.decision.sends.append(ToWorker(session.topic, welcome))
+
+
+def _open(state: BrokerState, hello: Hello, k: int, before: WorkerSession | None, now: Now) -> WorkerSession:
+    """A new session. From the one before, it takes over what the worker still holds; the worker dropped the rest."""
+    attached = state.attached.get(hello.worker) or state.on_the_bus(hello.worker)
+    executor = state.executor(attached.executor)
+    session = opened(hello, k, state.identity.epoch, state.identity.broker, executor, now.mono, now.wall)
+    session.principal = state.principal
+    session.draining = hello.worker in state.quieted
+    session.joins_bus = attached.joins_bus
+    state.sessions[hello.worker] = session
+    state.offer_cache.clear()
+    state.counters.sessions_opened += 1
+    if before is not None:
+        _take_over(state, hello, before, session, now)
+    if session.has_lease:
+        watch_lease(state, session)
+    if hello.worker in state.recovered:
+        ask_soon(state, session)
+    watch(state, session)  # its subscription may have vanished while this hello was under way
+    return session
+
+
+def _take_over(state: BrokerState, hello: Hello, before: WorkerSession, session: WorkerSession, now: Now) -> None:
+    holding = {(item[0], item[1]) for item in hello.holding}
+    close(before)
+    for step in list(before.deliveries.values()):
+        if (step.id, step.delivery) in holding:
+            before.deliveries.pop(step.id)
+            before.suspects = 0
+            step.batch = None
+            step.session = None
+            hand_to(step, session)
+        else:
+            # The worker dropped this delivery and will never start it, granted or not.
+            undeliver(state, step, "session_replaced", now, avoid=False)
+
+
+def on_heartbeat(state: BrokerState, beat: Heartbeat, now: Now) -> None:
+    session_id = beat.sessions.get(state.identity.broker)
+    session = state.sessions.get(beat.worker)
+    if session_id is None or session is None or session.id != session_id:
+        turn_away(state, beat.worker, session_id)
+        return
+    session.confirmed = True
+    if session.muted:
+        return
+    if beat.n > session.free_n:
+        session.free_n = beat.n
+        session.free = beat.free.get(state.identity.broker, session.free)
+    if beat.n > session.reported_n:
+        compare_holding(state, session, beat.n, beat.holding, now)
+    ack = letters.heartbeat_ack(
+        state.identity,
+        session,
+        beat.n,
+        quiet=state.draining or session.worker in state.quieted,
+        quit=state.quieted.get(session.worker, False) and not session.deliveries and not beat.holding,
+    )
+    state.decision.sends.append(ToWorker(session.topic, ack))
+
+
+def on_bye(state: BrokerState, bye: Bye, now: Now) -> None:
+    session = state.sessions.get(bye.worker)
+    if session is not None:
+        session.draining = True
+
+
+def on_subscribed(state: BrokerState, event: Subscribed, now: Now) -> None:
+    """From now on the worker receives what is sent to it, so its unanswered batches are resent at once."""
+    session = state.sessions.get(event.worker)
+    if session is not None:
+        for batch in list(session.unanswered_batches.values()):
+            if batch.released:
+                resend(state, batch)
+
+
+def on_attached(state: BrokerState, event: Attached, now: Now) -> None:
+    """A worker inside this process belongs to this executor."""
+    state.attached[event.worker] = event
+    session = state.sessions.get(event.worker)
+    if session is not None:
+        session.of, session.joins_bus = state.executor(event.executor), event.joins_bus
+        state.offer_cache.clear()
+
+
+def on_leave(state: BrokerState, event: Leave, now: Now) -> None:
+    """This broker shuts down: its workers keep what they run, and send a hello to the broker that comes next."""
+    for session in state.sessions.values():
+        send_reset(state, session.worker, session.k, "shutdown")

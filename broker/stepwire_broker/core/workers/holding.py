@@ -1,0 +1,146 @@
+"""What a worker reports that it holds, compared with what this broker knows of it.
+
+Hellos and heartbeats list the held steps. A step that is missing there is asked about by `adopt`, every second until
+the worker answers; so are the deliveries of before this broker's start.
+"""
+
+from stepwire_protocol import limits
+from stepwire_protocol.messages import Adopted, CancelReason, HeldItem
+
+from stepwire_broker.core import letters
+from stepwire_broker.core.commit.outbox import SendMessage
+from stepwire_broker.core.model import facts
+from stepwire_broker.core.model.events import Now
+from stepwire_broker.core.model.live import Step, WorkerSession
+from stepwire_broker.core.model.states import DISPATCHED
+from stepwire_broker.core.progress.deliveries import hand_to
+from stepwire_broker.core.progress.step_outcomes import undeliver
+from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.timer_kinds import AdoptionDue, RunLimit
+
+from .replies import session_of
+from .stopping import send_cancel
+
+
+def compare_holding(state: BrokerState, session: WorkerSession, n: int, holding: list[HeldItem], now: Now) -> None:
+    """The worker is alive and reports what it holds: record starts, cancel what is not its own, and ask about steps
+    that are missing."""
+    session.reported_n = n
+    session.heard_mono = max(session.heard_mono, now.mono)
+    session.reported_mono = max(session.reported_mono, now.mono)
+    listed: set[int] = set()
+    superseded: list[tuple[int, int]] = []
+    cancelled: dict[CancelReason, list[tuple[int, int]]] = {}
+    overdue = 0
+    for step_id, delivery, held_state, age_ms in holding:
+        step = state.steps.get(step_id)
+        overdue += held_state == "running" and age_ms >= _overdue_from_ms(state, step, step_id)
+        if step is None or not _is_its_own(step, delivery, session):
+            if held_state != "done" and (step is not None or step_id in state.ended):
+                superseded.append((step_id, delivery))
+            continue
+        listed.add(step_id)
+        _record_held(state, step, session, held_state, age_ms, now)
+        if step.cancel is not None and held_state != "done":
+            cancelled.setdefault(step.cancel, []).append((step_id, delivery))
+    if superseded:
+        send_cancel(state, session, superseded, "superseded")
+    for reason, items in cancelled.items():
+        send_cancel(state, session, items, reason)
+    missing = [s for s in session.deliveries.values() if s.id not in listed and (s.batch is None or s.batch.answered)]
+    if missing:
+        session.asking.update(s.id for s in missing)
+        ask_soon(state, session)
+    _judge_stuck(state, session, overdue)
+
+
+def _is_its_own(step: Step, delivery: int, session: WorkerSession) -> bool:
+    """Is this the current delivery of the step, and was it handed to this worker?"""
+    return step.state is DISPATCHED and step.delivery == delivery and step.worker == session.worker
+
+
+def _overdue_from_ms(state: BrokerState, step: Step | None, step_id: int) -> float:
+    """The age from which a run of this step is overdue. Never for a step that is not known here."""
+    timeout_ms = step.definition.timeout_ms if step is not None else state.ended.get(step_id)
+    return float("inf") if timeout_ms is None else timeout_ms + limits.TIMEOUT_GRACE_MS
+
+
+def _record_held(
+    state: BrokerState, step: Step, session: WorkerSession, held_state: str, age_ms: int, now: Now
+) -> None:
+    """The worker holds this delivery: the session takes it over if it has it not yet, and a start is recorded."""
+    if step.session is not session:
+        _adopt(state, step, session)
+    session.asking.discard(step.id)
+    if held_state == "running" and step.seen != "running":
+        if step.cancel == "superseded":
+            step.cancel = None  # the run had started before the cancel arrived
+        if step.started_ms is None:
+            state.record(step.task, facts.Started(now.wall - age_ms, step.position, step.delivery))
+        due = now.mono - age_ms + step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS
+        state.timers.set(due, RunLimit(step, step.delivery, due))
+    step.seen = held_state
+
+
+def _adopt(state: BrokerState, step: Step, session: WorkerSession) -> None:
+    """A delivery of an earlier session, or of before this broker's start, moves to this session."""
+    of_worker = state.recovered.get(session.worker)
+    if of_worker is not None and of_worker.pop(step.id, None) is not None and not of_worker:
+        del state.recovered[session.worker]
+    hand_to(step, session)
+
+
+def _judge_stuck(state: BrokerState, session: WorkerSession, overdue: int) -> None:
+    """A session whose runs are all overdue gets no more steps, and those that it has not started are withdrawn."""
+    session.stuck = overdue >= session.slots
+    if session.stuck:
+        waiting = [
+            s for s in session.deliveries.values() if s.seen in ("queued", "asking") and not s.granted and not s.cancel
+        ]
+        for step in waiting:
+            step.cancel = "superseded"
+        if waiting:
+            send_cancel(state, session, [(s.id, s.delivery) for s in waiting], "superseded")
+
+
+# -- adoption ---------------------------------------------------------------------------------------------------------
+
+
+def ask_soon(state: BrokerState, session: WorkerSession) -> None:
+    """Ask the worker about its steps at once, unless it is asked every second already."""
+    if not session.is_asked:
+        session.is_asked = True
+        state.timers.set(0, AdoptionDue(session))
+
+
+def ask_adoption(state: BrokerState, session: WorkerSession, now: Now) -> None:
+    """Ask the worker which of these steps it holds, every second until it has answered for each of them."""
+    session.is_asked = False
+    if session.dead:
+        return
+    recovered = state.recovered.get(session.worker, {})
+    items = [(s.id, s.delivery) for s in recovered.values()]
+    items += [(i, session.deliveries[i].delivery) for i in session.asking]
+    if not items:
+        return
+    items.sort()
+    for start in range(0, len(items), limits.BATCH_ITEMS_MAX):
+        adopt = letters.adopt(state.identity, session, items[start : start + limits.BATCH_ITEMS_MAX])
+        state.outbox.send(SendMessage(session, adopt))
+    session.is_asked = True
+    state.timers.set(now.mono + limits.ADOPT_RETRY_MS, AdoptionDue(session))
+
+
+def on_adopted(state: BrokerState, message: Adopted, now: Now) -> None:
+    session = session_of(state, message.worker, message.session)
+    if session is None:
+        return
+    for step_id, delivery, held_state, age_ms in message.items:
+        step = state.steps.get(step_id)
+        if step is None or not _is_its_own(step, delivery, session):
+            continue
+        if held_state == "unknown":
+            # The live process itself states that it will never run this delivery: the step may run elsewhere.
+            undeliver(state, step, "not_held", now, avoid=False)
+        else:
+            _record_held(state, step, session, held_state, age_ms, now)

@@ -1,0 +1,154 @@
+"""Workers that die or fall silent, and what becomes of the steps they held."""
+
+from typing import Final
+
+from stepwire_protocol import limits
+from stepwire_protocol.messages import Gone
+
+from stepwire_broker.core.commit.decision import WatchProcess
+from stepwire_broker.core.guards import allowance
+from stepwire_broker.core.model.events import Detached, LoopWasLate, Now, ProcessDied, SubscriptionVanished
+from stepwire_broker.core.model.live import Step, WorkerSession
+from stepwire_broker.core.progress.step_outcomes import undeliver, unknown_outcome
+from stepwire_broker.core.state import DEAD_REMEMBERED_MAX, BrokerState
+from stepwire_broker.core.timer_kinds import LeaseEnds
+
+CHECK_AGAIN_MS: Final = 1_000
+
+
+# -- death ------------------------------------------------------------------------------------------------------------
+
+
+def watch(state: BrokerState, session: WorkerSession) -> None:
+    """Have the session's process checked for death. Possible on this host only, for a worker that named its process."""
+    if session.proof and session.pid and session.host == state.identity.host:
+        state.decision.watches.append(WatchProcess(session.worker, session.pid, session.pid_started))
+
+
+def on_subscription_vanished(state: BrokerState, event: SubscriptionVanished, now: Now) -> None:
+    session = state.sessions.get(event.worker)
+    if session is not None:
+        watch(state, session)
+
+
+def on_gone(state: BrokerState, gone: Gone, now: Now) -> None:
+    """A supervisor reaped its child. On this host the broker checks; elsewhere it believes the supervisor."""
+    session = state.sessions.get(gone.worker)
+    if session is not None and session.pid and session.host == state.identity.host:
+        state.decision.watches.append(WatchProcess(session.worker, session.pid, session.pid_started))
+    else:
+        _bury_worker(state, gone.worker, now)
+
+
+def on_process_died(state: BrokerState, event: ProcessDied, now: Now) -> None:
+    state.counters.deaths_proven += 1
+    _bury_worker(state, event.worker, now)
+
+
+def on_detached(state: BrokerState, event: Detached, now: Now) -> None:
+    """A worker inside this process ended. While this broker drains it ends them itself, so no step is blamed."""
+    state.attached.pop(event.worker, None)
+    _bury_worker(state, event.worker, now, blames=not state.draining)
+
+
+def _bury_worker(state: BrokerState, worker: str, now: Now, *, blames: bool = True) -> None:
+    session = state.sessions.get(worker)
+    if session is not None:
+        bury(state, session, now, blames=blames)
+    for step in list(state.recovered.get(worker, {}).values()):
+        lost(state, step, now, suspicious=False, blames=blames)
+
+
+# -- the lease --------------------------------------------------------------------------------------------------------
+
+
+def watch_lease(state: BrokerState, session: WorkerSession) -> None:
+    state.timers.set(_lease_ends_at(state, session), LeaseEnds(session))
+
+
+def check_lease(state: BrokerState, session: WorkerSession, now: Now) -> None:
+    if session.dead:
+        return
+    ends_at = _lease_ends_at(state, session)
+    if now.mono < ends_at:
+        watch_lease(state, session)
+    elif not session.confirmed and now.mono < state.safe_at_mono:
+        # Without our welcome the worker keeps to the lease that it had before our start, which can be a longer one.
+        state.timers.set(min(state.safe_at_mono, now.mono + CHECK_AGAIN_MS), LeaseEnds(session))
+    else:
+        state.counters.lease_expiries += 1
+        bury(state, session, now)
+
+
+def _lease_ends_at(state: BrokerState, session: WorkerSession) -> int:
+    return session.heard_mono + int(state.settings.bus.lease_ms * limits.LEASE_BROKER_FACTOR) + 1
+
+
+def on_loop_was_late(state: BrokerState, event: LoopWasLate, now: Now) -> None:
+    """The broker did not read its sockets for a while, so no worker was silent in that time."""
+    for session in state.sessions.values():
+        session.heard_mono = min(session.heard_mono + event.gap_ms, now.mono)
+        for batch in session.unanswered_batches.values():
+            batch.released_mono += event.gap_ms
+    for handout in state.level0.handouts.values():
+        handout.due_mono += event.gap_ms
+    state.safe_at_mono += event.gap_ms
+
+
+# -- what a dead worker held ------------------------------------------------------------------------------------------
+
+
+def close(session: WorkerSession) -> None:
+    """The session ends here: nothing more is sent in it or accepted from it."""
+    session.dead = True
+    session.unanswered_batches = {}
+    session.unanswered = 0
+
+
+def bury(state: BrokerState, session: WorkerSession, now: Now, *, blames: bool = True) -> None:
+    """The session is dead: none of its steps will start, and those that ran are lost or unknown.
+
+    `blames`: one of the steps that ran may have killed the worker.
+    """
+    close(session)
+    state.dead_k[session.worker] = session.k
+    if len(state.dead_k) > DEAD_REMEMBERED_MAX:
+        state.dead_k.popitem(last=False)
+    state.sessions.pop(session.worker, None)
+    state.offer_cache.clear()
+    held = list(session.deliveries.values())
+    # A worker starts steps in the order in which it receives them: only the first `slots` can have been running.
+    suspects = [
+        position < session.slots
+        and session.has_lease
+        and not (session.muted and step.batch is not None and not step.batch.answered)
+        for position, step in enumerate(held)
+    ]
+    ran = [s for s, suspicious in zip(held, suspects, strict=True) if suspicious or s.granted or s.started_ms]
+    if blames:
+        allowance.lost(state, held, ran, "a worker was lost with it", now)
+    for step, suspicious in zip(held, suspects, strict=True):
+        lost(state, step, now, suspicious=suspicious, blames=blames)
+
+
+def lost(state: BrokerState, step: Step, now: Now, *, suspicious: bool, blames: bool = True) -> None:
+    """The worker of this step is dead. A granted at_most_once step is held; any other step runs again."""
+    may_have_run = step.granted or step.started_ms is not None or (suspicious and not step.at_most_once)
+    if step.at_most_once and step.granted:
+        unknown_outcome(state, step, "outcome_unknown", now)
+    else:
+        undeliver(state, step, "session_lost", now, lost=may_have_run and blames)
+
+
+def expire_recovered(state: BrokerState, now: Now) -> None:
+    """Every lease that was given before this start is over. Steps whose workers have not come back are lost."""
+    for worker in list(state.recovered):
+        if worker in state.sessions:
+            continue
+        for step in list(state.recovered.get(worker, {}).values()):
+            if step.granted and not step.at_most_once:
+                # Only a worker without heartbeats is granted such a step: it has until the end of its run.
+                may_run_ms = step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS
+                if now.mono < state.safe_at_mono + may_run_ms:
+                    continue
+            lost(state, step, now, suspicious=False)

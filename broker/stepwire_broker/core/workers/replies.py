@@ -1,0 +1,49 @@
+"""Answers that leave at once: to a message of a session that this broker does not have, and to a message it refuses."""
+
+from stepwire_protocol import topics
+from stepwire_protocol.messages import ResetCode
+
+from stepwire_broker.core import letters
+from stepwire_broker.core.commit.decision import ToWorker
+from stepwire_broker.core.model.live import WorkerSession
+from stepwire_broker.core.state import BrokerState
+
+
+def session_of(state: BrokerState, worker: str, session_id: str) -> WorkerSession | None:
+    """The session that a message names. None if this broker does not have it; its sender is answered then."""
+    session = state.sessions.get(worker)
+    if session is not None and session.id == session_id:
+        return session
+    turn_away(state, worker, session_id)
+    return None
+
+
+def turn_away(state: BrokerState, worker: str, session_id: str | None) -> None:
+    """Answer a worker whose session this broker does not have.
+
+    A session of another epoch was lost with a restart of this broker, so the worker keeps it and says hello.
+    """
+    epoch, k = topics.session_parts(session_id) if session_id is not None else (-1, 0)
+    if epoch != state.identity.epoch:
+        send_here(state, worker)
+        return
+    session = state.sessions.get(worker)
+    if session is not None and k < session.k:
+        state.counters.ignored += 1
+    else:
+        send_reset(state, worker, k, "unknown_session")
+
+
+def send_here(state: BrokerState, worker: str) -> None:
+    state.decision.sends.append(ToWorker(topics.to_worker(worker), letters.here(state.identity)))
+
+
+def send_reset(state: BrokerState, worker: str, k: int, code: ResetCode) -> None:
+    state.decision.sends.append(ToWorker(topics.to_worker(worker), letters.reset(state.identity, k, code)))
+
+
+def refuse(state: BrokerState, worker: str, code: str, message: str, kind: str | None, rid: int | None = None) -> None:
+    """Count a refused message, and tell its sender why it is refused."""
+    state.counters.count_refused(code)
+    refused = letters.refused(state.identity, code, message, kind, rid)
+    state.decision.sends.append(ToWorker(topics.to_worker(worker), refused))

@@ -1,0 +1,249 @@
+"""The loop around the core: carries events in, and carries decisions out to the bus, the store and whoever asked.
+
+Every turn is the same: events are handled one by one, and what may leave at once leaves. When all that has arrived is
+read, or a commit came back, the lane's next group goes to its writer before what the last commit released is published.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+import zmq
+from stepwire_protocol.messages import ResultsLevel0
+
+from .bus import deaths
+from .bus.wire import Wire
+from .core.commit.decision import BreakerChanged, Complaint, Read, WatchProcess
+from .core.definitions.settings import Settings
+from .core.machine import Machine
+from .core.model.answers import CommandRefused
+from .core.model.commit_group import Broken, CommitGroup, Committed, Fenced, Outcome, Stalled
+from .core.model.events import (
+    Event,
+    FrameRefused,
+    LoadFailed,
+    MessageIgnored,
+    MessageRefused,
+    PeerSubscribed,
+    PeersUncertain,
+    PeerVanished,
+    ProcessDied,
+    Subscribed,
+    SubscriptionVanished,
+)
+from .loop_measures import nothing_yet, rows_of
+from .pulse import Beaten, Pulse, read_clocks
+from .stages import claims, results
+from .stages.finish import PendingAnswers
+from .stages.turn import Around, Turn
+from .store.store import Store
+from .taps import Taps
+
+log = structlog.get_logger("stepwire.broker")
+
+WATCH_MS: Final = 250
+WATCH_FOR_MS: Final = 5_000
+COMPLAIN_EVERY_S: Final = 10.0
+
+
+class BrokerStopped(Exception):
+    """Why a running broker had to stop."""
+
+
+class CoreLoop:
+    """Handles events while `is_open`. `failed` gets BrokerStopped when the broker cannot go on."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        machine: Machine,
+        store: Store,
+        reader: claims.Reader,
+        context: "zmq.Context[zmq.Socket[bytes]] | None",
+        failed: asyncio.Future[None],
+    ) -> None:
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._state = machine.state
+        self._store = store
+        self._reader = reader
+        self._failed = failed
+        self.is_open = False
+        self.answers = PendingAnswers()
+        self.measures = nothing_yet()
+        self.commit_listeners: list[Callable[[], None]] = []
+        self._flush_due = False
+        self._handed: dict[int, float] = {}  # by lane: when its writer was given the group it has
+        self._complained: dict[str, float] = {}  # by code: when a fault of level 0 was last logged
+        self.wire = Wire(
+            settings.bus,
+            settings.broker.id,
+            context=context,
+            on_message=self.receive,
+            on_refused=self._on_refused_frame,
+            on_subscribed=lambda worker: self.handle(Subscribed(worker)),
+            on_vanished=lambda worker: self.handle(SubscriptionVanished(worker)),
+            on_peer=lambda: self.handle(PeerSubscribed()),
+            on_peer_gone=lambda to: self.handle(PeerVanished(to)),
+            on_peers_uncertain=lambda: self.handle(PeersUncertain()),
+            after_drain=self.flush,
+            on_alarm=lambda text: log.warning("bus_alarm", text=text),
+        )
+        self.taps = Taps(self.wire)
+        around = Around(
+            read_clocks,
+            self.wire,
+            self._put,
+            self.answers.answer,
+            self._read,
+            self._watch,
+            _log_breaker,
+            self._log_complaint,
+        )
+        self._turn = Turn(machine, around)
+        beaten = Beaten(self.handle, self.flush, lambda: self.wire.is_behind, self.on_outcome, self.measures.loop_lag_s)
+        self.pulse = Pulse(machine, beaten)
+
+    # -- events in ----------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> None:
+        if self.is_open:
+            self._turn.handle(event)
+
+    def receive(self, topic: bytes, body: bytes, principal: str = "") -> None:
+        """Handle one message of the bus, or of a worker that is attached to this process."""
+        if not self.is_open:
+            return
+        event = results.read(topic, body, self._settings.bus.max_message_bytes)
+        if not self.taps.are_open:
+            self._turn.handle(event, principal)
+        elif isinstance(event, ResultsLevel0):
+            # Only the core can tell whether an answer without a session is at fault.
+            decision = self._turn.handle(event, principal)
+            self.taps.show("in", topic, body, decision.complaints[0].code if decision.complaints else None)
+        else:
+            code = event.code if isinstance(event, MessageRefused | MessageIgnored) else None
+            self.taps.show("in", topic, body, code)
+            self._turn.handle(event, principal)
+
+    def _on_refused_frame(self, code: str, data: bytes) -> None:
+        self.taps.show("in", b"", data, code)
+        self.handle(FrameRefused(code))
+
+    def report(self, outcome: Outcome) -> None:
+        """Called in the writer's thread."""
+        self._loop.call_soon_threadsafe(self.on_outcome, outcome)
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        if not self.is_open:
+            return
+        if isinstance(outcome, Broken | Fenced):
+            self._fail(outcome)
+            return
+        if isinstance(outcome, Stalled):
+            log.warning("database_stalled", code=outcome.code, error=outcome.error)
+            if self._state.stalled is None:
+                self.measures.stalls[outcome.code] = self.measures.stalls.get(outcome.code, 0) + 1
+        elif isinstance(outcome, Committed):
+            self.measures.commit_s.observe(self._loop.time() - self._handed[outcome.lane])
+        self._turn.commit(outcome)
+        if isinstance(outcome, Committed):
+            for listener in tuple(self.commit_listeners):
+                listener()
+        self.pulse.arm()
+
+    def _fail(self, outcome: Broken | Fenced) -> None:
+        """Write and answer nothing from here on: the next start of a broker decides."""
+        self.is_open = False
+        self.pulse.stop()
+        reason = (
+            f"the database failed and nothing more can be acknowledged: {outcome.error}"
+            if isinstance(outcome, Broken)
+            else "another broker has taken over this broker's lane"
+        )
+        log.error("broker_failed", reason=reason)
+        self.answers.give_up(CommandRefused("database_unavailable", reason))
+        if not self._failed.done():
+            self._failed.set_exception(BrokerStopped(reason))
+
+    # -- decisions out ------------------------------------------------------------------------------------------------
+
+    def flush_soon(self) -> None:
+        """Flush when the rest of this turn of the loop has been handled."""
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Dispatch, and hand the lanes' groups to their writers."""
+        self._flush_due = False
+        if self.is_open:
+            self._turn.flush()
+            self.pulse.arm()
+
+    def handled(self) -> asyncio.Future[None]:
+        """Done when every call and message of before is handled, and its immediate answers have been delivered.
+
+        A task that was created before counts from its start to its first wait. Tasks and deliveries to attached workers
+        are callbacks of the loop, which runs them in the order they were scheduled: the one of this future is the last.
+        """
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._loop.call_soon(_resolve, future)
+        return future
+
+    def _put(self, group: CommitGroup) -> None:
+        self._handed[group.lane] = self._loop.time()
+        self.measures.group_rows.observe(rows_of(group))
+        self._store.put(group)
+
+    def _read(self, read: Read) -> None:
+        future = self._store.read(claims.perform, self._reader, read, read_clocks().wall)
+        future.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._on_read, read, done))
+
+    def _on_read(self, read: Read, done: Any) -> None:
+        if not self.is_open:
+            return
+        error = done.exception()
+        if error is None:
+            self.handle(done.result())
+        else:
+            log.warning("read_failed", error=str(error))
+            self.handle(LoadFailed(read.request, str(error)))
+        self.flush()
+
+    def _watch(self, watch: WatchProcess, waited_ms: int = 0) -> None:
+        """Check every `WATCH_MS`, for `WATCH_FOR_MS`, whether the operating system has ended this process."""
+        if not self.is_open:
+            return
+        if deaths.is_gone(watch.pid, watch.pid_started):
+            self.handle(ProcessDied(watch.worker))
+            self.flush()
+        elif waited_ms < WATCH_FOR_MS:
+            self._loop.call_later(WATCH_MS / 1000, self._watch, watch, waited_ms + WATCH_MS)
+
+    def _log_complaint(self, complaint: Complaint) -> None:
+        """Log each code once in `COMPLAIN_EVERY_S`: unsolicited messages must not fill the log."""
+        now_s = self._loop.time()
+        if now_s - self._complained.get(complaint.code, -COMPLAIN_EVERY_S) >= COMPLAIN_EVERY_S:
+            self._complained[complaint.code] = now_s
+            log.warning("level0_answer_refused", code=complaint.code, text=complaint.text)
+
+
+def _log_breaker(changed: BreakerChanged) -> None:
+    """A breaker that opens is trouble, so it is a warning; other changes are news."""
+    write = log.warning if changed.state == "open" else log.info
+    event = {"open": "breaker_opened", "closed": "breaker_closed"}.get(changed.state, "breaker_half_open")
+    write(
+        event,
+        handler_class=changed.handler_class,
+        by="an operator" if changed.is_forced else "itself",
+        cause=changed.cause,
+        reason=changed.reason,
+        left_ms=changed.left_ms,
+    )
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,136 @@
+"""The loop's sense of time: when the core is woken, whether the loop stood still, and whether a commit hangs."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from .core import explain
+from .core.machine import Machine
+from .core.model.commit_group import Stalled
+from .core.model.events import Event, LoopWasLate, Now, Tick
+from .core.model.figures import Histogram
+
+log = structlog.get_logger("stepwire.broker")
+
+PULSE_MS: Final = 250  # how often the clock and the writer are checked
+LATE_MS: Final = 500  # after a longer gap the loop did not listen, so no worker was silent
+UNROUTABLE_EVERY_MS: Final = 2_000
+COMMIT_LATE_MS: Final = 1_000  # a commit that takes longer is trouble with the database
+TICKS_PUT_OFF_MAX: Final = 50  # under steady load there is always something to read, and time goes on all the same
+
+
+def read_clocks() -> Now:
+    return Now(time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000, time.time_ns() // 1_000_000)
+
+
+class Beaten(NamedTuple):
+    """What a pulse acts on."""
+
+    handle: Callable[[Event], None]
+    flush: Callable[[], None]
+    is_behind: Callable[[], bool]  # the bus holds messages that were not read
+    stalled: Callable[[Stalled], None]
+    loop_lag_s: Histogram
+
+
+class Pulse:
+    """From `start` to `stop`, wakes the core when its next timer is due (`arm`), and beats every `PULSE_MS`."""
+
+    def __init__(self, machine: Machine, beaten: Beaten) -> None:
+        self._machine = machine
+        self._state = machine.state
+        self._beaten = beaten
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_mono = 0
+        self._beat_due: asyncio.TimerHandle | None = None
+        self._last_turn_mono = 0
+        self._ticks_put_off = 0
+        self._unroutable_mono = 0
+        self._unroutable: dict[Any, explain.Unroutable] = {}
+
+    @property
+    def unroutable(self) -> list[explain.Unroutable]:
+        """Ready steps that no worker could take for too long, as of the last check."""
+        return list(self._unroutable.values())
+
+    def start(self) -> None:
+        self._last_turn_mono = read_clocks().mono
+        self._beat()
+        self._tick()
+
+    def stop(self) -> None:
+        for handle in (self._timer, self._beat_due):
+            if handle is not None:
+                handle.cancel()
+
+    def arm(self) -> None:
+        """Wake the core when its next timer is due, if it is not woken earlier anyway."""
+        wake_at = self._machine.wake_at
+        if wake_at is None or (self._timer is not None and self._timer_mono <= wake_at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_mono = wake_at
+        self._timer = self._loop.call_later(max(0, wake_at - read_clocks().mono) / 1000, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._ticks_put_off < TICKS_PUT_OFF_MAX and self._beaten.is_behind():
+            # Messages that have arrived are read before any worker is called silent.
+            self._ticks_put_off += 1
+            self._timer_mono = 0
+            self._timer = self._loop.call_later(0, self._tick)
+            return
+        self._ticks_put_off = 0
+        self._check_clock()
+        self._beaten.handle(Tick())
+        self._beaten.flush()
+
+    def _beat(self) -> None:
+        if self._beat_due is not None:
+            self._beaten.loop_lag_s.observe(max(0.0, self._loop.time() - self._beat_due.when()))
+        self._beat_due = self._loop.call_later(PULSE_MS / 1000, self._beat)
+        self._check_clock()
+        self._check_writer()
+        self._check_unroutable()
+
+    def _check_clock(self) -> None:
+        """If the loop stood still, no worker was silent: this broker did not listen."""
+        now = read_clocks()
+        gap_ms = now.mono - self._last_turn_mono - PULSE_MS
+        self._last_turn_mono = now.mono
+        if gap_ms > LATE_MS:
+            log.warning("loop_was_late", gap_ms=gap_ms)
+            self._beaten.handle(LoopWasLate(gap_ms))
+
+    def _check_writer(self) -> None:
+        """A writer that hangs in its commit cannot report it. Nothing new is accepted until it returns."""
+        now = read_clocks()
+        for lane in self._state.outbox.lanes.values():
+            late_ms = 0 if lane.is_idle else now.mono - lane.handed_mono
+            if late_ms > COMMIT_LATE_MS and self._state.stalled is None:
+                text = f"a commit has taken {late_ms} ms so far"
+                self._beaten.stalled(Stalled(lane.number, lane.handed, "database_unavailable", text))
+
+    def _check_unroutable(self) -> None:
+        """Log each kind of unroutable step once, and again when it was over and comes back."""
+        now = read_clocks()
+        if now.mono - self._unroutable_mono < UNROUTABLE_EVERY_MS:
+            return
+        self._unroutable_mono = now.mono
+        unroutable = {each[:3]: each for each in explain.unroutable(self._state, now)}
+        for kind in unroutable.keys() - self._unroutable.keys():
+            each = unroutable[kind]
+            log.warning(
+                "steps_unroutable",
+                handler_class=each.handler_class,
+                executor=each.executor,
+                worker_selector=dict(each.worker_selector),
+                steps=each.steps,
+                hint="no connected worker can take them; `stepwire why TASK` gives the reason",
+            )
+        self._unroutable = unroutable
