@@ -1,7 +1,7 @@
-"""A worker: the shipped SDK session, with this file in the place of its sockets and threads.
+"""A worker: the shipped SDK session. This module replaces its sockets and threads.
 
-Handlers are pretended: they take a while, then succeed, fail in one of the ways a handler can, or do not come back for
-long. What they do to the world outside is written down by the checkers when they are entered.
+Handlers are simulated: they take a while, then succeed, fail in one of the ways a handler can, or hang for long. The
+checks record a handler's effect when it is entered.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class WorkerNode:
         if number == 0 and world.routes.is_on:
             self.offers = tuple(Offer(name, self.concurrency, shadow_safe=True) for name in offered)
         self.accept_delay_ms = chance.choice((0, 5, 50))
-        self.mood = chance.choice((0.0, 0.1, 0.3))  # how often a handler does anything but succeed
+        self.mood = chance.choice((0.0, 0.1, 0.3))  # the share of runs that do not simply succeed
         self.pace_ms = 10.0 + 1_500.0 * chance.random() ** 3
         focus = world.focus
         if focus is not None and focus.pace_ms is not None:
@@ -87,14 +87,14 @@ class WorkerNode:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """A new process: another worker by name and number."""
+        """Start a new process with a new worker id."""
         if self.is_alive:
             return
         world = self.world
-        found = self.new_id()
-        if found is None:
+        worker_id = self.new_id()
+        if worker_id is None:
             return
-        self.id = found
+        self.id = worker_id
         self.life += 1
         self.is_alive = True
         self.is_paused = False
@@ -154,7 +154,7 @@ class WorkerNode:
             return
         self.is_paused = False
         backlog, self._backlog = self._backlog, []
-        # The sockets' thread and those of the handlers wake up in any order.
+        # The thread of the sockets and those of the handlers wake up in any order.
         handlers_first = self.chance.random() < 0.5
         for first in (True, False):
             for kind, args in backlog:
@@ -215,10 +215,10 @@ class WorkerNode:
         if wake_at < self._wake_at:
             self._wake_at = wake_at
             self._wakes += 1
-            # Milliseconds are rounded up by the poll.
+            # The poll rounds milliseconds up.
             self._later(max(0.0, (wake_at - now) / self.clock.rate) + 0.5, "wake", self._wakes)
 
-    # -- orders of the session ----------------------------------------------------------------------------------------
+    # -- actions of the session ---------------------------------------------------------------------------------------
 
     def _send(self, action: Send) -> None:
         self.world.checks.worker_sent(self.id, action.body)
@@ -261,7 +261,7 @@ class WorkerNode:
     # -- handlers -----------------------------------------------------------------------------------------------------
 
     def _on_start(self, running: Running) -> None:
-        """In a handler's thread: the last look, and in."""
+        """In a handler's thread: check the lease once more, then enter the handler."""
         run = running.run
         if not (self.now() < run.lease.until_ms and running.cancel_reason is None):
             self.running.pop(run.item, None)

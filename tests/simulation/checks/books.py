@@ -1,4 +1,4 @@
-"""What the checks know: the facts that were committed, and what handlers and workers did."""
+"""The books of the checks: committed facts, and the actions of handlers and workers."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
@@ -198,7 +198,7 @@ class Books:
     # -- runs and workers ---------------------------------------------------------------------------------------------
 
     def is_cut_off(self, worker_id: str, since_ms: float) -> bool:
-        """This process died, lost its broker for a lease, or its lease is over now and it has not checked yet."""
+        """The worker died, lost its broker for a lease, or its lease is over now and it has not checked yet."""
         if self.dropped_ms.get(worker_id, -1.0) >= since_ms:
             return True
         for worker in self.world.workers:
