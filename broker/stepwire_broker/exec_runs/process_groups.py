@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from stepwire_protocol import host
 
+from stepwire_broker.errors import BrokerError
 from stepwire_broker.process_state import is_alive
 
 MARK: Final = "STEPWIRE_RUN"  # in the environment of the program and of what it starts
@@ -32,7 +33,7 @@ class Member(NamedTuple):
     group: ProcessGroup
 
 
-class NotOurs(Exception):
+class NotOurs(BrokerError):
     """A process that this user may not signal."""
 
     def __init__(self, member: Member) -> None:

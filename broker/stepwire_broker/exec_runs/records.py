@@ -14,6 +14,8 @@ import msgspec
 from msgspec import Struct
 from stepwire_protocol import host
 
+from stepwire_broker.errors import BrokerError
+
 from .process_groups import ProcessGroup
 
 LOCK: Final = "lock"
@@ -25,7 +27,7 @@ RECORD_BYTES_MAX: Final = 16 * 1024
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class RunsRefused(Exception):
+class RunsRefused(BrokerError):
     """The records cannot be kept, or a recorded program cannot be ended. The message says what to do."""
 
 

@@ -20,6 +20,7 @@ from stepwire.actions import RunEnd
 from stepwire_protocol.messages import DeliveryMode, StepRequest
 
 from stepwire_broker.core.model.figures import ExecutorMetrics, Figures
+from stepwire_broker.errors import BrokerError
 
 Status: TypeAlias = Literal["completed", "failed", "retry", "held"]
 
@@ -119,7 +120,7 @@ class Lost(Struct, frozen=True):
 RunVerdict: TypeAlias = Running | Ended | Never | Lost
 
 
-class ExecutorError(Exception):
+class ExecutorError(BrokerError):
     """Base of the exceptions by which an executor reports an outcome. Any other exception leaves the outcome unknown:
     the step may have run."""
 

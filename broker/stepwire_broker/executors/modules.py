@@ -7,8 +7,10 @@ from typing import Any
 
 from stepwire import ConfigurationError, Worker
 
+from stepwire_broker.errors import BrokerError
 
-class NoWorker(Exception):
+
+class NoWorker(BrokerError):
     """The module has no Worker to run. The message says what it needs."""
 
 

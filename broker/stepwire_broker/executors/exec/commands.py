@@ -10,6 +10,7 @@ from msgspec import Struct
 from stepwire_protocol import patterns
 
 from stepwire_broker.core.definitions.settings import CommandSettings, ExecSettings
+from stepwire_broker.errors import BrokerError
 
 from .program import SHELL
 
@@ -18,7 +19,7 @@ _HANDLERS: Final = re.compile(r"[A-Za-z0-9_.:*-]{1,128}")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class BadCommand(ValueError):
+class BadCommand(BrokerError, ValueError):
     """A command that cannot be run. The message names the wrong key and a correct form."""
 
 

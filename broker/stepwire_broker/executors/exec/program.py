@@ -20,6 +20,7 @@ from typing import Final
 import structlog
 from msgspec import Struct
 
+from stepwire_broker.errors import BrokerError
 from stepwire_broker.exec_runs.process_groups import NotOurs, members, send_signal
 from stepwire_broker.exec_runs.records import Record
 
@@ -40,7 +41,7 @@ LOG_AFTER_S: Final = 10.0
 log = structlog.get_logger("stepwire.exec")
 
 
-class NotStarted(Exception):
+class NotStarted(BrokerError):
     """The program has not begun."""
 
 
