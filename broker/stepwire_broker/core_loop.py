@@ -28,6 +28,7 @@ from .core.model.events import (
     MessageRefused,
     ProcessDied,
 )
+from .errors import BrokerError
 from .loop_measures import nothing_yet, rows_of
 from .pulse import Pulse, PulseActions, read_clocks
 from .stages import claims, results
@@ -43,8 +44,8 @@ WATCH_FOR_MS: Final = 5_000
 COMPLAIN_EVERY_S: Final = 10.0
 
 
-class BrokerStopped(Exception):
-    """Why a running broker had to stop."""
+class BrokerStopped(BrokerError):
+    """A running broker had to stop. The message is the reason."""
 
 
 class CoreLoop:
@@ -223,16 +224,19 @@ class CoreLoop:
 
 def _log_breaker(changed: BreakerChanged) -> None:
     """A breaker that opens is trouble, so it is a warning; other changes are news."""
-    write = log.warning if changed.state == "open" else log.info
-    event = {"open": "breaker_opened", "closed": "breaker_closed"}.get(changed.state, "breaker_half_open")
-    write(
-        event,
-        handler_class=changed.handler_class,
-        by="an operator" if changed.is_forced else "itself",
-        cause=changed.cause,
-        reason=changed.reason,
-        left_ms=changed.left_ms,
-    )
+    facts: dict[str, Any] = {
+        "handler_class": changed.handler_class,
+        "by": "an operator" if changed.is_forced else "itself",
+        "cause": changed.cause,
+        "reason": changed.reason,
+        "left_ms": changed.left_ms,
+    }
+    if changed.state == "open":
+        log.warning("breaker_opened", **facts)
+    elif changed.state == "closed":
+        log.info("breaker_closed", **facts)
+    else:
+        log.info("breaker_half_open", **facts)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

@@ -42,6 +42,7 @@ from .core.model.events import ApplyWorkflow, AwaitTask
 from .core.model.hints import hint_text
 from .core.model.states import TASK_FINAL, TaskState
 from .core_loop import BrokerStopped
+from .errors import BrokerError
 from .executors.contract import Executor
 from .executors.registry import Executors
 from .operator_commands import OperatorCommand
@@ -65,8 +66,8 @@ _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
 
 
-class CommandError(Exception):
-    """A command was refused, and nothing of it is stored. `code` is the same as over HTTP; `hint` is what to do next.
+class CommandError(BrokerError):
+    """A command was refused, and nothing of it is stored. `code` is the same as over HTTP, `hint` is what to do.
 
     With `retry_after_ms`, the same command may succeed after that time.
     """
@@ -79,8 +80,8 @@ class CommandError(Exception):
         self.retry_after_ms = retry_after_ms
 
 
-class TaskNotCompleted(Exception):
-    """The task has no result. `task` is its current state."""
+class TaskNotCompleted(BrokerError):
+    """A task has no result. `task` is its current state."""
 
     def __init__(self, task: "TaskView", why: str) -> None:
         super().__init__(f"task {task.task_id} ({task.workflow}) {why}")

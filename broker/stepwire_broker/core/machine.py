@@ -20,9 +20,10 @@ from .definitions.stored_rows import Loaded
 from .definitions.workflow import Workflow
 from .dispatch import level0_placement, placement, transmission
 from .guards import allowance
-from .intake import commands, routing_rules, submission
-from .intake.submission import on_applied, on_decided
-from .loading import residency
+from .intake import commands, routing_rules, submission, workflows
+from .intake.submission import on_decided
+from .intake.workflows import know, on_applied
+from .loading import eviction, large_payloads, residency
 from .loading.residency import keep_loading, load_for, not_found
 from .model import events
 from .model.answers import CommandRefused
@@ -65,7 +66,7 @@ class Machine:
     def __init__(self, state: BrokerState, workflows: list[tuple[Workflow, bool]]) -> None:
         self.state = state
         for workflow, active in workflows:
-            submission.know(state, workflow, active)
+            know(state, workflow, active)
         submission.keep_numbers(state, 0)
         if state.unloaded:
             state.timers.set(0, PageDue())
@@ -106,7 +107,7 @@ class Machine:
     def _decided(self, now: Now) -> Decision:
         state = self.state
         if state.undecided_steps:
-            residency.fetch_for_rules(state)
+            large_payloads.fetch_for_rules(state)
         if state.unloaded > 0:
             keep_loading(state, now)
         if state.outbox:
@@ -160,9 +161,9 @@ def _on_committed(state: BrokerState, event: Committed, now: Now) -> None:
     if event.ids is not None:
         state.next_id, state.last_id = _joined((state.next_id, state.last_id), event.ids)
         state.ids_asked = False
-    residency.settle(state, wrote, state.outbox.lanes[event.lane].dirty)
+    eviction.settle(state, wrote, state.outbox.lanes[event.lane].dirty)
     if state.large or state.large_contexts:
-        residency.let_go_of_large(state)
+        large_payloads.let_go_of_large(state)
 
 
 def _joined(block: tuple[int, int], more: tuple[int, int]) -> tuple[int, int]:
@@ -241,7 +242,7 @@ def _command_again(state: BrokerState, loaded: Loaded, gone: set[int], command: 
 
 
 def _on_payloads(state: BrokerState, event: events.LoadedPayloads, now: Now) -> None:
-    residency.on_payloads(state, event.payloads, state.fetching.pop(event.request), now)
+    large_payloads.on_payloads(state, event.payloads, state.fetching.pop(event.request), now)
 
 
 def _on_load_failed(state: BrokerState, event: events.LoadFailed, now: Now) -> None:
@@ -400,8 +401,8 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.LoadFailed: _on_load_failed,
     # commands
     events.SubmitTasks: submission.on_submit,
-    events.ApplyWorkflow: submission.on_apply,
-    events.ActivateWorkflow: submission.on_activate,
+    events.ApplyWorkflow: workflows.on_apply,
+    events.ActivateWorkflow: workflows.on_activate,
     events.AwaitTask: commands.on_await,
     events.Forget: commands.on_forget,
     **dict.fromkeys(commands.TASK_COMMANDS, _on_command),

@@ -13,6 +13,8 @@ from zlib import crc32
 
 from msgspec import Struct
 
+from stepwire_broker.errors import BrokerError
+
 from .recent_counts import Recent
 
 _DOUBLINGS_MAX: Final = 32
@@ -38,8 +40,8 @@ class BreakerPolicy(Struct, frozen=True):
     window_percent: float = 50.0
 
 
-class CircuitOpen(Exception):
-    """The call is not allowed. `until_mono`: when to try again; None while the breaker is forced open."""
+class CircuitOpen(BrokerError):
+    """The circuit breaker refused a call. `until_mono` is when to try again; None if an operator keeps it open."""
 
     def __init__(self, component: str, until_mono: int | None) -> None:
         super().__init__(f"the breaker for {component} is open")
