@@ -29,6 +29,7 @@ from .core.overview import ExecutorView, WorkerView
 from .core.routing.router import Router, RulesRefused, check, hidden
 from .core.state import BrokerState, Identity
 from .core_loop import CoreLoop
+from .errors import BrokerError
 from .exec_runs.leftovers import end_earlier_runs
 from .exec_runs.records import RunsRefused
 from .loop_measures import Measures
@@ -50,7 +51,7 @@ LINGER_MS: Final = 1_000
 STORE_CLOSE_S: Final = 5.0
 
 
-class CannotStart(Exception):
+class CannotStart(BrokerError):
     """The broker cannot start. `hint` is what to do about it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -59,7 +60,7 @@ class CannotStart(Exception):
 
 
 class Companion(Protocol):
-    """What begins and ends with a broker, inside its process."""
+    """An object that starts and ends with a broker, inside its process."""
 
     def keys(self) -> Collection[str]:
         """The executors that it brings."""
@@ -150,7 +151,8 @@ class Engine:
             deployment=self.deployment,
             open_tasks=store.opened.open_tasks,
             open_steps=store.opened.open_steps,
-            **self.endpoints,
+            steps=self.endpoints["steps"],
+            results=self.endpoints["results"],
         )
 
     def _open_core(self, store: Store, now: Now) -> CoreLoop:

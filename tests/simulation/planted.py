@@ -23,7 +23,7 @@ from stepwire_broker.core.commit import decision, outbox
 from stepwire_broker.core.dispatch import placement, requests, transmission
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.intake import commands, submission
-from stepwire_broker.core.loading import residency
+from stepwire_broker.core.loading import eviction, residency
 from stepwire_broker.core.model import apply as core_apply
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.answers import TasksSubmitted
@@ -398,7 +398,7 @@ def _granted_by_nobody(plant: Plant) -> None:
     """An at_most_once step starts without asking."""
 
     def take_next(original: Any, self: Any) -> Any:
-        for held in self._queue:
+        for held in self.queued:
             held.is_at_most_once = False
         return original(self)
 
@@ -461,7 +461,7 @@ def _evicts_undecided(plant: Plant) -> None:
             for step, before in waits:
                 step.waits = before
 
-    plant.function(residency._is_idle, is_idle)
+    plant.function(eviction._is_idle, is_idle)
 
 
 def _pieces_apart(plant: Plant) -> None:
@@ -514,10 +514,10 @@ def _timed_from_commit(plant: Plant) -> None:
 
 def _bytes_make_no_room(plant: Plant) -> None:
     def make_room(original: Any, state: Any, now: Any) -> None:
-        if residency._room(state) <= 0:
+        if eviction.room(state) <= 0:
             original(state, now)
 
-    plant.function(residency._make_room, make_room)
+    plant.function(eviction.make_room, make_room)
 
 
 def _longer_lease_kept(plant: Plant) -> None:

@@ -9,6 +9,7 @@ from stepwire_protocol.errors import REFUSALS, InvalidMessage
 from stepwire_broker.core.model.answers import CommandRefused, RefusedCode
 from stepwire_broker.core.model.hints import Hint
 from stepwire_broker.core.model.scopes import Scope
+from stepwire_broker.errors import BrokerError
 
 from .hints import worded
 from .token import Grant
@@ -54,8 +55,8 @@ class ProblemDocument(Struct, frozen=True, omit_defaults=True):
     retry_after_ms: int | None = None
 
 
-class HttpProblem(Exception):
-    """Ends a handler: the request is answered with this problem."""
+class HttpProblem(BrokerError):
+    """A request is answered with this problem and nothing else."""
 
     def __init__(
         self,

@@ -5,12 +5,13 @@ from ipaddress import ip_address
 from typing import Final
 
 from stepwire_broker.core.definitions.settings import HttpSettings
+from stepwire_broker.errors import BrokerError
 
 BACKLOG: Final = 1024
 
 
-class ListenError(Exception):
-    """The HTTP address cannot be used. The message names the cause and what to do."""
+class ListenError(BrokerError):
+    """The HTTP address cannot be used. The message names the fault and what to do."""
 
 
 def listen(settings: HttpSettings) -> socket.socket:

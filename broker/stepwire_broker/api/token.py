@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from stepwire_broker.core.model.scopes import Scope
+from stepwire_broker.errors import BrokerError
 from stepwire_broker.timestamps import parse_rfc3339
 
 STATE_DIR: Final = Path(".stepwire")
@@ -28,8 +29,8 @@ TOKEN_CHARACTERS_MIN: Final = 43  # 256 bits in base64
 _HASHED: Final = "sha256:"
 
 
-class TokenError(Exception):
-    """A token file cannot be trusted or read. The message names the cause and what to do."""
+class TokenError(BrokerError):
+    """A token file cannot be read or trusted. The message names the fault and what to do."""
 
 
 class Grant(NamedTuple):

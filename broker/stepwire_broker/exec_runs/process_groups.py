@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from stepwire_protocol import host
 
+from stepwire_broker.errors import BrokerError
 from stepwire_broker.process_state import is_alive
 
 MARK: Final = "STEPWIRE_RUN"  # in the environment of the program and of what it starts
@@ -32,8 +33,8 @@ class Member(NamedTuple):
     group: ProcessGroup
 
 
-class NotOurs(Exception):
-    """A process that must not be signalled by this user."""
+class NotOurs(BrokerError):
+    """A process belongs to another user, so it must not be signalled."""
 
     def __init__(self, member: Member) -> None:
         super().__init__(f"process {member.pid}")

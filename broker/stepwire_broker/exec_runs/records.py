@@ -14,6 +14,8 @@ import msgspec
 from msgspec import Struct
 from stepwire_protocol import host
 
+from stepwire_broker.errors import BrokerError
+
 from .process_groups import ProcessGroup
 
 LOCK: Final = "lock"
@@ -25,12 +27,12 @@ RECORD_BYTES_MAX: Final = 16 * 1024
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class RunsRefused(Exception):
-    """The records cannot be kept, or what is on record cannot be ended. The message says what to do."""
+class RunsRefused(BrokerError):
+    """The run records cannot be kept, or a recorded program cannot be ended. The message says what to do."""
 
 
 class RunsInUse(RunsRefused):
-    """A live process keeps its records there."""
+    """The records belong to another process that is alive."""
 
 
 class Record(Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from stepwire.actions import RunEnd
 from stepwire_protocol.messages import DeliveryMode, StepRequest
 
 from stepwire_broker.core.model.figures import ExecutorMetrics, Figures
+from stepwire_broker.errors import BrokerError
 
 Status: TypeAlias = Literal["completed", "failed", "retry", "held"]
 
@@ -93,22 +94,22 @@ def held(error: str) -> ExecutionResult:
     return ExecutionResult(status="held", error=error)
 
 
-class ExecutorError(Exception):
-    """What an executor raises to say more than that it broke. Any other exception leaves the outcome unknown: the
-    step may have run."""
+class ExecutorError(BrokerError):
+    """A failure that an executor reports precisely. Any other exception leaves the outcome unknown: the step may have
+    run."""
 
 
 class NoCapacity(ExecutorError):
-    """Not now, and nothing was done. The step is ready again, no attempt is spent; nothing comes before
-    `has_capacity()` is true."""
+    """The executor has no capacity now, and did nothing. The step is ready again and spends no attempt; the executor
+    gets no step before `has_capacity()` is true."""
 
 
 class NoExecutor(ExecutorError):
-    """Never, the way this broker is set up. Nothing was done; the step fails for good."""
+    """The step can never run on this broker. The executor did nothing, and the step fails for good."""
 
 
 class ExecutionFailed(ExecutorError):
-    """It has not done its work. Retried by the step's policy, or, with `should_retry=False`, final."""
+    """The step did not do its work. The step's policy retries it; with `should_retry=False` it fails for good."""
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ from stepwire_protocol.messages import HandlerPattern, Item, Result, StepRequest
 from stepwire_broker.core import letters
 from stepwire_broker.core.model.worker_session import own_worker
 from stepwire_broker.engine import Engine
+from stepwire_broker.errors import BrokerError
 
 from . import run_outcome
 from .contract import EVERYTHING, Executor, ExecutorError, ExecutorMetrics, NoCapacity, StepReady
@@ -36,8 +37,8 @@ ACCEPT_DELAY_MS: Final = 5
 EXPEL_S: Final = 5.0  # how long runs that were asked to stop may take to do so
 
 
-class BadExecutor(Exception):
-    """This object cannot be an executor. The message says what it lacks."""
+class BadExecutor(BrokerError):
+    """An object does not implement the executor contract. The message names what it lacks."""
 
 
 class Host:

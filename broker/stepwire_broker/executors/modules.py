@@ -7,9 +7,11 @@ from typing import Any
 
 from stepwire import ConfigurationError, Worker
 
+from stepwire_broker.errors import BrokerError
 
-class NoWorker(Exception):
-    """There is none to run. The message says what was looked for."""
+
+class NoWorker(BrokerError):
+    """A module has no worker to run. The message names what was expected."""
 
 
 def worker_in(named: str) -> Worker:

@@ -1,7 +1,7 @@
-"""The requests stage: from the bytes of a request's body to the command that the core decides on.
+"""Station one, requests: the bytes of a submission or a command become the command that the core decides on.
 
-A request that is refused here was never accepted, and costs only its parsing. A batch is processed as a whole where
-possible (one strict parse, one minification, one typed decode), and per task only where necessary.
+A request that is refused here was never accepted, so it costs only its parsing. A batch is processed as a whole where
+possible (one strict parse, one minification, one typed decode), and task by task only where necessary.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ from stepwire_broker.core.model.events import Command, NewTask, SubmitTasks
 KEY_CHARACTERS_MAX: Final = 255
 LABELS_MAX: Final = 64
 PRIORITY_MAX: Final = 100
-BATCH_BODY_FACTOR: Final = 4  # a batch may be N times as large as the largest payload
+BATCH_BODY_FACTOR: Final = 4  # the largest batch, in multiples of the largest payload
 
-Make: TypeAlias = Callable[[int], Command]  # from the number that the engine gives to the request
+Make: TypeAlias = Callable[[int], Command]  # the broker numbers the request when it is given to the core
 LabelValue: TypeAlias = Annotated[str, Meta(max_length=256)]
 S = TypeVar("S", bound=Struct)
 
@@ -51,18 +51,18 @@ class BatchBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_task(body: bytes, limits: LimitSettings, key: str | None = None) -> NewTask:
-    """One submission. `key` is the Idempotency-Key header; the body may repeat it, but not contain another key."""
+    """One submission. `key` is the request's Idempotency-Key header; the body may repeat it, but not name another."""
     value, task = _read(body, _task, limits.payload_bytes)
     if key is not None:
         if task.idempotency_key not in (None, key):
-            raise InvalidMessage("bad_field", "Idempotency-Key and `idempotency_key` differ: send one of them")
+            raise InvalidMessage("bad_field", "Idempotency-Key and `idempotency_key` differ: send only one of them")
         _check_key(key, "the Idempotency-Key header")
     return _new_task(task, value, key or task.idempotency_key, limits, "$")
 
 
 def read_tasks(body: bytes, limits: LimitSettings, key: str | None = None) -> list[NewTask]:
-    """Submissions that are stored together or not at all. With the header's `key`, the i-th task without a key of its
-    own gets `<key>/<i>`, so that a batch that is sent again is the same batch."""
+    """Submissions that are stored together or not at all. With the header's `key`, the i-th task that has no key of its
+    own gets `<key>/<i>`, so that a resent batch is the same batch."""
     value, batch = _read(body, _batch, batch_bytes_max(limits))
     if len(batch.tasks) > limits.tasks_per_batch:
         raise InvalidMessage("too_large", f"{len(batch.tasks)} tasks in one batch, at most {limits.tasks_per_batch}")

@@ -10,6 +10,7 @@ from msgspec import Struct
 from stepwire_protocol import patterns
 
 from stepwire_broker.core.definitions.settings import CommandSettings, ExecSettings
+from stepwire_broker.errors import BrokerError
 
 from .program import SHELL
 
@@ -18,8 +19,8 @@ _HANDLERS: Final = re.compile(r"[A-Za-z0-9_.:*-]{1,128}")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class BadCommand(ValueError):
-    """A command that cannot be run. The message says which key is wrong, and how it should be."""
+class BadCommand(BrokerError, ValueError):
+    """A command of the exec executor cannot be run. The message names the key and the form that it needs."""
 
 
 class ProgramCommand(Struct, frozen=True):

@@ -20,6 +20,7 @@ from typing import Final
 import structlog
 from msgspec import Struct
 
+from stepwire_broker.errors import BrokerError
 from stepwire_broker.exec_runs.process_groups import NotOurs, members, tell
 from stepwire_broker.exec_runs.records import Record
 
@@ -40,8 +41,8 @@ COMPLAIN_AFTER_S: Final = 10.0
 log = structlog.get_logger("stepwire.exec")
 
 
-class NotStarted(Exception):
-    """Nothing of the program has run."""
+class NotStarted(BrokerError):
+    """A program could not be started, and no part of it has run."""
 
 
 class ProgramStart(Struct, frozen=True, kw_only=True):
