@@ -166,7 +166,7 @@ def test_executors_are_listed_with_their_figures(serving: Place) -> None:
     assert "no workers" in text
     assert serving.stepwire("executor", "show", "noting", "--json").json["is_hosted"] is True
     missing = serving.stepwire("executor", "show", "nothing")
-    assert (missing.code, "there are bus, local, noting, poll" in missing.err) == (3, True)
+    assert (missing.code, "known executors: bus, local, noting, poll" in missing.err) == (3, True)
 
 
 def test_a_pause_keeps_steps_ready_and_is_reported(serving: Place) -> None:
