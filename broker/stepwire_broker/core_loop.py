@@ -1,4 +1,4 @@
-"""The loop around the core: carries events in, and carries decisions out to the bus, the store and whoever asked.
+"""The loop around the core: carries events in, and decisions out to the bus, the store and the callers.
 
 Every turn is the same: events are handled one by one, and what may leave at once leaves. When all that has arrived is
 read, or a commit came back, the lane's next group goes to its writer before what the last commit released is published.
@@ -30,7 +30,7 @@ from .core.model.events import (
 )
 from .errors import BrokerError
 from .loop_measures import nothing_yet, rows_of
-from .pulse import Beaten, Pulse, read_clocks
+from .pulse import Pulse, PulseActions, read_clocks
 from .stages import claims, results
 from .stages.finish import PendingAnswers
 from .stages.turn import Around, Turn
@@ -92,8 +92,10 @@ class CoreLoop:
             self._log_complaint,
         )
         self._turn = Turn(machine, around)
-        beaten = Beaten(self.handle, self.flush, lambda: self.wire.is_behind, self.on_outcome, self.measures.loop_lag_s)
-        self.pulse = Pulse(machine, beaten)
+        actions = PulseActions(
+            self.handle, self.flush, lambda: self.wire.is_behind, self.on_outcome, self.measures.loop_lag_s
+        )
+        self.pulse = Pulse(machine, actions)
 
     # -- events in ----------------------------------------------------------------------------------------------------
 

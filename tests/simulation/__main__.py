@@ -24,20 +24,20 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=500)
     parser.add_argument("--from", dest="first", type=int, default=0, metavar="SEED")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--planted", action="store_true", help="how many seeds each planted bug survives")
-    parser.add_argument("--only", help="this planted bug")
     parser.add_argument(
-        "--note", action="store_true", help="with --planted: note the seeds, for the tests to begin with"
+        "--planted", action="store_true", help="search for every planted bug, and print the seed that finds it"
     )
+    parser.add_argument("--only", help="with --planted: only bugs whose name contains this")
+    parser.add_argument("--note", action="store_true", help="with --planted: record the seeds that the tests try first")
     parser.add_argument(
-        "--replay", type=int, metavar="SEED", help="run one seed, shrink it if it fails, show its trace"
+        "--replay", type=int, metavar="SEED", help="run one seed; if it fails, shrink it and print its trace"
     )
     parser.add_argument("--keep", action="store_true", help="with --replay: store it as a regression")
-    parser.add_argument("--record", action="store_true", help="store a shrunk seed for each bug that was real")
+    parser.add_argument("--record", action="store_true", help="store a shrunk run for each bug that was real")
     parser.add_argument(
         "--figures",
         metavar="FILE",
-        help="write the campaign's figures there, as JSON; if they are there, nothing is run",
+        help="write the figures to this JSON file; if it already holds them, run nothing",
     )
     parser.add_argument("--merge", nargs="+", metavar="FILE", help="add up the figures of several campaigns")
     options = parser.parse_args()
@@ -61,7 +61,7 @@ def _campaign(seeds: range, jobs: int, figures: str | None) -> int:
     shrunk = 0
 
     def show(seed: int, violation: str) -> list[str] | None:
-        """The campaign goes on: what is known of this seed must be on the screen now."""
+        """Report the seed at once: the campaign continues."""
         nonlocal shrunk
         print(f"seed {seed} at {commit}: {violation}", flush=True)
         shrunk += 1
@@ -72,13 +72,13 @@ def _campaign(seeds: range, jobs: int, figures: str | None) -> int:
         except AssertionError as error:
             print(f"seed {seed} did not fail when it was run again: {error}", flush=True)
             return None
-        print(f"seed {seed} at {commit}: {len(kept)} faults are enough ({runs} runs): {kept}", flush=True)
+        print(f"seed {seed} at {commit}: {len(kept)} faults suffice ({runs} runs): {kept}", flush=True)
         return kept
 
     def progress(so_far: campaign.Sum) -> None:
         speed = f"{so_far.seeds / so_far.seconds:.1f} a second, {so_far.seeds / so_far.cpu_seconds:.1f} a CPU second"
-        found = f"{so_far.faults:,} faults, {len(so_far.violations)} seeds broke a promise"
-        print(f"{so_far.seeds:,} of {len(seeds):,} seeds from {seeds.start}: {speed}; {found}", flush=True)
+        results = f"{so_far.faults:,} faults, {len(so_far.violations)} seeds broke a promise"
+        print(f"{so_far.seeds:,} of {len(seeds):,} seeds from {seeds.start}: {speed}; {results}", flush=True)
         write(so_far)
 
     def write(so_far: campaign.Sum) -> None:
@@ -109,10 +109,10 @@ def _read(file: str) -> campaign.Sum:
 
 
 def _write(file: str, total: campaign.Sum) -> None:
-    """All of it or what was there: a campaign may be ended at any time."""
-    beside = Path(file + ".new")
-    beside.write_bytes(msgspec.json.format(msgspec.json.encode(total), indent=1) + b"\n")
-    beside.replace(file)
+    """Replace the file at once: a campaign may be ended at any time."""
+    new = Path(file + ".new")
+    new.write_bytes(msgspec.json.format(msgspec.json.encode(total), indent=1) + b"\n")
+    new.replace(file)
 
 
 def _report(total: campaign.Sum) -> int:
@@ -130,9 +130,9 @@ def _report(total: campaign.Sum) -> int:
         print(f"  {name:30}{count:12,}  {1000 * count / total.seeds:10.1f} in 1,000 seeds")
     missing = coverage.missing(counts, total.seeds) if total.seeds >= COVERED_FROM_SEEDS else []
     for what, which in missing:
-        print(f"never met: {what} {which}")
+        print(f"never reached: {what} {which}")
     for broken in total.violations:
-        print(f"seed {broken.seed}: {broken.violation}; faults that are enough: {broken.kept}")
+        print(f"seed {broken.seed}: {broken.violation}; faults that suffice: {broken.kept}")
     print(f"{len(total.violations)} seeds broke a promise")
     return 1 if total.violations or missing else 0
 
@@ -140,7 +140,7 @@ def _report(total: campaign.Sum) -> int:
 def _replay(seed: int, keeps: bool) -> int:
     report = World(seed, keeps_trace=True).run()
     if report.violation is None:
-        print(f"seed {seed}: nothing wrong; {report.events} events, {len(report.fired)} faults")
+        print(f"seed {seed}: no promise broken; {report.events} events, {len(report.fired)} faults")
         return 0
     print(f"seed {seed} at {_commit()}: {report.violation}")
     kept, runs = shrink.shrink(seed)
@@ -155,21 +155,21 @@ def _replay(seed: int, keeps: bool) -> int:
 
 
 def _record(first: int, seeds: int) -> int:
-    """The stories in which the bugs that were real would show again."""
+    """Store a shrunk run for each real bug, in which the bug would show again."""
     missed = 0
     for bug in planted.BUGS:
         if not bug.was_real:
             continue
-        found = planted.hunt(bug, first, seeds)
-        if found.seed is None:
+        result = planted.hunt(bug, first, seeds)
+        if result.seed is None:
             print(f"{bug.name}: not found in {seeds} seeds")
             missed += 1
             continue
         with planted.planted(bug):
-            kept, runs = shrink.shrink(found.seed)
-            small = World(found.seed, frozenset(kept)).run()
-        _keep(bug.name, found.seed, kept, small.violation)
-        print(f"{bug.name}: seed {found.seed}, {len(kept)} faults after {runs} runs: {small.violation}", flush=True)
+            kept, runs = shrink.shrink(result.seed)
+            small = World(result.seed, frozenset(kept)).run()
+        _keep(bug.name, result.seed, kept, small.violation)
+        print(f"{bug.name}: seed {result.seed}, {len(kept)} faults after {runs} runs: {small.violation}", flush=True)
     return 1 if missed else 0
 
 
@@ -181,8 +181,8 @@ def _keep(what: str, seed: int, kept: list[str], violation: str | None) -> None:
 
 
 def _commit() -> str:
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "an unknown commit"
+    result = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "an unknown commit"
 
 
 if __name__ == "__main__":

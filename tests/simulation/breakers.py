@@ -1,7 +1,7 @@
-"""Handlers that are down for a while, breakers and budgets that are quick to act, and what must be true of them.
+"""Handlers that are down for a while, breakers and retry budgets that act quickly, and the checks on them.
 
-In about half of the seeds. In the others neither acts, so that they hide nothing and the older stories stay what they
-were. The books here are of what the broker tells its log, and of what is committed.
+About half of the seeds have them. In the others neither acts, so that they hide nothing and older runs stay the same.
+The checks use what the broker logs and what is committed.
 """
 
 from random import Random
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .world import World
 
 OFF: Final = DispatchSettings(breaker=BreakerSettings(enabled=False), retry_budget=RetryBudgetSettings(percent=100.0))
-MARGIN_MS: Final = 5.0  # between a reading of the broker's clock, in whole milliseconds, and the true time
+MARGIN_MS: Final = 5.0  # between the broker's clock, in whole milliseconds, and the true time
 LATE_MS: Final = 600.0
 
 
@@ -29,7 +29,9 @@ class Breakers:
         self.is_on = world.focus is None and chance.random() < 0.5
         self.dispatch = self._drawn(chance) if self.is_on else OFF
         self._down_until_ms: dict[str, float] = {}
-        self._turns: dict[str, list[tuple[float, str]]] = {}  # by handler, in this life of the broker: when, to what
+        self._turns: dict[
+            str, list[tuple[float, str]]
+        ] = {}  # by handler, in this life of the broker: time and new state
         self._died_ms: list[float] = []
 
     def _drawn(self, chance: Random) -> DispatchSettings:
@@ -56,10 +58,10 @@ class Breakers:
     def settings(self, drawn: Settings) -> Settings:
         return msgspec.structs.replace(drawn, dispatch=self.dispatch)
 
-    # -- what goes wrong ----------------------------------------------------------------------------------------------
+    # -- faults -----------------------------------------------------------------------------------------------------
 
     def strike(self, luck: float, size: float) -> None:
-        """What a handler needs is down for a while."""
+        """A service that a handler needs is down for a while."""
         handler = HANDLERS[int(luck * len(HANDLERS))]
         self.world.trace("handler_unavailable", handler)
         self._down_until_ms[handler] = self.world.now + 500.0 + 12_000.0 * size
@@ -67,7 +69,7 @@ class Breakers:
     def is_down(self, handler_class: str) -> bool:
         return self.world.now < self._down_until_ms.get(handler_class, -1.0) and not self.world.faults.is_over
 
-    # -- what must be true --------------------------------------------------------------------------------------------
+    # -- checks -----------------------------------------------------------------------------------------------------
 
     def broker_started(self) -> None:
         self._turns = {}
@@ -87,41 +89,43 @@ class Breakers:
         turns.append((world.now, turned.state))
         if turned.state == "open" and not turned.is_forced:
             since_ms = [0.0] + [at_ms for at_ms, state in turns if state == "closed"]
-            was_tried = len(turns) > 2 and turns[-3][1] == "half_open"
-            self._has_cause(turned, since_ms[-1], since_ms[-2] if was_tried else None)
+            was_probed = len(turns) > 2 and turns[-3][1] == "half_open"
+            self._check_cause(turned, since_ms[-1], since_ms[-2] if was_probed else None)
             assert turned.left_ms is not None
             after_ms = 1.02 * turned.left_ms + LATE_MS
-            world.schedule.after(after_ms, self._is_tried, world.broker.life, turned.handler_class, len(turns))
+            world.schedule.after(after_ms, self._check_probed, world.broker.life, turned.handler_class, len(turns))
 
-    def _has_cause(self, turned: BreakerChanged, since_ms: float, reopened_ms: float | None) -> None:
-        """Where nothing happens but that workers die, each death is one failure, however much was running there. It may
-        have been found a lease later."""
+    def _check_cause(self, turned: BreakerChanged, since_ms: float, reopened_ms: float | None) -> None:
+        """Where deaths of workers are the only faults, each death counts as one failure, however many steps ran there.
+
+        The death may have been detected a lease later.
+        """
         world = self.world
         is_quiet = world.faults.on - set(BREAKER_KINDS) <= DEATH_KINDS and not self._down_until_ms
-        if is_quiet and not world.peers:  # those of level 0 are slow, and forget to answer, whatever is on
+        if is_quiet and not world.peers:  # level-0 handlers are slow or never answer, whatever faults are on
             if turned.cause.endswith("tried again"):
                 return
             of = self.dispatch.breaker
             least = min(of.failure_threshold, -int(-of.window_outcomes * of.window_percent // 100))
-            found_within_ms = 1.1 * world.broker.settings.bus.lease_ms + 2_000.0
-            deaths = sum(at_ms >= since_ms - found_within_ms for at_ms in self._died_ms)
+            detected_within_ms = 1.1 * world.broker.settings.bus.lease_ms + 2_000.0
+            deaths = sum(at_ms >= since_ms - detected_within_ms for at_ms in self._died_ms)
             if reopened_ms is not None and deaths:
-                # It was closed again, perhaps untried: then one more opens it.
-                deaths = sum(at_ms >= reopened_ms - found_within_ms for at_ms in self._died_ms) - 1
+                # The breaker was closed again, perhaps without a trial: then one more failure opens it.
+                deaths = sum(at_ms >= reopened_ms - detected_within_ms for at_ms in self._died_ms) - 1
             if deaths < least:
-                world.checks.fail("P7 one death is one failure", f"{turned}, after {deaths} deaths")
+                world.checks.books.fail("P7 one death is one failure", f"{turned}, after {deaths} deaths")
 
-    def _is_tried(self, life: int, handler_class: str, turns: int) -> None:
+    def _check_probed(self, life: int, handler_class: str, turns: int) -> None:
         broker = self.world.broker
         if not broker.is_alive or broker.life != life or len(self._turns[handler_class]) != turns:
             return
         if broker.is_paused:
-            self.world.schedule.after(1_000.0, self._is_tried, life, handler_class, turns)
+            self.world.schedule.after(1_000.0, self._check_probed, life, handler_class, turns)
             return
-        self.world.checks.fail("P6 an open breaker is tried again in time", handler_class)
+        self.world.checks.books.fail("P6 an open breaker gets a probe in time", handler_class)
 
     def dispatched(self, handler_class: str, is_once: bool, fact: list[Any]) -> None:
-        """What an open breaker bars is not handed out; nor is what never starts twice, to try it with."""
+        """No step is dispatched while its breaker is open, and no at_most_once step is a probe."""
         turns = self._turns.get(handler_class)
         clock = self.world.broker.clock
         if turns is None or clock.jumped_ms:
@@ -131,6 +135,6 @@ class Breakers:
             until_ms = turns[i + 1][0] if i + 1 < len(turns) else float("inf")
             if since_ms + MARGIN_MS < at_ms < until_ms - MARGIN_MS:
                 if state == "open":
-                    self.world.checks.fail("P6 nothing goes to a handler whose breaker is open", f"{fact}")
+                    self.world.checks.books.fail("P6 no step is dispatched while its breaker is open", f"{fact}")
                 if state == "half_open" and is_once:
-                    self.world.checks.fail("P5 an at_most_once step is not what a handler is tried with", f"{fact}")
+                    self.world.checks.books.fail("P5 no at_most_once step is a probe", f"{fact}")

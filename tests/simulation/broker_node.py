@@ -1,7 +1,7 @@
-"""The broker: everything that is shipped but engine.py, sockets and threads, whose place this file takes.
+"""The broker: the shipped code except engine.py, sockets and threads, which this module replaces.
 
-The turn is the shipped one. What engine.py adds is kept in its order: inbound before timers, one group with the writer
-at a time, outcomes and reads that come back as calls into the loop, a look at the clock after standing still.
+The turn is the shipped one. The order of engine.py is kept: inbound messages before timers, one group with the writer
+at a time, outcomes and reads that return as calls into the loop, a check of the clock after a suspension.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ HOST: Final = "h1"
 
 
 class Killed(Exception):
-    """SIGKILL, here and now."""
+    """SIGKILL at this instruction."""
 
 
 class BrokerNode:
@@ -65,7 +65,7 @@ class BrokerNode:
         self.chance = Random(f"{world.seed}/broker")
         self.clock = Clock(world.clock_rate(), 1_000_000.0 + 1e9 * self.chance.random())
         self.life = 0
-        self.leaving: int | None = None  # the life that was told to stop
+        self.leaving: int | None = None  # the life that is stopping
         self.is_alive = False
         self.is_paused = False
         self.deaths = 0
@@ -170,10 +170,10 @@ class BrokerNode:
             self.kill()
 
     def kill(self) -> None:
-        """Nothing of it is left but its store. It is started again after a while."""
+        """Kill the process. Only its store is left, and it starts again after a while."""
         world = self.world
         world.trace("broker_killed", self.life)
-        world.checks.broker_dies()
+        world.checks.broker_died()
         world.routes.broker_died()
         self.is_alive = False
         self.is_paused = False
@@ -200,7 +200,7 @@ class BrokerNode:
         self.is_paused = False
         gap_ms = int((self.world.now - self._paused_since) * self.clock.rate - PULSE_MS * self.chance.random())
         backlog, self._backlog = self._backlog, []
-        # The loop reads its sockets before it looks at its timers, up to a budget.
+        # The loop reads its sockets before its timers, up to a budget.
         bus_first = self.chance.random() < 0.5
         for kind, args in backlog:
             if kind in _BUS and bus_first:
@@ -212,7 +212,7 @@ class BrokerNode:
                 self._enter(kind, args)
 
     def drain_and_stop(self) -> None:
-        """SIGTERM: take nothing new, let what runs finish for a while, leave."""
+        """SIGTERM: dispatch nothing new, let running steps finish for a while, then leave."""
         if self.is_alive and not self.is_paused:
             self.leaving = self.life
             self.post("event", Drain())
@@ -227,26 +227,26 @@ class BrokerNode:
 
     def now(self) -> Now:
         true_ms, clock = self.world.schedule.now, self.clock
-        looked_ms, jumped_ms, said = self._now
-        if looked_ms != true_ms or jumped_ms != clock.jumped_ms:
-            said = Now(int(clock.mono(true_ms)), clock.wall(true_ms))
-            self._now = true_ms, clock.jumped_ms, said
-        return said
+        read_ms, jumped_ms, now = self._now
+        if read_ms != true_ms or jumped_ms != clock.jumped_ms:
+            now = Now(int(clock.mono(true_ms)), clock.wall(true_ms))
+            self._now = true_ms, clock.jumped_ms, now
+        return now
 
     @property
-    def has_heard_all(self) -> bool:
+    def has_empty_backlog(self) -> bool:
         return not self.is_paused and not self._backlog
 
     @property
-    def has_nothing_in_hand(self) -> bool:
-        """It lives, writes nothing, and reads for nobody."""
+    def is_idle(self) -> bool:
+        """The broker is alive, writes nothing and reads nothing."""
         lanes = self.state.outbox.lanes.values() if self.is_alive else ()
         return self.is_alive and not self.state.loads and all(lane.is_idle and not lane.is_open for lane in lanes)
 
     def post(self, kind: str, *args: Any) -> None:
-        """Something reaches this process; while it stands still, it waits."""
+        """An input reaches this process. While the process is suspended, the input waits."""
         if kind == "message" and self.is_alive:
-            self.world.checks.reached(args[0])
+            self.world.checks.broker_received(args[0])
         if self.is_paused:
             self._backlog.append((kind, args))
         elif self.is_alive:
@@ -260,7 +260,7 @@ class BrokerNode:
         except Killed:
             self.kill()
             return
-        self.world.checks.after_event()
+        self.world.checks.event_handled()
 
     def _on_message(self, frame: bytes) -> None:
         topic, body = codec.split(frame)
@@ -302,7 +302,7 @@ class BrokerNode:
         self._flush()
 
     def _flush_soon(self) -> None:
-        """When the sockets are drained."""
+        """Flush when the sockets are drained."""
         if not self._flush_due:
             self._flush_due = True
             self._later(0.3, "flush")
@@ -334,7 +334,7 @@ class BrokerNode:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def ask(self, make: Callable[[int], Any], answered: Callable[[Answer | None], None]) -> int | None:
-        """A request over HTTP that has arrived. `answered(None)`: the connection broke."""
+        """An HTTP request arrives. `answered(None)`: the connection broke."""
         if not self.is_alive:
             answered(None)
             return None
@@ -373,7 +373,7 @@ class BrokerNode:
         return luck < self._rate[kind] and self.world.faults.strikes(kind, ".".join(map(str, name)))
 
     def _put(self, group: CommitGroup) -> None:
-        self.world.checks.handed(group)
+        self.world.choose_refused(group)
         self._groups += 1
         name = f"{self.life}.{group.seq}"
         if self._hits("broker_killed_handed", name):
@@ -389,10 +389,10 @@ class BrokerNode:
         """One transaction, in the writer's thread."""
         if self._hits("broker_killed_before_commit", name):
             raise Killed
-        found = writing.attempt()
-        if isinstance(found, Trouble):
-            self.world.trace("database_trouble", found.code)
-            stalled = stall.again(found, self.world.now / 1000)
+        outcome = writing.attempt()
+        if isinstance(outcome, Trouble):
+            self.world.trace("database_trouble", outcome.code)
+            stalled = stall.again(outcome, self.world.now / 1000)
             if stalled is not None:
                 self._later(0.1, "outcome", stalled)
             self._later(stall.pause_s() * 1000, "attempt", writing, stall, name, group)
@@ -400,7 +400,7 @@ class BrokerNode:
         if self._hits("broker_killed_after_commit", name):
             raise Killed
         self.world.trace("committed", group.seq)
-        self._later(0.1 + 0.5 * self.chance.random(), "outcome", found)
+        self._later(0.1 + 0.5 * self.chance.random(), "outcome", outcome)
 
     def _on_outcome(self, outcome: Outcome) -> None:
         self.world.count("event", type(outcome).__name__)
@@ -422,21 +422,21 @@ class BrokerNode:
             raise Killed
 
     def _read(self, read: Read) -> None:
-        """In a reader's thread: it sees what is committed when it looks, and is heard later."""
-        self._later(0.2 + 3.0 * self.chance.random() ** 3, "look", read)
+        """In a reader's thread: the read sees what is committed when it runs, and its answer arrives later."""
+        self._later(0.2 + 3.0 * self.chance.random() ** 3, "perform", read)
 
-    def _on_look(self, read: Read) -> None:
+    def _on_perform(self, read: Read) -> None:
         wait_ms = 0.2 + 20.0 * self.chance.random() ** 4
         if self._hits("read_failed", self.life, read.request):
             self._later(wait_ms, "read", LoadFailed(read.request, "the disk was busy"))
             return
-        found = claims.perform(self.world.store.queries, self.reader, read, self.now().wall)
-        if isinstance(found, LoadedTasks):
-            self.world.checks.loaded(found)
+        answer = claims.perform(self.world.store.queries, self.reader, read, self.now().wall)
+        if isinstance(answer, LoadedTasks):
+            self.world.checks.tasks_loaded(answer)
         luck, slow_ms = self._slow_reads.random(), 4_000.0 * self._slow_reads.random() ** 2
         if luck < self._rate["slow_read"] and self.world.faults.strikes("slow_read", f"{self.life}.{read.request}"):
             wait_ms += slow_ms
-        self._later(wait_ms, "read", found)
+        self._later(wait_ms, "read", answer)
 
     def _on_read(self, event: Event) -> None:
         self._on_event(event)
@@ -458,7 +458,7 @@ _ON: Final[dict[str, Callable[..., None]]] = {
 
 
 class Frames:
-    """The core's Wire: frames go to the network, after a look at what they say."""
+    """The core's Wire: the checks see each frame, then it goes to the network."""
 
     def __init__(self, node: BrokerNode) -> None:
         self._node = node
@@ -474,7 +474,7 @@ class Frames:
         worker = topics.worker_of(topic)
         assert worker is not None, topic
         node._crash_between_sends()
-        node.world.checks.said(worker, body)
+        node.world.checks.sent(worker, body)
         node.world.trace("b1>" + worker, body)
         node.world.network.to_worker(worker, frame)
         return True
@@ -485,7 +485,7 @@ class Frames:
     def send_to_peer(self, to: str, body: bytes) -> bool:
         node = self._node
         node._crash_between_sends()
-        node.world.checks.said_level0(to, body)
+        node.world.checks.sent_level0(to, body)
         node.world.trace("b1>" + to, body)
         node.world.network.to_peer(to, body)
         return True

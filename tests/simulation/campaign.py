@@ -1,4 +1,4 @@
-"""Many seeds, on several processes, added up; and campaigns of other days or machines, added to one another."""
+"""A campaign: many seeds on several processes, added up. Parts from other days or machines can be merged."""
 
 import gc
 import multiprocessing
@@ -19,7 +19,7 @@ _since_collected = 0
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """A seed that broke a promise, and the faults that are enough for it (None: nobody has looked)."""
+    """A seed that broke a promise, and the faults that suffice to reproduce it (None: not shrunk)."""
 
     seed: int
     violation: str
@@ -28,7 +28,7 @@ class Broken(msgspec.Struct, frozen=True):
 
 class Sum(msgspec.Struct):
     commits: list[str] = []
-    ranges: list[tuple[int, int]] = []  # the first seed and how many; of a campaign that is over
+    ranges: list[tuple[int, int]] = []  # first seed and count; set when the campaign has ended
     seeds: int = 0
     violations: list[Broken] = []
     counted: dict[str, dict[str, int]] = {}
@@ -48,7 +48,7 @@ class Sum(msgspec.Struct):
 
     @property
     def is_whole(self) -> bool:
-        """It holds the seeds it says, and not just those that came back first."""
+        """Every seed of its ranges is counted; a campaign that was cut short is not whole."""
         return self.seeds == sum(count for _, count in self.ranges) > 0
 
     def _count(self, what: str, which: str, n: int) -> None:
@@ -68,9 +68,9 @@ class Sum(msgspec.Struct):
             self.figures[name] = self.figures.get(name, 0) + n
 
     def merge(self, other: "Sum") -> None:
-        """The other's seeds must be others, and all there."""
+        """Add another campaign. It must be whole and must not share a seed with this one."""
         if not other.is_whole:
-            raise ValueError(f"a campaign of the seeds {other.ranges} was not ended: run it again")
+            raise ValueError(f"the campaign of the seeds {other.ranges} was not ended: run it again")
         for first, count in other.ranges:
             for ours, length in self.ranges:
                 if first < ours + length and ours < first + count:
@@ -96,7 +96,7 @@ def run(
     on_violation: Callable[[int, str], list[str] | None] | None = None,
     on_progress: Callable[[Sum], None] | None = None,
 ) -> Sum:
-    """`on_violation` may say which faults are enough for it. Whatever it finds, the campaign goes on."""
+    """Run the seeds. `on_violation` may return the faults that suffice to reproduce it; the campaign continues."""
     began = time.monotonic()
     total = Sum()
     for report in _reports(seeds, jobs):
@@ -113,7 +113,7 @@ def run(
 
 
 def run_seed(seed: int) -> Report:
-    """Without its trace and its list of faults, which are long: whoever wants them runs the seed again."""
+    """Run one seed. The report leaves out the trace and the list of faults, which are long."""
     global _since_collected
     if gc.isenabled():
         gc.collect()
@@ -123,7 +123,7 @@ def run_seed(seed: int) -> Report:
     report = World(seed).run()
     _since_collected += 1
     if _since_collected >= COLLECT_EVERY:
-        # A world is one knot: to look for what of it is garbage pays when all of it is.
+        # All objects of a world refer to each other, so collecting pays only when a whole world is garbage.
         _since_collected = 0
         gc.collect()
     return report._replace(trace=[], fired=[], cpu_s=time.process_time() - began)

@@ -1,4 +1,4 @@
-"""Time: one heap of what happens next, and the clocks of the nodes, which are never quite right."""
+"""Time: one heap of scheduled events, and the clocks of the nodes, which are never quite right."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -8,11 +8,11 @@ WALL_START_MS: Final = 1_800_000_000_000
 
 
 class Endless(Exception):
-    """More happened than can be right."""
+    """More events than any correct run has."""
 
 
 class Schedule:
-    """What happens next, in order of time, then of being planned. Times are true milliseconds since the start."""
+    """The events to come, in order of time, then of scheduling. Times are true milliseconds since the start."""
 
     def __init__(self, events_max: int = 1 << 60) -> None:
         self.now = 0.0
@@ -30,7 +30,7 @@ class Schedule:
         heappush(self._heap, (self.now + delay_ms, self._count, what, args))
 
     def run(self, until_ms: float, is_over: Callable[[], bool] | None = None) -> bool:
-        """Until then, or until it is over. True: it is over."""
+        """Run until that time, or until `is_over`. Return whether it is over."""
         heap = self._heap
         while heap and heap[0][0] <= until_ms:
             self.now, _, what, args = heappop(heap)
@@ -51,7 +51,7 @@ class Clock:
         self.rate = rate
         self.offset_ms = offset_ms
         self.jumped_ms = 0
-        self._jumps: list[tuple[float, int]] = [(0.0, 0)]  # when it was set, and to how far from the truth
+        self._jumps: list[tuple[float, int]] = [(0.0, 0)]  # when it was set, and its error from then on
 
     def mono(self, true_ms: float) -> float:
         return self.offset_ms + true_ms * self.rate
@@ -65,11 +65,11 @@ class Clock:
 
     @property
     def set_back_ms(self) -> int:
-        """How much earlier it is than it was at the most."""
+        """How far the wall clock is behind its largest error so far."""
         return max(jumped_ms for _, jumped_ms in self._jumps) - self.jumped_ms
 
     def true_of_wall(self, wall_ms: int, now_ms: float) -> float:
-        """When it last said so."""
+        """Return the last true time at which the wall clock showed this."""
         until_ms = now_ms
         for since_ms, jumped_ms in reversed(self._jumps):
             true_ms = (wall_ms - jumped_ms - WALL_START_MS) / self.rate

@@ -1,5 +1,6 @@
-"""What goes wrong in a seed. Kinds are switched on or off and given rates by the seed (a swarm: with every kind always
-on, each hides the others); every single fault has a name that stays the same when others are left out.
+"""The faults of a seed, which switches each kind on or off and gives it a rate: kinds always on hide each other.
+
+Every single fault has a name that stays the same when other faults are left out.
 """
 
 from collections import Counter
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 LEVEL0_KINDS: Final = ("peer_killed", "peer_paused")
 BREAKER_KINDS: Final = (
-    "handler_unavailable",  # what a handler needs is down, and it says so
+    "handler_unavailable",  # a service that the handler needs is down, and the handler reports it
     "operator_breaker",
 )
 KINDS: Final = (
@@ -24,7 +25,7 @@ KINDS: Final = (
     "partition",
     "hwm_burst",
     "slow_joiner",
-    "stale_delivery",  # what was on its way to a broker that died reaches the one that comes after it
+    "stale_delivery",  # a message to a broker that died reaches the next one
     # the broker
     "broker_killed",
     "broker_killed_loading",
@@ -43,7 +44,7 @@ KINDS: Final = (
     "worker_killed_after_result",
     "worker_paused",
     "worker_drained",
-    "worker_forgets",  # the supervisor says `gone` of a worker
+    "worker_forgets",  # the supervisor sends `gone` for a worker
     # the database
     "error_before_commit",
     "error_after_commit",
@@ -64,7 +65,7 @@ KINDS: Final = (
     "operator_retry_from",
     "operator_resolve",
     *LEVEL0_KINDS,
-    "slow_read",  # what was read is long not so any more when it is heard
+    "slow_read",  # the answer to a read reaches the core long after the read
     *BREAKER_KINDS,
 )
 OFTEN: Final = 0.7  # in the half of the seeds that can have them
@@ -79,8 +80,10 @@ PAUSE_KINDS: Final = frozenset({"broker_paused", "slow_commit"})
 
 
 class Faults:
-    """`kept`: only these named ones strike (None: all). Whoever asks draws his luck first, so that the rest of the seed
-    is drawn the same whatever is left out."""
+    """The faults of one seed. `kept`: only faults with these names strike; None: all.
+
+    A caller draws its random numbers before it asks, so the rest of the seed is the same whatever is left out.
+    """
 
     def __init__(
         self,
@@ -109,7 +112,7 @@ class Faults:
             elif shape < 0.36:
                 only = PAUSE_KINDS
         share = chance.choice((0.15, 0.35, 0.6))
-        # In the order in which they came to be: a seed stays what it was.
+        # In the order in which the kinds were added, so that older seeds stay the same.
         chances = dict.fromkeys(KINDS, chance) | dict.fromkeys(LEVEL0_KINDS, Random(f"faults/level0/{seed}"))
         chances["slow_read"] = Random(f"faults/slow_read/{seed}")
         chances |= dict.fromkeys(BREAKER_KINDS, Random(f"faults/breakers/{seed}"))
@@ -124,11 +127,11 @@ class Faults:
         self.only_messages = self.on <= MESSAGE_KINDS
 
     def rate(self, kind: str, most: float, least: float = 0.0) -> float:
-        """The seed's own probability of this kind; 0 if it is off. The square: mostly low, sometimes high."""
+        """The probability of this kind in this seed; 0 if it is off. Squared, so mostly low and sometimes high."""
         return least + (most - least) * self.rates[kind] ** 2 if kind in self.on else 0.0
 
     def strikes(self, kind: str, name: object) -> bool:
-        """Somebody's luck was bad: does it happen?"""
+        """Return whether this fault strikes, and record it. The caller has already drawn it."""
         if self.is_over:
             return False
         number = f"{kind} {name}"

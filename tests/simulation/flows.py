@@ -1,4 +1,4 @@
-"""Workflows of the simulated world: small graphs of every shape, with every policy a step can have."""
+"""The workflows of the simulated world: small graphs of every shape, with every policy a step can have."""
 
 from functools import cache
 from random import Random
@@ -10,7 +10,7 @@ from .peer_node import HANDLER
 from .worker_node import HANDLERS
 
 COUNT: Final = 150
-# After those, some with steps that only level 0 offers; of the second kind such a step may be at_most_once.
+# After those, two groups with steps that only level 0 offers; in the second, such a step may be at_most_once.
 AT_LEVEL0: Final = 25
 NAMESPACES: Final = ("default", "tenant::a")
 

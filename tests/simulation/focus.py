@@ -1,7 +1,6 @@
-"""Situations that faults drawn blindly make too seldom: in a part of the seeds the world makes them common.
+"""Situations that random faults produce too rarely: in some seeds the world makes them common.
 
-Each was written because a planted bug needed it: what two things must meet, and how the world makes them meet. The rest
-of such a seed is drawn as ever.
+Each focus was added because a planted bug needed two rare events to coincide. The rest of such a seed is random.
 """
 
 from typing import Final, NamedTuple
@@ -11,26 +10,26 @@ from stepwire_broker.core.definitions.settings import LimitSettings
 
 from . import flows
 
-EVERY: Final = 6  # one seed of so many, by turns
+EVERY: Final = 6  # one seed in this many has a focus; the focuses take turns
 
 
 class Focus(NamedTuple):
     name: str
     kinds: frozenset[str]  # only these faults
-    often: frozenset[str] = frozenset()  # these at nearly their highest rate
-    plan_factor: int = 1  # so many times the faults that come at a planned time
+    often: frozenset[str] = frozenset()  # these faults at nearly their highest rate
+    plan_factor: int = 1  # multiplies the faults at planned times
     flows: tuple[int, ...] = ()  # workflows to choose from
     max_active_tasks: int | None = None
     resident_payload_bytes: int | None = None
     active_bytes: int | None = None
-    leases_ms: tuple[int, ...] | None = None  # of the broker's lives, by turns
-    pace_ms: tuple[float, float] | None = None  # what a handler takes on average
-    unknown_rate: float = 0.0  # of runs of which the handler itself does not know the outcome
-    has_queues: bool = False  # workers with one slot, and more than that given to them
-    cut_ms: tuple[float, float] | None = None  # partitions so long, and only of what a worker says
-    pause_ms: tuple[float, float] | None = None  # the broker stands still so long
+    leases_ms: tuple[int, ...] | None = None  # the lease of each life of the broker, in turn
+    pace_ms: tuple[float, float] | None = None  # the average run time of a handler
+    unknown_rate: float = 0.0  # the share of runs that end with an unknown outcome
+    has_queues: bool = False  # workers with one slot, which are given more steps than that
+    cut_ms: tuple[float, float] | None = None  # the length of a partition, which cuts only messages to the broker
+    pause_ms: tuple[float, float] | None = None  # how long the broker is suspended
     cuts_after_start: bool = False  # also soon after each start of the broker
-    answer_delay_ms: float | None = None  # what the broker says takes up to that much longer
+    answer_delay_ms: float | None = None  # messages of the broker take up to this much longer
     phase_ms: float = 30_000.0
     tasks: int = 15
 
@@ -57,7 +56,7 @@ def _fits(wanted: str, step: object) -> bool:
 
 FOCUSES: Final = (
     Focus(
-        "answers so late that the lease they give is nearly over",
+        "answers so late that the lease they grant is nearly over",
         frozenset({"partition", "delay"}),
         often=frozenset({"partition", "delay"}),
         leases_ms=(5_000,),
@@ -77,7 +76,7 @@ FOCUSES: Final = (
         phase_ms=45_000.0,
     ),
     Focus(
-        "results that are late",
+        "late results",
         frozenset({"partition"}),
         often=frozenset({"partition"}),
         flows=_flows("at_most_once"),
@@ -87,7 +86,7 @@ FOCUSES: Final = (
         tasks=25,
     ),
     Focus(
-        "more tasks than room, and a slow disk",
+        "more tasks than memory, and a slow disk",
         frozenset({"slow_read", "operator_cancel", "operator_retry", "operator_retry_from"}),
         often=frozenset({"slow_read"}),
         plan_factor=3,
@@ -106,7 +105,7 @@ FOCUSES: Final = (
         has_queues=True,
     ),
     Focus(
-        "a broker that stands still for about a lease",
+        "a broker suspended for about a lease",
         frozenset({"broker_paused"}),
         often=frozenset({"broker_paused"}),
         plan_factor=2,
@@ -116,7 +115,7 @@ FOCUSES: Final = (
         pause_ms=(4_500.0, 7_000.0),
     ),
     Focus(
-        "orders that overtake what they are about",
+        "commands that overtake their steps",
         frozenset({"operator_cancel", "operator_drain", "reorder", "loss", "delay"}),
         often=frozenset({"operator_cancel", "reorder", "loss"}),
         plan_factor=2,
@@ -124,7 +123,7 @@ FOCUSES: Final = (
         has_queues=True,
     ),
     Focus(
-        "new tasks, orders and restarts while the database refuses",
+        "new tasks, commands and restarts while the database refuses",
         frozenset({"operator_retry_from", "operator_cancel", "broker_killed", "data_refused", "slow_commit"}),
         often=frozenset({"operator_retry_from", "broker_killed", "data_refused", "slow_commit"}),
         plan_factor=2,

@@ -1,8 +1,8 @@
-"""The bus between one broker and its workers: what ZeroMQ does to messages, and what the network does on top.
+"""The bus between one broker and its workers: what ZeroMQ and the network do to messages.
 
-Facts that are kept: a bound PUB drops what its peer has not subscribed yet and all of a lost peer's queue; a connected
-PUB keeps its queue while the broker is away and delivers it to whoever comes back; a killed peer's
-subscription vanishes at once; nothing is doubled or reordered on one connection unless a fault says so.
+The model of ZeroMQ: a bound PUB drops messages for topics that its peer has not subscribed to yet, and the whole queue
+of a lost peer. A connected PUB keeps its queue while the broker is away and delivers it to the broker that starts next.
+A killed peer's subscription vanishes at once. One connection neither doubles nor reorders messages; faults do.
 """
 
 from random import Random
@@ -46,11 +46,11 @@ class Link:
         self.life = worker.life
         self.up = Way(network, f"{worker.name}.{worker.life}>b1")
         self.down = Way(network, f"b1>{worker.name}.{worker.life}")
-        self.joined = 0  # the broker's life that knows its subscription
-        self.knows_subscription = False  # its own PUB does: it queues from then on
+        self.joined = 0  # the life of the broker that has its subscription
+        self.knows_subscription = False  # its own PUB has the broker's subscription, and queues from then on
         self.queue: list[bytes] = []
         self.is_dead = False
-        self.to: str | None = None  # at level 0: what it was granted last
+        self.to: str | None = None  # at level 0: the address it was granted last
 
 
 class Network:
@@ -83,7 +83,7 @@ class Network:
         return link
 
     def reconnect(self, link: Link) -> None:
-        """The worker built its sockets anew: what its PUB had queued is gone."""
+        """The worker built new sockets: the queue of its PUB is gone."""
         link.queue.clear()
         link.knows_subscription = False
         if link.joined == self.broker.life and self.broker.is_alive:
@@ -115,12 +115,12 @@ class Network:
         self.world.schedule.after(wait_ms, self._join, link, self.broker.life)
 
     def _join(self, link: Link, life: int) -> None:
-        """The subscription has arrived, both ways, and so does what waited for it."""
+        """The subscriptions have arrived in both directions. Queued messages follow."""
         world, broker = self.world, self.broker
         if link.is_dead or not broker.is_alive or broker.life != life or link.joined == life:
             return
         if link.worker.at_level0 and (link.worker.is_busy or link.worker.is_paused):
-            # Its subscriptions are sent again when it enters its socket, and not before.
+            # Its subscriptions are resent only when it enters its socket.
             self._join_soon(link, 20.0, 60.0)
             return
         link.joined = life
@@ -191,11 +191,11 @@ class Network:
             delay_ms += 50.0 * late
         self._arrive_at(link, way, frame, life, now + delay_ms, keeps_order=not moved)
         if link.worker.at_level0 and way is link.down:
-            return  # one connection doubles nothing, and nobody here would say it again
+            return  # one connection doubles no message, and no level-0 sender resends
         if doubled < self._duplicate and faults.strikes("duplicate", f"{way.name} {way.count}"):
             self._arrive_at(link, way, frame, life, now + delay_ms + 300.0 * luck, keeps_order=False)
         if late < self._late and faults.strikes("late_duplicate", f"{way.name} {way.count}"):
-            # Not of this world's sockets, and promised all the same: much later, also after a restart.
+            # No real socket does this, but the promises cover it: a copy arrives much later, even after a restart.
             self._arrive_at(link, way, frame, 0, now + 1_000.0 + 60_000.0 * luck, keeps_order=False)
 
     def _arrive_at(self, link: Link, way: Way, frame: bytes, life: int, at_ms: float, *, keeps_order: bool) -> None:

@@ -1,6 +1,7 @@
-"""A level-0 handler: the plain loop, one batch after the other, which knows nothing of sessions, leases or deliveries.
+"""A level-0 handler: a plain loop, one batch after the other, without sessions, leases or deliveries.
 
-It answers late, twice, with an error for all of a batch, with what is no message, or never; it is killed and stopped.
+The handler answers late, twice, with a whole batch of errors, with an invalid message, or never. It is killed and
+suspended.
 """
 
 from random import Random
@@ -14,11 +15,11 @@ from stepwire_protocol.messages import ErrorDetail, Result, ResultsLevel0, StepR
 if TYPE_CHECKING:
     from .world import World
 
-HANDLER: Final = "z0"  # which no worker offers
+HANDLER: Final = "z0"  # no worker offers it
 
 
-class Handed(NamedTuple):
-    """A step as this handler got it, named as a worker's run is."""
+class Received(NamedTuple):
+    """A step that this handler received, with the member names of a worker's run."""
 
     item: tuple[int, int]
     step: StepRequestLevel0
@@ -27,7 +28,7 @@ class Handed(NamedTuple):
 class RunningAtLevel0:
     """One call of a handler."""
 
-    def __init__(self, run: Handed, worker: str) -> None:
+    def __init__(self, run: Received, worker: str) -> None:
         self.run = run
         self.worker = worker
         self.entered = True
@@ -72,7 +73,7 @@ class PeerNode:
         self.is_alive = self.is_paused = False
         self._backlog = []
         if self._at is not None:
-            world.checks.ended(self._at, None)
+            world.checks.handler_ended(self._at, None)
             self._at = None
         world.network.worker_died(self.link)
         down_ms = 100.0 + 4_000.0 * self.chance.random() ** 2
@@ -120,10 +121,10 @@ class PeerNode:
     def _run(self, batch: StepsLevel0, results: list[Result]) -> None:
         step = batch.steps[len(results)]
         worker = f"{LEVEL0}{batch.to}"
-        delivery = self.world.checks.delivery_of(step.step_id, worker, batch.batch_id)
-        running = self._at = RunningAtLevel0(Handed((step.step_id, delivery), step), worker)
+        delivery = self.world.checks.books.delivery_of(step.step_id, worker, batch.batch_id)
+        running = self._at = RunningAtLevel0(Received((step.step_id, delivery), step), worker)
         self.ran += 1
-        self.world.checks.entered(running, self)
+        self.world.checks.handler_entered(running, self)
         took_ms = 1.0 + self.chance.expovariate(1.0 / self.pace_ms)
         if self._is_moody() and self.chance.random() < 0.3:
             took_ms = step.metadata.timeout_ms * (0.8 + 1.5 * self.chance.random()) + 9_000.0 * self.chance.random()
@@ -142,8 +143,8 @@ class PeerNode:
         else:
             value = {"by": self.id, "run": self.ran, "n": step_id % 3}
             result = Result(step_id=step_id, status="completed", output=msgspec.Raw(msgspec.json.encode(value)))
-            self.world.checks.returned(step_id, delivery, bytes(result.output))
-        self.world.checks.ended(running, result)
+            self.world.checks.level0_returned(step_id, delivery, bytes(result.output))
+        self.world.checks.handler_ended(running, result)
         results.append(result)
         if len(results) < len(batch.steps):
             self._run(batch, results)
@@ -154,18 +155,18 @@ class PeerNode:
     def _answer(self, batch: StepsLevel0, results: list[Result]) -> None:
         luck = self.chance.random()
         if not self._is_moody():
-            self._say(batch, results)
+            self._send_results(batch, results)
         elif luck < 0.3:
             self._send(b'{"batch_id":"' + batch.batch_id.encode() + b'","results":[}')
         elif luck < 0.6:
-            self._say(batch, results)
-            self._say(batch, results)
+            self._send_results(batch, results)
+            self._send_results(batch, results)
         elif luck < 0.8:
             stranger = results[0].step_id + self.chance.randint(1, 3)
-            self._say(batch, [*results, Result(step_id=stranger, status="completed")])
-        # else: it forgets to
+            self._send_results(batch, [*results, Result(step_id=stranger, status="completed")])
+        # else: the handler never answers
 
-    def _say(self, batch: StepsLevel0, results: list[Result]) -> None:
+    def _send_results(self, batch: StepsLevel0, results: list[Result]) -> None:
         if len({result.step_id for result in results}) == len(results):
             self._send(
                 codec.encode(

@@ -1,7 +1,7 @@
-"""Clients and an operator, over a connection that may break: they see answers, or nothing.
+"""Clients and an operator, over a connection that may break: they receive an answer, or none.
 
-A client with keys says everything again until it is answered; one without cannot know, and must not. The operator gives
-orders at random while things go wrong, and afterwards sees to what waits for a person.
+A client with keys repeats a submission until it is answered; a client without keys must not. The operator sends random
+commands while faults occur, and afterwards resolves and resumes whatever needs an operator.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ LOOK_AGAIN_MS: Final = 5_000.0
 
 
 class Asking:
-    """One request and its way: over the connection, to the broker, and back, or not."""
+    """One request over the connection to the broker. Its answer may be lost."""
 
     def __init__(self, world: "World", chance: Random, make: Callable[[int], Any], then: Callable[[Any], None]) -> None:
         self.world = world
@@ -69,7 +69,7 @@ class Asking:
 
 
 class Submission:
-    """What a client wants stored."""
+    """A submission of one client."""
 
     def __init__(self, number: int, tasks: list[NewTask], workflows: list[int]) -> None:
         self.number = number
@@ -87,9 +87,9 @@ class People:
         self.chance = Random(f"{world.seed}/people")
         self.gone_rate = world.faults.rate("client_gone", 0.15)
         self.submissions: list[Submission] = []
-        self.known: list[int] = []  # tasks that somebody was told of
+        self.known: list[int] = []  # tasks that a client knows of
         self._numbers = 0
-        self._orders = 0  # that nobody has heard of again
+        self._unanswered = 0  # commands without an answer yet
         self._flows = [self.chance.randrange(world.flows_count) for _ in range(self.chance.randint(1, 4))]
         focus = world.focus
         if focus is not None and focus.flows:
@@ -108,10 +108,10 @@ class People:
             self._apply(index)
         made = 0
         while made < self._tasks:
-            # Mostly early, so that the faults meet work.
+            # Mostly early, so that faults occur while there is work.
             at_ms = 50.0 + phase_ms * 0.8 * self.chance.random() ** 2
             made += self._plan(at_ms)
-        self._plan_orders(phase_ms)
+        self._plan_commands(phase_ms)
         self._plan_breakers(phase_ms)
 
     # -- workflows ----------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class People:
         if isinstance(answer, TasksSubmitted):
             submission.is_over = True
             submission.answer = answer
-            self.world.checks.acked(submission, answer)
+            self.world.checks.acknowledged(submission, answer)
             for task_id in answer.task_ids:
                 if task_id not in self.known:
                     self.known.append(task_id)
@@ -205,17 +205,17 @@ class People:
         elif submission.can_repeat or (isinstance(answer, CommandRefused) and answer.code != "refused_by_database"):
             self.world.schedule.after(100.0 + 900.0 * self.chance.random(), self._submit, submission)
         else:
-            submission.is_over = True  # nobody knows, and it must not be said twice
+            submission.is_over = True  # its outcome is unknown, and without keys it must not be repeated
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def _wait_for(self, task_id: int) -> None:
-        """The API's own way: have the broker tell, look at the database, and look again after a while."""
+        """Wait as the API does: await the broker's answer, read the database, and read it again after a while."""
         world = self.world
         state = {"over": False}
         self.waits_open += 1
 
-        def told(answer: Any) -> None:
+        def answered(answer: Any) -> None:
             if not state["over"]:
                 look()
 
@@ -224,7 +224,7 @@ class People:
                 return
             row = world.tables.tasks.get(task_id)
             assert row is not None, task_id
-            if row.finished_ms is not None or world.checks.is_closing:
+            if row.finished_ms is not None or world.checks.books.is_closing:
                 state["over"] = True
                 self.waits_open -= 1
                 return
@@ -232,13 +232,13 @@ class People:
 
         def again() -> None:
             if not state["over"]:
-                Asking(world, self.chance, lambda r: AwaitTask(r, task_id), told)
+                Asking(world, self.chance, lambda r: AwaitTask(r, task_id), answered)
 
         again()
 
-    # -- orders -------------------------------------------------------------------------------------------------------
+    # -- commands -----------------------------------------------------------------------------------------------------
 
-    def _plan_orders(self, phase_ms: float) -> None:
+    def _plan_commands(self, phase_ms: float) -> None:
         faults, chance = self.world.faults, self.chance
         for kind in (
             "operator_cancel",
@@ -253,35 +253,35 @@ class People:
             lucks = [chance.random() for _ in times]
             if kind in faults.on:
                 for i, at_ms in enumerate(times):
-                    self.world.schedule.at(at_ms, self._order, kind, i, lucks[i])
+                    self.world.schedule.at(at_ms, self._send_command, kind, i, lucks[i])
 
-    def _order(self, kind: str, number: int, luck: float) -> None:
+    def _send_command(self, kind: str, number: int, luck: float) -> None:
         world, chance = self.world, self.chance
         if not self.known or not world.faults.strikes(kind, number):
             return
         task_id = self.known[int(luck * len(self.known))]
         match kind:
             case "operator_cancel":
-                self.order(lambda r: CancelTask(r, task_id, "an operator wanted it"))
+                self.command(lambda r: CancelTask(r, task_id, "an operator decided it"))
             case "operator_drain":
                 worker = world.workers[int(luck * world.on_bus)]
                 if worker.is_alive:
                     world.quieted.add(worker.id)
-                    self.order(lambda r, i=worker.id: DrainWorker(r, i, luck * 10 % 1 < 0.5))  # type: ignore[misc]
+                    self.command(lambda r, i=worker.id: DrainWorker(r, i, luck * 10 % 1 < 0.5))  # type: ignore[misc]
             case "operator_pause":
-                self.order(lambda r: PauseTask(r, task_id))
-                world.schedule.after(500.0 + 20_000.0 * chance.random(), self.order, lambda r: ResumeTask(r, task_id))
+                self.command(lambda r: PauseTask(r, task_id))
+                world.schedule.after(500.0 + 20_000.0 * chance.random(), self.command, lambda r: ResumeTask(r, task_id))
             case "operator_retry":
                 new_key = chance.random() < 0.3
-                self.order(lambda r: RetryTask(r, task_id, None, False, new_key, "again"))
+                self.command(lambda r: RetryTask(r, task_id, None, False, new_key, "again"))
             case "operator_retry_from":
-                task_id = world.checks.a_task_that_waits_to_retry(luck) or task_id
-                workflow = world.checks.workflow_of(task_id)
+                task_id = world.checks.books.task_between_attempts(luck) or task_id
+                workflow = world.checks.books.workflow_of(task_id)
                 step = chance.choice(workflow.steps).name
                 again, new_key = chance.random() < 0.5, chance.random() < 0.3
-                self.order(lambda r: RetryTask(r, task_id, step, again, new_key, "from there"))
+                self.command(lambda r: RetryTask(r, task_id, step, again, new_key, "from there"))
             case "operator_resolve":
-                for step_id in world.checks.held_steps()[:3]:
+                for step_id in world.checks.books.held_steps()[:3]:
                     self.resolve(step_id)
 
     def _plan_breakers(self, phase_ms: float) -> None:
@@ -289,53 +289,53 @@ class People:
         times = [(phase_ms * chance.random(), chance.random(), chance.random()) for _ in range(chance.randint(1, 4))]
         if "operator_breaker" in world.faults.on:
             for i, (at_ms, luck, size) in enumerate(times):
-                world.schedule.at(at_ms, self._put_breaker, i, luck, size)
+                world.schedule.at(at_ms, self._force_breaker, i, luck, size)
 
-    def _put_breaker(self, number: int, luck: float, size: float) -> None:
-        """And after a while they leave it to itself again."""
+    def _force_breaker(self, number: int, luck: float, size: float) -> None:
+        """The operator forces a breaker, and returns it to automatic control after a while."""
         if self.world.faults.strikes("operator_breaker", number):
             handler = HANDLERS[int(luck * len(HANDLERS))]
             state: Any = "open" if luck * 100 % 1 < 0.6 else "closed"
-            self.order(lambda r: SetBreaker(r, handler, state, "an operator wanted it"))
-            self.world.schedule.after(500.0 + 9_000.0 * size, self._let_breaker_be, handler)
+            self.command(lambda r: SetBreaker(r, handler, state, "an operator decided it"))
+            self.world.schedule.after(500.0 + 9_000.0 * size, self._release_breaker, handler)
 
-    def _let_breaker_be(self, handler: str) -> None:
-        self.order(lambda r: SetBreaker(r, handler, "auto"))
+    def _release_breaker(self, handler: str) -> None:
+        self.command(lambda r: SetBreaker(r, handler, "auto"))
 
-    def order(self, make: Callable[[int], Any]) -> None:
-        self._orders += 1
-        Asking(self.world, self.chance, make, self._ordered)
+    def command(self, make: Callable[[int], Any]) -> None:
+        self._unanswered += 1
+        Asking(self.world, self.chance, make, self._command_answered)
 
-    def _ordered(self, answer: Answer | None) -> None:
-        self._orders -= 1
+    def _command_answered(self, answer: Answer | None) -> None:
+        self._unanswered -= 1
 
     def resolve(self, step_id: int) -> None:
         outcome = self.chance.choice(("completed", "failed", "retry"))
         new_key = outcome == "retry" and self.chance.random() < 0.3
         output = Raw(b'{"n":1}') if outcome == "completed" and self.chance.random() < 0.5 else None
         message = "it did not" if outcome == "failed" else ""
-        self.order(lambda r: ResolveStep(r, step_id, outcome, "looked", output, message, new_key))  # type: ignore[arg-type]
+        self.command(lambda r: ResolveStep(r, step_id, outcome, "checked", output, message, new_key))  # type: ignore[arg-type]
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
     def tidy(self) -> None:
-        """What waits for a person gets one, again and again, until nothing waits."""
+        """Resolve held steps and resume paused tasks, again and again, until none is left."""
         checks = self.world.checks
-        for step_id in checks.held_steps():
+        for step_id in checks.books.held_steps():
             self.resolve(step_id)
         for row in self.world.tables.open_tasks:
             if row.state == "paused":
-                self.order(lambda r, i=row.id: ResumeTask(r, i))  # type: ignore[misc]
+                self.command(lambda r, i=row.id: ResumeTask(r, i))  # type: ignore[misc]
         broker = self.world.broker
         for guard in broker.state.guards.by_handler.values() if broker.is_alive else ():
             if guard.breaker.is_forced:
-                self._let_breaker_be(guard.handler_class)
-        if not checks.is_closing:
+                self._release_breaker(guard.handler_class)
+        if not checks.books.is_closing:
             self.world.schedule.after(4_000.0, self.tidy)
 
     @property
-    def are_content(self) -> bool:
-        return not self._orders and all(submission.is_over for submission in self.submissions)
+    def are_done(self) -> bool:
+        return not self._unanswered and all(submission.is_over for submission in self.submissions)
 
 
 def hash_of(data: bytes) -> int:

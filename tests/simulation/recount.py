@@ -1,4 +1,4 @@
-"""Every count that the core keeps, counted again; and what hangs together, hangs together."""
+"""Recounts every count that the core keeps, and checks that its references agree."""
 
 from stepwire_broker.core.model.states import DISPATCHED, READY, STEP_FINAL, TaskState
 from stepwire_broker.core.state import BrokerState
@@ -15,7 +15,7 @@ def check(state: BrokerState) -> None:
         assert task.resident_bytes == size, f"task {task.id}: {task.resident_bytes} bytes resident, in truth {size}"
         resident += size
         for step in task.steps:
-            assert state.steps[step.id] is step, f"step {step.id} is another one"
+            assert state.steps[step.id] is step, f"step {step.id} is another object"
             waits = sum(task.steps[i].state not in STEP_FINAL for i in step.definition.depends_on)
             assert step.waits == waits, f"step {step.id} waits for {step.waits}, in truth {waits}"
             if step.state is DISPATCHED:
@@ -28,16 +28,16 @@ def check(state: BrokerState) -> None:
                     continue
                 is_recovered = step.id in state.recovered.get(step.worker or "", {})
                 is_held = step.session is not None and not step.session.dead
-                assert is_recovered or is_held, f"step {step.id} is dispatched and nobody's"
+                assert is_recovered or is_held, f"step {step.id} is dispatched and no session holds it"
             else:
-                assert step.session is None, f"step {step.id} is {step.state} and a session's"
+                assert step.session is None, f"step {step.id} is {step.state} and a session holds it"
             assert bool(step.dirty) == (step in task.dirty_steps), f"step {step.id}: dirty"
         if task.dirty or task.facts or task.dirty_steps:
             lane = state.outbox.lanes[task.lane]
-            assert lane.dirty.get(task.id) is task, f"task {task.id} has news and is not in its lane's group"
+            assert lane.dirty.get(task.id) is task, f"task {task.id} has changes and is not in its lane's group"
     for handout in state.level0.handouts.values():
         assert not handout.over, f"{handout.id} is over"
-        assert handout.peer is None or handout.peer.holds[handout.id] is handout, f"{handout.id} is nobody's"
+        assert handout.peer is None or handout.peer.holds[handout.id] is handout, f"{handout.id} belongs to no handler"
     for peer in state.level0.peers.values():
         assert len(peer.holds) <= 1, f"{peer.worker} holds {len(peer.holds)} batches"
         assert all(state.level0.handouts[i] is handout for i, handout in peer.holds.items()), f"{peer.worker}"
@@ -50,10 +50,10 @@ def check(state: BrokerState) -> None:
         suspects = sum(s.is_suspect for s in session.deliveries.values())
         assert session.suspects == suspects, f"{worker}: {session.suspects} suspects, in truth {suspects}"
         for step_id, step in session.deliveries.items():
-            assert step.id == step_id, f"step {step.id} stands as {step_id}"
-            assert step.session is session, f"step {step_id} is another session's"
+            assert step.id == step_id, f"step {step.id} is filed as {step_id}"
+            assert step.session is session, f"step {step_id} belongs to another session"
             assert step.state is DISPATCHED, f"step {step_id} is {step.state} and held by {worker}"
-        assert session.asking <= set(session.deliveries), f"{worker} is asked for what it was not given"
+        assert session.asking <= set(session.deliveries), f"{worker} is asked about a step that it was not given"
     for worker, steps in state.recovered.items():
         assert steps, f"nothing is recovered of {worker}"
         for step in steps.values():
@@ -67,7 +67,7 @@ def _check_guards(state: BrokerState) -> None:
     guards = state.guards
     for step_id, probe in guards.probes.items():
         step = state.steps[step_id]
-        assert (step.state, step.delivery) == (DISPATCHED, probe.delivery), f"step {step_id} is a probe no more"
+        assert (step.state, step.delivery) == (DISPATCHED, probe.delivery), f"step {step_id} is no longer a probe"
         assert probe.guard.breaker.turn == probe.call, f"step {step_id} is a probe of a turn that is over"
     for name, guard in guards.by_handler.items():
         of_it = sum(probe.guard is guard for probe in guards.probes.values())
@@ -77,9 +77,11 @@ def _check_guards(state: BrokerState) -> None:
 
 def _check_ready(state: BrokerState) -> None:
     entries = [entry[-1] for routes in state.ready._by_namespace.values() for heap in routes.values() for entry in heap]
-    assert state.ready.count == len(entries), f"{state.ready.count} stand in the ready queue, in truth {len(entries)}"
-    assert len(set(map(id, entries))) == len(entries), "a step stands in the ready queue twice"
-    assert all(step.queued for step in entries), "a step in the ready queue does not know it"
+    assert state.ready.count == len(entries), (
+        f"{state.ready.count} are counted in the ready queue, in truth {len(entries)}"
+    )
+    assert len(set(map(id, entries))) == len(entries), "a step is in the ready queue twice"
+    assert all(step.queued for step in entries), "a step in the ready queue is not marked as queued"
     fetching = {id(s) for steps in state.fetching.values() for s in steps} | {id(s) for s in state.undecided_steps}
     waiting_for_fetch = {id(s) for timer in state.timers.all() if isinstance(timer, FetchDue) for s in timer.steps}
     for task in state.tasks.values():

@@ -1,8 +1,8 @@
-"""Rules, canaries, shadows, and workers inside the broker's own process: in a fifth of the seeds.
+"""Rules, canaries, shadows, and workers inside the broker's own process, in a fifth of the seeds.
 
-Such a worker lives and dies with the broker, and the next start knows it for dead by its id. Rules are in the
-configuration, and an operator changes them; what they say is asked of nobody but the broker, so what is checked here is
-that all the other promises hold whatever they say, and that a shadow is a copy and nothing more.
+Such a worker lives and dies with the broker, and the next start knows by its id that it is dead. Rules come from the
+configuration and from an operator. Only the broker evaluates them: the checks are that every other promise holds
+whatever the rules are, and that a shadow is a copy and nothing else.
 """
 
 from random import Random
@@ -59,7 +59,7 @@ class Routes:
         return Router(settings.execution, EXECUTORS, bus_is_distributed=True, runtime=stored_rules(kept))
 
     def plan(self, phase_ms: float) -> None:
-        """An operator sets rules and takes them back, the configuration is read again, and executors come and go."""
+        """Plan changes: an operator sets and removes rules, the configuration is reloaded, executors come and go."""
         if self.is_on:
             for _ in range(self.chance.randint(0, 5)):
                 self.world.schedule.at(phase_ms * self.chance.random(), self._change)
@@ -73,23 +73,23 @@ class Routes:
         luck = chance.random()
         if luck < 0.2:
             executor = chance.choice((BUS, INNER))
-            world.people.order(lambda r: PauseExecutor(r, executor))
-            world.schedule.after(5_000.0 * chance.random(), world.people.order, lambda r: ResumeExecutor(r, executor))
+            world.people.command(lambda r: PauseExecutor(r, executor))
+            world.schedule.after(5_000.0 * chance.random(), world.people.command, lambda r: ResumeExecutor(r, executor))
         elif luck < 0.55:
-            world.people.order(lambda r: SetRule(r, rule.match, rule))
+            world.people.command(lambda r: SetRule(r, rule.match, rule))
         elif luck < 0.8:
-            world.people.order(lambda r: SetRule(r, rule.match, None))
+            world.people.command(lambda r: SetRule(r, rule.match, None))
         elif world.broker.is_alive:
             execution = ExecutionSettings(rules=tuple(self._rule() for _ in range(chance.randint(0, 2))))
             world.broker.post("event", Reconfigure(execution))
 
     def heal(self) -> None:
-        """An order may have come late, or to nobody: what is paused goes on in the end."""
+        """Resume every executor: an earlier command may have come late, or reached no broker."""
         if self.is_on:
             for after_ms in (2_000.0, 20_000.0):
                 for executor in (BUS, INNER):
                     self.world.schedule.after(
-                        after_ms, self.world.people.order, lambda r, key=executor: ResumeExecutor(r, key)
+                        after_ms, self.world.people.command, lambda r, key=executor: ResumeExecutor(r, key)
                     )
 
     # -- inside the broker's process ----------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class Routes:
 
     def broker_died(self) -> None:
         for node in self.inner:
-            node.dies_with_it()
+            node.die_with_broker()
 
 
 class InnerNode(WorkerNode):
@@ -121,21 +121,21 @@ class InnerNode(WorkerNode):
             super().start()
 
     def new_id(self) -> str | None:
-        """None if the broker died when it was told, and this one with it."""
+        """Return the id of the next worker; None if the broker died as it received it, and this worker with it."""
         self._lives += 1
         broker = self.world.broker
-        found = own_worker(INNER, "b1", broker.state.identity.epoch, 16 * self._lives + self.number)
-        broker.post("event", Attached(found, INNER))
-        return found if broker.is_alive else None
+        worker_id = own_worker(INNER, "b1", broker.state.identity.epoch, 16 * self._lives + self.number)
+        broker.post("event", Attached(worker_id, INNER))
+        return worker_id if broker.is_alive else None
 
     def kill(self) -> None:
-        """It is let go, and another one comes."""
+        """Detach this worker. Another one starts after a while."""
         if self.is_alive:
             self._end()
             self.world.broker.post("event", Detached(self.id))
             self.world.schedule.after(500.0, self.start)
 
-    def dies_with_it(self) -> None:
+    def die_with_broker(self) -> None:
         if self.is_alive:
             self.world.trace("worker_killed", self.id)
             self._end()

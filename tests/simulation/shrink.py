@@ -1,6 +1,6 @@
-"""From a seed that fails to the few faults that make it fail: delta debugging over the named faults.
+"""Reduces a failing seed to the few faults that make it fail: delta debugging over the named faults.
 
-Luck is drawn whether or not a fault strikes, so what comes before the first fault left out stays as it was.
+Random numbers are drawn whether or not a fault strikes, so everything before the first fault left out stays the same.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ RUNS_MAX: Final = 400
 
 
 def shrink(seed: int, run: Callable[[int, frozenset[str] | None], Report] | None = None) -> tuple[list[str], int]:
-    """The faults that are left, and how many runs it took. Same promise broken, not necessarily by the same words."""
+    """Return the faults that suffice to break the same promise, and the number of runs that took."""
     run = run or (lambda seed, kept: World(seed, kept).run())
     first = run(seed, None)
     assert first.violation is not None, f"seed {seed} does not fail"
@@ -22,8 +22,8 @@ def shrink(seed: int, run: Callable[[int, frozenset[str] | None], Report] | None
     def fails(kept: list[str]) -> bool:
         nonlocal runs
         runs += 1
-        found = run(seed, frozenset(kept)).violation
-        return found is not None and _promise(found) == promise
+        violation = run(seed, frozenset(kept)).violation
+        return violation is not None and _promise(violation) == promise
 
     kept = list(dict.fromkeys(first.fired))
     if fails([]):

@@ -1,4 +1,4 @@
-"""Seeds on every change; the long campaigns are `python -m tests.simulation`."""
+"""The seeds that run on every change. Longer campaigns: `python -m tests.simulation`."""
 
 import fcntl
 import json
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SEEDS = int(os.environ.get("STEPWIRE_SEEDS", "2000"))
 ON_SQLITE = 60
-SEEDS_FOR_A_BUG = 400  # each is found by fewer: `python -m tests.simulation --planted`
+SEEDS_FOR_A_BUG = 400  # a noted seed that no longer finds its bug is replaced within this many seeds
 
 
 def test_no_seed_breaks_a_promise_and_every_transition_event_timer_and_fault_is_met() -> None:
@@ -34,13 +34,13 @@ def test_no_seed_breaks_a_promise_and_every_transition_event_timer_and_fault_is_
 
 
 def test_sqlite_and_memory_hold_and_answer_the_same() -> None:
-    """Every statement of the lane, every query and every start, beside one another; in the end all their rows."""
+    """Each statement, query and start runs on both databases and returns the same; at the end all rows are equal."""
     for seed in range(10_000, 10_000 + ON_SQLITE):
         report = World(seed, is_sqlite=True).run()
         assert report.violation is None, (seed, report.violation)
 
 
-def test_the_same_seed_is_the_same_story_whatever_the_hash_seed() -> None:
+def test_a_seed_produces_the_same_run_under_any_hash_seed() -> None:
     script = (
         "from tests.simulation.world import World\n"
         "for seed in (1, 2, 3, 50, 51):\n"
@@ -61,7 +61,7 @@ def test_the_same_seed_is_the_same_story_whatever_the_hash_seed() -> None:
     assert len(stories) == 1
 
 
-def test_campaigns_of_parts_add_up_to_the_campaign_of_the_whole() -> None:
+def test_the_parts_of_a_campaign_add_up_to_the_whole_campaign() -> None:
     whole, first, second = (campaign.run(seeds, jobs=1) for seeds in (range(6), range(4), range(4, 6)))
     merged = campaign.Sum()
     for part in (second, first):
@@ -72,7 +72,7 @@ def test_campaigns_of_parts_add_up_to_the_campaign_of_the_whole() -> None:
     assert merged.faults == whole.faults > 0
 
 
-def test_a_seed_counts_once_and_a_campaign_that_was_cut_short_not_at_all() -> None:
+def test_a_seed_counts_once_and_an_unfinished_campaign_not_at_all() -> None:
     merged = campaign.Sum()
     part = campaign.run(range(2), jobs=1)
     merged.merge(part)
@@ -83,34 +83,34 @@ def test_a_seed_counts_once_and_a_campaign_that_was_cut_short_not_at_all() -> No
         campaign.Sum().merge(part)
 
 
-def test_a_seed_that_breaks_a_promise_is_told_at_once_and_ends_no_campaign() -> None:
-    told: list[int] = []
+def test_a_seed_that_breaks_a_promise_is_reported_at_once_and_ends_no_campaign() -> None:
+    reported: list[int] = []
 
-    def tell(seed: int, violation: str) -> list[str] | None:
-        told.append(seed)
+    def report(seed: int, violation: str) -> list[str] | None:
+        reported.append(seed)
         return shrink.shrink(seed)[0]
 
-    with planted.planted(next(bug for bug in planted.BUGS if bug.plant is planted._granted_by_nobody)):
-        total = campaign.run(range(12), jobs=1, on_violation=tell)
+    with planted.planted(_bug("worker: at_most_once starts without a go")):
+        total = campaign.run(range(12), jobs=1, on_violation=report)
     assert total.seeds == 12
-    assert [broken.seed for broken in total.violations] == told
+    assert [broken.seed for broken in total.violations] == reported
     assert all(broken.kept is not None for broken in total.violations)
 
 
 @pytest.fixture(scope="module")
-def hunted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, planted.Found]:
-    """One hunt on both processors, by whichever test process is there first; the others wait for what it found."""
+def hunted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, planted.Hunt]:
+    """One hunt on both processors, by the first test process to get here; the others wait for its results."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
     shared = tmp_path_factory.getbasetemp().parent / f"hunted-{run}.json"
     with open(f"{shared}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not shared.exists():
             shared.write_bytes(msgspec.json.encode(list(planted.hunt_all_again(SEEDS_FOR_A_BUG, jobs=2))))
-    return {found.name: found for found in msgspec.json.decode(shared.read_bytes(), type=list[planted.Found])}
+    return {hunt.name: hunt for hunt in msgspec.json.decode(shared.read_bytes(), type=list[planted.Hunt])}
 
 
 @pytest.mark.parametrize("name", [bug.name for bug in planted.BUGS])
-def test_a_planted_bug_is_found(name: str, hunted: dict[str, planted.Found]) -> None:
+def test_a_planted_bug_is_found(name: str, hunted: dict[str, planted.Hunt]) -> None:
     assert hunted[name].seed is not None
 
 
@@ -123,25 +123,25 @@ def test_a_planted_bug_leaves_nothing_behind() -> None:
 
 
 def test_a_seed_that_fails_is_shrunk_to_few_faults_that_fail_too() -> None:
-    bug = next(b for b in planted.BUGS if b.plant is planted._granted_again)
-    found = planted.hunt(bug, 0, SEEDS_FOR_A_BUG)
-    assert found.seed is not None
+    bug = _bug("a granted step dispatched again")
+    seed = planted.hunt(bug, 0, SEEDS_FOR_A_BUG).seed
+    assert seed is not None
     with planted.planted(bug):
-        whole = World(found.seed).run()
-        kept, _ = shrink.shrink(found.seed)
-        small = World(found.seed, frozenset(kept)).run()
+        whole = World(seed).run()
+        kept, _ = shrink.shrink(seed)
+        small = World(seed, frozenset(kept)).run()
     assert small.violation is not None
     assert len(kept) < len(whole.fired) / 2
 
 
 @pytest.mark.parametrize("case", sorted((HERE / "regressions").glob("*.json")), ids=lambda path: path.stem)
-def test_what_failed_once_does_not_fail_again(case: Path) -> None:
-    told: dict[str, Any] = json.loads(case.read_text())
-    kept = None if told["kept"] is None else frozenset(told["kept"])
-    assert World(told["seed"], kept).run().violation is None
+def test_a_recorded_run_that_once_failed_does_not_fail_again(case: Path) -> None:
+    story: dict[str, Any] = json.loads(case.read_text())
+    kept = None if story["kept"] is None else frozenset(story["kept"])
+    assert World(story["seed"], kept).run().violation is None
 
 
-def test_a_fault_left_out_does_not_strike_and_changes_no_luck_before_it() -> None:
+def test_a_fault_left_out_does_not_strike_and_changes_nothing_before_it() -> None:
     whole = World(50, keeps_trace=True).run()
     assert whole.fired
     without = World(50, frozenset(whole.fired[:-1]), keeps_trace=True).run()
@@ -152,20 +152,24 @@ def test_a_fault_left_out_does_not_strike_and_changes_no_luck_before_it() -> Non
     assert same > len(whole.trace) / 2
 
 
-def test_events_come_in_order_of_time_then_of_planning() -> None:
+def test_scheduled_events_run_in_order_of_time_then_of_planning() -> None:
     schedule = Schedule()
-    told: list[str] = []
-    tell: Callable[[str], None] = told.append
-    schedule.at(5.0, tell, "second")
-    schedule.at(5.0, tell, "third")
-    schedule.at(1.0, tell, "first")
-    schedule.at(90.0, tell, "too late")
+    events: list[str] = []
+    add: Callable[[str], None] = events.append
+    schedule.at(5.0, add, "second")
+    schedule.at(5.0, add, "third")
+    schedule.at(1.0, add, "first")
+    schedule.at(90.0, add, "too late")
     assert not schedule.run(10.0, lambda: False)
-    assert (told, schedule.now) == (["first", "second", "third"], 10.0)
+    assert (events, schedule.now) == (["first", "second", "third"], 10.0)
 
 
-def test_coverage_wants_every_transition_and_every_kind_of_fault() -> None:
-    wanted = coverage.wanted()
-    assert len(set(wanted)) == len(wanted)
-    assert sum(what == "step" for what, _ in wanted) == sum(map(len, STEP_TRANSITIONS.values()))
-    assert {which for what, which in wanted if what == "fault"} == set(KINDS)
+def test_coverage_requires_every_transition_and_every_kind_of_fault() -> None:
+    required = coverage.required()
+    assert len(set(required)) == len(required)
+    assert sum(what == "step" for what, _ in required) == sum(map(len, STEP_TRANSITIONS.values()))
+    assert {which for what, which in required if what == "fault"} == set(KINDS)
+
+
+def _bug(name: str) -> planted.Bug:
+    return next(bug for bug in planted.BUGS if bug.name == name)

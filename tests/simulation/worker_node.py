@@ -1,7 +1,7 @@
-"""A worker: the shipped SDK session, with this file in the place of its sockets and threads.
+"""A worker: the shipped SDK session. This module replaces its sockets and threads.
 
-Handlers are pretended: they take a while, then succeed, fail in one of the ways a handler can, or do not come back for
-long. What they do to the world outside is written down by the checkers when they are entered.
+Handlers are simulated: they take a while, then succeed, fail in one of the ways a handler can, or hang for long. The
+checks record a handler's effect when it is entered.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class WorkerNode:
         if number == 0 and world.routes.is_on:
             self.offers = tuple(Offer(name, self.concurrency, shadow_safe=True) for name in offered)
         self.accept_delay_ms = chance.choice((0, 5, 50))
-        self.mood = chance.choice((0.0, 0.1, 0.3))  # how often a handler does anything but succeed
+        self.mood = chance.choice((0.0, 0.1, 0.3))  # the share of runs that do not simply succeed
         self.pace_ms = 10.0 + 1_500.0 * chance.random() ** 3
         focus = world.focus
         if focus is not None and focus.pace_ms is not None:
@@ -87,14 +87,14 @@ class WorkerNode:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """A new process: another worker by name and number."""
+        """Start a new process with a new worker id."""
         if self.is_alive:
             return
         world = self.world
-        found = self.new_id()
-        if found is None:
+        worker_id = self.new_id()
+        if worker_id is None:
             return
-        self.id = found
+        self.id = worker_id
         self.life += 1
         self.is_alive = True
         self.is_paused = False
@@ -137,10 +137,10 @@ class WorkerNode:
         self.is_alive = False
         self.is_paused = False
         self._backlog = []
-        self.world.checks.died(self)
+        self.world.checks.worker_died(self)
         for running in self.running.values():
             running.has_ended = True
-            self.world.checks.ended(running, None)
+            self.world.checks.handler_ended(running, None)
         self.world.network.worker_died(self.link)
 
     def pause(self, for_ms: float) -> None:
@@ -154,7 +154,7 @@ class WorkerNode:
             return
         self.is_paused = False
         backlog, self._backlog = self._backlog, []
-        # The sockets' thread and those of the handlers wake up in any order.
+        # The thread of the sockets and those of the handlers wake up in any order.
         handlers_first = self.chance.random() < 0.5
         for first in (True, False):
             for kind, args in backlog:
@@ -192,7 +192,7 @@ class WorkerNode:
 
     def _on_message(self, frame: bytes) -> None:
         topic, body = codec.split(frame)
-        self.world.checks.given(self, body)
+        self.world.checks.worker_received(self, body)
         self.session.receive(topic, body, self.now())
         self._pump()
 
@@ -215,13 +215,13 @@ class WorkerNode:
         if wake_at < self._wake_at:
             self._wake_at = wake_at
             self._wakes += 1
-            # Milliseconds are rounded up by the poll.
+            # The poll rounds milliseconds up.
             self._later(max(0.0, (wake_at - now) / self.clock.rate) + 0.5, "wake", self._wakes)
 
-    # -- orders of the session ----------------------------------------------------------------------------------------
+    # -- actions of the session ---------------------------------------------------------------------------------------
 
     def _send(self, action: Send) -> None:
-        self.world.checks.heard_from(self.id, action.body)
+        self.world.checks.worker_sent(self.id, action.body)
         self.world.trace(self.id + ">b1", action.body)
         self.world.network.to_broker(self.link, action.topic + action.body)
 
@@ -238,7 +238,7 @@ class WorkerNode:
             return
         if running.cancel_reason in (None, "lease_lost"):
             running.cancel_reason = action.reason
-        self.world.checks.told_to_stop(running, action.reason)
+        self.world.checks.stop_requested(running, action.reason)
         heeds = self.chance.random() < 0.6 and running.behaviour != "hangs"
         if heeds and running.entered and action.reason != "lease_lost":
             self._later(5.0 + 50.0 * self.chance.random(), "stop", running)
@@ -256,12 +256,12 @@ class WorkerNode:
         world.schedule.after(200.0 + 2_000.0 * self.chance.random(), self.start)
 
     def _log(self, action: Log) -> None:
-        self.world.checks.logged(self.id, action)
+        self.world.checks.worker_logged(self.id, action)
 
     # -- handlers -----------------------------------------------------------------------------------------------------
 
     def _on_start(self, running: Running) -> None:
-        """In a handler's thread: the last look, and in."""
+        """In a handler's thread: check the lease once more, then enter the handler."""
         run = running.run
         if not (self.now() < run.lease.until_ms and running.cancel_reason is None):
             self.running.pop(run.item, None)
@@ -272,7 +272,7 @@ class WorkerNode:
         running.entered = True
         running.started_true_ms = self.world.now
         self.ran += 1
-        self.world.checks.entered(running, self)
+        self.world.checks.handler_entered(running, self)
         running.behaviour, took_ms = self._behaviour(run)
         running.done_at_ms = self.world.now + took_ms
         if running.behaviour == "progress":
@@ -338,7 +338,7 @@ class WorkerNode:
         running.has_ended = True
         item = running.run.item
         self.running.pop(item, None)
-        self.world.checks.ended(running, result)
+        self.world.checks.handler_ended(running, result)
         self.session.finished(item, result, self.now())
         self._pump()
         if self.is_alive and self._hits("worker_killed_after_result", item):

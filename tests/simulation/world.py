@@ -1,5 +1,6 @@
-"""One seed: a broker, its database, some workers, people, and what goes wrong among them; then all is well again, and
-everything must come to its end.
+"""One seed: a broker, its database, workers and people, and faults among them.
+
+Then all faults stop, and every task must end.
 """
 
 from collections import Counter
@@ -35,9 +36,9 @@ from .routes import Routes
 from .stores import MemoryStore, SqliteStore
 from .worker_node import WorkerNode
 
-HEALED_MS: Final = 600_000.0  # after the last fault everything must be over by then
+HEALED_MS: Final = 600_000.0  # after the last fault: every task must have ended by then
 SETTLED_MS: Final = 60_000.0
-DOUBTED_MS: Final = 40_000.0  # after the last fault: by then each lease of before has ended
+DOUBTED_MS: Final = 40_000.0  # after the last fault: every earlier lease has ended by then
 EVENTS_MAX: Final = 600_000
 TRACE_MAX: Final = 4_000
 
@@ -58,8 +59,8 @@ class Report(NamedTuple):
 
 class Hashes(dict[str, int]):
     def __missing__(self, text: str) -> int:
-        found = self[text] = crc32(text.encode())
-        return found
+        value = self[text] = crc32(text.encode())
+        return value
 
 
 class World:
@@ -146,7 +147,7 @@ class World:
         return Settings(bus=bus, limits=limits)
 
     def _with_level0(self, settings: Settings) -> Settings:
-        """What is not allowed there must have somebody else to run it."""
+        """Allow level 0. Steps that it may not run must have another handler."""
         chance = self._level0
         level0 = Level0Settings(
             handlers=chance.choice((("**",), (HANDLER,))),
@@ -157,7 +158,7 @@ class World:
         return msgspec.structs.replace(settings, bus=msgspec.structs.replace(settings.bus, level0=level0))
 
     def settings_of_next_start(self) -> Settings:
-        """The lease may be another one after each start: workers still count on the one before."""
+        """Each start may have another lease, while workers still use the one before."""
         lease_ms = self.chance.choice(self.leases_ms)
         if self.focus is not None and self.focus.leases_ms is not None:
             lease_ms = self.focus.leases_ms[(self.broker.life - 1) % len(self.focus.leases_ms)]
@@ -169,10 +170,10 @@ class World:
         violation = None
         try:
             self._run()
-        except Violation as found:
-            violation = str(found)
-        except Endless as found:
-            violation = f"P9 no end: {found}"
+        except Violation as error:
+            violation = str(error)
+        except Endless as error:
+            violation = f"P9 a run ends: {error}"
         except RecursionError:
             raise
         except Exception as error:
@@ -186,7 +187,7 @@ class World:
             dict(self.faults.counts),
             self.faults.fired,
             dict(self.counts),
-            self.checks.figures(),
+            self.checks.books.figures(),
             self.lines,
         )
 
@@ -202,28 +203,28 @@ class World:
         self.routes.plan(self.phase_ms)
         schedule.run(self.phase_ms)
         self._heal()
-        # A time that is read from the database may be as wrong as the clock was.
+        # A time that was read from the database may be as wrong as the clock was.
         is_over = schedule.run(self.now + HEALED_MS + self.broker.clock.set_back_ms, self._is_all_over)
         if not is_over:
-            self.checks.stuck()
-        self.checks.is_closing = True
+            self.checks.fail_stuck()
+        self.checks.books.is_closing = True
         if not schedule.run(self.now + SETTLED_MS, self._is_settled):
-            self.checks.unsettled()
-        self.checks.final()
+            self.checks.fail_unsettled()
+        self.checks.check_end()
 
     def _is_all_over(self) -> bool:
-        """And nothing is on its way that could open a task again."""
+        """Every task has ended, and no message under way could reopen one."""
         return (
-            not self.checks.open_tasks
-            and self.people.are_content
-            and self.broker.has_heard_all
-            and self.broker.has_nothing_in_hand
+            not self.checks.books.open_tasks
+            and self.people.are_done
+            and self.broker.has_empty_backlog
+            and self.broker.is_idle
         )
 
     def _is_settled(self) -> bool:
         broker = self.broker
         return (
-            broker.has_nothing_in_hand
+            broker.is_idle
             and not broker.state.tasks
             and len(broker.state.outbox) == 0
             and not broker.state.fetching
@@ -234,7 +235,7 @@ class World:
         )
 
     def _heal(self) -> None:
-        """From here on nothing more goes wrong, and whoever is down comes back."""
+        """End all faults, and restart every process that is down."""
         self.faults.is_over = True
         self.trace("healed", self.seed)
         self.broker.trouble_until_ms = -1.0
@@ -245,7 +246,7 @@ class World:
         for worker in self.workers:
             worker.resume(worker.life)
             if worker.is_alive and worker.id in self.quieted:
-                worker.kill()  # as an operator wanted
+                worker.kill()  # an operator drained it
             if not worker.is_alive:
                 self.schedule.after(1_000.0 * self.chance.random(), worker.start)
         for peer in self.peers:
@@ -257,13 +258,15 @@ class World:
         self.routes.heal()
 
     def _restart_doubted(self) -> None:
-        """What a level-0 handler was sent, or said, was lost, and it gets nothing at_most_once any more: an operator
-        starts it anew."""
+        """Restart idle level-0 handlers, as an operator would.
+
+        A handler whose batch or answer was lost receives no at_most_once step until then.
+        """
         for peer in self.peers:
             if peer.is_alive and not peer.is_busy:
                 peer.kill()
 
-    # -- faults at their times ----------------------------------------------------------------------------------------
+    # -- faults at planned times --------------------------------------------------------------------------------------
 
     def _plan_faults(self) -> None:
         plan = (
@@ -274,7 +277,7 @@ class World:
             ("worker_killed", 6, self._kill_worker),
             ("worker_paused", 5, self._pause_worker),
             ("worker_drained", 4, self._drain_worker),
-            ("worker_forgets", 3, self._say_gone),
+            ("worker_forgets", 3, self._report_gone),
             ("peer_killed", 5, self._kill_peer),
             ("peer_paused", 4, self._pause_peer),
             ("partition", 6, self._cut),
@@ -286,7 +289,7 @@ class World:
             if self.focus is not None:
                 most *= self.focus.plan_factor
             chance = Random(f"{self.seed}/plan/{kind}")
-            # Mostly early, where there is work.
+            # Mostly early, when there is work.
             times = [(self.phase_ms * chance.random() ** 1.7, chance.random(), chance.random()) for _ in range(most)]
             times = times[: 1 + int(most * self.faults.rates[kind])]
             if kind in self.faults.on and (self.peers or kind not in LEVEL0_KINDS):
@@ -336,8 +339,8 @@ class World:
     def _drain_worker(self, luck: float, size: float) -> None:
         self._worker(luck).drain()
 
-    def _say_gone(self, luck: float, size: float) -> None:
-        """A worker dies, and its supervisor says so."""
+    def _report_gone(self, luck: float, size: float) -> None:
+        """A worker dies, and its supervisor reports it."""
         worker = self._worker(luck)
         if worker.is_alive:
             gone = msgspec.json.encode({"type": "gone", "v": "2.0", "worker": worker.id})
@@ -372,23 +375,23 @@ class World:
         self.broker.trouble_until_ms, self.broker.trouble_code = self.now + 15_000.0 * size, "database_locked"
 
     def choose_refused(self, group: CommitGroup) -> None:
-        """Some task's rows of this group are data that the database will not have, however often it is asked."""
+        """Choose tasks whose rows in this group the database refuses at every attempt."""
         self._refused_tasks = set()
         if self._refused_rate:
-            told = [row.task_id for s in group.submissions for row in s.history]
-            told += [row.task_id for row in group.history]
-            for task_id in dict.fromkeys(told):
+            task_ids = [row.task_id for s in group.submissions for row in s.history]
+            task_ids += [row.task_id for row in group.history]
+            for task_id in dict.fromkeys(task_ids):
                 luck = self._refused_chance.random()
                 if luck < self._refused_rate and self.faults.strikes("data_refused", f"{task_id}.{group.seq}"):
                     self._refused_tasks.add(task_id)
 
     def _refuse(self, rows: Rows) -> None:
         if self._refused_tasks:
-            for told in rows.history:
-                if told.task_id in self._refused_tasks:
-                    raise DataRefused(f"the rows of task {told.task_id}")
+            for row in rows.history:
+                if row.task_id in self._refused_tasks:
+                    raise DataRefused(f"the rows of task {row.task_id}")
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     def is_process(self, worker_id: str, pid: int) -> bool:
         return any(worker.is_alive and worker.id == worker_id and worker.pid == pid for worker in self.workers)
@@ -398,9 +401,9 @@ class World:
 
     def trace(self, what: str, value: object) -> None:
         now = self.schedule.now
-        said = value if isinstance(value, bytes) else str(value).encode()
-        # The bytes as they are: to print each message takes longer than to simulate what it does.
-        self.trace_hash = crc32(said, (self._traced[what] ^ self.trace_hash ^ int(now * 1_000.0)) & 0xFFFFFFFF)
+        data = value if isinstance(value, bytes) else str(value).encode()
+        # The raw bytes: to format each message takes longer than to simulate it.
+        self.trace_hash = crc32(data, (self._traced[what] ^ self.trace_hash ^ int(now * 1_000.0)) & 0xFFFFFFFF)
         if self.keeps_trace:
             self.lines.append(f"{now:.3f} {what} {value!s}")
 

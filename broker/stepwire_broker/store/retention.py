@@ -63,7 +63,7 @@ RowT = TypeVar("RowT", EndedTask, EndedStep, ParkedInput)
 
 
 class PruneStatements(Protocol):
-    """What retention needs of a database. Everything between `begin` and `commit` is one transaction."""
+    """The statements that retention needs of a database. Everything between `begin` and `commit` is one transaction."""
 
     def begin(self) -> None: ...
 
@@ -114,7 +114,7 @@ class PruneStatements(Protocol):
 
 
 class Pruned(Struct):
-    """What a run removed."""
+    """The numbers of rows that a run removed."""
 
     started_ms: int
     ended_ms: int = 0
@@ -309,7 +309,7 @@ class Retention:
     # -- refused input ------------------------------------------------------------------------------------------------
 
     def _remove_parked(self, done: Pruned, now_ms: int) -> None:
-        """Refused input is kept for inspection as long as a failed task, and at most so many rows and bytes of it."""
+        """Refused input is kept for inspection as long as a failed task, up to a number of rows and of bytes."""
         last = self._statements.newest_parked()
         if last is None:
             return

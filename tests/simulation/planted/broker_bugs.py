@@ -1,0 +1,318 @@
+"""Bugs of the broker: one shipped line each, done wrong."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from stepwire_broker.core import machine, timer_kinds
+from stepwire_broker.core.commit import decision, outbox
+from stepwire_broker.core.dispatch import placement
+from stepwire_broker.core.guards import allowance
+from stepwire_broker.core.intake import commands, submission
+from stepwire_broker.core.loading import residency
+from stepwire_broker.core.model import apply as core_apply
+from stepwire_broker.core.model import facts
+from stepwire_broker.core.model.answers import TasksSubmitted
+from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Rejected, SubmissionOutcome, WorkflowOutcome
+from stepwire_broker.core.model.states import COMPLETED, DISPATCHED, HELD, WAITING
+from stepwire_broker.core.progress import dependents, readiness, step_outcomes
+from stepwire_broker.core.routing import ready_queue
+from stepwire_broker.core.workers import batch_answers, hello, loss, step_results
+from stepwire_broker.store import lane
+from stepwire_broker.store.sqlite.writer import SqliteWriter
+from stepwire_protocol import messages as wire
+from stepwire_protocol import topics
+
+from tests.memory_store.writer import MemoryWriter
+
+from .plant import Bug, Plant
+
+# -- the outbox -------------------------------------------------------------------------------------------------------
+
+
+def _at_once(kind: type, message: type | None = None) -> Callable[[Plant], None]:
+    def send(original: Any, self: Any, item: Any) -> None:
+        if isinstance(item, kind) and (message is None or isinstance(item.message, message)):
+            self._held.appendleft((tuple(0 for _ in self.lanes), item))
+        else:
+            original(self, item)
+
+    return lambda plant: plant.method(outbox.Outbox, "send", send)
+
+
+def _ack_duplicates(plant: Plant) -> None:
+    def on_results(original: Any, state: Any, message: Any, now: Any, absent: Any = frozenset()) -> None:
+        steps = [state.steps.get(r.step_id) for r in message.results]
+        if message.deployment == state.identity.deployment and all(s is not None and s.is_final for s in steps):
+            ack = wire.Ack(v="2.0", broker=state.identity.broker, epoch=state.identity.epoch, rids=[message.rid])
+            state.decision.sends.append(decision.ToWorker(topics.to_worker(message.worker), ack))
+            return
+        original(state, message, now, absent)
+
+    plant.function(step_results.on_results, on_results)
+
+
+def _ack_unknown(plant: Plant) -> None:
+    def look_up(_: Any, state: Any, message: Any, unknown: Any) -> None:
+        ack = wire.Ack(v="2.0", broker=state.identity.broker, epoch=state.identity.epoch, rids=[message.rid])
+        state.decision.sends.append(decision.ToWorker(topics.to_worker(message.worker), ack))
+
+    plant.function(step_results.look_up, look_up)
+
+
+def _retransmit_early(plant: Plant) -> None:
+    def send(original: Any, state: Any, session: Any, steps: Any, requests: Any, now: Any) -> None:
+        original(state, session, steps, requests, now)
+        batch = steps[0].batch
+        batch.released_mono = now.mono
+        state.timers.set(now.mono + batch.pause_ms, timer_kinds.RetransmitDue(batch))
+
+    plant.function(placement._send_batch, send)
+
+
+def _go_again_at_once(plant: Plant) -> None:
+    def on_start(original: Any, state: Any, message: Any, now: Any) -> None:
+        session = state.sessions.get(message.worker)
+        steps = [None if session is None else session.deliveries.get(step_id) for step_id, _ in message.items]
+        if session is not None and session.id == message.session and all(s is not None and s.granted for s in steps):
+            header = {"v": "2.0", "broker": state.identity.broker, "epoch": state.identity.epoch}
+            go = wire.Go(**header, session=session.id, items=message.items)  # type: ignore[arg-type]
+            state.decision.sends.append(decision.ToWorker(session.topic, go))
+            return
+        original(state, message, now)
+
+    plant.function(batch_answers.on_start, on_start)
+
+
+# -- results and steps ------------------------------------------------------------------------------------------------
+
+
+def _no_fence(plant: Plant) -> None:
+    def apply(original: Any, state: Any, step: Any, result: Any, now: Any, session: Any) -> None:
+        if result.status != "completed" and result.delivery != step.delivery and step.state is DISPATCHED:
+            result = msgspec.structs.replace(result, delivery=step.delivery)
+        original(state, step, result, now, session)
+
+    plant.function(step_results.apply_result, apply)
+
+
+def _granted_again(plant: Plant) -> None:
+    def unknown_outcome(original: Any, state: Any, step: Any, code: str, now: Any) -> None:
+        if step.at_most_once and step.granted and step.state is not HELD:
+            step_outcomes.undeliver(state, step, code, now)
+        else:
+            original(state, step, code, now)
+
+    plant.function(step_outcomes.unknown_outcome, unknown_outcome)
+
+
+def _dependencies_unchecked(plant: Plant) -> None:
+    def after(original: Any, state: Any, step: Any, now: Any) -> None:
+        for index in step.definition.dependents:
+            later = step.task.steps[index]
+            if step.state is COMPLETED and later.state is WAITING and later.definition.trigger_rule is None:
+                readiness.make_ready(state, later, now)
+        original(state, step, now)
+
+    plant.function(dependents.advance, after)
+
+
+def _retry_for_ever(plant: Plant) -> None:
+    def fail(original: Any, state: Any, step: Any, error: Any, now: Any, **more: Any) -> None:
+        step.attempt = 0
+        original(state, step, error, now, **more)
+
+    plant.function(step_outcomes.fail, fail)
+
+
+def _held_is_failed(plant: Plant) -> None:
+    plant.function(step_outcomes.hold, lambda _, state, step, code, now: step_outcomes.fail_for(state, step, code, now))
+
+
+def _forget_earlier(plant: Plant) -> None:
+    def left(original: Any, step: Any) -> None:
+        original(step)
+        step.earlier = None
+
+    plant.function(core_apply._left, left)
+
+
+def _not_queued(plant: Plant) -> None:
+    def put(original: Any, self: Any, step: Any) -> None:
+        if step.reason != "session_lost":
+            original(self, step)
+
+    plant.method(ready_queue.ReadyQueue, "put", put)
+
+
+def _timed_from_accept(plant: Plant) -> None:
+    def on_accept(original: Any, state: Any, message: Any, now: Any) -> None:
+        session = state.sessions.get(message.worker)
+        batch = None if session is None else session.unanswered_batches.get(message.batch_id)
+        original(state, message, now)
+        for step in () if batch is None else batch.steps:
+            due = now.mono + step.definition.timeout_ms
+            state.timers.set(due, timer_kinds.RunLimit(step, step.delivery, due))
+
+    plant.function(batch_answers.on_accept, on_accept)
+
+
+def _cancel_forgotten(plant: Plant) -> None:
+    plant.function(commands._stop_all, lambda _, *args: None)
+
+
+def _history_row_missing(plant: Plant) -> None:
+    def write(original: Any, group: CommitGroup, task: Any, owner: Any) -> None:
+        if len(task.facts) == 1 and isinstance(task.facts[0], facts.Started):
+            task.facts = []
+        original(group, task, owner)
+
+    plant.function(outbox._write, write)
+
+
+# -- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def _wall_clock_lease(plant: Plant) -> None:
+    last_wall: dict[str, int] = {}
+
+    def remember(original: Any, state: Any, message: Any, now: Any) -> None:
+        last_wall[message.worker] = now.wall
+        original(state, message, now)
+
+    def check(original: Any, state: Any, session: Any, now: Any) -> None:
+        if not session.dead and now.wall - last_wall.get(session.worker, now.wall) > state.settings.bus.lease_ms:
+            loss.bury(state, session, now)
+        else:
+            original(state, session, now)
+
+    plant.function(hello.on_heartbeat, remember)
+    plant.function(hello.on_hello, remember)
+    plant.function(loss.check_lease, check)
+
+
+def _takes_over_nothing(plant: Plant) -> None:
+    def opened(original: Any, state: Any, hello: Any, k: int, before: Any, now: Any) -> Any:
+        return original(state, msgspec.structs.replace(hello, holding=[]), k, before, now)
+
+    plant.function(hello._open, opened)
+
+
+def _safe_too_soon(plant: Plant) -> None:
+    def begin(original: Any, self: Any, state: Any, workflows: Any) -> None:
+        state.safe_at_mono = state.level0.started_mono + 50
+        original(self, state, workflows)
+
+    plant.method(machine.Machine, "__init__", begin)
+
+
+def _gap_ignored(plant: Plant) -> None:
+    plant.function(loss.on_loop_was_late, lambda _, state, event, now: None)
+
+
+# -- submissions and loading ------------------------------------------------------------------------------------------
+
+
+def _key_ignored(plant: Plant) -> None:
+    def on_submit(original: Any, state: Any, event: Any, now: Any) -> None:
+        tasks = [new._replace(key=None) for new in event.tasks]
+        original(state, msgspec.structs.replace(event, tasks=tasks), now)
+
+    plant.function(submission.on_submit, on_submit)
+
+
+def _key_decided_early(plant: Plant) -> None:
+    def on_submit(original: Any, state: Any, event: Any, now: Any) -> None:
+        original(state, event, now)
+        undecided = state.undecided.get(event.request)
+        if undecided is not None and not undecided.admitted:
+            answer = TasksSubmitted(list(undecided.ids), [True] * len(undecided.ids))
+            state.decision.answers.append(decision.ToRequest(event.request, answer))
+
+    plant.function(submission.on_submit, on_submit)
+
+
+def _eviction_ignored(plant: Plant) -> None:
+    def insert(original: Any, state: Any, loaded: Any, gone: Any, now: Any) -> int:
+        return int(original(state, loaded, set(), now))
+
+    plant.function(residency.insert, insert)
+
+
+# -- breakers ---------------------------------------------------------------------------------------------------------
+
+
+def _once_as_probe(plant: Plant) -> None:
+    def limits(original: Any, state: Any, routes: Any, now: Any) -> Any:
+        barred = state.guards.barred
+        as_if = {r: r._replace(is_at_most_once=False) if r.handler_class in barred else r for r in routes}
+        allowances = original(state, list(as_if.values()), now)
+        return {route: allowances[other] for route, other in as_if.items() if other in allowances}
+
+    plant.function(allowance.limits, limits)
+
+
+def _open_for_ever(plant: Plant) -> None:
+    plant.function(allowance._set_timer, lambda _, state, guard, now: None)
+
+
+# -- the database -----------------------------------------------------------------------------------------------------
+
+
+def _unknown_is_failed(plant: Plant) -> None:
+    def attempt(original: Any, self: Any) -> Any:
+        result = original(self)
+        group = self._group
+        if isinstance(result, lane.Trouble) and self._writer.position() == group.seq:
+            touched = {row.task_id for row in group.history} | {row.id for row in group.tasks_changed}
+            return Committed(
+                group.lane,
+                group.seq,
+                [SubmissionOutcome(s.request, {}, None, failed="unknown") for s in group.submissions],
+                [WorkflowOutcome(w.request, 1, created=False, conflict=False) for w in group.workflows],
+                [Rejected(i, "unknown") for i in sorted(touched)],
+            )
+        return result
+
+    plant.method(lane.Writing, "attempt", attempt)
+
+
+def _applied_twice(plant: Plant) -> None:
+    def advance(original: Any, self: Any, seq: int) -> bool:
+        return bool(original(self, seq)) or self.position() == seq
+
+    plant.method(MemoryWriter, "advance", advance)
+    plant.method(SqliteWriter, "advance", advance)
+
+
+BUGS: Final = (
+    Bug("a late failure fails the current delivery", _no_fence),
+    Bug("acks sent before their commit", _at_once(outbox.SendAck)),
+    Bug("the ack of a duplicate waits for no commit", _ack_duplicates),
+    Bug("results of steps not in memory are acked without a lookup", _ack_unknown),
+    Bug("steps resent before they were released", _retransmit_early),
+    Bug("steps sent before their commit", _at_once(outbox.SendBatch)),
+    Bug("go sent before its commit", _at_once(outbox.SendMessage, wire.Go)),
+    Bug("a repeated go waits for no commit", _go_again_at_once),
+    Bug("answers sent before their commit", _at_once(outbox.SendAnswer)),
+    Bug("leases measured by the wall clock", _wall_clock_lease),
+    Bug("leases not extended after the loop was late", _gap_ignored),
+    Bug("the steps of a lost worker are not queued", _not_queued),
+    Bug("a granted step dispatched again", _granted_again),
+    Bug("one ended dependency is enough", _dependencies_unchecked),
+    Bug("retry limit ignored", _retry_for_ever),
+    Bug("an unknown outcome fails the step", _held_is_failed),
+    Bug("an undelivered delivery is forgotten", _forget_earlier),
+    Bug("timeout counted from the accept", _timed_from_accept),
+    Bug("a cancel stops no steps", _cancel_forgotten),
+    Bug("a history row is missing", _history_row_missing),
+    Bug("a new session takes over no deliveries", _takes_over_nothing),
+    Bug("a recovered delivery taken back before safe_at", _safe_too_soon),
+    Bug("submission key ignored", _key_ignored),
+    Bug("a submission is answered before its commit", _key_decided_early),
+    Bug("a task evicted after a page was read is loaded from it", _eviction_ignored),
+    Bug("breaker: an at_most_once step as probe", _once_as_probe),
+    Bug("breaker: no timer ends its open time", _open_for_ever),
+    Bug("an unknown commit treated as failed", _unknown_is_failed),
+    Bug("an unknown commit applied twice", _applied_twice),
+)
