@@ -14,6 +14,7 @@ from stepwire_protocol.messages import ResultsLevel0
 
 from .bus import deaths
 from .bus.wire import Wire
+from .bus_events import BusEvents
 from .core.commit.decision import BreakerChanged, Complaint, Read, WatchProcess
 from .core.definitions.settings import Settings
 from .core.machine import Machine
@@ -25,19 +26,14 @@ from .core.model.events import (
     LoadFailed,
     MessageIgnored,
     MessageRefused,
-    PeerSubscribed,
-    PeersUncertain,
-    PeerVanished,
     ProcessDied,
-    Subscribed,
-    SubscriptionVanished,
 )
 from .loop_measures import nothing_yet, rows_of
 from .pulse import Beaten, Pulse, read_clocks
 from .stages import claims, results
 from .stages.finish import PendingAnswers
 from .stages.turn import Around, Turn
-from .store.store import Store
+from .store import Store
 from .taps import Taps
 
 log = structlog.get_logger("stepwire.broker")
@@ -76,20 +72,13 @@ class CoreLoop:
         self._flush_due = False
         self._handed: dict[int, float] = {}  # by lane: when its writer was given the group it has
         self._complained: dict[str, float] = {}  # by code: when a fault of level 0 was last logged
-        self.wire = Wire(
-            settings.bus,
-            settings.broker.id,
-            context=context,
+        listener = BusEvents(
             on_message=self.receive,
-            on_refused=self._on_refused_frame,
-            on_subscribed=lambda worker: self.handle(Subscribed(worker)),
-            on_vanished=lambda worker: self.handle(SubscriptionVanished(worker)),
-            on_peer=lambda: self.handle(PeerSubscribed()),
-            on_peer_gone=lambda to: self.handle(PeerVanished(to)),
-            on_peers_uncertain=lambda: self.handle(PeersUncertain()),
+            on_refused_frame=self._on_refused_frame,
             after_drain=self.flush,
-            on_alarm=lambda text: log.warning("bus_alarm", text=text),
+            handle=self.handle,
         )
+        self.wire = Wire(settings.bus, settings.broker.id, listener, context)
         self.taps = Taps(self.wire)
         around = Around(
             read_clocks,

@@ -28,7 +28,6 @@ from stepwire_protocol.errors import InvalidMessage
 from . import definition_files, operator_commands
 from . import engine as core
 from .core.definitions.document_problems import InvalidWorkflow
-from .core.definitions.input_mapping import task_result
 from .core.definitions.settings import (
     BusSettings,
     DatabaseSettings,
@@ -50,6 +49,7 @@ from .stages import requests
 from .stages.requests import Make
 from .store.queries import Queries
 from .store.rows import StepFilter, StepRow, TaskFilter, TaskRow
+from .store.task_results import result_of
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Answer)
@@ -476,12 +476,7 @@ def _view(queries: Queries, task_id: int, workflows: Mapping[int, Workflow]) -> 
     if found is None:
         return None
     row = found.task
-    result = None
-    if row.state == TaskState.COMPLETED:
-        workflow = workflows[row.workflow_id]
-        last = [workflow.steps[index].name for index in workflow.last]
-        outputs = {step.name: step.output.encode() for step in found.steps if step.output is not None}
-        result = _decode(task_result(workflow.output, last, found.context.encode(), outputs))
+    result = result_of(queries, found, workflows[row.workflow_id]).result
     return TaskView(
         task_id=row.id,
         namespace=row.namespace,
@@ -493,7 +488,7 @@ def _view(queries: Queries, task_id: int, workflows: Mapping[int, Workflow]) -> 
         created_ms=row.created_ms,
         finished_ms=row.finished_ms,
         context=_decode(found.context),
-        result=result,
+        result=None if result is None else _decode(result),
         steps=tuple(_step(step) for step in found.steps),
     )
 

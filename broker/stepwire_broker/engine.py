@@ -13,8 +13,8 @@ import structlog
 import zmq
 from stepwire_protocol import codec, host, topics
 
+from .bus.counters import WireCounters
 from .bus.endpoints import advertised
-from .bus.wire import WireCounters
 from .core import explain, letters, overview
 from .core.definitions.settings import ExecSettings, ExecutionSettings, Settings
 from .core.definitions.workflow import Workflow, stored_workflow
@@ -165,23 +165,13 @@ class Engine:
             host=host.identity() or "",
         )
         self.broker_id, self.epoch, self.deployment = settings.broker.id, opened.epoch, opened.deployment
-        self.state = BrokerState(
-            settings,
-            self.identity,
-            dict(opened.lanes),
-            opened.ids,
-            opened.lease_ms_before or 0,
-            now,
-            open_steps=opened.open_steps,
-            unloaded_tasks=opened.open_tasks,
-            router=Router(
-                settings.execution,
-                self._executors,
-                bus_is_distributed=not settings.bus.steps.startswith(INPROC),
-                runtime=runtime_rules,
-            ),
-            runtime_rules=runtime_rules,
+        router = Router(
+            settings.execution,
+            self._executors,
+            bus_is_distributed=not settings.bus.steps.startswith(INPROC),
+            runtime=runtime_rules,
         )
+        self.state = BrokerState.begin(settings, self.identity, opened, now, router, runtime_rules)
         self.workflows = self.state.workflows
         machine = Machine(self.state, [(stored_workflow(row), bool(row.active)) for row in opened.workflows])
         reader = claims.Reader(opened.epoch, settings.limits.resident_payload_bytes)

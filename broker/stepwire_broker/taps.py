@@ -25,7 +25,7 @@ class Taps:
         """Call `tap` with every message until the returned function is called."""
         self._taps.append(tap)
         if self._detach is None:
-            self._detach = self._wire.add_tap(self._show_sent)
+            self._detach = self._wire.add_sent_tap(self._show_sent)
 
         def remove() -> None:
             if tap in self._taps:
@@ -40,6 +40,5 @@ class Taps:
         for tap in tuple(self._taps):
             tap(direction, topic, body, code)
 
-    def _show_sent(self, direction: str, topic: bytes, body: bytes) -> None:
-        if direction == "out":
-            self.show("out", topic, body, None)
+    def _show_sent(self, topic: bytes, body: bytes) -> None:
+        self.show("out", topic, body, None)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from stepwire_broker.api import metrics
+from stepwire_broker.api import core_views, metrics
 from stepwire_broker.api.app import Application
 from stepwire_broker.core.model.commit_group import Stalled
 from stepwire_broker.core.model.targets import Route, Target
@@ -144,13 +144,7 @@ def test_a_name_of_any_characters_stays_in_its_line(api: Api) -> None:
 
 
 def test_many_handlers_do_not_make_many_series() -> None:
-    class Queue:
-        def standing(self) -> list[tuple[Route, int, int]]:
-            return [(Route(Target("bus"), f"h{n}"), 2, 1000 + n) for n in range(metrics.HANDLERS_MAX + 3)]
-
-    class State:
-        ready = Queue()
-
-    found = metrics._ready(State())  # type: ignore[arg-type]
-    assert len(found) == metrics.HANDLERS_MAX + 1
-    assert found[metrics.THE_OTHERS] == (6, 1000 + metrics.HANDLERS_MAX)
+    routes = [(Route(Target("bus"), f"h{n}"), 2, 1000 + n) for n in range(metrics.HANDLERS_MAX + 3)]
+    ready = core_views.ready_figures(routes, metrics.HANDLERS_MAX, metrics.OTHER_HANDLERS)
+    assert len(ready) == metrics.HANDLERS_MAX + 1
+    assert ready[metrics.OTHER_HANDLERS] == (6, 1000 + metrics.HANDLERS_MAX)

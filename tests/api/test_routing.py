@@ -37,10 +37,10 @@ def route(api: Api, path: str, selector: str = "") -> Answer:
         ("default::order::pay", "bus", None, None),
         ("public::ml::train", "poll", "*::ml::*", None),
         # The classic slip: a namespace may itself hold ::, and a * is one segment.
-        ("public::embedded::ml::train", "bus", None, "its * is exactly one segment; **::ml::** would match"),
+        ("public::embedded::ml::train", "bus", None, "* matches exactly one segment; **::ml::** would match"),
         ("shop::order::charge", "bus", "shop::**::charge", None),
         ("shop::eu::order::charge", "bus", "shop::**::charge", None),
-        ("Shop::order::charge", "bus", None, "it differs in upper and lower case"),
+        ("Shop::order::charge", "bus", None, "the rule differs in upper and lower case"),
     ],
 )
 def test_a_path_is_told_where_it_goes_and_what_nearly_took_it(

@@ -1,4 +1,4 @@
-"""A wire on real sockets with everything it reports written down, and peers that are plain ZeroMQ sockets."""
+"""A wire on real sockets, a listener that records its reports, and peers that are plain ZeroMQ sockets."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ HERE = b'{"type":"here"}'
 
 
 class Log:
-    """What a wire told its owner, in order."""
+    """The reports of a wire, in order."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[bytes, bytes]] = []
@@ -29,6 +29,24 @@ class Log:
         self.drains.append(len(self.messages))
 
 
+class Listener:
+    """Records what the wire reports. A test replaces single methods by its own."""
+
+    def __init__(self, log: Log, on_peer: Callable[[], None], methods: dict[str, Callable[..., Any]]) -> None:
+        self.on_refused_frame = lambda code, data: log.refused.append((code, data))
+        self.on_message = lambda topic, body, principal: log.messages.append((topic, body))
+        self.on_subscribed = lambda worker: log.peers.append(("subscribed", worker))
+        self.on_vanished = lambda worker: log.peers.append(("vanished", worker))
+        self.on_peer = on_peer
+        self.on_peer_gone = lambda to: log.peers.append(("peer gone", to))
+        self.on_peers_uncertain = lambda: log.peers.append(("uncertain", ""))
+        self.after_drain = log.after_drain
+        self.on_alarm = log.alarms.append
+        for name, method in methods.items():
+            assert hasattr(self, name), name
+            setattr(self, name, method)
+
+
 class Bench:
     """One wire, its log, its context, and peers on it."""
 
@@ -37,23 +55,8 @@ class Bench:
         self.context = context
         self.sockets: list[zmq.Socket[bytes]] = []
         self.granted = 0
-        self.wire = Wire(
-            settings,
-            "b1",
-            context=context,
-            **{
-                "on_message": lambda topic, body: log.messages.append((topic, body)),
-                "on_refused": lambda code, data: log.refused.append((code, data)),
-                "on_subscribed": lambda worker: log.peers.append(("subscribed", worker)),
-                "on_vanished": lambda worker: log.peers.append(("vanished", worker)),
-                "on_peer": self._grant,
-                "on_peer_gone": lambda to: log.peers.append(("peer gone", to)),
-                "on_peers_uncertain": lambda: log.peers.append(("uncertain", "")),
-                "after_drain": log.after_drain,
-                "on_alarm": log.alarms.append,
-            }
-            | callbacks,
-        )
+        listener = Listener(log, self._grant, callbacks)
+        self.wire = Wire(settings, "b1", listener, context)
 
     def _grant(self) -> None:
         """Each level-0 handler gets the next number."""
@@ -61,28 +64,28 @@ class Bench:
         self.wire.grant(f"1.{self.granted}")
         self.log.peers.append(("peer", f"1.{self.granted}"))
 
-    def subscriber(self, *wanted: bytes, kind: int = zmq.SUB) -> zmq.Socket[bytes]:
+    def subscriber(self, *subscribed: bytes, kind: int = zmq.SUB) -> zmq.Socket[bytes]:
         """A handler's SUB (or an XSUB, which shows what really arrives) on the steps endpoint."""
         socket = self._socket(kind)
         socket.rcvhwm = 0
-        for topic in wanted:
+        for topic in subscribed:
             socket.send(b"\x01" + topic) if kind == zmq.XSUB else socket.subscribe(topic)
         socket.connect(self.wire.endpoints["steps"])
         return socket
 
     async def publisher(self) -> zmq.Socket[bytes]:
-        """A handler's PUB on the results endpoint, from when the wire hears it."""
+        """A handler's PUB on the results endpoint, once its messages reach the wire."""
         socket = self._socket(zmq.PUB)
         socket.sndhwm = 0
         socket.connect(self.wire.endpoints["results"])
         probe = b"probe%d" % id(socket)
 
-        def is_heard() -> bool:
+        def has_arrived() -> bool:
             socket.send(b"workers " + probe)
             return any(body == probe for _, body in self.log.messages)
 
-        await until(is_heard)
-        # What the probing left behind is not part of any test.
+        await until(has_arrived)
+        # The probes are not part of any test.
         socket.send(b"workers last" + probe)
         await until(lambda: self.log.messages[-1][1] == b"last" + probe)
         self.log.messages.clear()
@@ -96,7 +99,7 @@ class Bench:
         return socket
 
     async def receive(self, socket: zmq.Socket[bytes]) -> bytes:
-        """The next message; an XSUB hears the greeting whether it wants to or not, and skips it here."""
+        """The next message. An XSUB always receives the greeting, which is skipped here."""
         while True:
             await until(lambda: bool(socket.poll(0)))
             message = socket.recv()
@@ -108,10 +111,10 @@ class Bench:
         return socket.recv()
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for an event, with a bound. Other work of the loop goes on."""
+async def until(is_met: Callable[[], bool]) -> None:
+    """Wait for a condition, at most BOUND_S. Other work of the loop goes on."""
     async with asyncio.timeout(BOUND_S):
-        while not is_so():  # noqa: ASYNC110
+        while not is_met():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 

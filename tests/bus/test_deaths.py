@@ -32,8 +32,8 @@ def sleeper() -> "subprocess.Popen[bytes]":
 
 def _wait_for_state(pid: int, state: str) -> None:
     until = time.monotonic() + 10
-    while (found := host.process(pid)) is None or found.state != state:
-        assert time.monotonic() < until, found
+    while (process := host.process(pid)) is None or process.state != state:
+        assert time.monotonic() < until, process
         os.sched_yield()
 
 
@@ -84,7 +84,7 @@ def _wait_for_state_gone(pid: int, started: int) -> None:
 
 
 @pytest.mark.parametrize(("pid", "started"), [(0, 1), (-1, 1), (1, 0), (2**53 - 1, 1)])
-def test_what_cannot_be_known_is_not_claimed(pid: int, started: int) -> None:
+def test_an_unknown_process_is_not_claimed_gone(pid: int, started: int) -> None:
     assert not is_gone(pid, started)
 
 
@@ -99,6 +99,6 @@ def test_a_host_has_the_same_name_for_all_its_processes() -> None:
     assert time_namespace.isdigit()
 
 
-def test_a_process_that_never_was_has_no_start() -> None:
+def test_a_process_that_never_existed_has_no_start_time() -> None:
     assert host.process(2**22 + 1) is None
     assert host.started(2**22 + 1) == 0

@@ -1,4 +1,4 @@
-"""Level-0 handlers on real sockets: each receives its own batches and nobody else's, and the wire knows who went."""
+"""Level-0 handlers on real sockets: each receives only its own batches, and the wire knows which of them is gone."""
 
 import signal
 import subprocess
@@ -36,7 +36,7 @@ async def handler(bench: Bench, *wanted: bytes, kind: int = zmq.SUB) -> tuple[st
     return f"1.{bench.granted}", socket
 
 
-def test_each_handler_receives_what_is_for_it_and_nothing_else(settings: BusSettings, context: Context) -> None:
+def test_each_handler_receives_only_its_own_messages(settings: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(settings, context) as bench:
             # XSUB does not filter what arrives, so it would show a leak that SUB hides.
@@ -53,13 +53,13 @@ def test_each_handler_receives_what_is_for_it_and_nothing_else(settings: BusSett
                     assert await bench.receive(socket) == b"steps " + body_for(to)
                 assert not socket.poll(20)
             assert not bench.wire.send_to_peer("1.99", body_for("1.99"))
-            # Ten and one begin alike, and are not the same.
+            # 1 is a prefix of 1.1, and another handler.
             assert not bench.wire.send_to_peer("1", body_for("1"))
 
     run(story())
 
 
-def test_a_handler_that_subscribes_twice_is_one(ipc: BusSettings, context: Context) -> None:
+def test_a_handler_that_subscribes_twice_is_one_peer(ipc: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(ipc, context) as bench:
             to, socket = await handler(bench, b"steps", b"steps ")
@@ -68,7 +68,7 @@ def test_a_handler_that_subscribes_twice_is_one(ipc: BusSettings, context: Conte
             await until(lambda: ("subscribed", marker) in bench.log.peers)
             assert bench.granted == 1
             socket.unsubscribe(b"steps")
-            await until(lambda: len(bench.wire._askers[next(iter(bench.wire._askers))].topics) == 1)
+            await until(lambda: len(next(iter(bench.wire._audience._peers.values())).topics) == 1)
             assert bench.wire.send_to_peer(to, body_for(to))
             assert await bench.receive(socket) == b"steps " + body_for(to)
             socket.close(0)
@@ -79,7 +79,7 @@ def test_a_handler_that_subscribes_twice_is_one(ipc: BusSettings, context: Conte
 
 
 @pytest.mark.parametrize("gone_first", [0, 1, 2])
-def test_who_goes_is_known(gone_first: int, context: Context) -> None:
+def test_the_handler_that_disconnects_is_identified(gone_first: int, context: Context) -> None:
     async def story() -> None:
         settings = BusSettings(steps="tcp://127.0.0.1:*", results="tcp://127.0.0.1:*")
         async with serving(settings, context) as bench:
@@ -96,7 +96,7 @@ def test_who_goes_is_known(gone_first: int, context: Context) -> None:
     run(story())
 
 
-def test_a_handler_that_unsubscribes_receives_no_more(ipc: BusSettings, context: Context) -> None:
+def test_a_handler_that_unsubscribes_receives_nothing_further(ipc: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(ipc, context) as bench:
             worker, inbox = new_worker()
@@ -104,7 +104,7 @@ def test_a_handler_that_unsubscribes_receives_no_more(ipc: BusSettings, context:
             await until(lambda: ("subscribed", worker) in bench.log.peers)
             socket.send(b"\x00steps")
             await until(lambda: ("peer gone", to) in bench.log.peers)
-            bench.wire._xpub.send(b"steps " + body_for(to))  # past the wire's own knowledge
+            bench.wire._xpub.send(b"steps " + body_for(to))  # bypasses the wire's own books
             bench.wire.send(inbox, b"{}")
             assert await bench.receive(socket) == inbox + b"{}"
             socket.send(b"\x01steps")
@@ -138,14 +138,14 @@ def test_a_killed_handler_is_gone(transport: str, ipc: BusSettings, context: Con
     run(story())
 
 
-def test_of_several_on_inproc_nobody_can_say_which_went(context: Context) -> None:
+def test_an_inproc_handler_that_leaves_cannot_be_identified(context: Context) -> None:
     async def story() -> None:
         settings = BusSettings(steps="inproc://steps", results="inproc://results")
         async with serving(settings, context) as bench:
             _, first = await handler(bench)
             to, _ = await handler(bench, b"steps ")
             first.close(0)
-            await until(lambda: bench.log.peers[-1] == ("peer gone", "1.1"))  # the only one that asked so
+            await until(lambda: bench.log.peers[-1] == ("peer gone", "1.1"))  # the only one with this topic
             _, third = await handler(bench, b"steps ")
             third.close(0)
             await until(lambda: bench.log.peers[-1] == ("uncertain", ""))
@@ -154,7 +154,7 @@ def test_of_several_on_inproc_nobody_can_say_which_went(context: Context) -> Non
     run(story())
 
 
-def test_who_is_granted_nothing_receives_nothing_and_is_counted(ipc: BusSettings, context: Context) -> None:
+def test_a_handler_without_a_grant_receives_nothing_and_is_counted(ipc: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(ipc, context, on_peer=lambda: None) as bench:
             socket = bench.subscriber(b"steps", kind=zmq.XSUB)

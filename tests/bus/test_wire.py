@@ -1,4 +1,4 @@
-"""The bus on real sockets: who hears what, what is refused, and that nothing starves."""
+"""The wire on real sockets: which peer receives what, which frames are refused, and that nothing starves."""
 
 import asyncio
 import itertools
@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import zmq
-from stepwire_broker.bus import wire as wire_module
+from stepwire_broker.bus import sockets as sockets_module
 from stepwire_broker.bus.endpoints import EndpointRefused
+from stepwire_broker.bus.paths import LISTENERS_LOST_MAX
+from stepwire_broker.bus.reader import MESSAGES_PER_TURN
 from stepwire_broker.core.definitions.settings import BusSettings
 from stepwire_protocol import limits
 
@@ -32,23 +34,23 @@ socket.recv()
 """
 
 
-# -- who hears what ---------------------------------------------------------------------------------------------------
+# -- which peer receives what -----------------------------------------------------------------------------------------
 
 
-def test_a_worker_receives_its_inbox_and_its_results_are_heard(settings: BusSettings, context: Context) -> None:
+def test_a_worker_receives_its_inbox_and_its_results_arrive(settings: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(settings, context) as bench:
             worker, inbox = new_worker()
-            hears = bench.subscriber(inbox)
+            subscriber = bench.subscriber(inbox)
             await until(lambda: ("subscribed", worker) in bench.log.peers)
             assert bench.wire.send(inbox, b'{"n":1}')
-            assert await bench.receive(hears) == inbox + b'{"n":1}'
+            assert await bench.receive(subscriber) == inbox + b'{"n":1}'
             assert bench.wire.send_frame(inbox + b'{"a b":2}')
-            assert await bench.receive(hears) == inbox + b'{"a b":2}'
+            assert await bench.receive(subscriber) == inbox + b'{"a b":2}'
 
-            says = await bench.publisher()
+            publisher = await bench.publisher()
             for topic in (b"workers ", b"results ", b"results@b1 "):
-                says.send(topic + b'{"a b":3}')
+                publisher.send(topic + b'{"a b":3}')
             await until(lambda: len(bench.log.messages) == 3)
             assert bench.log.messages == [
                 (b"workers ", b'{"a b":3}'),
@@ -59,14 +61,16 @@ def test_a_worker_receives_its_inbox_and_its_results_are_heard(settings: BusSett
     run(story())
 
 
-def test_an_inbox_is_private_even_to_who_subscribes_everything(settings: BusSettings, context: Context) -> None:
+def test_an_inbox_is_private_even_to_a_peer_that_subscribes_everything(settings: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(settings, context) as bench:
             worker, inbox = new_worker()
             other, other_inbox = new_worker()
             mine = bench.subscriber(inbox)
             # XSUB does not filter what arrives, so it would show a leak that SUB hides.
-            nosy = bench.subscriber(b"", b"@", b"@test", inbox[:-1], b"steps_", b"stepsX ", b"results ", kind=zmq.XSUB)
+            eavesdropper = bench.subscriber(
+                b"", b"@", b"@test", inbox[:-1], b"steps_", b"stepsX ", b"results ", kind=zmq.XSUB
+            )
             listens_too = bench.subscriber(other_inbox, kind=zmq.XSUB)
             await until(lambda: {("subscribed", worker), ("subscribed", other)} <= set(bench.log.peers))
             await until(lambda: sum(bench.wire.counters.refused.values()) == 7)
@@ -75,8 +79,8 @@ def test_an_inbox_is_private_even_to_who_subscribes_everything(settings: BusSett
             bench.wire.send(other_inbox, b"last")
             assert await bench.receive(listens_too) == other_inbox + b"last"
             assert await bench.receive(mine) == inbox + b"0"
-            assert await bench.greeting(nosy) == b"brokers " + HERE
-            assert not nosy.poll(0)
+            assert await bench.greeting(eavesdropper) == b"brokers " + HERE
+            assert not eavesdropper.poll(0)
             assert bench.wire.counters.refused["subscription"] == 7
 
     run(story())
@@ -91,21 +95,19 @@ def test_a_broker_greets_everyone_who_connects(settings: BusSettings, context: C
     run(story())
 
 
-def test_results_for_a_broker_with_a_longer_name_are_not_ours(settings: BusSettings, context: Context) -> None:
+def test_results_for_a_broker_with_a_longer_name_are_not_received(settings: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(settings, context) as bench:
-            says = await bench.publisher()
+            publisher = await bench.publisher()
             for topic in (b"results@b10 ", b"results@b", b"resultsX ", b"steps ", b"results@b1 "):
-                says.send(topic + b"{}")
+                publisher.send(topic + b"{}")
             await until(lambda: bool(bench.log.messages))
             assert bench.log.messages == [(b"results@b1 ", b"{}")]
 
     run(story())
 
 
-def test_what_is_sent_in_the_same_moment_as_the_subscription_is_reported_arrives(
-    settings: BusSettings, context: Context
-) -> None:
+def test_a_message_sent_while_the_subscription_is_reported_arrives(settings: BusSettings, context: Context) -> None:
     async def story() -> None:
         held: list[Bench] = []
 
@@ -121,12 +123,12 @@ def test_what_is_sent_in_the_same_moment_as_the_subscription_is_reported_arrives
     run(story())
 
 
-def test_what_nobody_receives_is_dropped_and_counted(settings: BusSettings, context: Context) -> None:
+def test_a_message_without_a_receiver_is_dropped_and_counted(settings: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(settings, context) as bench:
             _, inbox = new_worker()
             assert not bench.wire.send(inbox, b"{}")
-            assert bench.wire.counters.dropped["nobody"] == 1
+            assert bench.wire.counters.dropped["no_receiver"] == 1
             assert bench.wire.counters.sent == 0
 
     run(story())
@@ -163,7 +165,7 @@ def test_a_worker_that_does_not_read_loses_only_its_own_messages(context: Contex
     run(story())
 
 
-# -- who is there -----------------------------------------------------------------------------------------------------
+# -- peers that come and go -------------------------------------------------------------------------------------------
 
 
 def test_an_inbox_vanishes_with_its_last_pipe_and_not_before(settings: BusSettings, context: Context) -> None:
@@ -177,18 +179,18 @@ def test_an_inbox_vanishes_with_its_last_pipe_and_not_before(settings: BusSettin
             old.close(0)
             marker, marker_inbox = new_worker()
             bench.subscriber(marker_inbox)
-            await until(lambda: ("subscribed", marker) in bench.log.peers and bench.wire._pipes[inbox] == 1)
+            await until(lambda: ("subscribed", marker) in bench.log.peers and bench.wire._audience.pipes[inbox] == 1)
             assert ("vanished", worker) not in bench.log.peers
             assert bench.wire.send(inbox, b"still here")
             assert await bench.receive(new) == inbox + b"still here"
             new.close(0)
             await until(lambda: ("vanished", worker) in bench.log.peers)
-            assert not bench.wire.send(inbox, b"nobody")
+            assert not bench.wire.send(inbox, b"no receiver")
 
     run(story())
 
 
-def test_a_worker_that_unsubscribes_receives_no_more(settings: BusSettings, context: Context) -> None:
+def test_a_worker_that_unsubscribes_receives_nothing_further(settings: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(settings, context) as bench:
             worker, inbox = new_worker()
@@ -197,7 +199,7 @@ def test_a_worker_that_unsubscribes_receives_no_more(settings: BusSettings, cont
             await until(lambda: {("subscribed", worker), ("subscribed", other)} <= set(bench.log.peers))
             peer.send(b"\x00" + inbox)
             await until(lambda: ("vanished", worker) in bench.log.peers)
-            bench.wire._xpub.send(inbox + b"{}")  # past the wire's own knowledge: the socket must not deliver it
+            bench.wire._xpub.send(inbox + b"{}")  # bypasses the wire's own books: the socket must not deliver it
             bench.wire.send(other_inbox, b"{}")
             assert await bench.receive(peer) == other_inbox + b"{}"
 
@@ -240,17 +242,17 @@ def test_a_killed_worker_vanishes(transport: str, ipc: BusSettings, context: Con
     run(story())
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- refused frames ---------------------------------------------------------------------------------------------------
 
 
-def test_a_multipart_message_is_refused_whole_and_by_name(settings: BusSettings, context: Context) -> None:
+def test_a_multipart_message_is_refused_once_and_by_its_code(settings: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(settings, context) as bench:
-            says = await bench.publisher()
-            says.send_multipart([b"workers ", b"{}"])
-            says.send_multipart([b"results ", b"workers {}", b"results@b1 {}"])
-            says.send_multipart([b"workers x"] * 1000)
-            says.send(b"workers {}")
+            publisher = await bench.publisher()
+            publisher.send_multipart([b"workers ", b"{}"])
+            publisher.send_multipart([b"results ", b"workers {}", b"results@b1 {}"])
+            publisher.send_multipart([b"workers x"] * 1000)
+            publisher.send(b"workers {}")
             await until(lambda: bool(bench.log.messages))
             assert bench.log.messages == [(b"workers ", b"{}")]
             assert bench.log.refused == [
@@ -266,14 +268,16 @@ def test_a_multipart_message_is_refused_whole_and_by_name(settings: BusSettings,
 def test_a_frame_over_the_limit_is_cut_and_the_broker_still_serves(ipc: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(ipc, context) as bench:
-            says = await bench.publisher()
-            says.send(b"workers " + b"x" * limits.FRAME_BYTES_MAX)
-            other = await bench.publisher()  # also waits long enough for the frame to have come, had it not been cut
+            publisher = await bench.publisher()
+            publisher.send(b"workers " + b"x" * limits.FRAME_BYTES_MAX)
+            other = await bench.publisher()  # after the time that the frame would have needed
             other.send(b"workers {}")
             await until(lambda: (b"workers ", b"{}") in bench.log.messages)
             assert not [body for _, body in bench.log.messages if len(body) > 100]
-            # The one that was cut connects again by itself, and is heard.
-            await until(lambda: says.send(b"workers back") is None and (b"workers ", b"back") in bench.log.messages)
+            # The peer that was disconnected connects again by itself, and its messages arrive.
+            await until(
+                lambda: publisher.send(b"workers back") is None and (b"workers ", b"back") in bench.log.messages
+            )
 
     run(story())
 
@@ -281,8 +285,8 @@ def test_a_frame_over_the_limit_is_cut_and_the_broker_still_serves(ipc: BusSetti
 def test_the_largest_legal_frame_arrives(ipc: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(ipc, context) as bench:
-            says = await bench.publisher()
-            says.send(b"workers " + b"x" * (limits.FRAME_BYTES_MAX - 8))
+            publisher = await bench.publisher()
+            publisher.send(b"workers " + b"x" * (limits.FRAME_BYTES_MAX - 8))
             await until(lambda: bool(bench.log.messages))
             assert len(bench.log.messages[0][1]) == limits.FRAME_BYTES_MAX - 8
 
@@ -305,7 +309,7 @@ def test_a_subscription_over_the_limit_is_cut_and_the_broker_still_serves(ipc: B
 @pytest.mark.parametrize(
     "garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\xff\0\0\0", random.Random(3).randbytes(4096), b""]
 )
-def test_garbage_on_a_tcp_port_harms_nobody(socket_name: str, garbage: bytes, context: Context) -> None:
+def test_garbage_on_a_tcp_port_harms_no_other_peer(socket_name: str, garbage: bytes, context: Context) -> None:
     async def story() -> None:
         async with serving(BusSettings(steps="tcp://127.0.0.1:*", results="tcp://127.0.0.1:*"), context) as bench:
             host, _, port = bench.wire.endpoints[socket_name].removeprefix("tcp://").rpartition(":")
@@ -314,7 +318,7 @@ def test_garbage_on_a_tcp_port_harms_nobody(socket_name: str, garbage: bytes, co
                 worker, inbox = new_worker()
                 unsure = bench.wire.counters.refused
 
-                # Garbage may pass for messages of an ancient peer; who subscribes in that moment has to try again.
+                # Garbage may pass for messages of an old peer; a worker that subscribes meanwhile has to try again.
                 bench.subscriber(inbox)
                 await until(lambda: ("subscribed", worker) in bench.log.peers or unsure["unsure_peer"] > 0)
                 bench.subscriber(inbox)
@@ -329,10 +333,10 @@ def test_messages_into_the_steps_socket_are_dropped_and_raise_one_alarm(
 ) -> None:
     async def story() -> None:
         async with serving(settings, context) as bench:
-            rude = bench.subscriber(b"brokers ", kind=zmq.XSUB)
-            await bench.greeting(rude)  # the greeting: it is connected
+            intruder = bench.subscriber(b"brokers ", kind=zmq.XSUB)
+            await bench.greeting(intruder)  # the greeting: it is connected
             for _ in range(50):
-                rude.send_multipart([b"hello", b"there"])
+                intruder.send_multipart([b"hello", b"there"])
             await until(lambda: bench.wire.counters.refused["user_message"] == 100)
             assert bench.log.alarms == ["a peer sends messages into the steps socket; it should only subscribe there"]
 
@@ -344,10 +348,10 @@ def test_a_peer_cannot_shift_an_inbox_to_another_peer(settings: BusSettings, con
 
     async def story() -> None:
         async with serving(settings, context) as bench:
-            rude = bench.subscriber(b"brokers ", kind=zmq.XSUB)
-            await bench.greeting(rude)
-            rude.send(b"hello")
-            # The loop is not let in until all of them are queued: each is greeted, and has said what it wants.
+            intruder = bench.subscriber(b"brokers ", kind=zmq.XSUB)
+            await bench.greeting(intruder)
+            intruder.send(b"hello")
+            # The loop does not run until all are queued: a worker that got the greeting has sent its subscription.
             assert bench.wire._xpub.poll(5000)
             workers = [new_worker() for _ in range(4)]
             peers = []
@@ -355,12 +359,12 @@ def test_a_peer_cannot_shift_an_inbox_to_another_peer(settings: BusSettings, con
                 peers.append(bench.subscriber(inbox, kind=zmq.XSUB))
                 while not peers[-1].poll(1):
                     bench.wire._xpub.getsockopt(zmq.EVENTS)
-            bench.wire._ask_for_peers()  # the edge was ours
+            bench.wire._steps.schedule()  # the poll consumed the edge
             await until(lambda: bench.wire.counters.refused["user_message"] == 1)
-            await until(lambda: bench.wire.counters.refused["unsure_peer"] + len(bench.wire._pipes) >= 4)
-            # Whoever is still unheard connects again, and is served.
+            await until(lambda: bench.wire.counters.refused["unsure_peer"] + len(bench.wire._audience.pipes) >= 4)
+            # A worker whose subscription was refused connects again, and is served.
             again = [bench.subscriber(inbox) for _, inbox in workers]
-            await until(lambda: all(bench.wire._pipes.get(inbox) for _, inbox in workers))
+            await until(lambda: all(bench.wire._audience.pipes.get(inbox) for _, inbox in workers))
             for (_, inbox), peer in zip(workers, again, strict=True):
                 assert bench.wire.send(inbox, b"secret")
                 assert await bench.receive(peer) == inbox + b"secret"
@@ -377,10 +381,9 @@ def test_a_peer_cannot_shift_an_inbox_to_another_peer(settings: BusSettings, con
 def test_ten_thousand_queued_messages_do_not_starve_a_timer(settings: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(settings, context) as bench:
-            says = await bench.publisher()
-            bench.wire.pause_reading()
-            for n in range(10_000):
-                says.send(b"workers %d" % n)
+            publisher = await bench.publisher()
+            for n in range(10_000):  # without an await, so that the loop reads none of them yet
+                publisher.send(b"workers %d" % n)
             seen_by_timer: list[int] = []
             loop = asyncio.get_running_loop()
 
@@ -389,38 +392,35 @@ def test_ten_thousand_queued_messages_do_not_starve_a_timer(settings: BusSetting
                 loop.call_soon(tick)
 
             loop.call_soon(tick)
-            bench.wire.resume_reading()
             await until(lambda: len(bench.log.messages) == 10_000)
             assert [int(body) for _, body in bench.log.messages] == list(range(10_000))
             steps = [b - a for a, b in itertools.pairwise(seen_by_timer)]
-            assert max(steps) <= wire_module.MESSAGES_PER_TURN
-            # Once a drain, not once a message.
+            assert max(steps) <= MESSAGES_PER_TURN
+            # Called once per drain, not once per message.
             assert bench.log.drains[-1] == 10_000
             assert len(bench.log.drains) < 2_000
 
     run(story())
 
 
-def test_paused_reading_loses_nothing_and_still_takes_newcomers(settings: BusSettings, context: Context) -> None:
+def test_a_flood_of_results_does_not_keep_newcomers_out(settings: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(settings, context) as bench:
-            says = await bench.publisher()
-            bench.wire.pause_reading()
-            says.send(b"workers 1")
+            publisher = await bench.publisher()
             worker, inbox = new_worker()
-            hears = bench.subscriber(inbox)
+            for n in range(10_000):  # without an await, so that the loop reads none of them yet
+                publisher.send(b"workers %d" % n)
+            subscriber = bench.subscriber(inbox)
             await until(lambda: ("subscribed", worker) in bench.log.peers)
             assert bench.wire.send(inbox, b"{}")
-            assert await bench.receive(hears) == inbox + b"{}"
-            # A publisher that connects now must get our subscription although nobody reads.
+            assert await bench.receive(subscriber) == inbox + b"{}"
+            # A publisher that connects now receives the broker's subscriptions.
             newcomer = bench._socket(zmq.XPUB)
             newcomer.connect(bench.wire.endpoints["results"])
-            asked = {await bench.receive(newcomer) for _ in range(3)}
-            assert asked == {b"\x01results ", b"\x01results@b1 ", b"\x01workers "}
-            assert bench.log.messages == []
-            bench.wire.resume_reading()
-            newcomer.send(b"workers 2")
-            await until(lambda: sorted(bench.log.messages) == [(b"workers ", b"1"), (b"workers ", b"2")])
+            subscriptions = {await bench.receive(newcomer) for _ in range(3)}
+            assert subscriptions == {b"\x01results ", b"\x01results@b1 ", b"\x01workers "}
+            newcomer.send(b"workers last")
+            await until(lambda: len(bench.log.messages) == 10_001)
 
     run(story())
 
@@ -432,22 +432,22 @@ def test_messages_and_sends_in_both_directions_at_once_never_stall(settings: Bus
         held: list[Bench] = []
         worker, inbox = new_worker()
 
-        def echo(topic: bytes, body: bytes) -> None:
+        def echo(topic: bytes, body: bytes, principal: str) -> None:
             held[0].log.messages.append((topic, body))
             if not body.startswith((b"probe", b"last")):
                 held[0].wire.send(inbox, body)
 
         async with serving(settings, context, on_message=echo) as bench:
             held.append(bench)
-            hears = bench.subscriber(inbox)
+            subscriber = bench.subscriber(inbox)
             await until(lambda: ("subscribed", worker) in bench.log.peers)
-            says = await bench.publisher()
+            publisher = await bench.publisher()
             for turn in range(300):
                 burst = 1 + turn % 7
                 for n in range(burst):
-                    says.send(b"workers %d" % n)
+                    publisher.send(b"workers %d" % n)
                 for n in range(burst):
-                    assert await bench.receive(hears) == inbox + b"%d" % n
+                    assert await bench.receive(subscriber) == inbox + b"%d" % n
                 if turn % 50 == 0:
                     late, late_inbox = new_worker()
                     bench.subscriber(late_inbox)
@@ -456,22 +456,22 @@ def test_messages_and_sends_in_both_directions_at_once_never_stall(settings: Bus
     run(story())
 
 
-def test_a_callback_that_fails_does_not_stop_the_bus(settings: BusSettings, context: Context) -> None:
+def test_a_listener_that_fails_does_not_stop_the_bus(settings: BusSettings, context: Context) -> None:
     async def story() -> None:
         failures: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what["exception"]))
         held: list[Bench] = []
 
-        def fail_sometimes(topic: bytes, body: bytes) -> None:
+        def fail_sometimes(topic: bytes, body: bytes, principal: str) -> None:
             if body == b"bad":
                 raise RuntimeError("bad")
             held[0].log.messages.append((topic, body))
 
         async with serving(settings, context, on_message=fail_sometimes) as bench:
             held.append(bench)
-            says = await bench.publisher()
+            publisher = await bench.publisher()
             for body in (b"1", b"bad", b"bad", b"2"):
-                says.send(b"workers " + body)
+                publisher.send(b"workers " + body)
             await until(lambda: [body for _, body in bench.log.messages] == [b"1", b"2"])
             assert [str(failure) for failure in failures] == ["bad", "bad"]
 
@@ -481,22 +481,23 @@ def test_a_callback_that_fails_does_not_stop_the_bus(settings: BusSettings, cont
 # -- taps -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_tap_sees_both_directions_until_it_is_removed(ipc: BusSettings, context: Context) -> None:
+def test_a_tap_sees_sent_messages_until_it_is_removed(ipc: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(ipc, context) as bench:
             worker, inbox = new_worker()
             bench.subscriber(inbox)
             await until(lambda: ("subscribed", worker) in bench.log.peers)
-            says = await bench.publisher()
-            seen: list[tuple[str, bytes, bytes]] = []
-            remove = bench.wire.add_tap(lambda *what: seen.append(what))
+            shown: list[tuple[bytes, bytes]] = []
+            remove = bench.wire.add_sent_tap(lambda topic, body: shown.append((topic, body)))
+            detach = bench.wire.attach(b"@inside ", lambda topic, body: None)
             bench.wire.send(inbox, b"out")
-            says.send(b"workers in")
-            await until(lambda: bool(bench.log.messages))
+            bench.wire.send(b"@inside ", b"within")
+            bench.wire.send(b"@unknown ", b"dropped")
+            detach()
             remove()
             remove()
             bench.wire.send(inbox, b"unseen")
-            assert seen == [("out", inbox, b"out"), ("in", b"workers ", b"in")]
+            assert shown == [(inbox, b"out"), (b"@inside ", b"within")]
             assert bench.wire.counters.sent == 2
 
     run(story())
@@ -505,10 +506,10 @@ def test_a_tap_sees_both_directions_until_it_is_removed(ipc: BusSettings, contex
 # -- life -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_sockets_are_set_as_the_protocol_says(ipc: BusSettings, context: Context) -> None:
+def test_the_sockets_have_the_options_of_the_protocol(ipc: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(ipc, context) as bench:
-            xpub, sub = bench.wire._xpub, bench.wire._sub
+            xpub, sub = bench.wire._xpub, bench.wire._sockets.sub
             read = {
                 name: (xpub.getsockopt(getattr(zmq, name)), sub.getsockopt(getattr(zmq, name)))
                 for name in (
@@ -543,46 +544,46 @@ def test_the_sockets_are_set_as_the_protocol_says(ipc: BusSettings, context: Con
     run(story())
 
 
-def test_workers_come_back_by_themselves_when_a_broker_is_restarted(ipc: BusSettings, context: Context) -> None:
+def test_workers_reconnect_by_themselves_when_a_broker_is_restarted(ipc: BusSettings, context: Context) -> None:
     async def story() -> None:
         worker, inbox = new_worker()
         async with serving(ipc, context, here=b"first") as bench:
-            hears = context.socket(zmq.SUB)
-            hears.subscribe(inbox)
-            hears.subscribe(b"brokers ")
-            hears.connect(bench.wire.endpoints["steps"])
-            assert await bench.receive(hears) == b"brokers first"
+            subscriber = context.socket(zmq.SUB)
+            subscriber.subscribe(inbox)
+            subscriber.subscribe(b"brokers ")
+            subscriber.connect(bench.wire.endpoints["steps"])
+            assert await bench.receive(subscriber) == b"brokers first"
         async with serving(ipc, context, here=b"second") as bench:
-            assert await bench.receive(hears) == b"brokers second"
+            assert await bench.receive(subscriber) == b"brokers second"
             await until(lambda: ("subscribed", worker) in bench.log.peers)
             assert bench.wire.send(inbox, b"{}")
-            assert await bench.receive(hears) == inbox + b"{}"
-        hears.close(0)
+            assert await bench.receive(subscriber) == inbox + b"{}"
+        subscriber.close(0)
 
     run(story())
 
 
-def test_what_was_sent_before_closing_with_linger_still_arrives(context: Context) -> None:
+def test_a_message_sent_before_closing_with_linger_still_arrives(context: Context) -> None:
     async def story() -> None:
         bench = Bench(BusSettings(steps="tcp://127.0.0.1:*", results="tcp://127.0.0.1:*"), zmq.Context())
         bench.wire._is_context_ours = True
         await bench.wire.open(HERE)
         worker, inbox = new_worker()
-        hears = context.socket(zmq.SUB)
-        hears.subscribe(inbox)
-        hears.connect(bench.wire.endpoints["steps"])
+        subscriber = context.socket(zmq.SUB)
+        subscriber.subscribe(inbox)
+        subscriber.connect(bench.wire.endpoints["steps"])
         await until(lambda: ("subscribed", worker) in bench.log.peers)
         for n in range(500):
             bench.wire.send(inbox, b"%d" % n)
         bench.wire.close(linger_ms=1000)
         bench.wire.close()
-        assert [await bench.receive(hears) for _ in range(500)] == [inbox + b"%d" % n for n in range(500)]
-        hears.close(0)
+        assert [await bench.receive(subscriber) for _ in range(500)] == [inbox + b"%d" % n for n in range(500)]
+        subscriber.close(0)
 
     run(story())
 
 
-def test_a_busy_tcp_port_is_tried_until_it_is_free(context: Context) -> None:
+def test_binding_a_busy_tcp_port_is_retried_until_it_is_free(context: Context) -> None:
     async def story() -> None:
         with plain_socket.socket() as squatter:
             squatter.bind(("127.0.0.1", 0))
@@ -597,7 +598,7 @@ def test_a_busy_tcp_port_is_tried_until_it_is_free(context: Context) -> None:
 
 def test_a_tcp_port_that_stays_busy_is_refused_by_name(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        monkeypatch.setattr(wire_module, "BIND_RETRY_MAX_MS", 200)
+        monkeypatch.setattr(sockets_module, "BIND_RETRY_MAX_MS", 200)
         with plain_socket.socket() as squatter:
             squatter.bind(("127.0.0.1", 0))
             squatter.listen()
@@ -622,7 +623,7 @@ def test_one_endpoint_for_both_sockets_is_refused(context: Context) -> None:
 
 
 @pytest.mark.parametrize("name", ["steps", "results"])
-def test_a_stolen_ipc_path_is_taken_back_and_reported(name: str, ipc: BusSettings, context: Context) -> None:
+def test_a_replaced_ipc_path_is_bound_again_and_reported(name: str, ipc: BusSettings, context: Context) -> None:
     async def story() -> None:
         settings = BusSettings(steps=ipc.steps, results=ipc.results, heartbeat_ms=20)
         async with serving(settings, context) as bench:
@@ -635,7 +636,7 @@ def test_a_stolen_ipc_path_is_taken_back_and_reported(name: str, ipc: BusSetting
             thief.close(0)
             assert f"bus.{name}: another process had bound or removed" in bench.log.alarms[0]
             assert "must connect to this path, not bind it" in bench.log.alarms[0]
-            # Newcomers reach us again, and whoever was connected still is.
+            # Newcomers reach the broker again, and a peer that was connected still is.
             assert bench.wire.send(inbox, b"still")
             assert await bench.receive(early) == inbox + b"still"
             late_worker, late_inbox = new_worker()
@@ -647,14 +648,14 @@ def test_a_stolen_ipc_path_is_taken_back_and_reported(name: str, ipc: BusSetting
     run(story())
 
 
-def test_a_path_stolen_again_and_again_does_not_use_up_descriptors(ipc: BusSettings, context: Context) -> None:
+def test_a_path_replaced_repeatedly_does_not_use_up_descriptors(ipc: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(ipc, context) as bench:
             before = _descriptors()
-            for _ in range(3 * wire_module.LISTENERS_LOST_MAX):
+            for _ in range(3 * LISTENERS_LOST_MAX):
                 os.unlink(ipc.steps.removeprefix("ipc://"))
                 bench.wire.check_paths()
-            await until(lambda: _descriptors() < before + 2 * wire_module.LISTENERS_LOST_MAX)
+            await until(lambda: _descriptors() < before + 2 * LISTENERS_LOST_MAX)
             worker, inbox = new_worker()
             bench.subscriber(inbox)
             await until(lambda: ("subscribed", worker) in bench.log.peers)

@@ -1,4 +1,4 @@
-"""What people order: cancel, pause, resume, retry, resolve; and what time does: time-outs, queue times, deadlines."""
+"""Commands on tasks and steps: cancel, pause, resume, retry, resolve and await; and what a stalled database refuses."""
 
 import msgspec
 import pytest
@@ -8,7 +8,7 @@ from stepwire_broker.core.model.answers import CommandRefused, Done
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_protocol import messages as wire
 
-from .world import CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held, item_of, once, one, steps
+from .world import CHAIN, DIES_MS, ONCE, ONE, W2, World, held, item_of, once, one, steps
 
 FAST = {"backoff": {"kind": "constant", "base_ms": 100, "jitter": "none"}}
 FINAL = {"retry_limit": 0}
@@ -35,7 +35,7 @@ def held_step(document: dict = ONCE) -> tuple[World, int, wire.Steps]:
 # -- cancel -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_has_not_started_is_cancelled_at_once() -> None:
+def test_steps_that_have_not_started_are_cancelled_at_once() -> None:
     world = World()
     task_id = world.task(CHAIN)
     assert world.ask(CancelTask, task_id=task_id) == Done(task_id, "cancelled")
@@ -56,7 +56,9 @@ def test_what_has_not_started_is_cancelled_at_once() -> None:
         ("unknown", "cancelled", "cancelled"),
     ],
 )
-def test_a_running_step_is_told_and_the_task_is_cancelled_when_it_ends(outcome: str, state: str, task: str) -> None:
+def test_a_cancel_stops_a_running_step_and_the_task_is_cancelled_when_the_step_ends(
+    outcome: str, state: str, task: str
+) -> None:
     world, task_id, batch = dispatched(CHAIN)
     assert world.ask(CancelTask, task_id=task_id, reason="why not") == Done(task_id, "running")
     assert world.stored(task_id).cancelling
@@ -80,14 +82,14 @@ def test_a_running_step_is_told_and_the_task_is_cancelled_when_it_ends(outcome: 
     world.check()
 
 
-def test_a_task_whose_last_step_completes_after_the_cancel_has_completed() -> None:
+def test_a_task_whose_last_step_completes_after_the_cancel_is_completed() -> None:
     world, task_id, batch = dispatched()
     world.ask(CancelTask, task_id=task_id)
     world.result(batch)
     assert world.stored(task_id).state == "completed"
 
 
-def test_a_cancelled_task_is_cancelled_also_when_something_in_it_had_failed() -> None:
+def test_a_cancelled_task_with_a_failed_step_is_cancelled() -> None:
     world = World()
     task_id = world.task(steps({"name": "a", **FINAL}, {"name": "b", "handler_class": "nobody"}))
     world.hello(handlers=["h"])
@@ -97,7 +99,7 @@ def test_a_cancelled_task_is_cancelled_also_when_something_in_it_had_failed() ->
     assert world.stored(task_id).state == "cancelled"
 
 
-def test_a_granted_at_most_once_step_is_left_to_its_outcome() -> None:
+def test_a_cancel_leaves_a_granted_at_most_once_step_to_its_outcome() -> None:
     world, task_id, _ = dispatched(ONCE, granted=True)
     world.ask(CancelTask, task_id=task_id)
     world.pass_time(DIES_MS)
@@ -107,7 +109,7 @@ def test_a_granted_at_most_once_step_is_left_to_its_outcome() -> None:
     assert world.stored(task_id).state == "cancelled"
 
 
-def test_an_at_most_once_step_that_has_no_grant_is_cancelled_at_once() -> None:
+def test_an_at_most_once_step_without_a_grant_is_cancelled_at_once() -> None:
     world, task_id, batch = dispatched(ONCE)
     world.ask(CancelTask, task_id=task_id)
     assert world.stored(task_id).state == "cancelled"
@@ -125,7 +127,7 @@ def test_a_step_in_its_back_off_is_cancelled_and_does_not_come_back() -> None:
     assert world.row(task_id).state == "cancelled"
 
 
-def test_cancelling_twice_is_cancelling_once() -> None:
+def test_a_second_cancel_changes_nothing() -> None:
     world, task_id, _ = dispatched()
     world.ask(CancelTask, task_id=task_id)
     groups = len(world.groups)
@@ -134,7 +136,7 @@ def test_cancelling_twice_is_cancelling_once() -> None:
 
 
 @pytest.mark.parametrize("kind", [CancelTask, PauseTask, ResumeTask, RetryTask])
-def test_a_command_on_a_task_that_is_over_says_so_and_leaves_nothing_in_memory(kind: type) -> None:
+def test_a_command_on_an_ended_task_is_refused_and_leaves_nothing_in_memory(kind: type) -> None:
     world, task_id, batch = dispatched()
     world.result(batch)
     assert task_id not in world.state.tasks
@@ -146,7 +148,7 @@ def test_a_command_on_a_task_that_is_over_says_so_and_leaves_nothing_in_memory(k
 
 
 @pytest.mark.parametrize("kind", [CancelTask, PauseTask, ResumeTask, RetryTask])
-def test_a_command_on_a_task_that_there_is_not_says_so(kind: type) -> None:
+def test_a_command_on_an_unknown_task_is_refused(kind: type) -> None:
     world = World()
     assert world.ask(kind, task_id=99).code == "not_found"
     assert world.ask(ResolveStep, step_id=99, outcome="failed", reason="").code == "not_found"
@@ -162,7 +164,7 @@ def test_a_command_whose_task_cannot_be_read_is_refused() -> None:
 # -- pause and resume -------------------------------------------------------------------------------------------------
 
 
-def test_a_paused_task_dispatches_nothing_what_runs_finishes_and_it_goes_on_when_resumed() -> None:
+def test_a_paused_task_finishes_running_steps_and_dispatches_no_other_until_it_is_resumed() -> None:
     world, task_id, batch = dispatched(CHAIN)
     assert world.ask(PauseTask, task_id=task_id) == Done(task_id, "paused")
     world.result(batch)
@@ -173,7 +175,7 @@ def test_a_paused_task_dispatches_nothing_what_runs_finishes_and_it_goes_on_when
     world.check()
 
 
-def test_what_comes_back_to_a_paused_task_waits_in_ready() -> None:
+def test_a_step_returned_to_a_paused_task_waits_in_ready() -> None:
     world, task_id, batch = dispatched()
     world.ask(PauseTask, task_id=task_id)
     world.refuse(batch, "busy")
@@ -183,7 +185,7 @@ def test_what_comes_back_to_a_paused_task_waits_in_ready() -> None:
     assert world.row(task_id).delivery == 2
 
 
-def test_a_back_off_ends_in_a_paused_task_too_and_it_can_end_in_pause() -> None:
+def test_a_back_off_ends_in_a_paused_task_and_the_task_can_end_while_paused() -> None:
     world, task_id, batch = dispatched(one(**FAST))
     world.ask(PauseTask, task_id=task_id)
     world.fail(batch)
@@ -193,7 +195,7 @@ def test_a_back_off_ends_in_a_paused_task_too_and_it_can_end_in_pause() -> None:
     assert world.stored(task_id).state == "completed"
 
 
-def test_pausing_what_is_paused_and_resuming_what_runs_changes_nothing() -> None:
+def test_pausing_a_paused_task_and_resuming_a_running_one_changes_nothing() -> None:
     world, task_id, _ = dispatched()
     groups = len(world.groups)
     assert world.ask(ResumeTask, task_id=task_id) == Done(task_id, "running")
@@ -205,7 +207,7 @@ def test_pausing_what_is_paused_and_resuming_what_runs_changes_nothing() -> None
 # -- retry ------------------------------------------------------------------------------------------------------------
 
 
-def test_failed_and_skipped_steps_run_again_and_completed_ones_do_not() -> None:
+def test_a_retry_runs_failed_and_skipped_steps_again_and_no_completed_ones() -> None:
     world = World()
     task_id = world.task(
         steps({"name": "a"}, {"name": "b", "depends_on": ["a"], **FINAL}, {"name": "c", "depends_on": ["b"]})
@@ -227,7 +229,7 @@ def test_failed_and_skipped_steps_run_again_and_completed_ones_do_not() -> None:
     world.check()
 
 
-def test_results_of_before_an_operators_retry_are_history() -> None:
+def test_results_from_before_an_operators_retry_change_nothing() -> None:
     world, task_id, batch = dispatched(one(**FINAL))
     world.fail(batch)
     world.ask(RetryTask, task_id=task_id)
@@ -239,7 +241,7 @@ def test_results_of_before_an_operators_retry_are_history() -> None:
     assert world.row(task_id).state == "completed"
 
 
-def test_a_new_key_is_asked_for() -> None:
+def test_a_retry_with_a_new_key_changes_the_idempotency_key() -> None:
     world, task_id, batch = dispatched(one(**FINAL))
     key = batch.steps[0].metadata.idempotency_key
     for number in (1, 2):
@@ -248,7 +250,7 @@ def test_a_new_key_is_asked_for() -> None:
         assert world.batches()[-1].steps[0].metadata.idempotency_key == f"{key}/{number}"
 
 
-def test_a_skipped_step_that_is_run_again_is_stored_whole_with_its_first_delivery() -> None:
+def test_a_retried_skipped_step_is_stored_whole_with_its_first_delivery() -> None:
     """Its first hand-over comes in the same transaction as its reopening: nothing of that may be lost."""
     world = World()
     task_id = world.task(
@@ -268,7 +270,7 @@ def test_a_skipped_step_that_is_run_again_is_stored_whole_with_its_first_deliver
     assert world.rows.differences(task_id, world.state.tasks[task_id].workflow) == []
 
 
-def test_from_a_step_on_everything_runs_again() -> None:
+def test_a_retry_from_a_step_runs_that_step_and_all_after_it_again() -> None:
     world = World()
     task_id = world.task(CHAIN)
     world.hello()
@@ -285,7 +287,7 @@ def test_from_a_step_on_everything_runs_again() -> None:
 
 
 @pytest.mark.parametrize("state", ["dispatched", "held"])
-def test_nothing_runs_again_from_a_step_on_while_something_after_it_runs_or_is_held(state: str) -> None:
+def test_a_retry_from_a_step_is_refused_while_a_later_step_runs_or_is_held(state: str) -> None:
     world = World()
     task_id = world.task(steps({"name": "a"}, {"name": "b", "depends_on": ["a"], "delivery_mode": "at_most_once"}))
     world.hello()
@@ -300,7 +302,7 @@ def test_nothing_runs_again_from_a_step_on_while_something_after_it_runs_or_is_h
     assert world.states(task_id)["a"] == "completed"
 
 
-def test_a_completed_at_most_once_step_runs_again_only_if_that_is_said() -> None:
+def test_a_completed_at_most_once_step_runs_again_only_if_the_operator_confirms() -> None:
     world = World()
     task_id = world.task(steps({"name": "a"}, {"name": "b", "depends_on": ["a"], "delivery_mode": "at_most_once"}))
     world.hello()
@@ -313,7 +315,7 @@ def test_a_completed_at_most_once_step_runs_again_only_if_that_is_said() -> None
 
 
 @pytest.mark.parametrize("members", [{"from_step": "nope"}])
-def test_a_step_that_there_is_not_is_named(members: dict) -> None:
+def test_an_unknown_step_is_named_in_the_refusal(members: dict) -> None:
     world, task_id, _ = dispatched()
     refused = world.ask(RetryTask, task_id=task_id, **members)
     assert (refused.code, refused.hint) == ("invalid", Hint(HintCode.NAME_A_STEP, names=("only",)))
@@ -326,7 +328,7 @@ RECOVERY = steps(
 )
 
 
-def test_a_retry_takes_back_what_was_ready_because_of_the_failure() -> None:
+def test_a_retry_takes_back_steps_that_were_ready_because_of_the_failure() -> None:
     """Nothing may run on a dependency that is about to run again."""
     world = World()
     task_id = world.task(RECOVERY)
@@ -344,7 +346,7 @@ def test_a_retry_takes_back_what_was_ready_because_of_the_failure() -> None:
     world.check()
 
 
-def test_a_retry_waits_for_what_runs_because_of_the_failure() -> None:
+def test_a_retry_is_refused_while_a_step_runs_because_of_the_failure() -> None:
     world = World()
     task_id = world.task(RECOVERY)
     world.hello()
@@ -359,7 +361,7 @@ def test_a_retry_waits_for_what_runs_because_of_the_failure() -> None:
     assert world.states(task_id) == {"ship": "dispatched", "undo": "completed", "after": "completed"}
 
 
-def test_what_was_being_fetched_for_a_step_that_waits_again_is_not_used_when_it_comes() -> None:
+def test_payloads_fetched_for_a_step_that_waits_again_are_not_used() -> None:
     world = World()
     task_id = world.task(steps({"name": "a"}, {"name": "b", "depends_on": ["a"]}))
     world.hello(slots=1, prefetch=0)
@@ -396,14 +398,14 @@ def test_a_retry_leaves_held_steps_alone() -> None:
     assert world.stored(task_id).attention is None  # something moves again
 
 
-def test_what_is_being_cancelled_is_not_retried_meanwhile() -> None:
+def test_a_task_that_is_being_cancelled_is_not_retried() -> None:
     world, task_id, _ = dispatched(CHAIN)
     world.ask(CancelTask, task_id=task_id)
     assert world.ask(RetryTask, task_id=task_id).code == "wrong_state"
     assert world.states(task_id) == {"a": "dispatched", "b": "cancelled", "c": "cancelled"}
 
 
-def test_after_a_retry_a_late_success_finds_its_held_step_also_when_that_left_memory() -> None:
+def test_after_a_retry_a_late_success_completes_its_held_step_even_if_the_step_left_memory() -> None:
     world = World()
     task_id = world.task(once(**FINAL))
     world.hello()
@@ -436,7 +438,7 @@ def test_after_a_retry_a_late_success_finds_its_held_step_also_when_that_left_me
         ({"outcome": "retry"}, "ready", "running"),
     ],
 )
-def test_an_operator_says_what_became_of_a_held_step(members: dict, state: str, task: str) -> None:
+def test_an_operator_sets_the_outcome_of_a_held_step(members: dict, state: str, task: str) -> None:
     world, task_id, _ = held_step()
     answer = world.ask(ResolveStep, step_id=task_id + 1, reason="looked it up", **members)
     assert answer == Done(task_id, task, None)
@@ -450,7 +452,9 @@ def test_an_operator_says_what_became_of_a_held_step(members: dict, state: str, 
 
 
 @pytest.mark.parametrize(("new_key", "suffix"), [(False, ""), (True, "/1")])
-def test_a_resolved_retry_runs_again_with_leave_and_keeps_its_key_unless_told(new_key: bool, suffix: str) -> None:
+def test_a_step_resolved_as_retry_runs_again_and_keeps_its_key_unless_a_new_one_is_requested(
+    new_key: bool, suffix: str
+) -> None:
     world, task_id, batch = held_step()
     world.ask(ResolveStep, step_id=task_id + 1, outcome="retry", reason="x", new_key=new_key)
     world.hello(W2)
@@ -474,7 +478,7 @@ def test_only_a_held_step_is_resolved() -> None:
 # -- awaiting ---------------------------------------------------------------------------------------------------------
 
 
-def test_who_awaits_a_task_is_told_when_it_is_over() -> None:
+def test_a_request_that_awaits_a_task_is_answered_when_the_task_ends() -> None:
     world, task_id, batch = dispatched()
     assert world.ask(events.AwaitTask, task_id=task_id) is None
     waits = world.requests
@@ -483,7 +487,7 @@ def test_who_awaits_a_task_is_told_when_it_is_over() -> None:
     assert (world.state.waiters, world.state.asked) == ({}, {})
 
 
-def test_who_awaits_a_task_is_told_when_it_waits_on_a_held_step() -> None:
+def test_a_request_that_awaits_a_task_is_answered_when_the_task_waits_on_a_held_step() -> None:
     world, task_id, _ = dispatched(ONCE, granted=True)
     world.ask(events.AwaitTask, task_id=task_id)
     waits = world.requests
@@ -492,7 +496,7 @@ def test_who_awaits_a_task_is_told_when_it_waits_on_a_held_step() -> None:
     assert world.ask(events.AwaitTask, task_id=task_id) == Done(task_id, "running", "held")
 
 
-def test_who_went_away_is_forgotten() -> None:
+def test_a_request_whose_caller_went_away_is_forgotten() -> None:
     world, task_id, batch = dispatched()
     world.ask(events.AwaitTask, task_id=task_id)
     waits = world.requests
@@ -503,185 +507,12 @@ def test_who_went_away_is_forgotten() -> None:
     assert world.state.waiters == {}
 
 
-# -- time-outs of a run -----------------------------------------------------------------------------------------------
-
-
-def run_to(world: World, batch: wire.Steps, ms: int) -> None:
-    world.beat(n=world.mono, holding=[held(batch, "running", 0)])
-    world.stay(W, ms, holding=[held(batch, "running", 0)])
-
-
-@pytest.mark.parametrize(
-    ("document", "granted", "state"),
-    [
-        (one(timeout_ms=10_000), False, "retry_wait"),
-        (one(timeout_ms=10_000, **FINAL), False, "failed"),
-        (once(timeout_ms=10_000), True, "held"),
-    ],
-)
-def test_a_run_ends_five_seconds_after_its_time_out_from_its_start(document: dict, granted: bool, state: str) -> None:
-    world, task_id, batch = dispatched(document, granted=granted)
-    run_to(world, batch, 14_999)
-    assert world.row(task_id).state == "dispatched"
-    world.forget()
-    world.pass_time(1)
-    assert world.row(task_id).state == state
-    assert world.row(task_id).reason == ("outcome_unknown" if granted else "timeout")
-    assert [(c.reason, c.items) for c in world.heard(wire.Cancel)] == [("timeout", [item_of(batch)])]
-    world.check()
-
-
-def test_waiting_at_a_worker_costs_no_time_out() -> None:
-    world, task_id, batch = dispatched(one(timeout_ms=1_000))
-    world.stay(W, 60_000, holding=[held(batch, "queued")])
-    assert (world.row(task_id).state, world.row(task_id).delivery) == ("dispatched", 1)
-
-
-# -- queue time -------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_ready_too_long_fails() -> None:
-    world = World()
-    task_id = world.task(one(queue_timeout_ms=5_000))
-    world.pass_time(4_999)
-    assert world.row(task_id).state == "ready"
-    world.pass_time(1)
-    assert (world.row(task_id).state, world.row(task_id).reason) == ("failed", "queue_timeout")
-    world.check()
-
-
-@pytest.mark.parametrize(
-    ("answer", "state"), [("stale", "failed"), ("running", "dispatched"), ("completed", "completed")]
-)
-def test_what_waits_at_a_worker_too_long_is_withdrawn_and_fails_only_if_it_never_started(
-    answer: str, state: str
-) -> None:
-    world, task_id, batch = dispatched(one(queue_timeout_ms=5_000, timeout_ms=3_000_000))
-    world.stay(W, 5_000, holding=[held(batch, "queued")])
-    assert [c.reason for c in world.heard(wire.Cancel)][:1] == ["superseded"]
-    if answer == "stale":
-        world.refuse(batch, "stale")
-        assert world.row(task_id).reason == "queue_timeout"
-    elif answer == "running":
-        world.forget()
-        world.stay(W, 5_000, holding=[held(batch, "running")])
-        assert world.heard(wire.Cancel) == []
-    else:
-        world.result(batch)
-    assert world.row(task_id).state == state
-    world.check()
-
-
-def test_an_at_most_once_step_without_a_grant_fails_at_once_when_its_queue_time_is_over() -> None:
-    world, task_id, batch = dispatched(once(queue_timeout_ms=5_000))
-    world.stay(W, 5_000, holding=[held(batch, "queued")])
-    assert (world.row(task_id).state, world.row(task_id).reason) == ("failed", "queue_timeout")
-    world.start(batch)
-    assert world.heard(wire.Go) == []
-
-
-def test_a_step_that_had_started_and_was_lost_does_not_fail_for_its_queue_time() -> None:
-    world, task_id, batch = dispatched(one(queue_timeout_ms=5_000, timeout_ms=3_000_000))
-    world.stay(W, 8_000, holding=[held(batch, "running")])
-    world.pass_time(DIES_MS)
-    assert world.row(task_id).state == "ready"
-
-
-def test_a_queue_time_goes_on_over_a_restart() -> None:
-    world, _, batch = dispatched(one(queue_timeout_ms=5_000))
-    world.pass_time(2_000)
-    world.restart()
-    world.hello(holding=[held(batch, "queued")])
-    world.forget()
-    world.pass_time(3_000)
-    assert [c.reason for c in world.heard(wire.Cancel)] == ["superseded"]
-
-
-# -- deadlines --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("where", ["ready", "dispatched", "retry_wait"])
-@pytest.mark.parametrize("hour", [-3_600_000, 0, 3_600_000])
-def test_a_steps_deadline_is_for_all_its_attempts_together_whatever_the_wall_clock_does(where: str, hour: int) -> None:
-    world = World()
-    task_id = world.task(one(deadline_ms=6_000, backoff={"base_ms": 60_000, "jitter": "none"}))
-    if where != "ready":
-        world.hello()
-    if where == "retry_wait":
-        world.fail(world.batches()[0])
-    assert world.row(task_id).state == where
-    world.wall_shift += hour
-    world.pass_time(6_000)
-    assert (world.row(task_id).state, world.row(task_id).reason) == ("failed", "deadline")
-    world.pass_time(120_000)
-    assert world.row(task_id).state == "failed"
-    world.check()
-
-
-def test_a_deadline_leaves_a_granted_at_most_once_step_held() -> None:
-    world, task_id, _ = dispatched(once(deadline_ms=6_000), granted=True)
-    world.pass_time(6_000)
-    assert world.row(task_id).state == "held"
-    assert world.last(wire.Cancel).reason == "timeout"
-
-
-@pytest.mark.parametrize("where", ["dispatched", "retry_wait"])
-def test_a_deadline_goes_on_over_a_restart(where: str) -> None:
-    world, task_id, batch = dispatched(one(deadline_ms=8_000, backoff={"base_ms": 60_000, "jitter": "none"}))
-    if where == "retry_wait":
-        world.fail(batch)
-    world.pass_time(2_000)
-    world.restart()
-    world.pass_time(5_999)
-    assert world.row(task_id).state == where
-    world.pass_time(1)
-    assert (world.row(task_id).state, world.row(task_id).reason) == ("failed", "deadline")
-
-
-def test_a_tasks_deadline_ends_what_is_under_way_and_what_is_to_run_then_runs() -> None:
-    world = World()
-    task_id = world.task(
-        steps(
-            {"name": "a", "handler_class": "nobody"},
-            {"name": "b", "depends_on": ["a"]},
-            {"name": "undo", "depends_on": ["a"], "trigger_rule": {"failed": "a"}},
-            deadline_ms=5_000,
-        )
-    )
-    world.hello(handlers=["h"])
-    world.stay(W, 5_000)
-    assert world.states(task_id) == {"a": "failed", "b": "skipped", "undo": "dispatched"}
-    assert world.row(task_id, "a").reason == "task_deadline"
-    world.result(world.batches()[-1])
-    assert world.stored(task_id).state == "failed"
-    world.check()
-
-
-def test_a_submissions_own_deadline_goes_before_its_workflows() -> None:
-    world = World()
-    task_id = world.task({**ONE, "deadline_ms": 5_000}, deadline_ms=1_000)
-    world.pass_time(1_000)
-    assert world.stored(task_id).state == "failed"
-
-
-def test_after_an_operators_retry_the_old_deadlines_count_no_more() -> None:
-    world = World()
-    task_id = world.task({**one(deadline_ms=4_000), "deadline_ms": 5_000})
-    world.pass_time(4_000)
-    assert world.stored(task_id).state == "failed"
-    world.ask(RetryTask, task_id=task_id)
-    world.pass_time(3_999)
-    assert world.row(task_id).state == "ready"
-    world.pass_time(1)
-    assert world.row(task_id).reason == "deadline"
-
-
 # -- while the database is away ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["cancel", "resolve", "retry", "apply", "activate", "submit"])
 @pytest.mark.parametrize("code", ["disk_full", "database_locked", "database_read_only", "database_unavailable"])
-def test_while_nothing_can_be_stored_nothing_is_accepted(kind: str, code: str) -> None:
+def test_submissions_and_commands_are_refused_while_nothing_can_be_stored(kind: str, code: str) -> None:
     world, task_id, _ = held_step()
     world.auto = False
     world.submit()
@@ -703,7 +534,7 @@ def test_while_nothing_can_be_stored_nothing_is_accepted(kind: str, code: str) -
     assert not isinstance(world.submit(), CommandRefused)
 
 
-def test_while_the_database_is_away_nothing_is_dispatched_acked_or_granted_and_all_of_it_comes_after() -> None:
+def test_dispatches_acks_and_grants_wait_while_the_database_is_away() -> None:
     world = World()
     once_id = world.task(ONCE)
     world.apply({**ONE, "name": "other"})

@@ -59,7 +59,7 @@ from stepwire_broker.definition_files import DocumentError, read_document, read_
         ("a: b # c", {"a": "b"}),
     ],
 )
-def test_yaml_is_read_as_it_looks(text: str, value: Any) -> None:
+def test_yaml_values_are_read_as_yaml_1_2(text: str, value: Any) -> None:
     read = read_yaml(text)
     assert read == value
     assert type(read) is type(value)
@@ -109,7 +109,7 @@ def test_yaml_is_read_as_it_looks(text: str, value: Any) -> None:
         ("a: 1\n" + "".join(f"{' ' * i}k{i}:\n" for i in range(20)), "line 18: the nesting is deeper than 16"),
     ],
 )
-def test_what_is_not_plain_is_refused_with_its_line(text: str, message: str) -> None:
+def test_yaml_beyond_json_is_refused_with_its_line(text: str, message: str) -> None:
     with pytest.raises(DocumentError) as caught:
         read_yaml(text)
     assert message in str(caught.value)
@@ -123,19 +123,19 @@ def test_a_surrogate_half_is_refused_by_both_parsers(monkeypatch: pytest.MonkeyP
         read_yaml('a: "\\ud800"')
 
 
-def test_a_bomb_is_refused_at_its_fuse() -> None:
+def test_an_alias_bomb_is_refused_at_its_first_anchor() -> None:
     rows = ["a: &a [x, x, x, x, x, x, x, x, x]"]
     rows += [f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)]
     with pytest.raises(DocumentError, match="line 1: &a: anchors are not supported"):
         read_yaml("\n".join(rows))
 
 
-def test_depth_is_refused_before_the_rest_is_read() -> None:
+def test_too_deep_nesting_is_refused_before_the_rest_is_read() -> None:
     with pytest.raises(DocumentError, match="deeper than 16"):
         read_yaml("[" * 100_000)
 
 
-def test_sixteen_levels_are_read() -> None:
+def test_nesting_of_sixteen_levels_is_read() -> None:
     assert json.dumps(read_yaml("[" * 16 + "]" * 16)) == "[" * 16 + "]" * 16
 
 
@@ -145,7 +145,7 @@ def test_other_encodings_are_refused(text: str | bytes) -> None:
         read_document(text)
 
 
-def test_a_large_yaml_document_is_told_of_json() -> None:
+def test_the_refusal_of_a_large_yaml_document_suggests_json() -> None:
     with pytest.raises(
         DocumentError, match=r"has 262145 bytes; YAML may have at most 262144. Write a generated document as JSON"
     ):
@@ -226,11 +226,11 @@ JSON_LINES = """\
         (JSON_LINES, ("gone",), "f:1"),
     ],
 )
-def test_a_part_is_found_on_its_line(text: str, path: tuple[str | int, ...], where: str) -> None:
+def test_where_returns_the_line_of_a_part(text: str, path: tuple[str | int, ...], where: str) -> None:
     assert read_document(text, "f").where(path) == where
 
 
-def test_a_text_without_a_name_has_lines_all_the_same() -> None:
+def test_where_returns_a_line_without_a_file_name() -> None:
     assert read_document("a: 1\nb: 2").where(("b",)) == "line 2"
 
 
@@ -254,7 +254,7 @@ def test_json_is_read_the_same_as_json_and_as_yaml(value: dict[str, Any]) -> Non
 
 
 @given(_plain)
-def test_what_another_writer_writes_is_read_back(value: Any) -> None:
+def test_yaml_of_another_writer_is_read_back(value: Any) -> None:
     text = yaml.safe_dump(value, allow_unicode=True)
     # It writes for readers of YAML 1.1, to whom 0E0 is a word; since 1.2 it is a number.
     if "!!" not in text and "&id" not in text and not re.search(r"[0-9][eE][0-9]", text):

@@ -1,4 +1,4 @@
-"""Every sentence about why a step is not running, each brought about on the real machine."""
+"""Every explanation of why a step is not running, each produced on the real machine."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from .world import BROKER, CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held, once, 
 
 
 def why(world: World, task_id: int, name: str = "only") -> explain.Why:
-    """Of the live step; and its committed rows must tell the same."""
+    """Explain the step from its committed rows; the live step must give the same explanation."""
     rows = world.rows
     workflow = world.state.workflows[rows.tasks[task_id].workflow_id]
     task = restored(world.state, rows.task(task_id), rows.steps_of(task_id))
@@ -41,7 +41,7 @@ def clock(world: World, ms: int = 0) -> str:
 # -- waiting ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_waits_for_a_step_that_a_worker_runs() -> None:
+def test_why_names_the_running_step_that_a_step_waits_for() -> None:
     world = World()
     world.hello()
     task_id = world.task(CHAIN)
@@ -58,7 +58,7 @@ def test_it_waits_for_a_step_that_a_worker_runs() -> None:
     assert why(world, task_id, "c").message.startswith("waits for `b`, and that for `a` (runs on ")
 
 
-def test_it_waits_for_several() -> None:
+def test_why_counts_the_dependencies_that_a_step_waits_for() -> None:
     world = World()
     task_id = world.task(steps({"name": "a"}, {"name": "b"}, {"name": "c", "depends_on": ["a", "b"]}))
     assert why(world, task_id, "c").message == (
@@ -74,7 +74,7 @@ def test_a_very_long_chain_is_not_followed_to_its_end() -> None:
     assert why(world, task_id, "s299").message == "waits for `s298`, and that for `s198` (which waits for other steps)"
 
 
-def test_what_its_rule_compares_is_being_read() -> None:
+def test_why_reports_that_the_payloads_of_a_rule_are_being_read() -> None:
     world = World(Settings(limits=LimitSettings(resident_payload_bytes=30)), answers_reads=False)
     world.hello()
     rule = {"context": "a", "op": "exists"}
@@ -96,14 +96,14 @@ def test_what_its_rule_compares_is_being_read() -> None:
 # -- ready ------------------------------------------------------------------------------------------------------------
 
 
-def test_no_worker_is_connected() -> None:
+def test_why_reports_that_no_worker_is_connected() -> None:
     world = World()
     task_id = world.task(ONE)
     found = why(world, task_id)
     assert found == ("no_worker_offers", "no worker offers `h` (no worker is connected)", world.now.wall, None)
 
 
-def test_no_worker_offers_it() -> None:
+def test_why_lists_the_offered_handlers_when_no_worker_offers_the_steps() -> None:
     world = World()
     world.hello(handlers=["a", "b::**"])
     world.hello(W2, handlers=["c", "d", "e", "f"])
@@ -114,7 +114,7 @@ def test_no_worker_offers_it() -> None:
     )
 
 
-def test_an_executor_that_it_does_not_go_to_offers_it() -> None:
+def test_why_names_another_executor_that_offers_the_handler() -> None:
     world = World()
     world.hello(executor="local")
     reason = why(world, world.task(ONE))
@@ -125,7 +125,7 @@ def test_an_executor_that_it_does_not_go_to_offers_it() -> None:
     assert reason.hint == Hint(HintCode.ROUTE_TO_EXECUTOR, path="default::flow::only", executor="local")
 
 
-def test_a_worker_offered_it_and_did_not_know_it_after_all() -> None:
+def test_why_names_a_worker_that_offered_the_handler_and_refused_it() -> None:
     world = World()
     world.hello()
     task_id = world.task(ONE)
@@ -137,7 +137,7 @@ def test_a_worker_offered_it_and_did_not_know_it_after_all() -> None:
 
 
 @pytest.mark.parametrize(("labels", "theirs"), [({"region": "us"}, "theirs are region=us"), ({}, "they have none")])
-def test_no_worker_bears_its_labels(labels: dict[str, str], theirs: str) -> None:
+def test_why_compares_the_labels_when_no_worker_has_those_required(labels: dict[str, str], theirs: str) -> None:
     world = World()
     world.hello(labels=labels)
     task_id = world.task(one(worker_selector={"region": "eu", "gpu": "yes"}))
@@ -147,7 +147,7 @@ def test_no_worker_bears_its_labels(labels: dict[str, str], theirs: str) -> None
     )
 
 
-def test_it_is_to_run_inside_the_broker() -> None:
+def test_why_names_the_setting_that_keeps_a_step_inside_the_broker() -> None:
     world = World()
     world.hello()
     assert why(world, world.task(one(worker_selector="local")))[:2] == (
@@ -157,7 +157,7 @@ def test_it_is_to_run_inside_the_broker() -> None:
     )
 
 
-def test_its_executor_is_not_there_any_more() -> None:
+def test_why_reports_an_executor_that_is_no_longer_configured() -> None:
     rule = RuleSettings("**", executor="k8s")
     world = World(executors=["k8s"])
     world.ask(SetRule, match="**", rule=rule)
@@ -167,7 +167,7 @@ def test_its_executor_is_not_there_any_more() -> None:
     assert why(world, task_id)[:2] == ("no_executor", "executor `k8s`, which rule 1 (**) names, is not configured")
 
 
-def test_all_slots_are_busy_and_others_stand_before_it() -> None:
+def test_why_counts_busy_slots_and_the_steps_ahead_in_the_queue() -> None:
     world = World()
     world.hello(slots=2, prefetch=0)
     first = world.task(ONE)
@@ -178,7 +178,7 @@ def test_all_slots_are_busy_and_others_stand_before_it() -> None:
     assert found[4].message == "all 2 slots of the 1 worker that could run it are busy; queued behind 2 steps"
 
 
-def test_it_stands_in_the_queue_until_the_writer_is_free() -> None:
+def test_why_reports_a_step_queued_until_the_writer_is_free() -> None:
     world = World(auto=False)
     world.hello(slots=1, prefetch=0, free={BROKER: 0})
     world.apply(ONE)
@@ -195,7 +195,7 @@ def test_it_stands_in_the_queue_until_the_writer_is_free() -> None:
     assert why(world, first).code == "handed_out"
 
 
-def test_it_changes_right_now() -> None:
+def test_why_reports_a_step_whose_next_state_is_being_written() -> None:
     world = World(auto=False)
     task_id = [world.apply(ONE), world.settle(), world.submit(), world.settle(), *world.rows.tasks][-1]
     world.hello()
@@ -205,7 +205,7 @@ def test_it_changes_right_now() -> None:
     assert why(world, task_id).code == "handed_out"
 
 
-def test_its_payload_is_being_read() -> None:
+def test_why_reports_that_a_payload_is_being_read() -> None:
     world = World(Settings(limits=LimitSettings(resident_payload_bytes=10)), answers_reads=False)
     task_id = world.task(ONE, context=b'{"a":"large enough to stay in the database"}')
     world.hello()
@@ -214,7 +214,7 @@ def test_its_payload_is_being_read() -> None:
     assert why(world, task_id).code == "handed_out"
 
 
-def test_its_task_waits_in_the_database() -> None:
+def test_why_reports_a_task_that_waits_in_the_database() -> None:
     world = World(Settings(limits=LimitSettings(max_active_tasks=1)), answers_reads=False)
     world.hello(slots=1, prefetch=0)
     world.task(ONE)
@@ -226,7 +226,7 @@ def test_its_task_waits_in_the_database() -> None:
     )
 
 
-def test_the_task_is_paused() -> None:
+def test_why_reports_a_paused_task() -> None:
     world = World()
     task_id = world.task(ONE)
     world.ask(PauseTask, task_id=task_id)
@@ -235,7 +235,7 @@ def test_the_task_is_paused() -> None:
     assert why_task(world, task_id) == (paused, None)
 
 
-def test_the_database_is_stalled() -> None:
+def test_why_reports_a_stalled_database() -> None:
     world = World()
     task_id = world.task(ONE)
     world.auto = False
@@ -247,14 +247,14 @@ def test_the_database_is_stalled() -> None:
     assert "(disk_full)" in found.message
 
 
-def test_the_broker_is_draining() -> None:
+def test_why_reports_a_draining_broker() -> None:
     world = World()
     task_id = world.task(ONE)
     world.handle(events.Drain())
     assert why(world, task_id).code == "broker_draining"
 
 
-def test_its_executor_is_paused() -> None:
+def test_why_reports_a_paused_executor() -> None:
     world = World()
     world.hello()
     world.ask(PauseExecutor, executor="bus")
@@ -267,7 +267,7 @@ def test_its_executor_is_paused() -> None:
     assert why(world, task_id).code == "handed_out"
 
 
-def test_its_executor_is_full_or_says_so() -> None:
+def test_why_reports_a_full_executor() -> None:
     world = World(Settings(execution=ExecutionSettings(default_executor="told")), executors=["told"])
     world.handle(events.Attached(W, "told"))
     world.hello(slots=1, prefetch=0)
@@ -283,7 +283,7 @@ def test_its_executor_is_full_or_says_so() -> None:
     assert "reports that it has no capacity now" in found.message
 
 
-def test_no_worker_over_http_asks_for_it() -> None:
+def test_why_reports_that_no_worker_over_http_requests_steps() -> None:
     world = World(Settings(execution=ExecutionSettings(default_executor="poll")), executors=["poll"])
     world.handle(events.Attached(W, "poll"))
     world.hello(slots=2, free={BROKER: 0})
@@ -292,7 +292,7 @@ def test_no_worker_over_http_asks_for_it() -> None:
     assert found.message.startswith("1 worker over HTTP could run it, with 0 steps in 2 slots, and none requests")
 
 
-def test_every_worker_that_could_take_it_leaves_or_is_stuck() -> None:
+def test_why_names_the_workers_that_are_leaving_or_stuck() -> None:
     world = World()
     world.hello(slots=1, prefetch=0)
     world.task(one(timeout_ms=1000))
@@ -305,7 +305,7 @@ def test_every_worker_that_could_take_it_leaves_or_is_stuck() -> None:
     assert f"`{W2}` is draining" in found.message
 
 
-def test_a_step_that_may_be_what_kills_workers_goes_alone() -> None:
+def test_why_reports_a_step_that_runs_alone_because_workers_died_with_it() -> None:
     world = World()
     task_ids = [world.task(ONE) for _ in range(2)]
     for number in (1, 2):
@@ -322,7 +322,7 @@ def test_a_step_that_may_be_what_kills_workers_goes_alone() -> None:
 # -- dispatched -------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_has_it_and_has_not_started_it() -> None:
+def test_why_names_the_worker_that_has_the_step_and_has_not_started_it() -> None:
     world = World()
     world.hello()
     task_id = world.task(ONE)
@@ -341,13 +341,13 @@ def test_a_worker_has_it_and_has_not_started_it() -> None:
     assert why(world, task_id).code == "result_awaited"
 
 
-def test_a_worker_without_heartbeats_has_no_lease() -> None:
+def test_why_reports_a_worker_without_heartbeats() -> None:
     world = World()
     world.hello(heartbeat_ms=0)
     assert "the worker sends no heartbeats" in why(world, world.task(ONE)).message
 
 
-def test_it_was_handed_out_before_this_start() -> None:
+def test_why_reports_a_step_dispatched_before_the_brokers_start() -> None:
     world = World()
     world.hello()
     task_id = world.task(ONE)
@@ -361,7 +361,7 @@ def test_it_was_handed_out_before_this_start() -> None:
 # -- failed, held, over -----------------------------------------------------------------------------------------------
 
 
-def test_it_is_in_back_off() -> None:
+def test_why_reports_a_back_off_with_its_last_error() -> None:
     world = World()
     world.hello()
     task_id = world.task(one(retry_limit=4, backoff={"kind": "constant", "base_ms": 30_000, "jitter": "none"}))
@@ -375,7 +375,7 @@ def test_it_is_in_back_off() -> None:
     assert world.state.counters.retried == 1
 
 
-def test_a_long_error_is_shortened_and_a_far_time_is_in_days() -> None:
+def test_why_shortens_a_long_error_and_counts_a_far_time_in_days() -> None:
     world = World()
     world.hello()
     task_id = world.task(
@@ -387,7 +387,7 @@ def test_a_long_error_is_shortened_and_a_far_time_is_in_days() -> None:
     assert message.endswith("x" * 200 + "…")
 
 
-def test_it_is_held_because_its_worker_died() -> None:
+def test_why_reports_a_step_held_because_its_worker_died() -> None:
     world = World()
     world.hello()
     task_id = world.task(ONCE)
@@ -403,7 +403,7 @@ def test_it_is_held_because_its_worker_died() -> None:
     assert why_task(world, task_id).why.message == f"`only`: {found.message}"
 
 
-def test_it_is_held_because_its_handler_does_not_know() -> None:
+def test_why_reports_a_step_held_because_its_handler_does_not_know_the_outcome() -> None:
     world = World()
     world.hello()
     task_id = world.task(once())
@@ -417,7 +417,7 @@ def test_it_is_held_because_its_handler_does_not_know() -> None:
 
 
 @pytest.mark.parametrize("retry_limit", [0, 1])
-def test_it_has_failed(retry_limit: int) -> None:
+def test_why_reports_a_failed_step_with_its_error(retry_limit: int) -> None:
     world = World()
     world.hello()
     task_id = world.task(one(retry_limit=retry_limit, backoff={"kind": "constant", "base_ms": 50, "jitter": "none"}))
@@ -429,7 +429,7 @@ def test_it_has_failed(retry_limit: int) -> None:
     assert why_task(world, task_id).why.message == f"`only`: failed {clock(world, -60)}{tries}: no"
 
 
-def test_it_is_completed_and_so_is_its_task() -> None:
+def test_why_reports_a_completed_step_and_task() -> None:
     world = World()
     world.hello()
     task_id = world.task(ONE)
@@ -438,7 +438,7 @@ def test_it_is_completed_and_so_is_its_task() -> None:
     assert why_task(world, task_id).why.message == f"the task is completed since {clock(world)}"
 
 
-def test_it_was_cancelled_or_skipped() -> None:
+def test_why_reports_a_cancelled_or_skipped_step() -> None:
     world = World()
     task_id = world.task(CHAIN)
     world.ask(CancelTask, task_id=task_id)
@@ -453,7 +453,7 @@ def test_it_was_cancelled_or_skipped() -> None:
 # -- tasks ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_task_tells_what_holds_it_up_most() -> None:
+def test_why_of_a_task_names_the_step_with_the_most_important_reason() -> None:
     world = World()
     world.hello(handlers=["h"])
     task_id = world.task(steps({"name": "runs"}, {"name": "starves", "handler_class": "nobody"}, {"name": "runs_too"}))
@@ -465,7 +465,7 @@ def test_a_task_tells_what_holds_it_up_most() -> None:
     )
 
 
-def test_a_paused_task_that_still_runs_something_tells_of_that() -> None:
+def test_why_of_a_paused_task_names_the_step_that_still_runs() -> None:
     world = World()
     world.hello()
     task_id = world.task(ONE)
@@ -473,7 +473,7 @@ def test_a_paused_task_that_still_runs_something_tells_of_that() -> None:
     assert why_task(world, task_id).why.code == "handed_out"
 
 
-def test_the_breaker_of_its_handler_is_open_then_half_open() -> None:
+def test_why_reports_an_open_and_then_a_half_open_breaker() -> None:
     world = World()
     world.hello(slots=20, prefetch=0)
     world.apply(one(retry_limit=0))
@@ -500,7 +500,7 @@ def test_the_breaker_of_its_handler_is_open_then_half_open() -> None:
     assert why(world, money)[:2] == ("breaker_half_open", half_open + rest)
 
 
-def test_only_what_never_starts_twice_is_there_to_try_a_handler_with() -> None:
+def test_why_reports_a_breaker_that_an_operator_holds_open() -> None:
     world = World()
     world.hello(slots=20, prefetch=0)
     world.apply({**ONCE, "name": "pay"})
@@ -514,7 +514,7 @@ def test_only_what_never_starts_twice_is_there_to_try_a_handler_with() -> None:
     )
 
 
-def test_retries_of_its_handler_wait_for_their_share() -> None:
+def test_why_reports_retries_that_wait_for_their_budget() -> None:
     world = World()
     world.hello(slots=20, prefetch=0)
     world.apply(one(backoff={"kind": "constant", "base_ms": 100, "jitter": "none"}))
@@ -532,8 +532,8 @@ def test_retries_of_its_handler_wait_for_their_share() -> None:
     )
 
 
-def test_every_code_is_named_by_one_of_these_tests() -> None:
-    """What no situation brings about has no place in the table; the codes of what is over are told in words."""
-    over = ["failed", "cancelled", "skipped"]
-    told = Path(__file__).read_text()
-    assert all(f'"{code}"' in told for code in explain.CODES if code not in over)
+def test_every_code_of_why_occurs_in_a_test_of_this_file() -> None:
+    """A code that no situation produces has no place in the table. The codes of final states are tested by message."""
+    final = ["failed", "cancelled", "skipped"]
+    tests = Path(__file__).read_text()
+    assert all(f'"{code}"' in tests for code in explain.CODES if code not in final)

@@ -11,7 +11,7 @@ from .vectors import vectors
 
 
 @pytest.mark.parametrize(("pattern", "name", "is_match"), vectors("patterns"))
-def test_a_pattern_matches_as_the_table_says(pattern: str, name: str, is_match: bool) -> None:
+def test_a_pattern_matches_as_the_protocols_table_requires(pattern: str, name: str, is_match: bool) -> None:
     assert compile_pattern(pattern).matches(name) is is_match
     assert matches(pattern, name) is is_match
 
@@ -31,7 +31,7 @@ def test_only_a_star_makes_a_pattern() -> None:
         ("**::" + "*a" * 40, "::".join(["a" * 60] * 40) + "b"),
     ],
 )
-def test_a_hostile_pattern_comes_to_an_end(pattern: str, name: str) -> None:
+def test_a_hostile_pattern_is_matched_in_bounded_time(pattern: str, name: str) -> None:
     """A matcher that tries every way would still be at it when the sun goes out."""
     assert not compile_pattern(pattern).matches(name)
 
@@ -71,7 +71,9 @@ def test_matching_agrees_with_a_regular_expression(globs: list[str], segments: l
         ("a", "a", True),
     ],
 )
-def test_a_pattern_covers_another_if_it_matches_whatever_that_does(wide: str, narrow: str, is_covered: bool) -> None:
+def test_a_pattern_covers_another_if_it_matches_every_path_of_the_other(
+    wide: str, narrow: str, is_covered: bool
+) -> None:
     assert covers(compile_pattern(wide), compile_pattern(narrow)) is is_covered
 
 
@@ -80,7 +82,7 @@ def test_a_pattern_covers_another_if_it_matches_whatever_that_does(wide: str, na
     st.lists(_globs, min_size=1, max_size=4),
     st.lists(_segments, min_size=1, max_size=4),
 )
-def test_what_is_covered_never_matches_alone(wide: list[str], narrow: list[str], path: list[str]) -> None:
+def test_a_covered_pattern_never_matches_alone(wide: list[str], narrow: list[str], path: list[str]) -> None:
     one, other, name = "::".join(wide), "::".join(narrow), "::".join(path)
     if covers(compile_pattern(one), compile_pattern(other)) and matches(other, name):
         assert matches(one, name)

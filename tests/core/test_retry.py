@@ -30,7 +30,7 @@ def test_the_pause_doubles_up_to_its_limit(backoff: BackoffPolicy, attempt: int,
 
 
 @pytest.mark.parametrize(("unit", "pause_ms"), [(0.0, 50), (0.01, 50), (0.25, 1_000), (0.5, 2_000), (0.9999, 3_999)])
-def test_full_jitter_draws_between_nothing_and_the_whole(unit: float, pause_ms: int) -> None:
+def test_full_jitter_draws_between_zero_and_the_whole_pause(unit: float, pause_ms: int) -> None:
     assert delay_ms(BackoffPolicy(), 2, unit) == pause_ms
 
 
@@ -49,7 +49,7 @@ def test_a_pause_is_never_shorter_than_the_floor_nor_longer_than_the_limit(
     assert PAUSE_MIN_MS <= pause_ms <= max(max_ms, PAUSE_MIN_MS)
 
 
-def test_the_same_attempt_draws_the_same_and_others_spread() -> None:
+def test_an_attempt_always_draws_the_same_number_and_attempts_spread_evenly() -> None:
     assert unit_of("u", "charge", 3) == unit_of("u", "charge", 3)
     drawn = sorted(unit_of(f"{task:032x}", "charge", attempt) for task in range(500) for attempt in range(4))
     assert 0 <= drawn[0] < 0.01

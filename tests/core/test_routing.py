@@ -113,13 +113,13 @@ def test_a_steps_selector_replaces_its_rules() -> None:
 @pytest.mark.parametrize(
     ("rules", "says"),
     [
-        ([RuleSettings("a::**", executor="k8s")], "k8s is not an executor here: bus, exec, local, poll"),
-        ([RuleSettings("**", canary=CanarySettings(10, executor="k8s"))], "k8s is not an executor here"),
-        ([RuleSettings("**", shadow=ShadowSettings(executor="k8s"))], "k8s is not an executor here"),
-        ([RuleSettings("**", canary=CanarySettings(10))], "canary: it needs an executor, a worker_selector, or both"),
+        ([RuleSettings("a::**", executor="k8s")], "k8s is not a configured executor: bus, exec, local, poll"),
+        ([RuleSettings("**", canary=CanarySettings(10, executor="k8s"))], "k8s is not a configured executor"),
+        ([RuleSettings("**", shadow=ShadowSettings(executor="k8s"))], "k8s is not a configured executor"),
+        ([RuleSettings("**", canary=CanarySettings(10))], "canary: set an executor, a worker_selector, or both"),
         ([RuleSettings("a::::b")], "empty segment"),
-        ([RuleSettings("")], "it needs 1 to 512"),
-        ([RuleSettings("a::b**")], "** is a segment of its own"),
+        ([RuleSettings("")], "1 to 512 are allowed"),
+        ([RuleSettings("a::b**")], "** must be a whole segment"),
         ([RuleSettings("**", worker_selector={"a": None})], "worker_selector.a"),
     ],
 )
@@ -132,7 +132,7 @@ def test_rules_that_cannot_be_used_are_refused_by_name(rules: list[RuleSettings]
 
 
 def test_a_default_executor_has_to_be_there() -> None:
-    with pytest.raises(RulesRefused, match=r"default_executor is k8s, which is not an executor here: bus, exec"):
+    with pytest.raises(RulesRefused, match=r"default_executor is k8s, which is not a configured executor: bus, exec"):
         check(ExecutionSettings(default_executor="k8s"), EXECUTORS)
 
 
@@ -146,9 +146,9 @@ def test_a_rule_that_never_matches_is_found_with_the_one_that_hides_it() -> None
     [
         ("*::ml::*", "public::embedded::ml::train", None),
         ("*::ml::train", "public::a::ml::train", "*::ml::train"),
-        ("shop::*", "shop::order::charge", "its * is exactly one segment; shop::** would match"),
-        ("Shop::**", "shop::order::charge", "it differs in upper and lower case"),
-        ("shop::order::chrage", "shop::order::charge", "only its segment chrage differs, where the path has charge"),
+        ("shop::*", "shop::order::charge", "* matches exactly one segment; shop::** would match"),
+        ("Shop::**", "shop::order::charge", "the rule differs in upper and lower case"),
+        ("shop::order::chrage", "shop::order::charge", "only the segment chrage differs: the path has charge"),
         ("order::charge", "shop::order::charge", "the path has more segments"),
     ],
 )

@@ -92,7 +92,7 @@ def compare(path: str, op: Any, value: Any = None) -> Compare:
         ("0", "equals", "zero", True),
     ],
 )
-def test_a_comparison_says(path: str, op: str, value: Any, expected: bool) -> None:
+def test_a_comparison_is_evaluated_as(path: str, op: str, value: Any, expected: bool) -> None:
     assert holds(compare(path, op, value)) is expected
 
 
@@ -101,7 +101,7 @@ def test_a_whole_output_and_its_parts_can_be_compared() -> None:
     assert holds(Compare("result", 0, (), "contains", "total"))
 
 
-def test_a_step_without_an_output_has_nothing_in_it() -> None:
+def test_paths_into_a_missing_output_lead_nowhere() -> None:
     assert not holds(Compare("result", 1, (), "exists"))
     assert not holds(Compare("result", 1, ("total",), "equals", None))
     assert holds(Compare("result", 1, ("total",), "not_exists"))
@@ -118,7 +118,7 @@ def test_a_step_without_an_output_has_nothing_in_it() -> None:
         ("completed", 3, False),
     ],
 )
-def test_an_end_is_asked_for_by_its_name(state: Any, step: int, expected: bool) -> None:
+def test_a_rule_compares_the_end_of_a_dependency(state: Any, step: int, expected: bool) -> None:
     assert holds(DependencyEnded(state, step)) is expected
 
 
@@ -138,11 +138,11 @@ YES, NO = DependencyEnded("completed", 0), DependencyEnded("failed", 0)
         (Nothing((Every((YES, YES)),)), False),
     ],
 )
-def test_trees_combine_what_they_hold(rule: TriggerRule, expected: bool) -> None:
+def test_all_any_and_none_combine_their_rules(rule: TriggerRule, expected: bool) -> None:
     assert holds(rule) is expected
 
 
-def test_a_payload_is_only_opened_when_a_comparison_gets_to_it() -> None:
+def test_a_payload_is_decoded_only_when_a_comparison_needs_it() -> None:
     unreadable = b"\xff"
     assert evaluate(Some((YES, compare("amount", "exists"))), STATES, unreadable, {})
     assert not evaluate(Every((NO, Compare("result", 0, ("x",), "exists"))), STATES, unreadable, {0: unreadable})

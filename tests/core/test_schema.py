@@ -8,11 +8,11 @@ from stepwire_broker.core.definitions import step_reader, workflow, workflow_sch
 from stepwire_broker.definition_files import read_document
 
 from .test_workflow import ORDER, step
-from .test_workflow import test_a_member_means as right_members
+from .test_workflow import test_a_member_is_read_as as right_members
+from .test_workflow import test_a_member_that_is_probably_a_mistake_gives_a_warning as strange
 from .test_workflow import test_a_steps_selector_replaces_its_workflows as right_selectors
 from .test_workflow import test_a_wrong_member_is_named_with_its_remedy as wrong_members
 from .test_workflow import test_a_wrong_workflow_is_named_with_its_remedy as wrong_workflows
-from .test_workflow import test_what_is_allowed_and_strange_is_a_warning as strange
 from .test_workflow import workflow as written
 
 SCHEMA = workflow_schema.workflow_schema()
@@ -61,7 +61,7 @@ WRONG = [
 ]
 
 
-def test_it_is_a_schema() -> None:
+def test_the_workflow_schema_is_a_valid_json_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
@@ -72,12 +72,12 @@ def test_every_member_is_described() -> None:
 
 
 @pytest.mark.parametrize("document", RIGHT, ids=repr)
-def test_what_the_validator_takes_the_schema_takes(document: Any) -> None:
+def test_the_schema_accepts_every_document_that_the_validator_accepts(document: Any) -> None:
     workflow.read_workflow(document)
     VALIDATOR.validate(document)
 
 
 @pytest.mark.parametrize(("document", "problems"), WRONG, ids=lambda value: repr(value)[:80])
-def test_what_is_wrong_by_its_form_the_schema_refuses(document: Any, problems: list[str]) -> None:
+def test_the_schema_refuses_documents_of_the_wrong_form(document: Any, problems: list[str]) -> None:
     if VALIDATOR.is_valid(document):
         assert all(any(words in problem for words in BEYOND_A_SCHEMA) for problem in problems)

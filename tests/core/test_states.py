@@ -23,16 +23,16 @@ from .world import CHAIN, World
 DOCS = Path(__file__).parents[2] / "docs" / "states.md"
 
 
-def test_the_drawing_is_of_today() -> None:
+def test_the_committed_drawing_matches_the_tables() -> None:
     assert DOCS.read_text() == drawing(), "run: python -m stepwire_broker.core.model.states > docs/states.md"
 
 
-def test_the_module_draws_itself() -> None:
+def test_the_states_module_prints_its_drawing() -> None:
     command = [sys.executable, "-m", "stepwire_broker.core.model.states"]
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout == drawing()
 
 
-def test_what_is_final_is_left_only_by_an_operators_word() -> None:
+def test_a_final_state_is_left_only_by_an_operators_command() -> None:
     leaving = {(fact, before) for fact, moves in STEP_TRANSITIONS.items() for before in moves if before in STEP_FINAL}
     assert {fact for fact, _ in leaving} == {facts.Reopened}
     leaving_task = {fact for fact, moves in TASK_TRANSITIONS.items() for before in moves if before in TASK_FINAL}
@@ -40,7 +40,7 @@ def test_what_is_final_is_left_only_by_an_operators_word() -> None:
 
 
 @pytest.mark.parametrize("state", StepState)
-def test_every_state_of_a_step_is_reached_and_can_come_to_an_end(state: StepState) -> None:
+def test_every_step_state_can_be_reached_and_leads_to_a_final_state(state: StepState) -> None:
     reached = {StepState.WAITING} | {after for moves in STEP_TRANSITIONS.values() for after in moves.values()}
     assert state in reached
     ends, more = {state}, True
@@ -51,11 +51,11 @@ def test_every_state_of_a_step_is_reached_and_can_come_to_an_end(state: StepStat
     assert ends & STEP_FINAL
 
 
-def test_a_success_never_changes_what_is_final() -> None:
+def test_a_success_never_changes_a_final_step() -> None:
     assert not set(STEP_TRANSITIONS[facts.Completed]) & STEP_FINAL
 
 
-def test_what_the_table_does_not_say_is_a_broken_invariant() -> None:
+def test_a_transition_outside_the_table_is_a_broken_invariant() -> None:
     world = World()
     task = world.state.tasks[world.task(CHAIN)]
     with pytest.raises(KeyError):
@@ -64,7 +64,7 @@ def test_what_the_table_does_not_say_is_a_broken_invariant() -> None:
         apply(task, facts.Resumed(1))
 
 
-def test_every_fact_survives_its_storing() -> None:
+def test_every_fact_is_the_same_after_encoding_and_decoding() -> None:
     told: list[facts.Fact] = [
         facts.Submitted(1, 2, "u" * 32, "running", 2),
         facts.Readied(1, 0),
@@ -102,7 +102,7 @@ def test_every_fact_survives_its_storing() -> None:
         ([[facts.Submitted(1, 1, "u", "running", 2), facts.Readied(1, 9)]], "does not follow"),
     ],
 )
-def test_a_history_that_is_none_is_named(rows: list[list[facts.Fact]], why: str) -> None:
+def test_a_broken_history_is_refused_with_its_reason(rows: list[list[facts.Fact]], why: str) -> None:
     world = World()
     world.apply(CHAIN)
     with pytest.raises(history.CannotReplay, match=why):
@@ -113,7 +113,7 @@ def test_a_history_that_is_none_is_named(rows: list[list[facts.Fact]], why: str)
     ("column", "value"),
     [("state", "ready"), ("delivery", 7), ("output", '{"ok":1234}'), ("reason", "x"), ("worker", None), ("id", 99)],
 )
-def test_a_row_that_its_history_does_not_explain_is_named(column: str, value: object) -> None:
+def test_a_row_that_differs_from_its_history_is_reported(column: str, value: object) -> None:
     world = World()
     task_id = world.task(CHAIN)
     world.hello()

@@ -1,4 +1,4 @@
-"""What clients bring: tasks and workflows, keys, limits, and what of it is live at once."""
+"""Submissions of tasks and workflows: keys, limits, loading and eviction."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def limited(**limits: Any) -> World:
 # -- workflows --------------------------------------------------------------------------------------------------------
 
 
-def test_a_workflow_is_applied_once_and_the_same_again_is_fine() -> None:
+def test_a_workflow_is_applied_once_and_applying_the_same_again_succeeds() -> None:
     world = World()
     first = world.apply(ONE)
     assert first == Applied(1, "default", "flow", "1", created=True)
@@ -45,7 +45,7 @@ def test_the_newest_applied_version_is_the_default_and_applying_an_old_one_again
     assert len(world.states(old)) == 1
 
 
-def test_a_version_that_is_applied_quietly_waits_to_be_activated() -> None:
+def test_a_version_applied_without_activation_waits_to_be_activated() -> None:
     world = World()
     world.apply(ONE)
     world.apply({**CHAIN, "version": "2"}, activate=False)
@@ -145,7 +145,7 @@ def test_numbers_are_reserved_before_they_are_used_up() -> None:
     assert len({i for t in submitted.task_ids for i in (t, t + 1)}) == 40
 
 
-def test_when_the_database_is_far_behind_submissions_are_refused_before_results_are() -> None:
+def test_submissions_are_refused_before_results_when_the_database_is_far_behind() -> None:
     world = limited(uncommitted_bytes=10_000)
     world.apply(ONE)
     world.submit(context=b'"' + b"x" * 100 + b'"')
@@ -163,7 +163,7 @@ def test_when_the_database_is_far_behind_submissions_are_refused_before_results_
 # -- keys -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_key_again_is_the_same_task() -> None:
+def test_a_submission_with_the_same_key_returns_the_same_task() -> None:
     world = World()
     world.apply(ONE)
     first = world.submit(key="k")
@@ -175,7 +175,7 @@ def test_the_same_key_again_is_the_same_task() -> None:
     world.check()
 
 
-def test_the_same_key_with_another_content_is_a_conflict_and_stores_nothing() -> None:
+def test_a_submission_with_the_same_key_and_other_content_is_a_conflict_and_stores_nothing() -> None:
     world = World()
     world.apply(ONE)
     world.submit(key="k")
@@ -187,7 +187,7 @@ def test_the_same_key_with_another_content_is_a_conflict_and_stores_nothing() ->
     world.check()
 
 
-def test_keys_are_of_their_namespace() -> None:
+def test_keys_of_different_namespaces_are_independent() -> None:
     world = World()
     world.apply(ONE)
     world.apply({**ONE, "namespace": "shop"})
@@ -195,7 +195,7 @@ def test_keys_are_of_their_namespace() -> None:
     assert world.submit(key="k", namespace="shop").created == [True]
 
 
-def test_nothing_of_a_task_with_a_key_is_dispatched_before_the_key_is_its_own() -> None:
+def test_a_task_with_a_key_is_dispatched_only_after_it_owns_the_key() -> None:
     world = World(auto=False)
     world.apply(ONE)
     world.settle()
@@ -212,7 +212,7 @@ def test_nothing_of_a_task_with_a_key_is_dispatched_before_the_key_is_its_own() 
     assert len(world.batches()) == 1
 
 
-def test_a_task_that_comes_alone_is_dispatched_in_its_own_commit_and_leaves_after_it() -> None:
+def test_a_task_submitted_alone_is_dispatched_in_its_own_commit_and_sent_after_it() -> None:
     world = World(auto=False)
     world.apply(ONE)
     world.settle()
@@ -225,7 +225,7 @@ def test_a_task_that_comes_alone_is_dispatched_in_its_own_commit_and_leaves_afte
 
 
 @pytest.mark.parametrize("context", [b"{}", b'{"another":"content"}'])
-def test_what_was_decided_of_a_task_alone_is_taken_back_when_its_key_is_an_old_one(context: bytes) -> None:
+def test_decisions_on_a_task_submitted_alone_are_taken_back_when_its_key_is_taken(context: bytes) -> None:
     world = World(auto=False)
     world.apply(ONE)
     world.settle()
@@ -252,7 +252,7 @@ def test_what_was_decided_of_a_task_alone_is_taken_back_when_its_key_is_an_old_o
     world.check()
 
 
-def test_two_with_the_same_key_at_the_same_time_make_one_task() -> None:
+def test_two_simultaneous_submissions_with_the_same_key_make_one_task() -> None:
     world = World(auto=False)
     world.apply(ONE)
     world.settle()
@@ -267,7 +267,7 @@ def test_two_with_the_same_key_at_the_same_time_make_one_task() -> None:
     assert answers[0].task_ids == answers[1].task_ids
 
 
-def test_of_a_batch_those_whose_keys_are_taken_are_left_out() -> None:
+def test_a_batch_leaves_out_the_tasks_whose_keys_are_taken() -> None:
     world = World()
     world.apply(ONE)
     world.hello()
@@ -282,7 +282,7 @@ def test_of_a_batch_those_whose_keys_are_taken_are_left_out() -> None:
     world.check()
 
 
-def test_of_a_batch_with_a_conflict_nothing_is_stored() -> None:
+def test_a_batch_with_a_key_conflict_stores_nothing() -> None:
     world = World()
     world.apply(ONE)
     world.submit(key="k")
@@ -335,7 +335,7 @@ RULED = steps(
         ),
     ],
 )
-def test_rules_decide_when_everything_before_them_is_final(
+def test_a_rule_is_decided_when_all_dependencies_are_final(
     outcomes: dict[str, str], states: dict[str, str], task: str
 ) -> None:
     world = World()
@@ -373,7 +373,7 @@ def test_a_rule_on_values_compares_context_and_outputs() -> None:
     assert world.states(small)["b"] == "skipped"
 
 
-def test_a_step_waits_for_all_it_depends_on_and_is_dispatched_once() -> None:
+def test_a_step_waits_for_all_its_dependencies_and_is_dispatched_once() -> None:
     world = World()
     task_id = world.task(steps({"name": "a"}, {"name": "b"}, {"name": "join", "depends_on": ["a", "b"]}))
     world.hello()
@@ -385,7 +385,7 @@ def test_a_step_waits_for_all_it_depends_on_and_is_dispatched_once() -> None:
     assert len(world.batches()) == 2
 
 
-def test_skipping_goes_down_a_long_chain() -> None:
+def test_a_skipped_step_skips_a_long_chain_of_dependents() -> None:
     chain = [{"name": "s0", "retry_limit": 0}] + [{"name": f"s{i}", "depends_on": [f"s{i - 1}"]} for i in range(1, 500)]
     world = World()
     task_id = world.task(steps(*chain))
@@ -404,7 +404,7 @@ def small_world(**limits: Any) -> World:
     return world
 
 
-def test_what_does_not_fit_into_memory_is_stored_and_comes_when_there_is_room() -> None:
+def test_tasks_that_do_not_fit_into_memory_are_stored_and_loaded_when_there_is_room() -> None:
     world = small_world()
     world.hello(free={})  # it offers the handler, and has no room yet
     submitted = world.submit(count=5)
@@ -431,7 +431,7 @@ def finish_all(world: World, worker: str = W) -> None:
         world.stay(worker, 1_000)
 
 
-def test_a_stored_task_with_a_deadline_runs_before_it() -> None:
+def test_a_stored_task_with_a_deadline_runs_before_its_deadline() -> None:
     world = small_world()
     submitted = world.submit(count=4, deadline_ms=3_600_000)
     world.hello()
@@ -439,7 +439,7 @@ def test_a_stored_task_with_a_deadline_runs_before_it() -> None:
     assert {world.stored(i).state for i in submitted.task_ids} == {"completed"}
 
 
-def test_a_stored_task_whose_deadline_passes_unseen_fails() -> None:
+def test_a_stored_task_whose_deadline_passes_in_the_database_fails() -> None:
     world = small_world()
     submitted = world.submit(count=4, deadline_ms=60_000)
     world.pass_time(130_000)
@@ -448,7 +448,7 @@ def test_a_stored_task_whose_deadline_passes_unseen_fails() -> None:
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_tasks_that_nobody_serves_make_room_for_those_that_somebody_does(paused: bool) -> None:
+def test_tasks_without_a_worker_make_room_for_tasks_with_one(paused: bool) -> None:
     world = small_world()
     world.apply({"name": "other", "steps": [{"name": "only", "handler_class": "nobody"}]})
     if paused:
@@ -475,7 +475,7 @@ def test_tasks_that_nobody_serves_make_room_for_those_that_somebody_does(paused:
     world.check()
 
 
-def test_a_task_that_rests_makes_room_also_when_it_is_bytes_that_are_short() -> None:
+def test_an_idle_task_leaves_memory_when_payload_bytes_are_short() -> None:
     world = limited(active_bytes=600)
     world.apply(ONE)
     resting = world.submit(context=b'"' + b"x" * 700 + b'"').task_ids[0]
@@ -489,7 +489,7 @@ def test_a_task_that_rests_makes_room_also_when_it_is_bytes_that_are_short() -> 
     world.check()
 
 
-def test_a_step_that_left_memory_and_came_back_stands_in_the_queue_once() -> None:
+def test_a_step_that_left_memory_and_was_loaded_again_is_queued_once() -> None:
     world = World()
     task_id = world.task(ONE)
     for _ in range(3):
@@ -505,7 +505,7 @@ def test_a_step_that_left_memory_and_came_back_stands_in_the_queue_once() -> Non
 
 
 @pytest.mark.parametrize("full", [{"max_active_tasks": 1}, {"active_bytes": 1}], ids=["tasks", "bytes"])
-def test_a_held_task_rests_in_the_database_until_somebody_decides(full: dict[str, int]) -> None:
+def test_a_held_task_stays_in_the_database_until_an_operator_resolves_it(full: dict[str, int]) -> None:
     world = limited(**full)
     step = {"name": "only", "handler_class": "h", "delivery_mode": "at_most_once", "deadline_ms": 5_000}
     world.apply({"name": "flow", "steps": [step]})
@@ -523,7 +523,7 @@ def test_a_held_task_rests_in_the_database_until_somebody_decides(full: dict[str
     world.check()
 
 
-def test_a_page_that_cannot_be_read_is_asked_for_again() -> None:
+def test_a_page_that_cannot_be_read_is_read_again() -> None:
     world = small_world()
     world.hello()
     world.submit(count=3)
@@ -539,7 +539,7 @@ def test_a_page_that_cannot_be_read_is_asked_for_again() -> None:
     assert len(world.state.tasks) == 1
 
 
-def test_a_task_that_is_read_before_its_commit_is_heard_of_is_not_taken_twice() -> None:
+def test_a_task_read_before_the_outcome_of_its_commit_arrives_is_not_loaded_twice() -> None:
     world = World(auto=False, answers_reads=False)
     world.apply(ONE)
     world.settle()
@@ -580,7 +580,7 @@ def test_a_group_can_be_written_twice() -> None:
     assert world.stored(task_id).state == "completed"
 
 
-def test_where_nothing_happens_nothing_is_written() -> None:
+def test_an_idle_broker_writes_nothing() -> None:
     world = World()
     world.hello()
     world.stay(W, 10_000)

@@ -74,7 +74,7 @@ def problems_of(document: Any, **options: Any) -> list[str]:
 # -- what it means ----------------------------------------------------------------------------------------------------
 
 
-def test_the_example_of_the_documentation_means_what_it_says() -> None:
+def test_the_documented_example_is_read_as_the_documentation_says() -> None:
     read = read_workflow(read_document(ORDER).value)
     assert (read.namespace, read.name, read.version, read.id) == ("shop", "order_fulfillment", "1.0", 0)
     assert read.by_name == {"validate_order": 0, "process_payment": 1, "ship_order": 2, "refund": 3}
@@ -92,7 +92,7 @@ def test_the_example_of_the_documentation_means_what_it_says() -> None:
     assert read.warnings == ()
 
 
-def test_what_is_not_said_has_its_default() -> None:
+def test_absent_members_have_their_defaults() -> None:
     read = read_workflow({"name": "w", "steps": [{"name": "a", "handler_class": "x"}]})
     only = read.steps[0]
     assert (read.namespace, read.version, read.deadline_ms, read.output) == ("default", "1", None, None)
@@ -142,7 +142,7 @@ def test_what_is_not_said_has_its_default() -> None:
         ({"trigger_rule": {"result": "before", "op": "equals", "value": None}}, "trigger_rule", Compare("result", 0, (), "equals")),
     ],
 )  # fmt: skip
-def test_a_member_means(members: dict[str, Any], field: str, value: Any) -> None:
+def test_a_member_is_read_as(members: dict[str, Any], field: str, value: Any) -> None:
     assert getattr(read_one(**members), field) == value
 
 
@@ -164,7 +164,7 @@ def test_a_steps_selector_replaces_its_workflows(of_workflow: Any, of_step: Any,
     assert read_workflow(json.loads(read.document)) == read
 
 
-def test_a_task_may_have_a_deadline_of_its_own() -> None:
+def test_a_workflow_can_have_a_deadline() -> None:
     assert read_workflow(workflow(step(), deadline="1d")).deadline_ms == 86_400_000
 
 
@@ -307,11 +307,11 @@ def test_a_wrong_workflow_is_named_with_its_remedy(document: Any, problems: list
     assert problems_of(document) == problems
 
 
-def test_a_namespace_may_hold_namespaces() -> None:
+def test_a_namespace_can_have_several_parts() -> None:
     assert read_workflow(workflow(step(), namespace="acme::shop.eu")).namespace == "acme::shop.eu"
 
 
-def test_all_that_is_wrong_is_said_at_once_each_with_its_line() -> None:
+def test_all_problems_are_reported_at_once_each_with_its_line() -> None:
     text = ORDER.replace("retry_limit: 5", "retry_limt: 5").replace(
         "depends_on: [process_payment]", "depends_on: [pay]"
     )
@@ -331,7 +331,7 @@ def test_a_long_cycle_is_shown_in_part() -> None:
     assert problem.endswith("which needs s9, which needs (4990 more), which needs s0")
 
 
-def test_more_problems_than_anybody_reads_are_counted() -> None:
+def test_problems_beyond_the_limit_are_counted() -> None:
     problems = problems_of(workflow(*(step(f"s{i}", retry_limit=-1) for i in range(PROBLEMS_MAX + 23))))
     assert len(problems) == PROBLEMS_MAX + 1
     assert problems[-1] == "and 23 more problems"
@@ -397,7 +397,7 @@ def test_a_wide_fan_out_is_read() -> None:
         ),
     ],
 )
-def test_what_is_allowed_and_strange_is_a_warning(document: Any, warnings: list[str]) -> None:
+def test_a_member_that_is_probably_a_mistake_gives_a_warning(document: Any, warnings: list[str]) -> None:
     assert list(map(str, read_workflow(document).warnings)) == warnings
 
 
@@ -409,7 +409,7 @@ def as_row(read: Workflow) -> StoredWorkflow:
     return StoredWorkflow(42, read.namespace, read.name, read.version, read.digest, document, 0, 1)
 
 
-def test_the_stored_form_says_only_what_differs_from_the_defaults() -> None:
+def test_the_stored_form_leaves_out_the_defaults() -> None:
     read = read_workflow(read_document(ORDER).value)
     assert msgspec.json.decode(read.document)["steps"][1:3] == [
         {
@@ -437,7 +437,7 @@ def test_a_stored_workflow_is_exactly_what_was_applied() -> None:
     assert stored_workflow(as_row(read)) == read.with_id(42)
 
 
-def test_a_stored_workflow_does_not_mind_todays_limits() -> None:
+def test_a_stored_workflow_is_read_whatever_the_limits_are_now() -> None:
     wide = LimitSettings(steps_per_workflow=20_000)
     read = read_workflow(workflow(*(step(f"s{i}") for i in range(15_000))), limits=wide)
     assert stored_workflow(as_row(read)) == read.with_id(42)
@@ -452,7 +452,7 @@ SAME = [
 ]
 
 
-def test_the_same_meaning_has_the_same_digest_however_it_is_written() -> None:
+def test_documents_with_the_same_meaning_have_the_same_digest() -> None:
     assert len({read_workflow(document).digest for document in SAME}) == 1
 
 
@@ -469,11 +469,11 @@ def test_the_same_meaning_has_the_same_digest_however_it_is_written() -> None:
         {"delivery_mode": "at_most_once"},
     ],
 )
-def test_another_meaning_has_another_digest(change: dict[str, Any]) -> None:
+def test_documents_with_different_meanings_have_different_digests(change: dict[str, Any]) -> None:
     assert read_workflow(workflow(step() | change)).digest != read_workflow(SAME[0]).digest
 
 
-def test_the_order_of_members_of_a_handlers_config_is_kept_and_does_not_count() -> None:
+def test_the_order_of_handler_config_members_is_kept_and_does_not_change_the_digest() -> None:
     one = read_workflow(workflow(step(handler_config={"b": 1, "a": {"d": 1, "c": 2}})))
     other = read_workflow(workflow(step(handler_config={"a": {"c": 2, "d": 1}, "b": 1})))
     assert bytes(one.steps[0].handler_config) == b'{"b":1,"a":{"d":1,"c":2}}'
@@ -553,7 +553,9 @@ _members = st.fixed_dictionaries(
     st.lists(_members, min_size=1, max_size=4),
     st.dictionaries(st.text("ab", max_size=1), st.just("context.x"), max_size=1),
 )
-def test_what_is_read_can_be_stored_and_read_again(members: list[dict[str, Any]], output: dict[str, str]) -> None:
+def test_a_workflow_that_is_read_can_be_stored_and_read_again(
+    members: list[dict[str, Any]], output: dict[str, str]
+) -> None:
     steps = [step(f"s{i}", *(f"s{j}" for j in range(i) if (i + j) % 2)) | each for i, each in enumerate(members)]
     read = read_workflow(workflow(*steps, output=output))
     again = stored_workflow(as_row(read))
@@ -573,7 +575,7 @@ _junk = st.recursive(
 
 
 @given(_junk)
-def test_any_document_is_read_or_refused_and_nothing_else(document: Any) -> None:
+def test_any_document_is_either_read_or_refused(document: Any) -> None:
     second = {"name": "b", "handler_class": "x", "depends_on": ["a"], "trigger_rule": document, "input": document}
     for candidate in (document, {"name": "w", "steps": [document]}, workflow(step(), second)):
         try:

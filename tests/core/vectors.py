@@ -1,4 +1,4 @@
-"""The tables that stand with the protocol's vectors."""
+"""The tables among the protocol's vectors."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ FOLDER = Path(__file__).parents[2] / "protocol" / "vectors"
 
 
 def vectors(name: str) -> list[tuple[Any, ...]]:
-    """The rows of a table, each with its members in the order they are written in."""
+    """Return the rows of a table, each with its members in the written order."""
     table = json.loads((FOLDER / f"{name}.json").read_text())
     assert table["format"] == 1
     return [tuple(row.values()) for row in table[name]]

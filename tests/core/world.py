@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from stepwire_broker.core.commit.decision import Complaint, Decision, Read
 from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.core.definitions.workflow import Workflow, read_workflow
 from stepwire_broker.core.intake.routing_rules import KEPT_AS, stored_rules
 from stepwire_broker.core.machine import Machine
@@ -86,18 +87,17 @@ class World:
         rules = stored_rules(self.rows.kept.get(KEPT_AS))
         execution = self.settings.execution
         router = Router(execution, self.executors, bus_is_distributed=self.bus_is_distributed, runtime=rules)
-        self.state = BrokerState(
-            self.settings,
-            identity,
-            {0: seq},
-            ids,
-            self.lease_before_ms,
-            self.now,
+        opened = Opened(
+            deployment=DEPLOYMENT,
+            epoch=epoch,
+            ids=ids,
+            lanes={0: seq},
+            lease_ms_before=self.lease_before_ms,
+            workflows=[],
+            open_tasks=self.rows.open_tasks,
             open_steps=self.rows.open_steps,
-            unloaded_tasks=self.rows.open_tasks,
-            router=router,
-            runtime_rules=rules,
         )
+        self.state = BrokerState.begin(self.settings, identity, opened, self.now, router, rules)
         self.machine = Machine(self.state, list(self.documents.values()))
         self.writing: CommitGroup | None = None
         self.reads: deque[Read] = deque()

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Concatenate, ParamSpec, TypeVar
 
+from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.core.intake.routing_rules import KEPT_AS
 from stepwire_broker.store.lane import Rows
-from stepwire_broker.store.ports import ID_BLOCK, LANE, Opened
+from stepwire_broker.store.ports import ID_BLOCK, LANE
 
 from .pruning import MemoryPruning
 from .queries import MemoryQueries

@@ -123,18 +123,8 @@ class BrokerNode:
             nonce=f"{self.chance.getrandbits(48):012x}",
             host=HOST,
         )
-        self.state = BrokerState(
-            settings,
-            identity,
-            dict(opened.lanes),
-            opened.ids,
-            opened.lease_ms_before or 0,
-            now,
-            open_steps=opened.open_steps,
-            unloaded_tasks=opened.open_tasks,
-            router=world.routes.router(settings, opened.rules),
-            runtime_rules=stored_rules(opened.rules),
-        )
+        router = world.routes.router(settings, opened.rules)
+        self.state = BrokerState.begin(settings, identity, opened, now, router, stored_rules(opened.rules))
         self._count_timers()
         self.machine = Machine(self.state, [(_compiled(row), bool(row.active)) for row in opened.workflows])
         self.reader = claims.Reader(opened.epoch, settings.limits.resident_payload_bytes)

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from stepwire_broker.core.definitions.stored_rows import StoredStep
+from stepwire_broker.core.definitions.stored_rows import Opened, StoredStep
 from stepwire_broker.core.model.commit_group import Parked, TaskNew
 from stepwire_broker.store.lane import Rows, Trouble
-from stepwire_broker.store.ports import Opened
 from stepwire_broker.store.sqlite.database import begin_epoch
 from stepwire_broker.store.sqlite.migrate import migrate
 from stepwire_broker.store.sqlite.queries import SqliteQueries

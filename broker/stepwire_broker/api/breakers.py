@@ -1,4 +1,4 @@
-"""`/v1/breakers`: handlers that failed lately, and what is handed out of them. Only memory knows of these."""
+"""`/v1/breakers`: the breakers and retry budgets of handlers that failed recently. They are kept in memory only."""
 
 from typing import Literal
 
@@ -8,12 +8,13 @@ from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.timestamps import rfc3339, rfc3339_or_none
 
+from . import core_views
 from .http import HttpCall
 from .replies import Reply, encode
 
 
 class RetryBudgetDocument(Struct, frozen=True):
-    """Of the last while: steps that were handed out, and how many of those were retries. `room`: so many may go now."""
+    """Steps started in the current window, and how many of them were retries. `room`: retries that may start now."""
 
     starts: int
     retries: int
@@ -21,8 +22,8 @@ class RetryBudgetDocument(Struct, frozen=True):
 
 
 class BreakerDocument(Struct, frozen=True, kw_only=True):
-    """`forced`: an operator put it so, and it stays so until it is `auto` or the broker ends. `reason` is what failed
-    last, or what the operator said; `cause` what opened it last. `probes`: steps that are out to try the handler."""
+    """`forced`: an operator holds the breaker in this state, until `auto` or the broker's end. `reason`: the last
+    failure, or the operator's reason. `cause`: what opened the breaker last. `probes`: trial steps that are running."""
 
     handler_class: str
     state: Literal["closed", "open", "half_open"]
@@ -40,7 +41,7 @@ class BreakerDocument(Struct, frozen=True, kw_only=True):
 
 
 class BreakerList(Struct, frozen=True):
-    """Handlers that are not in it have not failed lately: their breakers are closed."""
+    """A handler that is not listed has not failed recently: its breaker is closed."""
 
     broker: str
     epoch: int
@@ -51,7 +52,7 @@ async def page(call: HttpCall) -> Reply:
     call.query()
     broker = call.broker
     now = broker.now()
-    guards = sorted(broker.state.guards.by_handler.values(), key=lambda guard: guard.handler_class)
+    guards = sorted(core_views.guards(broker), key=lambda guard: guard.handler_class)
     return Reply(200, encode(BreakerList(broker.broker_id, broker.epoch, [_shown(guard, now) for guard in guards])))
 
 

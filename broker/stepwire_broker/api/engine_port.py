@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from stepwire_broker.bus.wire import WireCounters
+from stepwire_broker.bus.counters import WireCounters
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.explain import Unroutable

@@ -9,13 +9,13 @@ from typing import Any, Final, NamedTuple
 from msgspec import Raw
 from stepwire_protocol.messages import NULL
 
-from stepwire_broker.core.definitions.input_mapping import task_result
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model import reason_codes
 from stepwire_broker.core.model.states import TASK_FINAL, StepState, TaskState
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.store.rows import StepFilter, StepRow, TaskFilter, TaskRecord, TaskRow, WorkflowRow
+from stepwire_broker.store.task_results import result_of
 from stepwire_broker.timestamps import parse_rfc3339, rfc3339, rfc3339_or_none
 
 from .documents import (
@@ -102,57 +102,40 @@ class Explained(NamedTuple):
 
 def small_task(queries: Queries, task_id: int, workflows: Mapping[int, Workflow]) -> Read | None:
     """A task that has ended, or None if more than a little would have to be read."""
-    found = queries.task(task_id, SMALL_BYTES_MAX)
-    if found is None or any(row.output is None and row.output_bytes for row in found.steps):
+    record = queries.task(task_id, SMALL_BYTES_MAX)
+    if record is None or any(row.output is None and row.output_bytes for row in record.steps):
         return None
-    return _read(queries, found, workflows, {})
+    return _read(queries, record, workflows, {})
 
 
 def task(
     queries: Queries, task_id: int, workflows: Mapping[int, Workflow], explained: Mapping[int, Explained]
 ) -> Read | None:
-    found = queries.task(task_id, OUTPUTS_BYTES_MAX)
-    return None if found is None else _read(queries, found, workflows, explained)
+    record = queries.task(task_id, OUTPUTS_BYTES_MAX)
+    return None if record is None else _read(queries, record, workflows, explained)
 
 
 def _read(
     queries: Queries,
-    found: TaskRecord,
+    record: TaskRecord,
     workflows: Mapping[int, Workflow],
     explained: Mapping[int, Explained],
 ) -> Read:
-    result, is_omitted = _result(queries, found, workflows[found.task.workflow_id])
+    result, is_too_large = result_of(queries, record, workflows[record.task.workflow_id], RESULT_BYTES_MAX)
     document = TaskDocument(
-        **_task(found.task),
-        context=raw_or_null(found.context),
-        result=result,
-        result_omitted=is_omitted,
-        steps=[_step_document(row, explained.get(row.id)) for row in found.steps],
+        **_task(record.task),
+        context=raw_or_null(record.context),
+        result=NULL if result is None else Raw(result),
+        result_omitted=is_too_large,
+        steps=[_step_document(row, explained.get(row.id)) for row in record.steps],
     )
-    state = found.task.state
-    is_settled = state in TASK_FINAL or found.task.attention is not None
-    return Read(encode(document), state, is_settled, any(_moved(row, explained.get(row.id)) for row in found.steps))
+    state = record.task.state
+    is_settled = state in TASK_FINAL or record.task.attention is not None
+    return Read(encode(document), state, is_settled, any(_moved(row, explained.get(row.id)) for row in record.steps))
 
 
 def _moved(row: StepRow, explained: Explained | None) -> bool:
     return explained is not None and explained[:3] != (row.state, row.attempt, row.delivery)
-
-
-def _result(queries: Queries, found: TaskRecord, workflow: Workflow) -> tuple[Raw, bool]:
-    """What the task came to, and whether that is too much to be shown."""
-    if found.task.state != TaskState.COMPLETED:
-        return NULL, False
-    last = [workflow.steps[index].name for index in workflow.last]
-    names = set(last) if workflow.output is None else {path[1] for _, path in workflow.output if path[0] != "context"}
-    wanted = [row for row in found.steps if row.name in names]
-    if sum(row.output_bytes for row in wanted) > RESULT_BYTES_MAX:
-        return NULL, True
-    outputs = {row.name: row.output.encode() for row in wanted if row.output is not None}
-    missing = {row.id: row.name for row in wanted if row.output is None and row.output_bytes}
-    if missing:
-        fetched = queries.load_payloads([], list(missing)).outputs
-        outputs |= {missing[step_id]: output for step_id, output in fetched.items()}
-    return Raw(task_result(workflow.output, last, found.context.encode(), outputs)), False
 
 
 def _step_document(row: StepRow, explained: Explained | None = None) -> StepDocument:

@@ -1,24 +1,24 @@
-"""`/v1/route` and `/v1/rules`: where a step goes and why, and the rules, which can be changed while the broker runs."""
+"""`/v1/route`, `/v1/rules` and `/v1/shadows`: where a step goes and why, the rules, and how shadow copies compared."""
 
 from typing import Final
 
 from msgspec import Struct
 from stepwire_protocol import patterns
 
-from stepwire_broker.core.model.targets import Selector, Target
-from stepwire_broker.core.routing.router import RoutingRule, Split, hidden, missing_text, near_miss
+from stepwire_broker.core.model.targets import Target
+from stepwire_broker.core.routing.router import RoutingRule, Split, hidden, near_miss, reason_text
 from stepwire_broker.timestamps import rfc3339
 
-from . import http_problems
+from . import core_views, http_problems
 from .http import HttpCall
 from .replies import Reply, encode
 
 PATH_CHARACTERS_MAX: Final = 1024
-SEGMENTS: Final = 3  # at least: a namespace may itself hold ::
+SEGMENTS_MIN: Final = 3  # a namespace may itself contain ::
 
 
 class AsideDocument(Struct, frozen=True):
-    """Where so many in a hundred tasks go instead (canary), or a copy of their steps goes besides (shadow)."""
+    """A percentage of the tasks goes there instead (canary), or a copy of their steps goes there too (shadow)."""
 
     percent: float
     executor: str | None
@@ -26,9 +26,9 @@ class AsideDocument(Struct, frozen=True):
 
 
 class RuleDocument(Struct, frozen=True, kw_only=True):
-    """The first rule that matches wins. `origin`: it stands in the configuration, or was set while a broker ran.
-    `canary_steps` and `other_steps`: of a rule with a canary, steps handed out on either side since this start of the
-    broker. `hidden_by`: the number of a rule before it that takes all that this one would."""
+    """The first rule that matches wins. `origin`: the configuration, or a command at run time. `canary_steps` and
+    `other_steps`: the number of steps that a rule with a canary sent to each side since the broker started.
+    `hidden_by`: the number of an earlier rule that matches everything that this one matches."""
 
     number: int
     match: str
@@ -43,8 +43,8 @@ class RuleDocument(Struct, frozen=True, kw_only=True):
 
 
 class RuleList(Struct, frozen=True):
-    """What no rule takes goes to `default_executor`; where a step without labels runs says
-    `default_execution_mode`."""
+    """A step that no rule matches goes to `default_executor`. `default_execution_mode` decides where a step without
+    labels runs."""
 
     default_execution_mode: str
     default_executor: str
@@ -64,8 +64,8 @@ class NearDocument(Struct, frozen=True):
 
 
 class RouteDocument(Struct, frozen=True, kw_only=True):
-    """What the dispatcher decides for a step of this path. `reason` says it in a sentence. `nearly`: the first rule
-    that does not match and looks as if it were meant to."""
+    """The dispatcher's decision for a step with this path. `reason` is the decision as a sentence. `nearly`: the first
+    rule that does not match, but is probably meant to."""
 
     path: str
     decided: str
@@ -86,9 +86,9 @@ class DifferenceDocument(Struct, frozen=True):
 
 
 class ShadowDocument(Struct, frozen=True, kw_only=True):
-    """How the copies of one rule and handler compared with the steps themselves, since this broker's start. `failed`:
-    the copy did, and the step did not; `not_compared`: the step itself failed, or an output was too large; `lost`: no
-    answer in its time; `dropped`: never sent, because nobody had room for it or declared it safe."""
+    """How the copies of one rule and handler compared with their steps since the broker started. `failed`: only the
+    copy failed. `not_compared`: the step failed, or an output was too large. `lost`: the copy got no answer in time.
+    `dropped`: the copy was not sent, because no worker that declares the handler safe for copies had room."""
 
     match: str
     handler_class: str
@@ -112,29 +112,19 @@ class ShadowList(Struct, frozen=True):
 async def route(call: HttpCall) -> Reply:
     members = call.query("path", "worker_selector")
     path = members.get("path", "")
-    if len(path) > PATH_CHARACTERS_MAX or path.count(patterns.SEPARATOR) < SEGMENTS - 1 or "" in path.split("::"):
+    if len(path) > PATH_CHARACTERS_MAX or path.count(patterns.SEPARATOR) < SEGMENTS_MIN - 1 or "" in path.split("::"):
         raise http_problems.HttpProblem(
-            400, "bad_query", "`path` has to be namespace::workflow::step", "for instance path=default::order::charge"
+            400,
+            "bad_query",
+            "`path` must be namespace::workflow::step",
+            "send for example path=default::order::charge",
         )
-    router = call.broker.state.router
+    router = core_views.router(call.broker)
     selector = _selector(members.get("worker_selector", ""))
     place = router.route(path, selector)
     before = [] if place.decided == "local" else router.rules[: None if place.rule is None else place.rule.number - 1]
     near = near_miss(before, path)
-    by = "no rule matches" if place.rule is None else f"rule {place.rule.number} ({place.rule.match}) matches first"
-    if place.missing is not None:
-        reason = missing_text(place)
-    elif place.decided == "local":
-        because = "its worker_selector is local" if selector == "local" else "the default_execution_mode is local"
-        reason = f"it runs inside the broker: {because}"
-    else:
-        reason = f"{by}: it goes to {_said(place.target)}"
-        if place.canary is not None and place.rule is not None and place.rule.canary is not None:
-            reason += f", and for {place.rule.canary.percent:g} % of its tasks to {_said(place.canary)}"
-        if place.shadow is not None and place.rule is not None and place.rule.shadow is not None:
-            percent = place.rule.shadow.percent
-            share = "" if percent == 100 else f" for {percent:g} % of its tasks"
-            reason += f"; a copy goes to {_said(place.shadow)}{share}, and is compared"
+    canaries = core_views.canary_steps(call.broker)
     return Reply(
         200,
         encode(
@@ -143,11 +133,11 @@ async def route(call: HttpCall) -> Reply:
                 decided=str(place.decided),
                 executor=place.target.executor or None,
                 worker_selector=dict(place.target.selector),
-                rule=None if place.rule is None else _rule(place.rule, None, call.broker.state.canaries),
+                rule=None if place.rule is None else _rule(place.rule, None, canaries),
                 canary=_target(place.canary),
                 shadow=_target(place.shadow),
                 nearly=None if near is None else NearDocument(near.rule.number, near.rule.match, near.why),
-                reason=reason,
+                reason=reason_text(place, selector),
             )
         ),
     )
@@ -155,9 +145,9 @@ async def route(call: HttpCall) -> Reply:
 
 async def rules(call: HttpCall) -> Reply:
     call.query()
-    router = call.broker.state.router
+    router = core_views.router(call.broker)
     behind = {rule.number: earlier.number for rule, earlier in hidden(router.rules)}
-    canaries = call.broker.state.canaries
+    canaries = core_views.canary_steps(call.broker)
     shown = [_rule(rule, behind.get(rule.number), canaries) for rule in router.rules]
     return Reply(200, encode(RuleList(router.mode, router.default_executor, sorted(router.executors), shown)))
 
@@ -165,7 +155,7 @@ async def rules(call: HttpCall) -> Reply:
 async def shadows(call: HttpCall) -> Reply:
     call.query()
     broker = call.broker
-    found = broker.state.shadows
+    tallies, under_way = core_views.shadows(broker)
     shown = [
         ShadowDocument(
             match=tally.match,
@@ -179,9 +169,9 @@ async def shadows(call: HttpCall) -> Reply:
             dropped=tally.dropped,
             lately=[DifferenceDocument(d.task_id, d.step_id, d.what, rfc3339(d.at_ms)) for d in tally.lately],
         )
-        for tally in found.tallies.values()
+        for tally in tallies
     ]
-    return Reply(200, encode(ShadowList(broker.broker_id, broker.epoch, len(found.by_id), shown)))
+    return Reply(200, encode(ShadowList(broker.broker_id, broker.epoch, under_way, shown)))
 
 
 def _selector(written: str) -> dict[str, str] | str | None:
@@ -192,7 +182,7 @@ def _selector(written: str) -> dict[str, str] | str | None:
     labels = dict(part.partition("=")[::2] for part in written.split(","))
     if any(not key.strip() or "=" not in part for key, part in zip(labels, written.split(","), strict=False)):
         raise http_problems.HttpProblem(
-            400, "bad_query", "`worker_selector` has to be local, or labels", "for instance worker_selector=gpu=true"
+            400, "bad_query", "`worker_selector` must be local, or labels", "send for example worker_selector=gpu=true"
         )
     return {key.strip(): value.strip() for key, value in labels.items()}
 
@@ -219,11 +209,3 @@ def _aside(aside: Split | None) -> AsideDocument | None:
 
 def _target(target: Target | None) -> TargetDocument | None:
     return None if target is None else TargetDocument(target.executor, dict(target.selector))
-
-
-def _said(target: Target) -> str:
-    return f"executor {target.executor}{_labels(' with ', target.selector)}{_labels(' without ', target.without)}"
-
-
-def _labels(how: str, labels: Selector) -> str:
-    return how + ", ".join(f"{key}={value}" for key, value in labels) if labels else ""

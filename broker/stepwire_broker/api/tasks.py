@@ -1,4 +1,4 @@
-"""`/v1/tasks`: submit, look, wait, and give orders."""
+"""`/v1/tasks`: submit tasks, show them, and wait for them."""
 
 import time
 from typing import Final
@@ -11,10 +11,10 @@ from stepwire_broker.core.model.scopes import Scope
 from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.stages import requests
 
-from . import explaining, reading
+from . import core_views, explaining, reading
 from .documents import Created, CreatedBatch
 from .http import HttpCall
-from .http_problems import not_found
+from .http_problems import HttpProblem
 from .replies import Reply, encode
 from .waiting import long_poll
 
@@ -23,7 +23,7 @@ LOOK_AGAIN_S: Final = 5.0
 
 
 async def submit(call: HttpCall) -> Reply:
-    """With `wait_ms`, the answer waits as that of `show` does, and has the task."""
+    """With `wait_ms`, wait like `show`, and answer with the task."""
     limits = call.broker.settings.limits
     wait_ms = call.query("wait_ms").get("wait_ms")
     wait_s = None
@@ -33,19 +33,19 @@ async def submit(call: HttpCall) -> Reply:
     body = await call.body(limits.payload_bytes)
     stored = await _store(call, [requests.read_task(body, limits, _key(call))])
     task_id, created = stored.task_ids[0], stored.created[0]
-    live = call.broker.state.tasks.get(task_id)
+    live = core_views.live_task(call.broker, task_id)
     task: Raw | UnsetType = UNSET
     state: str | None
     if wait_s is not None:
-        found = await _wait(call, task_id, wait_s)
-        state = None if found is None else found.state
-        task = UNSET if found is None else Raw(found.document)
-    elif created and live is not None and live.state is TaskState.RUNNING:
-        state = TaskState.RUNNING  # as it was stored: without a look at the database
+        read = await _wait(call, task_id, wait_s)
+        state = None if read is None else read.state
+        task = UNSET if read is None else Raw(read.document)
+    elif created and live is not None and live.is_running:
+        state = TaskState.RUNNING  # the state that was stored, without reading the database
     else:
         state = await call.broker.read(lambda queries: queries.task_state(task_id))
     if state is None:
-        raise not_found(f"task {task_id} any more", "it ended long ago, and was removed a moment ago")
+        raise HttpProblem(404, "not_found", f"task {task_id} has ended, and its retention time is over")
     return Reply(201 if created else 200, encode(Created(task_id, state, created, task)))
 
 
@@ -58,42 +58,39 @@ async def submit_batch(call: HttpCall) -> Reply:
 
 
 async def show(call: HttpCall) -> Reply:
-    """The task as it is; with `wait_ms`, as it is when it has ended, or hangs on a held step, or the time is over."""
+    """The task now; with `wait_ms`, when it has ended or depends on a held step, at the latest after this time."""
     task_id = call.number("task_id")
     wait_ms = call.query("wait_ms").get("wait_ms")
     if wait_ms is None:
-        found = await explaining.task(call.broker, task_id)
+        read = await explaining.task(call.broker, task_id)
     else:
-        found = await _wait(call, task_id, _wait_s(wait_ms))
-    if found is None:
+        read = await _wait(call, task_id, _wait_s(wait_ms))
+    if read is None:
         raise explaining.no_task(task_id)
-    return Reply(200, found.document)
+    return Reply(200, read.document)
 
 
 async def why(call: HttpCall) -> Reply:
-    """In one sentence: what the task hangs on, or how it ended."""
     task_id = call.number("task_id")
     call.query()
     return Reply(200, encode(await explaining.why_task(call.broker, task_id)))
 
 
 async def step(call: HttpCall) -> Reply:
-    """A step by its name."""
     task_id, name = call.number("task_id"), call.scope["path_params"]["name"]
     call.query()
     return Reply(200, await explaining.step(call.broker, task_id, name))
 
 
 async def why_step(call: HttpCall) -> Reply:
-    """In one sentence: why the step stands where it stands."""
     task_id, name = call.number("task_id"), call.scope["path_params"]["name"]
     call.query()
     return Reply(200, encode(await explaining.why_step(call.broker, task_id, name)))
 
 
 async def page(call: HttpCall) -> Reply:
-    wanted = reading.task_filter(call.query(*reading.TASK_QUERY))
-    return Reply(200, await call.broker.read(reading.tasks, wanted))
+    filters = reading.task_filter(call.query(*reading.TASK_QUERY))
+    return Reply(200, await call.broker.read(reading.tasks, filters))
 
 
 def _wait_s(wait_ms: str) -> float:
@@ -101,23 +98,24 @@ def _wait_s(wait_ms: str) -> float:
 
 
 async def _wait(call: HttpCall, task_id: int, timeout_s: float) -> reading.Read | None:
-    """The broker tells when a task ends that is in its memory. What has ended before, or is another broker's, shows in
-    the database only: so we look there once the broker knows that somebody waits, and again after a while."""
+    """Wait for a task. The core answers when a task in its memory ends. A task that ended before, or that another
+    broker owns, is in the database only: read it after the core has received the command, and again from time to time.
+    """
     until = time.monotonic() + timeout_s
     async with long_poll(call) as client:
-        told = await client.ask(lambda request: AwaitTask(request, task_id), Done)
-        live = call.broker.state.tasks.get(task_id)
-        if live is not None and live.state is TaskState.RUNNING and live.attention is None:
-            is_small = len(live.steps) <= reading.SMALL_STEPS_MAX and live.context_bytes <= reading.SMALL_BYTES_MAX
-            await client.wait(told, min(timeout_s, LOOK_AGAIN_S))
-            if is_small and told.done() and (found := explaining.small_task(call.broker, task_id)) is not None:
-                return found
+        answer = await client.ask(lambda request: AwaitTask(request, task_id), Done)
+        live = core_views.live_task(call.broker, task_id)
+        if live is not None and live.is_running and not live.has_attention:
+            is_small = live.steps <= reading.SMALL_STEPS_MAX and live.context_bytes <= reading.SMALL_BYTES_MAX
+            await client.wait(answer, min(timeout_s, LOOK_AGAIN_S))
+            if is_small and answer.done() and (read := explaining.small_task(call.broker, task_id)) is not None:
+                return read
         while True:
-            found = await explaining.task(call.broker, task_id)
+            read = await explaining.task(call.broker, task_id)
             left_s = until - time.monotonic()
-            if found is None or found.is_settled or left_s <= 0 or call.closing.is_set():
-                return found
-            await client.wait(told, min(left_s, LOOK_AGAIN_S))
+            if read is None or read.is_settled or left_s <= 0 or call.closing.is_set():
+                return read
+            await client.wait(answer, min(left_s, LOOK_AGAIN_S))
 
 
 async def _store(call: HttpCall, tasks: list[NewTask]) -> TasksSubmitted:
@@ -125,6 +123,6 @@ async def _store(call: HttpCall, tasks: list[NewTask]) -> TasksSubmitted:
 
 
 def _key(call: HttpCall) -> str | None:
-    """The Idempotency-Key header; the quotes that its draft standard asks for may be there or not."""
+    """The Idempotency-Key header, with or without the quotes that its draft standard requires."""
     key = call.header(b"idempotency-key")
     return key[1:-1] if key and len(key) > 1 and key[0] == key[-1] == '"' else key

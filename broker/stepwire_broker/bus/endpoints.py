@@ -1,14 +1,12 @@
-"""Where the bus listens: read and check an endpoint before ZeroMQ sees it, and take its ipc path for ourselves.
+"""The endpoints where the bus listens: read and checked before ZeroMQ sees them.
 
-ZeroMQ is too polite here: it binds an ipc path that another broker serves (and steals it), says `No such device` for
-a typing error, and would gladly serve the whole internet. Every refusal names the configuration key and what to do.
+ZeroMQ itself would report `No such device` for a typing error, and would serve the whole internet. Every refusal names
+the configuration key and what to do.
 """
 
-import fcntl
 import ipaddress
 import os
 import socket
-import stat
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
@@ -36,16 +34,16 @@ class Endpoint(NamedTuple):
 
 
 def read_endpoint(key: str, written: str, *, allow_insecure: bool = False) -> Endpoint:
-    """Raises EndpointRefused. Looks up names, touches no file."""
-    transport, found, rest = written.strip().partition("://")
-    reader = _READERS.get(transport) if found and rest else None
+    """Check an endpoint. Raises EndpointRefused. Resolves host names, touches no file."""
+    transport, separator, rest = written.strip().partition("://")
+    reader = _READERS.get(transport) if separator and rest else None
     if reader is None:
         raise EndpointRefused(f"{key} is {written!r}: it needs a form like {_FORMS}")
     return reader(key, written, rest, allow_insecure)
 
 
 def advertised(bound: str, host: str | None) -> str:
-    """Where workers of other hosts find what is bound here. `0.0.0.0` is where one listens, and no place to go to."""
+    """The endpoint that workers of other hosts connect to. `0.0.0.0` is an address to listen on, not to connect to."""
     transport, _, rest = bound.partition("://")
     if transport != "tcp":
         return bound
@@ -66,12 +64,12 @@ def _read_inproc(key: str, written: str, name: str, allow_insecure: bool) -> End
 def _read_ipc(key: str, written: str, path: str, allow_insecure: bool) -> Endpoint:
     if path.startswith("@"):
         raise EndpointRefused(
-            f"{key} is {written!r}: an abstract socket has no permissions, anybody on this host could connect; "
+            f"{key} is {written!r}: an abstract socket has no permissions: every process on this host could connect; "
             "give a path in a private directory"
         )
     if path.endswith("/") or "\0" in path or path == "*":
         raise EndpointRefused(f"{key} is {written!r}: it needs the path of a socket file, like {_FORMS}")
-    # Absolute, so that it can be told to workers that run elsewhere; as written if only that fits.
+    # Absolute, so that workers with another working directory can use it; as written if only that fits.
     absolute = os.path.abspath(path)
     chosen = absolute if len(os.fsencode(absolute)) <= IPC_PATH_BYTES_MAX else path
     if (size := len(os.fsencode(chosen))) > IPC_PATH_BYTES_MAX:
@@ -83,8 +81,8 @@ def _read_ipc(key: str, written: str, path: str, allow_insecure: bool) -> Endpoi
 
 
 def _read_tcp(key: str, written: str, rest: str, allow_insecure: bool) -> Endpoint:
-    host, found, port_text = rest.rpartition(":")
-    if not found or not host or (":" in host and not host.startswith("[")):
+    host, colon, port_text = rest.rpartition(":")
+    if not colon or not host or (":" in host and not host.startswith("[")):
         raise EndpointRefused(f"{key} is {written!r}: it has no port; write tcp://HOST:PORT, like tcp://127.0.0.1:7411")
     port = 0 if port_text == "*" else int(port_text) if port_text.isascii() and port_text.isdigit() else -1
     if not 0 <= port <= PORT_MAX:
@@ -94,14 +92,15 @@ def _read_tcp(key: str, written: str, rest: str, allow_insecure: bool) -> Endpoi
     address, is_loopback, is_ipv6 = _resolve(key, written, host)
     if not is_loopback and not allow_insecure:
         raise EndpointRefused(
-            f"{key} is {written!r}: it can be reached from other hosts, and nothing there would be encrypted or "
-            "checked; listen on 127.0.0.1 or an ipc path, or set bus.allow_insecure: true if this network is yours"
+            f"{key} is {written!r}: it can be reached from other hosts, and no connection would be encrypted or "
+            "authenticated; listen on 127.0.0.1 or an ipc path, or set bus.allow_insecure: true in a private network"
         )
     return Endpoint(key, written, "tcp", f"tcp://{address}:{port or '*'}", None, is_ipv6)
 
 
 def _resolve(key: str, written: str, host: str) -> tuple[str, bool, bool]:
-    """(what to bind, loopback only?, IPv6 socket?). Names are looked up here: what was checked is what is bound."""
+    """(the address to bind, whether it is loopback only, whether it needs IPv6). A name is resolved here, so that the
+    checked address is the bound one."""
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if bare in _ANYWHERE:
         is_ipv6 = bare != "0.0.0.0" and _host_has_ipv6()
@@ -118,10 +117,10 @@ def _resolve(key: str, written: str, host: str) -> tuple[str, bool, bool]:
 
 def _look_up(key: str, written: str, name: str) -> tuple[str, bool, bool]:
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise EndpointRefused(f"{key} is {written!r}: the host {name!r} cannot be found ({error})") from None
-    addresses = {str(entry[4][0]) for entry in found}
+    addresses = {str(entry[4][0]) for entry in entries}
     first = min(addresses, key=lambda address: (":" in address, address))  # clients without IPv6 reach IPv4 only
     return (f"[{first}]" if ":" in first else first), ipaddress.ip_address(first).is_loopback, ":" in first
 
@@ -148,107 +147,3 @@ _READERS: Final[dict[str, Callable[[str, str, str, bool], Endpoint]]] = {
     "ipc": _read_ipc,
     "tcp": _read_tcp,
 }
-
-
-class PathClaim:
-    """The right to serve an ipc path: a lock beside it, kept while we serve, and an eye on whose socket lies there."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        """Makes the directory, takes the lock. Raises EndpointRefused when it is not ours to take."""
-        assert endpoint.path is not None, endpoint
-        self.path = endpoint.path
-        self._key = endpoint.key
-        self._ours: tuple[int, int] | None = None
-        _prepare_directory(self._key, os.path.dirname(self.path) or ".")
-        _refuse_other_files(self._key, self.path)
-        self._lock = self._take_lock()
-
-    def _take_lock(self) -> int:
-        lock_path = self.path + ".lock"
-        while True:
-            try:
-                lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            except OSError as error:
-                raise EndpointRefused(f"{self._key}: {lock_path} cannot be opened: {error.strerror}") from None
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
-                os.close(lock)
-                raise EndpointRefused(
-                    f"{self._key}: another broker (pid {holder or 'unknown'}) serves {self.path}; "
-                    f"stop it, or give this one another path"
-                ) from None
-            except OSError as error:
-                os.close(lock)
-                raise EndpointRefused(f"{self._key}: {lock_path} cannot be locked: {error.strerror}") from None
-            if _identity(lock_path) == _identity_of(os.fstat(lock)):
-                os.ftruncate(lock, 0)
-                os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-                return lock
-            os.close(lock)  # somebody deleted the file between open and lock: what we locked nobody else would see
-
-    def bound(self) -> None:
-        """ZeroMQ has just bound the path: the socket that lies there is ours."""
-        self._ours = _identity(self.path)
-
-    def is_ours(self) -> bool:
-        """Does a connect to the path still reach us? A foreign bind replaces the file, and no error tells anybody."""
-        return self._ours is not None and _identity(self.path) == self._ours
-
-    def release(self) -> None:
-        """The socket file stays, as ZeroMQ leaves it: unlinking could hit a successor's."""
-        os.close(self._lock)
-
-
-def _prepare_directory(key: str, directory: str) -> None:
-    try:
-        found = os.stat(directory)
-    except FileNotFoundError:
-        return _make_directory(key, directory)
-    except OSError as error:
-        raise EndpointRefused(f"{key}: the directory {directory} cannot be used: {error.strerror}") from None
-    if not stat.S_ISDIR(found.st_mode):
-        raise EndpointRefused(f"{key}: {directory} is not a directory")
-    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-        raise EndpointRefused(
-            f"{key}: everybody may write to {directory}, and could put a socket of their own there; chmod 700 it"
-        )
-
-
-def _make_directory(key: str, directory: str) -> None:
-    """Only inside a directory of our own: elsewhere (/run, /var) whoever installs decides owner and mode."""
-    parent = os.path.dirname(os.path.abspath(directory))
-    try:
-        is_ours = os.stat(parent).st_uid == os.geteuid()
-    except OSError:
-        is_ours = False
-    if not is_ours:
-        raise EndpointRefused(f"{key}: the directory {directory} does not exist; make it, owned by this user, mode 700")
-    try:
-        os.mkdir(directory, 0o700)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise EndpointRefused(f"{key}: the directory {directory} cannot be made: {error.strerror}") from None
-
-
-def _refuse_other_files(key: str, path: str) -> None:
-    """Binding deletes what lies at the path: a socket is a stopped broker's, anything else is somebody's file."""
-    try:
-        mode = os.stat(path, follow_symlinks=False).st_mode
-    except OSError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise EndpointRefused(f"{key}: {path} exists and is not a socket; remove it, or give another path")
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    try:
-        return _identity_of(os.stat(path, follow_symlinks=False))
-    except OSError:
-        return None
-
-
-def _identity_of(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino

@@ -14,7 +14,7 @@ from stepwire_protocol.messages import ErrorDetail
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import RESTORED, Step, Task, WorkerSession
 from stepwire_broker.core.model.targets import BUS, LOCAL, POLL, Target
-from stepwire_broker.core.routing.router import NOBODY, Decided, missing_text, path_of
+from stepwire_broker.core.routing.router import NO_EXECUTOR, Decided, missing_text, path_of
 
 from . import takers
 from .guards import allowance
@@ -269,7 +269,7 @@ def _is_changing(state: BrokerState, step: Step, now: Now) -> Why | None:
 
 
 def _has_no_executor(state: BrokerState, step: Step, now: Now) -> Why | None:
-    if state.router.target(step).executor != NOBODY:
+    if state.router.target(step).executor != NO_EXECUTOR:
         return None
     place = state.router.place(step.task.workflow, step.definition.index)
     return Why("no_executor", missing_text(place), step.ready_ms)

@@ -1,4 +1,4 @@
-"""Everything the core knows, and the one way it comes to know more of a task: `record(task, fact)`.
+"""Everything the core knows, and the one way in which a task changes: `record(task, fact)`.
 
 The packages above this module (intake, workers, dispatch, progress, loading) hold the policies,
 as functions over this state.
@@ -7,7 +7,7 @@ as functions over this state.
 from collections import OrderedDict
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 from stepwire_protocol.messages import Endpoints
 
 from stepwire_broker.core.model.apply import apply, unlink
@@ -21,6 +21,7 @@ from .commit.loads import AnyLoad
 from .commit.outbox import LaneOwner, LaneState, Outbox, SendAnswer
 from .commit.timers import Timers
 from .definitions.settings import RuleSettings, Settings
+from .definitions.stored_rows import Opened
 from .definitions.workflow import Workflow
 from .guards.guard import Guards
 from .model.answers import Answer, CommandRefused
@@ -34,7 +35,7 @@ from .timer_kinds import AnyTimer
 
 
 class Identity(Struct, frozen=True):
-    """Who this broker is, in this run of it."""
+    """Which broker this is, and which start of it."""
 
     broker: str
     epoch: int
@@ -44,7 +45,7 @@ class Identity(Struct, frozen=True):
 
 
 class CoreCounters(Struct):
-    """What happened since the start, for metrics and tests."""
+    """Counts since the start, for metrics and tests."""
 
     submitted: int = 0
     completed: int = 0
@@ -74,102 +75,136 @@ DEAD_REMEMBERED_MAX: Final = 65_536
 QUIETED_REMEMBERED_MAX: Final = 65_536
 
 
-class BrokerState:
-    def __init__(
-        self,
+class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
+    """Built by `begin`. Only the handlers of events change it."""
+
+    settings: Settings
+    identity: Identity
+    outbox: Outbox
+    timers: Timers[AnyTimer] = field(default_factory=Timers)
+    counters: CoreCounters = field(default_factory=CoreCounters)
+
+    # the turn that is being decided
+    decision: Decision = field(default_factory=Decision)
+    principal: str = ""  # who sent the message that is being handled; "" for every other event
+    undecided_steps: list[Step] = []  # payloads that their rules compare must be fetched first
+
+    # workflows
+    workflows: dict[int, Workflow] = {}
+    versions: dict[tuple[str, str, str], Workflow] = {}
+    active: dict[tuple[str, str], Workflow] = {}
+
+    # tasks in memory
+    tasks: dict[int, Task] = {}
+    steps: dict[int, Step] = {}
+    open_steps: int  # in memory or not
+    resident_bytes: int = 0
+    large: list[tuple[LaneState, int, Step]] = []  # outputs that leave memory once they are committed
+    large_contexts: list[tuple[LaneState, int, Task]] = []
+    ended: OrderedDict[int, int] = field(default_factory=OrderedDict)  # by id: `timeout_ms` of steps that ended lately
+
+    # requests
+    waiters: dict[int, list[int]] = {}  # task id → requests
+    asked: dict[int, int] = {}  # request → task id, of the waiters
+    undecided: dict[int, Any] = {}  # by request: submissions whose keys are not decided yet
+    undecided_workflows: dict[int, ApplyWorkflow] = {}
+    reserved_tasks: int = 0  # of undecided submissions
+
+    # numbers
+    next_id: int
+    last_id: int
+    ids_asked: bool = False
+    reads: int = 0
+    batches: int = 0
+
+    # routing and guards
+    router: Router
+    runtime_rules: tuple[RuleSettings, ...] = ()
+    ready: ReadyQueue
+    offer_cache: dict[Route, list[WorkerSession]] = {}
+    canaries: dict[str, list[int]] = {}  # by match: steps dispatched to the canary, and to the others
+    guards: Guards  # of handlers that fail
+    shadows: Shadows
+
+    # sessions
+    peers: list[Endpoints] = []  # the addresses of brokers, for `welcome`
+    sessions: dict[str, WorkerSession] = {}
+    level0: Level0
+    executors: dict[str, ExecutorState] = {}  # by key, from when they are first seen
+    attached: dict[str, Attached] = {}  # by worker: those of this process
+    dead_k: OrderedDict[str, int] = field(default_factory=OrderedDict)  # by worker: the largest number declared dead
+    quieted: OrderedDict[str, bool] = field(default_factory=OrderedDict)  # by worker that drains: whether it shall quit
+
+    # recovery
+    recovered: dict[str, dict[int, Step]] = {}  # by worker: deliveries of before this start
+    safe_at_mono: int  # from then on no worker holds a lease of before this start
+    safe_is_due: bool = True  # a timer is set for it
+
+    # loading
+    unloaded: int  # open tasks that are only in the database
+    wants: set[str] = set()  # handler classes that tasks in the database wait for
+    loads: dict[int, AnyLoad] = {}
+    fetching: dict[int, list[Step]] = {}
+    page_asked: int | None = None
+    page_after_mono: int = 0
+    waits_for_room: bool = False  # more could be loaded if some of what is in memory ended
+    evict_from: int = 0  # position in `tasks` at which the search for idle tasks goes on
+    evicted: int = 0  # since the ready queue was swept
+    rejected: dict[int, tuple[frozenset[int], str]] = {}  # refused tasks being reloaded: culprits, the database's error
+
+    # the broker itself
+    draining: bool = False
+    stalled: str | None = None
+
+    @classmethod
+    def begin(
+        cls,
         settings: Settings,
         identity: Identity,
-        sequences: dict[int, int],
-        ids: tuple[int, int],
-        lease_ms_before: int,
+        opened: Opened,
         now: Now,
-        open_steps: int = 0,
-        unloaded_tasks: int = 0,
         router: Router | None = None,
         runtime_rules: tuple[RuleSettings, ...] = (),
-    ) -> None:
-        self.settings = settings
-        self.identity = identity
-        self.outbox = Outbox(LaneOwner(identity.broker, identity.epoch), sequences)
-        self.timers: Timers[AnyTimer] = Timers()
-        self.router = router or Router(settings.execution, {BUS, LOCAL}, bus_is_distributed=True)
-        self.runtime_rules = runtime_rules
-        self.ready = ReadyQueue(settings.bus.batch.max_steps, self.router.route_of)
-        self.counters = CoreCounters()
-        self.decision = Decision()
-        # workflows
-        self.workflows: dict[int, Workflow] = {}
-        self.versions: dict[tuple[str, str, str], Workflow] = {}
-        self.active: dict[tuple[str, str], Workflow] = {}
-        # tasks in memory
-        self.tasks: dict[int, Task] = {}
-        self.steps: dict[int, Step] = {}
-        # steps of tasks that ended lately, and their timeout_ms: their results are late
-        self.ended: OrderedDict[int, int] = OrderedDict()
-        self.resident_bytes = 0
-        self.large: list[tuple[LaneState, int, Step]] = []  # outputs to let go once their commit is done
-        self.large_contexts: list[tuple[LaneState, int, Task]] = []
-        self.undecided_steps: list[Step] = []  # their rules compare what has to be fetched first
-        self.open_steps = open_steps  # in memory or not
-        self.waiters: dict[int, list[int]] = {}  # task id → requests
-        self.asked: dict[int, int] = {}  # request → task id, of the waiters
-        # numbers
-        self.next_id, self.last_id = ids
-        self.ids_asked = False
-        self.reads = 0
-        self.batches = 0
-        self.peers: list[Endpoints] = []
-        self.quieted: OrderedDict[str, bool] = OrderedDict()  # workers that get nothing new → are they to quit?
-        # sessions
-        self.sessions: dict[str, WorkerSession] = {}
-        self.executors: dict[str, ExecutorState] = {}  # by key, as they come to our notice
-        self.attached: dict[str, Attached] = {}  # by worker: those of our own process
-        self.dead_k: OrderedDict[str, int] = OrderedDict()  # by worker: the largest number declared dead here
-        self.offer_cache: dict[Route, list[WorkerSession]] = {}
-        self.recovered: dict[str, dict[int, Step]] = {}  # by worker: deliveries of before this start
-        self.safe_at_mono = now.mono + int(1.03 * max(lease_ms_before, settings.bus.lease_ms))
-        self.safe_is_due = True  # a timer stands for it
-        self.level0 = Level0(now.mono, offer_of(settings.bus.level0.handlers))
-        self.guards = Guards(identity.broker, settings.dispatch)  # of handlers that fail
-        self.shadows = Shadows(identity.epoch)
-        self.canaries: dict[str, list[int]] = {}  # by match: steps handed to the canary, and to the others
-        # submissions whose keys are not decided yet
-        self.undecided: dict[int, Any] = {}
-        self.undecided_workflows: dict[int, ApplyWorkflow] = {}
-        # loading
-        self.unloaded = unloaded_tasks
-        self.wants: set[str] = set()
-        self.loads: dict[int, AnyLoad] = {}
-        self.page_asked: int | None = None
-        self.page_after_mono = 0
-        self.waits_for_room = False  # more could be loaded if some of what is in memory ended
-        self.evict_from = 0  # where in `tasks` to go on looking for idle ones
-        self.evicted = 0  # since the ready queue was swept
-        self.fetching: dict[int, list[Step]] = {}
-        # tasks whose rows were refused, until they are in memory as they were: culprits, and what the database said
-        self.rejected: dict[int, tuple[frozenset[int], str]] = {}
-        # the broker itself
-        self.principal = ""  # who sent the message that is being handled; "" for every other event
-        self.draining = False
-        self.stalled: str | None = None
-        self.reserved_tasks = 0
+    ) -> "BrokerState":
+        """The state of a broker that starts now on a database that was found so. No task is in memory yet."""
+        router = router or Router(settings.execution, {BUS, LOCAL}, bus_is_distributed=True)
+        next_id, last_id = opened.ids
+        return cls(
+            settings=settings,
+            identity=identity,
+            outbox=Outbox(LaneOwner(identity.broker, identity.epoch), opened.lanes),
+            open_steps=opened.open_steps,
+            unloaded=opened.open_tasks,
+            next_id=next_id,
+            last_id=last_id,
+            router=router,
+            runtime_rules=runtime_rules,
+            ready=ReadyQueue(settings.bus.batch.max_steps, router.route_of),
+            guards=Guards(identity.broker, settings.dispatch),
+            shadows=Shadows(identity.epoch),
+            level0=Level0(now.mono, offer_of(settings.bus.level0.handlers)),
+            safe_at_mono=now.mono + int(1.03 * max(opened.lease_ms_before, settings.bus.lease_ms)),
+        )
+
+    def __repr__(self) -> str:
+        return f"<the state of broker {self.identity.broker}, epoch {self.identity.epoch}>"
 
     def executor(self, key: str) -> ExecutorState:
-        found = self.executors.get(key)
-        if found is None:
-            found = self.executors[key] = ExecutorState(key, Figures())
-        return found
+        executor = self.executors.get(key)
+        if executor is None:
+            executor = self.executors[key] = ExecutorState(key, Figures())
+        return executor
 
     def route_of(self, step: Step) -> Route:
         return self.router.route_of(step)
 
     def on_the_bus(self, worker: str) -> Attached:
-        """Whoever comes over a bus that is inproc only is in our own process, and so is what runs there."""
+        """Where a worker of the bus belongs. A bus that is only inproc has only workers of this process."""
         is_distributed = self.router.bus_is_distributed
         return Attached(worker, BUS if is_distributed else LOCAL, joins_bus=not is_distributed)
 
     def count_canary(self, step: Step, way: StepRoute) -> None:
-        """It is handed out: on which side of its rule's canary?"""
+        """Count a dispatch on its side of the rule's canary."""
         if way.canary is not None:
             assert way.place.rule is not None
             assert step.route is not None
@@ -180,38 +215,38 @@ class BrokerState:
             counts[step.route.target is not way.canary[0]] += 1
 
     def route_by(self, router: Router) -> None:
-        """From here on steps go by this one; those that were handed out stay where they are."""
+        """Route by this from now on. Steps that were dispatched stay where they are."""
         self.router = router
         self.offer_cache.clear()
-        self.ready.sort_again(router.route_of)
+        self.ready.reroute(router.route_of)
 
     def record(self, task: Task, fact: Fact) -> None:
-        """Apply a fact and have it written: state, history and rows go into the same transaction."""
+        """Apply a fact and mark the task to be written. State, history and rows go into the same transaction."""
         open_before = task.open
         apply(task, fact)
         self.open_steps += task.open - open_before
         task.facts.append(fact)
         if task.evicting:
-            task.evicting = False  # something happens to it: it stays
+            task.evicting = False  # a task to which something happens stays in memory
             task.dirty = True
         self.outbox.mark(task)
 
     def hold_bytes(self, task: Task, more: int) -> None:
-        """This much more (or less) of a task's payloads is in memory."""
+        """Count that much more (or less) of a task's payloads in memory."""
         task.resident_bytes += more
         self.resident_bytes += more
 
     def lane_of_next(self) -> int:
-        """The lane of a new task, for good."""
+        """The lane of the next new task. A task never changes its lane."""
         lanes = self.outbox.lanes
         return self.next_id % len(lanes) if len(lanes) > 1 else next(iter(lanes))
 
     def answer(self, request: int, answer: Answer, about: Task | None = None, *, awaits: bool = False) -> None:
-        """Answer when all that was decided until now is durable; otherwise if the rows of `about` are refused."""
+        """Answer when all that was decided so far is durable. If the rows of `about` are refused, so is the request."""
         self.outbox.send(SendAnswer(request, answer, about, awaits))
 
     def refuse_now(self, request: int, refused: CommandRefused) -> None:
-        """A refusal that rests on nothing stored must not wait for a commit: the database may be away."""
+        """Refuse a request without waiting for a commit: the refusal depends on nothing stored."""
         self.decision.answers.append(ToRequest(request, refused))
 
     def next_batch_id(self) -> str:
@@ -223,7 +258,7 @@ class BrokerState:
         return self.reads
 
     def drop(self, task: Task) -> None:
-        """It leaves memory: it is over, or it waits in the database."""
+        """Remove a task from memory: it is over, or it waits in the database."""
         self.tasks.pop(task.id, None)
         self.resident_bytes -= task.resident_bytes
         for step in task.steps:

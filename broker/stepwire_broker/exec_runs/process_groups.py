@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from stepwire_protocol import host
-from stepwire_protocol.host import ProcessIdentity
+
+from stepwire_broker.process_state import is_alive
 
 MARK: Final = "STEPWIRE_RUN"  # in the environment of the program and of what it starts
 
@@ -52,7 +53,7 @@ def members(groups: Iterable[ProcessGroup], *, is_kept: bool = False) -> list[Me
         if seen is None:
             continue
         group = by_number.get(seen.group) or by_number.get(seen.session)
-        if group is None or not _is_alive(pid, seen):
+        if group is None or not is_alive(pid, seen):
             continue
         if group.pid not in is_certain:
             first = host.process(group.pid)
@@ -82,18 +83,6 @@ def tell(member: Member, number: signal.Signals) -> None:
 
 def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _is_alive(pid: int, seen: ProcessIdentity) -> bool:
-    """A zombie whose first thread has ended may have others that still work."""
-    if seen.state not in "ZX":
-        return True
-    try:
-        return any(thread != str(pid) for thread in os.listdir(f"/proc/{pid}/task"))
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
 
 
 def _is_marked(pid: int, mark: str) -> bool:

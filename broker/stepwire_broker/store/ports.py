@@ -8,10 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-from msgspec import Struct
-
 from stepwire_broker.core.definitions.settings import DatabaseSettings
-from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
+from stepwire_broker.core.definitions.stored_rows import Opened
 
 from .lane import LaneWriter
 from .queries import Queries
@@ -22,20 +20,6 @@ T = TypeVar("T")
 
 LANE: Final = 0  # the number of the only lane there is today
 ID_BLOCK: Final = 10_000  # the number of task and step ids that a start reserves; unused ids are never used
-
-
-class Opened(Struct, frozen=True):
-    """What the core starts from, as the database had it when it was opened."""
-
-    deployment: str  # 32 hex digits, drawn when the database was created
-    epoch: int  # of this start, and of no other start of any broker on this database
-    ids: tuple[int, int]  # the reserved ids for tasks and steps, first and last
-    lanes: dict[int, int]  # the last committed sequence of each
-    lease_ms_before: int  # the lease that workers may still count on; 0 when no broker ran before
-    workflows: list[StoredWorkflow]
-    open_tasks: int
-    open_steps: int
-    rules: str | None = None  # routing rules that were set at run time, as JSON
 
 
 class Readers(Protocol):

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
-from stepwire_broker.core import state as core_state
-from stepwire_broker.core import timer_kinds
+from stepwire_broker.core import machine, timer_kinds
 from stepwire_broker.core.commit import decision, outbox
 from stepwire_broker.core.dispatch import placement
 from stepwire_broker.core.guards import allowance
@@ -200,11 +199,11 @@ def _takes_over_nothing(plant: Plant) -> None:
 
 
 def _safe_too_soon(plant: Plant) -> None:
-    def begin(original: Any, self: Any, *args: Any, **more: Any) -> None:
-        original(self, *args, **more)
-        self.safe_at_mono = args[5].mono + 50
+    def begin(original: Any, self: Any, state: Any, workflows: Any) -> None:
+        state.safe_at_mono = state.level0.started_mono + 50
+        original(self, state, workflows)
 
-    plant.method(core_state.BrokerState, "__init__", begin)
+    plant.method(machine.Machine, "__init__", begin)
 
 
 def _gap_ignored(plant: Plant) -> None:
@@ -244,7 +243,13 @@ def _eviction_ignored(plant: Plant) -> None:
 
 
 def _once_as_probe(plant: Plant) -> None:
-    plant.function(ready_queue.is_once, lambda _, route: False)
+    def limits(original: Any, state: Any, routes: Any, now: Any) -> Any:
+        barred = state.guards.barred
+        as_if = {r: r._replace(is_at_most_once=False) if r.handler_class in barred else r for r in routes}
+        allowed = original(state, list(as_if.values()), now)
+        return {route: allowed[other] for route, other in as_if.items() if other in allowed}
+
+    plant.function(allowance.limits, limits)
 
 
 def _open_for_ever(plant: Plant) -> None:

@@ -1,10 +1,9 @@
-"""One worker that comes over HTTP: its half of the protocol, which it cannot speak itself.
+"""The worker's half of the protocol for one worker over HTTP, whose client cannot take part in it itself.
 
-To the core it is a worker like any other, with a session, a lease and a credit. It takes what the core gives at once,
-since it lives beside it; what the client has of that is another question. So everything given stays in `held` until
-the client has said what came of it, or has said, in a later call, that it does not have it. That alone is a proof: an
-answer may be on its way for any time. Nothing is ever concluded from silence here: the lease decides on that, in the
-core.
+To the core this is a worker like any other, with a session, a lease and a credit. It accepts at once what the core
+sends, because it runs in the same process. Whether the client has it is another question: a delivery stays in
+`holdings` until the client reports its result, or reports in a later call that it does not have it. Only that report
+is a proof, because an answer may be under way for any time. Silence proves nothing here: the core decides by the lease.
 """
 
 import asyncio
@@ -18,6 +17,7 @@ from stepwire_protocol.messages import (
     Ack,
     Adopt,
     Adopted,
+    AdoptedItem,
     Bye,
     Cancel,
     FromWorker,
@@ -25,12 +25,12 @@ from stepwire_protocol.messages import (
     Heartbeat,
     HeartbeatAck,
     HeldItem,
-    HeldState,
     Hello,
     Item,
     Progress,
     ProgressItem,
     Refuse,
+    RefuseCode,
     Refused,
     Results,
     Start,
@@ -38,27 +38,18 @@ from stepwire_protocol.messages import (
 )
 from stepwire_protocol.polling import CancelledItem, LeaseCall, ResultsCall
 
+from stepwire_broker.api import core_views
 from stepwire_broker.api.engine_port import EnginePort
 
+from .holdings import Holdings
+
 V: Final = limits.PROTOCOL_LEVEL_1
-GIVE_BACK_S: Final = 1.0  # steps that come when no call waits are kept so long for the next one
-HELD_MAX: Final = limits.BATCH_ITEMS_MAX
-ACKED_REMEMBERED_MAX: Final = limits.BATCH_ITEMS_MAX
-NO_BATCH: Final = "none"  # an accept of this says how much is free, and nothing else
-
-_RANK: Final[dict[HeldState, int]] = {"queued": 0, "asking": 1, "running": 2, "done": 3}
-
-
-class LeasedStep(Struct):
-    """A delivery that was given to this worker, and what the client last said of it."""
-
-    state: HeldState
-    since_mono: int
-    is_given: bool = True  # it has been in an answer
+GIVE_BACK_S: Final = 1.0  # steps that arrive while no call waits are kept this long for the next call
+NO_BATCH: Final = "none"  # an accept of this batch announces the credit and nothing else
 
 
 class Starting(Struct, eq=False):
-    """A client waits to be told whether it may start these."""
+    """A client waits for the permission to start these steps."""
 
     waits_for: set[Item]
     answered: "asyncio.Future[None]"
@@ -77,46 +68,38 @@ class PollWorker:
     def __init__(self, id: str, broker: EnginePort) -> None:
         self.id = id
         self.session: str | None = None
-        self.last_n = 0  # of the client's calls for a lease
+        self.last_n = 0  # of the client's lease calls
         self.heard_mono = broker.now().mono
         self.is_leaving = False
         self.quiet = False
         self.quit = False
-        self.held: dict[Item, LeasedStep] = {}
-        self.cancels: dict[Item, CancelledItem] = {}
-        self.batches: dict[str, Steps] = {}  # here, and not in an answer yet
-        self.waiter: asyncio.Future[None] | None = None  # of the call for a lease that waits now
+        self.holdings = Holdings()
+        self.batches: dict[str, Steps] = {}  # received, and not yet part of an answer
+        self.waiter: asyncio.Future[None] | None = None  # of the lease call that waits now
         self._broker = broker
         self._starting: list[Starting] = []
         self._reporting: dict[int, Reporting] = {}
-        self._acked: dict[Item, None] = {}  # a call may have left before the client knew
         self._n = 0
         self._rid = 0
-        self._batch = 0  # the latest: their numbers rise within a session
-        self._is_whole_truth = False  # the client has said in this session what it holds
+        self._batch = 0  # the number of the latest batch: numbers rise within a session
+        self._has_reported_all = False  # the client has reported in this session everything that it holds
 
-    # -- what the client says -----------------------------------------------------------------------------------------
-
-    @property
-    def has_given(self) -> bool:
-        """Is there something that the client was given, and has not said what came of it?"""
-        return any(held.is_given for held in self.held.values())
+    # -- from the client ----------------------------------------------------------------------------------------------
 
     @property
     def is_alive(self) -> bool:
-        """Does the core still know the session? It alone decides when a lease is over."""
-        session = self._broker.state.sessions.get(self.id)
+        """Whether the core still has the session. Only the core decides when a lease is over."""
+        session = core_views.session(self._broker, self.id)
         return session is not None and session.id == self.session
 
     def open(self, k: int, call: LeaseCall) -> bool:
-        """A new session. What the client says it holds moves into it, as far as it is still this worker's."""
+        """Open a new session. What the client holds moves into it, as far as it is still this worker's."""
         broker = self._broker
         self.session = topics.session_id(broker.epoch, k)
-        self.held = {}
-        self.cancels = {}
+        self.holdings.clear()
         self.batches = {}
-        self._is_whole_truth = False
-        self._take(call.holding)
+        self._has_reported_all = False
+        self._update(call.holding)
         hello = Hello(
             v=V,
             worker=self.id,
@@ -136,68 +119,69 @@ class PollWorker:
             pid=call.pid,
             max_message_bytes=call.max_message_bytes,
         )
-        self._say(topics.WORKERS, hello)
+        self._send(hello, topics.WORKERS)
         return self.is_alive
 
     def beat(self, holding: Iterable[HeldItem] = (), free: int | None = None) -> bool:
-        """The client lives, and holds this. What it does not name may be on its way to it. False: the lease is over."""
-        self._take(holding)
-        self._say(
-            topics.WORKERS,
-            Heartbeat(
-                v=V,
-                worker=self.id,
-                n=self._next_n(),
-                sessions={self._broker.broker_id: self.session or ""},
-                free={} if free is None else {self._broker.broker_id: free},
-                holding=self._holding(),
-            ),
+        """Renew the lease. Deliveries that `holding` does not name may be on their way. False: the lease is over."""
+        self._update(holding)
+        heartbeat = Heartbeat(
+            v=V,
+            worker=self.id,
+            n=self._next_n(),
+            sessions={self._broker.broker_id: self.session or ""},
+            free={} if free is None else {self._broker.broker_id: free},
+            holding=self.holdings.report(self._broker.now().mono),
         )
+        self._send(heartbeat, topics.WORKERS)
         return self.is_alive
 
-    def tell_progress(self, items: list[ProgressItem]) -> None:
-        self._tell(Progress(v=V, worker=self.id, session=self.session or "", items=items))
+    def report_progress(self, items: list[ProgressItem]) -> None:
+        self._send(Progress(v=V, worker=self.id, session=self.session or "", items=items))
 
-    def keep_whole(self, holding: list[HeldItem]) -> None:
-        """The client has everything that it was given, but for what is missing here: that never came to it, or it has
-        dropped it. It will not start it, so somebody else may."""
-        self._is_whole_truth = True
-        told = {(step_id, delivery) for step_id, delivery, _, _ in holding}
-        missing = [item for item, held in self.held.items() if held.is_given and item not in told]
-        recovered = self._broker.state.recovered.get(self.id, {})
-        missing += [item for s in recovered.values() if (item := (s.id, s.delivery)) not in told | self.held.keys()]
+    def drop_missing(self, holding: list[HeldItem]) -> None:
+        """`holding` is all that the client has. It never received the rest, or dropped it, and will not start it: the
+        core may send it to another worker."""
+        self._has_reported_all = True
+        reported = {(step_id, delivery) for step_id, delivery, _, _ in holding}
+        missing = self.holdings.missing(reported)
+        recovered = core_views.recovered_items(self._broker, self.id)
+        missing += [item for item in recovered if item not in reported and item not in self.holdings]
         for item in missing:
-            self._forget(item)
-        self._say_unknown(missing)
+            self.holdings.remove(item)
+        self._send_unknown(missing)
 
     def withdraw(self) -> None:
-        """Nobody waits for steps any more. Says nothing of the client's life: it has said nothing either."""
+        """The long poll ended, so offer no capacity. Does not renew the lease: the client sent nothing."""
         if self.is_alive:
-            self._tell(Accept(v=V, worker=self.id, session=self.session or "", batch_id=NO_BATCH, free=0))
+            self._send(Accept(v=V, worker=self.id, session=self.session or "", batch_id=NO_BATCH, free=0))
 
     def take_batch(self, free: int) -> Steps | None:
-        """Steps for an answer that leaves now. A batch that was asked for when there was more room is given back."""
+        """Steps for an answer that is sent now. A batch that has become too large for `free` is given back."""
         for batch_id, steps in list(self.batches.items()):
             if len(steps.steps) > free:
                 self.give_back(batch_id)
                 continue
             del self.batches[batch_id]
-            for item in _items(steps):
-                self.held[item].is_given = True
+            self.holdings.mark_given(_items(steps))
             return steps
         return None
 
     def start(self, items: list[Item]) -> Starting:
         starting = Starting(set(items), asyncio.get_running_loop().create_future(), [], [])
         self._starting.append(starting)
-        self._tell(Start(v=V, worker=self.id, session=self.session or "", items=items))
+        self._send(Start(v=V, worker=self.id, session=self.session or "", items=items))
         return starting
 
+    def stop_starting(self, starting: Starting) -> None:
+        if starting in self._starting:
+            self._starting.remove(starting)
+
     def report(self, call: ResultsCall) -> Reporting:
-        """The ack's number is ours: two clients' results may bear the same one."""
+        """Pass results to the core, under a number of our own: two calls may carry the same one."""
         self._rid += 1
         reporting = self._reporting[self._rid] = Reporting(asyncio.get_running_loop().create_future())
-        self._tell(
+        self._send(
             Results(
                 v=V,
                 worker=self.id,
@@ -211,39 +195,26 @@ class PollWorker:
         )
         return reporting
 
-    def reported(self, call: ResultsCall) -> None:
-        for result in call.results:
-            assert isinstance(result.delivery, int)
-            item = (result.step_id, result.delivery)
-            self._forget(item)
-            self._acked[item] = None
-        while len(self._acked) > ACKED_REMEMBERED_MAX:
-            del self._acked[next(iter(self._acked))]
-
     def leave(self) -> None:
-        """Nothing more for it; the session ends with what it holds."""
+        """Receive no further steps; the session ends when it holds none."""
         self.is_leaving = True
-        self._say(topics.WORKERS, Bye(v=V, worker=self.id, n=self._next_n()))
-
-    def cancelled(self) -> list[CancelledItem]:
-        """What is to stop, or never to start: said again as long as the client may have it."""
-        return list(self.cancels.values())
+        self._send(Bye(v=V, worker=self.id, n=self._next_n()), topics.WORKERS)
 
     def stop_waiting(self) -> None:
-        """The call that waits for steps has waited long enough."""
+        """End the wait of the lease call that waits for steps."""
         waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def break_off(self, why: Exception) -> None:
-        """Nothing more is heard from the core: who waits for its word must ask again, and must not take this for it."""
+    def fail_waiting(self, why: Exception) -> None:
+        """The core sends nothing more to this worker: the calls that wait for its answer fail."""
         starting = [each.answered for each in self._starting]
         for answered in (*starting, *(each.answered for each in self._reporting.values())):
             if not answered.done():
                 answered.set_exception(why)
-                answered.exception()  # known, also when its client has gone
+                answered.exception()  # mark it as retrieved, in case the client has disconnected
 
-    # -- what the core says -------------------------------------------------------------------------------------------
+    # -- from the core ------------------------------------------------------------------------------------------------
 
     def deliver(self, topic: bytes, body: bytes) -> None:
         message = codec.decode_broker(body)
@@ -262,67 +233,63 @@ class PollWorker:
                 if self.quit:
                     self._wake()
             case Go() if message.session == self.session:
-                self._on_started(message.items, None)
+                self._on_started(message.items, is_granted=True)
             case Cancel() if message.session == self.session:
                 self._on_cancel(message)
             case Adopt() if message.session == self.session:
                 self._on_adopt(message)
 
     def _on_steps(self, message: Steps) -> None:
-        """It is here, so it is accepted. One call is answered with it, so there is no credit left."""
+        """Accept the batch. One call is answered with one batch, so no credit is left."""
         session, batch_id = self.session or "", message.batch_id
         number = int(batch_id.rpartition("_")[2])
         if number > self._batch:
             self._batch = number
-            now = self._broker.now().mono
-            for item in _items(message):
-                self.held[item] = LeasedStep("queued", now, False)
+            self.holdings.add(_items(message), self._broker.now().mono)
             self.batches[batch_id] = message
             asyncio.get_running_loop().call_later(GIVE_BACK_S, self.give_back, batch_id)
-        self._tell(Accept(v=V, worker=self.id, session=session, batch_id=batch_id, free=0))
+        self._send(Accept(v=V, worker=self.id, session=session, batch_id=batch_id, free=0))
         self._wake()
 
     def give_back(self, batch_id: str) -> None:
-        """No call came for it, or none that has room: let somebody else run it. It was in no answer, so it is safe."""
+        """No call with room came for this batch: another worker may run it. It was in no answer, so this is safe."""
         message = self.batches.pop(batch_id, None)
         if message is not None:
             self._refuse(batch_id, _items(message), "busy")
 
-    def _refuse(self, batch_id: str, items: list[Item], code: str) -> None:
+    def _refuse(self, batch_id: str, items: list[Item], code: RefuseCode) -> None:
         for item in items:
-            self._forget(item)
-        if self.is_alive:
-            free = self._broker.state.sessions[self.id].free  # as it is: a call may wait
-            self._tell(
+            self.holdings.remove(item)
+        session = core_views.session(self._broker, self.id)
+        if session is not None and session.id == self.session:
+            self._send(
                 Refuse(
                     v=V,
                     worker=self.id,
-                    session=self.session or "",
+                    session=session.id,
                     batch_id=batch_id,
                     items=items,
-                    code=code,  # type: ignore[arg-type]
-                    free=free,
+                    code=code,
+                    free=session.free,  # unchanged, because a call may wait
                 )
             )
 
     def _on_cancel(self, message: Cancel) -> None:
         if message.reason == "not_granted":
-            self._on_started(message.items, message.reason)
+            self._on_started(message.items, is_granted=False)
             return
-        for item in message.items:
-            if item in self.held:
-                self.cancels[item] = (*item, message.reason)
+        self.holdings.cancel(message.items, message.reason)
         for batch_id, batch in list(self.batches.items()):
-            if any(item in self.cancels for item in _items(batch)):
-                del self.batches[batch_id]  # it was in no answer yet, so nobody needs to be asked
+            if any(item in self.holdings.cancels for item in _items(batch)):
+                del self.batches[batch_id]  # it was in no answer yet, so the client cannot have it
                 self._refuse(batch_id, _items(batch), "stale")
 
-    def _on_started(self, items: list[Item], reason: str | None) -> None:
+    def _on_started(self, items: list[Item], *, is_granted: bool) -> None:
         for starting in list(self._starting):
             for item in items:
                 if item in starting.waits_for:
                     starting.waits_for.discard(item)
-                    if reason is None:
+                    if is_granted:
                         starting.granted.append(item)
                     else:
                         starting.refused.append((*item, "not_granted"))
@@ -330,21 +297,12 @@ class PollWorker:
                 self._starting.remove(starting)
                 _answer(starting.answered)
 
-    def give_up(self, starting: Starting) -> None:
-        if starting in self._starting:
-            self._starting.remove(starting)
-
     def _on_adopt(self, message: Adopt) -> None:
-        now = self._broker.now().mono
-        known = [
-            (*item, held.state, max(0, now - held.since_mono))
-            for item in message.items
-            if (held := self.held.get(item))
-        ]
+        known = self.holdings.report(self._broker.now().mono, message.items)
         if known:
-            self._tell(Adopted(v=V, worker=self.id, session=self.session or "", items=known))  # type: ignore[arg-type]
-        if self._is_whole_truth:
-            self._say_unknown([item for item in message.items if item not in self.held])
+            self._send(Adopted(v=V, worker=self.id, session=self.session or "", items=[*known]))
+        if self._has_reported_all:
+            self._send_unknown([item for item in message.items if item not in self.holdings])
 
     def _on_refused(self, message: Refused) -> None:
         if message.rid is None:
@@ -358,32 +316,14 @@ class PollWorker:
 
     # -- helpers ------------------------------------------------------------------------------------------------------
 
-    def _take(self, holding: Iterable[HeldItem]) -> None:
-        """What the client says of what it holds. A heartbeat may have been overtaken: nothing goes backwards."""
-        now = self._broker.now().mono
-        for step_id, delivery, state, age_ms in holding:
-            held = self.held.get((step_id, delivery))
-            if held is None:
-                if len(self.held) < HELD_MAX and (step_id, delivery) not in self._acked:
-                    self.held[step_id, delivery] = LeasedStep(state, now - age_ms)
-            else:
-                held.is_given = True
-                if _RANK[state] > _RANK[held.state]:
-                    held.state = state
-                    held.since_mono = now - age_ms
+    def _update(self, holding: Iterable[HeldItem]) -> None:
+        self.holdings.update(holding, self._broker.now().mono)
 
-    def _holding(self) -> list[HeldItem]:
-        now = self._broker.now().mono
-        return [(*item, held.state, max(0, now - held.since_mono)) for item, held in self.held.items()]
-
-    def _forget(self, item: Item) -> None:
-        self.held.pop(item, None)
-        self.cancels.pop(item, None)
-
-    def _say_unknown(self, items: list[Item]) -> None:
+    def _send_unknown(self, items: list[Item]) -> None:
         for start in range(0, len(items), limits.BATCH_ITEMS_MAX):
-            part = [(*item, "unknown", 0) for item in items[start : start + limits.BATCH_ITEMS_MAX]]
-            self._tell(Adopted(v=V, worker=self.id, session=self.session or "", items=part))  # type: ignore[arg-type]
+            part = items[start : start + limits.BATCH_ITEMS_MAX]
+            unknown: list[AdoptedItem] = [(*item, "unknown", 0) for item in part]
+            self._send(Adopted(v=V, worker=self.id, session=self.session or "", items=unknown))
 
     def _wake(self) -> None:
         if self.waiter is not None:
@@ -393,11 +333,9 @@ class PollWorker:
         self._n += 1
         return self._n
 
-    def _say(self, topic: bytes, message: FromWorker) -> None:
-        self._broker.hear(topic, codec.encode(message))
-
-    def _tell(self, message: FromWorker) -> None:
-        self._say(topics.results_to(self._broker.broker_id), message)
+    def _send(self, message: FromWorker, topic: bytes | None = None) -> None:
+        """To the broker's results topic, unless another one is named."""
+        self._broker.hear(topic or topics.results_to(self._broker.broker_id), codec.encode(message))
 
 
 _ACKED_TOO: Final = frozenset({"wrong_batch", "wrong_sender", "unknown_delivery"})  # an ack follows

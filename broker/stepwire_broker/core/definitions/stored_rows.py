@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from msgspec import Struct
+
 
 class StoredStep(NamedTuple):
     """Columns of steps in the order the loader selects them. `output` is None when it is too large to stay resident."""
@@ -77,3 +79,17 @@ class Payloads(NamedTuple):
 
     contexts: dict[int, bytes]
     outputs: dict[int, bytes]
+
+
+class Opened(Struct, frozen=True):
+    """What the core starts from, as the database had it when it was opened."""
+
+    deployment: str  # 32 hex digits, drawn when the database was created
+    epoch: int  # of this start, and of no other start of any broker on this database
+    ids: tuple[int, int]  # the reserved ids for tasks and steps, first and last
+    lanes: dict[int, int]  # the last committed sequence of each
+    lease_ms_before: int  # the lease that workers may still count on; 0 when no broker ran before
+    workflows: list[StoredWorkflow]
+    open_tasks: int
+    open_steps: int
+    rules: str | None = None  # routing rules that were set at run time, as JSON

@@ -19,7 +19,6 @@ from stepwire_broker.core.model.events import Command, Now
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import RETRY_COUNTED, RETRY_NAMED, Step
 from stepwire_broker.core.model.targets import Route
-from stepwire_broker.core.routing.ready_queue import handler_of, is_held_to_budget, is_once
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import BreakerDue, BudgetDue, GuardSweepDue
 
@@ -68,18 +67,18 @@ def limits(state: BrokerState, routes: Iterable[Route], now: Now) -> dict[Route,
     """Those of these routes of which only so many steps may go, and how many. Those that are not in it are free."""
     guards = state.guards
     barred = guards.barred
-    held = [r for r in routes if (guards.bounds_retries and is_held_to_budget(r)) or handler_of(r) in barred]
+    held = [r for r in routes if (guards.bounds_retries and r.is_held_to_budget) or r.handler_class in barred]
     if not held:
         return _FREE
     found: dict[Route, Allowance] = {}
     retries: dict[str, list[Route]] = {}
     probes: dict[str, Allowance] = {}
     for route in held:
-        handler_class = handler_of(route)
+        handler_class = route.handler_class
         guard = barred.get(handler_class)
         if guard is None:
             retries.setdefault(handler_class, []).append(route)
-        elif is_once(route):
+        elif route.is_at_most_once:
             found[route] = NO_ROOM  # what never starts twice is not what anything is tried with
         else:
             room = guard.breaker.room

@@ -1,4 +1,4 @@
-"""How a task changes: `apply(task, fact)`, and nothing else."""
+"""How a task changes: by `apply(task, fact)` and in no other way."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -33,7 +33,7 @@ from .states import (
 
 
 def unlink(task: Task) -> None:
-    """Break the cycle between a task and its steps, which nobody else would collect."""
+    """Break the reference cycle between a task and its steps: the garbage collector does not track them."""
     task.steps = []
 
 
@@ -41,7 +41,7 @@ _MOVING: Final = frozenset({READY, DISPATCHED, RETRY_WAIT})
 
 
 def apply(task: Task, fact: Fact) -> None:
-    """The only way a task changes. A transition that is not in the table is a broken invariant and raises."""
+    """Change the task by this fact. A transition that is not in the table is a broken invariant and raises."""
     kind: Any = type(fact)
     change = _STEP.get(kind)
     if change is None:
@@ -64,7 +64,7 @@ def apply(task: Task, fact: Fact) -> None:
 
 
 class _Move(Struct, frozen=True):
-    """A transition, and what it does to its task's counts."""
+    """A transition, and how it changes the counts of the task."""
 
     after: StepState
     moving: int
@@ -87,7 +87,7 @@ _MOVES: Final[dict[type[Any], dict[StepState, _Move]]] = {
 
 
 def _left(step: Step) -> None:
-    """The current delivery is no longer the step's: a late success of it is still welcome."""
+    """The current delivery becomes an earlier one. A late success of it still completes the step."""
     assert step.batch_id is not None
     assert step.worker is not None
     delivery = Delivery(step.delivery, step.batch_id, step.worker, step.granted)
@@ -114,7 +114,7 @@ def _dispatched(step: Step, fact: facts.Dispatched) -> None:
     step.started_ms = None
     step.reason = None
     if fact.delivery == 1 and step.deadline_ms is None and step.accept_from == 0:
-        # The hot row says all of it; what `readied` wanted written in the same group is in it.
+        # The short row for dispatches holds all of it, with what `readied` changed in the same group.
         step.dirty = (step.dirty & ~DIRTY_CHANGED) | DIRTY_DISPATCHED
     else:
         step.dirty |= DIRTY_CHANGED
@@ -131,7 +131,7 @@ def _started(step: Step, fact: facts.Started) -> None:
 
 
 def _undelivered(step: Step, fact: facts.Undelivered) -> None:
-    # It keeps its place in the queue: ready_ms stays.
+    # The step keeps its place in the queue: ready_ms stays.
     _left(step)
     step.reason = fact.code
     step.lost_sessions += fact.lost
@@ -164,7 +164,7 @@ def _failed(step: Step, fact: facts.Failed) -> None:
 
 
 def _held(step: Step, fact: facts.Held) -> None:
-    # It keeps its batch_id: a result of this very delivery still decides it.
+    # The step keeps its batch_id: a result of this very delivery can still decide it.
     step.reason = fact.code
     step.dirty |= DIRTY_CHANGED
 
@@ -260,7 +260,7 @@ _TASK: Final[dict[type[facts.TaskFact], Callable[..., None]]] = {
 
 
 def counted(task: Task) -> None:
-    """Set the counts of a task whose steps were just read from somewhere."""
+    """Set the counts of a task whose steps have just been read from the database."""
     task.open = sum(s.state not in STEP_FINAL for s in task.steps)
     task.moving = sum(s.state in _MOVING for s in task.steps)
     task.dispatched = sum(s.state is DISPATCHED for s in task.steps)
@@ -273,5 +273,5 @@ def held(task: Task) -> int:
 
 
 def outputs(task: Task) -> dict[int, bytes]:
-    """The resident outputs of its completed steps, by position."""
+    """The outputs of its completed steps that are in memory, by position."""
     return {s.definition.index: s.output for s in task.steps if s.state is COMPLETED and s.output is not None}

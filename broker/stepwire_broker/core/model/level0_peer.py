@@ -1,7 +1,7 @@
-"""Level-0 peers: handlers without a session, of which only their subscription is known, and what each was handed.
+"""Level-0 peers: handlers without a session, of which only the subscription is known, and the batches they hold.
 
-A peer says nothing of itself. That it is there, what it runs and whether it is well is what we believe, from what we
-gave it and from what came back; these structs are that belief, and level0.py is what is done with it.
+A peer reports nothing about itself. The broker infers what it runs and whether it is well from the batches it was sent
+and the answers that came back. These structs hold what the broker infers.
 """
 
 from collections import OrderedDict
@@ -14,42 +14,42 @@ EXPIRED_REMEMBERED_MAX: Final = 4_096
 
 
 class Level0Peer(Struct, weakref=False, eq=False):
-    """One subscription of `steps`. What is for it begins with its own `to`, and nobody else receives that."""
+    """One subscription of `steps`. Messages for this peer begin with its own `to`, so no other peer receives them."""
 
-    to: str  # <epoch>.<number>, never given twice
-    worker: str  # what its deliveries are recorded under
+    to: str  # <epoch>.<number>, never used twice
+    worker: str  # the name under which its deliveries are recorded
     since_wall: int
     since_mono: int
-    settled_mono: int  # from then on its own PUB can reach us
-    heard_mono: int  # when it last answered; before that, when it came
-    turn: int = 0  # of the hand-overs of all peers: when it last had one
-    holds: dict[str, "Handout"] = {}  # by batch id: handed to it, not answered, and its lease not over
-    doubted: bool = False  # it let a lease expire and has not answered since
+    settled_mono: int  # from then on its own PUB socket can reach this broker
+    heard_mono: int  # when it last answered, or else when it subscribed
+    turn: int = 0  # number of its latest batch, counted over all peers
+    holds: dict[str, "Handout"] = {}  # by batch id: handed out, not answered, and the lease is not over
+    doubted: bool = False  # a lease expired, and it has not answered since
     draining: bool = False
-    gone: bool = False  # its subscription is no more; what it was handed it may still answer
+    gone: bool = False  # its subscription ended; it may still answer the batch it holds
     completed: int = 0
     failed: int = 0
 
 
 class Handout(Struct, weakref=False, eq=False):
-    """One batch, sent once. It is over when all of it is answered, or its lease ends."""
+    """One batch, sent once. It is over when every step of it is answered or its lease ends."""
 
     id: str
-    peer: Level0Peer | None  # None: handed over before this broker started
-    items: list[tuple[int, int]]  # step_id and delivery of what is not answered
+    peer: Level0Peer | None  # None: handed out before this broker started
+    items: list[tuple[int, int]]  # step_id and delivery of the steps that are not answered
     lease_ms: int
     body: bytes = b""
-    due_mono: int = 0  # from its release on: when the lease ends
+    due_mono: int = 0  # when the lease ends; set when the batch is sent
     over: bool = False
 
 
 class Level0(Struct):
-    """All of level 0 that this broker's core knows."""
+    """All that this broker knows of level 0."""
 
     started_mono: int
-    allows: Callable[[str], bool]  # may this handler_class go to level 0?
+    allows: Callable[[str], bool]  # whether this handler_class may go to level 0
     peers: dict[str, Level0Peer] = {}  # by `to`
     handouts: dict[str, Handout] = {}  # by batch id
-    expired: OrderedDict[str, Level0Peer] = OrderedDict()  # by batch id: who let it expire
+    expired: OrderedDict[str, Level0Peer] = OrderedDict()  # by batch id: the peer whose lease expired
     numbered: int = 0
     turns: int = 0

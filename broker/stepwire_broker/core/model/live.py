@@ -1,7 +1,8 @@
 """The objects that the core holds in memory and that refer to one another: tasks, steps, batches and sessions.
 
-They are changed in place, by `apply` only as far as they are stored. Most of them are not tracked by the cyclic
-collector (a large heap would stop the loop for hundreds of milliseconds), so a task that leaves memory is unlinked.
+They are changed in place. Only `apply` changes what is stored of them. Most of them are not tracked by the cyclic
+garbage collector, because scanning a large heap would stop the loop for hundreds of milliseconds. Therefore a task
+that leaves memory is unlinked.
 """
 
 from collections.abc import Callable
@@ -19,23 +20,23 @@ from .figures import Figures
 from .states import STEP_FINAL, WAITING, StepState, TaskState
 from .targets import Route
 
-# What of a step has to be written when the group closes.
+# The parts of a step that must be written when the group closes.
 DIRTY_DISPATCHED: Final = 1
 DIRTY_COMPLETED: Final = 2
 DIRTY_CHANGED: Final = 4
 DIRTY_OUTPUT: Final = 8
 
 
-EARLIER_MAX: Final = 32  # of so many a late result is still taken
-LEVEL0: Final = "level0."  # what such a worker's name begins with; no worker can call itself so
-RETRY_COUNTED: Final = "counted"  # it was handed out, and the budget knows of it
-RETRY_NAMED: Final = "named"  # its handler said when it is to be tried again
-RESTORED: Final = "restored"  # the reason of a step that is held since its database was
+EARLIER_MAX: Final = 32  # earlier deliveries of a step that are remembered, so that a late result of them counts
+LEVEL0: Final = "level0."  # prefix of the names of level-0 peers; no worker can choose such a name
+RETRY_COUNTED: Final = "counted"  # handed out, and counted by the retry budget
+RETRY_NAMED: Final = "named"  # the handler named the time of the next attempt
+RESTORED: Final = "restored"  # the reason of a step that is held because its database was restored from a backup
 STOPPED: Final = "stopped"  # the reason of a step that is held because its worker reported a failure after a cancel
 
 
 class Delivery(NamedTuple):
-    """An earlier hand-over of a step that a late result may still name."""
+    """An earlier delivery of a step, which a late result may still name."""
 
     number: int
     batch_id: str
@@ -44,15 +45,15 @@ class Delivery(NamedTuple):
 
 
 class Step(Struct, gc=False, weakref=False, eq=False):
-    # what is stored
+    # stored
     id: int
     task: "Task"
     position: int  # in its task: facts name the step by it
     definition: StepDefinition
     state: StepState = WAITING
-    attempt: int = 0  # failures charged to it
-    delivery: int = 0  # hand-overs: the fence
-    accept_from: int = 0  # results of earlier deliveries are history, not news
+    attempt: int = 0  # failed attempts
+    delivery: int = 0  # number of the latest delivery: the fence
+    accept_from: int = 0  # results of deliveries before this one no longer count
     batch_id: str | None = None
     worker: str | None = None
     granted: bool = False
@@ -68,24 +69,24 @@ class Step(Struct, gc=False, weakref=False, eq=False):
     key_number: int = 0
     earlier: list[Delivery] | None = None
     handle: str | None = None  # the executor's name of a run that outlives the broker
-    output: bytes | None = None  # None also when it is too large to stay resident
+    output: bytes | None = None  # None also when it is too large to stay in memory
     output_bytes: int = 0
-    # what is only known now
+    # in memory only
     waits: int = 0  # dependencies that are not final
     deadline_mono: int | None = None
     dirty: int = 0
-    queued: bool = False  # stands in the ready queue
-    route: Route | None = None  # where it stands there, or stood when it was handed out
-    session: "WorkerSession | None" = None  # that holds the current delivery
+    queued: bool = False  # is in the ready queue
+    route: Route | None = None  # its route in the ready queue, or the one by which it was dispatched
+    session: "WorkerSession | None" = None  # holds the current delivery
     batch: "StepBatch | None" = None
-    seen: str | None = None  # what the worker last said of it: queued, asking, running, done
-    cancel: CancelReason | None = None  # the worker was told to stop it, for this reason
-    avoid: set[str] | None = None  # workers that gave it back or lost it: only if no other can
-    payload_context: bytes | None = None  # fetched for its next dispatch or for its rule, and let go after it
+    seen: str | None = None  # as the worker last reported it: queued, asking, running, done
+    cancel: CancelReason | None = None  # the reason of the cancel that was sent to its worker
+    avoid: set[str] | None = None  # workers that refused or lost it, and get it only if no other can take it
+    payload_context: bytes | None = None  # fetched for its next dispatch or its rule, and dropped after it
     fetched_outputs: dict[int, bytes] | None = None
     progress: tuple[float, float | None, str | None] | None = None
-    rests_until_ms: int | None = None  # it may leave memory until then, whoever offers its handler
-    retry: str | None = None  # of its next attempt: RETRY_COUNTED, RETRY_NAMED; None: its handler's budget decides
+    rests_until_ms: int | None = None  # it may leave memory until then, even if a worker offers its handler
+    retry: str | None = None  # for its next attempt: RETRY_COUNTED, RETRY_NAMED, or None: the retry budget decides
 
     @property
     def is_final(self) -> bool:
@@ -97,13 +98,12 @@ class Step(Struct, gc=False, weakref=False, eq=False):
 
     @property
     def at_level0(self) -> bool:
-        """Its latest delivery went to a handler without a session: nobody tells that of it, or hears it say, anything
-        but its result."""
+        """Did its latest delivery go to level 0? A level-0 handler receives no cancel, and sends only results."""
         return self.worker is not None and self.worker.startswith(LEVEL0)
 
     @property
     def is_suspect(self) -> bool:
-        """Two sessions died with it: it may be what kills them."""
+        """Two sessions died while they held it, so it may kill workers."""
         return self.lost_sessions >= 2
 
 
@@ -125,35 +125,35 @@ class Task(Struct, gc=False, weakref=False, eq=False):
     finished_ms: int | None = None
     deadline_ms: int | None = None
     steps: list[Step] = []
-    # counts of its steps, kept by apply
+    # counts of its steps, maintained by `apply`
     open: int = 0  # not final
-    moving: int = 0  # ready, dispatched or retry_wait: something can still happen by itself
+    moving: int = 0  # ready, dispatched or retry_wait: these go on without an operator
     dispatched: int = 0
-    # what is only known now
+    # in memory only
     facts: list[Fact] = []  # since the group opened
-    dirty_steps: list[Step] = []  # those whose rows have to be written
-    dirty: bool = False  # its own row has to be written
+    dirty_steps: list[Step] = []  # steps whose rows must be written
+    dirty: bool = False  # its own row must be written
     evicting: bool = False
-    rejected: bool = False  # the database refused its rows: nothing decided on them may be said
+    rejected: bool = False  # the database refused its rows: no send that rests on them may leave
     resident_bytes: int = 0
 
 
 class ExecutorState(Struct, weakref=False, eq=False):
-    """An executor as the core sees it: sessions that bear its key, whoever stands behind them."""
+    """An executor as the core knows it: the sessions that bear its key."""
 
     key: str
     figures: Figures
-    paused_wall: int | None = None  # since when it is handed nothing, if an operator said so
+    paused_wall: int | None = None  # when an operator paused it; None if it is not paused
 
 
 class StepBatch(Struct, gc=False, weakref=False, eq=False):
-    """Steps sent in one message. Sent again, the same bytes, until it is answered or its session is dead."""
+    """Steps sent in one message. The same bytes are resent until the worker answers or its session is dead."""
 
     id: str
     session: "WorkerSession"
     steps: list[Step]
     frame: bytes
-    released: bool = False  # its commit is done and it was sent
+    released: bool = False  # committed and sent
     answered: bool = False
     pause_ms: int = limits.STEPS_RETRANSMIT_MS
     released_mono: int = 0
@@ -179,26 +179,26 @@ class WorkerSession(Struct, weakref=False, eq=False):
     proof: bool
     since_wall: int
     heard_mono: int
-    reported_mono: int  # when it last said what it holds
-    reported_n: int  # and in which message: older ones are late, or came twice
+    reported_mono: int  # when it last reported what it holds
+    reported_n: int  # number of that report: a report with a lower number is late or a duplicate
     topic: bytes
     of: ExecutorState
-    joins_bus: bool = False  # whatever its executor is
+    joins_bus: bool = False  # takes steps of the executor `bus` too, whatever its own executor is
     principal: str = ""  # the identity that opened it; "" while connections are not authenticated
-    free: int = 0  # what the worker last said it could take
-    free_n: int = -1  # and when, in its own counting
-    unanswered: int = 0  # steps sent since, that no accept, refusal or result has answered
-    deliveries: dict[int, Step] = {}  # by step id: what it holds, or what is on the way to it
+    free: int = 0  # how many more steps the worker last said it can take
+    free_n: int = -1  # number of the message with that `free`
+    unanswered: int = 0  # steps sent since then that no accept, refuse or result has answered
+    deliveries: dict[int, Step] = {}  # by step id: held by the worker, or on the way to it
     unanswered_batches: dict[str, StepBatch] = {}
-    unknown: set[str] = set()  # handler classes that it offers and does not know after all
-    is_asked: bool = False  # a timer stands to ask it what it holds
-    asking: set[int] = set()  # deliveries it was asked about and has not said it holds
+    unknown: set[str] = set()  # handler classes that it offers, and of which it refused a step as unknown
+    is_asked: bool = False  # a timer is set that sends an `adopt`
+    asking: set[int] = set()  # steps that the worker is asked about until it reports that it holds them
     draining: bool = False
-    stuck: bool = False  # all it runs is past its time-out: it gets no more
-    muted: bool = False  # it lets steps go unanswered: its heartbeats are not acked any more
-    suspects: int = 0  # steps in it that may be what kills workers: one at a time
+    stuck: bool = False  # every run of it is past its timeout: it gets no more steps
+    muted: bool = False  # it does not answer its batches: its heartbeats are no longer acked
+    suspects: int = 0  # steps it holds that may kill workers: at most one at a time
     dead: bool = False
-    confirmed: bool = False  # it has spoken in this session: so it knows of it, and goes by its lease
+    confirmed: bool = False  # the worker has sent a heartbeat in this session, so it keeps to this lease
     idle_since_mono: int = 0
     completed: int = 0
     failed: int = 0
@@ -209,17 +209,17 @@ class WorkerSession(Struct, weakref=False, eq=False):
 
     @property
     def credit(self) -> int:
-        """How many more steps may be sent now."""
+        """How many more steps may be sent to this worker now."""
         if self.draining or self.stuck or self.muted or self.dead or self.of.paused_wall is not None:
             return 0
         return self.free - self.unanswered
 
     @property
     def share(self) -> float:
-        """The free share of what it can take: whom the next batch goes to."""
+        """The free share of its capacity. The session with the largest share gets the next batch."""
         return (self.free - self.unanswered) / (self.slots + self.prefetch)
 
     @property
     def has_lease(self) -> bool:
-        """Without heartbeats there is no lease: each of its steps needs a grant and has a time of its own."""
+        """A worker without heartbeats has no lease: each of its steps needs a grant and has a time limit of its own."""
         return self.heartbeat_ms > 0

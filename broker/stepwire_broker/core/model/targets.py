@@ -1,4 +1,4 @@
-"""Where a step may go: targets, and the routes that ready steps are queued by."""
+"""Where a step may go: targets, and the routes by which ready steps are queued."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol, TypeAlias

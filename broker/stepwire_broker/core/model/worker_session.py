@@ -1,7 +1,7 @@
-"""A session: what this broker and one worker process agreed, and what of it is under way.
+"""How a session is made from a hello, and the names of workers inside the broker's process.
 
-The broker's side of the lease ends 3 % after the worker's (the worker counts from its send, we from our receipt), so
-when a session is dead here, its worker has started nothing of it for a while.
+The broker's side of a lease ends 3 % after the worker's: the worker counts from its send, the broker from its receipt.
+Therefore the worker of a session that is dead here has already stopped starting steps of it.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,16 +12,17 @@ from stepwire_protocol.messages import Hello
 
 from .live import ExecutorState, WorkerSession
 
-NAME_MAX: Final = 48  # of a worker's id, before its digits
+NAME_MAX: Final = 48  # characters of a worker's id before its digits
 
 
 def own_worker(executor: str, broker: str, epoch: int, number: int) -> str:
-    """The id of a worker inside the broker's process. It tells the epoch, so that the next one knows it for dead."""
+    """The id of a worker inside the broker's process. It contains the epoch, so that the next process of this broker
+    knows that this worker is dead."""
     return f"{executor[: NAME_MAX - 1 - len(broker)]}.{broker}:{epoch:012x}{number:04x}"
 
 
 def died_with(worker: str, broker: str, epoch: int) -> bool:
-    """Was this a worker inside an earlier process of this broker? Others have random digits there."""
+    """Was this a worker inside an earlier process of this broker? Other workers have random digits in their ids."""
     name, _, digits = worker.partition(":")
     return name.endswith(f".{broker}") and int(digits[:12], 16) < epoch
 
@@ -58,7 +59,7 @@ def opened(hello: Hello, k: int, epoch: int, broker: str, of: ExecutorState, mon
 
 
 def offer_of(handlers: Iterable[str]) -> Callable[[str], bool]:
-    """Does any of these names or patterns match a handler_class?"""
+    """A function that tells whether any of these names or patterns matches a handler_class."""
     exact = frozenset(h for h in handlers if "*" not in h)
     globs = [patterns.compile_pattern(h) for h in handlers if "*" in h]
 

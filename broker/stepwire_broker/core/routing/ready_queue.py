@@ -1,8 +1,7 @@
-"""The ready queue: higher priority first, then age; namespaces take turns, so that one's flood starves nobody.
+"""The ready queue: higher priority first, then age. Namespaces take turns, so that none starves the others.
 
-Steps are kept by namespace and route (where they go, and their handler_class), because whole routes are often without
-any worker and must cost nothing then. Entries are not removed when a step leaves `ready` by another way; they are
-passed over when they come up.
+Steps are kept by namespace and route, because whole routes often have no worker and must cost nothing then. The entry
+of a step that leaves `ready` without being dispatched stays here, and is skipped when its turn comes.
 """
 
 from collections import deque
@@ -14,36 +13,22 @@ from stepwire_broker.core.model.live import Step
 from stepwire_broker.core.model.states import READY, TaskState
 from stepwire_broker.core.model.targets import Route
 
-__all__ = ["ReadyQueue", "Route", "handler_of", "is_held_to_budget", "is_once"]
-
-# priority (negated), ready since, step id; the count makes the order total when a task left memory and came back
+# negated priority, ready since, step id; the count makes the order total when a task left memory and came back
 _Entry: TypeAlias = tuple[int, int, int, int, Step]
-
-
-def handler_of(route: Route) -> str:
-    return route.handler_class
-
-
-def is_once(route: Route) -> bool:
-    return route.is_at_most_once
-
-
-def is_held_to_budget(route: Route) -> bool:
-    return route.is_held_to_budget
 
 
 class ReadyQueue:
     def __init__(self, quantum: int, route_of: Callable[[Step], Route]) -> None:
         self._route_of = route_of
-        self.quantum = quantum  # steps a namespace may take before the next one has its turn
+        self.quantum = quantum  # steps of a namespace that leave before the next namespace has its turn
         self._by_namespace: dict[str, dict[Route, list[_Entry]]] = {}
         self._turns: deque[str] = deque()
-        self._left = quantum  # what the namespace at the front may still take
+        self._left = quantum  # steps that the namespace at the front may still take in this turn
         self._puts = 0
         self.count = 0
 
     def put(self, step: Step) -> None:
-        """A step became ready. It must not stand here already."""
+        """Put in a step that became ready, unless it is here already."""
         if step.queued:
             return
         step.queued = True
@@ -66,13 +51,13 @@ class ReadyQueue:
             yield from routes
 
     def count_of(self, servable: Container[Route]) -> int:
-        """About how many stand there of these routes."""
+        """About the number of ready steps of these routes."""
         return sum(
             len(heap) for routes in self._by_namespace.values() for route, heap in routes.items() if route in servable
         )
 
     def next(self, servable: Container[Route]) -> tuple[Route, Step] | None:
-        """The step whose turn it is, among the routes that somebody can serve now. It is taken out."""
+        """Take out the step whose turn it is among these routes. None if there is no such step."""
         for _ in range(len(self._turns) + 1):
             if not self._turns:
                 return None
@@ -93,7 +78,7 @@ class ReadyQueue:
         best: tuple[Route, list[_Entry]] | None = None
         empty: list[Route] = []
         for route, heap in routes.items():
-            while heap and not _stands(heap[0][-1]):
+            while heap and not _is_ready(heap[0][-1]):
                 heap[0][-1].queued = False
                 self.count -= 1
                 heappop(heap)
@@ -112,54 +97,56 @@ class ReadyQueue:
         return route, step
 
     def ahead_of(self, step: Step, look_at_max: int) -> int:
-        """How many of its namespace and route stand before it; of too many to look through, how many there are."""
+        """The number of steps of its namespace and route that leave before it. If there are more than `look_at_max`,
+        the number of all others."""
         heap = self._by_namespace.get(step.task.namespace, {}).get(self._route_of(step), [])
         if len(heap) > look_at_max:
             return len(heap) - 1
         own = (-(step.task.priority + step.definition.priority), step.ready_ms or 0, step.id)
-        return sum(entry[:3] < own and _stands(entry[-1]) for entry in heap)
+        return sum(entry[:3] < own and _is_ready(entry[-1]) for entry in heap)
 
-    def standing(self) -> Iterator[tuple[Route, int, int]]:
-        """By namespace and route: how many steps stand there, and since when the oldest does."""
+    def ready_counts(self) -> Iterator[tuple[Route, int, int]]:
+        """For each namespace and route: the number of ready steps, and since when the oldest is ready."""
         for routes in self._by_namespace.values():
             for route, heap in routes.items():
-                since = [entry[1] for entry in heap if _stands(entry[-1])]
+                since = [entry[1] for entry in heap if _is_ready(entry[-1])]
                 if since:
                     yield route, len(since), min(since)
 
     def oldest(self) -> Iterator[tuple[Route, int, int]]:
-        """By namespace and route: about how many steps stand there, and since when the one whose turn is next does."""
+        """For each namespace and route: about the number of ready steps, and since when the next one is ready."""
         for routes in self._by_namespace.values():
             for route, heap in routes.items():
-                if heap and _stands(heap[0][-1]):
+                if heap and _is_ready(heap[0][-1]):
                     yield route, len(heap), heap[0][1]
 
-    def sort_again(self, route_of: Callable[[Step], Route]) -> None:
-        """Where steps go has changed: each stands in its new route, and keeps its place by priority and age."""
+    def reroute(self, route_of: Callable[[Step], Route]) -> None:
+        """Routing has changed: move each step to its new route. Its place by priority and age stays."""
         self._route_of = route_of
-        standing = [e[-1] for routes in self._by_namespace.values() for heap in routes.values() for e in heap]
+        steps = [e[-1] for routes in self._by_namespace.values() for heap in routes.values() for e in heap]
         self._by_namespace = {}
         self._turns.clear()
         self._left = self.quantum
         self.count = 0
-        for step in standing:
+        for step in steps:
             step.queued = False
-            if _stands(step):
+            if _is_ready(step):
                 self.put(step)
 
     def sweep(self) -> None:
-        """Throw out what has left `ready` by another way, so that a queue nobody serves does not keep it alive."""
+        """Remove the entries of steps that are no longer ready, so that a route without workers does not keep them in
+        memory."""
         for routes in self._by_namespace.values():
             for route, heap in list(routes.items()):
-                kept = [entry for entry in heap if _stands(entry[-1])]
+                kept = [entry for entry in heap if _is_ready(entry[-1])]
                 if len(kept) != len(heap):
                     for entry in heap:
-                        if not _stands(entry[-1]):
+                        if not _is_ready(entry[-1]):
                             entry[-1].queued = False
                     self.count -= len(heap) - len(kept)
                     heapify(kept)
                     routes[route] = kept
 
 
-def _stands(step: Step) -> bool:
+def _is_ready(step: Step) -> bool:
     return step.state is READY and step.task.state is TaskState.RUNNING and bool(step.task.steps)

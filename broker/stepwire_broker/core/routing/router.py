@@ -1,8 +1,8 @@
-"""Where a step runs: which executor, which workers. One pure decision for every way a step can start.
+"""Where a step runs: which executor and which workers. Every way in which a step can start uses this decision.
 
-The dispatcher, `why`, `stepwire route` and the refusal of a submission ask the same `Router`, so nobody is told
-anything but what happens. `decide` says local or distributed; a distributed step takes the first rule that matches its
-path `<namespace>::<workflow>::<step>`, else the default executor.
+The dispatcher, `stepwire why`, `stepwire route` and the refusal of a submission use the same `Router`, so what they
+report is what happens. `decide` chooses between local and distributed. A distributed step goes by the first rule that
+matches its path `<namespace>::<workflow>::<step>`, or else to the default executor.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -22,7 +22,7 @@ from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.live import Step
 from stepwire_broker.core.model.targets import BUS, LOCAL, Route, Selector, Target
 
-NOBODY: Final = ""  # the executor of what has none
+NO_EXECUTOR: Final = ""  # the key of the executor of a step that has none
 
 Mode = Literal["local", "distributed"]
 
@@ -36,8 +36,8 @@ class Decided(StrEnum):
 def decide(
     *, force_local: bool, has_distributed: bool, has_labels: bool, mode: Mode, on_missing: Literal["error", "local"]
 ) -> Decided:
-    """The table. Never silently local: where a step is to be distributed and nobody is there, that is an error, unless
-    the configuration says otherwise."""
+    """Local or distributed. A step that should be distributed and cannot be is an error: it runs locally only if the
+    settings say `on_missing: local`."""
     if force_local:
         return Decided.LOCAL
     if not has_labels and mode == "local":
@@ -48,9 +48,9 @@ def decide(
 
 
 class Split(Struct, frozen=True):
-    """So many of a rule's tasks, and where they go besides or instead."""
+    """A share of a rule's tasks, and where they go instead (canary) or in addition (shadow)."""
 
-    below: int  # of PARTS
+    below: int  # tasks whose part is below this number, of PARTS
     executor: str | None
     selector: Selector
 
@@ -63,47 +63,47 @@ PARTS: Final = 10_000
 
 
 class RoutingRule(Struct, frozen=True, eq=False):
-    number: int  # from 1, as it stands in the list
+    number: int  # its position in the list, from 1
     match: str
-    origin: str  # config | runtime
+    origin: str  # config or runtime
     executor: str | None
     selector: Selector
     canary: Split | None
     shadow: Split | None
-    seed: int  # of `part`
+    seed: int  # for `part`
 
     def part(self, task_id: int) -> int:
-        """Where a task stands among PARTS of this rule: always there, so that its steps stay on one side."""
+        """The part of this task, from 0 to PARTS. It never changes, so all steps of a task go to the same side."""
         return crc32(b"%d" % task_id, self.seed) % PARTS
 
 
 class Destination(Struct, frozen=True, eq=False):
-    """Where one step of a workflow goes, as far as that is the same for every task."""
+    """Where one step of a workflow goes, as far as it is the same for every task."""
 
     decided: Decided
     rule: RoutingRule | None
     target: Target
     canary: Target | None = None
     shadow: Target | None = None
-    missing: str | None = None  # the executor that is not there
+    missing: str | None = None  # the executor that is not configured
 
 
 class StepRoute(Struct, frozen=True, eq=False):
-    """The place of one step of a workflow, and what is asked of it for every task: nothing is made then."""
+    """The destination of one step of a workflow with its routes, made once so that each task only looks them up."""
 
     place: Destination
-    route: Route  # of a first attempt
-    canary: Route | None  # the same, of a canary's tasks
+    route: Route  # for a first attempt
+    canary: Route | None  # the same for tasks of the canary
     canary_below: int  # of PARTS
     is_plain: bool  # neither canary nor shadow
 
 
 class RulesRefused(Exception):
-    """The rules cannot be used. The message says which, and why."""
+    """The rules cannot be used. The message names the rule and the reason."""
 
 
 class Router:
-    """All that is configured of routing, and what follows from it for each step. Made anew when that changes."""
+    """The routing settings, and the destination of each step that follows from them. Replaced when they change."""
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class Router:
         bus_is_distributed: bool,
         runtime: Sequence[RuleSettings] = (),
     ) -> None:
-        """`runtime`: rules that were set while a broker ran. One with the `match` of a configured rule stands in its
-        place, the others come first."""
+        """`runtime`: rules that were set while a broker ran. A rule with the `match` of a configured rule replaces it;
+        the others come first."""
         self.settings = settings
         self.bus_is_distributed = bus_is_distributed
         self.executors = frozenset(executors)
@@ -129,7 +129,7 @@ class Router:
         self._refusals: dict[int, str | None] = {}
 
     def route_of(self, step: Step) -> Route:
-        """Where it stands in the ready queue."""
+        """The route by which the step is queued and dispatched."""
         task = step.task
         way = self.way(task.workflow, step.definition.index)
         route = way.route
@@ -146,7 +146,7 @@ class Router:
         return self.route_of(step).target
 
     def shadow(self, step: Step) -> Target | None:
-        """Where a copy of it goes, if one is to be made."""
+        """Where a copy of the step goes; None if no copy is made."""
         place = self.place(step.task.workflow, step.definition.index)
         if place.shadow is None:
             return None
@@ -182,7 +182,7 @@ class Router:
         )
 
     def route(self, path: str, selector: dict[str, str] | str | None) -> Destination:
-        """The decision for a path and the selector that its step (or its workflow) has."""
+        """The decision for a step path and the worker_selector of its step or workflow."""
         labels = _selector(selector) if isinstance(selector, dict) else ()
         decided = decide(
             force_local=selector == LOCAL,
@@ -194,11 +194,11 @@ class Router:
         if decided is Decided.LOCAL:
             return Destination(decided, None, self._target(LOCAL))
         if decided is Decided.NO_EXECUTOR:
-            return Destination(decided, None, self._target(NOBODY), missing=self.default_executor)
+            return Destination(decided, None, self._target(NO_EXECUTOR), missing=self.default_executor)
         rule = self._first(path)
         executor = self.default_executor if rule is None or rule.executor is None else rule.executor
         if executor not in self.executors:
-            return Destination(Decided.NO_EXECUTOR, rule, self._target(NOBODY), missing=executor)
+            return Destination(Decided.NO_EXECUTOR, rule, self._target(NO_EXECUTOR), missing=executor)
         if rule is None:
             return Destination(decided, None, self._target(executor, labels))
         labels = labels or rule.selector
@@ -206,7 +206,7 @@ class Router:
         if rule.canary is not None and rule.canary.executor in (None, executor):
             own = dict(labels)
             if not set(rule.canary.selector) <= set(labels):
-                # What asks for release=now gets none of release=next anyway.
+                # A step that requires release=now does not go to workers with release=next anyway.
                 is_apart = any(own.get(key, value) != value for key, value in rule.canary.selector)
                 without = () if is_apart else rule.canary.selector
         return Destination(
@@ -218,8 +218,7 @@ class Router:
         )
 
     def refusal(self, workflow: Workflow) -> str | None:
-        """Why no task of this workflow can be accepted: one of its steps has nowhere to go, and never will have while
-        things stand as they do."""
+        """Why no task of this workflow can be accepted: the executor of one of its steps is not configured."""
         if workflow.id not in self._refusals:
             self._refusals[workflow.id] = next(
                 (
@@ -238,12 +237,12 @@ class Router:
         return None
 
     def _aside(self, aside: Split | None, executor: str, labels: Selector) -> Target | None:
-        """Its labels come on top of what the step asks for itself."""
+        """The target of a canary or shadow. Its labels are required in addition to those of the step."""
         if aside is None:
             return None
         own = aside.executor or executor
         if own not in self.executors:
-            return self._target(NOBODY)
+            return self._target(NO_EXECUTOR)
         return self._target(own, tuple(sorted({**dict(labels), **dict(aside.selector)}.items())))
 
     def _target(self, executor: str, selector: Selector = (), without: Selector = ()) -> Target:
@@ -260,25 +259,54 @@ def path_of(namespace: str, workflow: str, step: str) -> str:
 
 def missing_text(place: Destination) -> str:
     if place.rule is None:
-        return "it is to be distributed, and no executor here does that: the bus is inproc only"
+        return "the step must run on a distributed executor and none is configured: the bus is inproc only"
     return f"executor `{place.missing}`, which rule {place.rule.number} ({place.rule.match}) names, is not configured"
+
+
+def reason_text(place: Destination, selector: object) -> str:
+    """Why a step with this worker_selector goes there, in one sentence."""
+    if place.missing is not None:
+        return missing_text(place)
+    if place.decided is Decided.LOCAL:
+        cause = "its worker_selector is local" if selector == LOCAL else "the default_execution_mode is local"
+        return f"it runs inside the broker: {cause}"
+    rule = place.rule
+    if rule is None:
+        return f"no rule matches: it goes to {target_text(place.target)}"
+    text = f"rule {rule.number} ({rule.match}) matches first: it goes to {target_text(place.target)}"
+    if place.canary is not None and rule.canary is not None:
+        text += f", and for {rule.canary.percent:g} % of its tasks to {target_text(place.canary)}"
+    if place.shadow is not None and rule.shadow is not None:
+        share = "" if rule.shadow.percent == 100 else f" for {rule.shadow.percent:g} % of its tasks"
+        text += f"; a copy goes to {target_text(place.shadow)}{share}, and is compared"
+    return text
+
+
+def target_text(target: Target) -> str:
+    labels = f"{_labels_text(' with ', target.selector)}{_labels_text(' without ', target.without)}"
+    return f"executor {target.executor}{labels}"
+
+
+def _labels_text(preposition: str, labels: Selector) -> str:
+    return preposition + ", ".join(f"{key}={value}" for key, value in labels) if labels else ""
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
 
 
 def check(settings: ExecutionSettings, executors: Collection[str]) -> None:
-    """Raises RulesRefused when something names an executor that is not there, or cannot be read."""
+    """Raises RulesRefused when a rule names an executor that is not configured, or cannot be read."""
     names = ", ".join(sorted(executors))
     if settings.default_executor not in executors:
         raise RulesRefused(
-            f"execution.default_executor is {settings.default_executor}, which is not an executor here: {names}"
+            f"execution.default_executor is {settings.default_executor}, which is not a configured executor: {names}"
         )
     for rule in _rules(settings.rules, ()):
         for executor in _named(rule):
             if executor not in executors:
                 raise RulesRefused(
-                    f"execution.rules[{rule.number - 1}] ({rule.match}): {executor} is not an executor here: {names}"
+                    f"execution.rules[{rule.number - 1}] ({rule.match}): {executor} is not a configured executor: "
+                    f"{names}"
                 )
 
 
@@ -289,12 +317,12 @@ def _named(rule: RoutingRule) -> Iterable[str]:
 
 
 def check_rule(written: RuleSettings, executors: Collection[str]) -> None:
-    """The same of one rule that is to be set at run time."""
+    """Raises RulesRefused when this rule, to be set at run time, cannot be used."""
     rule = _read(written, 1, "runtime")
     for executor in _named(rule):
         if executor not in executors:
             names = ", ".join(sorted(executors))
-            raise RulesRefused(f"{executor} is not an executor here: {names}")
+            raise RulesRefused(f"{executor} is not a configured executor: {names}")
 
 
 def _rules(configured: Sequence[RuleSettings], runtime: Sequence[RuleSettings]) -> list[RoutingRule]:
@@ -312,11 +340,11 @@ PATTERN_CHARACTERS_MAX: Final = 512
 def _read(written: RuleSettings, number: int, origin: str) -> RoutingRule:
     where = f"rule {number} ({written.match[:80]})"
     if not 1 <= len(written.match) <= PATTERN_CHARACTERS_MAX:
-        raise RulesRefused(f"rule {number}: match has {len(written.match)} characters, it needs 1 to 512")
+        raise RulesRefused(f"rule {number}: match has {len(written.match)} characters; 1 to 512 are allowed")
     if "" in written.match.split(patterns.SEPARATOR):
-        raise RulesRefused(f"{where}: match has an empty segment; segments are separated by ::, like shop::**::charge")
+        raise RulesRefused(f"{where}: match has an empty segment; separate segments by ::, as in shop::**::charge")
     if any(patterns.ANY in segment != patterns.ANY for segment in written.match.split(patterns.SEPARATOR)):
-        raise RulesRefused(f"{where}: ** is a segment of its own; inside a segment a single * is any run of characters")
+        raise RulesRefused(f"{where}: ** must be a whole segment; inside a segment, * matches any characters")
     return RoutingRule(
         number,
         written.match,
@@ -333,7 +361,7 @@ def _aside(written: CanarySettings | ShadowSettings | None, where: str) -> Split
     if written is None:
         return None
     if written.executor is None and not written.worker_selector:
-        raise RulesRefused(f"{where}: it needs an executor, a worker_selector, or both")
+        raise RulesRefused(f"{where}: set an executor, a worker_selector, or both")
     return Split(round(written.percent * PARTS / 100), written.executor, _labels(written.worker_selector, where))
 
 
@@ -350,15 +378,15 @@ def _selector(labels: dict[str, str]) -> Selector:
 
 
 def hidden(rules: Sequence[RoutingRule]) -> list[tuple[RoutingRule, RoutingRule]]:
-    """Rules that never match, because an earlier one takes all that they would: (the hidden one, who hides it)."""
+    """Rules that never match, because an earlier rule matches every path that they match: (hidden, hiding) pairs."""
     compiled = [patterns.compile_pattern(rule.match) for rule in rules]
-    found = []
+    pairs = []
     for later in range(1, len(rules)):
         for earlier in range(later):
             if patterns.covers(compiled[earlier], compiled[later]):
-                found.append((rules[later], rules[earlier]))
+                pairs.append((rules[later], rules[earlier]))
                 break
-    return found
+    return pairs
 
 
 class NearMiss(NamedTuple):
@@ -367,23 +395,23 @@ class NearMiss(NamedTuple):
 
 
 def near_miss(rules: Sequence[RoutingRule], path: str) -> NearMiss | None:
-    """The first rule that does not match, and looks as if it were meant to."""
+    """The first rule that does not match this path and was probably meant to."""
     for rule in rules:
         if patterns.matches(rule.match, path):
             continue
         segments = rule.match.split(patterns.SEPARATOR)
         if patterns.matches(rule.match.lower(), path.lower()):
-            return NearMiss(rule, "it differs in upper and lower case")
+            return NearMiss(rule, "the rule differs in upper and lower case")
         wider = patterns.SEPARATOR.join(patterns.ANY if segment == "*" else segment for segment in segments)
         if wider != rule.match and patterns.matches(wider, path):
-            return NearMiss(rule, f"its * is exactly one segment; {wider} would match")
+            return NearMiss(rule, f"* matches exactly one segment; {wider} would match")
         if patterns.matches(f"**::{rule.match}::**", path):
             return NearMiss(rule, f"the path has more segments; **::{rule.match}::** would match")
         written = [i for i, segment in enumerate(segments) if segment not in ("*", patterns.ANY)]
         for i in written if len(written) > 1 else ():
             segment = segments[i]
             other = patterns.SEPARATOR.join([*segments[:i], "*", *segments[i + 1 :]])
-            # Another step of the same workflow is no near miss; one that is spelled alike is.
+            # A segment that is spelled alike is a near miss; the name of another step is not.
             if patterns.matches(other, path) and (alike := nearest(segment, path.split("::"))):
-                return NearMiss(rule, f"only its segment {segment} differs, where the path has {alike}")
+                return NearMiss(rule, f"only the segment {segment} differs: the path has {alike}")
     return None

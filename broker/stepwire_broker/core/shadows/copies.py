@@ -1,8 +1,8 @@
-"""Shadows: a copy of a step goes to another executor or to other workers, and what comes back is compared.
+"""Shadows: a copy of a step goes to another executor or to other workers, and the two results are compared.
 
-A shadow is no step: nothing of it is stored, and it changes no state. It goes only to handlers that declare it safe,
-only into slots that nothing real wants, once, after the commit that hands out the real one. What is lost of it is
-counted, and never sent again.
+A shadow is no step: it is not stored, and it changes no state. It goes only to handlers that declare themselves
+`shadow_safe`, and only into slots that no ready step needs. It is sent once, after the commit that dispatches the real
+step. A shadow that is lost is counted and not resent.
 """
 
 from typing import Final
@@ -29,7 +29,8 @@ TALLIES_MAX: Final = 1_000
 
 
 def handed(state: BrokerState, step: Step, request: StepRequest) -> None:
-    """The step is being handed out: to its rule's canary or not; and the first time, is there to be a copy of it?"""
+    """The step is dispatched: count its side of the rule's canary, and note at its first delivery whether a copy is
+    wanted."""
     way = state.router.way(step.task.workflow, step.definition.index)
     if way.is_plain:
         return
@@ -42,7 +43,7 @@ def handed(state: BrokerState, step: Step, request: StepRequest) -> None:
 
 
 def send_wanted(state: BrokerState, now: Now) -> None:
-    """All that is real and could go has gone: what is free now is free for copies."""
+    """Send the wanted copies, now that every real step that could be dispatched has been."""
     wanted, state.shadows.wanted = state.shadows.wanted, []
     for one in wanted:
         _send(state, one, now)
@@ -65,7 +66,7 @@ def _send(state: BrokerState, wanted: WantedCopy, now: Now) -> None:
     session = max(sessions, key=lambda s: (s.share, -s.idle_since_mono))
     shadow = Shadow(shadows.next_id(), step.id, step.task.id, handler_class, tally)
     shadows.by_id[shadow.id] = shadows.of_step[step.id] = shadow
-    session.free -= 1  # until its next word of it
+    session.free -= 1  # until the worker next reports its credit
     request = wanted.request
     copy = structs.replace(
         request,
@@ -82,16 +83,16 @@ def _send(state: BrokerState, wanted: WantedCopy, now: Now) -> None:
 
 
 def on_result(state: BrokerState, result: Result, session: WorkerSession | None, now: Now) -> None:
-    """It is acked like any, and changes nothing."""
+    """The result of a copy. It is acked like any other, and changes no state."""
     shadow = state.shadows.by_id.get(result.step_id)
-    if shadow is None or shadow.said is not None:
+    if shadow is None or shadow.copied is not None:
         state.counters.late_results += 1
         return
     output = bytes(result.output) if result.status == "completed" else None
     if output is None:
         message = "the handler gave no reason" if result.error is None else result.error.message
         output = message[:200].encode()
-    shadow.said = (result.status, output)
+    shadow.copied = (result.status, output)
     _compare(state, shadow, now)
 
 
@@ -103,9 +104,9 @@ def real_ended(state: BrokerState, step: Step, now: Now) -> None:
 
 
 def expire(state: BrokerState, shadow: Shadow, now: Now) -> None:
-    """Its time is over. A step that is still tried again is not waited for."""
+    """The time of this copy is over, even if the real step has not ended yet."""
     if not shadow.over:
-        if shadow.said is None:
+        if shadow.copied is None:
             shadow.tally.lost += 1
         else:
             shadow.tally.not_compared += 1
@@ -113,23 +114,23 @@ def expire(state: BrokerState, shadow: Shadow, now: Now) -> None:
 
 
 def _compare(state: BrokerState, shadow: Shadow, now: Now) -> None:
-    if shadow.said is None or shadow.real is None:
+    if shadow.copied is None or shadow.real is None:
         return
     tally = shadow.tally
-    status, said = shadow.said
+    status, copied = shadow.copied
     real_status, real = shadow.real
-    assert said is not None
+    assert copied is not None
     if real_status != "completed" or real is None:
         tally.not_compared += 1
     elif status != "completed":
         tally.failed += 1
-        _note(shadow, f"failed: {said.decode()}", now)
-    elif said == real:
+        _note(shadow, f"failed: {copied.decode()}", now)
+    elif copied == real:
         tally.equal += 1
-    elif len(said) > COMPARED_BYTES_MAX or len(real) > COMPARED_BYTES_MAX:
+    elif len(copied) > COMPARED_BYTES_MAX or len(real) > COMPARED_BYTES_MAX:
         tally.not_compared += 1
     else:
-        where = difference(msgspec.json.decode(real), msgspec.json.decode(said))
+        where = difference(msgspec.json.decode(real), msgspec.json.decode(copied))
         if where is None:
             tally.equal += 1
         else:

@@ -1,5 +1,6 @@
-"""What is known of shadows: the copies of steps that are under way, and how those before them compared. What is done
-with it is in shadowing.py.
+"""Data of shadows: the copies of steps that are under way, and the counts of how earlier copies compared.
+
+`copies.py` sends and compares them.
 """
 
 from collections import deque
@@ -11,14 +12,14 @@ from stepwire_protocol.messages import StepRequest
 from stepwire_broker.core.model.live import Step
 from stepwire_broker.core.model.targets import Target
 
-FIRST: Final = 1 << 52  # a shadow's number is from here to 2^53, and no step's is
+FIRST: Final = 1 << 52  # ids of shadows are from here to 2^53, and ids of steps are below
 PER_EPOCH: Final = 1 << 32
 EPOCHS: Final = 1 << 20
 DIFFERENCES_KEPT: Final = 20
 
 
 class Shadow(Struct, weakref=False, eq=False):
-    """One copy. It is over when it and the real step have ended, or its time has."""
+    """One copy. It is over when the copy and the real step have ended, or when its time is over."""
 
     id: int
     step_id: int
@@ -26,12 +27,12 @@ class Shadow(Struct, weakref=False, eq=False):
     handler_class: str
     tally: "Tally"
     over: bool = False
-    said: tuple[str, bytes | None] | None = None  # what came of the shadow: its status and output
-    real: tuple[str, bytes | None] | None = None  # and of the step
+    copied: tuple[str, bytes | None] | None = None  # status and output of the copy
+    real: tuple[str, bytes | None] | None = None  # status and output of the real step
 
 
 class WantedCopy(NamedTuple):
-    """A copy that goes if there is room for it when all that is real has been handed out."""
+    """A copy that is sent if there is room for it when the real steps have been dispatched."""
 
     step: Step
     request: StepRequest
@@ -42,7 +43,7 @@ class WantedCopy(NamedTuple):
 class OutputDifference(NamedTuple):
     task_id: int
     step_id: int
-    what: str  # differs at $.path, or why it failed
+    what: str  # "differs at $.path", or why the copy failed
     at_ms: int
 
 
@@ -54,10 +55,10 @@ class Tally(Struct):
     executor: str
     equal: int = 0
     differs: int = 0
-    failed: int = 0  # the shadow did, and the step did not
+    failed: int = 0  # the copy failed and the step did not
     not_compared: int = 0  # the step itself failed, or an output was too large
-    lost: int = 0  # no answer in its time
-    dropped: int = 0  # never sent: nobody had room for it
+    lost: int = 0  # the copy was not answered in time
+    dropped: int = 0  # not sent, because no worker had room for it
     lately: deque[OutputDifference] = field(default_factory=lambda: deque(maxlen=DIFFERENCES_KEPT))
 
 
@@ -71,31 +72,31 @@ class Shadows:
         self._count = 0
 
     def next_id(self) -> int:
-        """No two starts give the same, so that no worker takes one for what it had before."""
+        """A new id. Every start of a broker gives other ids, so that no worker confuses two copies."""
         self._count += 1
         return self._first + self._count % PER_EPOCH
 
     def tally(self, match: str, handler_class: str, executor: str) -> Tally:
         key = (match, handler_class)
-        found = self.tallies.get(key)
-        if found is None:
-            found = self.tallies[key] = Tally(match, handler_class, executor)
-        return found
+        tally = self.tallies.get(key)
+        if tally is None:
+            tally = self.tallies[key] = Tally(match, handler_class, executor)
+        return tally
 
 
 def difference(one: Any, other: Any, path: str = "$") -> str | None:
-    """Where two JSON values differ first: a path like $.lines[2].total; None if they are equal."""
+    """The path of the first difference of two JSON values, like $.lines[2].total; None if they are equal."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in [*one, *(key for key in other if key not in one)]:
             if key not in one or key not in other:
                 return f"{path}.{key}"
-            if (found := difference(one[key], other[key], f"{path}.{key}")) is not None:
-                return found
+            if (where := difference(one[key], other[key], f"{path}.{key}")) is not None:
+                return where
         return None
     if isinstance(one, list) and isinstance(other, list):
         for i, (a, b) in enumerate(zip(one, other, strict=False)):
-            if (found := difference(a, b, f"{path}[{i}]")) is not None:
-                return found
+            if (where := difference(a, b, f"{path}[{i}]")) is not None:
+                return where
         return None if len(one) == len(other) else f"{path}[{min(len(one), len(other))}]"
     if isinstance(one, bool) or isinstance(other, bool):
         return None if one is other else path

@@ -117,19 +117,15 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
         peer.doubted = False
         peer.heard_mono = now.mono
     results = message.results or _results_of_error(handout, message)
-    complaint: str | None = None
     if not results:
         state.counters.late_results += 1  # an error for a batch that is over or unknown
+    refused: str | None = None
     for result in results:
         step = state.steps.get(result.step_id)
         delivery = None if step is None or step.state in STEP_FINAL else _delivery(step, message.batch_id)
         if step is None or delivery is None:
-            code = _mismatch(state, result.step_id, message.batch_id)
-            if code is None:
-                state.counters.late_results += 1
-            else:
-                state.counters.count_refused(code)
-                complaint = complaint or code
+            code = _count_rejected(state, result.step_id, message.batch_id)
+            refused = refused or code
             continue
         if peer is not None:
             peer.completed += result.status == "completed"
@@ -137,11 +133,21 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
         apply_result(state, step, msgspec.structs.replace(result, delivery=delivery), now, None)
         if handout is not None and (step.id, delivery) in handout.items:
             handout.items.remove((step.id, delivery))
-    if complaint is not None:
-        text = f"batch {message.batch_id}: {REFUSALS[complaint]}"
-        state.decision.complaints.append(Complaint(complaint, text))
+    if refused is not None:
+        text = f"batch {message.batch_id}: {REFUSALS[refused]}"
+        state.decision.complaints.append(Complaint(refused, text))
     if handout is not None and not _unanswered(state, handout):
         _end(state, handout)
+
+
+def _count_rejected(state: BrokerState, step_id: int, batch_id: str) -> str | None:
+    """Count a result that does not count. Gives the code for which it is refused; None if it is only late."""
+    code = _mismatch(state, step_id, batch_id)
+    if code is None:
+        state.counters.late_results += 1
+    else:
+        state.counters.count_refused(code)
+    return code
 
 
 def _results_of_error(handout: Handout | None, message: ResultsLevel0) -> list[Result]:

@@ -3,8 +3,9 @@
 import sqlite3
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
+from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.core.intake.routing_rules import KEPT_AS
-from stepwire_broker.store.ports import ID_BLOCK, LANE, Opened
+from stepwire_broker.store.ports import ID_BLOCK, LANE
 
 from . import opening
 from .migrate import migrate

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from stepwire_broker.core.definitions.document_problems import InvalidWorkflow
 from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.core.definitions.workflow import stored_workflow
 from stepwire_broker.core.loading import residency
 from stepwire_broker.core.model.apply import unlink
@@ -29,7 +30,7 @@ from stepwire_broker.core.progress.step_outcomes import hold_restored
 from stepwire_broker.core.state import BrokerState, Identity
 from stepwire_broker.store.errors import StoreRefused, WouldReplace
 from stepwire_broker.store.lane import Writing
-from stepwire_broker.store.ports import LANE, Opened
+from stepwire_broker.store.ports import LANE
 
 from . import opening
 from .backup import MADE, Progress, connect, copy_pages, note, open_stored, sync, verify
@@ -183,7 +184,7 @@ def _hold(
     Returns the numbers of tasks and steps."""
     now = Now(0, wall_ms)
     identity = Identity(broker_id, opened.epoch, opened.deployment, nonce="")
-    state = BrokerState(Settings(), identity, dict(opened.lanes), opened.ids, 0, now)
+    state = BrokerState.begin(Settings(), identity, opened, now)
     for row in opened.workflows:
         try:
             state.workflows[row.id] = stored_workflow(row)

@@ -1,0 +1,191 @@
+"""What the API reads of the core's state: the only module of the API that knows how the core keeps it."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from stepwire_protocol.messages import Item
+
+from stepwire_broker.core import explain
+from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
+from stepwire_broker.core.explain import Why, WhyTask
+from stepwire_broker.core.guards.guard import Guard
+from stepwire_broker.core.loading.residency import restored
+from stepwire_broker.core.model.figures import Figures
+from stepwire_broker.core.model.live import Step, Task
+from stepwire_broker.core.model.states import TaskState
+from stepwire_broker.core.model.targets import Route
+from stepwire_broker.core.routing.router import Router
+from stepwire_broker.core.shadows.shadow import Tally
+from stepwire_broker.core.state import CoreCounters
+
+from .engine_port import EnginePort
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+
+class SessionView(NamedTuple):
+    id: str
+    free: int  # the number of further steps that the worker accepts
+
+
+def session(broker: EnginePort, worker: str) -> SessionView | None:
+    session = broker.state.sessions.get(worker)
+    return None if session is None else SessionView(session.id, session.free)
+
+
+def recovered_items(broker: EnginePort, worker: str) -> list[Item]:
+    """Deliveries to this worker before the broker started, of which the worker has not reported yet."""
+    return [(step.id, step.delivery) for step in broker.state.recovered.get(worker, {}).values()]
+
+
+def is_worker(broker: EnginePort, worker: str) -> bool:
+    return worker in broker.state.sessions or worker in broker.state.attached
+
+
+def may_hold_steps(broker: EnginePort, worker: str) -> bool:
+    """The worker has a session, or may still run what it was given before the broker started."""
+    state = broker.state
+    return worker in state.sessions or (worker in state.recovered and broker.now().mono < state.safe_at_mono)
+
+
+# -- the broker -------------------------------------------------------------------------------------------------------
+
+
+def is_draining(broker: EnginePort) -> bool:
+    return broker.state.draining
+
+
+def is_behind(broker: EnginePort) -> bool:
+    """Too many writes wait for the database to accept results."""
+    return broker.state.outbox.bytes_waiting > broker.settings.limits.uncommitted_bytes
+
+
+# -- tasks in memory --------------------------------------------------------------------------------------------------
+
+
+class LiveTask(NamedTuple):
+    is_running: bool
+    has_attention: bool
+    steps: int
+    context_bytes: int
+
+
+def live_task(broker: EnginePort, task_id: int) -> LiveTask | None:
+    task = broker.state.tasks.get(task_id)
+    if task is None:
+        return None
+    is_running = task.state is TaskState.RUNNING
+    return LiveTask(is_running, task.attention is not None, len(task.steps), task.context_bytes)
+
+
+def task_of_open_step(broker: EnginePort, step_id: int) -> int | None:
+    """The task of a step that is in memory and not final."""
+    step = broker.state.steps.get(step_id)
+    return None if step is None or step.is_final else step.task.id
+
+
+def restored_task(broker: EnginePort, task: StoredTask, steps: list[StoredStep]) -> Task:
+    """The task as its rows describe it. The caller unlinks it when done."""
+    return restored(broker.state, task, steps)
+
+
+def why_task(broker: EnginePort, task: Task) -> WhyTask:
+    return explain.task(broker.state, task, broker.now())
+
+
+def why_step(broker: EnginePort, step: Step) -> Why:
+    return explain.step(broker.state, step, broker.now())
+
+
+# -- routing and handlers ---------------------------------------------------------------------------------------------
+
+
+def router(broker: EnginePort) -> Router:
+    return broker.state.router
+
+
+def canary_steps(broker: EnginePort) -> dict[str, list[int]]:
+    """By `match` of the rule: the number of steps dispatched to the canary, and to the other side."""
+    return broker.state.canaries
+
+
+class ShadowsView(NamedTuple):
+    tallies: list[Tally]
+    under_way: int
+
+
+def shadows(broker: EnginePort) -> ShadowsView:
+    shadows = broker.state.shadows
+    return ShadowsView(list(shadows.tallies.values()), len(shadows.by_id))
+
+
+def guards(broker: EnginePort) -> list[Guard]:
+    """Of the handlers that failed recently."""
+    return list(broker.state.guards.by_handler.values())
+
+
+# -- figures for the metrics ------------------------------------------------------------------------------------------
+
+
+class ReadyFigures(NamedTuple):
+    steps: int
+    oldest_ms: int  # when the oldest became ready, in UTC
+
+
+class CoreFigures(NamedTuple):
+    counters: CoreCounters
+    ready: dict[str, ReadyFigures]  # by handler_class
+    executors: dict[str, Figures]
+    canaries: dict[str, list[int]]
+    tallies: list[Tally]
+    guards: list[Guard]
+    in_flight_steps: int
+    open_steps: int
+    loaded_tasks: int
+    unloaded_tasks: int
+    sessions: int
+    slots: int
+    peers: int
+    resident_bytes: int
+    uncommitted_bytes: int
+    is_stalled: bool
+    is_draining: bool
+
+
+def figures(broker: EnginePort, handlers_max: int, other_handlers: str) -> CoreFigures:
+    """`handlers_max` handler classes have figures of their own; the rest are summed up as `other_handlers`."""
+    state = broker.state
+    dispatched = sum(len(session.deliveries) for session in state.sessions.values())
+    dispatched += sum(map(len, state.recovered.values()))
+    dispatched += sum(len(handout.items) for handout in state.level0.handouts.values())
+    return CoreFigures(
+        counters=state.counters,
+        ready=ready_figures(state.ready.ready_counts(), handlers_max, other_handlers),
+        executors={key: executor.figures for key, executor in state.executors.items()},
+        canaries=state.canaries,
+        tallies=list(state.shadows.tallies.values()),
+        guards=list(state.guards.by_handler.values()),
+        in_flight_steps=dispatched,
+        open_steps=state.open_steps,
+        loaded_tasks=len(state.tasks),
+        unloaded_tasks=state.unloaded,
+        sessions=len(state.sessions),
+        slots=sum(session.slots for session in state.sessions.values()),
+        peers=len(state.level0.peers),
+        resident_bytes=state.resident_bytes,
+        uncommitted_bytes=state.outbox.bytes_waiting,
+        is_stalled=state.stalled is not None,
+        is_draining=state.draining,
+    )
+
+
+def ready_figures(
+    routes: Iterable[tuple[Route, int, int]], handlers_max: int, other_handlers: str
+) -> dict[str, ReadyFigures]:
+    ready: dict[str, ReadyFigures] = {}
+    for route, count, since_ms in routes:
+        name = route.handler_class
+        key = name if name in ready or len(ready) < handlers_max else other_handlers
+        steps, oldest_ms = ready.get(key, ReadyFigures(0, since_ms))
+        ready[key] = ReadyFigures(steps + count, min(oldest_ms, since_ms))
+    return ready

@@ -1,0 +1,17 @@
+"""The counters of the bus, as the metrics show them."""
+
+from msgspec import Struct, field
+
+DROPPED = ("full", "no_receiver")
+REFUSED = ("multipart", "level0", "subscription", "user_message", "unsure_peer")
+
+
+class WireCounters(Struct):
+    """Messages that passed, and those that did not, by reason. Every reason is present from the start."""
+
+    sent: int = 0
+    sent_bytes: int = 0
+    received: int = 0
+    received_bytes: int = 0
+    dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DROPPED, 0))
+    refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REFUSED, 0))
