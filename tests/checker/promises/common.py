@@ -15,7 +15,7 @@ CLOCK_SLACK_MS: Final = 1_000  # a broker reads the clock once in each turn of i
 
 
 class Judged(NamedTuple):
-    """What the rules over all tasks need, collected while each task is judged."""
+    """The ids that the rules over all tasks need, collected while each task is judged."""
 
     tasks: set[int]
     steps: set[int]
