@@ -1,4 +1,4 @@
-"""The loop around the core: carries events in, and carries decisions out to the bus, the store and whoever asked.
+"""The loop around the core: carries events in, and decisions out to the bus, the store and the callers.
 
 Every turn is the same: events are handled one by one, and what may leave at once leaves. When all that has arrived is
 read, or a commit came back, the lane's next group goes to its writer before what the last commit released is published.
@@ -28,8 +28,9 @@ from .core.model.events import (
     MessageRefused,
     ProcessDied,
 )
+from .errors import BrokerError
 from .loop_measures import nothing_yet, rows_of
-from .pulse import Beaten, Pulse, read_clocks
+from .pulse import Pulse, PulseActions, read_clocks
 from .stages import claims, results
 from .stages.finish import PendingAnswers
 from .stages.turn import Around, Turn
@@ -43,8 +44,8 @@ WATCH_FOR_MS: Final = 5_000
 COMPLAIN_EVERY_S: Final = 10.0
 
 
-class BrokerStopped(Exception):
-    """Why a running broker had to stop."""
+class BrokerStopped(BrokerError):
+    """A running broker had to stop. The message is the reason."""
 
 
 class CoreLoop:
@@ -91,8 +92,10 @@ class CoreLoop:
             self._log_complaint,
         )
         self._turn = Turn(machine, around)
-        beaten = Beaten(self.handle, self.flush, lambda: self.wire.is_behind, self.on_outcome, self.measures.loop_lag_s)
-        self.pulse = Pulse(machine, beaten)
+        actions = PulseActions(
+            self.handle, self.flush, lambda: self.wire.is_behind, self.on_outcome, self.measures.loop_lag_s
+        )
+        self.pulse = Pulse(machine, actions)
 
     # -- events in ----------------------------------------------------------------------------------------------------
 
@@ -221,16 +224,19 @@ class CoreLoop:
 
 def _log_breaker(changed: BreakerChanged) -> None:
     """A breaker that opens is trouble, so it is a warning; other changes are news."""
-    write = log.warning if changed.state == "open" else log.info
-    event = {"open": "breaker_opened", "closed": "breaker_closed"}.get(changed.state, "breaker_half_open")
-    write(
-        event,
-        handler_class=changed.handler_class,
-        by="an operator" if changed.is_forced else "itself",
-        cause=changed.cause,
-        reason=changed.reason,
-        left_ms=changed.left_ms,
-    )
+    facts: dict[str, Any] = {
+        "handler_class": changed.handler_class,
+        "by": "an operator" if changed.is_forced else "itself",
+        "cause": changed.cause,
+        "reason": changed.reason,
+        "left_ms": changed.left_ms,
+    }
+    if changed.state == "open":
+        log.warning("breaker_opened", **facts)
+    elif changed.state == "closed":
+        log.info("breaker_closed", **facts)
+    else:
+        log.info("breaker_half_open", **facts)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

@@ -17,6 +17,7 @@ from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.limits import INTEGER_MAX
 
 from stepwire_broker.core.definitions.document_problems import Path
+from stepwire_broker.errors import BrokerError
 
 YAML_BYTES_MAX: Final = 256 * 1024
 JSON_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -29,7 +30,7 @@ _JSON_BEGINS: Final = re.compile(r'\s*[\[{]\s*["\[{\]}]')  # `{name: x}` is YAML
 _PARSER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class DocumentError(Exception):
+class DocumentError(BrokerError):
     """The text cannot be read. The message names the line and shows how to write it."""
 
     def __init__(self, message: str, line: int | None = None) -> None:

@@ -5,9 +5,9 @@
         task = await broker.submit("order", {"total": 12.5}, key="order-17")
         result = await task.result()
 
-It is `stepwire serve` without HTTP: the same core, store and bus (over inproc), so the same promises. What
-was acknowledged is stored; kill the application, open the file again, and the work goes on. Everything here belongs to
-the event loop that it was started on; a program without one uses `in_thread`.
+The broker is `stepwire serve` without HTTP: the same core, store and bus (over inproc), so the same promises. Whatever
+was acknowledged is stored: kill the application, open the file again, and the work goes on. Every call belongs on the
+event loop on which the broker was started; a program without a loop uses `in_thread`.
 """
 
 import asyncio
@@ -42,6 +42,7 @@ from .core.model.events import ApplyWorkflow, AwaitTask
 from .core.model.hints import hint_text
 from .core.model.states import TASK_FINAL, TaskState
 from .core_loop import BrokerStopped
+from .errors import BrokerError
 from .executors.contract import Executor
 from .executors.registry import Executors
 from .operator_commands import OperatorCommand
@@ -65,10 +66,10 @@ _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
 
 
-class CommandError(Exception):
-    """It was not carried out, and nothing of it is stored. `code` is the same as over HTTP, `hint` says what to do.
+class CommandError(BrokerError):
+    """A command was refused, and nothing of it is stored. `code` is the same as over HTTP, `hint` is what to do.
 
-    With `retry_after_ms` the same may be taken later.
+    With `retry_after_ms`, the same command may succeed after that time.
     """
 
     def __init__(self, code: str, message: str, hint: str = "", retry_after_ms: int | None = None) -> None:
@@ -79,8 +80,8 @@ class CommandError(Exception):
         self.retry_after_ms = retry_after_ms
 
 
-class TaskNotCompleted(Exception):
-    """There is no result. `task` is how it stands."""
+class TaskNotCompleted(BrokerError):
+    """A task has no result. `task` is its current state."""
 
     def __init__(self, task: "TaskView", why: str) -> None:
         super().__init__(f"task {task.task_id} ({task.workflow}) {why}")
@@ -88,19 +89,19 @@ class TaskNotCompleted(Exception):
 
 
 class TaskFailed(TaskNotCompleted):
-    """It is over: one of its steps has failed for good."""
+    """The task has ended: one of its steps has failed for good."""
 
 
 class TaskCancelled(TaskNotCompleted):
-    """It is over: somebody cancelled it."""
+    """The task has ended: it was cancelled."""
 
 
 class TaskHeld(TaskNotCompleted):
-    """It is not over, and goes on only when somebody has said what became of its held step: see `Broker.resolve`."""
+    """The task waits until its held step is resolved: see `Broker.resolve`."""
 
 
 class StepView(Struct, frozen=True, kw_only=True):
-    """A step as it was stored when it was looked at."""
+    """A step as it was stored when it was read."""
 
     step_id: int
     name: str
@@ -114,7 +115,7 @@ class StepView(Struct, frozen=True, kw_only=True):
 
 
 class TaskView(Struct, frozen=True, kw_only=True):
-    """A task as it was stored when it was looked at. `result` is None until it is completed."""
+    """A task as it was stored when it was read. `result` is None until it is completed."""
 
     task_id: int
     namespace: str
@@ -131,12 +132,12 @@ class TaskView(Struct, frozen=True, kw_only=True):
 
     @property
     def is_settled(self) -> bool:
-        """It is over, or waits for an operator's word."""
+        """Whether the task has ended, or waits for an operator's decision."""
         return self.state in TASK_FINAL or self.attention is not None
 
 
 class AppliedWorkflow(Struct, frozen=True):
-    """`created` is False when this version was there already, with the same content."""
+    """`created` is False when this version existed already, with the same content."""
 
     namespace: str
     name: str
@@ -146,13 +147,13 @@ class AppliedWorkflow(Struct, frozen=True):
 
 
 class RunBlocking(Protocol):
-    """Waits, in any thread, for what an asynchronous method comes to."""
+    """Runs an asynchronous method on the broker's loop, from any other thread, and returns its result."""
 
     def __call__(self, what: Awaitable[T]) -> T: ...
 
 
 class Broker:
-    """`open` says where the state lies and who offers handlers; `async with` starts it and stops it."""
+    """`open` names the file and the handlers; `async with` starts the broker and stops it."""
 
     def __init__(self, settings: Settings, handlers: Worker, slots: int) -> None:
         self._settings = settings
@@ -171,12 +172,12 @@ class Broker:
         slots: int = SLOTS_DEFAULT,
         settings: Mapping[str, Any] | None = None,
     ) -> Self:
-        """A broker on this SQLite file, which is made if it is not there. Nothing happens before it is started.
+        """A broker on this SQLite file, which is created if it does not exist. Nothing happens before the start.
 
-        The handlers of `handlers` (where that would connect to does not matter) and those registered with `handler` run
-        here, at most `slots` at a time. `settings` has the shape of stepwire.yaml with times in `…_ms`, for what the
-        defaults do not fit: limits, retention, `bus.lease_ms`; or `bus.steps` and `bus.results` with ipc:// paths, if
-        handlers in other processes are to join.
+        The handlers of `handlers` (its endpoints are not used) and those registered with `handler` run in this process,
+        at most `slots` at a time. `settings` has the shape of stepwire.yaml with times in `…_ms`. Use it for limits,
+        retention and `bus.lease_ms`, or for `bus.steps` and `bus.results` with ipc:// paths, if handlers in other
+        processes shall connect.
         """
         path = os.path.abspath(os.fspath(database))
         defaults = Settings(
@@ -184,9 +185,9 @@ class Broker:
             bus=BusSettings(steps="inproc://steps", results="inproc://results"),
             executors=ExecutorsSettings(exec=ExecSettings(runs_dir=f"{path}.runs")),
         )
-        asked = _merged(msgspec.to_builtins(defaults), settings or {})
+        merged = _merged(msgspec.to_builtins(defaults), settings or {})
         try:
-            return cls(msgspec.convert(asked, Settings), handlers or Worker(), slots)
+            return cls(msgspec.convert(merged, Settings), handlers or Worker(), slots)
         except msgspec.ValidationError as error:
             raise CommandError("invalid", f"settings: {error}") from None
 
@@ -200,23 +201,23 @@ class Broker:
     ) -> Callable[[F], F]:
         """Register a function for a handler_class before the start, as `Worker.handler` does."""
         if self._core is not None:
-            raise RuntimeError(f"handler {name!r} comes too late: the broker has started")
+            raise RuntimeError(f"handler {name!r} cannot be registered: the broker has started")
         return self._offered.handler(name, concurrency=concurrency, timeout_ms=timeout_ms, process=process)
 
     def register_executor(self, key: str, executor: Executor) -> None:
-        """Have steps run by this, too: see `executors/contract.py`. Before the start."""
+        """Add an executor before the start: see `executors/contract.py`."""
         self._executors.register(key, executor)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the file, go on with what is in it, and let the handlers work.
+        """Open the file, continue the open tasks in it, and start the handlers.
 
-        Raises stepwire_broker.store.errors.StoreRefused when the file cannot be used, for one when another broker does,
-        and stepwire_broker.engine.CannotStart when an executor cannot.
+        Raises stepwire_broker.store.errors.StoreRefused when the file cannot be used, for example while another
+        broker uses it, and stepwire_broker.engine.CannotStart when an executor cannot start.
         """
         if self._core is not None:
-            raise RuntimeError("this broker was started before: open another one")
+            raise RuntimeError("a broker can be started once: open another one")
         _log_where_the_application_logs()
         self._executors.configure(self._offered.handlers, self._slots)
         self._zmq = zmq.Context()
@@ -229,8 +230,8 @@ class Broker:
             raise
 
     async def stop(self) -> None:
-        """Take nothing new, let what runs finish for `broker.drain_timeout_ms`, and close. What is open goes on with
-        the next start."""
+        """Accept nothing new, let running steps finish for `broker.drain_timeout_ms`, and close. Open tasks continue
+        with the next start."""
         if self._core is None or self._zmq is None:
             return
         broker, context = self._core, self._zmq
@@ -252,20 +253,23 @@ class Broker:
         await self.stop()
 
     async def until_failed(self) -> None:
-        """Wait for the one thing that ends a broker by itself, a database that cannot be trusted any more, and raise
-        BrokerStopped. For a task group beside the application's own work."""
+        """Wait until the database fails, which is all that stops a broker by itself, and raise BrokerStopped.
+
+        For a task group that also runs the application's own work.
+        """
         await asyncio.shield(self._started().failed)
 
     @contextmanager
     def in_thread(self) -> "Iterator[RunBlocking]":
-        """For a program without an event loop: start here on a loop in a thread of its own, and stop at the end.
+        """For a program without an event loop: run the broker on a loop in a thread, and stop it at the end.
 
             broker = Broker.open("orders.db", handlers=worker)
             with broker.in_thread() as run:
                 task = run(broker.submit("order", {"total": 12.5}))
                 print(run(task.result()))
 
-        `run` waits for what an asynchronous method of this broker or of its tasks comes to. Any thread may call it.
+        `run` waits for an asynchronous method of this broker or of its tasks, and returns its result. It may be called
+        from any thread.
         """
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="stepwire-broker", daemon=True)
@@ -288,8 +292,8 @@ class Broker:
     # -- workflows and tasks ------------------------------------------------------------------------------------------
 
     async def apply(self, workflow: Mapping[str, Any] | str | bytes, *, activate: bool = True) -> AppliedWorkflow:
-        """Store a workflow: a mapping, or the text of a file in YAML or JSON. The same version with the same content
-        again is fine; with other content it is refused."""
+        """Store a workflow: a mapping, or the text of a file in YAML or JSON. The same version can be applied again
+        with the same content; with other content it is refused."""
         limits = self._settings.limits
         try:
             if isinstance(workflow, Mapping):
@@ -314,14 +318,14 @@ class Broker:
         labels: Mapping[str, str] | None = None,
         deadline_ms: int | None = None,
     ) -> "Task":
-        """Start a task. When this returns it is stored. The same `key` again is the same task: name one for whatever
-        must not be done twice, for an application may be killed between its submission and the answer."""
+        """Start a task. When this returns the task is stored. The same `key` again is the same task. Use a key for
+        everything that must not be done twice: the application may be killed between its submission and the answer."""
         body = _body(workflow, context, key, namespace, version, priority, labels, deadline_ms)
         (task,) = await self._submit(lambda limits: [requests.read_task(_encode(body), limits)])
         return task
 
     async def submit_many(self, tasks: Sequence[Mapping[str, Any]]) -> "list[Task]":
-        """Start all of them or none, at the price of one. Each is a mapping of `submit`'s arguments."""
+        """Start all of these tasks or none, in one transaction. Each is a mapping of `submit`'s arguments."""
         bodies = [_body(**{"context": None, **task}) for task in tasks]
         return await self._submit(lambda limits: requests.read_tasks(_encode({"tasks": bodies}), limits))
 
@@ -331,27 +335,27 @@ class Broker:
         return [Task(self, *each) for each in zip(stored.task_ids, stored.created, strict=True)]
 
     def task(self, task_id: int) -> "Task":
-        """A task of an earlier run, by its number."""
+        """A task by its number, for example of an earlier run. It is not read yet."""
         return Task(self, task_id, False)
 
     async def tasks(self, state: str | None = None, *, workflow: str | None = None) -> "AsyncIterator[Task]":
-        """Every task that is stored, the newest first: `async for task in broker.tasks("running")`."""
+        """All stored tasks, the newest first: `async for task in broker.tasks("running")`."""
         wanted = TaskFilter(state=state, workflow=workflow)
         while rows := await self._started().read(_tasks, wanted):
             for row in rows:
                 yield Task(self, row.id, False)
             wanted = wanted._replace(before=rows[-1].id)
 
-    # -- what an operator does ----------------------------------------------------------------------------------------
+    # -- for operators ------------------------------------------------------------------------------------------------
 
     async def held_steps(self) -> list[StepView]:
-        """Steps that must not start twice and of which nobody knows whether they ran."""
-        found: list[StepRow] = []
+        """Steps that must not start twice and of which it is not known whether they ran."""
+        held: list[StepRow] = []
         wanted = StepFilter(state="held")
         while rows := await self._started().read(_steps, wanted):
-            found += rows
+            held += rows
             wanted = wanted._replace(before=rows[-1].id)
-        return [_step(row) for row in found]
+        return [_step(row) for row in held]
 
     async def resolve(
         self,
@@ -363,14 +367,14 @@ class Broker:
         message: str | None = None,
         new_key: bool = False,
     ) -> None:
-        """Say what became of a held step. `reason` is kept with it."""
-        said = {"outcome": outcome, "reason": reason, "output": output, "message": message, "new_key": new_key}
-        await self._order(operator_commands.RESOLVE_STEP, step_id, said)
+        """Decide the outcome of a held step. `reason` is stored in its history."""
+        members = {"outcome": outcome, "reason": reason, "output": output, "message": message, "new_key": new_key}
+        await self._order(operator_commands.RESOLVE_STEP, step_id, members)
 
-    # -- asking the core ----------------------------------------------------------------------------------------------
+    # -- calls of the core --------------------------------------------------------------------------------------------
 
-    async def _order(self, command: "OperatorCommand[int, B, Done]", number: int, said: Mapping[str, Any]) -> None:
-        body = _encode({name: value for name, value in said.items() if value not in (None, "", False)})
+    async def _order(self, command: "OperatorCommand[int, B, Done]", number: int, members: Mapping[str, Any]) -> None:
+        body = _encode({name: value for name, value in members.items() if value not in (None, "", False)})
         await self._ask(_read(lambda: command.read(body, number, self._settings.limits)), Done)
 
     async def _ask(self, make: Make, expected: type[A]) -> A:
@@ -390,64 +394,66 @@ class Broker:
 
 
 class Task:
-    """A task to ask about and to give orders to."""
+    """A stored task: read it, wait for it, or command it."""
 
     def __init__(self, broker: Broker, task_id: int, created: bool) -> None:
         self.id = task_id
-        self.created = created  # False: its key had been submitted before, or it was looked up
+        self.created = created  # False: its key had been submitted before, or it came from `Broker.task`
         self._broker = broker
 
     def __repr__(self) -> str:
         return f"Task({self.id})"
 
     async def result(self, timeout_s: float | None = None) -> Any:
-        """What it came to, when it has: its workflow's `output`, or the outputs of its last steps by name.
+        """Wait for the task's result: its workflow's `output`, or the outputs of its last steps by name.
 
-        Raises TaskFailed, TaskCancelled, TaskHeld, and TimeoutError when it is none of all that after `timeout_s`.
-        Whoever stops waiting can ask again, also after a restart: `broker.task(id).result()`.
+        Raises TaskFailed, TaskCancelled, TaskHeld, and TimeoutError when the task has none of these ends after
+        `timeout_s`. The wait can be repeated, also after a restart: `broker.task(id).result()`.
         """
-        found = await self.wait(timeout_s)
-        if found.attention is not None and found.state not in TASK_FINAL:
-            held = ", ".join(f"{step.step_id}/{step.name}" for step in found.steps if step.state == "held")
-            raise TaskHeld(found, f"waits for a word on its held step {held}")
-        if found.state == TaskState.FAILED:
-            failed = ", ".join(f"{step.name}: {step.error}" for step in found.steps if step.state == "failed")
-            raise TaskFailed(found, f"failed ({failed})")
-        if found.state == TaskState.CANCELLED:
-            raise TaskCancelled(found, "was cancelled")
-        return found.result
+        task = await self.wait(timeout_s)
+        if task.attention is not None and task.state not in TASK_FINAL:
+            held = ", ".join(f"{step.step_id}/{step.name}" for step in task.steps if step.state == "held")
+            raise TaskHeld(task, f"waits until its held step {held} is resolved")
+        if task.state == TaskState.FAILED:
+            failed = ", ".join(f"{step.name}: {step.error}" for step in task.steps if step.state == "failed")
+            raise TaskFailed(task, f"failed ({failed})")
+        if task.state == TaskState.CANCELLED:
+            raise TaskCancelled(task, "was cancelled")
+        return task.result
 
     async def wait(self, timeout_s: float | None = None) -> TaskView:
-        """The task once it is over, or hangs on a held step. Raises TimeoutError."""
+        """Wait until the task has ended, or waits for a held step. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
             while True:
-                told = asyncio.ensure_future(self._broker._ask(lambda request: AwaitTask(request, self.id), Done))
+                settled = asyncio.ensure_future(self._broker._ask(lambda request: AwaitTask(request, self.id), Done))
                 try:
                     await self._broker._started().handled()  # what is read after this is not older than the command
-                    found = await self.show()
-                    if found.is_settled:
-                        return found
-                    await asyncio.wait((told,), timeout=LOOK_AGAIN_S)
-                    if told.done():
-                        told.result()
+                    task = await self.show()
+                    if task.is_settled:
+                        return task
+                    await asyncio.wait((settled,), timeout=LOOK_AGAIN_S)
+                    if settled.done():
+                        settled.result()
                 finally:
-                    told.cancel()
-                    await asyncio.gather(told, return_exceptions=True)
+                    settled.cancel()
+                    await asyncio.gather(settled, return_exceptions=True)
 
     async def show(self) -> TaskView:
-        """How it stands. Raises CommandRefused, code `not_found`, when there is no such task (any more)."""
+        """Read the task. Raises CommandError, code `not_found`, when it does not exist or was removed."""
         broker = self._broker._started()
-        found = await broker.read(_view, self.id, broker.workflows)
-        if found is None:
-            raise CommandError("not_found", f"there is no task {self.id}", "it may have been removed after its end")
-        return found
+        task = await broker.read(_view, self.id, broker.workflows)
+        if task is None:
+            raise CommandError(
+                "not_found", f"there is no task {self.id}", "tasks are removed some time after their end"
+            )
+        return task
 
     async def cancel(self, reason: str = "") -> None:
-        """Start nothing more of it, and tell what runs to stop."""
+        """Start no further step of the task, and ask running steps to stop."""
         await self._broker._order(operator_commands.CANCEL_TASK, self.id, {"reason": reason})
 
     async def pause(self) -> None:
-        """Start nothing more of it until it is resumed."""
+        """Start no further step of the task until it is resumed."""
         await self._broker._order(operator_commands.PAUSE_TASK, self.id, {})
 
     async def resume(self) -> None:
@@ -456,10 +462,10 @@ class Task:
     async def retry(
         self, *, from_step: str | None = None, again: bool = False, new_key: bool = False, reason: str = ""
     ) -> None:
-        """Run failed, cancelled and skipped steps again; with `from_step`, that one and all after it. What must not
-        start twice is only run again when `again` says so."""
-        said = {"from_step": from_step, "again": again, "new_key": new_key, "reason": reason}
-        await self._broker._order(operator_commands.RETRY_TASK, self.id, said)
+        """Run failed, cancelled and skipped steps again; with `from_step`, that step and all after it. A step that must
+        not start twice is run again only with `again`."""
+        members = {"from_step": from_step, "again": again, "new_key": new_key, "reason": reason}
+        await self._broker._order(operator_commands.RETRY_TASK, self.id, members)
 
 
 def _tasks(queries: Queries, wanted: TaskFilter) -> list[TaskRow]:
@@ -471,12 +477,12 @@ def _steps(queries: Queries, wanted: StepFilter) -> list[StepRow]:
 
 
 def _view(queries: Queries, task_id: int, workflows: Mapping[int, Workflow]) -> TaskView | None:
-    """In a reader's thread."""
-    found = queries.task(task_id)
-    if found is None:
+    """Read a task with its steps. Runs in a reader's thread."""
+    stored = queries.task(task_id)
+    if stored is None:
         return None
-    row = found.task
-    result = result_of(queries, found, workflows[row.workflow_id]).result
+    row = stored.task
+    result = result_of(queries, stored, workflows[row.workflow_id]).result
     return TaskView(
         task_id=row.id,
         namespace=row.namespace,
@@ -487,9 +493,9 @@ def _view(queries: Queries, task_id: int, workflows: Mapping[int, Workflow]) -> 
         key=row.key,
         created_ms=row.created_ms,
         finished_ms=row.finished_ms,
-        context=_decode(found.context),
+        context=_decode(stored.context),
         result=None if result is None else _decode(result),
-        steps=tuple(_step(step) for step in found.steps),
+        steps=tuple(_step(step) for step in stored.steps),
     )
 
 
@@ -517,8 +523,8 @@ def _body(
     labels: Mapping[str, str] | None = None,
     deadline_ms: int | None = None,
 ) -> dict[str, Any]:
-    """A submission as it would come over HTTP, so that it passes through the same door."""
-    said = {
+    """A submission as it would come over HTTP, so that the same code reads it."""
+    members = {
         "workflow": workflow,
         "context": {} if context is None else dict(context),
         "idempotency_key": key,
@@ -528,7 +534,7 @@ def _body(
         "labels": None if labels is None else dict(labels),
         "deadline_ms": deadline_ms,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def _read(read: Callable[[], T]) -> T:
@@ -547,7 +553,7 @@ def _merged(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _log_where_the_application_logs() -> None:
-    """To `logging`, as libraries do, under `stepwire.broker`; unless the application has structlog set up its way."""
+    """Log to `logging`, under `stepwire.broker`, unless the application has configured structlog."""
     if not structlog.is_configured():
         structlog.configure(
             processors=[structlog.stdlib.filter_by_level, structlog.processors.LogfmtRenderer(key_order=["event"])],

@@ -16,7 +16,7 @@ from stepwire_protocol import codec, host, topics
 from .bus.counters import WireCounters
 from .bus.endpoints import advertised
 from .core import explain, letters, overview
-from .core.definitions.settings import ExecSettings, ExecutionSettings, Settings
+from .core.definitions.settings import ExecutionSettings, Settings
 from .core.definitions.workflow import Workflow, stored_workflow
 from .core.intake.routing_rules import stored_rules
 from .core.machine import Machine
@@ -29,8 +29,7 @@ from .core.overview import ExecutorView, WorkerView
 from .core.routing.router import Router, RulesRefused, check, hidden
 from .core.state import BrokerState, Identity
 from .core_loop import CoreLoop
-from .exec_runs.leftovers import end_earlier_runs
-from .exec_runs.records import RunsRefused
+from .errors import BrokerError
 from .loop_measures import Measures
 from .pulse import read_clocks
 from .stages import claims
@@ -50,7 +49,7 @@ LINGER_MS: Final = 1_000
 STORE_CLOSE_S: Final = 5.0
 
 
-class CannotStart(Exception):
+class CannotStart(BrokerError):
     """The broker cannot start. `hint` is what to do about it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -59,7 +58,7 @@ class CannotStart(Exception):
 
 
 class Companion(Protocol):
-    """What begins and ends with a broker, inside its process."""
+    """An object that starts and ends with a broker, inside its process."""
 
     def keys(self) -> Collection[str]:
         """The executors that it brings."""
@@ -130,7 +129,6 @@ class Engine:
             wall_ms=now.wall,
             entropy=int.from_bytes(os.urandom(16), "big"),
         )
-        await _end_earlier_runs(self.settings.executors.exec)
         core = self._core = self._open_core(store, now)
         core.is_open = True
         store.start(core.report, self._store_faults, self.settings.retention)
@@ -150,7 +148,8 @@ class Engine:
             deployment=self.deployment,
             open_tasks=store.opened.open_tasks,
             open_steps=store.opened.open_steps,
-            **self.endpoints,
+            steps=self.endpoints["steps"],
+            results=self.endpoints["results"],
         )
 
     def _open_core(self, store: Store, now: Now) -> CoreLoop:
@@ -380,14 +379,6 @@ class Engine:
         core = self.core_loop
         core.receive(topic, body)
         core.flush_soon()
-
-
-async def _end_earlier_runs(settings: ExecSettings) -> None:
-    """Kill programs left by an earlier broker process before any step is dispatched again."""
-    try:
-        await asyncio.to_thread(end_earlier_runs, settings.runs_dir, is_used=bool(settings.commands))
-    except RunsRefused as error:
-        raise CannotStart(str(error)) from None
 
 
 def _warn_of_hidden_rules(router: Router) -> None:

@@ -1,6 +1,6 @@
-"""What the loop measures of itself: how long a commit takes, how much is in a group, how late the loop is.
+"""Measurements of the loop: the duration of commits, the size of groups, the delay of the loop.
 
-Once a group or once a pulse, never once a step.
+They are taken once for a group or a pulse, never for a step.
 """
 
 from typing import Final
@@ -27,7 +27,7 @@ def nothing_yet() -> Measures:
 
 
 def rows_of(group: CommitGroup) -> int:
-    """How many rows one transaction writes, about."""
+    """The approximate number of rows that one transaction writes."""
     rows = (
         len(group.steps_dispatched)
         + len(group.steps_completed)

@@ -26,8 +26,8 @@ def read_clocks() -> Now:
     return Now(time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000, time.time_ns() // 1_000_000)
 
 
-class Beaten(NamedTuple):
-    """What a pulse acts on."""
+class PulseActions(NamedTuple):
+    """The functions that a pulse calls, and the histogram it fills."""
 
     handle: Callable[[Event], None]
     flush: Callable[[], None]
@@ -39,10 +39,10 @@ class Beaten(NamedTuple):
 class Pulse:
     """From `start` to `stop`, wakes the core when its next timer is due (`arm`), and beats every `PULSE_MS`."""
 
-    def __init__(self, machine: Machine, beaten: Beaten) -> None:
+    def __init__(self, machine: Machine, actions: PulseActions) -> None:
         self._machine = machine
         self._state = machine.state
-        self._beaten = beaten
+        self._actions = actions
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_mono = 0
@@ -79,7 +79,7 @@ class Pulse:
 
     def _tick(self) -> None:
         self._timer = None
-        if self._ticks_put_off < TICKS_PUT_OFF_MAX and self._beaten.is_behind():
+        if self._ticks_put_off < TICKS_PUT_OFF_MAX and self._actions.is_behind():
             # Messages that have arrived are read before any worker is called silent.
             self._ticks_put_off += 1
             self._timer_mono = 0
@@ -87,12 +87,12 @@ class Pulse:
             return
         self._ticks_put_off = 0
         self._check_clock()
-        self._beaten.handle(Tick())
-        self._beaten.flush()
+        self._actions.handle(Tick())
+        self._actions.flush()
 
     def _beat(self) -> None:
         if self._beat_due is not None:
-            self._beaten.loop_lag_s.observe(max(0.0, self._loop.time() - self._beat_due.when()))
+            self._actions.loop_lag_s.observe(max(0.0, self._loop.time() - self._beat_due.when()))
         self._beat_due = self._loop.call_later(PULSE_MS / 1000, self._beat)
         self._check_clock()
         self._check_writer()
@@ -105,7 +105,7 @@ class Pulse:
         self._last_turn_mono = now.mono
         if gap_ms > LATE_MS:
             log.warning("loop_was_late", gap_ms=gap_ms)
-            self._beaten.handle(LoopWasLate(gap_ms))
+            self._actions.handle(LoopWasLate(gap_ms))
 
     def _check_writer(self) -> None:
         """A writer that hangs in its commit cannot report it. Nothing new is accepted until it returns."""
@@ -114,7 +114,7 @@ class Pulse:
             late_ms = 0 if lane.is_idle else now.mono - lane.handed_mono
             if late_ms > COMMIT_LATE_MS and self._state.stalled is None:
                 text = f"a commit has taken {late_ms} ms so far"
-                self._beaten.stalled(Stalled(lane.number, lane.handed, "database_unavailable", text))
+                self._actions.stalled(Stalled(lane.number, lane.handed, "database_unavailable", text))
 
     def _check_unroutable(self) -> None:
         """Log each kind of unroutable step once, and again when it was over and comes back."""

@@ -1,4 +1,4 @@
-"""Taps: whoever watches the messages of the bus, as `stepwire tap` does."""
+"""Taps: callbacks that see every message of the bus, as `stepwire tap` needs."""
 
 from collections.abc import Callable
 from typing import TypeAlias

@@ -98,9 +98,9 @@ class HttpExecutor(BaseExecutor):
             answer = connection.getresponse()
             content = answer.read(BODY_BYTES_MAX + 1)
         except (OSError, http.client.HTTPException) as error:
-            return held(f"{self._host} was asked, and gave no answer: {error!r}")
+            return held(f"the step was sent to {self._host}, but no answer arrived: {error!r}")
         if len(content) > BODY_BYTES_MAX:
-            return held(f"{self._host} answered more than {BODY_BYTES_MAX} bytes")
+            return held(f"the answer of {self._host} exceeds {BODY_BYTES_MAX} bytes")
         return _result(answer.status, answer.getheader("Retry-After"), content)
 
 
@@ -109,9 +109,9 @@ def _result(status: int, after: str | None, content: bytes) -> ExecutionResult:
         try:
             output: Any = json.loads(content) if content else None
         except ValueError:
-            return held(f"answered {status} with something that is no JSON")
+            return held(f"the endpoint answered {status}, and the body is not JSON")
         return completed(output)
-    text = f"answered {status}: {content[:500].decode(errors='replace')}"
+    text = f"the endpoint answered {status}: {content[:500].decode(errors='replace')}"
     if status in NOT_NOW:
         after_ms = int(after) * 1000 if after and after.isdigit() else None
         return retry(text, code=f"http_{status}", category="unavailable", retry_after_ms=after_ms)

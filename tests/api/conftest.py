@@ -1,4 +1,4 @@
-"""The brokers that the tests of the API talk to."""
+"""The brokers that the tests of the API send requests to."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from .running_api import WORKFLOW, Api, running, settings_in
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """One broker for the tests of a module: nobody offers handlers, so tasks stay as they are submitted."""
+    """One broker for the tests of a module. It has no workers, so tasks stay as they are submitted."""
     directory = tmp_path_factory.mktemp("api", numbered=True)
     directory.chmod(0o700)
     with running(directory, settings_in(directory)) as found:
@@ -20,7 +20,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """A broker with a worker: `charge` does not know what became of an order that says so."""
+    """A broker with a worker. `charge` reports an unknown outcome for a task whose context asks for it."""
     directory = tmp_path_factory.mktemp("served", numbered=True)
     directory.chmod(0o700)
     settings = settings_in(directory)

@@ -1,4 +1,4 @@
-"""A worker over HTTP, a call at a time: what it says is the test's."""
+"""A worker over HTTP, one call at a time, whose content the test decides."""
 
 import secrets
 from typing import Any
@@ -9,7 +9,7 @@ Item = tuple[int, int]
 
 
 class Poller:
-    """`lease` says what a good worker says, unless told otherwise; `held` is what it was given and has not lost."""
+    """`lease` sends what a good worker sends, unless the test says otherwise; `held` are the deliveries that it has."""
 
     offers = "**"  # unless a test says which handlers
 
@@ -41,7 +41,7 @@ class Poller:
         return self.call("lease", **usual | said)
 
     def lease(self, **said: Any) -> list[dict[str, Any]]:
-        """Its steps, once it has a session."""
+        """The steps of a call, after opening a session if necessary."""
         if self.session is None:
             self.open()
         answer = self.lease_call(**said)

@@ -1,4 +1,4 @@
-"""A real broker with its API on a real socket, in a thread of its own, and a client that can say anything."""
+"""A real broker with its API on a real socket, in a thread of its own, and a client that can send anything."""
 
 import asyncio
 import http.client
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
 
 
 class ObservedBroker(Engine):
-    """The broker, and for the refusals that are hard to bring about, one that says what the test wants it to say."""
+    """The broker. For refusals that are hard to provoke, the test sets the next answer."""
 
     next_answer: answers.Answer | None = None
     heard: deque[str]
@@ -67,7 +67,7 @@ class ObservedBroker(Engine):
 
 
 class Api(NamedTuple):
-    """One running API. `call` says what a good client says, unless told otherwise."""
+    """One running API. `call` sends what a good client sends, unless the test says otherwise."""
 
     port: int
     token: str
@@ -82,7 +82,7 @@ class Api(NamedTuple):
         body: Any = None,
         headers: dict[str, str | None] | None = None,
     ) -> Answer:
-        """A header that is None is left out. Bytes are sent as they are, anything else as JSON."""
+        """Send a request. A header that is None is left out. Bytes are sent unchanged, other bodies as JSON."""
         said: dict[str, str | None] = {"Authorization": f"Bearer {self.token}"}
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         if data is not None:
@@ -106,7 +106,7 @@ class Api(NamedTuple):
         return socket.create_connection(("127.0.0.1", self.port), timeout=20)
 
     def on_loop(self, function: Callable[[], Any]) -> Any:
-        """Call it in the broker's own thread."""
+        """Call a function in the broker's own thread."""
 
         async def call() -> Any:
             return function()

@@ -1,4 +1,4 @@
-"""`/v1/breakers`: a handler is stopped and let go on by hand, and what is shown is what the document promises."""
+"""`/v1/breakers`: an operator stops and resumes a handler, and the list is as the document declares."""
 
 from .running_api import Api
 from .test_openapi import check
@@ -15,7 +15,7 @@ def promised(api: Api, method: str, path: str, body: object = None) -> dict[str,
     return said
 
 
-def test_a_handler_is_stopped_and_let_go_on(api: Api) -> None:
+def test_a_breaker_held_open_stops_a_handler_until_it_is_closed(api: Api) -> None:
     api.call("POST", "/v1/workflows", {"name": "stopped", "steps": [{"name": "a", "handler_class": "to.stop"}]})
     assert promised(api, "POST", HANDLER % "to.stop", {"state": "open", "reason": "a test"}) == {
         "handler_class": "to.stop",
@@ -32,7 +32,7 @@ def test_a_handler_is_stopped_and_let_go_on(api: Api) -> None:
     assert "stepwire_breakers_opened_total 1" in metrics
 
 
-def test_what_cannot_be_put_is_refused_with_the_reason(api: Api) -> None:
+def test_an_invalid_breaker_setting_is_refused_with_the_cause(api: Api) -> None:
     unknown = api.call("POST", HANDLER % "nobody.knows", {"state": "open"})
     assert (unknown.status, unknown.code) == (404, "not_found")
     wrong = api.call("POST", HANDLER % "nobody.knows", {"status": "open"})

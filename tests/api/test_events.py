@@ -1,4 +1,4 @@
-"""What happened is told in its order, once, to whoever follows from wherever he was."""
+"""Events arrive in order and once, from any position."""
 
 import http.client
 import json
@@ -17,7 +17,7 @@ from .running_api import WORKFLOW, Api, running, settings_in
 def following(
     api: Api, query: str = "", last_id: str | None = None
 ) -> Iterator[Callable[[Callable[[Any], bool]], list[Any]]]:
-    """Follow, and give all that is told up to the event that is waited for."""
+    """Follow the stream, and return all events up to the expected one."""
     connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=20)
     headers = {"Authorization": f"Bearer {api.token}"} | ({"Last-Event-ID": last_id} if last_id else {})
     connection.request("GET", f"/v1/events{query}", headers=headers)
@@ -52,7 +52,7 @@ def run(api: Api, **members: object) -> int:
     return task_id
 
 
-def test_a_task_is_told_from_its_submission_to_its_end(served: Api) -> None:
+def test_the_events_of_a_task_begin_with_its_submission_and_end_with_its_end(served: Api) -> None:
     with following(served) as until:
         task_id = run(served)
         told = until(ended(task_id))
@@ -77,7 +77,7 @@ def test_a_task_is_told_from_its_submission_to_its_end(served: Api) -> None:
     assert served.call("GET", f"/v1/tasks/{task_id}/events").json == {"events": told, "next_cursor": None}
 
 
-def test_who_comes_back_after_any_event_gets_the_next_one(served: Api) -> None:
+def test_a_client_that_reconnects_after_any_event_gets_the_next_one(served: Api) -> None:
     with following(served) as until:
         task_id = run(served)
         told = until(ended(task_id))
@@ -91,7 +91,7 @@ def test_who_comes_back_after_any_event_gets_the_next_one(served: Api) -> None:
     assert everything[-len(told) :] == told
 
 
-def test_pages_of_any_length_tell_the_same(served: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_of_any_length_contain_the_same_events(served: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     task_id = run(served)
     whole = served.call("GET", f"/v1/tasks/{task_id}/events?limit=500").json["events"]
     for limit in range(1, len(whole) + 1):
@@ -109,7 +109,7 @@ def test_pages_of_any_length_tell_the_same(served: Api, monkeypatch: pytest.Monk
             assert until(ended(task_id)) == whole
 
 
-def test_only_what_is_wanted_is_told(served: Api) -> None:
+def test_a_filter_selects_events(served: Api) -> None:
     other = {"name": "other", "namespace": "n", "steps": [{"name": "a", "handler_class": "shop.reserve"}]}
     assert served.call("POST", "/v1/workflows", other).status in (200, 201)
     with (
@@ -132,7 +132,7 @@ def test_only_what_is_wanted_is_told(served: Api) -> None:
         assert (told["task_id"], told["step"]) == (task_id, "a")
 
 
-def test_orders_and_what_follows_them_are_told(served: Api) -> None:
+def test_commands_and_their_effects_are_events(served: Api) -> None:
     task_id = run(served, context={"network": "down"})
     said = {"outcome": "failed", "message": "no", "reason": "asked the bank"}
     assert served.call("POST", f"/v1/steps/{task_id + 2}/resolve", said).status == 200
@@ -145,8 +145,8 @@ def test_orders_and_what_follows_them_are_told(served: Api) -> None:
     assert by_kind["ended"]["state"] == "failed"
 
 
-def test_nothing_is_told_before_it_is_committed(api: Api) -> None:
-    """The writer is kept from writing; what is decided meanwhile shows nowhere."""
+def test_no_event_is_sent_before_its_commit(api: Api) -> None:
+    """While the writer is blocked, decisions of the core are not visible."""
     with following(api) as until:
         held: list[Any] = []
         put = api.broker._store.put  # type: ignore[union-attr]
@@ -184,16 +184,18 @@ def test_nothing_is_told_before_it_is_committed(api: Api) -> None:
         ("?until=1", "bad_query"),
     ],
 )
-def test_a_wrong_question_is_answered_at_once(api: Api, query: str, code: str) -> None:
+def test_an_invalid_filter_is_refused_before_the_stream_begins(api: Api, query: str, code: str) -> None:
     assert api.call("GET", f"/v1/events{query}").code == code
 
 
-def test_the_events_of_no_task_are_not_found(api: Api) -> None:
+def test_the_events_of_an_unknown_task_are_not_found(api: Api) -> None:
     assert api.call("GET", "/v1/tasks/999999/events").code == "not_found"
     assert api.call("GET", "/v1/tasks/1/events?cursor=x").code == "bad_query"
 
 
-def test_so_many_clients_follow_and_who_leaves_is_forgotten(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_followers_is_limited_and_one_that_disconnects_frees_its_place(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(events, "CLIENTS_MAX", 1)
     with following(api):
         assert api.call("GET", "/v1/events").code == "too_many_followers"
@@ -202,15 +204,13 @@ def test_so_many_clients_follow_and_who_leaves_is_forgotten(api: Api, monkeypatc
         pass
 
 
-def test_a_silent_history_gives_signs_of_life_with_a_place_to_come_back_to(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_without_events_sends_comments_with_a_position(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "KEEP_ALIVE_S", 0.01)
     connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=20)
     connection.request("GET", "/v1/events", headers={"Authorization": f"Bearer {api.token}"})
     answer = connection.getresponse()
     lines = [answer.readline() for _ in range(6)]
-    assert lines[3] == b": still here\n"
+    assert lines[3] == b": keep-alive\n"
     assert lines[4] == lines[1]
     last_id = lines[4][4:].strip().decode()
     task_id = api.call("POST", "/v1/tasks", {"workflow": "order"}).json["task_id"]
@@ -220,7 +220,7 @@ def test_a_silent_history_gives_signs_of_life_with_a_place_to_come_back_to(
     assert [event["task_id"] for event in told] == [task_id] * 2
 
 
-def test_the_stream_ends_with_the_server_and_goes_on_with_the_next(tmp_path: Path) -> None:
+def test_a_stream_continues_after_a_restart_of_the_server(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     settings = settings_in(tmp_path)
     with running(tmp_path, settings) as api:

@@ -1,4 +1,4 @@
-"""What probers are told."""
+"""The answers to probes."""
 
 from .running_api import Api
 
@@ -8,7 +8,7 @@ def test_a_broker_that_can_accept_work_is_ready(api: Api) -> None:
     assert (answer.status, answer.json) == (200, {"ready": True, "reasons": []})
 
 
-def test_one_that_cannot_says_why_and_lives_on(api: Api) -> None:
+def test_a_broker_that_cannot_accept_work_gives_the_reasons_and_stays_alive(api: Api) -> None:
     api.broker.reasons = ["disk_full", "draining"]
     try:
         answer = api.call("GET", "/readyz")

@@ -1,4 +1,4 @@
-"""What a scraper reads: of the documented metrics, in the text format, and what happened is counted."""
+"""Metrics as a scraper reads them: the documented ones, in the text format, with correct values."""
 
 import re
 from collections.abc import Callable
@@ -16,7 +16,7 @@ LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 
 
 def scrape(api: Api) -> dict[tuple[str, ...], float]:
-    """By name and label values; every line is looked at."""
+    """The values by name and label values. Every line is checked."""
     answer = api.call("GET", "/metrics")
     assert answer.status == 200
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -48,7 +48,7 @@ def eventually(api: Api, look: Callable[[], bool]) -> bool:
     return any(api.on_loop(look) for _ in range(10_000))
 
 
-def test_what_waits_is_counted_by_its_handler(api: Api) -> None:
+def test_ready_steps_are_counted_by_handler(api: Api) -> None:
     before = scrape(api)
     task_id = api.call("POST", "/v1/tasks", {"workflow": "order"}).json["task_id"]
     after = scrape(api)
@@ -90,7 +90,7 @@ def test_a_histogram_puts_a_value_into_the_first_bucket_that_is_not_below_it() -
     ]
 
 
-def test_requests_are_counted_by_route_and_status_and_nobody_can_make_routes_up(api: Api) -> None:
+def test_requests_are_counted_by_known_route_and_status(api: Api) -> None:
     api.call("GET", "/v1/tasks/999999")
     api.call("GET", "/nowhere")
     api.call("PROPFIND", "/v1/tasks")
@@ -121,7 +121,7 @@ def test_work_and_workers_are_counted(served: Api) -> None:
     assert after["stepwire_broker_info", "b1", metrics.VERSION, str(served.broker.epoch)] == 1
 
 
-def test_a_stall_is_counted_once_and_the_metrics_answer_through_it(api: Api) -> None:
+def test_a_stall_of_the_database_is_counted_once_and_metrics_still_answer(api: Api) -> None:
     lane = api.broker.state.outbox.lanes[0]
     before = scrape(api).get(("stepwire_database_stalls_total", "disk_full"), 0)
     for _ in range(3):  # the writer says it again with every try
@@ -134,7 +134,7 @@ def test_a_stall_is_counted_once_and_the_metrics_answer_through_it(api: Api) -> 
     assert scrape(api)["stepwire_database_stalled",] == 0
 
 
-def test_a_name_of_any_characters_stays_in_its_line(api: Api) -> None:
+def test_a_label_value_of_any_characters_stays_in_its_line(api: Api) -> None:
     assert metrics._escaped('a"b\\c\nd') == r"a\"b\\c\nd"
     assert api.call("POST", "/v1/workflows", {**WORKFLOW, "name": "odd", "steps": [
         {"name": "a", "handler_class": "Module::Klass"}

@@ -1,5 +1,7 @@
-"""The document says what the API does: every route stands in it, and whatever is asked, every answer is one of those it
-promises. The requests are drawn from the document itself, with a share of nonsense."""
+"""The OpenAPI document describes the API: it has every route, and every answer to a request is one that it declares.
+
+The requests are generated from the document, with a share of nonsense.
+"""
 
 import functools
 import http.client
@@ -41,14 +43,14 @@ def test_every_route_is_described_and_nothing_else(api: Api) -> None:
     assert described == served
 
 
-def test_it_is_served_as_it_is(api: Api) -> None:
+def test_the_document_is_served_unchanged(api: Api) -> None:
     answer = api.call("GET", "/openapi.json")
     assert answer.status == 200
     assert answer.json == json.loads(json.dumps(DOCUMENT))
     assert answer.json["openapi"] == "3.1.0"
 
 
-def test_every_schema_is_one_and_every_reference_leads_somewhere() -> None:
+def test_every_schema_is_valid_and_every_reference_has_a_target() -> None:
     def look(value: Any) -> None:
         if isinstance(value, dict):
             if isinstance(reference := value.get("$ref"), str):
@@ -79,7 +81,7 @@ def test_every_parameter_in_a_path_is_described() -> None:
 
 @functools.cache
 def validator(method: str, path: str, status: int, content_type: str) -> Draft202012Validator:
-    """Of what this answer may be, or an assertion that it may not be at all."""
+    """The validator of this answer. Fails if the document does not declare it."""
     responses = DOCUMENT["paths"][path][method.lower()]["responses"]
     assert str(status) in responses, f"{method} {path} promises no {status}"
     content = responses[str(status)]["content"]
@@ -129,7 +131,7 @@ WORKFLOWS = st.fixed_dictionaries(
 
 
 def of_schema(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """What fits a schema."""
+    """Values that fit a schema."""
     match schema:
         case {"$ref": reference}:
             return of_schema(DOCUMENT["components"]["schemas"][reference.rpartition("/")[2]])
@@ -218,7 +220,7 @@ def requests_of(
 
 @pytest.fixture(scope="module")
 def task_ids(served: Api) -> list[int]:
-    """A few tasks that stand differently."""
+    """A few tasks in different states."""
     found = []
     for context in ({}, {"network": "down"}):
         task_id = served.call("POST", "/v1/tasks", {"workflow": "order", "context": context}).json["task_id"]
@@ -228,7 +230,7 @@ def task_ids(served: Api) -> list[int]:
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_every_answer_is_one_of_those_that_are_promised(
+def test_every_answer_is_one_that_the_document_declares(
     served: Api, task_ids: list[int], method: str, path: str
 ) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
@@ -269,7 +271,7 @@ def test_every_answer_is_one_of_those_that_are_promised(
         ("POST", "/v1/workflows", {"name": "w", "steps": [{"name": "a", "handler_class": "h"}]}),
     ],
 )
-def test_what_the_core_refuses_is_promised_too(api: Api, method: str, path: str, body: Any, code: Any) -> None:
+def test_refusals_of_the_core_are_declared_too(api: Api, method: str, path: str, body: Any, code: Any) -> None:
     api.broker.next_answer = CommandRefused(code, "said the core")
     answer = api.call(method, path.replace("{task_id}", "1").replace("{step_id}", "1"), body)
     check(method, path, answer.status, answer.headers["content-type"], answer.body)

@@ -1,4 +1,4 @@
-"""protocol/vectors/over_http.json against a real broker: what each call of a worker over HTTP is answered."""
+"""protocol/vectors/over_http.json against a real broker: the answer to each call of a worker over HTTP."""
 
 import itertools
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ NUMBERS = itertools.count(1)
 
 
 class Broker:
-    """One that can be started anew, for dialogues that share it: each has a handler of its own."""
+    """A broker that can be restarted. The dialogues share it, and each has a handler of its own."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -43,7 +43,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 @pytest.mark.parametrize("dialogue", DIALOGUES, ids=[dialogue["name"] for dialogue in DIALOGUES])
-def test_each_call_is_answered_as_the_vector_says(broker: Broker, dialogue: dict[str, Any]) -> None:
+def test_each_call_is_answered_as_in_the_vector(broker: Broker, dialogue: dict[str, Any]) -> None:
     number = next(NUMBERS)
     bindings: Bindings = {"handler": f"vector{number}", "digits": f"{number:016x}"}  # nobody else's
     task_ids: list[int] = []
@@ -88,8 +88,8 @@ def is_so(api: Api, task_id: int, facts: dict[str, Any]) -> bool:
     return all(task[name] == facts[name] for name in ("state", "attention") if name in facts)
 
 
-def test_every_example_is_what_the_call_takes() -> None:
-    """So a client's author can play the broker from the examples alone."""
+def test_every_example_is_a_valid_call() -> None:
+    """The author of a client can build a test broker from the examples alone."""
     for dialogue in DIALOGUES:
         bindings: Bindings = {"handler": "shipping.ship", "digits": "0123456789abcdef"}
         for line in dialogue["lines"]:

@@ -1,4 +1,4 @@
-"""Workers over HTTP, call by call: what each is answered, and what is never concluded from an answer that was lost."""
+"""Workers over HTTP, call by call: the answers, and the safety of steps whose answer was lost."""
 
 import itertools
 import json
@@ -91,7 +91,7 @@ def short(directory: Path) -> Settings:
 
 
 def apply(api: Api) -> None:
-    """A new version of each, and nobody else offers its handler."""
+    """Apply a new version of each workflow, whose handler no other worker offers."""
     version = next(VERSIONS)
     Poller.offers = f"h{version}.a"
     for workflow in WORKFLOWS:
@@ -131,7 +131,7 @@ def eventually(look: Callable[[], T | None]) -> T:
 
 
 def has_steps(api: Api, poller: Poller) -> bool:
-    """The broker has answered a call of this worker with steps, as far as it knows."""
+    """Whether the broker has answered a call of this worker with steps, as far as it knows."""
 
     def look() -> bool:
         session = api.broker.state.sessions.get(poller.id)
@@ -146,7 +146,7 @@ def waits(api: Api, poller: Poller) -> bool:
 
 
 def lose_an_answer(api: Api, poller: Poller, **said: Any) -> None:
-    """A call for a lease whose client goes away when it has been answered, and before it has read the answer."""
+    """Send a lease call, and disconnect after it was answered and before reading the answer."""
     poller.n += 1
     usual = {
         "worker": poller.id,
@@ -195,7 +195,7 @@ def test_a_task_runs_to_its_end(api: Api) -> None:
     assert api.call("GET", f"/v1/tasks/{task_id}").json["state"] == "completed"
 
 
-def test_a_session_is_opened_at_once_and_named_from_then_on(api: Api) -> None:
+def test_the_first_call_opens_a_session_that_later_calls_name(api: Api) -> None:
     submit(api, "one")
     poller = Poller(api)
     opened = poller.lease_call()
@@ -206,7 +206,7 @@ def test_a_session_is_opened_at_once_and_named_from_then_on(api: Api) -> None:
     assert len(poller.lease_call().json["steps"]) == 1
 
 
-def test_an_answer_holds_no_more_than_is_free(api: Api) -> None:
+def test_an_answer_contains_at_most_as_many_steps_as_are_free(api: Api) -> None:
     submit(api, "many")
     poller = Poller(api, slots=3)
     assert len(poller.lease()) == 3
@@ -216,8 +216,8 @@ def test_an_answer_holds_no_more_than_is_free(api: Api) -> None:
     assert len(poller.lease(free=50)) == 2
 
 
-def test_steps_that_fill_more_than_a_message_come_with_the_next_calls(directory: Path) -> None:
-    """All of them were decided on together; one answer is one batch."""
+def test_steps_that_exceed_one_message_come_with_the_next_calls(directory: Path) -> None:
+    """The steps are dispatched together; one answer is one batch."""
     settings = polled(directory)
     bus = msgspec.structs.replace(settings.bus, batch=BatchSettings(max_bytes=200_000))
     with running(directory, msgspec.structs.replace(settings, bus=bus)) as api:
@@ -233,7 +233,7 @@ def test_steps_that_fill_more_than_a_message_come_with_the_next_calls(directory:
         assert {step["delivery"] for step in found} == {1}
 
 
-def test_steps_that_there_is_no_room_for_any_more_are_given_back(api: Api) -> None:
+def test_steps_for_which_the_next_call_has_no_room_are_given_back(api: Api) -> None:
     poller = Poller(api)
     poller.open()
     state = api.broker.state
@@ -245,7 +245,7 @@ def test_steps_that_there_is_no_room_for_any_more_are_given_back(api: Api) -> No
     assert len(poller.lease(free=3)) == 3
 
 
-def test_a_call_without_patience_gets_what_is_ready(api: Api) -> None:
+def test_a_call_with_a_short_wait_gets_ready_steps(api: Api) -> None:
     poller = Poller(api)
     poller.open()
     assert poller.lease(wait_ms=0) == []
@@ -253,7 +253,7 @@ def test_a_call_without_patience_gets_what_is_ready(api: Api) -> None:
     assert len(poller.lease(wait_ms=0)) == 1
 
 
-def test_who_was_idle_longest_is_first_and_urgent_steps_are_too(api: Api) -> None:
+def test_the_longest_idle_worker_and_the_most_urgent_step_come_first(api: Api) -> None:
     pollers = [Poller(api, slots=1, name=f"p{i}") for i in range(3)]
     for poller in pollers:
         poller.open()
@@ -280,7 +280,7 @@ def test_who_was_idle_longest_is_first_and_urgent_steps_are_too(api: Api) -> Non
 
 
 @pytest.mark.parametrize("workflow", ["one", "once"])
-def test_what_was_in_a_lost_answer_is_given_back_by_the_next_call(api: Api, workflow: str) -> None:
+def test_the_next_call_gives_back_the_steps_of_a_lost_answer(api: Api, workflow: str) -> None:
     poller = Poller(api)
     poller.open()
     task_id = submit(api, workflow)
@@ -294,7 +294,7 @@ def test_what_was_in_a_lost_answer_is_given_back_by_the_next_call(api: Api, work
     assert (step["state"], step["attempt"], step["deliveries"]) == ("completed", 0, 2)
 
 
-def test_what_may_be_on_its_way_is_not_given_back_by_a_heartbeat(api: Api) -> None:
+def test_a_heartbeat_does_not_give_back_steps_that_may_be_under_way(api: Api) -> None:
     poller = Poller(api)
     poller.open()
     task_id = submit(api, "one")
@@ -307,7 +307,7 @@ def test_what_may_be_on_its_way_is_not_given_back_by_a_heartbeat(api: Api) -> No
 
 
 def test_a_call_outside_of_the_session_gives_nothing_back(api: Api) -> None:
-    """It may be older than the answer that it knows nothing of."""
+    """The call may be older than the answer that it does not know of."""
     poller = Poller(api)
     poller.open()
     task_id = submit(api, "one")
@@ -318,7 +318,7 @@ def test_a_call_outside_of_the_session_gives_nothing_back(api: Api) -> None:
     assert again["delivery"] == 2
 
 
-def test_a_step_that_is_named_in_holding_is_kept(api: Api) -> None:
+def test_a_step_that_holding_names_is_kept(api: Api) -> None:
     poller = Poller(api)
     submit(api, "one")
     (step,) = poller.lease()
@@ -328,7 +328,7 @@ def test_a_step_that_is_named_in_holding_is_kept(api: Api) -> None:
 
 
 def test_a_granted_step_that_the_client_never_started_may_run_elsewhere(api: Api) -> None:
-    """The answer to `start` was lost too, and the worker says that it does not hold the step."""
+    """The answer to `start` was lost too, and the worker reports that it does not hold the step."""
     poller = Poller(api)
     task_id = submit(api, "once")
     (step,) = poller.lease()
@@ -356,8 +356,8 @@ def test_a_second_call_ends_the_first_with_an_empty_answer(api: Api) -> None:
     assert len(second().json["steps"]) == 1
 
 
-def test_a_call_that_is_older_than_another_says_nothing(api: Api) -> None:
-    """A proxy may say it again when the steps of a later one run already."""
+def test_a_call_that_is_older_than_another_is_refused(api: Api) -> None:
+    """A proxy may repeat it while steps of a later call are running."""
     poller = Poller(api)
     task_id = submit(api, "one")
     poller.open()
@@ -381,7 +381,7 @@ def test_a_new_process_must_not_take_the_id_of_one_that_has_steps(api: Api) -> N
     assert poller.lease_call(session=None, n=1_000).code == "worker_taken"
 
 
-def test_a_worker_of_the_bus_cannot_be_spoken_for(served: Api) -> None:
+def test_the_id_of_a_worker_of_the_bus_is_refused(served: Api) -> None:
     bus = eventually(lambda: next(iter(served.call("GET", "/v1/workers").json["workers"]), None))
     poller = Poller(served)
     poller.id = bus["worker"]
@@ -392,7 +392,7 @@ def test_a_worker_of_the_bus_cannot_be_spoken_for(served: Api) -> None:
 # -- who is not there -------------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_goes_away_waits_no_more(api: Api) -> None:
+def test_a_client_that_disconnects_no_longer_waits(api: Api) -> None:
     gone, other = Poller(api), Poller(api)
     gone.open()
     other.open()
@@ -412,7 +412,7 @@ def test_a_client_that_goes_away_waits_no_more(api: Api) -> None:
     assert (step["task_id"], step["delivery"]) == (task_id, 1)
 
 
-def test_steps_that_come_when_nobody_waits_are_for_the_next_call_or_for_another_worker(api: Api) -> None:
+def test_steps_that_arrive_between_calls_go_to_the_next_call_or_to_another_worker(api: Api) -> None:
     poller, other = Poller(api), Poller(api, slots=30)
     poller.open()
     other.open()
@@ -467,15 +467,15 @@ def test_a_worker_that_waits_and_holds_nothing_keeps_its_session(hasty: Api) -> 
     assert poller.heartbeat().status == 200
 
 
-def test_a_call_that_waits_does_not_keep_steps_alive(hasty: Api) -> None:
-    """Its client may be gone, and its connection not know it."""
+def test_a_waiting_call_does_not_renew_the_lease_of_held_steps(hasty: Api) -> None:
+    """The client may be gone without its connection being closed."""
     poller = Poller(hasty, slots=2)
     submit(hasty, "one")
     poller.lease()
     assert poller.lease_call(wait_ms=3 * LEASE_MS).code == "unknown_session"
 
 
-def test_who_is_silent_is_forgotten(hasty: Api) -> None:
+def test_a_silent_worker_is_detached(hasty: Api) -> None:
     pollers = [Poller(hasty) for _ in range(5)]
     for poller in pollers:
         poller.open()
@@ -484,7 +484,7 @@ def test_who_is_silent_is_forgotten(hasty: Api) -> None:
     eventually(lambda: hasty.on_loop(lambda: not hasty.broker.state.attached and not hasty.broker.state.sessions))
 
 
-def test_there_are_no_more_of_them_than_there_may_be(fresh: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_workers_over_http_is_limited(fresh: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway, "WORKERS_MAX", 2)
     first, second, third = Poller(fresh), Poller(fresh), Poller(fresh)
     first.open()
@@ -500,7 +500,7 @@ def test_there_are_no_more_of_them_than_there_may_be(fresh: Api, monkeypatch: py
 RESULT = {"step_id": 1, "delivery": 1, "status": "completed"}
 
 
-def test_results_may_be_said_again(api: Api) -> None:
+def test_results_may_be_sent_again(api: Api) -> None:
     poller = Poller(api)
     submit(api, "one")
     (step,) = poller.lease()
@@ -509,7 +509,7 @@ def test_results_may_be_said_again(api: Api) -> None:
 
 
 def test_a_call_that_left_before_its_results_were_acked_does_not_bring_them_back(hasty: Api) -> None:
-    """Else the broker would think that the worker holds something, and not keep its session while it waits."""
+    """Otherwise the broker would consider them held, and not renew the session of a waiting worker."""
     poller = Poller(hasty)
     submit(hasty, "one")
     (step,) = poller.lease()
@@ -527,7 +527,7 @@ def test_a_call_that_left_before_its_results_were_acked_does_not_bring_them_back
         ({"deployment": "another"}, "other_deployment"),
     ],
 )
-def test_results_that_cannot_be_of_this_delivery_are_refused_by_name(api: Api, what: dict[str, Any], code: str) -> None:
+def test_results_of_an_impossible_delivery_are_refused_with_a_code(api: Api, what: dict[str, Any], code: str) -> None:
     poller = Poller(api)
     task_id = submit(api, "one")
     (step,) = poller.lease()
@@ -573,7 +573,7 @@ def test_a_body_that_is_too_large_is_refused(api: Api) -> None:
         ("bye", {"session": "1.1"}),
     ],
 )
-def test_what_is_malformed_is_refused(api: Api, what: str, said: dict[str, Any]) -> None:
+def test_a_malformed_call_is_refused(api: Api, what: str, said: dict[str, Any]) -> None:
     assert Poller(api).call(what, **said).code == "bad_field"
 
 
@@ -586,7 +586,7 @@ def test_the_same_step_twice_is_refused(api: Api) -> None:
 # -- orders -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_cancel_reaches_what_runs_and_what_asks(api: Api) -> None:
+def test_a_cancel_reaches_running_steps_and_steps_that_ask_to_start(api: Api) -> None:
     poller = Poller(api)
     running_task, asking_task = submit(api, "one"), submit(api, "once")
     steps = {step["task_id"]: step for step in poller.lease()}
@@ -606,7 +606,7 @@ def test_a_cancel_reaches_what_runs_and_what_asks(api: Api) -> None:
     assert poller.heartbeat().json["cancel"] == []
 
 
-def test_it_says_how_far_it_is(api: Api) -> None:
+def test_a_heartbeat_reports_progress(api: Api) -> None:
     poller = Poller(api)
     task_id = submit(api, "one")
     (step,) = poller.lease()
@@ -628,7 +628,7 @@ def test_an_operator_can_pause_the_executor(fresh: Api) -> None:
     assert len(answer().json["steps"]) == 1
 
 
-def test_an_operator_can_drain_it(hasty: Api) -> None:
+def test_an_operator_can_drain_a_worker_over_http(hasty: Api) -> None:
     api, poller = hasty, Poller(hasty)
     poller.open()
     answer = in_background(lambda: poller.lease_call(wait_ms=60_000))
@@ -638,7 +638,7 @@ def test_an_operator_can_drain_it(hasty: Api) -> None:
     assert poller.heartbeat().json["quit"] is True
 
 
-def test_a_worker_that_goes_gives_back_what_it_has_not_started(api: Api) -> None:
+def test_a_worker_that_says_goodbye_gives_back_steps_that_it_has_not_started(api: Api) -> None:
     poller, other = Poller(api), Poller(api)
     task_ids = {submit(api, "one"), submit(api, "one")}
     first, second = poller.lease()
@@ -657,7 +657,7 @@ def test_a_worker_that_goes_gives_back_what_it_has_not_started(api: Api) -> None
         assert (step["state"], step["attempt"]) == ("completed", 0)
 
 
-def test_a_worker_that_goes_at_once_leaves_what_it_ran_to_others(api: Api) -> None:
+def test_a_worker_that_leaves_at_once_leaves_its_running_steps_to_other_workers(api: Api) -> None:
     poller, other = Poller(api), Poller(api)
     kept, lost = submit(api, "once"), submit(api, "one")
     steps = {step["task_id"]: step for step in poller.lease()}
@@ -702,7 +702,7 @@ def test_results_that_are_not_stored_are_not_acked_by_a_broker_that_stops(direct
         assert step_of(api, task_id)["state"] == "completed"
 
 
-def test_results_that_are_not_stored_are_not_acked_when_the_worker_goes(fresh: Api, directory: Path) -> None:
+def test_results_that_are_not_stored_are_not_acked_when_the_worker_leaves(fresh: Api, directory: Path) -> None:
     poller = Poller(fresh)
     submit(fresh, "one")
     (step,) = poller.lease()
@@ -716,7 +716,7 @@ def test_results_that_are_not_stored_are_not_acked_when_the_worker_goes(fresh: A
     assert poller.report(item_of(step)).status == 200
 
 
-def test_after_a_restart_what_runs_is_adopted_and_the_rest_is_given_again(directory: Path) -> None:
+def test_after_a_restart_running_steps_are_adopted_and_the_others_are_sent_again(directory: Path) -> None:
     with running(directory, polled(directory)) as api:
         apply(api)
         task_ids = [submit(api, "once"), submit(api, "one"), submit(api, "one")]
@@ -749,7 +749,7 @@ def test_after_a_restart_what_runs_is_adopted_and_the_rest_is_given_again(direct
         assert step_of(api, task_ids[0])["deliveries"] == 1
 
 
-def test_it_gets_what_is_routed_to_it_and_nothing_else(directory: Path) -> None:
+def test_a_worker_over_http_gets_only_steps_that_are_routed_to_poll(directory: Path) -> None:
     rules = (RuleSettings(match="default::once::*", executor="poll"),)
     routed = msgspec.structs.replace(settings_in(directory), execution=ExecutionSettings(rules=rules))
     with running(directory, routed) as api:
@@ -763,13 +763,13 @@ def test_it_gets_what_is_routed_to_it_and_nothing_else(directory: Path) -> None:
         assert step_of(api, other)["state"] == "ready"
 
 
-def test_it_can_be_switched_off(directory: Path) -> None:
+def test_leasing_over_http_can_be_disabled(directory: Path) -> None:
     off = msgspec.structs.replace(settings_in(directory), executors=ExecutorsSettings(poll=PollSettings(enabled=False)))
     with running(directory, off) as api:
         assert Poller(api).lease_call().code == "not_enabled"
 
 
-def test_a_token_for_it_is_for_nothing_else(fresh: Api, directory: Path) -> None:
+def test_a_token_with_the_scope_work_permits_nothing_else(fresh: Api, directory: Path) -> None:
     api = fresh
     work, reads = (
         token.add_token(directory / "tokens", token.Grant(str(scope), frozenset({scope})))

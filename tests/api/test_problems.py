@@ -1,4 +1,4 @@
-"""Every way to say no has one status, and says when to come back if that helps."""
+"""Every refusal has one status, and the time to retry after where a retry helps."""
 
 from typing import get_args
 
@@ -54,7 +54,7 @@ def test_a_refusal_of_the_core_has_its_status(
 
 
 @pytest.mark.parametrize(("retry_after_ms", "seconds"), [(1, "1"), (1000, "1"), (1001, "2"), (60_000, "60")])
-def test_the_core_may_say_when_to_come_back(api: Api, retry_after_ms: int, seconds: str) -> None:
+def test_a_refusal_may_carry_the_time_to_retry_after(api: Api, retry_after_ms: int, seconds: str) -> None:
     api.broker.next_answer = CommandRefused("overloaded", "busy", retry_after_ms=retry_after_ms)
     answer = api.call("POST", "/v1/tasks", {"workflow": "order"})
     assert (answer.headers["retry-after"], answer.json["retry_after_ms"]) == (seconds, retry_after_ms)
@@ -80,18 +80,20 @@ def test_a_malformed_request_gets_the_hint_of_its_code() -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/tasks", "/v1/tasks/batch"])
-def test_a_body_that_cannot_be_read_is_named(api: Api, path: str, body: bytes, status: int, code: str) -> None:
+def test_a_body_that_cannot_be_parsed_is_refused_with_a_code(
+    api: Api, path: str, body: bytes, status: int, code: str
+) -> None:
     if path.endswith("batch") and body.startswith(b'{"work'):
         body = b'{"tasks":[' + body + b"]}"
     answer = api.call("POST", path, body)
     assert (answer.status, answer.code) == (status, code)
 
 
-def test_what_is_too_large_is_413_wherever_it_is_found() -> None:
+def test_a_size_over_the_limit_is_413_wherever_it_is_found() -> None:
     assert http_problems.of_invalid(InvalidMessage("too_large")).status == 413
 
 
-def test_a_fault_of_our_own_is_500_and_tells_nothing(api: Api) -> None:
+def test_a_fault_of_the_broker_is_500_without_details(api: Api) -> None:
     class NotAnAnswer:
         pass
 

@@ -1,4 +1,4 @@
-"""What a submission or an order may say, and what its reader makes of it."""
+"""The bodies of submissions and commands, and the commands that are made from them."""
 
 import json
 
@@ -98,7 +98,7 @@ def test_a_context_is_minified_and_otherwise_as_it_was_sent(text: bytes, context
         (body(zzz=1), "bad_field", "unknown field `zzz`"),
     ],
 )
-def test_a_wrong_submission_is_refused_by_name(text: bytes, code: str, says: str) -> None:
+def test_a_wrong_submission_is_refused_with_the_member(text: bytes, code: str, says: str) -> None:
     with pytest.raises(InvalidMessage) as refused:
         requests.read_task(text, LIMITS)
     assert refused.value.code == code
@@ -122,7 +122,7 @@ def test_the_key_may_come_in_the_header_and_must_not_contradict_the_body() -> No
         requests.read_task(body(idempotency_key="k"), LIMITS, "l")
 
 
-def test_the_digest_is_of_the_meaning_and_not_of_the_key() -> None:
+def test_the_digest_covers_the_content_and_not_the_key() -> None:
     def digest(text: bytes, key: str = "k") -> bytes:
         return requests.read_task(text, LIMITS, key).digest
 
@@ -170,7 +170,7 @@ def test_a_batch_under_a_key_gives_its_tasks_keys() -> None:
         (batch({"workflow": "w"}, {"workflow": "w", "context": 1}), "`$.tasks[1].context`"),
         (
             batch({"workflow": "w", "idempotency_key": "k"}, {"workflow": "v", "idempotency_key": "k"}),
-            "stands twice in this batch - at `$.tasks[1]`",
+            "occurs twice in this batch - at `$.tasks[1]`",
         ),
         (batch({"workflow": "w", "idempotency_key": "é"}), "`$.tasks[0].idempotency_key`"),
     ],
@@ -192,7 +192,7 @@ def test_the_same_key_in_two_namespaces_is_two_keys() -> None:
     assert len(tasks) == 2
 
 
-def test_a_batch_has_at_most_so_many_tasks() -> None:
+def test_the_number_of_tasks_in_a_batch_is_limited() -> None:
     few = LimitSettings(tasks_per_batch=2)
     assert len(requests.read_tasks(batch(*[{"workflow": "w"}] * 2), few)) == 2
     with pytest.raises(InvalidMessage, match="3 tasks in one batch, at most 2"):
@@ -259,7 +259,7 @@ def test_the_bodies_of_commands_are_read() -> None:
         (b'{"outcome":"retry","reason":"r","newkey":true}', "did you mean new_key?"),
     ],
 )
-def test_a_resolution_says_one_thing_and_why(text: bytes, says: str) -> None:
+def test_a_resolution_with_contradictory_members_is_refused(text: bytes, says: str) -> None:
     with pytest.raises(InvalidMessage) as refused:
         RESOLVE_STEP.read(text, 8, LIMITS)
     assert says in refused.value.message

@@ -1,4 +1,4 @@
-"""`/v1/route` and `/v1/rules`: where a path goes, which rule nearly took it, and what cannot be asked."""
+"""`/v1/route` and `/v1/rules`: the target of a path, the rule that nearly matches, and invalid queries."""
 
 from typing import Any
 from urllib.parse import quote
@@ -11,7 +11,7 @@ from .test_openapi import check
 
 @pytest.fixture(scope="module")
 def ruled(api: Api) -> Api:
-    """What is set later comes first."""
+    """Set rules at run time. The rule that is set last comes first."""
     for match, rule in [
         ("*::ml::*", {"executor": "poll"}),
         ("shop::**::charge", {"worker_selector": {"release": "now"}, "canary": {"percent": 5, "executor": "poll"}}),
@@ -43,7 +43,7 @@ def route(api: Api, path: str, selector: str = "") -> Answer:
         ("Shop::order::charge", "bus", None, "the rule differs in upper and lower case"),
     ],
 )
-def test_a_path_is_told_where_it_goes_and_what_nearly_took_it(
+def test_a_route_shows_the_target_and_the_rule_that_nearly_matches(
     ruled: Api, path: str, executor: str, matched: str | None, nearly: str | None
 ) -> None:
     said = route(ruled, path).json
@@ -52,7 +52,7 @@ def test_a_path_is_told_where_it_goes_and_what_nearly_took_it(
     assert (said["nearly"] and said["nearly"]["why"]) == nearly
 
 
-def test_a_canary_and_the_steps_own_selector_are_told_too(ruled: Api) -> None:
+def test_a_route_shows_the_canary_and_uses_the_steps_own_selector(ruled: Api) -> None:
     said = route(ruled, "shop::order::charge").json
     assert said["canary"] == {"executor": "poll", "worker_selector": {"release": "now"}}
     assert said["reason"].endswith("with release=now, and for 5 % of its tasks to executor poll with release=now")
@@ -61,7 +61,7 @@ def test_a_canary_and_the_steps_own_selector_are_told_too(ruled: Api) -> None:
 
 
 @pytest.mark.parametrize(("percent", "said"), [(100, "poll, and is"), (12.5, "poll for 12.5 % of its tasks, and is")])
-def test_of_how_many_a_copy_goes_is_told(ruled: Api, percent: float, said: str) -> None:
+def test_a_route_shows_the_percentage_of_shadow_copies(ruled: Api, percent: float, said: str) -> None:
     rule = {"match": "**::quote", "shadow": {"executor": "poll", "percent": percent}}
     assert promised(ruled, "POST", "/v1/rules", rule).status == 200
     reason = route(ruled, "shop::order::quote").json["reason"]
@@ -69,17 +69,17 @@ def test_of_how_many_a_copy_goes_is_told(ruled: Api, percent: float, said: str) 
 
 
 @pytest.mark.parametrize("path", ["", "charge", "shop::charge", "shop::::charge", "::a::b", "a::b::"])
-def test_what_is_no_path_is_refused(ruled: Api, path: str) -> None:
+def test_a_malformed_path_is_refused(ruled: Api, path: str) -> None:
     answer = route(ruled, path)
     assert (answer.status, answer.code) == (400, "bad_query")
 
 
 @pytest.mark.parametrize("selector", ["gpu", "=true", "gpu=true,,", ",gpu=true"])
-def test_what_are_no_labels_is_refused(ruled: Api, selector: str) -> None:
+def test_malformed_labels_are_refused(ruled: Api, selector: str) -> None:
     answer = route(ruled, "shop::order::charge", selector)
     assert (answer.status, answer.code) == (400, "bad_query")
 
 
-def test_a_rule_that_nobody_set_cannot_be_forgotten(ruled: Api) -> None:
+def test_a_rule_that_was_not_set_at_run_time_cannot_be_removed(ruled: Api) -> None:
     answer = promised(ruled, "POST", "/v1/rules/remove", {"match": "no::such::rule"})
     assert (answer.status, answer.code) == (404, "not_found")

@@ -1,7 +1,7 @@
-"""Somebody else's reading of the document: schemathesis takes it from a running broker, draws requests that fit it and
-requests that do not, follows what one answer tells into the next request, and looks at every answer.
+"""An independent check of the OpenAPI document: schemathesis reads it from a running broker, sends valid and invalid
+requests, uses values of one answer in the next request, and checks every answer.
 
-test_openapi.py draws its own, which reach deeper; this one knows nothing of us, and takes the document at its word.
+test_openapi.py generates requests of its own, which reach deeper. This check knows only the document.
 """
 
 import json
@@ -23,7 +23,7 @@ def test_the_document_is_an_openapi_document() -> None:
     assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
 
 
-def test_a_broker_keeps_to_its_document(tmp_path: Path) -> None:
+def test_the_broker_answers_as_its_document_declares(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The live wire: what passes is shown, what is too much is counted, and who has left is forgotten."""
+"""`/v1/tap`: messages of the bus are shown, dropped ones are counted, and disconnected clients are removed."""
 
 import asyncio
 import http.client
@@ -21,14 +21,14 @@ def tapped(api: Api, query: str = "") -> Iterator[http.client.HTTPResponse]:
         answer = connection.getresponse()
         assert answer.status == 200
         assert answer.getheader("Content-Type") == "text/event-stream"
-        assert answer.readline() == b": the live wire\n"
+        assert answer.readline() == b": the messages of the bus\n"
         yield answer
     finally:
         connection.close()
 
 
 def messages(answer: http.client.HTTPResponse, until: Callable[[Any], bool]) -> list[Any]:
-    """What is shown up to the message that is waited for."""
+    """The messages up to the expected one."""
     seen = []
     while not (seen and until(seen[-1])):
         line = answer.readline()
@@ -48,7 +48,7 @@ def submit(api: Api, **members: object) -> int:
     return task_id
 
 
-def test_the_messages_of_a_task_pass_by(served: Api) -> None:
+def test_the_tap_shows_the_messages_of_a_task(served: Api) -> None:
     with tapped(served) as answer:
         task_id = submit(served)
         seen = messages(answer, lambda message: kind(message) == "ack")
@@ -59,14 +59,14 @@ def test_the_messages_of_a_task_pass_by(served: Api) -> None:
     assert "results" in [kind(message) for message in seen if message["direction"] == "in"]
 
 
-def test_only_the_topics_that_are_asked_for(served: Api) -> None:
+def test_the_tap_filters_by_topic(served: Api) -> None:
     with tapped(served, "?topic=results*") as answer:
         submit(served)
         seen = messages(answer, lambda message: kind(message) == "results")
     assert all(message["topic"].startswith("results") for message in seen)
 
 
-def test_only_what_concerns_the_task(served: Api) -> None:
+def test_the_tap_filters_by_task(served: Api) -> None:
     task_id = submit(served, context={"network": "down"})
     task = served.call("GET", f"/v1/tasks/{task_id}?wait_ms=20000").json
     step_ids = {step["step_id"] for step in task["steps"]}
@@ -83,17 +83,17 @@ def test_only_what_concerns_the_task(served: Api) -> None:
 @pytest.mark.parametrize(
     ("query", "status"), [("?task=x", 400), ("?task=999999", 404), ("?tpoic=x", 400), ("?topic=*****", 400)]
 )
-def test_a_wrong_question_is_answered_at_once(api: Api, query: str, status: int) -> None:
+def test_an_invalid_tap_filter_is_refused_before_the_stream_begins(api: Api, query: str, status: int) -> None:
     assert api.call("GET", f"/v1/tap{query}").status == status
 
 
-def test_who_has_left_is_forgotten(api: Api) -> None:
+def test_a_disconnected_client_is_removed(api: Api) -> None:
     with tapped(api):
         pass
     assert any(api.on_loop(lambda: not api.broker.core_loop.taps.are_open) for _ in range(10_000))
 
 
-def test_there_are_at_most_so_many(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_tap_clients_is_limited(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tap, "CLIENTS_MAX", 1)
     assert any(api.on_loop(lambda: not api.broker.core_loop.taps.are_open) for _ in range(10_000))
     with tapped(api):
@@ -101,7 +101,9 @@ def test_there_are_at_most_so_many(api: Api, monkeypatch: pytest.MonkeyPatch) ->
         assert (answer.status, answer.code) == (429, "too_many_taps")
 
 
-def test_who_is_too_slow_is_told_how_much_it_missed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_is_too_slow_receives_the_number_of_dropped_messages(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tap, "QUEUE_MAX", 3)
     with tapped(api) as answer:
         assert any(api.on_loop(lambda: api.broker.core_loop.taps.are_open) for _ in range(10_000))
@@ -128,19 +130,19 @@ def taken(*puts: tuple[str, bytes, bytes, str | None]) -> tuple[list[tap.TapEntr
     return asyncio.run(take())
 
 
-def test_what_is_too_much_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_beyond_the_queue_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tap, "QUEUE_MAX", 3)
     seen, dropped = taken(*[("in", b"results ", b"%d" % n, None) for n in range(10)])
     assert ([one.body for one in seen], dropped) == ([b"0", b"1", b"2"], 7)
 
 
-def test_many_bytes_are_too_much_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_in_the_queue_are_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tap, "QUEUE_BYTES_MAX", 10)
     seen, dropped = taken(*[("in", b"results ", b"x" * 8, None)] * 10)
     assert (len(seen), dropped) == (2, 8)
 
 
-def test_a_silent_wire_gives_nothing_and_loses_nothing() -> None:
+def test_a_queue_without_messages_returns_nothing_and_drops_nothing() -> None:
     assert taken() == ([], 0)
 
 
@@ -156,7 +158,7 @@ def test_a_silent_wire_gives_nothing_and_loses_nothing() -> None:
         (b"", {"text": ""}),
     ],
 )
-def test_a_message_is_one_line_of_json_whatever_it_holds(body: bytes, shown: dict[str, Any]) -> None:
+def test_a_message_is_one_line_of_json_with_any_content(body: bytes, shown: dict[str, Any]) -> None:
     line = tap._event(b"message", tap.encode(tap._message(tap.TapEntry(0.0, "in", b"results@b1 ", body, "not_json"))))
     assert line.count(b"\n") == 3
     decoded = json.loads(line.split(b"\n")[1].removeprefix(b"data: "))
@@ -184,5 +186,5 @@ def test_a_message_is_one_line_of_json_whatever_it_holds(body: bytes, shown: dic
         ("*y*y*y*x", b"y" * 1_000_000, False),
     ],
 )
-def test_a_glob_has_one_wild_card(glob: str, topic: bytes, matches: bool) -> None:
+def test_a_topic_filter_knows_one_wildcard(glob: str, topic: bytes, matches: bool) -> None:
     assert tap._of_topic(glob)(tap.TapEntry(0.0, "in", topic, b"", None)) is matches

@@ -1,4 +1,4 @@
-"""Submitting tasks, looking at them, waiting for them, giving them orders: against a real broker and a real worker."""
+"""Submitting tasks, showing them, waiting for them and sending commands, with a real broker and a real worker."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -26,7 +26,7 @@ def test_a_submission_is_answered_with_its_task(api: Api) -> None:
     assert answer.json == {"task_id": answer.json["task_id"], "state": "running", "created": True}
 
 
-def test_the_same_key_is_the_same_task(api: Api) -> None:
+def test_a_submission_with_the_same_key_is_the_same_task(api: Api) -> None:
     body = {"workflow": "order", "context": {"a": 1, "b": 2}, "idempotency_key": "same"}
     first = api.call("POST", "/v1/tasks", body)
     again = api.call("POST", "/v1/tasks", {**body, "context": {"b": 2, "a": 1}})
@@ -56,7 +56,7 @@ def test_many_submissions_of_one_key_at_once_make_one_task(api: Api) -> None:
     assert sorted(answer.status for answer in answers) == [200] * 23 + [201]
 
 
-def test_a_workflow_that_is_not_there_is_not_found(api: Api) -> None:
+def test_a_submission_of_an_unknown_workflow_is_404(api: Api) -> None:
     answer = api.call("POST", "/v1/tasks", {"workflow": "nothing"})
     assert (answer.status, answer.code) == (404, "not_found")
     assert "nothing" in answer.json["detail"]
@@ -90,7 +90,7 @@ def test_a_batch_sent_again_under_its_key_is_the_same_batch(api: Api) -> None:
     assert again.json == {"task_ids": first.json["task_ids"], "created": 0}
 
 
-def test_a_batch_has_at_most_so_many_tasks(api: Api) -> None:
+def test_the_number_of_tasks_in_a_batch_is_limited(api: Api) -> None:
     answer = api.call("POST", "/v1/tasks/batch", {"tasks": [{"workflow": "order"}] * 1001})
     assert (answer.status, answer.code) == (413, "too_large")
     assert api.call("POST", "/v1/tasks/batch", {"tasks": [{"workflow": "order"}] * 1000}).status == 201
@@ -99,7 +99,7 @@ def test_a_batch_has_at_most_so_many_tasks(api: Api) -> None:
 # -- looking ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_task_shows_everything_of_it(api: Api) -> None:
+def test_a_task_document_contains_all_of_the_task(api: Api) -> None:
     task_id = submit(
         api,
         context={"amount": 1.5},
@@ -154,7 +154,7 @@ def test_a_context_comes_back_byte_for_byte(api: Api) -> None:
 @pytest.mark.parametrize("path", ["/v1/tasks/999999", "/v1/tasks/999999?wait_ms=5000", "/v1/tasks/0", "/v1/tasks/abc",
                                   "/v1/tasks/-1", "/v1/tasks/%D9%A3", "/v1/tasks/99999999999999999999",
                                   "/v1/steps/999999", "/v1/steps/x"])  # fmt: skip
-def test_what_is_not_there_is_not_found(api: Api, path: str) -> None:
+def test_an_unknown_task_or_step_is_404(api: Api, path: str) -> None:
     answer = api.call("GET", path)
     assert (answer.status, answer.code) == (404, "not_found")
 
@@ -172,7 +172,7 @@ def test_pages_follow_each_other_without_gap_or_overlap(api: Api) -> None:
     assert seen == sorted(ids, reverse=True)
 
 
-def test_a_list_shows_what_was_asked_for(api: Api) -> None:
+def test_a_list_is_filtered_by_its_query(api: Api) -> None:
     first = submit(api, labels={"filter": "one"})
     second = submit(api, labels={"filter": "two"})
     since = api.call("GET", f"/v1/tasks/{second}").json["created_at"]
@@ -209,7 +209,7 @@ def test_a_list_shows_what_was_asked_for(api: Api) -> None:
         ("a=%ff", "cannot be parsed"),
     ],
 )
-def test_a_wrong_query_is_named(api: Api, query: str, says: str) -> None:
+def test_a_wrong_query_is_refused_with_the_member(api: Api, query: str, says: str) -> None:
     answer = api.call("GET", f"/v1/tasks?{query}")
     assert (answer.status, answer.code) == (400, "bad_query")
     assert says in answer.json["detail"] + answer.json.get("hint", "")
@@ -226,20 +226,22 @@ def test_a_wait_ends_when_the_task_does(served: Api) -> None:
     assert task["finished_at"] >= task["created_at"]
 
 
-def test_a_wait_for_what_has_ended_ends_at_once(served: Api) -> None:
+def test_a_wait_for_an_ended_task_ends_at_once(served: Api) -> None:
     task_id = submit(served)
     first = served.call("GET", f"/v1/tasks/{task_id}?wait_ms=20000").json
     assert served.call("GET", f"/v1/tasks/{task_id}?wait_ms=300000").json == first
 
 
-def test_what_is_read_at_once_is_what_everybody_reads(served: Api) -> None:
+def test_a_small_task_read_on_the_loop_is_the_same_document(served: Api) -> None:
     task_id = submit(served)
     told = served.call("GET", f"/v1/tasks/{task_id}?wait_ms=20000").body
     read = served.on_loop(lambda: explaining.small_task(served.broker, task_id))
     assert read.document == told == served.call("GET", f"/v1/tasks/{task_id}").body
 
 
-def test_nothing_is_read_at_once_that_runs_or_is_large(api: Api, served: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_or_large_task_is_not_read_on_the_loop(
+    api: Api, served: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = submit(api)
     assert api.on_loop(lambda: explaining.small_task(api.broker, runs)) is None
     ended = submit(served)
@@ -250,15 +252,15 @@ def test_nothing_is_read_at_once_that_runs_or_is_large(api: Api, served: Api, mo
     assert [step["output"] for step in steps] == [{"seats": 2}, {"total": 1.5}]
 
 
-def test_a_wait_reads_only_after_the_broker_has_heard_of_it(api: Api) -> None:
-    """Or a task that ends between the two would have ended unseen."""
+def test_a_wait_reads_the_task_only_after_the_core_has_its_command(api: Api) -> None:
+    """Otherwise the end of a task between the two would be missed."""
     task_id = submit(api)
     api.broker.heard.clear()
     api.call("GET", f"/v1/tasks/{task_id}?wait_ms=1")
     assert list(api.broker.heard)[:2] == ["ask", "read"]
 
 
-def test_a_wait_is_over_when_its_time_is(api: Api) -> None:
+def test_a_wait_ends_after_its_time(api: Api) -> None:
     assert api.call("GET", f"/v1/tasks/{submit(api)}?wait_ms=1").json["state"] == "running"
     assert api.call("GET", f"/v1/tasks/{submit(api)}?wait_ms=0").json["state"] == "running"
 
@@ -271,7 +273,7 @@ def test_a_wait_ends_when_the_task_is_cancelled(api: Api) -> None:
         assert waiting.result(20).json["state"] == "cancelled"
 
 
-def test_who_goes_away_is_forgotten(api: Api) -> None:
+def test_the_wait_of_a_disconnected_client_is_forgotten(api: Api) -> None:
     task_id = submit(api)
     connection = api.raw()
     connection.sendall(
@@ -307,7 +309,7 @@ def test_a_submission_that_waits_is_answered_when_its_task_is_held_or_the_time_i
     assert (answer.status, answer.json["state"], answer.json["task"]["state"]) == (201, "running", "running")
 
 
-def test_a_submission_stays_when_who_waits_for_it_goes_away(api: Api) -> None:
+def test_a_submission_stays_when_its_waiting_client_disconnects(api: Api) -> None:
     body = b'{"workflow": "order", "idempotency_key": "left-alone"}'
     connection = api.raw()
     connection.sendall(
@@ -334,14 +336,14 @@ def test_a_wait_ends_with_the_server(tmp_path: Path) -> None:
 
 
 def eventually(api: Api, condition: object) -> bool:
-    """Look once a turn of the server until it is so, for ten thousand turns at most."""
+    """Check once per turn of the event loop, for at most 10,000 turns."""
     return any(api.on_loop(condition) for _ in range(10_000))  # type: ignore[arg-type]
 
 
 # -- orders -----------------------------------------------------------------------------------------------------------
 
 
-def test_orders_are_carried_out_and_answered_with_the_task(api: Api) -> None:
+def test_a_command_is_answered_with_the_task_after_it(api: Api) -> None:
     task_id = submit(api)
     for order, state in [("pause", "paused"), ("resume", "running"), ("cancel", "cancelled"), ("retry", "running")]:
         answer = api.call("POST", f"/v1/tasks/{task_id}/{order}")
@@ -350,7 +352,7 @@ def test_orders_are_carried_out_and_answered_with_the_task(api: Api) -> None:
 
 
 @pytest.mark.parametrize("order", ["cancel", "pause", "resume"])
-def test_what_has_ended_takes_no_orders(api: Api, order: str) -> None:
+def test_a_command_on_an_ended_task_is_refused(api: Api, order: str) -> None:
     task_id = submit(api)
     api.call("POST", f"/v1/tasks/{task_id}/cancel", {"reason": "wrong customer"})
     answer = api.call("POST", f"/v1/tasks/{task_id}/{order}", {})
@@ -358,7 +360,7 @@ def test_what_has_ended_takes_no_orders(api: Api, order: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["cancel", "pause", "resume", "retry"])
-def test_an_order_for_no_task_is_not_found(api: Api, order: str) -> None:
+def test_a_command_on_an_unknown_task_is_404(api: Api, order: str) -> None:
     assert api.call("POST", f"/v1/tasks/999999/{order}").code == "not_found"
 
 
@@ -366,7 +368,7 @@ def test_an_order_for_no_task_is_not_found(api: Api, order: str) -> None:
     ("order", "body"),
     [("cancel", {"raeson": "x"}), ("pause", {"reason": "x"}), ("retry", {"from": "x"}), ("retry", [])],
 )
-def test_an_order_says_only_what_it_may(api: Api, order: str, body: object) -> None:
+def test_a_command_with_unknown_members_is_refused(api: Api, order: str, body: object) -> None:
     assert api.call("POST", f"/v1/tasks/{submit(api)}/{order}", body).status == 400
 
 
@@ -374,14 +376,14 @@ def test_an_order_says_only_what_it_may(api: Api, order: str, body: object) -> N
 
 
 def held(api: Api) -> tuple[int, int]:
-    """A task that hangs on a held step, and that step."""
+    """A task that depends on a held step, and that step."""
     task_id = submit(api, context={"network": "down"})
     task = api.call("GET", f"/v1/tasks/{task_id}?wait_ms=300000").json
     assert (task["state"], task["attention"]) == ("running", "held")
     return task_id, task["steps"][1]["step_id"]
 
 
-def test_a_wait_ends_when_the_task_hangs_on_a_held_step(served: Api) -> None:
+def test_a_wait_ends_when_the_task_depends_on_a_held_step(served: Api) -> None:
     task_id, step_id = held(served)
     step = served.call("GET", f"/v1/steps/{step_id}").json
     assert (step["state"], step["deliveries"]) == ("held", 1)
@@ -400,7 +402,7 @@ def test_a_wait_ends_when_the_task_hangs_on_a_held_step(served: Api) -> None:
         ({"outcome": "failed", "message": "the bank says no"}, "failed"),
     ],
 )
-def test_a_held_step_is_what_an_operator_says(served: Api, said: dict[str, object], state: str) -> None:
+def test_a_held_step_gets_the_outcome_that_an_operator_sets(served: Api, said: dict[str, object], state: str) -> None:
     task_id, step_id = held(served)
     answer = served.call("POST", f"/v1/steps/{step_id}/resolve", {**said, "reason": "asked the bank"})
     assert answer.status == 200, answer

@@ -1,4 +1,4 @@
-"""The API token: made once, for its owner only, and compared without telling anything."""
+"""The token file: created once, readable by its owner only, and compared in constant time."""
 
 import hashlib
 import stat
@@ -24,7 +24,7 @@ def private(text: str, name: str = "tokens", mode: int = 0o600) -> str:
 GOOD = "a" * 43
 
 
-def test_the_first_start_makes_a_token_that_only_its_owner_reads() -> None:
+def test_the_first_start_creates_a_token_that_only_its_owner_can_read() -> None:
     tokens = token.open_tokens(None)
     made = Path(".stepwire/token")
     assert stat.S_IMODE(made.stat().st_mode) == 0o600
@@ -35,7 +35,7 @@ def test_the_first_start_makes_a_token_that_only_its_owner_reads() -> None:
     assert [path.name for path in Path(".stepwire").iterdir()] == ["token"]
 
 
-def test_the_next_start_keeps_it() -> None:
+def test_the_next_start_keeps_the_token() -> None:
     token.open_tokens(None)
     first = Path(".stepwire/token").read_text()
     token.open_tokens(None)
@@ -51,7 +51,7 @@ def test_two_places_have_two_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert Path(".stepwire/token").read_text() != first
 
 
-def test_only_the_very_token_is_admitted() -> None:
+def test_only_the_exact_token_is_admitted() -> None:
     tokens = token.open_tokens(private(f"# ours\n{GOOD}  # the console's\n\n{'b' * 50}\n"))
     assert tokens.admit(GOOD.encode())
     assert tokens.admit(b"b" * 50)
@@ -71,7 +71,7 @@ def test_a_file_may_hold_digests_instead_of_tokens() -> None:
         ("", "holds no token"),
         ("# nothing\n", "holds no token"),
         ("short\n", "line 1: a token has at least 43 characters"),
-        (f"{GOOD}\nsha256:12\n", "line 2: after `sha256:` come 64 hex digits"),
+        (f"{GOOD}\nsha256:12\n", "line 2: `sha256:` must be followed by 64 hex digits"),
         ("sha256:" + "x" * 64, "64 hex digits"),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_state_directory_that_others_can_enter_is_refused() -> None:
         token.open_tokens(None)
 
 
-def test_what_cannot_be_read_is_said() -> None:
+def test_an_unreadable_token_file_is_refused_with_the_cause() -> None:
     with pytest.raises(TokenError, match="nowhere cannot be read: No such file"):
         token.open_tokens("nowhere")
     Path(".stepwire").write_text("")
@@ -102,7 +102,7 @@ def test_what_cannot_be_read_is_said() -> None:
         token.open_tokens(None)
 
 
-def test_no_message_holds_a_token() -> None:
+def test_no_error_message_contains_a_token() -> None:
     with pytest.raises(TokenError) as refused:
         token.open_tokens(private("secret-but-short"))
     assert "secret-but-short" not in str(refused.value)
@@ -115,7 +115,7 @@ DIGEST = "sha256:" + hashlib.sha256(b"c" * 50).hexdigest()
 READ, ADMIN = Scope.READ, Scope.ADMIN
 
 
-def test_a_line_says_what_its_token_may_and_without_a_word_it_may_everything() -> None:
+def test_a_line_gives_a_token_its_scopes_and_without_scopes_full_access() -> None:
     tokens = token.open_tokens(
         private(f"{GOOD}\n{DIGEST} name=ci scopes=read,submit expires=2999-01-01T00:00:00Z # the build\n")
     )
@@ -127,7 +127,7 @@ def test_a_line_says_what_its_token_may_and_without_a_word_it_may_everything() -
     assert all(Grant("x", frozenset({ADMIN})).allows(scope) for scope in Scope)
 
 
-def test_a_token_ends_when_its_time_is_over() -> None:
+def test_a_token_expires() -> None:
     tokens = token.open_tokens(private(f"{GOOD}\n{DIGEST} expires=2020-01-01T00:00:00Z\n"))
     assert tokens.admit(b"c" * 50) is None
 
@@ -137,19 +137,19 @@ def test_a_token_ends_when_its_time_is_over() -> None:
     [
         ("scopes=write", "scopes are read, submit, work, operate, admin"),
         ("scopes=", "scopes are"),
-        ("scope=read", "'scope' is not known here"),
-        ("scopes=read scopes=admin", "stands twice"),
-        ("expires=tomorrow", "it needs a form like"),
-        ("expires=2027-01-01T00:00:00", "it needs a form like"),
+        ("scope=read", "'scope' is unknown"),
+        ("scopes=read scopes=admin", "occurs twice"),
+        ("expires=tomorrow", "it must have the form"),
+        ("expires=2027-01-01T00:00:00", "it must have the form"),
     ],
 )
-def test_a_line_that_says_something_else_is_refused_whole(words: str, says: str) -> None:
+def test_a_line_with_an_unknown_member_is_refused(words: str, says: str) -> None:
     with pytest.raises(TokenError, match="tokens, line 1: ") as refused:
         token.open_tokens(private(f"{DIGEST} {words}\n"))
     assert says in str(refused.value)
 
 
-def test_tokens_are_made_and_revoked_beside_the_generated_one_and_a_reload_takes_them_in() -> None:
+def test_created_and_revoked_tokens_apply_after_a_reload() -> None:
     tokens = token.open_tokens(None)
     file = token.tokens_file_of(None)
     value = token.add_token(file, Grant("ci", frozenset({READ})))
@@ -168,7 +168,7 @@ def test_tokens_are_made_and_revoked_beside_the_generated_one_and_a_reload_takes
         token.revoke_token(file, "ci")
 
 
-def test_a_file_that_went_bad_changes_nothing() -> None:
+def test_a_reload_of_a_broken_file_keeps_the_previous_tokens() -> None:
     tokens = token.open_tokens(private(GOOD))
     private("short")
     with pytest.raises(TokenError):

@@ -1,4 +1,4 @@
-"""Why a task or a step is not running: over HTTP, by a real broker, beside what its rows say."""
+"""Why a task or a step is not running, over HTTP, from a real broker."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ def submit(api: Api, **members: object) -> int:
     return task_id
 
 
-def test_a_task_says_what_it_hangs_on(api: Api) -> None:
+def test_a_task_names_the_step_that_it_waits_for(api: Api) -> None:
     task_id = submit(api)
     why = api.call("GET", f"/v1/tasks/{task_id}/why").json
     since = why.pop("since")
@@ -44,7 +44,7 @@ def test_a_step_is_shown_and_explained_by_its_name(api: Api) -> None:
     assert api.call("GET", f"/v1/steps/{task_id + 2}").json == shown
 
 
-def test_the_open_steps_of_a_task_say_why(api: Api) -> None:
+def test_the_open_steps_of_a_task_have_reasons(api: Api) -> None:
     task_id = submit(api)
     steps = api.call("GET", f"/v1/tasks/{task_id}").json["steps"]
     assert [step["reason"]["code"] for step in steps] == ["no_worker_offers", "waits_for"]
@@ -57,7 +57,7 @@ def test_the_open_steps_of_a_task_say_why(api: Api) -> None:
     assert api.call("GET", f"/v1/tasks/{task_id}/why").json["code"] == "cancelled"
 
 
-def test_what_is_held_says_what_to_do(served: Api) -> None:
+def test_a_held_step_has_a_hint(served: Api) -> None:
     task_id = submit(served, context={"network": "down"})
     served.call("GET", f"/v1/tasks/{task_id}?wait_ms=20000")
     why = served.call("GET", f"/v1/tasks/{task_id}/why").json
@@ -67,7 +67,7 @@ def test_what_is_held_says_what_to_do(served: Api) -> None:
     assert served.call("GET", f"/v1/tasks/{task_id}/steps/reserve/why").json["code"] == "completed"
 
 
-def test_what_is_not_in_memory_is_explained_too(tmp_path: Path) -> None:
+def test_a_task_that_is_not_in_memory_is_explained_too(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     settings = msgspec.structs.replace(settings_in(tmp_path), limits=LimitSettings(max_active_tasks=1))
     with running(tmp_path, settings) as api:
@@ -91,7 +91,7 @@ def test_what_is_not_in_memory_is_explained_too(tmp_path: Path) -> None:
         ("/v1/tasks/{task_id}/steps/nothing/why", "its steps: reserve, charge"),
     ],
 )
-def test_what_is_not_there_is_not_explained(api: Api, path: str, hint: str) -> None:
+def test_an_unknown_task_or_step_is_404_with_a_hint(api: Api, path: str, hint: str) -> None:
     answer = api.call("GET", path.format(task_id=submit(api)))
     assert (answer.status, answer.code) == (404, "not_found")
     assert answer.json["hint"].startswith(hint)
@@ -100,7 +100,7 @@ def test_what_is_not_there_is_not_explained(api: Api, path: str, hint: str) -> N
 # -- large outputs ----------------------------------------------------------------------------------------------------
 
 
-def test_outputs_that_are_too_large_together_are_left_out_and_said_to_be(
+def test_outputs_that_are_too_large_together_are_marked_as_omitted(
     served: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task_id = submit(served)

@@ -16,14 +16,14 @@ steps:
 
 
 @pytest.mark.parametrize("kind", ["application/yaml", "application/x-yaml", "text/yaml; charset=utf-8"])
-def test_yaml_is_taken_by_its_content_type(api: Api, kind: str) -> None:
+def test_yaml_is_accepted_by_its_content_type(api: Api, kind: str) -> None:
     answer = api.call("POST", "/v1/workflows", YAML, {"Content-Type": kind})
     assert answer.status in (200, 201)
     assert (answer.json["namespace"], answer.json["name"], answer.json["version"]) == ("billing", "invoice", "7")
     assert answer.json["warnings"] == []
 
 
-def test_the_same_again_is_fine_and_other_content_is_a_conflict(api: Api) -> None:
+def test_applying_the_same_content_again_succeeds_and_other_content_is_a_conflict(api: Api) -> None:
     body = {"name": "fixed", "version": "1", "steps": [{"name": "a", "handler_class": "h"}]}
     assert (api.call("POST", "/v1/workflows", body).status, api.call("POST", "/v1/workflows", body).status) == (
         201,
@@ -71,18 +71,20 @@ def test_a_version_may_be_stored_without_becoming_the_active_one(api: Api) -> No
         ),
     ],
 )
-def test_a_wrong_workflow_is_refused_with_its_fault(api: Api, kind: str, text: bytes, says: str) -> None:
+def test_an_invalid_workflow_is_refused_with_the_place_of_its_fault(
+    api: Api, kind: str, text: bytes, says: str
+) -> None:
     answer = api.call("POST", "/v1/workflows", text, {"Content-Type": kind})
     assert (answer.status, answer.code) == (400, "invalid_workflow")
     assert says in answer.json["detail"]
 
 
-def test_what_is_not_there_is_not_found(api: Api) -> None:
+def test_an_unknown_workflow_is_404(api: Api) -> None:
     for path in ("/v1/workflows/nothing", "/v1/workflows/order?namespace=elsewhere", "/v1/workflows/order?version=99"):
         assert api.call("GET", path).code == "not_found"
 
 
-def test_another_version_is_made_the_active_one(api: Api) -> None:
+def test_another_version_can_be_activated(api: Api) -> None:
     for version in ("7", "8"):
         assert api.call("POST", "/v1/workflows", {**WORKFLOW, "name": "chosen", "version": version}).status == 201
     assert api.call("GET", "/v1/workflows/chosen").json["version"] == "8"
@@ -93,6 +95,6 @@ def test_another_version_is_made_the_active_one(api: Api) -> None:
         assert api.call("POST", f"/v1/workflows/chosen/activate{path}", {}).code == code
 
 
-def test_nobody_can_be_drained_who_is_not_there(api: Api) -> None:
+def test_an_unknown_worker_cannot_be_drained(api: Api) -> None:
     assert api.call("POST", "/v1/workers/w:0000000000000000/drain", {}).code == "not_found"
     assert api.call("POST", "/v1/workers/w:0/drain", {"quitt": True}).code == "bad_field"

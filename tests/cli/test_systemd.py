@@ -90,7 +90,7 @@ def test_a_broker_runs_without_a_listening_systemd(empty: Place) -> None:
     finally:
         stop(broker.process)
     assert ended.code == 0
-    assert "systemd_not_told" in ended.err
+    assert "systemd_notify_failed" in ended.err
 
 
 @pytest.mark.parametrize(

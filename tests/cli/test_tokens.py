@@ -29,7 +29,7 @@ def test_a_token_allows_its_scopes_until_it_is_revoked(empty: Place) -> None:
         assert empty.stepwire("task", "list", STEPWIRE_TOKEN=value).code == OK
         denied = empty.stepwire("task", "cancel", "1", STEPWIRE_TOKEN=value)
         assert denied.code == DENIED
-        assert "needs the scope `operate`" in denied.err
+        assert "lacks the scope `operate`" in denied.err
         assert "stepwire token new --scope operate" in denied.err
         (shown,) = empty.stepwire("token", "list", "--json").json
         assert (shown["name"], shown["scopes"]) == ("watcher", ["read"])

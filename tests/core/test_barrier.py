@@ -1,4 +1,4 @@
-"""Nothing can be seen of what was decided before it is durable; what rests on nothing leaves at once."""
+"""A decision has no visible effect before it is durable; messages that depend on nothing stored leave at once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from .world import CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held
 
 
 def settled(document: dict = CHAIN, *, granted: bool = False) -> tuple[World, int, wire.Steps]:
-    """A task whose first step a worker has, all of it durable; from here on a commit takes its time."""
+    """A task whose first step a worker holds, all of it durable. From here on the test commits each group."""
     world = World()
     task_id = world.task(document)
     world.hello()
@@ -27,7 +27,7 @@ def settled(document: dict = CHAIN, *, granted: bool = False) -> tuple[World, in
 
 
 def other_write(world: World) -> None:
-    """Something else is on its way to the disk."""
+    """Let another write be on its way to the disk."""
     world.submit(context=b'{"other":1}')
     assert world.writing is not None
 
@@ -42,7 +42,7 @@ def test_a_result_and_the_dispatch_that_follows_from_it_are_one_transaction_and_
     assert {type(m) for _, m in world.sent} == {wire.Ack, wire.Steps}
 
 
-def test_a_duplicates_ack_waits_too_although_it_writes_nothing() -> None:
+def test_the_ack_of_a_duplicate_waits_although_the_duplicate_writes_nothing() -> None:
     world, _, batch = settled()
     rid = world.result(batch)
     world.result(batch, rid=rid)
@@ -51,7 +51,7 @@ def test_a_duplicates_ack_waits_too_although_it_writes_nothing() -> None:
     assert world.acked == [rid, rid]
 
 
-def test_go_waits_for_the_grant_and_so_does_the_repeated_go() -> None:
+def test_go_and_a_repeated_go_wait_for_the_commit_of_the_grant() -> None:
     world, _, batch = settled(ONCE)
     world.start(batch)
     world.start(batch)
@@ -63,7 +63,7 @@ def test_go_waits_for_the_grant_and_so_does_the_repeated_go() -> None:
     assert [type(m) for _, m in world.sent] == [wire.Go]
 
 
-def test_even_a_go_that_was_committed_long_ago_waits_for_what_is_under_way_now() -> None:
+def test_a_go_whose_grant_is_durable_waits_for_the_commit_under_way() -> None:
     world, _, batch = settled(ONCE, granted=True)
     other_write(world)
     world.start(batch)
@@ -81,7 +81,7 @@ def test_even_a_go_that_was_committed_long_ago_waits_for_what_is_under_way_now()
         (lambda w, t, b: w.result(b), wire.Ack),
     ],
 )
-def test_every_message_that_rests_on_the_state_waits_for_all_that_was_decided_before(
+def test_every_message_that_depends_on_the_state_waits_for_everything_decided_before(
     say: Callable[[World, int, wire.Steps], Any], kind: type
 ) -> None:
     world, task_id, batch = settled(ONCE)
@@ -101,13 +101,13 @@ def test_every_message_that_rests_on_the_state_waits_for_all_that_was_decided_be
     [
         lambda w, t: w.ask(PauseTask, task_id=t),
         lambda w, t: w.ask(CancelTask, task_id=t),
-        lambda w, t: w.ask(ResumeTask, task_id=t),  # changes nothing, and waits all the same
+        lambda w, t: w.ask(ResumeTask, task_id=t),  # changes nothing, and waits as well
         lambda w, t: w.submit(),
         lambda w, t: w.apply({**ONE, "version": "2"}),
         lambda w, t: w.ask(events.ActivateWorkflow, namespace="default", name="flow", version="1"),
     ],
 )
-def test_an_answer_waits_for_all_that_was_decided_until_then(ask: Callable[[World, int], Any]) -> None:
+def test_an_answer_waits_for_everything_decided_before(ask: Callable[[World, int], Any]) -> None:
     world, task_id, _ = settled()
     other_write(world)
     assert ask(world, task_id) is None
@@ -116,7 +116,7 @@ def test_an_answer_waits_for_all_that_was_decided_until_then(ask: Callable[[Worl
     assert request in world.answers
 
 
-def test_whoever_awaits_the_end_hears_of_it_when_it_is_stored() -> None:
+def test_a_request_that_awaits_the_end_is_answered_when_the_end_is_stored() -> None:
     world, task_id, batch = settled(ONE)
     world.ask(events.AwaitTask, task_id=task_id)
     waits = world.requests
@@ -126,7 +126,7 @@ def test_whoever_awaits_the_end_hears_of_it_when_it_is_stored() -> None:
     assert waits in world.answers
 
 
-def test_what_rests_on_nothing_leaves_at_once() -> None:
+def test_messages_that_depend_on_nothing_stored_leave_at_once() -> None:
     world, _, batch = settled()
     other_write(world)
     world.hello(W2)
@@ -155,7 +155,7 @@ def test_refusals_of_commands_leave_at_once() -> None:
         assert asked().code in ("not_found", "invalid", "wrong_state")
 
 
-def test_what_was_decided_for_a_session_that_died_meanwhile_is_never_said() -> None:
+def test_messages_for_a_session_that_died_before_the_commit_are_never_sent() -> None:
     world, _, batch = settled(ONCE)
     world.start(batch)
     world.mono += DIES_MS
@@ -164,7 +164,7 @@ def test_what_was_decided_for_a_session_that_died_meanwhile_is_never_said() -> N
     assert world.heard(wire.Go) == []
 
 
-def test_an_ack_is_said_whatever_became_of_the_session() -> None:
+def test_an_ack_is_sent_even_if_the_session_has_died() -> None:
     world, _, batch = settled()
     rid = world.result(batch)
     world.mono += DIES_MS
@@ -174,7 +174,7 @@ def test_an_ack_is_said_whatever_became_of_the_session() -> None:
     assert world.acked == [rid]
 
 
-def test_while_one_transaction_runs_the_next_fills_and_holds_all_of_it() -> None:
+def test_all_changes_during_a_transaction_are_in_the_next_one() -> None:
     world, task_id, batch = settled()
     other_write(world)
     in_flight = world.writing

@@ -1,4 +1,4 @@
-"""The breaker by itself: a table of stories, and hypothesis against a model that is written another way."""
+"""The breaker alone: a table of stories, and a property test against a model that is implemented differently."""
 
 from typing import Any
 
@@ -15,15 +15,15 @@ WINDOW = BreakerPolicy(failure_threshold=99, window_ms=10_000, window_outcomes=4
 
 
 class Story:
-    """A breaker, the time, and the calls that are under way. `ok` and `no`: a call that is made and ends so; `ask`: a
-    call that is made; `+` and `-`: the oldest one under way ends; `0`: it ends with nothing; a number: time passes."""
+    """A breaker, the time, and the calls under way. `ok` and `no`: a call that succeeds or fails; `ask`: a call begins;
+    `+` and `-`: the oldest call under way succeeds or fails; `0`: its outcome is unknown; a number: time passes."""
 
     def __init__(self, policy: BreakerPolicy) -> None:
         self.breaker = Breaker("db", policy)
         self.mono = START
         self.calls: list[int] = []
 
-    def tell(self, words: str) -> str:
+    def run(self, words: str) -> str:
         for word in words.split():
             self._one(word)
         self.breaker.look(self.mono)
@@ -66,11 +66,11 @@ class Story:
     [
         ("no no", "closed"),
         ("no no no", "open"),
-        ("no no ok no no", "closed"),  # a success sets the count back
+        ("no no ok no no", "closed"),  # a success resets the count
         ("no no no 999", "open"),
         ("no no no 999 refused", "open"),
         ("no no no 1000", "half_open"),
-        ("no no no 1000 ask ask refused", "half_open"),  # so many at a time
+        ("no no no 1000 ask ask refused", "half_open"),  # at most `success_threshold` at a time
         ("no no no 1000 ask ask + ask refused 0 ask refused", "half_open"),
         ("no no no 1000 ok", "half_open"),
         ("no no no 1000 ok ok", "closed"),
@@ -99,7 +99,7 @@ class Story:
     ],
 )
 def test_the_state_after_a_story(words: str, state: str) -> None:
-    assert Story(PLAIN).tell(words) == state
+    assert Story(PLAIN).run(words) == state
 
 
 @pytest.mark.parametrize(
@@ -115,27 +115,27 @@ def test_the_state_after_a_story(words: str, state: str) -> None:
         ("ok ok no no 30000 ok ok no ok", "closed"),  # it begins to count anew
     ],
 )
-def test_a_share_of_failures_opens_it_too(words: str, state: str) -> None:
-    assert Story(WINDOW).tell(words) == state
+def test_a_share_of_failures_opens_the_breaker_too(words: str, state: str) -> None:
+    assert Story(WINDOW).run(words) == state
 
 
 @pytest.mark.parametrize(
     ("words", "cause"),
     [("no no no", "3 failures in a row"), ("no no no 1000 no", "a failure when it was tried again")],
 )
-def test_it_says_what_opened_it(words: str, cause: str) -> None:
+def test_the_breaker_gives_the_cause_of_its_opening(words: str, cause: str) -> None:
     story = Story(PLAIN)
-    story.tell(words)
+    story.run(words)
     assert story.breaker.cause == cause
 
 
-def test_it_says_which_share_opened_it() -> None:
+def test_the_breaker_gives_the_share_that_opened_it() -> None:
     story = Story(WINDOW)
-    story.tell("ok ok no no")
+    story.run("ok ok no no")
     assert story.breaker.cause == "2 failures among 4 outcomes"
 
 
-def test_jitter_makes_it_shorter_by_a_part_that_is_the_same_at_every_replay() -> None:
+def test_jitter_shortens_the_open_time_by_a_part_that_is_equal_in_every_replay() -> None:
     policy = BreakerPolicy(failure_threshold=1, success_threshold=1, open_ms=10_000, open_max_ms=10_000, jitter=0.2)
     pauses = {}
     for component in [f"h{i}" for i in range(200)] * 2:
@@ -146,16 +146,16 @@ def test_jitter_makes_it_shorter_by_a_part_that_is_the_same_at_every_replay() ->
     assert 9_600 < max(pauses.values()) <= 10_000
 
 
-def test_a_breaker_that_was_well_for_long_could_as_well_be_a_new_one() -> None:
+def test_a_breaker_without_recent_failures_is_calm() -> None:
     story = Story(PLAIN)
     assert story.breaker.is_calm(story.mono)
-    story.tell("no no no")
+    story.run("no no no")
     assert not story.breaker.is_calm(story.mono)
-    story.tell("1000 ok ok 3999")
+    story.run("1000 ok ok 3999")
     assert not story.breaker.is_calm(story.mono)
-    story.tell("1")
+    story.run("1")
     assert story.breaker.is_calm(story.mono)
-    story.tell("force-closed")
+    story.run("force-closed")
     assert not story.breaker.is_calm(story.mono)
 
 
@@ -163,7 +163,7 @@ def test_a_breaker_that_was_well_for_long_could_as_well_be_a_new_one() -> None:
 
 
 @pytest.mark.parametrize("window_ms", [1, 7, 10, 1_000, 60_000])
-def test_a_sum_is_of_nine_to_ten_tenths_of_the_window(window_ms: int) -> None:
+def test_a_sum_covers_nine_to_ten_tenths_of_the_window(window_ms: int) -> None:
     recent = Recent(window_ms, 1)
     length_ms = recent.piece_ms * PIECES
     events: list[int] = []
@@ -181,7 +181,7 @@ def test_a_sum_is_of_nine_to_ten_tenths_of_the_window(window_ms: int) -> None:
 
 
 class Model(RuleBasedStateMachine):
-    """The same rules as a history that is looked through from its beginning each time."""
+    """The same rules, evaluated over the whole history each time."""
 
     @initialize(threshold=st.integers(1, 4), needed=st.integers(1, 3), window=st.booleans())
     def begin(self, threshold: int, needed: int, window: bool) -> None:

@@ -1,4 +1,4 @@
-"""The retry budget by itself."""
+"""The retry budget alone."""
 
 from itertools import pairwise
 
@@ -9,7 +9,7 @@ START = 7_000_000
 
 
 def spend(budget: RetryBudget, mono: int, most: int = 1_000_000) -> int:
-    """Start retries until there is no more room. How many that were."""
+    """Start retries until there is no room left. Returns their number."""
     count = 0
     while budget.room(mono) and count < most:
         budget.started(mono)
@@ -21,13 +21,13 @@ def spend(budget: RetryBudget, mono: int, most: int = 1_000_000) -> int:
 @pytest.mark.parametrize(
     ("starts", "retries"),
     [
-        (0, 10),  # some few at least
+        (0, 10),  # the minimum
         (30, 10),
-        (99, 24),  # a fifth of all starts, those of retries among them
+        (99, 24),  # a fifth of all starts, including those of retries
         (400, 99),  # of 499
     ],
 )
-def test_retries_are_a_share_of_all_starts_and_some_few_at_least(starts: int, retries: int) -> None:
+def test_retries_are_a_share_of_all_starts_and_at_least_a_few(starts: int, retries: int) -> None:
     budget = RetryBudget(20.0, 10, 60_000)
     for i in range(starts):
         budget.started(START + i)
@@ -35,17 +35,17 @@ def test_retries_are_a_share_of_all_starts_and_some_few_at_least(starts: int, re
     assert budget.lately(START + starts) == (starts + retries, retries)
 
 
-def test_there_is_room_again_when_what_went_is_a_window_old() -> None:
+def test_the_budget_has_room_again_when_its_retries_are_a_window_old() -> None:
     budget = RetryBudget(20.0, 10, 60_000)
     assert spend(budget, START) == 10
     mono, went = START, 0
     while mono < START + 10 * 60_000:
         mono = budget.next_change(mono)
         went += spend(budget, mono)
-    assert went >= 10 * 10  # at least so many in each window: it starves nobody
+    assert went >= 10 * 10  # the minimum in each window: no retry starves
 
 
-def test_a_retry_that_succeeds_gives_back_its_place_and_one_more() -> None:
+def test_a_retry_that_succeeds_returns_its_place_and_one_more() -> None:
     budget = RetryBudget(20.0, 10, 60_000)
     rounds = []
     for i in range(6):
@@ -61,7 +61,7 @@ def test_retries_that_fail_earn_nothing() -> None:
     assert [spend(budget, START + i * 10_000) for i in range(5)] == [1] * 5
 
 
-def test_half_of_them_succeeding_keeps_their_number_up() -> None:
+def test_the_number_of_retries_stays_if_half_of_them_succeed() -> None:
     budget = RetryBudget(0.0, 8, 60_000)
     rounds = []
     for i in range(5):

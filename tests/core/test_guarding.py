@@ -1,4 +1,4 @@
-"""Handlers that fail, on the whole machine: what opens a breaker, what goes meanwhile, and how many retries go."""
+"""Handlers that fail, on the whole machine: the opening of breakers, the steps dispatched meanwhile, and retries."""
 
 from collections import Counter
 from typing import Any
@@ -32,7 +32,7 @@ NO_BUDGET = RetryBudgetSettings(percent=100.0)
 
 
 def guarded(budget: RetryBudgetSettings = NO_BUDGET, limits: LimitSettings | None = None, **breaker: Any) -> World:
-    """A world whose breakers can be set, and that has no budget unless it is told."""
+    """A world with these breaker settings, and without a retry budget unless it is given."""
     breaker.setdefault("failure_threshold", 3)
     dispatch = DispatchSettings(breaker=BreakerSettings(**breaker), retry_budget=budget)
     return World(Settings(dispatch=dispatch, limits=limits or LimitSettings()))
@@ -53,14 +53,14 @@ def state(world: World, name: str = "h") -> str:
 
 
 def unavailable(world: World, count: int, worker: str = W) -> None:
-    """So many steps, one after the other, whose handler says that what it needs is not there."""
+    """Run this many steps, one after the other, whose handler reports that something it needs is unavailable."""
     for _ in range(count):
         world.submit()
         world.fail(world.batches(worker)[-1], worker, category="unavailable", code="gateway", message="no route to it")
 
 
 def given(world: World, worker: str | None = None) -> list[int]:
-    """The steps that were handed out, in order."""
+    """The steps that were dispatched, in order."""
     return [step.step_id for batch in world.batches(worker) for step in batch.steps]
 
 
@@ -81,7 +81,7 @@ def pass_open_time(world: World) -> None:
 # -- what opens it ----------------------------------------------------------------------------------------------------
 
 
-def test_failures_of_what_the_handler_needs_open_it() -> None:
+def test_failures_of_something_the_handler_needs_open_the_breaker() -> None:
     world = guarded()
     world.apply(one(**NEVER_AGAIN))
     world.hello(slots=20, prefetch=0)
@@ -108,7 +108,7 @@ def test_failures_of_what_the_handler_needs_open_it() -> None:
         ({"status": "failed", "code": "unknown_handler"}, False),  # the handler's own word for something
     ],
 )
-def test_which_results_are_failures_of_the_infrastructure(error: dict[str, Any], counts: bool) -> None:
+def test_only_results_that_show_missing_infrastructure_count_as_failures(error: dict[str, Any], counts: bool) -> None:
     world = guarded()
     world.apply(one(**NEVER_AGAIN))
     world.hello(slots=20, prefetch=0)
@@ -119,7 +119,7 @@ def test_which_results_are_failures_of_the_infrastructure(error: dict[str, Any],
 
 
 @pytest.mark.parametrize("answer", ["completed", "failed"])
-def test_whoever_answers_is_there_and_sets_the_count_back(answer: str) -> None:
+def test_any_answer_of_the_handler_resets_the_failure_count(answer: str) -> None:
     world = guarded()
     world.apply(one(**NEVER_AGAIN))
     world.hello(slots=20, prefetch=0)
@@ -133,7 +133,7 @@ def test_whoever_answers_is_there_and_sets_the_count_back(answer: str) -> None:
     assert state(world) == "closed"
 
 
-def test_half_of_the_outcomes_of_the_last_while_open_it() -> None:
+def test_failures_of_half_of_the_recent_outcomes_open_the_breaker() -> None:
     world = guarded(failure_threshold=100, window_outcomes=10)
     world.apply(one(**NEVER_AGAIN))
     world.hello(slots=50, prefetch=0)
@@ -147,7 +147,7 @@ def test_half_of_the_outcomes_of_the_last_while_open_it() -> None:
     assert guard(world).breaker.cause == "6 failures among 10 outcomes"
 
 
-def test_one_dead_worker_is_one_failure_however_much_ran_there() -> None:
+def test_one_dead_worker_is_one_failure_however_many_steps_ran_there() -> None:
     world = guarded(failure_threshold=2)
     world.apply(steps({"name": "a"}, {"name": "b", "handler_class": "g"}))
     world.hello(slots=20, prefetch=0)
@@ -160,7 +160,7 @@ def test_one_dead_worker_is_one_failure_however_much_ran_there() -> None:
     world.check()
 
 
-def test_workers_that_die_together_are_one_failure_and_one_by_one_they_are_several() -> None:
+def test_workers_that_die_together_are_one_failure_and_those_that_die_apart_are_several() -> None:
     world = guarded()
     workers = [worker_id(number=i) for i in range(10, 20)]
     world.apply(ONE)
@@ -177,7 +177,7 @@ def test_workers_that_die_together_are_one_failure_and_one_by_one_they_are_sever
     assert state(world) == "open"
 
 
-def test_what_was_only_waiting_in_a_dead_worker_says_nothing() -> None:
+def test_a_step_that_only_waited_in_a_dead_worker_is_no_failure() -> None:
     world = guarded(failure_threshold=1)
     world.apply(steps({"name": "a"}, {"name": "b", "handler_class": "g"}))
     world.hello(slots=1, prefetch=5)
@@ -187,7 +187,7 @@ def test_what_was_only_waiting_in_a_dead_worker_says_nothing() -> None:
     assert (state(world), state(world, "g")) == ("open", "none")
 
 
-def test_an_expired_lease_is_a_lost_session_too() -> None:
+def test_an_expired_lease_is_a_failure_like_a_dead_worker() -> None:
     world = guarded(failure_threshold=1)
     world.task(ONE)
     world.hello()
@@ -199,7 +199,7 @@ def test_an_expired_lease_is_a_lost_session_too() -> None:
     ("code", "counts"),
     [("busy", False), ("draining", False), ("stale", False), ("too_large", False), ("unknown_handler", True)],
 )
-def test_which_refused_deliveries_count(code: str, counts: bool) -> None:
+def test_only_refused_deliveries_that_concern_the_handler_count(code: str, counts: bool) -> None:
     world = guarded(failure_threshold=1)
     world.task(one(retry_limit=0))
     world.hello(free={BROKER: 1})
@@ -228,7 +228,7 @@ def test_the_steps_of_one_refusal_are_one_failure() -> None:
     assert guard(world).breaker.failures_in_row == 1
 
 
-def test_what_was_handed_out_before_this_start_says_nothing_of_the_handler() -> None:
+def test_a_loss_of_a_delivery_of_an_earlier_start_is_no_failure_of_the_handler() -> None:
     world = guarded(failure_threshold=1)
     world.apply(ONE)
     world.hello()
@@ -239,7 +239,7 @@ def test_what_was_handed_out_before_this_start_says_nothing_of_the_handler() -> 
     assert Counter(s.state for s in world.state.steps.values()) == {"ready": 3}
 
 
-def test_it_can_be_switched_off() -> None:
+def test_breakers_can_be_switched_off() -> None:
     world = guarded(enabled=False, failure_threshold=1)
     world.apply(one(**NEVER_AGAIN))
     world.hello(slots=20, prefetch=0)
@@ -250,7 +250,7 @@ def test_it_can_be_switched_off() -> None:
 # -- while it is open -------------------------------------------------------------------------------------------------
 
 
-def test_nothing_of_it_is_handed_out_no_attempt_is_spent_and_others_go_on() -> None:
+def test_an_open_breaker_holds_back_its_handler_only_and_uses_no_attempt() -> None:
     world = guarded()
     open_one(world)
     before = len(given(world))
@@ -261,7 +261,7 @@ def test_nothing_of_it_is_handed_out_no_attempt_is_spent_and_others_go_on() -> N
     world.check()
 
 
-def test_it_is_tried_when_its_time_is_over_without_anybody_coming_by() -> None:
+def test_a_handler_is_tried_when_the_open_time_is_over_without_another_event() -> None:
     world = guarded()
     open_one(world)
     before = len(given(world))
@@ -276,7 +276,7 @@ def test_it_is_tried_when_its_time_is_over_without_anybody_coming_by() -> None:
     world.check()
 
 
-def test_probes_that_succeed_close_it_and_then_all_goes() -> None:
+def test_probes_that_succeed_close_the_breaker_and_release_all_steps() -> None:
     world = guarded()
     open_one(world)
     before = len(world.batches())
@@ -292,7 +292,7 @@ def test_probes_that_succeed_close_it_and_then_all_goes() -> None:
     world.check()
 
 
-def test_a_probe_that_meets_a_refusal_of_business_has_found_the_handler_there() -> None:
+def test_a_probe_whose_handler_reports_its_own_error_counts_as_a_success() -> None:
     world = guarded(success_threshold=1)
     open_one(world)
     world.submit()
@@ -327,7 +327,7 @@ def _never_ends(world: World) -> None:
 
 
 @pytest.mark.parametrize("ends", [_says_so, _times_out, _dies, _falls_silent, _is_refused, _never_ends])
-def test_a_probe_that_fails_or_does_not_come_back_opens_it_again_for_longer(ends: Any) -> None:
+def test_a_probe_that_fails_or_is_lost_opens_the_breaker_again_for_longer(ends: Any) -> None:
     world = guarded(open_max_ms=1_000_000)
     open_one(world)
     world.submit()
@@ -354,7 +354,7 @@ def _dropped(world: World) -> None:
 
 
 @pytest.mark.parametrize("ends", [_given_back, _cancelled, _dropped])
-def test_a_probe_that_says_nothing_gives_its_place_to_another(ends: Any) -> None:
+def test_a_probe_without_a_known_outcome_is_replaced_by_another(ends: Any) -> None:
     world = guarded(success_threshold=1)
     open_one(world)
     world.submit(count=2)
@@ -368,7 +368,7 @@ def test_a_probe_that_says_nothing_gives_its_place_to_another(ends: Any) -> None
     world.check()
 
 
-def test_what_was_handed_out_before_it_opened_decides_nothing_when_it_comes_back() -> None:
+def test_a_result_of_a_step_dispatched_before_the_opening_decides_nothing() -> None:
     world = guarded(success_threshold=1)
     world.apply(one(**NEVER_AGAIN))
     world.hello(slots=20, prefetch=0)
@@ -389,7 +389,7 @@ def test_what_was_handed_out_before_it_opened_decides_nothing_when_it_comes_back
     assert state(world) == "closed"
 
 
-def test_a_success_of_an_earlier_delivery_is_not_the_probes() -> None:
+def test_a_success_of_an_earlier_delivery_does_not_count_for_the_probe() -> None:
     world = guarded(success_threshold=1)
     world.apply(one(**NEVER_AGAIN))
     world.hello(slots=20, prefetch=0)
@@ -407,7 +407,7 @@ def test_a_success_of_an_earlier_delivery_is_not_the_probes() -> None:
     world.check()
 
 
-def test_what_never_starts_twice_waits_until_it_is_closed() -> None:
+def test_an_at_most_once_step_waits_until_the_breaker_is_closed() -> None:
     world = guarded(success_threshold=1)
     open_one(world)
     money = world.task(
@@ -426,7 +426,7 @@ def test_what_never_starts_twice_waits_until_it_is_closed() -> None:
     assert given(world)[-1] == money + 1
 
 
-def test_where_nothing_may_be_tried_it_closes_after_as_long_again_and_one_failure_is_enough() -> None:
+def test_a_breaker_without_possible_probes_closes_after_a_second_pause_and_one_failure_opens_it() -> None:
     world = guarded()
     open_one(world)
     money = world.task(
@@ -444,7 +444,7 @@ def test_where_nothing_may_be_tried_it_closes_after_as_long_again_and_one_failur
     assert guard(world).breaker.pause_ms > 1.5 * paused_ms
 
 
-def test_after_a_restart_it_is_closed() -> None:
+def test_every_breaker_is_closed_after_a_restart() -> None:
     world = guarded()
     open_one(world)
     (task_id,) = world.submit().task_ids
@@ -453,7 +453,7 @@ def test_after_a_restart_it_is_closed() -> None:
     assert world.row(task_id).state == "dispatched"
 
 
-def test_deadlines_go_on_while_it_is_open() -> None:
+def test_deadlines_pass_while_the_breaker_is_open() -> None:
     world = guarded(open_ms=60_000)
     open_one(world)
     task_id = world.task({"name": "late", "steps": [{"name": "only", "handler_class": "h", "queue_timeout_ms": 1_000}]})
@@ -461,7 +461,7 @@ def test_deadlines_go_on_while_it_is_open() -> None:
     assert (world.row(task_id).state, world.row(task_id).reason) == ("failed", "queue_timeout")
 
 
-def test_steps_that_wait_for_it_leave_room_in_memory_for_others_and_come_back() -> None:
+def test_steps_that_wait_for_an_open_breaker_leave_memory_for_others_and_return() -> None:
     world = guarded(open_ms=60_000, open_max_ms=60_000, limits=LimitSettings(max_active_tasks=4))
     open_one(world)
     waiting = world.submit(count=6).task_ids
@@ -511,7 +511,7 @@ def test_a_batch_that_level_0_does_not_answer_is_one_failure() -> None:
     world.check()
 
 
-def test_level_0_may_say_that_something_is_unavailable() -> None:
+def test_a_level_0_handler_may_report_that_something_is_unavailable() -> None:
     world = level0()
     world.peer()
     world.apply(one(retry_limit=0))
@@ -531,13 +531,13 @@ def test_level_0_may_say_that_something_is_unavailable() -> None:
 
 
 def refill(world: World, free: int) -> None:
-    """The worker says that it can take so many."""
+    """Let the worker offer this many slots."""
     world.pass_time(1)
     world.beat(n=world.mono, free=free)
 
 
 def end_all(world: World, **members: Any) -> int:
-    """All that is out ends so, a batch in a message. How much that was."""
+    """Answer all dispatched steps with this outcome, one message for each batch. Returns their number."""
     count = 0
     batches = world.batches()
     world.forget()
@@ -587,7 +587,7 @@ def test_retries_beyond_the_budget_wait_in_ready_and_first_attempts_do_not() -> 
     world.check()
 
 
-def test_at_least_so_many_go_in_each_window_even_if_all_fail() -> None:
+def test_the_minimum_of_retries_starts_in_each_window_even_if_all_fail() -> None:
     world = budgeted(percent=0.0, at_least=3, window_ms=10_000)
     world.apply(one(**SOON))
     world.hello(slots=200, prefetch=0)
@@ -602,7 +602,7 @@ def test_at_least_so_many_go_in_each_window_even_if_all_fail() -> None:
     assert 3 * 9 <= went <= 3 * 12
 
 
-def test_a_backlog_that_failed_once_is_done_soon_when_the_handler_is_well_again() -> None:
+def test_a_backlog_that_failed_once_is_done_soon_when_the_handler_works_again() -> None:
     world = budgeted()
     world.apply(one(**SOON))
     world.hello(slots=20_000, prefetch=0)
@@ -619,7 +619,7 @@ def test_a_backlog_that_failed_once_is_done_soon_when_the_handler_is_well_again(
     assert {t.state for t in world.rows.tasks.values()} == {"completed"}
 
 
-def test_the_budget_begins_anew_when_the_breaker_closes() -> None:
+def test_the_budget_starts_from_zero_when_the_breaker_closes() -> None:
     world = guarded(RetryBudgetSettings(percent=0.0, at_least=2, window_ms=600_000), success_threshold=1)
     world.apply(one(**SOON))
     world.hello(slots=200, prefetch=0)
@@ -641,7 +641,7 @@ def test_the_budget_begins_anew_when_the_breaker_closes() -> None:
     assert {t.state for t in world.rows.tasks.values()} == {"completed"}
 
 
-def test_a_batch_of_another_handler_takes_no_retry_along_that_has_to_wait() -> None:
+def test_a_batch_of_another_handler_contains_no_retry_that_must_wait() -> None:
     world = budgeted(percent=0.0, at_least=1, window_ms=600_000)
     world.apply(one(**SOON))
     world.apply({"name": "other", "steps": [{"name": "only", "handler_class": "g"}]})
@@ -657,7 +657,7 @@ def test_a_batch_of_another_handler_takes_no_retry_along_that_has_to_wait() -> N
     assert Counter(world.row(i).state for i in retries) == {"ready": 7, "dispatched": 1}
 
 
-def test_retries_that_wait_leave_room_in_memory_for_others_and_come_back() -> None:
+def test_retries_that_wait_leave_memory_for_others_and_return() -> None:
     budget = RetryBudgetSettings(percent=0.0, at_least=1, window_ms=60_000)
     world = guarded(budget, LimitSettings(max_active_tasks=4))
     world.apply(one(**SOON))
@@ -681,7 +681,7 @@ def test_retries_that_wait_leave_room_in_memory_for_others_and_come_back() -> No
     world.check()
 
 
-def test_there_is_room_again_without_anybody_coming_by() -> None:
+def test_retries_start_again_when_the_budget_has_room_without_another_event() -> None:
     world = budgeted(percent=0.0, at_least=1, window_ms=5_000)
     world.apply(one(**SOON))
     world.hello(slots=200, prefetch=0)
@@ -708,7 +708,7 @@ def test_a_retry_whose_time_the_handler_named_is_not_counted() -> None:
     assert guard(world).budget.lately(world.mono)[1] == 0 if "h" in world.state.guards.by_handler else True
 
 
-def test_a_retry_that_is_given_back_does_not_have_to_wait_again() -> None:
+def test_a_retry_that_a_worker_gives_back_does_not_wait_again() -> None:
     world = budgeted(percent=0.0, at_least=1, window_ms=60_000)
     world.apply(one(**SOON))
     world.hello(W, slots=5, prefetch=0)
@@ -721,7 +721,7 @@ def test_a_retry_that_is_given_back_does_not_have_to_wait_again() -> None:
     assert (world.row(task_id).state, world.row(task_id).delivery) == ("dispatched", 3)
 
 
-def test_all_of_a_hundred_percent_is_no_bound() -> None:
+def test_a_budget_of_a_hundred_percent_is_no_limit() -> None:
     world = budgeted(percent=100.0, at_least=1)
     world.apply(one(**SOON))
     world.hello(slots=200, prefetch=0)
@@ -733,7 +733,7 @@ def test_all_of_a_hundred_percent_is_no_bound() -> None:
     assert world.state.guards.by_handler == {}
 
 
-def test_after_a_restart_retries_are_held_to_a_new_budget() -> None:
+def test_a_restart_begins_a_new_budget() -> None:
     world = budgeted(percent=0.0, at_least=2, window_ms=60_000)
     world.apply(one(**SOON))
     world.hello(slots=200, prefetch=0)
@@ -746,7 +746,7 @@ def test_after_a_restart_retries_are_held_to_a_new_budget() -> None:
     world.check()
 
 
-def test_retries_that_wait_bar_the_way_to_nobody() -> None:
+def test_retries_that_wait_block_no_other_step() -> None:
     world = budgeted(percent=0.0, at_least=1, window_ms=60_000)
     world.apply(one(priority=50, **SOON))
     world.apply({"name": "other", "steps": [{"name": "only", "handler_class": "g"}]})
@@ -762,7 +762,7 @@ def test_retries_that_wait_bar_the_way_to_nobody() -> None:
 # -- people -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_operator_keeps_it_open_or_closed_until_he_takes_his_hand_off_it() -> None:
+def test_a_breaker_stays_as_an_operator_forced_it_until_it_is_automatic_again() -> None:
     world = guarded()
     world.apply(one(**NEVER_AGAIN))
     world.hello(slots=20, prefetch=0)
@@ -785,7 +785,7 @@ def test_an_operator_keeps_it_open_or_closed_until_he_takes_his_hand_off_it() ->
     assert state(world) == "open"
 
 
-def test_a_handler_that_nobody_knows_has_no_breaker_to_be_put() -> None:
+def test_the_breaker_of_an_unknown_handler_cannot_be_forced() -> None:
     world = guarded()
     refused = world.ask(SetBreaker, handler_class="typo", state="open")
     assert isinstance(refused, CommandRefused)
@@ -794,7 +794,7 @@ def test_a_handler_that_nobody_knows_has_no_breaker_to_be_put() -> None:
     assert isinstance(world.ask(SetBreaker, handler_class="typo", state="open"), BreakerSet)
 
 
-def test_why_a_step_waits_for_an_open_breaker() -> None:
+def test_why_explains_that_a_step_waits_for_an_open_breaker() -> None:
     world = guarded()
     open_one(world)
     (task_id,) = world.submit().task_ids
@@ -811,7 +811,7 @@ def test_why_a_step_waits_for_an_open_breaker() -> None:
 # -- how much is remembered -------------------------------------------------------------------------------------------
 
 
-def test_a_handler_that_has_been_well_for_a_while_is_forgotten() -> None:
+def test_a_handler_without_recent_failures_is_forgotten() -> None:
     world = guarded(open_max_ms=120_000)
     open_one(world)
     world.submit(count=2)
@@ -825,7 +825,7 @@ def test_a_handler_that_has_been_well_for_a_while_is_forgotten() -> None:
     assert state(world) == "none"
 
 
-def test_only_so_many_are_remembered_and_the_others_go_without() -> None:
+def test_handlers_beyond_the_limit_of_guards_have_no_breaker() -> None:
     world = guarded()
     for i in range(GUARDS_MAX):
         made = world.state.guards.add(f"x{i}", world.mono, 0)
@@ -842,7 +842,7 @@ def test_only_so_many_are_remembered_and_the_others_go_without() -> None:
     assert world.state.guards.add("h", world.mono, 0) is not None
 
 
-def test_it_is_told_when_a_breaker_turns() -> None:
+def test_every_change_of_a_breaker_is_reported() -> None:
     world = guarded()
     told: list[Any] = []
     act = world._act

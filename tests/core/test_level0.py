@@ -1,4 +1,4 @@
-"""Level 0 in the core: peers take turns, one lease decides, and what comes back late or wrong does no harm."""
+"""Level 0 in the core: peers take turns, one lease decides, and late or wrong answers do no harm."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from stepwire_protocol import messages as wire
 
 from .world import CHAIN, ONE, W, World, once, one, steps
 
-LEASE_MS = 35_000  # a time-out of 30 s, and 5
+LEASE_MS = 35_000  # a timeout of 30 s, plus 5 s
 
 
 def level0(**members: Any) -> World:
@@ -27,7 +27,7 @@ def submitted(world: World, count: int, document: dict[str, Any] = ONE) -> list[
     return list(world.submit(count=count).task_ids)
 
 
-# -- who gets what ----------------------------------------------------------------------------------------------------
+# -- dispatch ---------------------------------------------------------------------------------------------------------
 
 
 def test_peers_take_turns_one_step_at_a_time() -> None:
@@ -43,7 +43,7 @@ def test_peers_take_turns_one_step_at_a_time() -> None:
     assert len({b.steps[0].step_id for b in world.handed}) == 6
 
 
-def test_a_task_runs_to_its_end_with_nothing_but_level_0() -> None:
+def test_a_task_completes_with_level_0_handlers_only() -> None:
     world = World()
     world.peer()
     task_id = world.task(CHAIN, context=b'{"n":1}')
@@ -57,7 +57,7 @@ def test_a_task_runs_to_its_end_with_nothing_but_level_0() -> None:
     assert world.stored(task_id).state == "completed"
 
 
-def test_a_newcomer_gets_nothing_until_its_own_pub_can_be_heard() -> None:
+def test_a_new_peer_gets_nothing_until_its_pub_socket_can_reach_the_broker() -> None:
     world = World()
     submitted(world, 1)
     world.handle(events.PeerSubscribed())
@@ -67,7 +67,7 @@ def test_a_newcomer_gets_nothing_until_its_own_pub_can_be_heard() -> None:
     assert len(world.handed) == 1
 
 
-def test_a_peer_is_free_once_it_can_be_heard_and_while_it_holds_nothing() -> None:
+def test_a_peer_is_free_once_it_has_settled_and_while_it_holds_nothing() -> None:
     world = World()
     world.handle(events.PeerSubscribed())
     (peer,) = world.state.level0.peers.values()
@@ -87,7 +87,7 @@ def test_a_worker_with_a_session_comes_first() -> None:
     world.hello(free={"b1": 1}, slots=1, prefetch=0)
     submitted(world, 3)
     assert len(world.batches(W)) == 1
-    assert not world.handed  # the others wait for the worker
+    assert not world.handed  # the other steps wait for the worker
     world.say(wire.Bye(v="2.0", worker=W))
     world.flush()
     assert len(world.handed) == 1
@@ -105,20 +105,22 @@ def test_a_worker_with_a_session_comes_first() -> None:
         ({"at_most_once": True}, once(), True),
     ],
 )
-def test_what_may_go_to_level_0(members: dict[str, Any], document: dict[str, Any], is_served: bool) -> None:
+def test_level_0_takes_only_the_steps_that_the_settings_allow(
+    members: dict[str, Any], document: dict[str, Any], is_served: bool
+) -> None:
     world = level0(**members)
     world.peer()
     submitted(world, 1, document)
     assert len(world.handed) == is_served
 
 
-def test_without_any_handlers_allowed_nobody_is_granted_anything() -> None:
+def test_a_peer_is_granted_nothing_while_no_handlers_are_allowed() -> None:
     world = level0(handlers=())
     world.handle(events.PeerSubscribed())
     assert not world.granted
 
 
-def test_steps_that_may_not_go_there_do_not_bar_the_way() -> None:
+def test_steps_that_level_0_may_not_take_do_not_block_the_others() -> None:
     world = World()
     mixed = steps({"name": "once", "delivery_mode": "at_most_once"}, {"name": "often"})
     submitted(world, 300, mixed)
@@ -136,7 +138,7 @@ def test_a_batch_is_as_large_as_configured_and_shared_out() -> None:
     world.check()
 
 
-def test_nothing_leaves_before_its_commit_and_nothing_to_who_left_meanwhile() -> None:
+def test_a_batch_leaves_after_its_commit_and_not_to_a_peer_that_left() -> None:
     world = World(auto=False)
     world.apply(ONE)
     world.settle()
@@ -164,7 +166,7 @@ def test_nothing_leaves_before_its_commit_and_nothing_to_who_left_meanwhile() ->
 # -- leases -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_answered_in_its_lease_runs_elsewhere() -> None:
+def test_a_step_that_is_not_answered_within_its_lease_runs_elsewhere() -> None:
     world = World()
     dead, heir = world.peer(), world.peer()
     (task_id,) = submitted(world, 1)
@@ -179,7 +181,7 @@ def test_what_is_not_answered_in_its_lease_runs_elsewhere() -> None:
     world.check()
 
 
-def test_a_late_success_is_taken_and_saves_the_second_run_nothing_but_its_effect() -> None:
+def test_a_late_success_completes_the_step_although_it_runs_a_second_time() -> None:
     world = World()
     world.peer()
     world.peer()
@@ -221,13 +223,13 @@ def test_a_peer_that_let_a_lease_expire_gets_one_step_at_a_time_until_it_answers
     world.check()
 
 
-def test_a_doubted_peer_gets_nothing_that_must_not_start_twice() -> None:
+def test_a_doubted_peer_gets_no_at_most_once_step() -> None:
     world = level0(at_most_once=True)
     world.peer()
     submitted(world, 1)
     world.pass_time(LEASE_MS)
     world.answer(world.handed[0])
-    # Doubted again: the second hand-over of that step is answered by nobody.
+    # The peer is doubted again, because the second delivery of that step is not answered either.
     world.pass_time(LEASE_MS)
     assert next(iter(world.state.level0.peers.values())).doubted
     world.apply({**once(), "name": "pay"})
@@ -239,7 +241,7 @@ def test_a_doubted_peer_gets_nothing_that_must_not_start_twice() -> None:
     assert len(world.handed) == 3
 
 
-def test_a_step_that_three_leases_ended_on_is_given_up() -> None:
+def test_a_step_fails_when_three_leases_ended_on_it() -> None:
     world = World()
     world.peer()
     (task_id,) = submitted(world, 1)
@@ -248,7 +250,7 @@ def test_a_step_that_three_leases_ended_on_is_given_up() -> None:
     world.check()
 
 
-def test_time_in_which_the_loop_stood_still_is_not_counted() -> None:
+def test_time_in_which_the_loop_did_not_run_is_not_part_of_a_lease() -> None:
     world = World()
     world.peer()
     submitted(world, 1)
@@ -262,7 +264,7 @@ def test_time_in_which_the_loop_stood_still_is_not_counted() -> None:
 # -- at_most_once -----------------------------------------------------------------------------------------------------
 
 
-def test_at_most_once_is_granted_when_it_is_handed_over_sent_once_and_held_at_the_end_of_its_lease() -> None:
+def test_an_at_most_once_step_is_granted_at_dispatch_sent_once_and_held_when_its_lease_ends() -> None:
     world = level0(at_most_once=True)
     world.peer()
     world.peer()
@@ -277,7 +279,7 @@ def test_at_most_once_is_granted_when_it_is_handed_over_sent_once_and_held_at_th
     world.check()
 
 
-def test_a_reported_failure_of_at_most_once_is_a_verdict_also_while_its_task_is_cancelled() -> None:
+def test_a_reported_failure_of_an_at_most_once_step_is_final_even_while_its_task_is_cancelled() -> None:
     world = level0(at_most_once=True)
     world.peer()
     (task_id,) = submitted(world, 1, once(retry_limit=0))
@@ -311,7 +313,7 @@ def test_a_cancelled_task_ends_with_the_answer_or_the_lease() -> None:
         ({"results": [], "error": wire.ErrorDetail(message="unexpected token")}, "failed"),
     ],
 )
-def test_what_an_answer_says_happens(members: dict[str, Any], state: str) -> None:
+def test_an_answer_decides_its_step(members: dict[str, Any], state: str) -> None:
     world = World()
     world.peer()
     (task_id,) = submitted(world, 1, one(retry_limit=0))
@@ -321,7 +323,7 @@ def test_what_an_answer_says_happens(members: dict[str, Any], state: str) -> Non
     world.check()
 
 
-def test_an_answer_to_a_part_leaves_the_rest_to_its_lease() -> None:
+def test_an_answer_to_a_part_of_a_batch_leaves_the_rest_to_its_lease() -> None:
     world = level0(batch_max_steps=2)
     world.peer()
     submitted(world, 2)
@@ -333,7 +335,7 @@ def test_an_answer_to_a_part_leaves_the_rest_to_its_lease() -> None:
     assert [b.steps[0].step_id for b in world.handed[1:]] == [batch.steps[1].step_id]
 
 
-def test_an_answer_that_names_a_step_of_another_batch_is_refused_and_the_rest_of_it_taken() -> None:
+def test_a_result_for_a_step_of_another_batch_is_refused_and_the_rest_of_the_answer_counts() -> None:
     world = World()
     world.peer()
     world.peer()
@@ -347,7 +349,7 @@ def test_an_answer_that_names_a_step_of_another_batch_is_refused_and_the_rest_of
     world.check()
 
 
-def test_an_answer_cannot_speak_for_a_worker() -> None:
+def test_a_level_0_answer_cannot_decide_a_workers_delivery() -> None:
     world = World()
     world.hello()
     (task_id,) = submitted(world, 1)
@@ -358,7 +360,7 @@ def test_an_answer_cannot_speak_for_a_worker() -> None:
     assert world.state.counters.refused["wrong_sender"] == 1
 
 
-def test_a_worker_cannot_speak_for_a_peer() -> None:
+def test_a_worker_cannot_decide_a_peers_delivery() -> None:
     world = World()
     world.peer()
     (task_id,) = submitted(world, 1)
@@ -380,7 +382,7 @@ def test_a_worker_cannot_speak_for_a_peer() -> None:
     assert world.state.counters.refused["wrong_sender"] == 1
 
 
-def test_an_answer_to_nothing_we_know_is_late_or_refused_and_does_no_harm() -> None:
+def test_an_answer_to_an_unknown_batch_is_late_or_refused() -> None:
     world = World()
     world.peer()
     submitted(world, 1)
@@ -396,7 +398,7 @@ def test_an_answer_to_nothing_we_know_is_late_or_refused_and_does_no_harm() -> N
 # -- restarts ---------------------------------------------------------------------------------------------------------
 
 
-def test_after_a_restart_an_answer_of_before_is_taken() -> None:
+def test_an_answer_to_a_batch_of_before_a_restart_counts() -> None:
     world = World()
     to = world.peer()
     (task_id,) = submitted(world, 1)
@@ -410,7 +412,7 @@ def test_after_a_restart_an_answer_of_before_is_taken() -> None:
     world.check()
 
 
-def test_after_a_restart_what_was_handed_over_has_its_lease_again() -> None:
+def test_a_batch_of_before_a_restart_has_its_whole_lease_again() -> None:
     world = level0(at_most_once=True)
     for _ in range(2):
         world.handle(events.PeerSubscribed())
@@ -428,10 +430,10 @@ def test_after_a_restart_what_was_handed_over_has_its_lease_again() -> None:
     world.check()
 
 
-# -- what people see --------------------------------------------------------------------------------------------------
+# -- presentation -----------------------------------------------------------------------------------------------------
 
 
-def test_why_knows_level_0() -> None:
+def test_why_names_the_level_0_handler_of_a_step() -> None:
     world = World()
     task_id = world.task(ONE)
     assert explain.step(world.state, world.step(task_id), world.now).code == "no_worker_offers"
@@ -448,7 +450,7 @@ def test_why_knows_level_0() -> None:
     assert "bus.level0.at_most_once" in why.message
 
 
-def test_a_drained_peer_finishes_what_it_has_and_gets_no_more() -> None:
+def test_a_drained_peer_finishes_its_batch_and_gets_no_more() -> None:
     world = World()
     to = world.peer()
     submitted(world, 2)
@@ -457,7 +459,7 @@ def test_a_drained_peer_finishes_what_it_has_and_gets_no_more() -> None:
     assert len(world.handed) == 1
 
 
-# -- whatever happens -------------------------------------------------------------------------------------------------
+# -- properties -------------------------------------------------------------------------------------------------------
 
 ORDERS = st.lists(
     st.tuples(

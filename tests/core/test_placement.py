@@ -1,4 +1,4 @@
-"""Who runs what: credit, shares, batches, priorities, fairness, selectors, and steps that may be what kills workers."""
+"""Placement: credit, shares, batches, priorities, fairness, selectors, and steps that may kill workers."""
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ def batch_sizes(world: World, worker: str = W) -> list[int]:
 # -- credit and batches -----------------------------------------------------------------------------------------------
 
 
-def test_no_more_is_sent_than_the_worker_said_it_can_take() -> None:
+def test_a_worker_is_sent_no_more_steps_than_its_free_allows() -> None:
     world = World()
     world.apply(ONE)
     world.submit(count=20)
@@ -24,7 +24,7 @@ def test_no_more_is_sent_than_the_worker_said_it_can_take() -> None:
     world.check()
 
 
-def test_free_slots_are_filled_before_anybodys_prefetch() -> None:
+def test_free_slots_of_all_workers_are_filled_before_any_prefetch() -> None:
     world = World()
     world.apply(ONE)
     world.hello(W, slots=2, prefetch=10)
@@ -41,7 +41,7 @@ def test_a_batch_holds_at_most_max_steps() -> None:
     assert batch_sizes(world) == [3, 3, 2]
 
 
-def test_a_batch_holds_at_most_max_bytes_and_what_did_not_fit_goes_at_once_in_the_next() -> None:
+def test_a_batch_holds_at_most_max_bytes_and_the_rest_goes_at_once_in_the_next() -> None:
     world = World(Settings(bus=BusSettings(batch=BatchSettings(max_bytes=10_000))))
     world.apply(ONE)
     world.submit(count=4, context=b'"' + b"x" * 4_000 + b'"')
@@ -56,7 +56,7 @@ def test_credit_is_the_last_free_less_what_is_sent_and_unanswered() -> None:
     world.submit(count=3)
     session = world.state.sessions[W]
     assert session.credit == 1
-    world.beat(n=5, free=4)  # sent before the batches arrived there
+    world.beat(n=5, free=4)  # sent before the batches arrived at the worker
     assert session.credit == 1
     for batch in world.batches():
         world.accept(batch, free=1)
@@ -65,7 +65,7 @@ def test_credit_is_the_last_free_less_what_is_sent_and_unanswered() -> None:
     world.check()
 
 
-def test_free_counts_by_n_and_an_older_heartbeat_says_nothing_about_it() -> None:
+def test_free_is_taken_from_the_message_with_the_highest_n() -> None:
     world = World()
     world.hello()
     session = world.state.sessions[W]
@@ -74,11 +74,11 @@ def test_free_counts_by_n_and_an_older_heartbeat_says_nothing_about_it() -> None
     assert session.free == 3
     world.beat(n=10, free=5)
     assert session.free == 5
-    world.beat(n=11, free=None)  # nothing for this broker is nothing said
+    world.beat(n=11, free=None)  # no `free` for this broker changes nothing
     assert session.free == 5
 
 
-def test_results_carry_free_too_in_the_same_counting() -> None:
+def test_results_carry_free_under_the_same_n_as_heartbeats() -> None:
     world = World()
     world.task(ONE)
     world.hello(n=5)
@@ -101,7 +101,7 @@ def test_a_result_answers_its_batch_and_gives_the_credit_back_exactly_once() -> 
     assert (session.free, session.unanswered) == (1, 0)
 
 
-def test_a_worker_without_a_word_of_free_gets_nothing_until_it_says_one() -> None:
+def test_a_worker_that_has_sent_no_free_gets_nothing_until_it_sends_one() -> None:
     world = World()
     world.task(ONE)
     world.hello(free={})
@@ -110,7 +110,7 @@ def test_a_worker_without_a_word_of_free_gets_nothing_until_it_says_one() -> Non
     assert batch_sizes(world) == [1]
 
 
-def test_the_batch_number_rises_and_the_nonce_is_of_this_start() -> None:
+def test_batch_numbers_rise_and_the_nonce_is_that_of_this_start() -> None:
     world = World(Settings(bus=BusSettings(batch=BatchSettings(max_steps=1))))
     world.apply(ONE)
     world.submit(count=3)
@@ -118,7 +118,7 @@ def test_the_batch_number_rises_and_the_nonce_is_of_this_start() -> None:
     assert [b.batch_id for b in world.batches()] == ["batch_n7_1", "batch_n7_2", "batch_n7_3"]
 
 
-# -- whom -------------------------------------------------------------------------------------------------------------
+# -- choice -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_largest_free_share_goes_first_and_ties_go_to_the_longest_idle() -> None:
@@ -141,7 +141,7 @@ def test_the_largest_free_share_goes_first_and_ties_go_to_the_longest_idle() -> 
     assert batch_sizes(world, W2) == [1]
 
 
-def test_only_those_who_offer_the_handler_get_the_step() -> None:
+def test_only_a_worker_that_offers_the_handler_gets_the_step() -> None:
     world = World()
     world.hello(W, handlers=["other", "shop::*::x"])
     world.task(one(handler_class="shop::ship::Ship"))
@@ -160,7 +160,7 @@ def test_only_those_who_offer_the_handler_get_the_step() -> None:
         ({"gpu": "", "zone": "a"}, {"gpu": "", "zone": "a"}, True),
     ],
 )
-def test_every_label_of_the_selector_is_on_the_worker(
+def test_a_worker_must_bear_every_label_of_the_selector(
     selector: dict[str, str], labels: dict[str, str], matches: bool
 ) -> None:
     world = World()
@@ -169,19 +169,19 @@ def test_every_label_of_the_selector_is_on_the_worker(
     assert bool(world.batches()) is matches
 
 
-def test_a_step_that_a_worker_gave_back_goes_to_another_and_to_the_same_only_if_there_is_none() -> None:
+def test_a_refused_step_goes_to_another_worker_and_to_the_same_only_if_there_is_no_other() -> None:
     world = World()
     world.hello(W, slots=4, prefetch=10)
     task_id = world.task(ONE)
     world.refuse(world.batches(W)[0], "busy", free=14)
-    assert batch_sizes(world, W) == [1, 1]  # nobody else
+    assert batch_sizes(world, W) == [1, 1]  # there is no other worker
     world.hello(W2, slots=1, prefetch=0)
     world.refuse(world.batches(W)[-1], "busy", free=14)
     assert batch_sizes(world, W2) == [1]
     assert world.row(task_id).attempt == 0
 
 
-def test_a_step_to_be_kept_from_a_worker_is_not_swept_into_its_next_batch() -> None:
+def test_a_step_that_avoids_a_worker_is_not_put_into_its_next_batch() -> None:
     world = World(auto=False)
     world.apply(ONE)
     world.settle()
@@ -211,7 +211,7 @@ def test_a_worker_that_does_not_know_a_handler_gets_no_step_of_it_again_in_its_s
     task_id = min(world.state.tasks)
     assert world.row(task_id).state == "ready"
     assert world.row(task_id).reason == "unknown_handler"
-    # And the many it cannot take do not stand in the way of what it can.
+    # The many steps that it cannot take do not block those that it can take.
     other = {"name": "other", "steps": [{"name": "only", "handler_class": "g"}]}
     world.task(other)
     assert len(world.batches()) == 2
@@ -234,7 +234,7 @@ def test_higher_priority_goes_first_then_age() -> None:
     assert order == [ids[1], ids[3], ids[0], ids[2]]
 
 
-def test_a_steps_priority_adds_to_its_tasks() -> None:
+def test_the_priority_of_a_step_is_added_to_that_of_its_task() -> None:
     world = World()
     world.apply(steps({"name": "low"}, {"name": "high", "priority": 7}))
     world.submit()
@@ -242,7 +242,7 @@ def test_a_steps_priority_adds_to_its_tasks() -> None:
     assert [s.step_name for s in world.batches()[0].steps] == ["high", "low"]
 
 
-def test_one_namespaces_flood_does_not_starve_another() -> None:
+def test_a_flood_in_one_namespace_does_not_starve_another() -> None:
     world = World(Settings(bus=BusSettings(batch=BatchSettings(max_steps=2))))
     flow = {"name": "flow", "steps": [{"name": "only", "handler_class": "h"}]}
     world.apply(flow)
@@ -262,7 +262,7 @@ def lose(world: World, worker: str) -> None:
     assert worker not in world.state.sessions
 
 
-def test_a_step_that_two_sessions_died_with_goes_alone_and_is_the_only_such_one_of_its_session() -> None:
+def test_a_suspect_goes_alone_and_a_session_holds_at_most_one() -> None:
     world = World()
     world.apply(ONE)
     world.submit(count=2)
@@ -281,7 +281,7 @@ def test_a_step_that_two_sessions_died_with_goes_alone_and_is_the_only_such_one_
     world.check()
 
 
-def test_many_suspects_do_not_stand_in_the_way_of_the_others() -> None:
+def test_many_suspects_do_not_block_other_steps() -> None:
     world = World()
     world.apply(ONE)
     world.submit(count=300, priority=9)
@@ -304,7 +304,7 @@ def test_at_three_lost_sessions_a_step_fails_as_worker_lost() -> None:
     world.check()
 
 
-# -- what a step carries ----------------------------------------------------------------------------------------------
+# -- requests ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_step_carries_the_outputs_of_its_direct_dependencies_by_name() -> None:
@@ -322,7 +322,7 @@ def test_a_step_carries_the_outputs_of_its_direct_dependencies_by_name() -> None
     assert world.row(task_id, "a").output == '{"n":[1,2]}'
 
 
-def test_a_mapped_input_is_sent_beside_the_seeds_fields() -> None:
+def test_a_mapped_input_is_sent_in_addition_to_the_other_fields() -> None:
     world = World()
     mapping = {"total": "results.a.sum", "who": "context.user.name", "none": "context.nobody"}
     world.task(
@@ -350,7 +350,7 @@ def test_the_idempotency_key_is_the_same_over_attempts_and_deliveries() -> None:
     assert len({s.metadata.traceparent for s in (first, second, third)}) == 3
 
 
-def test_a_request_that_no_message_holds_fails_as_too_large_and_the_others_go() -> None:
+def test_a_request_larger_than_a_message_fails_as_too_large_and_the_others_go() -> None:
     world = World(Settings(limits=LimitSettings(resident_payload_bytes=1 << 20)))
     world.apply(ONE)
     large = world.submit(context=b'"' + b"x" * 70_000 + b'"').task_ids[0]
@@ -405,7 +405,7 @@ def test_a_large_output_is_fetched_for_the_step_that_depends_on_it() -> None:
     world.check()
 
 
-def test_a_fetch_that_failed_is_made_again() -> None:
+def test_a_failed_fetch_is_repeated() -> None:
     world = World()
     world.apply(ONE)
     world.submit(context=LARGE)
@@ -417,7 +417,7 @@ def test_a_fetch_that_failed_is_made_again() -> None:
     assert len(world.batches()) == 1
 
 
-def test_what_is_fetched_at_a_time_is_bounded_in_steps() -> None:
+def test_fetches_in_flight_are_bounded_in_steps() -> None:
     world = World()
     world.apply(ONE)
     world.submit(count=600, context=LARGE)
@@ -454,7 +454,7 @@ def test_a_rule_that_compares_a_large_output_waits_for_it() -> None:
     world.check()
 
 
-def test_a_steps_deadline_is_told_as_what_is_left_of_it() -> None:
+def test_a_request_carries_the_time_left_until_the_steps_deadline() -> None:
     world = World()
     world.task(one(deadline_ms=60_000))
     world.pass_time(10_000)

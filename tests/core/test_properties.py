@@ -1,8 +1,8 @@
-"""What is never so, whatever happens in whatever order. Events are drawn relative to the state, so that they are about
-something: results of deliveries that exist, heartbeats of sessions that live, orders on tasks that are open.
+"""Promises that hold for every order of events. Events are drawn relative to the state, so that they concern something:
+results of existing deliveries, heartbeats of live sessions, commands on open tasks.
 
-The workers here are honest where the protocol needs them to be (they run a delivery once, and an at_most_once step only
-after `go`) and as slow, deaf, forgetful or dead as it allows; messages are lost, repeated and late.
+The workers follow the protocol where it relies on them: they run a delivery once, and an at_most_once step only after
+`go`. Otherwise they are as slow, forgetful or dead as it allows; messages are lost, repeated and late.
 """
 
 from collections import defaultdict
@@ -89,7 +89,7 @@ def world_of(**limits: Any) -> World:
 
 
 class Workers:
-    """What the worker processes know, from what they were sent."""
+    """The knowledge of the worker processes: the messages they were sent."""
 
     def __init__(self) -> None:
         self.k: dict[str, int] = {}
@@ -182,7 +182,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.writing is not None and self.world.writing.history)
     @rule(data=st.data())
     def commit_with_a_data_error(self, data: Any) -> None:
-        """One task's changes are refused. Its beginning is not: a submission is refused as a whole, or stored."""
+        """Refuse one task's changes. Its submission is refused as a whole or stored, and is not meant here."""
         group = self.world.writing
         assert group is not None
         new = {t.id for s in group.submissions for t in s.tasks}
@@ -208,7 +208,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """Everything that waits for the database has its turn, so that long stories come about."""
+        """Let everything that waits for the database go on, so that long stories arise."""
         for _ in range(60):
             if self.world.writing is not None:
                 self.commit(False)
@@ -264,7 +264,7 @@ class Machine(RuleBasedStateMachine):
         )
 
     def drop(self, worker: str) -> None:
-        """A new session: what had not started never will."""
+        """Open a new session: steps that had not started never will."""
         for item, (_, state) in list(self.workers.holds[worker].items()):
             if state in ("queued", "asking"):
                 del self.workers.holds[worker][item]
@@ -372,7 +372,7 @@ class Machine(RuleBasedStateMachine):
         how=st.sampled_from(["completed", "completed", "large", "failed", "error", "unavailable", "outcome_unknown"]),
     )
     def end(self, data: Any, how: str) -> None:
-        """It says its result, or says it again; what it said once it says again the same."""
+        """Send a step's result, or resend it: a resent result is the same."""
         self.end_item(*data.draw(st.sampled_from(self.in_state("running", "done"))), how)
 
     def end_item(self, worker: str, item: tuple[int, int], how: str) -> None:
@@ -390,7 +390,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def work(self, data: Any) -> None:
-        """A round of ordinary life, so that long stories come about: all is stored, heard, begun, some of it ended."""
+        """Play one ordinary round, so that long stories arise: commit, deliver and start all steps, and end some."""
         self.settle()
         self.hear_all(data)
         for worker, item in self.in_state("queued", "asking"):
@@ -435,7 +435,7 @@ class Machine(RuleBasedStateMachine):
     # -- what is never so ---------------------------------------------------------------------------------------------
 
     def watch(self, group: CommitGroup, refused: set[int] | frozenset[int] = frozenset()) -> None:
-        """Before a group is written: what it says must follow from what is stored."""
+        """Check, before a group is written, that its rows follow from the stored ones."""
         for row in group.history:
             if row.task_id in refused:
                 continue
@@ -500,7 +500,7 @@ class Machine(RuleBasedStateMachine):
         self.groups_seen = len(self.world.sent)
 
     def teardown(self) -> None:
-        """When the faults stop and somebody serves everything, every task ends or waits for an operator."""
+        """When the faults stop and workers offer every handler, every task ends or waits for an operator."""
         if not hasattr(self, "world"):
             return
         world = self.world

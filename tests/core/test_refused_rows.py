@@ -1,4 +1,4 @@
-"""The database refuses the rows of one task, or a submission: nothing that rested on them is ever said."""
+"""The database refuses the rows of one task, or a submission: no message that depends on them is ever sent."""
 
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask
 from stepwire_broker.core.model import events
@@ -8,7 +8,7 @@ from stepwire_protocol import messages as wire
 from .world import CHAIN, ONE, W, World, steps
 
 
-def test_of_a_refused_submission_nothing_is_dispatched_and_nothing_stays() -> None:
+def test_a_refused_submission_dispatches_nothing_and_leaves_nothing() -> None:
     world = World()
     world.apply(ONE)
     world.hello()
@@ -26,14 +26,14 @@ def test_of_a_refused_submission_nothing_is_dispatched_and_nothing_stays() -> No
     assert len(world.heard(wire.Steps)) == 1
 
 
-def test_what_is_changed_in_a_task_whose_insert_is_refused_meanwhile_is_written_by_nobody() -> None:
+def test_changes_of_a_task_whose_insert_is_refused_are_never_written() -> None:
     world = World(auto=False)
     world.apply(ONE)
     world.settle()
     world.submit()
     world.rows.refuses_submissions = True
     (task_id,) = world.state.tasks
-    world.ask(CancelTask, task_id=task_id)  # decided while the insert is on its way
+    world.ask(CancelTask, task_id=task_id)  # decided while the insert is being written
     cancel = world.requests
     world.settle()
     assert world.answers[cancel].code == "refused_by_database"
@@ -86,7 +86,7 @@ def test_a_batch_that_holds_a_step_of_a_refused_task_never_leaves_and_the_others
     world.check()
 
 
-def test_who_awaits_a_task_is_not_told_of_an_end_that_was_not_stored() -> None:
+def test_a_request_that_awaits_a_task_is_not_answered_with_an_end_that_was_not_stored() -> None:
     world = World()
     task_id = world.task(ONE)
     world.ask(events.AwaitTask, task_id=task_id)

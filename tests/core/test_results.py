@@ -1,5 +1,4 @@
-"""What workers say of the steps they were given: accepted, refused, may I start, done. The result rule, branch by
-branch."""
+"""Answers of workers to their steps: refuse, start, progress and results, with every branch of the result rule."""
 
 import msgspec
 import pytest
@@ -41,7 +40,7 @@ def test_a_refused_step_is_ready_again_and_no_attempt_is_charged(code: str) -> N
 
 
 @pytest.mark.parametrize("code", ["bad_message", "too_large"])
-def test_what_a_worker_cannot_read_fails_for_good_and_its_bytes_are_parked(code: str) -> None:
+def test_a_step_that_a_worker_cannot_read_fails_for_good_and_its_bytes_are_parked(code: str) -> None:
     world = World()
     task_id = world.task(ONE)
     world.hello()
@@ -54,7 +53,7 @@ def test_what_a_worker_cannot_read_fails_for_good_and_its_bytes_are_parked(code:
     world.check()
 
 
-def test_a_refusal_of_something_else_changes_nothing() -> None:
+def test_a_refusal_of_another_delivery_changes_nothing() -> None:
     world, task_id, batch = dispatched()
     world.say(
         wire.Refuse(
@@ -73,7 +72,7 @@ def test_a_refusal_of_something_else_changes_nothing() -> None:
 # -- start and go -----------------------------------------------------------------------------------------------------
 
 
-def test_go_follows_the_start_and_follows_it_again_when_it_was_lost() -> None:
+def test_a_go_answers_each_start_so_a_lost_go_is_sent_again() -> None:
     world, task_id, batch = dispatched(ONCE)
     assert not world.row(task_id).granted
     world.start(batch)
@@ -83,7 +82,7 @@ def test_go_follows_the_start_and_follows_it_again_when_it_was_lost() -> None:
     assert world.heard(wire.Cancel) == []
 
 
-def test_a_start_is_an_answer_to_the_steps_too() -> None:
+def test_a_start_answers_its_batch() -> None:
     world = World()
     world.task(ONCE)
     world.hello()
@@ -92,7 +91,7 @@ def test_a_start_is_an_answer_to_the_steps_too() -> None:
 
 
 @pytest.mark.parametrize("why", ["paused", "cancelled", "moved on", "never"])
-def test_what_must_not_start_is_not_granted(why: str) -> None:
+def test_a_step_that_must_not_start_is_not_granted(why: str) -> None:
     world, task_id, batch = dispatched(ONCE)
     if why == "paused":
         world.ask(PauseTask, task_id=task_id)
@@ -132,7 +131,7 @@ def test_after_a_restart_a_step_of_a_cancelled_task_is_not_granted_either() -> N
     assert world.row(task_id).granted
 
 
-# -- results: what is taken -------------------------------------------------------------------------------------------
+# -- results that count -----------------------------------------------------------------------------------------------
 
 
 def test_a_success_is_stored_then_acked_and_what_depends_on_it_runs() -> None:
@@ -151,7 +150,7 @@ def test_a_success_is_stored_then_acked_and_what_depends_on_it_runs() -> None:
     world.check()
 
 
-def test_the_same_result_again_is_acked_again_and_changes_nothing() -> None:
+def test_a_resent_result_is_acked_again_and_changes_nothing() -> None:
     world = World()
     task_id = world.task(CHAIN)
     world.hello()
@@ -165,7 +164,7 @@ def test_the_same_result_again_is_acked_again_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("when", ["ready", "retry_wait", "dispatched", "held"])
-def test_a_late_success_is_taken_wherever_it_can_save_a_run(when: str) -> None:
+def test_a_late_success_completes_a_step_that_is_still_open(when: str) -> None:
     if when == "retry_wait":
         world, task_id, batch = dispatched(one(timeout_ms=1_000))
         world.beat(n=2, holding=[held(batch, "running", 1_000)])
@@ -185,7 +184,7 @@ def test_a_late_success_is_taken_wherever_it_can_save_a_run(when: str) -> None:
     assert world.row(task_id).state == "completed"
     assert world.stored(task_id).state == "completed"
     assert world.stored(task_id).attention is None
-    if when == "dispatched":  # and who runs it for nothing is told
+    if when == "dispatched":  # and the worker that runs it in vain is sent a cancel
         assert [(c.reason, c.items) for c in world.heard(wire.Cancel, W2)] == [
             ("superseded", [(batch.steps[0].step_id, 2)])
         ]
@@ -209,19 +208,19 @@ def test_a_late_failure_changes_nothing(when: str) -> None:
     world.check()
 
 
-def test_what_is_terminal_never_changes_whatever_comes() -> None:
+def test_a_final_step_never_changes() -> None:
     world, task_id, batch = dispatched(one(retry_limit=0))
     world.fail(batch)
     before = world.row(task_id)
     assert before.state == "failed"
-    for worker in (W, W2):  # no sender check: it is late whoever says it
+    for worker in (W, W2):  # the sender is not checked: the result is late from any worker
         rid = world.result(batch, worker)
         assert rid in world.acked
     assert world.row(task_id) == before
     assert world.stored(task_id).state == "failed"
 
 
-# -- results: what is refused -----------------------------------------------------------------------------------------
+# -- results that are refused -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -253,7 +252,7 @@ def test_a_late_success_must_be_of_its_own_batch_and_worker_too(code: str, worke
     assert world.row(task_id).state == "ready"
 
 
-def test_one_bad_result_of_a_message_does_not_spoil_the_others() -> None:
+def test_one_refused_result_of_a_message_does_not_affect_the_others() -> None:
     world = World()
     world.apply(ONE)
     ids = world.submit(count=2).task_ids
@@ -281,7 +280,7 @@ def test_one_bad_result_of_a_message_does_not_spoil_the_others() -> None:
 # -- results of steps that are not in memory --------------------------------------------------------------------------
 
 
-def test_a_result_of_a_step_that_nobody_knows_is_looked_up_and_acked() -> None:
+def test_a_result_of_an_unknown_step_is_looked_up_and_acked() -> None:
     world, _, batch = dispatched()
     world.answers_reads = False
     rid = world.result(batch, step_id=9_999)
@@ -299,7 +298,7 @@ def test_a_result_of_a_task_that_is_over_and_forgotten_is_looked_up_and_acked() 
     assert world.row(task_id).state == "completed"
 
 
-def test_a_result_of_a_task_that_is_ours_and_not_loaded_loads_it_and_is_applied() -> None:
+def test_a_result_for_a_task_that_is_not_in_memory_loads_the_task_and_is_applied() -> None:
     world, task_id, batch = dispatched(ONCE, granted=True)
     world.pass_time(DIES_MS)
     evict(world, task_id)
@@ -311,7 +310,7 @@ def test_a_result_of_a_task_that_is_ours_and_not_loaded_loads_it_and_is_applied(
 
 
 def evict(world: World, task_id: int) -> None:
-    """As when others could use its place in memory."""
+    """Make the task leave memory, as it does when other tasks need the room."""
     task = world.state.tasks[task_id]
     task.evicting = task.dirty = True
     world.state.outbox.mark(task)
@@ -320,7 +319,7 @@ def evict(world: World, task_id: int) -> None:
     assert world.stored(task_id).owner_epoch == 0
 
 
-def test_when_the_look_up_fails_nothing_is_acked_and_the_worker_says_it_again() -> None:
+def test_a_failed_look_up_acks_nothing_and_the_worker_resends() -> None:
     world, task_id, batch = dispatched(ONCE, granted=True)
     world.pass_time(DIES_MS)
     evict(world, task_id)
@@ -333,7 +332,7 @@ def test_when_the_look_up_fails_nothing_is_acked_and_the_worker_says_it_again() 
     assert world.acked == [rid]
 
 
-def test_a_result_for_the_database_when_it_is_far_behind_is_left_with_its_worker() -> None:
+def test_a_result_is_left_with_its_worker_while_the_database_is_far_behind() -> None:
     world = World(Settings(limits=LimitSettings(uncommitted_bytes=10_000)))
     world.apply(ONE)
     world.submit(count=2)
@@ -353,7 +352,7 @@ def test_a_result_for_the_database_when_it_is_far_behind_is_left_with_its_worker
 # -- failures and retries ---------------------------------------------------------------------------------------------
 
 
-def test_a_failure_is_tried_again_after_its_back_off_until_the_limit() -> None:
+def test_a_failed_step_is_retried_after_its_back_off_up_to_the_limit() -> None:
     world, task_id, batch = dispatched(one(retry_limit=2, **FAST))
     for attempt in (1, 2):
         world.fail(batch)
@@ -380,7 +379,7 @@ def test_a_failure_is_tried_again_after_its_back_off_until_the_limit() -> None:
     ],
 )
 @pytest.mark.parametrize("status", ["failed", "error"])
-def test_the_errors_own_word_on_retrying_comes_first_then_the_metadatas(
+def test_retryable_of_the_error_comes_before_that_of_the_metadata(
     status: str, error: dict, metadata: wire.ResultMetadata | None, again: bool
 ) -> None:
     world, task_id, batch = dispatched()
@@ -394,13 +393,13 @@ def test_a_failure_without_an_error_is_a_failure() -> None:
     assert world.row(task_id).state == "retry_wait"
 
 
-def test_the_handlers_own_pause_wins() -> None:
+def test_a_retry_after_of_the_handler_replaces_the_back_off() -> None:
     world, task_id, batch = dispatched()
     world.fail(batch, retry_after_ms=7_000)
     assert world.row(task_id).not_before_ms == world.now.wall + 7_000
 
 
-def test_a_pause_of_ages_is_bounded() -> None:
+def test_a_retry_after_is_bounded() -> None:
     world, task_id, batch = dispatched()
     world.fail(batch, retry_after_ms=2**53 - 1)
     assert world.row(task_id).not_before_ms - world.now.wall == 366 * 24 * 3600 * 1000
@@ -430,8 +429,8 @@ def test_a_reported_failure_of_an_at_most_once_step_is_final() -> None:
     assert world.row(task_id).state == "failed"
 
 
-def test_also_when_it_has_tries_left() -> None:
-    """Validation refuses such a definition; the core holds to it all the same."""
+def test_a_reported_failure_of_an_at_most_once_step_is_final_even_with_attempts_left() -> None:
+    """Validation refuses such a definition, and the core follows the rule all the same."""
     world = World()
     world.apply(ONCE)
     workflow = world.state.workflows[1]
@@ -444,7 +443,7 @@ def test_also_when_it_has_tries_left() -> None:
     assert world.row(task_id).state == "failed"
 
 
-def test_unless_its_definition_says_that_a_report_is_no_verdict() -> None:
+def test_a_reported_failure_of_an_at_most_once_step_is_retried_if_the_definition_says_so() -> None:
     world, task_id, batch = dispatched(once(retry_reported_failures=True, retry_limit=1, **FAST), granted=True)
     world.fail(batch)
     assert (world.row(task_id).state, world.row(task_id).granted) == ("retry_wait", 0)
@@ -458,7 +457,7 @@ def test_unless_its_definition_says_that_a_report_is_no_verdict() -> None:
 @pytest.mark.parametrize(
     ("document", "state"), [(ONE, "retry_wait"), (ONCE, "held"), (once(on_unknown="fail"), "failed")]
 )
-def test_an_outcome_that_the_handler_does_not_know(document: dict, state: str) -> None:
+def test_an_outcome_that_the_handler_does_not_know_holds_an_at_most_once_step(document: dict, state: str) -> None:
     world, task_id, batch = dispatched(document, granted=document is not ONE)
     world.fail(batch, code="outcome_unknown", message="the line is dead", retryable=False)
     row = world.row(task_id)
@@ -467,7 +466,7 @@ def test_an_outcome_that_the_handler_does_not_know(document: dict, state: str) -
     world.check()
 
 
-def test_a_failure_after_it_was_told_to_stop_is_no_verdict_on_an_at_most_once_step() -> None:
+def test_a_failure_after_a_cancel_holds_an_at_most_once_step() -> None:
     world, task_id, batch = dispatched(ONCE, granted=True)
     world.ask(CancelTask, task_id=task_id)
     assert world.row(task_id).state == "dispatched"
@@ -511,7 +510,7 @@ def test_a_stopped_step_that_is_held_completes_by_a_late_success_only(code: str 
     ("say", "state"),
     [("completed", "completed"), ("failed", "failed"), ("outcome_unknown", "held")],
 )
-def test_a_held_step_is_decided_by_a_late_word_of_its_own_delivery(say: str, state: str) -> None:
+def test_a_late_result_of_its_own_delivery_decides_a_held_step(say: str, state: str) -> None:
     world, task_id, batch = dispatched(ONCE, granted=True)
     world.pass_time(DIES_MS)
     assert world.row(task_id).state == "held"
@@ -523,7 +522,7 @@ def test_a_held_step_is_decided_by_a_late_word_of_its_own_delivery(say: str, sta
     world.check()
 
 
-def test_what_depends_on_a_held_step_does_not_run_whatever_its_rule() -> None:
+def test_a_step_that_depends_on_a_held_step_does_not_run_whatever_its_rule() -> None:
     world = World()
     rule = {"none": [{"completed": "pay"}]}
     task_id = world.task(
@@ -561,14 +560,14 @@ def test_a_step_at_most_once_is_granted_once_through_all_that_can_happen_to_it()
 # -- the earlier deliveries -------------------------------------------------------------------------------------------
 
 
-def test_of_many_deliveries_only_the_last_ones_are_remembered() -> None:
+def test_only_the_latest_earlier_deliveries_are_remembered() -> None:
     world, task_id, batch = dispatched()
     for _ in range(40):
         batch = world.batches()[-1]
         world.refuse(batch, "busy")
     assert len(msgspec.json.decode(world.row(task_id).earlier)) == 32
     rid = world.result(world.batches()[0])
-    assert rid in world.acked  # it can never matter
+    assert rid in world.acked  # the result can no longer change anything
     assert world.row(task_id).state == "dispatched"
     world.result(batch)
     assert world.row(task_id).state == "completed"

@@ -1,4 +1,4 @@
-"""Where a step runs: the table, the rules, and that every way to start a step asks the same function."""
+"""Where a step runs: the table, the rules, and one function for every way in which a step starts."""
 
 from collections.abc import Callable
 from typing import Any
@@ -51,24 +51,24 @@ def executor_of(router: Router, path: str, selector: Any = None) -> str:
 @pytest.mark.parametrize(
     ("force_local", "has_distributed", "has_labels", "mode", "on_missing", "result"), vectors("decisions")
 )
-def test_the_decision_is_as_the_table_says(
+def test_the_decision_follows_the_table(
     force_local: bool, has_distributed: bool, has_labels: bool, mode: Any, on_missing: Any, result: str
 ) -> None:
-    found = decide(
+    decided = decide(
         force_local=force_local,
         has_distributed=has_distributed,
         has_labels=has_labels,
         mode=mode,
         on_missing=on_missing,
     )
-    assert found == result
+    assert decided == result
 
 
 @given(st.booleans(), st.booleans(), st.booleans(), st.sampled_from(["local", "distributed"]))
-def test_it_is_never_silently_local(force: bool, there: bool, labels: bool, mode: Any) -> None:
-    found = decide(force_local=force, has_distributed=there, has_labels=labels, mode=mode, on_missing="error")
+def test_a_step_is_never_silently_local(force: bool, there: bool, labels: bool, mode: Any) -> None:
+    decided = decide(force_local=force, has_distributed=there, has_labels=labels, mode=mode, on_missing="error")
     is_asked_for = force or (mode == "local" and not labels)
-    assert (found is Decided.LOCAL) is is_asked_for
+    assert (decided is Decided.LOCAL) is is_asked_for
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_it_is_never_silently_local(force: bool, there: bool, labels: bool, mode
 def test_a_broker_distributes_by_default_if_its_bus_does(
     bus_is_distributed: bool, configured: Any, executor: str
 ) -> None:
-    """A Stepwire broker is there to distribute; with an inproc bus only there is nobody to distribute to."""
+    """With an inproc bus only, there is no worker to distribute to."""
     assert executor_of(router(bus=bus_is_distributed, default_execution_mode=configured), "n::w::s") == executor
 
 
@@ -92,22 +92,22 @@ def test_an_inproc_bus_is_no_distributed_executor() -> None:
 
 def test_the_first_rule_that_matches_wins() -> None:
     rules = RuleSettings("batch::**", executor="exec"), RuleSettings("**", executor="poll")
-    found = router(*rules)
-    assert executor_of(found, "batch::nightly::clean") == "exec"
-    assert executor_of(found, "shop::order::charge") == "poll"
+    routes = router(*rules)
+    assert executor_of(routes, "batch::nightly::clean") == "exec"
+    assert executor_of(routes, "shop::order::charge") == "poll"
 
 
-def test_rules_are_for_what_is_distributed() -> None:
-    found = router(RuleSettings("**", executor="exec"), default_execution_mode="local")
-    assert executor_of(found, "n::w::s") == LOCAL
-    assert executor_of(found, "n::w::s", {"gpu": "true"}) == "exec"
+def test_rules_apply_to_distributed_steps_only() -> None:
+    routes = router(RuleSettings("**", executor="exec"), default_execution_mode="local")
+    assert executor_of(routes, "n::w::s") == LOCAL
+    assert executor_of(routes, "n::w::s", {"gpu": "true"}) == "exec"
     assert executor_of(router(RuleSettings("**", executor="exec")), "n::w::s", "local") == LOCAL
 
 
 def test_a_steps_selector_replaces_its_rules() -> None:
-    found = router(RuleSettings("**", worker_selector={"gpu": True, "zone": 4}))
-    assert found.route("n::w::s", None).target.selector == (("gpu", "true"), ("zone", "4"))
-    assert found.route("n::w::s", {"zone": "5"}).target.selector == (("zone", "5"),)
+    routes = router(RuleSettings("**", worker_selector={"gpu": True, "zone": 4}))
+    assert routes.route("n::w::s", None).target.selector == (("gpu", "true"), ("zone", "4"))
+    assert routes.route("n::w::s", {"zone": "5"}).target.selector == (("zone", "5"),)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_rules_that_cannot_be_used_are_refused_by_name(rules: list[RuleSettings]
         check_rule(rules[0], EXECUTORS)
 
 
-def test_a_default_executor_has_to_be_there() -> None:
+def test_the_default_executor_must_be_configured() -> None:
     with pytest.raises(RulesRefused, match=r"default_executor is k8s, which is not a configured executor: bus, exec"):
         check(ExecutionSettings(default_executor="k8s"), EXECUTORS)
 
@@ -153,14 +153,14 @@ def test_a_rule_that_never_matches_is_found_with_the_one_that_hides_it() -> None
     ],
 )
 def test_a_rule_that_nearly_matches_is_named(match: str, path: str, says: str | None) -> None:
-    found = near_miss(router(RuleSettings("zzz::yyy::xxx::www"), RuleSettings(match)).rules, path)
-    assert found is not None
-    assert found.rule.match == match
-    assert says is None or says in found.why
+    miss = near_miss(router(RuleSettings("zzz::yyy::xxx::www"), RuleSettings(match)).rules, path)
+    assert miss is not None
+    assert miss.rule.match == match
+    assert says is None or says in miss.why
 
 
 @pytest.mark.parametrize("match", ["shop::order::pay", "zzz::yyy::xxx", "shop::**::refund"])
-def test_a_rule_for_something_else_is_no_near_miss(match: str) -> None:
+def test_a_rule_for_another_step_is_no_near_miss(match: str) -> None:
     assert near_miss(router(RuleSettings(match)).rules, "shop::order::charge") is None
 
 
@@ -168,8 +168,8 @@ def test_a_rule_for_something_else_is_no_near_miss(match: str) -> None:
 
 
 def test_a_canary_takes_its_share_and_a_task_stays_on_its_side() -> None:
-    found = router(RuleSettings("**::charge", canary=CanarySettings(10, worker_selector={"release": "next"})))
-    (rule,) = found.rules
+    routes = router(RuleSettings("**::charge", canary=CanarySettings(10, worker_selector={"release": "next"})))
+    (rule,) = routes.rules
     assert rule.canary is not None
     chosen = {task_id for task_id in range(20_000) if rule.part(task_id) < rule.canary.below}
     assert 1_800 < len(chosen) < 2_200
@@ -179,7 +179,7 @@ def test_a_canary_takes_its_share_and_a_task_stays_on_its_side() -> None:
     assert chosen <= {task_id for task_id in range(20_000) if wider.part(task_id) < wider.canary.below}
 
 
-def test_a_canarys_workers_are_not_for_the_others() -> None:
+def test_the_workers_of_a_canary_take_no_other_steps() -> None:
     settings = Settings(
         execution=ExecutionSettings(
             rules=(RuleSettings("**", canary=CanarySettings(50, worker_selector={"release": "next"})),)
@@ -206,11 +206,11 @@ def test_a_canarys_workers_are_not_for_the_others() -> None:
     [
         ({}, {"release": "next"}),
         ({"region": "eu"}, {"release": "next"}),
-        ({"release": "now"}, {}),  # none of these bears release=next
-        ({"release": "next"}, {}),  # asked for by the step itself
+        ({"release": "now"}, {}),  # no worker with release=now bears release=next
+        ({"release": "next"}, {}),  # the step itself requires the label
     ],
 )
-def test_what_the_others_may_not_have_is_said_only_where_it_keeps_somebody_out(
+def test_a_target_excludes_the_labels_of_a_canary_only_where_that_excludes_a_worker(
     selector: dict[str, str], without: dict[str, str]
 ) -> None:
     canary = CanarySettings(50, worker_selector={"release": "next"})
@@ -311,8 +311,8 @@ def loaded_after_a_restart(world: World) -> None:
         loaded_after_a_restart,
     ],
 )
-def test_every_way_to_start_a_step_asks_the_router(way: Callable[[World], None]) -> None:
-    """The steps are for `exec`. A worker on the bus offers them too, and gets none, however they come to be ready."""
+def test_every_way_to_start_a_step_uses_the_router(way: Callable[[World], None]) -> None:
+    """The steps go to `exec`. A worker on the bus offers their handler too, and gets none of them."""
     rules = (RuleSettings("*::*::s", executor="exec"),)
     world = World(Settings(execution=ExecutionSettings(rules=rules)), executors=["exec"])
     world.hello(W)
@@ -347,8 +347,8 @@ def test_a_retry_without_an_executor_is_refused_and_not_run_here() -> None:
     assert answer.code == "no_executor"
 
 
-def test_whoever_comes_over_an_inproc_bus_is_local() -> None:
-    """It is in the broker's own process, so that is where its handlers are; with a session or without one."""
+def test_a_worker_on_an_inproc_bus_is_local() -> None:
+    """An inproc worker is in the broker's own process, with a session or without one."""
     world = World(bus_is_distributed=False)
     world.hello(W)
     world.task(ONE)
@@ -358,7 +358,7 @@ def test_whoever_comes_over_an_inproc_bus_is_local() -> None:
     assert len(world.handed) == 1
 
 
-def test_on_missing_local_runs_it_inside_the_broker() -> None:
+def test_on_missing_local_runs_the_step_inside_the_broker() -> None:
     settings = Settings(execution=ExecutionSettings(default_execution_mode="distributed", on_missing="local"))
     world = World(settings, bus_is_distributed=False)
     world.hello(W, executor=LOCAL)
@@ -369,7 +369,7 @@ def test_on_missing_local_runs_it_inside_the_broker() -> None:
 # -- changes at run time ----------------------------------------------------------------------------------------------
 
 
-def test_a_rule_set_at_run_time_moves_what_is_ready_and_nothing_else() -> None:
+def test_a_rule_set_at_run_time_moves_ready_steps_and_no_others() -> None:
     world = World(executors=["exec"])
     world.hello(W, slots=1, prefetch=0)
     world.task(ONE)
@@ -383,7 +383,7 @@ def test_a_rule_set_at_run_time_moves_what_is_ready_and_nothing_else() -> None:
     assert len(world.state.tasks) == 1
 
 
-def test_it_is_kept_over_a_restart_and_can_be_taken_back() -> None:
+def test_a_rule_set_at_run_time_survives_a_restart_and_can_be_removed() -> None:
     world = World(executors=["exec"])
     world.ask(SetRule, match="**", rule=RuleSettings("**", executor="exec"))
     world.restart()
@@ -394,11 +394,11 @@ def test_it_is_kept_over_a_restart_and_can_be_taken_back() -> None:
     assert world.ask(SetRule, match="**", rule=None).code == "not_found"
 
 
-def test_a_configured_rule_is_changed_in_its_place_and_others_come_first() -> None:
+def test_a_runtime_rule_replaces_the_configured_rule_of_its_match_and_others_come_first() -> None:
     configured = RuleSettings("a::**", executor="exec"), RuleSettings("b::**", executor="exec")
     runtime = [RuleSettings("c::**"), RuleSettings("b::**", executor="poll")]
-    found = Router(ExecutionSettings(rules=configured), EXECUTORS, bus_is_distributed=True, runtime=runtime)
-    assert [(r.number, r.match, r.executor, r.origin) for r in found.rules] == [
+    routes = Router(ExecutionSettings(rules=configured), EXECUTORS, bus_is_distributed=True, runtime=runtime)
+    assert [(r.number, r.match, r.executor, r.origin) for r in routes.rules] == [
         (1, "c::**", None, "runtime"),
         (2, "a::**", "exec", "config"),
         (3, "b::**", "poll", "runtime"),
@@ -412,7 +412,7 @@ def test_a_rule_that_cannot_be_used_changes_nothing() -> None:
     assert not world.state.router.rules
 
 
-def test_a_rule_is_told_when_it_is_stored() -> None:
+def test_a_rule_is_answered_when_it_is_stored() -> None:
     world = World(auto=False, executors=["exec"])
     world.settle()
     assert world.ask(SetRule, match="**", rule=RuleSettings("**", executor="exec")) is None
@@ -420,7 +420,7 @@ def test_a_rule_is_told_when_it_is_stored() -> None:
     assert world.answers[world.requests].is_set
 
 
-def test_a_configuration_that_is_read_again_moves_what_is_ready() -> None:
+def test_a_reloaded_configuration_moves_ready_steps() -> None:
     world = World(executors=["exec"])
     world.task(ONE)
     world.hello(W2, executor="exec")
@@ -432,7 +432,7 @@ def test_a_configuration_that_is_read_again_moves_what_is_ready() -> None:
 # -- workers inside the process ---------------------------------------------------------------------------------------
 
 
-def test_a_worker_of_an_earlier_process_of_this_broker_is_known_to_be_dead() -> None:
+def test_a_worker_of_an_earlier_process_of_this_broker_is_dead() -> None:
     world = World(executors=["exec"])
     own = own_worker("exec", world.state.identity.broker, world.state.identity.epoch, 1)
     world.ask(SetRule, match="**", rule=RuleSettings("**", executor="exec"))
@@ -444,7 +444,7 @@ def test_a_worker_of_an_earlier_process_of_this_broker_is_known_to_be_dead() -> 
     assert states == {first: "ready", second: "held"}
 
 
-def test_a_worker_that_is_let_go_loses_what_it_held() -> None:
+def test_a_detached_worker_loses_its_steps() -> None:
     world = World()
     world.hello(W, executor=LOCAL)
     task_id = world.task({**ONE, "steps": [{**ONE["steps"][0], "worker_selector": "local"}]})
@@ -454,8 +454,10 @@ def test_a_worker_that_is_let_go_loses_what_it_held() -> None:
 
 
 @pytest.mark.parametrize(("drains", "blamed"), [(False, 1), (True, 0)], ids=["it broke", "the broker stops"])
-def test_what_runs_when_the_broker_stops_is_not_what_kills_workers(drains: bool, blamed: int) -> None:
-    """Or a step that is longer than a drain would fail for good after a few restarts."""
+def test_a_step_that_runs_when_the_broker_stops_is_not_blamed_for_the_death_of_its_worker(
+    drains: bool, blamed: int
+) -> None:
+    """Otherwise a step that takes longer than a drain would fail for good after a few restarts."""
     world = World()
     world.hello(W, executor=LOCAL)
     task_id = world.task({**ONE, "steps": [{**ONE["steps"][0], "worker_selector": "local"}]})
@@ -470,7 +472,7 @@ def test_what_runs_when_the_broker_stops_is_not_what_kills_workers(drains: bool,
 @given(st.text("ab*:", max_size=12), st.text("ab:", max_size=12))
 def test_routing_agrees_with_matching(pattern: str, path: str) -> None:
     try:
-        found = router(RuleSettings(pattern, executor="exec"))
+        routes = router(RuleSettings(pattern, executor="exec"))
     except RulesRefused:
         return
-    assert (executor_of(found, path) == "exec") is matches(pattern, path)
+    assert (executor_of(routes, path) == "exec") is matches(pattern, path)

@@ -1,4 +1,4 @@
-"""Workers come, stay and go: hello, heartbeats, the lease, what they hold, bye, death, and a broker's own restart."""
+"""Sessions: hello, heartbeats, the lease, held steps, bye, death, and a restart of the broker."""
 
 import pytest
 from stepwire_broker.core.model import events
@@ -27,7 +27,7 @@ from .world import (
 # -- hello ------------------------------------------------------------------------------------------------------------
 
 
-def test_hello_is_welcomed_with_its_n_and_the_terms() -> None:
+def test_a_hello_is_welcomed_with_its_n_and_the_terms() -> None:
     world = World()
     world.hello(n=41)
     assert world.last(wire.Welcome) == wire.Welcome(
@@ -54,7 +54,7 @@ def test_hello_is_welcomed_with_its_n_and_the_terms() -> None:
         (3, 2, None),
     ],
 )
-def test_a_hello_is_answered_by_its_number(before: int | None, k: int, answer: type | None) -> None:
+def test_the_answer_to_a_hello_depends_on_its_session_number(before: int | None, k: int, answer: type | None) -> None:
     world = World()
     if before is not None:
         world.hello(k=before)
@@ -66,7 +66,7 @@ def test_a_hello_is_answered_by_its_number(before: int | None, k: int, answer: t
         assert world.last(wire.Welcome).session == f"7.{k}"
 
 
-def test_a_number_that_was_declared_dead_is_reset_and_a_higher_one_is_welcome() -> None:
+def test_a_session_number_that_was_declared_dead_is_reset_and_a_higher_one_is_welcomed() -> None:
     world = World()
     world.hello(k=2)
     world.pass_time(DIES_MS)
@@ -79,7 +79,7 @@ def test_a_number_that_was_declared_dead_is_reset_and_a_higher_one_is_welcome() 
     assert world.state.sessions[W].id == "7.3"
 
 
-def test_the_same_hello_again_is_welcomed_again_and_changes_nothing() -> None:
+def test_a_resent_hello_is_welcomed_again_and_changes_nothing() -> None:
     world = World()
     task_id = world.task(ONE)
     world.hello()
@@ -90,7 +90,7 @@ def test_the_same_hello_again_is_welcomed_again_and_changes_nothing() -> None:
     assert world.step(task_id).session is session
 
 
-def test_a_hello_without_our_number_is_told_who_is_here() -> None:
+def test_a_hello_without_a_number_for_this_broker_is_answered_with_here() -> None:
     world = World()
     world.hello(next={"other": 3})
     assert world.last(wire.Here).deployment == DEPLOYMENT
@@ -100,7 +100,7 @@ def test_a_hello_without_our_number_is_told_who_is_here() -> None:
 @pytest.mark.parametrize(
     ("versions", "welcome"), [(["2.0"], True), (["1.7", "2.9"], True), (["3.0"], False), ([], False)]
 )
-def test_a_version_in_common_is_needed(versions: list[str], welcome: bool) -> None:
+def test_a_hello_needs_a_version_in_common(versions: list[str], welcome: bool) -> None:
     world = World()
     world.hello(versions=versions, k=4)
     assert (W in world.state.sessions) is welcome
@@ -109,10 +109,10 @@ def test_a_version_in_common_is_needed(versions: list[str], welcome: bool) -> No
         assert (reset.next, reset.code, reset.versions) == (4, "version", ["2.0"])
 
 
-# -- a new session of the same worker ----------------------------------------------------------------------------------
+# -- a new session of the same worker ---------------------------------------------------------------------------------
 
 
-def test_what_the_worker_still_holds_moves_to_its_new_session() -> None:
+def test_steps_that_the_worker_still_holds_move_to_its_new_session() -> None:
     world = World()
     task_id = world.task(ONE)
     world.hello()
@@ -130,7 +130,7 @@ def test_what_the_worker_still_holds_moves_to_its_new_session() -> None:
 
 
 @pytest.mark.parametrize("document", [ONE, ONCE])
-def test_what_the_worker_dropped_goes_back_to_ready_at_once_also_when_granted(document: dict) -> None:
+def test_steps_that_the_worker_dropped_are_ready_again_at_once_even_if_granted(document: dict) -> None:
     world = World()
     task_id = world.task(document)
     world.hello()
@@ -145,7 +145,7 @@ def test_what_the_worker_dropped_goes_back_to_ready_at_once_also_when_granted(do
     world.check()
 
 
-def test_what_was_on_its_way_to_the_old_session_is_not_sent_any_more() -> None:
+def test_a_batch_for_the_old_session_is_no_longer_sent() -> None:
     world = World(auto=False)
     world.apply(ONE)
     world.settle()
@@ -158,7 +158,7 @@ def test_what_was_on_its_way_to_the_old_session_is_not_sent_any_more() -> None:
     world.check()
 
 
-def test_the_old_sessions_messages_are_ignored_and_its_results_are_taken() -> None:
+def test_messages_of_the_old_session_are_ignored_and_its_results_are_accepted() -> None:
     world = World()
     task_id = world.task(ONE)
     world.hello()
@@ -174,31 +174,31 @@ def test_the_old_sessions_messages_are_ignored_and_its_results_are_taken() -> No
     assert world.stored(task_id).state == "completed"
 
 
-# -- silence and turning away -----------------------------------------------------------------------------------------
+# -- messages of other sessions ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("session", "answer"),
     [("7.1", wire.Reset), ("6.1", wire.Here), ("8.1", wire.Here)],
 )
-def test_a_message_of_an_unknown_session_is_reset_and_one_of_another_epoch_is_told_who_is_here(
+def test_a_message_of_an_unknown_session_is_reset_and_one_of_another_epoch_is_answered_with_here(
     session: str, answer: type
 ) -> None:
     world = World()
     world.say(wire.Start(v="2.0", worker=W, session=session, items=[(1, 1)]))
-    ((_, told),) = world.sent
-    assert type(told) is answer
+    ((_, reply),) = world.sent
+    assert type(reply) is answer
     if answer is wire.Reset:
-        assert (told.next, told.code) == (1, "unknown_session")
+        assert (reply.next, reply.code) == (1, "unknown_session")
 
 
-def test_a_heartbeat_without_a_session_here_is_told_who_is_here() -> None:
+def test_a_heartbeat_without_a_session_here_is_answered_with_here() -> None:
     world = World()
     world.say(wire.Heartbeat(v="2.0", worker=W, n=1, sessions={"other": "3.1"}))
     assert type(world.sent[0][1]) is wire.Here
 
 
-def test_results_for_another_deployment_are_met_with_silence() -> None:
+def test_results_for_another_deployment_are_not_answered() -> None:
     world = World()
     task_id = world.task(ONE)
     world.hello()
@@ -243,7 +243,7 @@ def test_only_hello_and_heartbeat_renew_the_lease(message: str) -> None:
     assert W not in world.state.sessions
 
 
-def test_while_our_loop_stood_still_nobody_was_silent() -> None:
+def test_time_in_which_the_loop_did_not_run_counts_as_silence_of_no_worker() -> None:
     world = World()
     task_id = world.task(ONE)
     world.hello()
@@ -267,7 +267,7 @@ def test_while_our_loop_stood_still_nobody_was_silent() -> None:
         (once(on_unknown="fail"), True, "failed"),
     ],
 )
-def test_what_a_dead_session_held(document: dict, granted: bool, state: str) -> None:
+def test_a_step_of_a_dead_session_is_ready_again_or_held(document: dict, granted: bool, state: str) -> None:
     world = World()
     task_id = world.task(document)
     world.hello()
@@ -283,8 +283,8 @@ def test_what_a_dead_session_held(document: dict, granted: bool, state: str) -> 
     world.check()
 
 
-def test_only_what_could_have_started_counts_as_lost() -> None:
-    """Workers start in the order of sending: the first `slots` of what is unanswered."""
+def test_only_steps_that_could_have_started_count_as_lost() -> None:
+    """A worker starts steps in the order in which they were sent: the first `slots` of them can have started."""
     world = World()
     world.apply(ONE)
     ids = world.submit(count=6).task_ids
@@ -298,7 +298,7 @@ def test_only_what_could_have_started_counts_as_lost() -> None:
     assert [world.row(i).lost_sessions for i in ids] == [1, 1, 0, 0, 1, 0]
 
 
-def test_a_step_that_may_not_start_without_leave_and_had_none_was_not_lost() -> None:
+def test_a_step_that_needs_a_grant_and_had_none_does_not_count_as_lost() -> None:
     world = World()
     task_id = world.task(ONCE)
     world.hello()
@@ -307,10 +307,10 @@ def test_a_step_that_may_not_start_without_leave_and_had_none_was_not_lost() -> 
     assert world.row(task_id).lost_sessions == 0
 
 
-# -- steps that are not answered --------------------------------------------------------------------------------------
+# -- retransmission ---------------------------------------------------------------------------------------------------
 
 
-def test_steps_are_said_again_after_300_ms_and_twice_as_long_each_time_up_to_3_s() -> None:
+def test_steps_are_resent_after_300_ms_and_then_after_twice_the_pause_up_to_3_s() -> None:
     world = World()
     world.hello()
     world.task(ONE)
@@ -327,7 +327,7 @@ def test_steps_are_said_again_after_300_ms_and_twice_as_long_each_time_up_to_3_s
 
 
 @pytest.mark.parametrize("answer", ["accept", "refuse", "result", "start"])
-def test_any_answer_ends_the_repetition(answer: str) -> None:
+def test_any_answer_ends_the_retransmission(answer: str) -> None:
     world = World()
     world.task(ONCE)
     world.hello()
@@ -352,7 +352,7 @@ def test_a_dead_session_is_sent_nothing_more() -> None:
     assert world.sent == []
 
 
-def test_the_repetition_is_timed_from_when_the_steps_left() -> None:
+def test_retransmission_is_timed_from_when_the_steps_were_sent() -> None:
     world = World(auto=False)
     world.apply(ONE)
     world.settle()
@@ -369,7 +369,7 @@ def test_the_repetition_is_timed_from_when_the_steps_left() -> None:
     assert len(world.heard(wire.Steps)) == 2
 
 
-def test_who_answers_nothing_for_a_lease_is_not_acked_any_more_and_its_lease_runs_out() -> None:
+def test_a_worker_that_leaves_a_batch_unanswered_for_a_lease_is_no_longer_acked_and_its_lease_ends() -> None:
     world = World()
     task_id = world.task(ONE)
     world.hello()
@@ -385,14 +385,14 @@ def test_who_answers_nothing_for_a_lease_is_not_acked_any_more_and_its_lease_run
         world.pass_time(2_000)
         world.beat(n=world.mono)
     assert W not in world.state.sessions
-    assert world.row(task_id).lost_sessions == 0  # it never had it
+    assert world.row(task_id).lost_sessions == 0  # the worker never had the step
     assert world.row(task_id).state == "ready"
     world.hello(k=2)
     assert world.batches(W)[-1].steps[0].delivery == 2
     world.check()
 
 
-def test_a_new_subscription_of_the_inbox_is_worth_saying_it_again_at_once() -> None:
+def test_unanswered_batches_are_resent_at_once_when_the_inbox_is_subscribed_again() -> None:
     world = World()
     world.task(ONE)
     world.hello()
@@ -403,7 +403,7 @@ def test_a_new_subscription_of_the_inbox_is_worth_saying_it_again_at_once() -> N
 # -- holding ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_start_becomes_known_from_its_age() -> None:
+def test_the_time_of_a_start_is_computed_from_its_age() -> None:
     world = World()
     task_id = world.task(ONE)
     world.hello()
@@ -412,7 +412,7 @@ def test_a_start_becomes_known_from_its_age() -> None:
     assert world.row(task_id).started_ms == world.now.wall - 1_234
 
 
-def test_an_accepted_delivery_that_is_missing_is_asked_for_every_second_until_it_is_known() -> None:
+def test_a_worker_is_asked_every_second_about_an_accepted_delivery_that_its_heartbeat_does_not_list() -> None:
     world = World()
     task_id = world.task(ONE)
     world.hello()
@@ -425,7 +425,7 @@ def test_an_accepted_delivery_that_is_missing_is_asked_for_every_second_until_it
     world.pass_time(3_000)
     world.beat(n=4)
     world.pass_time(3_000)
-    assert len(world.heard(wire.Adopt)) == 7  # one chain of questions, however often it is missing
+    assert len(world.heard(wire.Adopt)) == 7  # one `adopt` a second, however often the delivery is missing
     world.adopted(batch, "unknown")
     assert world.row(task_id).delivery == 2
     world.accept(world.batches()[-1])
@@ -435,7 +435,7 @@ def test_an_accepted_delivery_that_is_missing_is_asked_for_every_second_until_it
     world.check()
 
 
-def test_what_is_not_answered_yet_is_not_missing() -> None:
+def test_a_delivery_in_an_unanswered_batch_is_not_missing() -> None:
     world = World()
     world.task(ONE)
     world.hello()
@@ -445,7 +445,7 @@ def test_what_is_not_answered_yet_is_not_missing() -> None:
 
 
 @pytest.mark.parametrize("state", ["queued", "asking", "running", "done"])
-def test_what_is_known_after_all_is_not_asked_for_again(state: str) -> None:
+def test_a_worker_is_not_asked_again_about_a_delivery_that_it_has_reported(state: str) -> None:
     world = World()
     task_id = world.task(ONE)
     world.hello()
@@ -470,8 +470,10 @@ def test_a_granted_step_that_its_live_worker_does_not_hold_may_run_elsewhere() -
     assert (world.row(task_id).state, world.row(task_id).delivery, world.row(task_id).granted) == ("dispatched", 2, 0)
 
 
-@pytest.mark.parametrize(("state", "told"), [("queued", True), ("running", True), ("done", False)])
-def test_who_holds_what_is_not_his_any_more_is_told_so_at_each_heartbeat(state: str, told: bool) -> None:
+@pytest.mark.parametrize(("state", "is_cancelled"), [("queued", True), ("running", True), ("done", False)])
+def test_a_worker_is_sent_a_cancel_at_each_heartbeat_that_lists_a_step_it_no_longer_has(
+    state: str, is_cancelled: bool
+) -> None:
     world = World()
     task_id = world.task(ONE)
     world.hello()
@@ -483,10 +485,12 @@ def test_who_holds_what_is_not_his_any_more_is_told_so_at_each_heartbeat(state: 
     world.forget()
     for n in (5, 6):
         world.beat(n=n, k=2, holding=[held(batch, state)])
-    assert [(c.reason, c.items) for c in world.heard(wire.Cancel, W)] == [("superseded", [item_of(batch)])] * (2 * told)
+    assert [(c.reason, c.items) for c in world.heard(wire.Cancel, W)] == [("superseded", [item_of(batch)])] * (
+        2 * is_cancelled
+    )
 
 
-def test_of_a_step_that_is_not_in_memory_a_worker_may_hold_what_it_likes() -> None:
+def test_a_listed_step_that_is_not_in_memory_is_not_cancelled() -> None:
     world = World()
     world.hello()
     world.forget()
@@ -507,14 +511,14 @@ def two_on_one_slot(world: World) -> tuple[list[wire.Steps], list[tuple[int, int
     return batches, [(s.step_id, s.delivery) for b in batches for s in b.steps]
 
 
-def test_a_session_that_runs_only_what_is_overdue_gets_no_more_and_what_waits_there_goes_elsewhere() -> None:
+def test_a_session_with_only_overdue_runs_gets_no_more_steps_and_its_waiting_steps_go_elsewhere() -> None:
     world = World()
     batches, (first, second) = two_on_one_slot(world)
     world.beat(W, n=10, holding=[(*first, "running", 0), (*second, "queued", 0)], free=0)
     for age in (2_000, 4_000, 6_000):
         world.pass_time(2_000)
         world.beat(W, n=world.mono, holding=[(*first, "running", age), (*second, "queued", age)], free=1)
-    # The first one's task is over by now, and what it runs is still in the way.
+    # The task of the first run is over by now, but the run still occupies its slot.
     assert world.stored(first[0] - 1).state == "failed"
     assert world.state.sessions[W].stuck
     assert ("superseded", [second]) in [(c.reason, c.items) for c in world.heard(wire.Cancel)]
@@ -529,7 +533,7 @@ def test_a_session_that_runs_only_what_is_overdue_gets_no_more_and_what_waits_th
     world.check()
 
 
-def test_what_comes_to_light_in_a_stuck_session_later_is_withdrawn_too() -> None:
+def test_a_step_that_a_stuck_session_reports_later_is_withdrawn_too() -> None:
     world = World()
     _, (first, second) = two_on_one_slot(world)
     world.beat(W, n=10, holding=[(*first, "running", 6_000)], free=0)
@@ -539,7 +543,7 @@ def test_what_comes_to_light_in_a_stuck_session_later_is_withdrawn_too() -> None
     assert [(c.reason, c.items) for c in world.heard(wire.Cancel)] == [("superseded", [second])]
 
 
-# -- going ------------------------------------------------------------------------------------------------------------
+# -- ends -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_worker_that_says_bye_gets_nothing_new_and_keeps_what_it_has() -> None:
@@ -555,7 +559,7 @@ def test_a_worker_that_says_bye_gets_nothing_new_and_keeps_what_it_has() -> None
     assert world.stored(task_id).state == "completed"
 
 
-def test_a_refusal_because_it_drains_is_a_bye_too() -> None:
+def test_a_refusal_because_the_worker_drains_has_the_effect_of_a_bye() -> None:
     world = World()
     world.task(ONE)
     world.hello()
@@ -568,7 +572,7 @@ def test_a_refusal_because_it_drains_is_a_bye_too() -> None:
 PROCESS = {"host": HOST, "pid": 4711, "pid_started": 99, "proof": True}
 
 
-def test_the_process_of_a_vanished_subscription_is_looked_for_and_its_death_needs_no_lease() -> None:
+def test_the_process_of_a_vanished_subscription_is_checked_and_its_death_ends_the_session_before_its_lease() -> None:
     world = World()
     task_id = world.task(ONE)
     world.hello(**PROCESS)
@@ -585,8 +589,8 @@ def test_the_process_of_a_vanished_subscription_is_looked_for_and_its_death_need
     assert world.row(task_id).lost_sessions == 1
 
 
-def test_a_worker_that_died_before_its_hello_was_heard_is_looked_for_when_it_is() -> None:
-    """Subscriptions and hellos come over two sockets: of the last words of a process either may be heard first."""
+def test_the_process_of_a_worker_is_checked_when_its_hello_arrives() -> None:
+    """Subscriptions and hellos come over two sockets, so either may arrive first."""
     world = World()
     task_id = world.task(ONE)
     world.handle(events.SubscriptionVanished(W))
@@ -598,7 +602,7 @@ def test_a_worker_that_died_before_its_hello_was_heard_is_looked_for_when_it_is(
     assert world.row(task_id).worker == W2
 
 
-def test_a_hello_that_is_said_again_starts_no_second_look() -> None:
+def test_a_resent_hello_starts_no_second_check_of_the_process() -> None:
     world = World()
     world.hello(**PROCESS)
     world.hello(n=2, **PROCESS)
@@ -616,7 +620,7 @@ def test_without_proof_the_lease_decides(without: dict) -> None:
     assert W in world.state.sessions
 
 
-def test_a_child_that_its_supervisor_reaped_is_looked_for_here_and_believed_elsewhere() -> None:
+def test_a_reaped_child_is_checked_on_this_host_and_its_supervisor_is_believed_elsewhere() -> None:
     world = World()
     world.hello(W, **PROCESS)
     world.hello(W2, host="elsewhere", pid=1)
@@ -635,7 +639,7 @@ def test_a_leaving_broker_resets_its_sessions() -> None:
     assert [(r.next, r.code) for r in world.heard(wire.Reset)] == [(1, "shutdown"), (4, "shutdown")]
 
 
-def test_a_draining_broker_hands_out_nothing_says_so_and_lets_what_runs_finish() -> None:
+def test_a_draining_broker_dispatches_nothing_tells_its_workers_and_lets_runs_finish() -> None:
     world = World()
     world.apply(ONE)
     first, second = world.submit(count=2).task_ids
@@ -672,7 +676,7 @@ def test_a_drained_worker_gets_nothing_new_finishes_what_it_has_and_is_told_to_g
     assert len(world.batches(W2)) == 1
 
 
-def test_a_worker_that_is_drained_without_a_word_of_going_stays() -> None:
+def test_a_worker_that_is_drained_without_quit_stays() -> None:
     world = World()
     world.hello()
     assert world.ask(DrainWorker, worker=W) == Quieted(W, False)
@@ -684,7 +688,7 @@ def test_a_worker_that_is_drained_without_a_word_of_going_stays() -> None:
     assert world.ask(DrainWorker, worker=W2).code == "not_found"
 
 
-# -- a broker's own restart -------------------------------------------------------------------------------------------
+# -- a restart of the broker ------------------------------------------------------------------------------------------
 
 
 def restarted(document: dict, *, granted: bool = False, seen: str | None = None) -> tuple[World, int, wire.Steps]:
@@ -702,7 +706,7 @@ def restarted(document: dict, *, granted: bool = False, seen: str | None = None)
     return world, task_id, batch
 
 
-def test_a_message_of_the_epoch_before_is_told_who_is_here_and_its_results_are_taken() -> None:
+def test_a_message_of_the_epoch_before_is_answered_with_here_and_its_results_are_accepted() -> None:
     world, task_id, batch = restarted(ONE)
     rid = world.result(batch)
     assert type(world.sent[0][1]) is wire.Here
@@ -711,7 +715,7 @@ def test_a_message_of_the_epoch_before_is_told_who_is_here_and_its_results_are_t
     world.check()
 
 
-def test_what_the_workers_hello_lists_is_adopted_and_not_sent_again() -> None:
+def test_deliveries_that_a_hello_lists_are_adopted_and_not_resent() -> None:
     world, task_id, batch = restarted(ONE, seen="running")
     world.hello(holding=[held(batch, "running", 900)])
     assert world.state.recovered == {}
@@ -722,7 +726,7 @@ def test_what_the_workers_hello_lists_is_adopted_and_not_sent_again() -> None:
     world.check()
 
 
-def test_what_the_hello_does_not_list_is_asked_for_and_only_its_own_word_releases_it() -> None:
+def test_a_worker_is_asked_about_deliveries_that_its_hello_does_not_list_and_only_its_answer_releases_them() -> None:
     world, task_id, batch = restarted(ONCE, granted=True)
     world.hello()
     world.stay(W, 20_000)
@@ -734,7 +738,7 @@ def test_what_the_hello_does_not_list_is_asked_for_and_only_its_own_word_release
     world.check()
 
 
-def test_a_delivery_that_was_adopted_is_of_this_epoch_and_is_dropped_with_the_session() -> None:
+def test_an_adopted_delivery_belongs_to_the_new_session_and_is_lost_with_it() -> None:
     world, task_id, batch = restarted(ONE)
     world.hello(holding=[held(batch, "queued")])
     world.hello(k=2, n=9)
@@ -745,7 +749,7 @@ def test_a_delivery_that_was_adopted_is_of_this_epoch_and_is_dropped_with_the_se
 @pytest.mark.parametrize(
     ("document", "granted", "state"), [(ONE, False, "ready"), (ONCE, False, "ready"), (ONCE, True, "held")]
 )
-def test_what_nobody_speaks_for_is_given_up_when_it_is_safe_and_not_before(
+def test_a_delivery_whose_worker_does_not_come_back_is_lost_at_safe_at_and_not_before(
     document: dict, granted: bool, state: str
 ) -> None:
     world, task_id, _ = restarted(document, granted=granted)
@@ -760,7 +764,7 @@ def test_what_nobody_speaks_for_is_given_up_when_it_is_safe_and_not_before(
     world.check()
 
 
-def test_a_death_that_is_proven_before_it_is_safe_releases_what_it_held() -> None:
+def test_a_death_that_is_proven_before_safe_at_releases_the_workers_steps() -> None:
     world, task_id, _ = restarted(ONE, seen="running")
     world.handle(events.ProcessDied(W))
     assert world.row(task_id).state == "ready"
@@ -768,9 +772,9 @@ def test_a_death_that_is_proven_before_it_is_safe_releases_what_it_held() -> Non
     assert world.state.recovered == {}
 
 
-def test_a_queued_hello_of_before_the_restart_changes_nothing_for_the_worse() -> None:
+def test_a_queued_hello_of_before_the_restart_does_no_harm() -> None:
     world, task_id, batch = restarted(ONE)
-    world.hello(k=1, n=1)  # it was on its way when the broker died: it lists nothing
+    world.hello(k=1, n=1)  # it was under way when the broker died, and lists nothing
     assert world.row(task_id).delivery == 1
     world.hello(k=2, n=3, holding=[held(batch, "running", 100)])
     assert world.step(task_id).session is world.state.sessions[W]
@@ -778,7 +782,7 @@ def test_a_queued_hello_of_before_the_restart_changes_nothing_for_the_worse() ->
 
 
 @pytest.mark.parametrize("has_heard_us", [False, True])
-def test_a_worker_that_may_not_have_heard_of_our_shorter_lease_has_the_one_it_had(has_heard_us: bool) -> None:
+def test_a_worker_that_may_not_know_of_a_shorter_lease_keeps_the_longer_one(has_heard_us: bool) -> None:
     world = World()
     task_id = world.task(ONE)
     world.hello()
@@ -801,7 +805,7 @@ def test_a_worker_that_may_not_have_heard_of_our_shorter_lease_has_the_one_it_ha
 # -- workers without heartbeats ---------------------------------------------------------------------------------------
 
 
-def test_a_worker_without_heartbeats_needs_leave_for_every_step_and_has_no_lease() -> None:
+def test_a_worker_without_heartbeats_needs_a_grant_for_every_step_and_has_no_lease() -> None:
     world = World()
     task_id = world.task(one(timeout_ms=1_000))
     world.hello(heartbeat_ms=0, slots=1, prefetch=0)
@@ -817,7 +821,7 @@ def test_a_worker_without_heartbeats_needs_leave_for_every_step_and_has_no_lease
     assert W in world.state.sessions
 
 
-def test_a_worker_without_heartbeats_that_is_busy_is_asked_again_and_not_muted() -> None:
+def test_a_busy_worker_without_heartbeats_is_sent_its_batch_again_and_not_muted() -> None:
     world = World()
     task_id = world.task(ONE)
     world.hello(heartbeat_ms=0, slots=1, prefetch=0)
@@ -830,7 +834,7 @@ def test_a_worker_without_heartbeats_that_is_busy_is_asked_again_and_not_muted()
     world.check()
 
 
-def test_a_worker_without_heartbeats_that_never_takes_a_step_is_gone_when_its_time_is_over() -> None:
+def test_a_worker_without_heartbeats_that_never_accepts_a_batch_is_dead_when_its_time_is_over() -> None:
     world = World()
     task_id = world.task(one(timeout_ms=1_000))
     world.hello(heartbeat_ms=0, slots=1, prefetch=0)
@@ -853,20 +857,20 @@ def test_after_a_restart_a_granted_run_of_a_worker_without_heartbeats_has_its_ti
     assert world.row(task_id).state == "ready"
 
 
-def test_workers_are_told_apart_by_their_whole_id() -> None:
+def test_workers_are_distinguished_by_their_whole_id() -> None:
     world = World()
     for number in (1, 10):
         world.hello(worker_id(number=number))
     assert len(world.state.sessions) == 2
 
 
-# -- what is late, or came twice --------------------------------------------------------------------------------------
+# -- late and duplicate messages --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("says", ["hello", "heartbeat"])
-def test_a_late_copy_is_no_word_of_the_worker(says: str) -> None:
-    """The run has ended, and its result is on the way. An old message that the network had kept must not make the
-    broker believe that the worker has just said what it holds."""
+def test_a_late_copy_of_a_message_does_not_renew_a_report(says: str) -> None:
+    """The run has ended, and its result is on the way. An old message that the network delayed must not count as a new
+    report of what the worker holds."""
     world = World()
     world.hello(n=1)
     world.task(one(timeout_ms=1_000))
@@ -885,9 +889,9 @@ def test_a_late_copy_is_no_word_of_the_worker(says: str) -> None:
     assert (session.heard_mono, session.reported_mono) == (heard, heard)
 
 
-def test_what_was_taken_back_is_not_sent_again() -> None:
-    """Nobody answers the batch. One of its steps is cancelled, and an operator has it run elsewhere: the batch is said
-    again without it, and not at all once nothing of it is left."""
+def test_a_resent_batch_leaves_out_withdrawn_deliveries() -> None:
+    """The worker does not answer its batch, and one of its steps is withdrawn. The batch is resent without that step,
+    and no longer once none is left."""
     world = World()
     world.hello(slots=2, prefetch=0)
     document = {**ONE, "name": "pair", "steps": [{"name": n, "handler_class": "h"} for n in ("a", "b")]}

@@ -1,4 +1,4 @@
-"""Shadows: a copy of a step elsewhere, compared and without effect."""
+"""Shadows: copies of steps that run elsewhere, are compared and have no effect."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def world_of(percent: float = 100.0, **shadow: Any) -> World:
 
 
 def both(world: World, *, slots: int = 4, **members: Any) -> None:
-    """W is for what is real, W2 for its shadows."""
+    """W takes real steps, and W2 takes their shadows."""
     world.hello(W, slots=slots, prefetch=0)
     members.setdefault("shadow_safe", ["**"])
     world.hello(W2, labels=NEXT, handlers=members.pop("handlers", ["h"]), slots=slots, prefetch=0, **members)
@@ -33,24 +33,24 @@ def real(world: World) -> wire.Steps:
 
 
 def shadow(world: World) -> wire.Steps:
-    (found,) = [b for b in world.batches(W2) if b.steps[0].step_id >= FIRST]
-    return found
+    (batch,) = [b for b in world.batches(W2) if b.steps[0].step_id >= FIRST]
+    return batch
 
 
 def tally(world: World) -> Tally:
-    (found,) = world.state.shadows.tallies.values()
-    return found
+    (only,) = world.state.shadows.tallies.values()
+    return only
 
 
 def output(text: str) -> Any:
     return {"output": msgspec.Raw(text.encode())}
 
 
-def run(world: World, said: str, copied: str) -> None:
-    """Both end, the real one on whichever worker has it."""
+def run(world: World, real_output: str, copied: str) -> None:
+    """End the real step, on the worker that has it, and its shadow."""
     batch = real(world)
     worker = next(w for w in (W, W2) if batch in world.batches(w))
-    world.result(batch, worker, **output(said))
+    world.result(batch, worker, **output(real_output))
     world.result(shadow(world), W2, **output(copied))
 
 
@@ -67,7 +67,7 @@ def test_a_shadow_is_a_copy_with_a_number_a_key_and_a_mode_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "copied", "expected"),
+    ("real_output", "copied", "expected"),
     [
         ('{"a":1,"b":[1,2]}', '{"b":[1,2],"a":1.0}', None),
         ('{"a":1}', '{"a":2}', "$.a"),
@@ -80,15 +80,15 @@ def test_a_shadow_is_a_copy_with_a_number_a_key_and_a_mode_of_its_own() -> None:
         ('"a"', '"b"', "$"),
     ],
 )
-def test_outputs_are_compared_as_json(said: str, copied: str, expected: str | None) -> None:
-    assert difference(msgspec.json.decode(said), msgspec.json.decode(copied)) == expected
+def test_outputs_are_compared_as_json(real_output: str, copied: str, expected: str | None) -> None:
+    assert difference(msgspec.json.decode(real_output), msgspec.json.decode(copied)) == expected
     world = world_of()
     both(world)
     task_id = world.task(ONE)
-    run(world, said, copied)
-    found = tally(world)
-    assert (found.equal, found.differs) == (int(expected is None), int(expected is not None))
-    assert [(d.task_id, d.what) for d in found.lately] == (
+    run(world, real_output, copied)
+    counts = tally(world)
+    assert (counts.equal, counts.differs) == (int(expected is None), int(expected is not None))
+    assert [(d.task_id, d.what) for d in counts.lately] == (
         [] if expected is None else [(task_id, f"differs at {expected}")]
     )
 
@@ -114,7 +114,7 @@ def test_a_shadow_that_fails_is_counted_and_changes_nothing(order: str) -> None:
     assert not world.state.shadows.of_step
 
 
-def test_a_handler_that_does_not_say_it_is_safe_gets_none() -> None:
+def test_a_handler_that_does_not_declare_itself_shadow_safe_gets_no_copy() -> None:
     world = world_of()
     both(world, shadow_safe=[])
     world.task(ONE)
@@ -122,8 +122,8 @@ def test_a_handler_that_does_not_say_it_is_safe_gets_none() -> None:
     assert tally(world).dropped == 1
 
 
-def test_a_shadow_goes_only_into_what_is_free_when_all_that_is_real_has_gone() -> None:
-    """Two slots: the real steps fill them, and the copies are dropped."""
+def test_a_shadow_goes_only_into_slots_that_real_steps_leave_free() -> None:
+    """The real steps fill the two slots, so their copies are dropped."""
     world = world_of(worker_selector={"zone": "a"})
     world.hello(W, labels={"zone": "a"}, shadow_safe=["**"], slots=2, prefetch=10, free={"b1": 12})
     world.apply(ONE)
@@ -143,7 +143,7 @@ def test_a_shadow_leaves_after_the_commit_that_hands_out_the_step() -> None:
     assert {s.step_id >= FIRST for b in world.batches() for s in b.steps} == {True, False}
 
 
-def test_a_shadow_that_is_lost_is_counted_after_its_time_and_not_sent_again() -> None:
+def test_a_lost_shadow_is_counted_after_its_time_and_not_resent() -> None:
     world = world_of()
     both(world)
     world.task(ONE)
@@ -159,7 +159,7 @@ def test_a_shadow_that_is_lost_is_counted_after_its_time_and_not_sent_again() ->
     assert not world.state.shadows.by_id
 
 
-def test_a_result_of_a_shadow_of_before_a_restart_is_acked_and_looked_up_nowhere() -> None:
+def test_a_result_of_a_shadow_of_before_a_restart_is_acked_without_a_look_up() -> None:
     world = world_of()
     both(world)
     world.task(ONE)
@@ -173,7 +173,7 @@ def test_a_result_of_a_shadow_of_before_a_restart_is_acked_and_looked_up_nowhere
     assert len(world.reads) == reads
 
 
-def test_a_step_that_fails_itself_is_not_compared() -> None:
+def test_a_step_that_failed_is_not_compared() -> None:
     world = world_of()
     both(world)
     world.task(ONE)
@@ -183,7 +183,7 @@ def test_a_step_that_fails_itself_is_not_compared() -> None:
     assert tally(world).not_compared == 1
 
 
-def test_only_the_first_hand_over_has_a_shadow() -> None:
+def test_only_the_first_delivery_has_a_shadow() -> None:
     world = world_of()
     world.hello(W, slots=4, prefetch=0)
     world.task({**ONE, "steps": [{**ONE["steps"][0], "retry_limit": 1, "backoff": {"base_ms": 0, "jitter": "none"}}]})
@@ -194,7 +194,7 @@ def test_only_the_first_hand_over_has_a_shadow() -> None:
     assert [s.step_id < FIRST for b in world.batches() for s in b.steps] == [True, True]
 
 
-def test_no_percent_of_the_tasks_has_no_shadows() -> None:
+def test_a_percentage_of_zero_makes_no_shadows() -> None:
     world = world_of(percent=0)
     both(world)
     world.task(ONE)

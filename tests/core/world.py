@@ -1,4 +1,4 @@
-"""A small world for the machine: time that a test moves, a database that commits when told, workers that only record.
+"""A small world for the machine: a test moves the time and commits the database; workers only record their messages.
 
 Everything of the core is real: the machine, its outbox, the codec (what goes out is encoded and decoded). The database
 is the store in memory, which tests/store holds to the same promises as SQLite.
@@ -47,8 +47,8 @@ W2 = worker_id(number=2)
 
 
 class World:
-    """One broker's core. With `auto`, every group is committed as soon as it is closed; else `commit` does it. With
-    `answers_reads`, what is to be read is read at once; else `read` does it."""
+    """One broker's core. With `auto`, every group is committed as soon as it is closed, else by `commit`. With
+    `answers_reads`, every read is answered at once, else by `read`."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class World:
         self.requests = 0
         self.rid = 0
         self.documents: dict[int, tuple[Workflow, bool]] = {}
-        self.lease_before_ms = 0  # the longest that an earlier start gave, as the database remembers it
+        self.lease_before_ms = 0  # the longest lease of earlier starts, as the database has it
         self._begin(epoch=7, seq=0, ids=(1, 1 << 40))
 
     def _begin(self, epoch: int, seq: int, ids: tuple[int, int]) -> None:
@@ -103,7 +103,7 @@ class World:
         self.reads: deque[Read] = deque()
 
     def restart(self) -> None:
-        """SIGKILL and a new start on the same database. What was not committed is gone."""
+        """Kill the broker and start it again on the same database. Everything that was not committed is lost."""
         epoch = self.state.identity.epoch + 1
         ids = (self.state.next_id, self.state.last_id)
         seq = self.state.outbox.lanes[0].committed
@@ -139,7 +139,7 @@ class World:
                 self.commit()
 
     def commit(self) -> None:
-        """The database says that the group it has is durable."""
+        """Let the database report that its group is durable."""
         group, self.writing = self.writing, None
         assert group is not None, "nothing is being written"
         self.handle(self.rows.write(group))
@@ -162,17 +162,17 @@ class World:
         self.handle(events.LoadFailed(self.reads.popleft().request, "for the test"))
 
     def pass_time(self, ms: int) -> None:
-        """Let time pass, with every timer that is due on the way."""
+        """Let time pass, and fire every timer that becomes due."""
         end = self.mono + ms
         while (wake_at := self.machine.wake_at) is not None and wake_at <= end:
             self.mono = max(self.mono, wake_at)
             self.handle(events.Tick())
         self.mono = end
 
-    # -- people -------------------------------------------------------------------------------------------------------
+    # -- commands -----------------------------------------------------------------------------------------------------
 
     def ask(self, kind: type, **members: Any) -> Any:
-        """The answer, or None while it is not committed."""
+        """Give the core a command. Returns the answer, or None while it is not committed."""
         self.requests += 1
         self.handle(kind(request=self.requests, **members))
         return self.answers.get(self.requests)
@@ -192,7 +192,7 @@ class World:
         return self.ask(events.SubmitTasks, tasks=[new] * count, entropy=(self.requests + 1) << 64)
 
     def task(self, document: dict[str, Any], **members: Any) -> int:
-        """Apply the workflow, submit one task of it, and give its id."""
+        """Apply the workflow and submit one task of it. Returns the task's id."""
         name = (document.get("namespace", "default"), document["name"])
         if name not in self.state.active:
             self.apply(document)
@@ -202,7 +202,7 @@ class World:
     # -- workers ------------------------------------------------------------------------------------------------------
 
     def hello(self, worker: str = W, k: int = 1, n: int = 1, executor: str | None = None, **members: Any) -> str:
-        """With `executor`, a worker inside the broker's process."""
+        """Send a hello. With `executor`, the worker is inside the broker's process."""
         if executor is not None:
             self.handle(events.Attached(worker, executor))
         members.setdefault("handlers", ["**"])
@@ -259,7 +259,7 @@ class World:
         )
 
     def result(self, steps: wire.Steps, worker: str = W, position: int = 0, **members: Any) -> int:
-        """Say a step's result; the default is a success. Gives the rid."""
+        """Send a step's result; the default is a success. Returns its rid."""
         step = steps.steps[position]
         members.setdefault("status", "completed")
         if members["status"] == "completed":
@@ -281,7 +281,7 @@ class World:
         return int(envelope["rid"])
 
     def fail(self, steps: wire.Steps, worker: str = W, position: int = 0, **error: Any) -> int:
-        """Say that a step's handler failed."""
+        """Send the failure of a step's handler. Returns its rid."""
         error.setdefault("message", "no")
         status = error.pop("status", "failed")
         members = {k: error.pop(k) for k in ("session", "delivery", "rid") if k in error}
@@ -297,14 +297,14 @@ class World:
     # -- level 0 ------------------------------------------------------------------------------------------------------
 
     def peer(self) -> str:
-        """A level-0 handler comes, and has been there long enough to be given something. Its `to`."""
+        """Connect a level-0 handler, and wait until it can be sent steps. Returns its `to`."""
         self.handle(events.PeerSubscribed())
         to = self.granted[-1]
         self.pass_time(SETTLE_MS)
         return to
 
     def answer(self, batch: wire.StepsLevel0, status: Any = "completed", **members: Any) -> None:
-        """All of a batch has this outcome; `results` and `error` say otherwise."""
+        """Answer a whole batch with this outcome, unless `results` or `error` are given."""
         one = {"status": status, "output": msgspec.Raw(b'{"ok":true}')}
         if status != "completed":
             one["error"] = wire.ErrorDetail(message="no")
@@ -312,17 +312,17 @@ class World:
         body = codec.encode(wire.ResultsLevel0(batch_id=batch.batch_id, protocol_version="1.0", **members))
         self.handle(codec.decode_results_level0(body))
 
-    # -- what was said ------------------------------------------------------------------------------------------------
+    # -- messages sent ------------------------------------------------------------------------------------------------
 
     def heard(self, kind: type, worker: str | None = None) -> list[Any]:
-        """What workers were sent of this kind, oldest first."""
+        """The messages of this kind that workers were sent, oldest first."""
         return [m for to, m in self.sent if isinstance(m, kind) and worker in (None, to)]
 
     def last(self, kind: type, worker: str | None = None) -> Any:
         return self.heard(kind, worker)[-1]
 
     def batches(self, worker: str | None = None) -> list[wire.Steps]:
-        """The different batches that were sent, without repetitions."""
+        """The batches that were sent, without repetitions."""
         return list({b.batch_id: b for b in self.heard(wire.Steps, worker)}.values())
 
     @property
@@ -330,7 +330,7 @@ class World:
         return [rid for ack in self.heard(wire.Ack) for rid in ack.rids]
 
     def forget(self) -> None:
-        """What was said until now is of no interest."""
+        """Forget the messages sent so far."""
         self.sent.clear()
 
     def _act(self, decision: Decision) -> None:
@@ -357,7 +357,7 @@ class World:
         assert worker is not None
         self.sent.append((worker, codec.decode_broker(body)))
 
-    # -- what is so ---------------------------------------------------------------------------------------------------
+    # -- the state ----------------------------------------------------------------------------------------------------
 
     def step(self, task_id: int, name: str = "only") -> Any:
         """The live step, if its task is in memory."""
@@ -377,7 +377,7 @@ class World:
         return {d.name: self.row(task_id, d.name).state for d in workflow.steps}
 
     def check(self) -> None:
-        """Every count equals a recount, and what hangs together does."""
+        """Check that every count equals a recount, and that linked structures agree."""
         check_counts(self)
 
 
@@ -498,5 +498,5 @@ def once(**members: Any) -> dict[str, Any]:
 
 
 def steps(*members: dict[str, Any], **head: Any) -> dict[str, Any]:
-    """A workflow of these steps, whose handler_class is `h` unless they say."""
+    """A workflow of these steps. Their handler_class is `h` unless they name another."""
     return {"name": "flow", **head, "steps": [{"handler_class": "h", **m} for m in members]}

@@ -22,7 +22,7 @@ BUILD_BOUND_S: Final = 240.0
 
 
 class Missing(Exception):
-    """What is not here, and how it comes."""
+    """A missing prerequisite. The message tells how to install it."""
 
 
 def _python(_: Path) -> list[str]:
@@ -46,11 +46,11 @@ def _c(builds: Path) -> list[str]:
     program = str(builds / "level0-c")
     warnings = ["-Wall", "-Wextra", "-Wno-unused-parameter"]
     libraries = ["-lzmq", "-lcjson", "-lm"]
-    said = _try(
+    warned = _try(
         ["cc", *warnings, "-o", program, str(LEVEL0 / "handler.c"), *libraries],
         "apt-get install libzmq3-dev libcjson-dev",
     )
-    assert not said, f"the compiler has something to say:\n{said}"
+    assert not warned, f"the compiler warns:\n{warned}"
     return [program]
 
 
@@ -80,10 +80,10 @@ def command(language: str, builds: Path) -> list[str] | Missing:
 
 def require(language: str, builds: Path) -> list[str]:
     """The command of this language's example; without it the test is skipped, but never in CI."""
-    found = command(language, builds)
-    if isinstance(found, Missing):
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"{language} is not here: {found}")
-    return found
+    argv = command(language, builds)
+    if isinstance(argv, Missing):
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"{language} is not installed: {argv}")
+    return argv
 
 
 def _need(program: str, how: str) -> None:

@@ -1,4 +1,4 @@
-"""The examples of level 0, each against a broker: no SDK, and the answers are those that the README promises."""
+"""The examples of level 0, each with a broker and without an SDK: their results are those of the README."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +37,7 @@ def site() -> Iterator[Site]:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_task_runs_to_its_end_with_nothing_but_the_example(language: str, site: Site, builds: Path) -> None:
+def test_the_example_alone_runs_a_task_to_its_end(language: str, site: Site, builds: Path) -> None:
     start(site, {language: require(language, builds)})
     task = run(site, ORDER)
     assert task["state"] == "completed", task
@@ -48,28 +48,28 @@ def test_a_task_runs_to_its_end_with_nothing_but_the_example(language: str, site
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_what_cannot_be_done_is_answered_once_and_the_loop_goes_on(language: str, site: Site, builds: Path) -> None:
-    """A number that is missing, items that are missing, and a handler that nobody has."""
+def test_an_impossible_step_fails_once_and_the_loop_goes_on(language: str, site: Site, builds: Path) -> None:
+    """A missing number, missing items, and a handler that no program has."""
     site.apply(UNKNOWN)
     program = start(site, {language: require(language, builds)})[0]
     client = site.client()
-    nobody = client.wait(client.submit("unknown", {}).task_id, 20)["steps"][0]
-    assert (nobody["state"], nobody["error"]["code"], nobody["attempt"]) == ("failed", "unknown_handler", 0)
+    unknown = client.wait(client.submit("unknown", {}).task_id, 20)["steps"][0]
+    assert (unknown["state"], unknown["error"]["code"], unknown["attempt"]) == ("failed", "unknown_handler", 0)
     for order in ({"items": [{"name": "tea", "count": 3}]}, {}):
         task = run(site, order)
         assert task["state"] == "failed", task
         for step in task["steps"][:3]:
-            assert (step["state"], step["attempt"]) == ("failed", 0), step  # not tried again: it would not help
+            assert (step["state"], step["attempt"]) == ("failed", 0), step  # not retried: a retry cannot help
             assert step["error"]["message"], step
     assert run(site, ORDER)["state"] == "completed"
     assert program.is_running
 
 
 def test_three_languages_share_a_task(site: Site, builds: Path) -> None:
-    """Three steps can run side by side, each program has one at a time: so each runs one of them."""
+    """Three steps can run at the same time and each program runs one at a time, so each program runs one of them."""
     languages = ("python", "ruby", "node")
     start(site, {language: require(language, builds) for language in languages})
-    # Each gets its first step half a second after it came.
+    # Each program gets its first step half a second after its subscription.
     eventually(lambda: run(site, ORDER) and all(counts(site)), "all three to take part", 20)
     before = counts(site)
     shared = 0
@@ -86,16 +86,16 @@ def test_three_languages_share_a_task(site: Site, builds: Path) -> None:
 
 
 def start(site: Site, commands: dict[str, list[str]]) -> list[Program]:
-    """They run, and the broker gives them work."""
+    """Start the programs, and wait until the broker dispatches to them."""
     endpoints = {f"STEPWIRE_{name.upper()}": site.ready[name] for name in ("steps", "results")}
     programs = [site.start(language, argv, endpoints) for language, argv in commands.items()]
 
-    def look() -> bool:
+    def are_known() -> bool:
         for program in programs:
             assert program.is_running, f"{program.name} ended:\n{program.stderr[-3_000:]}"
         return len(peers(site)) == len(programs)
 
-    eventually(look, "the broker to know them all", 20)
+    eventually(are_known, "the broker to know all programs", 20)
     return programs
 
 
@@ -104,7 +104,7 @@ def peers(site: Site) -> list[dict[str, Any]]:
 
 
 def counts(site: Site) -> list[int]:
-    """How many steps each has completed."""
+    """The number of completed steps of each program."""
     return [one["completed"] for one in sorted(peers(site), key=lambda one: str(one["worker"]))]
 
 

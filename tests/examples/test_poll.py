@@ -1,4 +1,4 @@
-"""The examples of workers over HTTP, each against a broker: no ZeroMQ, no SDK."""
+"""The examples of workers over HTTP, each with a broker and without ZeroMQ or an SDK."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ def site() -> Iterator[Site]:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_task_runs_to_its_end_with_nothing_but_the_example(language: str, site: Site) -> None:
+def test_the_example_alone_runs_a_task_to_its_end(language: str, site: Site) -> None:
     program = start(site, language)
     assert run(site, ORDER) == {"charged": 11_100, "by": language}
     bad = submit(site, {"items": "none"})
@@ -36,7 +36,7 @@ def test_a_task_runs_to_its_end_with_nothing_but_the_example(language: str, site
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_it_goes_on_when_the_broker_comes_back(language: str, site: Site) -> None:
+def test_the_example_goes_on_after_a_restart_of_the_broker(language: str, site: Site) -> None:
     program = start(site, language)
     assert run(site, ORDER)
     assert site.broker is not None
@@ -52,11 +52,11 @@ def start(site: Site, language: str) -> Program:
             (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"there is no {needed}")
     program = site.start(f"poll-{language}", LANGUAGES[language], {"STEPWIRE_URL": site.url})
 
-    def look() -> bool:
-        assert program.is_running, f"it ended:\n{program.stderr[-3_000:]}"
+    def is_known() -> bool:
+        assert program.is_running, f"the program ended:\n{program.stderr[-3_000:]}"
         return bool(site.workers())
 
-    eventually(look, "the broker to know it", 20)
+    eventually(is_known, "the broker to know the program", 20)
     return program
 
 

@@ -1,4 +1,4 @@
-"""A package as pip would leave it in a directory: its modules, and the file that tells of its entry points."""
+"""A package as pip would install it in a directory: its modules, and the file of its entry points."""
 
 import shutil
 import tomllib
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def install(package: Path, target: Path) -> None:
-    """What a wheel of it holds. No build tool and no network are needed for so little."""
+    """Install the content of the package's wheel, without a build tool or a network."""
     project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
     info = target / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir(parents=True)

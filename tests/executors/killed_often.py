@@ -1,9 +1,9 @@
-"""A broker that is killed again and again while its programs run: does a step ever run twice at a time?
+"""A broker is killed repeatedly while its programs run: does a step ever run twice at a time?
 
     python -m tests.executors.killed_often [SEED] [ROUNDS]
 
-Every program looks first whether one of its step lives, by what stands in the environment of those before it, and
-writes down that it began. In the end every task is over, no two runs met, and what runs once has begun once.
+Every program first checks the environments of its step's earlier programs for one that lives, and records its begin. In
+the end every task is over, no two runs overlapped, and every at_most_once step has begun at most once.
 """
 
 import json
@@ -89,14 +89,14 @@ def submit(client: Client) -> list[int]:
 
 
 def outcome(here: Place, client: Client, task: int) -> tuple[str, str, int]:
-    while (found := client.task(task))["state"] == "running" and found["attention"] is None:
+    while (view := client.task(task))["state"] == "running" and view["attention"] is None:
         time.sleep(0.05)
-    (step,) = found["steps"]
-    mode = found["workflow"].rpartition(".")[2]
+    (step,) = view["steps"]
+    mode = view["workflow"].rpartition(".")[2]
     file = here.directory / f"began.{step['step_id']}"
     began = len(file.read_text().split()) if file.exists() else 0
-    assert step["state"] == "completed" or (mode, step["state"]) == ("at_most_once", "held"), found
-    assert began <= 1 or mode == "at_least_once", found
+    assert step["state"] == "completed" or (mode, step["state"]) == ("at_most_once", "held"), view
+    assert began <= 1 or mode == "at_least_once", view
     return mode, step["state"], began
 
 

@@ -1,4 +1,4 @@
-"""Handlers that run inside a broker's process, in its threads or in processes of their own."""
+"""Handlers that run inside a broker's process, in its threads or in separate processes."""
 
 import os
 import threading
@@ -22,7 +22,7 @@ async def on_loop(context: Context) -> dict[str, Any]:
 
 @worker.handler("where.process", process=True)
 def in_process(context: Context, given: dict[str, Any]) -> dict[str, Any]:
-    """Says who it is in a file; the first run of it then waits for its end."""
+    """Write the pid to a file; the first delivery then waits until it is killed."""
     me = {"pid": os.getpid(), "delivery": context.delivery}
     if "note" in given:
         note = Path(given["note"])

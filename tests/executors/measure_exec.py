@@ -1,4 +1,4 @@
-"""How many steps a second the programs of a broker can run, when there is nothing in them.
+"""Measures the number of steps per second that `exec` runs with empty programs.
 
 python -m tests.executors.measure_exec [STEPS] [SLOTS]
 """

@@ -1,4 +1,4 @@
-"""Real programs, in shell, and what a test wants to know of them."""
+"""Real programs, as shell scripts, and checks on their processes."""
 
 import os
 import time
@@ -18,7 +18,7 @@ SOON_S = 20.0
 
 
 def program(records: Records, *argv: str, request: bytes = b"{}", bytes_max: int = 1 << 20, **how: Any) -> Program:
-    """A program on record; a single word is a shell script."""
+    """A recorded program; a single argument is a shell script."""
     order = ProgramStart(
         argv=argv if len(argv) > 1 else ("/bin/sh", "-c", *argv),
         cwd=how.get("cwd"),
@@ -39,34 +39,34 @@ async def run(records: Records, *argv: str, **how: Any) -> ProgramEnded:
 
 
 def lives(pid: int) -> bool:
-    found = host.process(pid)
-    return found is not None and found.state not in "ZX"
+    process = host.process(pid)
+    return process is not None and process.state not in "ZX"
 
 
-def wait_for(look: Callable[[], T | None], what: str) -> T:
+def wait_for(check: Callable[[], T | None], what: str) -> T:
     until_s = time.monotonic() + SOON_S
-    while not (found := look()):
+    while not (result := check()):
         assert time.monotonic() < until_s, f"waited in vain for {what}"
         time.sleep(0.005)
-    return found
+    return result
 
 
 def written(file: Path) -> Callable[[], str | None]:
-    """What is in it, once that is whole lines."""
+    """The content of the file, once it ends with a whole line."""
 
-    def look() -> str | None:
+    def check() -> str | None:
         text = file.read_text() if file.exists() else ""
         return text if text.endswith("\n") else None
 
-    return look
+    return check
 
 
 def pids(file: Path, many: int) -> Callable[[], list[int] | None]:
-    def look() -> list[int] | None:
-        found = [int(line) for line in (written(file)() or "").split()]
-        return found if len(found) == many else None
+    def check() -> list[int] | None:
+        numbers = [int(line) for line in (written(file)() or "").split()]
+        return numbers if len(numbers) == many else None
 
-    return look
+    return check
 
 
 def each_dead(numbers: Iterator[int] | list[int]) -> bool:
@@ -74,7 +74,7 @@ def each_dead(numbers: Iterator[int] | list[int]) -> bool:
 
 
 def elsewhere(do: Callable[[], None]) -> int:
-    """In a process of its own, which ends with 0 when that returns."""
+    """Call `do` in a forked process, which exits with 0 when the call returns."""
     pid = os.fork()
     if pid == 0:
         try:

@@ -1,4 +1,4 @@
-"""A real broker on a real file, with executors that do what a test tells them."""
+"""A real broker on a real file, with executors that a test scripts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,7 +16,7 @@ SOON_S = 20.0
 
 
 class Told(BaseExecutor):
-    """Does what `how` says, and remembers what it was given."""
+    """Runs `how` for each step, and records the steps."""
 
     def __init__(self, how: Callable[[StepReady], Awaitable[Any]], max_concurrent: int = 4) -> None:
         super().__init__("told", max_concurrent)
@@ -31,7 +31,7 @@ class Told(BaseExecutor):
 
 @asynccontextmanager
 async def running(directory: Path, executor: Executor, **settings: Any) -> AsyncIterator[Broker]:
-    """Everything goes to this executor, whose key is `told`."""
+    """A broker that routes every step to this executor, whose key is `told`."""
     execution = {"default_execution_mode": "distributed", "default_executor": "told"}
     broker = Broker.open(directory / "state.db", settings={"execution": execution, **settings})
     broker.register_executor("told", executor)
@@ -50,20 +50,20 @@ async def submit(
 
 
 def core_of(broker: Broker) -> core.Engine:
-    found = broker._core
-    assert found is not None
-    return found
+    engine = broker._core
+    assert engine is not None
+    return engine
 
 
-async def eventually(look: Callable[[], T | None], what: str) -> T:
-    """Whatever it looks at changes on this loop: so a look each turn is soon enough."""
+async def eventually(check: Callable[[], T | None], what: str) -> T:
+    """Wait for a condition that code on this loop brings about."""
     async with asyncio.timeout(SOON_S):
         try:
-            while not (found := look()):  # noqa: ASYNC110
+            while not (result := check()):  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
         except TimeoutError:
             raise AssertionError(f"waited in vain for {what}") from None
-    return found
+    return result
 
 
 def states(broker: Broker) -> list[str]:

@@ -105,7 +105,7 @@ OK = {"heard": "call", "attempt": 0}
     ],
     ids=["answered", "unavailable at first", "silent at first", "refused", "unavailable", "silent for good"],
 )
-def test_what_an_answer_means(
+def test_each_answer_of_the_endpoint_has_its_outcome(
     site: tuple[Place, Endpoint], context: dict[str, Any], exit_code: int, states: list[str]
 ) -> None:
     here, endpoint = site
@@ -129,7 +129,7 @@ def test_what_an_answer_means(
     )
 
 
-def test_while_nobody_listens_steps_wait_and_no_attempt_is_spent(site: tuple[Place, Endpoint]) -> None:
+def test_steps_wait_without_spending_attempts_while_the_endpoint_is_down(site: tuple[Place, Endpoint]) -> None:
     here, endpoint = site
     port = endpoint.server_address[1]
     endpoint.shutdown()
@@ -153,13 +153,13 @@ def test_while_nobody_listens_steps_wait_and_no_attempt_is_spent(site: tuple[Pla
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("http: {}", "executor http of stepwire-executor-http 0.1.0 does not take its options"),
+        ("http: {}", "executor http of stepwire-executor-http 0.1.0 does not accept its options"),
         ("http: {url: 'ftp://x'}", "url is 'ftp://x'"),
-        ("htpp: {}", "executors.options.htpp: there is no executor htpp"),
+        ("htpp: {}", "executors.options.htpp: no installed package provides an executor htpp"),
     ],
     ids=["no url", "a wrong url", "nobody brings it"],
 )
-def test_a_broker_whose_executor_cannot_be_made_says_why_and_does_not_start(
+def test_a_broker_whose_executor_cannot_be_made_does_not_start_and_reports_why(
     tmp_path: Path, options: str, said: str
 ) -> None:
     install(PACKAGE, tmp_path / "installed")

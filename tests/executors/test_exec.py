@@ -1,4 +1,4 @@
-"""Steps that programs run, in a real broker."""
+"""Steps run by programs, in a real broker."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from .running import eventually, states, submit
 
 @asynccontextmanager
 async def running(directory: Path, *scripts: str, slots: int = 4, **more: Any) -> AsyncIterator[Broker]:
-    """The handler_class H runs the first script, I the next; `more` is of the command, or a section of the settings."""
+    """The handler_class H runs the first script, I the next. `more`: members of the command, or other settings."""
     command = {key: more.pop(key) for key in ("cwd", "env") if key in more}
     commands = {name: {"argv": ["/bin/sh", "-c", s], **command} for name, s in zip("HI", scripts, strict=False)}
     settings = {
@@ -46,7 +46,7 @@ def ran(directory: Path, script: str, **step: Any) -> TaskView:
     return asyncio.run(it())
 
 
-def test_a_step_is_its_request_on_stdin_and_its_output_on_stdout(tmp_path: Path) -> None:
+def test_a_program_gets_the_request_on_stdin_and_returns_the_output_on_stdout(tmp_path: Path) -> None:
     view = ran(tmp_path, "cat", context={"total": 12.5, "name": "Zoë"}, handler_config={"currency": "EUR"})
     request = view.result["s"]
     assert request["task_context"] == {"total": 12.5, "name": "Zoë"}
@@ -78,7 +78,7 @@ LEDGER = "echo $STEPWIRE_ATTEMPT >> {ledger}; "
         ),
     ],
 )
-def test_what_a_program_says_by_its_end(
+def test_the_end_of_a_program_decides_the_outcome_of_its_step(
     tmp_path: Path, script: str, at_least_once: tuple[str, str, int], at_most_once: tuple[str, str, int]
 ) -> None:
     async def both() -> None:
@@ -95,7 +95,7 @@ def test_what_a_program_says_by_its_end(
     asyncio.run(both())
 
 
-def test_a_step_that_is_to_come_later_comes_later(tmp_path: Path) -> None:
+def test_a_step_is_retried_no_earlier_than_its_program_asks(tmp_path: Path) -> None:
     script = (
         """[ $STEPWIRE_ATTEMPT = 1 ] || { echo '{"message": "busy", "retry_after_ms": 300}'; exit 75; }; date +%s%3N"""
     )
@@ -116,7 +116,7 @@ def test_the_programs_environment_is_its_own(tmp_path: Path, monkeypatch: pytest
     view = asyncio.run(it())
     environ = view.result["s"]
     step = view.steps[0]
-    for name in ("PWD", "SHLVL", "_", "OLDPWD"):  # of the shell that runs the script
+    for name in ("PWD", "SHLVL", "_", "OLDPWD"):  # set by the shell that runs the script
         environ.pop(name, None)
     assert environ.pop("PATH") == os.environ["PATH"]
     assert environ.pop("HOME") == os.environ["HOME"]
@@ -139,18 +139,18 @@ def test_the_programs_environment_is_its_own(tmp_path: Path, monkeypatch: pytest
     }
 
 
-def test_a_pattern_stands_for_many_and_the_exact_name_comes_first() -> None:
+def test_the_exact_name_of_a_command_wins_over_a_pattern() -> None:
     commands = {"shop::*": ("true",), "shop::quote": ("false",), "**": ("cat",)}
-    found = Commands(ExecSettings(commands=commands), os.environ)
-    chosen = [found.find(name) for name in ("shop::quote", "shop::other", "shop::a::b")]
+    configured = Commands(ExecSettings(commands=commands), os.environ)
+    chosen = [configured.find(name) for name in ("shop::quote", "shop::other", "shop::a::b")]
     assert [command and command.argv for command in chosen] == [("false",), ("true",), ("cat",)]
 
 
 # -- limits -----------------------------------------------------------------------------------------------------------
 
 
-def test_no_more_run_at_a_time_than_there_are_slots(tmp_path: Path) -> None:
-    """Each looks how many there are: a directory for each that runs."""
+def test_at_most_slots_programs_run_at_a_time(tmp_path: Path) -> None:
+    """Each program makes a directory, and counts the directories."""
     script = f"mkdir {tmp_path}/at/$$; ls {tmp_path}/at | wc -l; sleep 0.02; rmdir {tmp_path}/at/$$"
     (tmp_path / "at").mkdir()
 
@@ -176,9 +176,7 @@ FOREVER = "sleep 1000 & echo $$ $! >> {file}; wait"
 @pytest.mark.parametrize(
     ("mode", "ends"), [("at_least_once", ("failed", "timeout")), ("at_most_once", ("held", "outcome_unknown"))]
 )
-def test_a_run_that_is_out_of_time_is_killed_with_all_it_started(
-    tmp_path: Path, mode: str, ends: tuple[str, str]
-) -> None:
+def test_a_run_past_its_timeout_is_killed_with_all_it_started(tmp_path: Path, mode: str, ends: tuple[str, str]) -> None:
     async def it() -> TaskView:
         async with running(tmp_path, FOREVER.format(file=tmp_path / "pids")) as broker:
             return await done(
@@ -208,7 +206,7 @@ def test_a_cancelled_task_ends_its_program(tmp_path: Path, mode: str, state: str
 
 
 @pytest.mark.parametrize(("mode", "state"), [("at_least_once", "failed"), ("at_most_once", "held")])
-def test_a_program_that_somebody_kills_is_tried_again_or_held(tmp_path: Path, mode: str, state: str) -> None:
+def test_a_program_killed_from_outside_is_retried_or_held(tmp_path: Path, mode: str, state: str) -> None:
     async def it() -> tuple[TaskView, int]:
         async with running(tmp_path, f"echo $$ >> {tmp_path}/pids; exec sleep 1000") as broker:
             (task,) = await submit(
@@ -223,7 +221,7 @@ def test_a_program_that_somebody_kills_is_tried_again_or_held(tmp_path: Path, mo
     assert view.steps[0].state == state
 
 
-def test_a_stop_lets_programs_finish_for_a_while(tmp_path: Path) -> None:
+def test_a_stop_lets_programs_finish_within_the_drain_timeout(tmp_path: Path) -> None:
     async def it() -> None:
         async with running(tmp_path, f"echo > {tmp_path}/begun; sleep 0.3; echo 1") as broker:
             (task,) = await submit(broker)
@@ -236,7 +234,7 @@ def test_a_stop_lets_programs_finish_for_a_while(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "then"), [("at_least_once", "completed"), ("at_most_once", "held")])
-def test_after_that_while_they_are_killed_and_come_again_or_are_held(
+def test_programs_past_the_drain_timeout_are_killed_and_their_steps_run_again_or_are_held(
     tmp_path: Path, mode: str, then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program_module, "GRACE_S", 0.1)
@@ -255,7 +253,7 @@ def test_after_that_while_they_are_killed_and_come_again_or_are_held(
     assert view.result == ({"s": 0} if then == "completed" else None)  # no attempt was spent
 
 
-def test_nothing_stays_on_record(tmp_path: Path) -> None:
+def test_no_record_stays_after_a_run(tmp_path: Path) -> None:
     assert ran(tmp_path, "echo 1").result == {"s": 1}
     assert [path.name for path in (tmp_path / "state.db.runs").iterdir()] == ["lock"]
 
@@ -264,25 +262,25 @@ def test_nothing_stays_on_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("commands", "says"),
+    ("commands", "text"),
     [
-        ({"H": []}, "executors.exec.commands.H: it names no program"),
-        ({"H": {"argv": [""]}}, "it names no program"),
+        ({"H": []}, "executors.exec.commands.H: no program is named"),
+        ({"H": {"argv": [""]}}, "no program is named"),
         ({"H": ["no-such-program"]}, "there is no program no-such-program in its PATH"),
         ({"H": ["/no/such/program"]}, "there is no program /no/such/program"),
         ({"H": ["./here"]}, "is not an executable file; chmod +x it"),
         ({"H": ["/etc"]}, "is not an executable file"),
-        ({"H": {"argv": ["true"], "cwd": "/no/such"}}, "its cwd /no/such is not a directory"),
-        ({"H": {"argv": ["true"], "env": {"A-B": "1"}}}, "env.A-B is no name of a variable"),
+        ({"H": {"argv": ["true"], "cwd": "/no/such"}}, "cwd /no/such is not a directory"),
+        ({"H": {"argv": ["true"], "env": {"A-B": "1"}}}, "env.A-B is not a variable name"),
         ({"H": {"argv": ["true"], "env": {"PATH": "/nowhere"}}}, "there is no program true in its PATH (/nowhere)"),
-        ({"H": ["true", "a\0b"]}, "it holds a NUL character"),
-        ({"a b": ["true"]}, "it needs to be a handler_class"),
-        ({"": ["true"]}, "it needs to be a handler_class"),
+        ({"H": ["true", "a\0b"]}, "a NUL character cannot be passed"),
+        ({"a b": ["true"]}, "the key must be a handler_class"),
+        ({"": ["true"]}, "the key must be a handler_class"),
         ({"shop::": ["true"]}, "or a pattern of them, as in shop::* or shop::**"),
     ],
 )
-def test_a_command_that_cannot_be_run_stops_the_start_with_a_sentence(
-    tmp_path: Path, commands: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+def test_a_command_that_cannot_be_run_stops_the_start_with_its_reason(
+    tmp_path: Path, commands: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").write_text("#!/bin/sh\n")
@@ -294,7 +292,7 @@ def test_a_command_that_cannot_be_run_stops_the_start_with_a_sentence(
 
     with pytest.raises(CannotStart) as refused:
         asyncio.run(start())
-    assert says in str(refused.value)
+    assert text in str(refused.value)
 
 
 def test_a_second_broker_with_the_same_records_is_refused(tmp_path: Path) -> None:
@@ -308,7 +306,7 @@ def test_a_second_broker_with_the_same_records_is_refused(tmp_path: Path) -> Non
         asyncio.run(both())
 
 
-def test_settings_are_words_or_more() -> None:
+def test_a_command_is_a_list_of_arguments_or_a_mapping() -> None:
     read = ExecSettings(commands={"H": ("true", "a")})
     assert Commands(read, {}).find("H") is not None
     with pytest.raises(BadCommand):

@@ -1,4 +1,4 @@
-"""What a broker process leaves running when it is killed, and what the next one does about it."""
+"""Programs of a killed broker process: the next broker process ends them before it dispatches a step."""
 
 import asyncio
 import os
@@ -26,10 +26,10 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def started() -> Iterator[list[int]]:
-    """What a test has seen running is not left so."""
-    found: list[int] = []
-    yield found
-    for pid in found:
+    """Pids of processes that are killed after the test."""
+    pids: list[int] = []
+    yield pids
+    for pid in pids:
         if lives(pid):
             os.kill(pid, signal.SIGKILL)
 
@@ -41,11 +41,11 @@ def end_of(pid: int) -> int:
 def left_running(runs: Path, script: str, file: Path, many: int) -> list[int]:
     """The processes of a program whose broker was killed."""
     broker = elsewhere(lambda: asyncio.run(run(Records(str(runs)), script)) and None)
-    found = wait_for(pids(file, many), "the program")
+    processes = wait_for(pids(file, many), "the program")
     os.kill(broker, signal.SIGKILL)
     end_of(broker)
-    assert all(lives(pid) for pid in found)
-    return found
+    assert all(lives(pid) for pid in processes)
+    return processes
 
 
 def on_record(runs: Path) -> list[str]:
@@ -71,7 +71,7 @@ def test_a_broker_that_is_killed_before_it_opens_the_gate_has_started_nothing(
         asyncio.run(run(records, f"touch {tmp_path}/begun", register=register))
 
     assert end_of(elsewhere(killed_at_the_gate)) == -signal.SIGKILL
-    (pid,) = wait_for(pids(tmp_path / "gate", 1), "what waited at the gate")
+    (pid,) = wait_for(pids(tmp_path / "gate", 1), "the process at the gate")
     wait_for(lambda: not lives(pid), "its end")
     assert not (tmp_path / "begun").exists()
     assert len(on_record(runs)) == is_on_record
@@ -90,7 +90,7 @@ IN_ANOTHER_GROUP = "timeout 1000 sleep 1000 & echo $$ $! > {file}; wait"
     ("script", "is_used"),
     [(WITH_A_CHILD, True), (WITH_A_CHILD, False), (STUBBORN, True), (IN_ANOTHER_GROUP, True)],
 )
-def test_a_program_and_all_it_started_is_gone_before_anything_else_happens(
+def test_a_program_and_all_it_started_are_gone_before_the_start_goes_on(
     runs: Path, tmp_path: Path, started: list[int], script: str, is_used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leftovers, "GRACE_S", 0.1)
@@ -100,7 +100,9 @@ def test_a_program_and_all_it_started_is_gone_before_anything_else_happens(
     assert on_record(runs) == []
 
 
-def test_what_outlives_its_first_process_is_known_by_its_mark(runs: Path, tmp_path: Path, started: list[int]) -> None:
+def test_a_process_that_outlives_its_program_is_found_by_its_mark(
+    runs: Path, tmp_path: Path, started: list[int]
+) -> None:
     started += left_running(runs, WITH_A_CHILD.format(file=tmp_path / "pids"), tmp_path / "pids", 2)
     first, second = started
     os.kill(first, signal.SIGKILL)
@@ -112,7 +114,7 @@ def test_what_outlives_its_first_process_is_known_by_its_mark(runs: Path, tmp_pa
 
 @pytest.fixture
 def stranger(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process of its own session that has nothing to do with us."""
+    """A process in its own session that does not belong to the broker."""
     process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     yield process
     process.kill()
@@ -135,7 +137,7 @@ def recorded(runs: Path, pid: int, **changes: Any) -> Path:
         {"host": "of another namespace"},
     ],
 )
-def test_a_process_that_only_has_the_same_number_is_left_alone(
+def test_a_process_that_only_has_the_same_pid_is_not_signalled(
     runs: Path, stranger: "subprocess.Popen[bytes]", changes: dict[str, Any]
 ) -> None:
     if "namespace" in changes.get("host", ""):
@@ -146,24 +148,24 @@ def test_a_process_that_only_has_the_same_number_is_left_alone(
     assert on_record(runs) == []
 
 
-def test_a_program_that_has_ended_needs_no_ending(runs: Path) -> None:
+def test_the_record_of_an_ended_program_is_removed(runs: Path) -> None:
     recorded(runs, 2**22 + 1, started=5)
     end_earlier_runs(str(runs), is_used=True)
     assert on_record(runs) == []
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"{}", b'{"pid": 1}', b"\xff" * 100, b"x" * 100_000])
-def test_a_record_that_cannot_be_read_is_put_aside_and_stops_nobody(
+def test_an_unreadable_record_is_renamed_and_does_not_stop_the_start(
     runs: Path, stranger: "subprocess.Popen[bytes]", text: bytes
 ) -> None:
     recorded(runs, stranger.pid)
     (runs / "1-1.run").write_bytes(text)
     end_earlier_runs(str(runs), is_used=True)
     assert on_record(runs) == ["1-1.unreadable"]
-    assert wait_for(stranger.poll, "the end of the one that can be read") == -signal.SIGTERM
+    assert wait_for(stranger.poll, "the end of the readable one") == -signal.SIGTERM
 
 
-def test_a_record_of_process_1_is_none(runs: Path) -> None:
+def test_a_record_of_process_1_is_unreadable(runs: Path) -> None:
     Records(str(runs)).close()
     record = Record(
         pid=1,
@@ -181,39 +183,39 @@ def test_a_record_of_process_1_is_none(runs: Path) -> None:
     assert on_record(runs) == ["1-1.unreadable"]
 
 
-def test_what_cannot_be_ended_stops_the_start_and_says_which(
+def test_a_program_that_cannot_be_ended_stops_the_start_and_is_named(
     runs: Path, stranger: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leftovers, "PATIENCE_S", -1.0)
     path = recorded(runs, stranger.pid)
     with pytest.raises(RunsRefused) as refused:
         end_earlier_runs(str(runs), is_used=True)
-    for words in (f"process {stranger.pid} of an earlier run (p, step 2) cannot be ended", f"remove {path}"):
-        assert words in str(refused.value)
+    for text in (f"process {stranger.pid} of an earlier run (p, step 2) cannot be ended", f"remove {path}"):
+        assert text in str(refused.value)
     assert path.exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to be somebody else")
-def test_a_process_that_is_another_users_now_stops_the_start(stranger: "subprocess.Popen[bytes]") -> None:
-    """`stranger` is root's, and the broker somebody else's."""
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_a_process_of_another_user_stops_the_start(stranger: "subprocess.Popen[bytes]") -> None:
+    """`stranger` belongs to root, and the broker to another user."""
 
-    def somebody_else() -> None:
+    def as_another_user() -> None:
         os.setresuid(65534, 65534, 65534)
         runs = Path(directory, "runs")
         recorded(runs, stranger.pid)
-        with pytest.raises(RunsRefused, match="it is another user's now"):
+        with pytest.raises(RunsRefused, match="it belongs to another user now"):
             end_earlier_runs(str(runs), is_used=True)
 
     with tempfile.TemporaryDirectory() as directory:
         os.chown(directory, 65534, 65534)
-        assert end_of(elsewhere(somebody_else)) == 0
+        assert end_of(elsewhere(as_another_user)) == 0
     assert stranger.poll() is None
 
 
 # -- the directory ----------------------------------------------------------------------------------------------------
 
 
-def test_where_nothing_was_ever_run_nothing_is_made(runs: Path) -> None:
+def test_no_directory_is_made_where_no_program_is_configured(runs: Path) -> None:
     end_earlier_runs(str(runs), is_used=False)
     assert not runs.exists()
     end_earlier_runs(str(runs), is_used=True)
@@ -240,7 +242,7 @@ def test_a_directory_that_others_may_write_is_refused(runs: Path) -> None:
         end_earlier_runs(str(runs), is_used=True)
 
 
-def test_half_a_record_is_of_nothing_that_was_started(runs: Path) -> None:
+def test_an_unfinished_record_is_removed_because_no_program_began(runs: Path) -> None:
     Records(str(runs)).close()
     (runs / "77-5.new").write_bytes(b'{"pid"')
     end_earlier_runs(str(runs), is_used=True)

@@ -1,4 +1,4 @@
-"""What a program's end means for its step."""
+"""The meaning of a program's end for its step."""
 
 from typing import Any
 
@@ -26,19 +26,21 @@ def ended_as(at_most_once: bool = False, **how: Any) -> tuple[str, str | None, s
         ({"exit_code": 81}, "held", "held"),
         ({"exit_code": 127}, "retry exit_127", "retry exit_127"),
         ({"exit_code": 255}, "retry exit_255", "retry exit_255"),
-        # what was killed has not said what it did; a shell says so by its exit code
+        # a killed program has not reported its outcome; a shell reports a kill by its exit code
         ({"killed_by": 9}, "retry SIGKILL", "held"),
         ({"killed_by": 63}, "retry signal_63", "held"),
         ({"exit_code": 137}, "retry exit_137", "held"),
         ({}, "retry no_exit_code", "held"),
-        ({"killed_by": 15, "told_to_end": "timeout"}, "retry timeout", "held"),
-        ({"exit_code": 0, "stdout": b"1", "told_to_end": "timeout"}, "retry timeout", "held"),
-        ({"exit_code": 65, "told_to_end": "task_cancelled"}, "retry cancelled", "held"),
+        ({"killed_by": 15, "cancelled_for": "timeout"}, "retry timeout", "held"),
+        ({"exit_code": 0, "stdout": b"1", "cancelled_for": "timeout"}, "retry timeout", "held"),
+        ({"exit_code": 65, "cancelled_for": "task_cancelled"}, "retry cancelled", "held"),
         ({"killed_by": 9, "too_much": True}, "failed bad_output", "held"),
         ({"exit_code": 0, "stdout": b"oops"}, "failed bad_output", "held"),
     ],
 )
-def test_an_end_is_one_of_four(how: dict[str, Any], at_least_once: str, at_most_once: str) -> None:
+def test_the_end_of_a_program_is_one_outcome_of_four(
+    how: dict[str, Any], at_least_once: str, at_most_once: str
+) -> None:
     for mode, expected in ((False, at_least_once), (True, at_most_once)):
         status, code, _ = ended_as(mode, **how)
         assert " ".join(filter(None, (status, code))) == expected, mode
@@ -61,7 +63,7 @@ def test_one_json_value_or_nothing_is_an_output(stdout: bytes, output: bytes) ->
 
 
 @pytest.mark.parametrize(
-    ("stdout", "says"),
+    ("stdout", "text"),
     [
         (b"Hello, world\n", "it begins with 'Hello, world'"),
         (b"{} {}", "it begins with '{} {}'"),
@@ -78,30 +80,30 @@ def test_one_json_value_or_nothing_is_an_output(stdout: bytes, output: bytes) ->
         (b"[" * 2000 + b"]" * 2000, "begins with"),
     ],
 )
-def test_what_cannot_be_an_output_is_said_and_a_bit_of_it_kept(stdout: bytes, says: str) -> None:
+def test_an_unusable_output_is_reported_with_its_beginning(stdout: bytes, text: str) -> None:
     status, code, error = ended_as(exit_code=0, stdout=stdout)
     assert (status, code) == ("failed", "bad_output")
     assert error is not None
-    assert says in error
+    assert text in error
     assert len(error) < 600
 
 
 @pytest.mark.parametrize(
     ("stderr", "message"),
     [
-        (b"", "it ended with exit code 1"),
-        (b"  \n", "it ended with exit code 1"),
+        (b"", "the program ended with exit code 1"),
+        (b"  \n", "the program ended with exit code 1"),
         (b"warning: x\ncannot reach the bank\n", "warning: x\ncannot reach the bank"),
         (b"\xffa\0b", "\ufffda\ufffdb"),
         (b"first\n" + b"x" * 3000 + b"\nlast\n", "…\nlast"),
         (b"x" * 3000, "…" + "x" * 2000),
     ],
 )
-def test_the_message_of_a_failure_is_the_end_of_what_it_wrote_to_stderr(stderr: bytes, message: str) -> None:
+def test_the_message_of_a_failure_is_the_end_of_stderr(stderr: bytes, message: str) -> None:
     assert ended_as(exit_code=1, stderr=stderr)[2] == message
 
 
-def test_an_error_document_on_stdout_says_it_better() -> None:
+def test_an_error_document_on_stdout_takes_precedence_over_stderr() -> None:
     document = b'{"message": "no such card", "code": "card_unknown", "category": "card", "more": {}}'
     result = outcome_of(
         ProgramEnded(exit_code=1, stdout=document, stderr=b"trace"), at_most_once=False, stdout_bytes_max=MAX
@@ -124,7 +126,7 @@ def test_an_error_document_on_stdout_says_it_better() -> None:
         (65, b"true", "failed"),
     ],
 )
-def test_whether_it_is_tried_again_is_the_exit_codes_word_and_else_the_documents(
+def test_the_exit_code_decides_about_a_retry_before_the_error_document(
     exit_code: int, retryable: bytes, status: str
 ) -> None:
     document = b'{"message": "m", "retry_after_ms": 1500, "retryable": ' + retryable + b"}"
@@ -137,11 +139,11 @@ def test_whether_it_is_tried_again_is_the_exit_codes_word_and_else_the_documents
     "stdout",
     [b"{}", b'{"code": "x"}', b'{"message": 7}', b'{"message": "m", "retry_after_ms": -1}', b"[", b"1", b"\xff"],
 )
-def test_what_is_not_quite_an_error_document_is_none(stdout: bytes) -> None:
+def test_an_incomplete_error_document_is_ignored(stdout: bytes) -> None:
     assert ended_as(exit_code=3, stdout=stdout, stderr=b"why") == ("retry", "exit_3", "why")
 
 
-def test_a_program_may_say_by_its_document_that_it_does_not_know() -> None:
+def test_an_error_document_can_report_an_unknown_outcome() -> None:
     document = b'{"message": "no answer", "code": "outcome_unknown"}'
     assert ended_as(True, exit_code=1, stdout=document) == ("held", None, "no answer")
     assert ended_as(False, exit_code=1, stdout=document) == ("retry", "outcome_unknown", "no answer")

@@ -1,4 +1,4 @@
-"""One run of a program: what it is given, what is read of it, and that nothing of it is left."""
+"""One run of a program: its input, its output, and that no process of it is left."""
 
 import asyncio
 import os
@@ -16,10 +16,10 @@ from .programs import each_dead, lives, pids, program, run, wait_for, written
 
 @pytest.fixture
 def records(tmp_path: Path) -> Iterator[Records]:
-    found = Records(str(tmp_path / "runs"))
-    yield found
-    assert [path.name for path in found.directory.iterdir()] == ["lock"]  # whatever happened, nothing is on record
-    found.close()
+    records = Records(str(tmp_path / "runs"))
+    yield records
+    assert [path.name for path in records.directory.iterdir()] == ["lock"]  # no record is left after any test
+    records.close()
 
 
 def test_a_program_gets_the_request_on_stdin_to_its_end(records: Records) -> None:
@@ -28,7 +28,7 @@ def test_a_program_gets_the_request_on_stdin_to_its_end(records: Records) -> Non
     assert (ended.exit_code, ended.stdout, ended.stderr) == (0, request + b"\n", b"done\n")
 
 
-def test_arguments_are_words_and_not_shell(records: Records) -> None:
+def test_arguments_are_passed_as_they_are_and_not_to_a_shell(records: Records) -> None:
     words = ["$HOME", "a b", "", "*", "'\"\\", "-n"]
     ended = asyncio.run(run(records, "printf", "%s|", *words))
     assert ended.stdout.decode() == "".join(f"{word}|" for word in words)
@@ -38,7 +38,7 @@ def test_arguments_are_words_and_not_shell(records: Records) -> None:
     ("script", "exit_code", "killed_by"),
     [("exit 0", 0, None), ("exit 75", 75, None), ("kill -9 $$", None, 9), ("kill -TERM $$", None, 15)],
 )
-def test_its_end_is_its_exit_code_or_the_signal_that_killed_it(
+def test_a_program_ends_with_an_exit_code_or_a_signal(
     records: Records, script: str, exit_code: int | None, killed_by: int | None
 ) -> None:
     ended = asyncio.run(run(records, script))
@@ -54,12 +54,12 @@ def test_a_program_is_alone_in_its_session_and_group_and_has_no_other_files(reco
     assert descriptors == ["0", "1", "2"]
 
 
-def test_it_is_on_record_before_it_begins(records: Records) -> None:
+def test_a_program_is_recorded_before_it_begins(records: Records) -> None:
     ended = asyncio.run(run(records, f"cat {records.directory}/$$-*.run"))
     assert b'"step_id":2' in ended.stdout
 
 
-def test_a_program_that_cannot_be_put_on_record_never_begins(records: Records, tmp_path: Path) -> None:
+def test_a_program_that_cannot_be_recorded_never_begins(records: Records, tmp_path: Path) -> None:
     started: list[int] = []
 
     def full(pid: int) -> None:
@@ -72,16 +72,16 @@ def test_a_program_that_cannot_be_put_on_record_never_begins(records: Records, t
     assert not (tmp_path / "begun").exists()
 
 
-def test_a_directory_that_is_gone_starts_nothing(records: Records, tmp_path: Path) -> None:
+def test_a_program_whose_directory_is_gone_does_not_start(records: Records, tmp_path: Path) -> None:
     with pytest.raises(NotStarted, match="No such file"):
         asyncio.run(run(records, "exit 0", cwd=str(tmp_path / "gone")))
 
 
-def test_it_runs_in_its_directory(records: Records, tmp_path: Path) -> None:
+def test_a_program_runs_in_its_directory(records: Records, tmp_path: Path) -> None:
     assert asyncio.run(run(records, "pwd", cwd=str(tmp_path))).stdout.decode().strip() == str(tmp_path)
 
 
-# -- what it says -----------------------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_program_that_never_reads_its_input_is_not_waited_for(records: Records) -> None:
@@ -94,7 +94,7 @@ def test_a_program_that_closes_its_input_goes_on(records: Records) -> None:
     assert (ended.exit_code, ended.stdout) == (0, b"1\n")
 
 
-def test_a_flood_on_stderr_neither_stops_it_nor_stays_in_memory(records: Records) -> None:
+def test_a_flood_on_stderr_neither_stops_a_program_nor_stays_in_memory(records: Records) -> None:
     ended = asyncio.run(run(records, "head -c 20000000 /dev/zero | tr '\\0' x >&2; echo last >&2; echo 1"))
     assert (ended.exit_code, ended.stdout, ended.stderr_cut) == (0, b"1\n", True)
     assert ended.stderr.endswith(b"xlast\n")
@@ -119,15 +119,15 @@ def test_a_program_that_closes_its_output_may_go_on(records: Records, tmp_path: 
     assert (tmp_path / "later").exists()
 
 
-# -- what it leaves behind --------------------------------------------------------------------------------------------
+# -- end --------------------------------------------------------------------------------------------------------------
 
 
-def test_what_finishes_its_output_after_its_end_is_heard(records: Records) -> None:
+def test_output_completed_after_the_programs_end_is_read(records: Records) -> None:
     ended = asyncio.run(run(records, "(sleep 0.1; echo 1) & exit 0"))
     assert (ended.exit_code, ended.stdout) == (0, b"1\n")
 
 
-def test_what_holds_its_output_open_after_its_end_is_killed_and_not_waited_for(
+def test_a_process_that_holds_the_output_open_is_killed_and_not_waited_for(
     records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FINISH_S", 0.05)
@@ -136,7 +136,7 @@ def test_what_holds_its_output_open_after_its_end_is_killed_and_not_waited_for(
     assert each_dead(wait_for(pids(tmp_path / "pid", 1), "the pid"))
 
 
-def test_what_it_leaves_running_in_silence_is_killed_too(records: Records, tmp_path: Path) -> None:
+def test_a_silent_process_that_the_program_left_is_killed(records: Records, tmp_path: Path) -> None:
     ended = asyncio.run(run(records, f"sleep 1000 <&- >&- 2>&- & echo $! > {tmp_path}/pid"))
     assert ended.exit_code == 0
     assert each_dead(wait_for(pids(tmp_path / "pid", 1), "the pid"))
@@ -147,54 +147,54 @@ IN_ANOTHER_GROUP = "timeout 1000 sleep 1000 & echo $$ $! > {file}; wait"
 
 
 @pytest.mark.parametrize("script", ["sleep 1000 & echo $$ $! > {file}; wait", STUBBORN, IN_ANOTHER_GROUP])
-def test_who_is_told_to_end_ends_with_all_it_started(
+def test_a_cancelled_program_ends_with_all_it_started(
     records: Records, tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "GRACE_S", 0.1)
 
-    async def tell() -> tuple[list[int], module.ProgramEnded]:
+    async def cancel() -> tuple[list[int], module.ProgramEnded]:
         it = program(records, script.format(file=tmp_path / "pids"))
         running = asyncio.ensure_future(it.run())
         found = await asyncio.to_thread(wait_for, pids(tmp_path / "pids", 2), "both")
         it.end("timeout")
-        it.end("shutdown")  # the first word counts
+        it.end("shutdown")  # the first reason counts
         return found, await running
 
-    found, ended = asyncio.run(tell())
-    assert ended.told_to_end == "timeout"
+    found, ended = asyncio.run(cancel())
+    assert ended.cancelled_for == "timeout"
     assert each_dead(found)
 
 
-def test_whoever_is_told_to_end_may_clean_up_first(records: Records, tmp_path: Path) -> None:
-    async def tell() -> module.ProgramEnded:
+def test_a_cancelled_program_may_clean_up_first(records: Records, tmp_path: Path) -> None:
+    async def cancel() -> module.ProgramEnded:
         it = program(records, f"trap 'touch {tmp_path}/clean; exit 0' TERM; echo > {tmp_path}/begun; sleep 1000 & wait")
         running = asyncio.ensure_future(it.run())
         await asyncio.to_thread(wait_for, written(tmp_path / "begun"), "its begin")
         it.end("timeout")
         return await running
 
-    assert asyncio.run(tell()).exit_code == 0
+    assert asyncio.run(cancel()).exit_code == 0
     assert (tmp_path / "clean").exists()
 
 
-def test_so_may_what_it_started(records: Records, tmp_path: Path) -> None:
-    """A shell ends at once when it is told to; what it has called takes its time."""
+def test_a_process_of_a_cancelled_program_may_clean_up_first(records: Records, tmp_path: Path) -> None:
+    """A shell ends at once on SIGTERM; the process that it started takes longer."""
     child = (
         f"trap 'sleep 0.1; touch {tmp_path}/clean; exit' TERM; echo > {tmp_path}/begun; while :; do sleep 0.01; done"
     )
 
-    async def tell() -> module.ProgramEnded:
+    async def cancel() -> module.ProgramEnded:
         it = program(records, f"({child}) & wait")
         running = asyncio.ensure_future(it.run())
         await asyncio.to_thread(wait_for, written(tmp_path / "begun"), "its begin")
         it.end("timeout")
         return await running
 
-    assert asyncio.run(tell()).killed_by == signal.SIGTERM
+    assert asyncio.run(cancel()).killed_by == signal.SIGTERM
     assert (tmp_path / "clean").exists()
 
 
-def test_a_cancelled_run_is_over_when_its_program_is(records: Records, tmp_path: Path) -> None:
+def test_a_cancelled_run_is_over_when_its_program_has_ended(records: Records, tmp_path: Path) -> None:
     async def cancel() -> list[int]:
         running = asyncio.ensure_future(run(records, f"sleep 1000 & echo $$ $! > {tmp_path}/pids; wait"))
         found = await asyncio.to_thread(wait_for, pids(tmp_path / "pids", 2), "both")
@@ -206,7 +206,7 @@ def test_a_cancelled_run_is_over_when_its_program_is(records: Records, tmp_path:
     assert each_dead(asyncio.run(cancel()))
 
 
-def test_what_has_ended_by_itself_was_not_told_to(records: Records, tmp_path: Path) -> None:
+def test_a_program_that_ended_by_itself_was_not_cancelled(records: Records, tmp_path: Path) -> None:
     async def late() -> module.ProgramEnded:
         it = program(records, f"echo $$ > {tmp_path}/pid; (sleep 0.2; echo 1) & exit 0")
         running = asyncio.ensure_future(it.run())
@@ -217,25 +217,25 @@ def test_what_has_ended_by_itself_was_not_told_to(records: Records, tmp_path: Pa
         return await running
 
     ended = asyncio.run(late())
-    assert (ended.exit_code, ended.stdout, ended.told_to_end) == (0, b"1\n", None)
+    assert (ended.exit_code, ended.stdout, ended.cancelled_for) == (0, b"1\n", None)
 
 
-def test_what_ended_while_nobody_looked_was_not_told_to_either(records: Records, tmp_path: Path) -> None:
+def test_a_program_that_ended_while_the_loop_was_blocked_was_not_cancelled(records: Records, tmp_path: Path) -> None:
     async def late() -> module.ProgramEnded:
         it = program(records, f"echo $$ > {tmp_path}/pid; exit 65")
         running = asyncio.ensure_future(it.run())
         while not (found := pids(tmp_path / "pid", 1)()):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        wait_for(lambda: not lives(found[0]), "its end")  # the loop stands still meanwhile
+        wait_for(lambda: not lives(found[0]), "its end")  # the loop is blocked meanwhile
         it.end("timeout")
         return await running
 
     ended = asyncio.run(late())
-    assert (ended.exit_code, ended.told_to_end) == (65, None)
+    assert (ended.exit_code, ended.cancelled_for) == (65, None)
 
 
-def test_an_end_that_somebody_else_has_waited_for_is_not_known(records: Records) -> None:
-    """An application that does not want to hear of its children has the system wait for all of them, ours too."""
+def test_the_end_of_a_program_reaped_by_other_code_is_unknown(records: Records) -> None:
+    """With SIGCHLD ignored by the application, the system reaps all children, also the broker's."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         ended = asyncio.run(run(records, "exit 3"))
@@ -244,7 +244,7 @@ def test_an_end_that_somebody_else_has_waited_for_is_not_known(records: Records)
     assert (ended.exit_code, ended.killed_by) == (None, None)
 
 
-def test_many_at_a_time_leave_no_descriptor_and_no_process(records: Records) -> None:
+def test_concurrent_programs_leave_no_descriptor_and_no_process(records: Records) -> None:
     async def many() -> tuple[int, int]:
         await run(records, "exit 0")
         before = len(os.listdir("/proc/self/fd"))
@@ -258,5 +258,5 @@ def test_many_at_a_time_leave_no_descriptor_and_no_process(records: Records) -> 
 
 
 def children() -> set[str]:
-    """Also those that have ended and that nobody has waited for."""
+    """The children of this process, also those that ended and were not reaped."""
     return {pid for each in Path("/proc/self/task").glob("*/children") for pid in each.read_text().split()}

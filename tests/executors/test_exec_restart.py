@@ -1,5 +1,5 @@
-"""A broker that is killed while its programs run, and the one that comes after it. The programs write down what they
-do, so that two runs of a step at a time would be seen."""
+"""A broker is killed while its programs run, and another one starts. The programs record their runs, so that two runs
+of a step at a time would be detected."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from .running import submit
 
 MODES = {"again": "at_least_once", "once": "at_most_once"}
 
-# A run says that it begins, stays, and is in the way of any other: `mkdir` works for one at a time.
+# A run records its begin, stays, and excludes any other: `mkdir` succeeds for one at a time.
 PROGRAM = """#!/bin/sh
 mkdir "$1.lock" || {{ echo overlap >> "$1"; exit 65; }}
 trap 'rmdir "$1.lock"; exit 143' TERM
@@ -33,9 +33,9 @@ echo "{{\\"delivery\\": $STEPWIRE_DELIVERY}}"
 @pytest.fixture
 def here(tmp_path: Path) -> Place:
     tmp_path.chmod(0o700)
-    found = place(tmp_path)
-    configure(found, "sleep 1000 & wait")
-    return found
+    here = place(tmp_path)
+    configure(here, "sleep 1000 & wait")
+    return here
 
 
 def configure(here: Place, stay: str) -> None:
@@ -84,18 +84,18 @@ def test_a_killed_brokers_programs_are_dead_before_their_steps_run_again_or_are_
         assert each_dead(left)
         assert client.wait(again, 20)["result"] == {"s": {"delivery": 2}}
         wait_for(lambda: attention(client, once), "the hold")
-        said = broker.end(signal.SIGTERM).err
+        log = broker.end(signal.SIGTERM).err
     finally:
         stop(broker.process)
     assert "overlap" not in (here.directory / "again").read_text()
     assert len(running(here, "again", 2)) == 2
     assert len(running(here, "once", 1)) == 1
-    ended = {line["pid"] for line in map(json.loads, said.splitlines()) if line["event"] == "earlier_run_ended"}
+    ended = {line["pid"] for line in map(json.loads, log.splitlines()) if line["event"] == "earlier_run_ended"}
     assert set(left) <= ended
 
 
-def test_they_are_dead_too_where_no_program_is_run_any_more(tmp_path: Path) -> None:
-    """In an application, which is killed as a whole."""
+def test_earlier_programs_are_ended_also_when_no_command_is_configured(tmp_path: Path) -> None:
+    """The broker is inside an application, which is killed as a whole."""
     execution = {"default_execution_mode": "distributed", "default_executor": "exec"}
     command = ["sh", "-c", f"sleep 1000 & echo $$ $! > {tmp_path}/pids; wait"]
 
@@ -116,7 +116,7 @@ def test_they_are_dead_too_where_no_program_is_run_any_more(tmp_path: Path) -> N
     asyncio.run(another())
 
 
-def test_a_second_interrupt_kills_what_runs_and_leaves(here: Place) -> None:
+def test_a_second_interrupt_kills_running_programs_and_ends_the_broker(here: Place) -> None:
     broker, client = begin(here)
     try:
         (once,) = submitted(client, "once")
@@ -132,7 +132,7 @@ def test_a_second_interrupt_kills_what_runs_and_leaves(here: Place) -> None:
 
 
 @pytest.mark.parametrize("words", [["serve"], ["config", "validate"]])
-def test_a_command_that_cannot_be_run_is_told_before_anything_starts(here: Place, words: list[str]) -> None:
+def test_a_command_that_cannot_be_run_is_reported_before_the_broker_starts(here: Place, words: list[str]) -> None:
     (here.directory / "stepwire.yaml").write_text("executors: {exec: {commands: {again: [./nothing]}}}\n")
     done = here.stepwire(*words)
     assert (done.code, done.out) == (2, "")

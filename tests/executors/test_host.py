@@ -1,4 +1,4 @@
-"""An executor behind a real broker: what it says becomes of the step what the promises say."""
+"""An executor behind a real broker: the outcome of a run has the promised effect on the step."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -28,7 +28,7 @@ from .running import Told, core_of, eventually, running, states, submit
 ONCE: Final = {"delivery_mode": "at_most_once"}
 
 
-# -- what it says, and what becomes of the step -----------------------------------------------------------------------
+# -- outcomes ---------------------------------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):
@@ -48,32 +48,32 @@ CASES: Final = {
     ),
     "retry is retried": Case(retry("later", retry_after_ms=1), {}, "completed", 2, runs=2),
     "retry without attempts left": Case(retry("later", code="busy"), {"retry_limit": 0}, "failed", code="busy"),
-    "held runs again where it may": Case(held("who knows"), {}, "completed", 2, runs=2),
-    "held is held where it must not": Case(held("who knows"), ONCE, "held"),
+    "held at_least_once runs again": Case(held("unknown"), {}, "completed", 2, runs=2),
+    "held at_most_once is held": Case(held("unknown"), ONCE, "held"),
     "an exception leaves the outcome unknown: again": Case(RuntimeError("broke"), {}, "completed", 2, runs=2),
     "an exception leaves the outcome unknown: held": Case(RuntimeError("broke"), ONCE, "held"),
-    "no capacity is quiet": Case(NoCapacity("full"), {"retry_limit": 0}, "completed", 1, runs=2),
-    "no capacity is quiet, also once granted": Case(NoCapacity("full"), ONCE, "completed", 1, runs=2),
+    "no capacity spends no attempt": Case(NoCapacity("full"), {"retry_limit": 0}, "completed", 1, runs=2),
+    "no capacity spends no attempt, also once granted": Case(NoCapacity("full"), ONCE, "completed", 1, runs=2),
     "no executor is permanent": Case(NoExecutor("no cluster"), {}, "failed", code="no_executor"),
     "no executor did nothing": Case(NoExecutor("no cluster"), ONCE, "failed", code="no_executor"),
-    "it has failed: by policy": Case(ExecutionFailed("no"), {}, "completed", 2, runs=2),
-    "it has failed: for good": Case(ExecutionFailed("no", should_retry=False, code="x"), {}, "failed", code="x"),
-    "a failure of at_most_once is a word": Case(ExecutionFailed("no", code="x"), ONCE, "failed", code="x"),
+    "a raised failure is retried by policy": Case(ExecutionFailed("no"), {}, "completed", 2, runs=2),
+    "a raised failure can be final": Case(ExecutionFailed("no", should_retry=False, code="x"), {}, "failed", code="x"),
+    "a raised failure of at_most_once is known": Case(ExecutionFailed("no", code="x"), ONCE, "failed", code="x"),
     "an exception until no attempts are left": Case(
         ValueError("broke"), {"retry_limit": 0}, "failed", code="outcome_unknown"
     ),
-    "nobody knows until no attempts are left": Case(
-        held("who knows"), {"retry_limit": 0}, "failed", code="outcome_unknown"
+    "an unknown outcome until no attempts are left": Case(
+        held("unknown"), {"retry_limit": 0}, "failed", code="outcome_unknown"
     ),
-    "nonsense for a result": Case("done!", {}, "failed", code="bad_result"),
-    "nonsense for a result, which may have run": Case("done!", ONCE, "held"),
+    "a wrong type of result": Case("done!", {}, "failed", code="bad_result"),
+    "a wrong type of result of at_most_once": Case("done!", ONCE, "held"),
     "an output that is no JSON": Case(completed({1, 2, object()}), {}, "failed", code="bad_output"),
-    "it cancels itself": Case(asyncio.CancelledError(), {}, "completed", 2, runs=2),
+    "a run cancels itself": Case(asyncio.CancelledError(), {}, "completed", 2, runs=2),
 }
 
 
-def test_what_comes_of_a_run(tmp_path: Path) -> None:
-    """All at once, in one broker: each case is a workflow of its own."""
+def test_each_end_of_a_run_has_its_outcome(tmp_path: Path) -> None:
+    """All cases run in one broker, each with its own workflow."""
     runs: dict[str, int] = dict.fromkeys(CASES, 0)
 
     async def how(step: StepReady) -> Any:
@@ -87,7 +87,7 @@ def test_what_comes_of_a_run(tmp_path: Path) -> None:
         return first
 
     async def tried() -> dict[str, tuple[Any, ...]]:
-        found = {}
+        outcomes = {}
         async with running(tmp_path, Told(how)) as broker:
             tasks = {
                 name: (await submit(broker, workflow=f"w{number}", context={"case": name}, **case.step))[0]
@@ -96,13 +96,13 @@ def test_what_comes_of_a_run(tmp_path: Path) -> None:
             for name, task in tasks.items():
                 step = (await task.wait(20)).steps[0]
                 code = step.error["code"] if step.state == "failed" else None
-                found[name] = step.state, step.output, code, runs[name]
-        return found
+                outcomes[name] = step.state, step.output, code, runs[name]
+        return outcomes
 
     assert asyncio.run(tried()) == {name: (c.state, c.output, c.code, c.runs) for name, c in CASES.items()}
 
 
-def test_it_is_told_all_that_it_needs_and_asks_for_the_rest(tmp_path: Path) -> None:
+def test_an_executor_receives_a_description_and_can_load_the_request(tmp_path: Path) -> None:
     asked: list[Any] = []
 
     async def how(step: StepReady) -> ExecutionResult:
@@ -153,7 +153,7 @@ def test_an_executor_at_its_limit_leaves_steps_ready_until_it_is_released(tmp_pa
     asyncio.run(tried())
 
 
-def test_an_executor_without_capacity_is_given_nothing_and_steps_go_on_when_it_has_some(tmp_path: Path) -> None:
+def test_steps_wait_for_an_executor_without_capacity_until_it_has_some(tmp_path: Path) -> None:
     class Moody(Told):
         is_willing = False
         asked = 0
@@ -180,7 +180,7 @@ def test_an_executor_without_capacity_is_given_nothing_and_steps_go_on_when_it_h
     asyncio.run(tried())
 
 
-def test_a_step_waits_for_an_executor_that_says_it_can_and_then_cannot_without_turning_in_circles(
+def test_an_executor_that_refuses_despite_capacity_is_tried_with_growing_pauses(
     tmp_path: Path,
 ) -> None:
     async def how(step: StepReady) -> ExecutionResult:
@@ -213,16 +213,16 @@ async def hang(_step: StepReady) -> ExecutionResult:
     [({"retry_limit": 0}, "failed", "timeout"), (ONCE, "held", None)],
     ids=["at_least_once fails", "at_most_once is held"],
 )
-def test_a_run_is_cancelled_at_its_time_out(step: dict[str, Any], state: str, code: str | None, tmp_path: Path) -> None:
+def test_a_run_is_cancelled_at_its_timeout(step: dict[str, Any], state: str, code: str | None, tmp_path: Path) -> None:
     async def tried() -> StepView:
         async with running(tmp_path, executor) as broker:
             (task,) = await submit(broker, timeout_ms=50, **step)
             return (await task.wait(20)).steps[0]
 
     executor = Told(hang)
-    found = asyncio.run(tried())
-    assert found.state == state
-    assert code is None or found.error["code"] == code
+    step_view = asyncio.run(tried())
+    assert step_view.state == state
+    assert code is None or step_view.error["code"] == code
     assert executor.active == 0
 
 
@@ -239,7 +239,7 @@ def test_a_cancelled_task_cancels_its_run(tmp_path: Path) -> None:
     asyncio.run(tried())
 
 
-def test_an_executor_with_a_cancel_of_its_own_is_asked_by_it_once(tmp_path: Path) -> None:
+def test_the_cancel_method_of_an_executor_is_called_once(tmp_path: Path) -> None:
     class Own(Told):
         def __init__(self) -> None:
             super().__init__(self.wait)
@@ -266,7 +266,7 @@ def test_an_executor_with_a_cancel_of_its_own_is_asked_by_it_once(tmp_path: Path
     asyncio.run(tried())
 
 
-def test_what_stops_slowly_is_not_interrupted_again(tmp_path: Path) -> None:
+def test_a_run_that_stops_slowly_is_not_interrupted_again(tmp_path: Path) -> None:
     """The broker repeats a cancel until the step is gone from what its worker holds."""
 
     async def tried() -> None:
@@ -328,7 +328,7 @@ class Together(BatchExecutor):
         return results
 
 
-def test_steps_that_come_together_run_together(tmp_path: Path) -> None:
+def test_steps_that_arrive_together_run_together(tmp_path: Path) -> None:
     async def how(steps: Sequence[StepReady]) -> list[ExecutionResult]:
         return [completed(step.task_id) if step.task_id % 2 else failed("even") for step in steps]
 
@@ -337,15 +337,15 @@ def test_steps_that_come_together_run_together(tmp_path: Path) -> None:
     async def tried() -> None:
         async with running(tmp_path, executor) as broker:
             tasks = await submit(broker, 10)
-            found = [await task.wait(20) for task in tasks]
-            assert [t.state for t in found] == ["completed" if t.id % 2 else "failed" for t in tasks]
+            views = [await task.wait(20) for task in tasks]
+            assert [t.state for t in views] == ["completed" if t.id % 2 else "failed" for t in tasks]
 
     asyncio.run(tried())
     assert sum(executor.sizes) == 10
     assert max(executor.sizes) > 1
 
 
-def test_a_batch_that_answers_for_the_wrong_number_of_steps_answers_for_none(tmp_path: Path) -> None:
+def test_a_batch_with_a_wrong_number_of_results_has_none(tmp_path: Path) -> None:
     async def how(steps: Sequence[StepReady]) -> list[ExecutionResult]:
         return [completed()] * (len(steps) + 1)
 
@@ -399,16 +399,16 @@ def test_a_run_that_outlasts_the_drain_is_cancelled(step: dict[str, Any], after:
             await eventually(lambda: executor.active, "the run")
             await core_of(broker).drain()
             assert executor.active == 0
-            found = (await task.show()).steps[0]
-            assert (found.state, found.attempt) == (after, 0)
+            step_view = (await task.show()).steps[0]
+            assert (step_view.state, step_view.attempt) == (after, 0)
 
     asyncio.run(tried())
 
 
-# -- what cannot be an executor ---------------------------------------------------------------------------------------
+# -- refused executors ------------------------------------------------------------------------------------------------
 
 
-def test_what_an_executor_lacks_is_said_when_it_is_registered() -> None:
+def test_an_incomplete_executor_is_refused_with_the_missing_member() -> None:
     class Half:
         name = "half"
 
@@ -432,7 +432,7 @@ def test_what_an_executor_lacks_is_said_when_it_is_registered() -> None:
 
     for executor, lack in (
         (Half(), r"Half lacks metrics, execute"),
-        (Plain(hang), r"`execute` has to be an async function"),
+        (Plain(hang), r"`execute` must be an async function"),
         (Word(hang), r"`handlers` is 'reports\.\*'"),
         (Zero(hang), r"max_concurrent is None"),
         (Broken(hang), r"metrics\(\) raised OSError\('no cluster'\)"),

@@ -1,4 +1,4 @@
-"""The broker's process is killed while executors inside it run steps: they died with it, and the next start knows."""
+"""The broker's process is killed while executors inside it run steps: the next start treats these runs as dead."""
 
 import json
 import signal
@@ -102,8 +102,8 @@ def notes(here: Place) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["to its end", "no longer than the drain"])
-def test_a_broker_that_is_told_to_stop_lets_its_executors_finish(here: Place, waits: bool) -> None:
-    """Whatever has not ended in time is over with the process: it runs again, or is held, with the next start."""
+def test_a_stopping_broker_lets_its_executors_finish(here: Place, waits: bool) -> None:
+    """A run past the drain timeout ends with the process: the next start runs the step again or holds it."""
     here.environ["STEPWIRE_BROKER__DRAIN_TIMEOUT_MS"] = "30000" if waits else "100"
     broker = serve(here)
     try:
@@ -126,8 +126,8 @@ def test_a_broker_that_is_told_to_stop_lets_its_executors_finish(here: Place, wa
         stop(broker.process)
 
 
-def test_at_least_once_runs_again_at_once_and_at_most_once_is_held(here: Place) -> None:
-    """At once: the lease is a minute, and nothing here waits as long."""
+def test_after_a_kill_at_least_once_runs_again_at_once_and_at_most_once_is_held(here: Place) -> None:
+    """The lease is a minute, and the test does not wait that long."""
     broker = serve(here)
     try:
         assert here.stepwire("workflow", "apply", "w.yaml").code == 0

@@ -68,7 +68,7 @@ def test_a_killed_process_of_a_handler_is_one_failed_attempt(tmp_path: Path) -> 
     asyncio.run(tried())
 
 
-def test_what_must_not_run_twice_is_held_when_its_process_is_killed(tmp_path: Path) -> None:
+def test_an_at_most_once_step_is_held_when_its_process_is_killed(tmp_path: Path) -> None:
     async def tried() -> None:
         note = tmp_path / "pid"
         async with here(tmp_path) as broker:
@@ -81,7 +81,7 @@ def test_what_must_not_run_twice_is_held_when_its_process_is_killed(tmp_path: Pa
     asyncio.run(tried())
 
 
-def test_it_is_reached_beside_a_bus_that_listens_elsewhere(tmp_path: Path) -> None:
+def test_local_handlers_run_while_the_bus_listens_elsewhere(tmp_path: Path) -> None:
     """And what the broker tells workers of itself does not have them connect twice."""
     settings = Settings(
         database=DatabaseSettings(url=f"sqlite:///{tmp_path / 'state.db'}"),
@@ -106,7 +106,7 @@ def test_it_is_reached_beside_a_bus_that_listens_elsewhere(tmp_path: Path) -> No
     asyncio.run(tried())
 
 
-def test_serve_says_which_module_it_cannot_run(tmp_path: Path) -> None:
+def test_serve_names_the_module_that_it_cannot_run(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     ended = place(tmp_path).stepwire("serve", "--local", "no_such_module")
     assert ended.code == 2
@@ -124,7 +124,7 @@ def test_a_module_that_cannot_be_used_is_named() -> None:
             handlers_of([module])
 
 
-def test_a_handler_stands_in_one_of_the_modules() -> None:
+def test_a_handler_may_be_in_one_module_only() -> None:
     own = Worker()
 
     @own.handler("where.thread")

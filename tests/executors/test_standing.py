@@ -1,4 +1,4 @@
-"""What is seen of executors, and what a pause does: figures, reasons, HTTP and commands."""
+"""Executors as operators see them: figures, reasons for waiting, and pauses, over HTTP and in commands."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def shown(broker: Broker, key: str = "told") -> dict[str, Any]:
 # -- why --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_whose_executor_is_paused_or_full_says_so_and_goes_on_afterwards(tmp_path: Path) -> None:
+def test_a_step_whose_executor_is_paused_or_full_reports_that_and_runs_afterwards(tmp_path: Path) -> None:
     async def tried() -> None:
         go_on = asyncio.Event()
 
@@ -78,7 +78,7 @@ def test_a_step_whose_executor_is_paused_or_full_says_so_and_goes_on_afterwards(
     asyncio.run(tried())
 
 
-def test_every_executor_has_its_figures_from_whoever_counts(tmp_path: Path) -> None:
+def test_every_executor_has_figures_from_itself_or_from_the_core(tmp_path: Path) -> None:
     async def how(step: StepReady) -> ExecutionResult:
         return completed() if step.task_id % 2 else failed("even")
 
@@ -155,7 +155,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         stop(broker.process)
 
 
-def test_executors_are_listed_with_what_they_did(serving: Place) -> None:
+def test_executors_are_listed_with_their_figures(serving: Place) -> None:
     listed = {one["executor"]: one for one in serving.stepwire("executor", "list", "--json").json}
     assert listed.keys() == {"bus", "local", "noting", "poll"}
     did = {key: (one["total_executed"], one["total_failed"], one["max_concurrent"]) for key, one in listed.items()}
@@ -169,7 +169,7 @@ def test_executors_are_listed_with_what_they_did(serving: Place) -> None:
     assert (missing.code, "there are bus, local, noting, poll" in missing.err) == (3, True)
 
 
-def test_a_pause_keeps_steps_ready_and_says_so(serving: Place) -> None:
+def test_a_pause_keeps_steps_ready_and_is_reported(serving: Place) -> None:
     paused = serving.stepwire("executor", "pause", "noting", "--json").json
     again = serving.stepwire("executor", "pause", "noting", "--json").json
     assert paused["paused_since"] == again["paused_since"]

@@ -94,7 +94,7 @@ class MemoryQueries:
             yield stored._replace(output=None) if stored.output_bytes > resident_bytes_max else stored
 
     def _shown(self, task_ids: Iterable[int]) -> list[int]:
-        """Those that exist and of which retention has removed nothing."""
+        """The tasks that exist and of which retention has removed nothing."""
         return [i for i in task_ids if i in self._tables.tasks and i not in self._tables.partly_removed]
 
     # -- tasks --------------------------------------------------------------------------------------------------------

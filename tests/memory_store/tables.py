@@ -32,7 +32,7 @@ Undo = list[Callable[[], object]]
 
 
 class DataRefused(Exception):
-    """These rows can never be stored."""
+    """The rows can never be stored."""
 
 
 class StoredRow(NamedTuple):

@@ -19,7 +19,7 @@ class CannotWriteNow(Exception):
 
 
 class SyncFailed(Exception):
-    """What is on the disk is unknown."""
+    """The state of the disk is unknown."""
 
 
 class MemoryWriter:

@@ -1,7 +1,7 @@
-"""The gate: what every request passes before anything of it is looked at.
+"""Access control: the checks that every request passes before a handler sees it.
 
-A page in a browser on the broker's machine can send requests to the loopback, and by DNS rebinding under a name of
-its own; so the Host must be one of ours, an Origin must be the same, and a token is asked for on every route.
+A page in a browser on the broker's machine can send requests to the loopback address, by DNS rebinding even under a
+name of its own. So the Host must be a name of this broker, an Origin must be the same, and every route needs a token.
 """
 
 from typing import Final
@@ -15,7 +15,7 @@ from .request_counts import RequestCounts
 from .token import Tokens
 
 OPEN_PATHS: Final = frozenset({"/livez"})
-REQUESTS_MAX: Final = 1024  # that wait for an answer at the same time
+REQUESTS_MAX: Final = 1024  # that are being answered at the same time
 
 _BEARER: Final = b"bearer "
 
@@ -44,13 +44,13 @@ class AccessControl:
             self._open -= 1
 
     def _check(self, scope: Scope) -> None:
-        if scope["path"] in OPEN_PATHS:  # says nothing about anybody, and a prober knows no name of ours
+        if scope["path"] in OPEN_PATHS:  # the answer holds no data, and probers do not send a configured Host
             return
         host = origin = authorization = None
         for name, value in scope["headers"]:
             if name == b"host":
                 if host is not None:
-                    raise HttpProblem(400, "host_refused", "the request says two Hosts")
+                    raise HttpProblem(400, "host_refused", "the request has two Host headers", "send one")
                 host = value
             elif name == b"origin":
                 origin = value
@@ -60,23 +60,27 @@ class AccessControl:
             raise HttpProblem(
                 403,
                 "host_refused",
-                f"this broker is not called {_shown(host)}",
-                "use the address it listens on, or add the name to http.hosts",
+                f"{_shown(host)} is not a name of this broker",
+                "use the address of http.listen, or add the name to http.hosts",
             )
         if origin is not None and origin.partition(b"://")[2].lower() != host.lower():
-            raise HttpProblem(403, "origin_refused", f"a page of {_shown(origin)} may not send requests here")
+            raise HttpProblem(
+                403, "origin_refused", f"pages from {_shown(origin)} may not send requests to this broker"
+            )
         if authorization is None or authorization[:7].lower() != _BEARER:
             raise _unauthorized("the request carries no token")
         grant = self._tokens.admit(authorization[7:].strip())
         if grant is None:
-            raise _unauthorized("the token is not one of this broker's, or its time is over")
+            raise _unauthorized("the token is unknown to this broker, or has expired")
         scope[GRANT] = grant
         if self._open >= REQUESTS_MAX:
-            raise HttpProblem(503, "overloaded", f"{REQUESTS_MAX} requests are waiting already", retry_after_ms=1000)
+            raise HttpProblem(
+                503, "overloaded", f"{REQUESTS_MAX} requests are being answered already", retry_after_ms=1000
+            )
 
 
 def names_of(listen_host: str, more: tuple[str, ...]) -> frozenset[bytes]:
-    """The names that a Host may say. Ports do not matter: a forwarded port is another one, a rebound name is not."""
+    """The accepted names in a Host header. Ports are ignored, because port forwarding changes them."""
     names = {"localhost", "127.0.0.1", "[::1]", f"[{listen_host}]" if ":" in listen_host else listen_host, *more}
     return frozenset(name.lower().encode() for name in names)
 
@@ -95,6 +99,6 @@ def _unauthorized(detail: str) -> HttpProblem:
         401,
         "unauthorized",
         detail,
-        "send `Authorization: Bearer <token>`; the token lies in .stepwire/token where the broker was started",
+        "send `Authorization: Bearer <token>`; the token is in .stepwire/token where the broker was started",
         headers=((b"www-authenticate", b'Bearer realm="stepwire"'),),
     )

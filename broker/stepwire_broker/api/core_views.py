@@ -1,4 +1,4 @@
-"""What the API reads of the core's state: the only module of the API that knows how the core keeps it."""
+"""Typed views of the core's state: the only module of the API that knows how the core keeps it."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -120,7 +120,7 @@ def shadows(broker: EnginePort) -> ShadowsView:
 
 
 def guards(broker: EnginePort) -> list[Guard]:
-    """Of the handlers that failed recently."""
+    """The guards of handlers that failed recently."""
     return list(broker.state.guards.by_handler.values())
 
 

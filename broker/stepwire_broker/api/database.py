@@ -1,4 +1,4 @@
-"""`/v1/database`: what its operator wants done with it while the broker runs."""
+"""`/v1/database`: maintenance of the database while the broker runs."""
 
 import time
 
@@ -9,7 +9,7 @@ from .replies import Reply, encode
 
 
 class Pruning(Struct, frozen=True):
-    """It has begun, for what had ended so long before `now_ms`. What it does shows in the database."""
+    """Pruning has begun. It removes tasks that ended at least this number of milliseconds before `now_ms`."""
 
     now_ms: int
     completed_ms: int

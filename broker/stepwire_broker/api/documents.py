@@ -1,7 +1,7 @@
-"""What the API answers with, as types: msgspec writes them, and the OpenAPI page is drawn from them.
+"""The bodies of answers, as types: msgspec encodes them, and the OpenAPI page is drawn from them.
 
-Contexts, outputs, errors and results are JSON already and pass through as they lie in the database. Times are RFC 3339
-in UTC with milliseconds. A member that is null says so: it is there, and empty.
+Contexts, outputs, errors and results are stored as JSON and are sent unchanged. Times are RFC 3339 in UTC with
+milliseconds. An empty member is null; it is not left out.
 """
 
 from typing import Final
@@ -15,7 +15,7 @@ NO_LABELS: Final = Raw(b"{}")
 
 
 class Created(Struct, frozen=True):
-    """`created` is false when the idempotency key had this task already. With `wait_ms`: the task, as it came to be."""
+    """`created` is false when a task with the idempotency key existed already. `task` is present with `wait_ms`."""
 
     task_id: int
     state: str
@@ -24,7 +24,7 @@ class Created(Struct, frozen=True):
 
 
 class CreatedBatch(Struct, frozen=True):
-    """In the order they were sent; `created` counts those that were new."""
+    """The ids in the order of the tasks in the request. `created` is the number of new tasks."""
 
     task_ids: list[int]
     created: int
@@ -60,7 +60,7 @@ class WorkflowDocument(WorkflowSummary, frozen=True):
 
 
 class Reason(Struct, frozen=True):
-    """Why a step stands where it stands."""
+    """Why a step is in its state. `hint` and `next` are what to do about it, for people and for programs."""
 
     code: str
     message: str
@@ -70,7 +70,7 @@ class Reason(Struct, frozen=True):
 
 
 class TaskReason(Struct, frozen=True):
-    """What a task hangs on: the step that is named, unless it is the task itself."""
+    """Why a task is not over, or how it ended. The cause is the named step; without one, the task itself."""
 
     task_id: int
     state: str
@@ -84,7 +84,7 @@ class TaskReason(Struct, frozen=True):
 
 
 class StepReason(Struct, frozen=True):
-    """Why a step stands where it stands."""
+    """Why a step is in its state."""
 
     task_id: int
     step_id: int
@@ -115,7 +115,7 @@ class StepSummary(Struct, frozen=True, kw_only=True):
 
 
 class StepDocument(StepSummary, frozen=True, kw_only=True):
-    """`output_omitted`: it has an output, which is too large to stand here; `GET /v1/steps/{step_id}` has it."""
+    """`output_omitted`: the output is too large for this answer; `GET /v1/steps/{step_id}` has it."""
 
     output: Raw
     output_bytes: int
@@ -139,7 +139,7 @@ class TaskSummary(Struct, frozen=True, kw_only=True):
 
 
 class TaskDocument(TaskSummary, frozen=True, kw_only=True):
-    """`result_omitted`: the task has a result, which is too large to stand here; its steps' outputs have it."""
+    """`result_omitted`: the result is too large for this answer; the outputs of the steps have it."""
 
     context: Raw
     result: Raw

@@ -1,4 +1,4 @@
-"""What the API needs of a broker. `stepwire_broker.engine.Broker` is one; tests bring another."""
+"""The engine as the API uses it. `stepwire_broker.engine.Engine` implements it."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
@@ -36,34 +36,33 @@ class EnginePort(Protocol):
     def epoch(self) -> int: ...
 
     async def ask(self, make: Callable[[int], Command]) -> Answer:
-        """Give the core a command; the answer comes after the commit. Cancelled, the request is forgotten."""
+        """Send the core a command and return its answer after the commit. When cancelled, the request is forgotten."""
         ...
 
     def handled(self) -> Awaitable[None]:
-        """Done when every command and message given to the engine before is handled, and what the core answered at once
-        to attached workers is delivered."""
+        """Done when the engine has handled every earlier command and message, and has delivered the core's immediate
+        answers to attached workers."""
         ...
 
     async def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `query(queries, …)` in a reader's thread, with the questions of store/queries.py: it sees what is
-        committed."""
+        """Run `query(queries, …)` in a reader's thread. It sees committed rows only."""
         ...
 
     def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Run it on the loop, for a few rows that were committed a moment ago. None rather than wait for a lock."""
+        """Run it on the event loop, for a few rows that were just committed. None if it would have to wait."""
         ...
 
     def prune(self) -> None:
-        """Have what is over and too old removed now, rather than within a minute."""
+        """Remove the tasks whose retention time is over now, rather than within a minute."""
         ...
 
     def readiness(self) -> list[str]:
-        """Why no work can be accepted now; empty when it can."""
+        """The reasons why no work can be accepted now; empty when it can."""
         ...
 
     @property
     def state(self) -> BrokerState:
-        """The core's state: to look at, never to change."""
+        """The core's state, read-only. Only core_views.py uses it."""
         ...
 
     @property
@@ -73,11 +72,11 @@ class EnginePort(Protocol):
     def wire_counters(self) -> WireCounters: ...
 
     def add_commit_listener(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after every commit until the returned function is called."""
+        """Call `callback` after every commit, until the returned function is called."""
         ...
 
     def now(self) -> Now:
-        """Both clocks, as the core reads them."""
+        """The current time on both clocks of the core."""
         ...
 
     @property
@@ -86,22 +85,24 @@ class EnginePort(Protocol):
         ...
 
     def workers(self) -> list[WorkerView]:
-        """The live worker sessions, which are in no database."""
+        """The live workers, which are in memory only."""
         ...
 
     def executors(self) -> list[ExecutorView]:
-        """Where steps can go, and how it does there."""
+        """The executors with their state and counts."""
         ...
 
     def add_tap(self, callback: Tap) -> Callable[[], None]:
-        """Call back with every message of the bus until the returned function is called."""
+        """Call `callback` with every message of the bus, until the returned function is called."""
         ...
 
     def attach(self, worker: str, executor: str, deliver: Callable[[bytes, bytes], None]) -> Callable[[], None]:
-        """A worker that does not come over the bus, for what is routed to `executor`. What is for its inbox goes to
-        `deliver(topic, body)`. The result lets it go: what it held is lost then."""
+        """Attach a worker that is not connected to the bus, for steps that are routed to `executor`.
+
+        `deliver(topic, body)` receives its messages. The returned function detaches it; its deliveries are lost then.
+        """
         ...
 
     def hear(self, topic: bytes, body: bytes) -> None:
-        """What an attached worker says."""
+        """Receive a message of an attached worker."""
         ...

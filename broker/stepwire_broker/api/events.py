@@ -1,8 +1,8 @@
-"""`/v1/events`: what happened to tasks and steps, as it is committed, for whoever follows.
+"""`/v1/events`: the events of tasks and steps, streamed as they are committed.
 
-The history is the source, and a client is a place in it. Nothing is queued for anybody: a slow client is behind in the
-database, and nothing is dropped. An event's id says what comes after it, so a client that comes back with
-`Last-Event-ID`, to this start of the broker or to a later one, goes on where it was: nothing missed, nothing twice.
+The stored history is the source, and a client is a position in it. No queue exists per client, so a slow client is only
+behind in the history, and nothing is dropped. An event's id is the position after it: a client that reconnects with
+`Last-Event-ID`, also after a restart of the broker, misses no event and receives none twice.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from .replies import Reply, Stream, encode
 from .tap import EVENT_STREAM, KEEP_ALIVE_S
 
 CLIENTS_MAX: Final = 64
-PAGE_EVENTS: Final = 500  # of one read, and of what is on its way to one client
+PAGE_EVENTS: Final = 500  # of one read, and in memory for one client
 PAGE_ROWS: Final = 500
-PAUSE_S: Final = 0.02  # between two reads of a client that is up to date: commits may be a thousand a second
+PAUSE_S: Final = 0.02  # between two reads for a client that is up to date: there may be 1,000 commits a second
 LANES_MAX: Final = 64
 CURSOR_CHARACTERS_MAX: Final = 4096
 BEGINNING: Final = "0"
@@ -38,7 +38,7 @@ STREAM_QUERY: Final = ("task_id", "namespace", "workflow", "kind", "after")
 
 
 class EventDocument(Struct, frozen=True, kw_only=True):
-    """Something that happened. Which members there are beside the first six is its kind's affair."""
+    """Something that happened. The first six members are always present; the kind decides about the others."""
 
     id: str
     at: str
@@ -68,18 +68,18 @@ class EventPage(Struct, frozen=True):
 
 
 class StreamPosition(NamedTuple):
-    """In a lane's history: the first fact that is not told yet."""
+    """In a lane's history: the first fact that was not sent."""
 
     seq: int = 0
     position: int = 0
     fact: int = 0
 
 
-Places = dict[int, StreamPosition]  # by lane
+Positions = dict[int, StreamPosition]  # by lane
 
 
 class EventFilter(NamedTuple):
-    """What is None filters nothing."""
+    """A member that is None matches everything."""
 
     task_id: int | None = None
     namespace: str | None = None
@@ -89,12 +89,12 @@ class EventFilter(NamedTuple):
 
 class EventBatch(NamedTuple):
     events: list[EventDocument]
-    places: Places
+    positions: Positions
     is_more: bool
 
 
 class Followers:
-    """All clients that follow, so that they can be counted, woken by a commit, and sent home when the broker stops."""
+    """All clients of the stream: counted, woken by commits, and ended when the broker stops."""
 
     def __init__(self, broker: EnginePort) -> None:
         self._broker = broker
@@ -103,41 +103,43 @@ class Followers:
         self._is_closed = False
 
     async def stream(self, call: HttpCall) -> Stream:
-        asked = call.query(*STREAM_QUERY)
+        query = call.query(*STREAM_QUERY)
         if self._count >= CLIENTS_MAX:
-            raise HttpProblem(429, "too_many_followers", f"{CLIENTS_MAX} clients follow already", retry_after_ms=5000)
-        wanted = _wanted(asked)
-        after = call.header(b"last-event-id") or asked.get("after")
-        places = await self._broker.read(begin, after)
-        if places is None:
+            raise HttpProblem(
+                429, "too_many_followers", f"{CLIENTS_MAX} clients follow the events already", retry_after_ms=5000
+            )
+        filters = _filters(query)
+        after = call.header(b"last-event-id") or query.get("after")
+        positions = await self._broker.read(begin, after)
+        if positions is None:
             raise HttpProblem(
                 410,
                 "cursor_unknown",
-                "the database has no history that leads to this event: it is another one, or was restored",
-                "follow without Last-Event-ID, and read the tasks anew",
+                "the event is not in the history: the database is another one, or was restored",
+                "follow without Last-Event-ID, and read the tasks again",
             )
-        return Stream(self._events(wanted, places), EVENT_STREAM)
+        return Stream(self._events(filters, positions), EVENT_STREAM)
 
     def close(self) -> None:
         self._is_closed = True
         for wake in self._wakes:
             wake.set()
 
-    async def _events(self, wanted: EventFilter, places: Places) -> AsyncIterator[bytes]:
+    async def _events(self, filters: EventFilter, positions: Positions) -> AsyncIterator[bytes]:
         wake = asyncio.Event()
         self._wakes.add(wake)
         self._count += 1
         remove = self._broker.add_commit_listener(wake.set)
         try:
-            yield _comment("the events", places)  # with a place to come back to, also when nothing ever happens
+            yield _comment("the events", positions)  # a position to reconnect with, also before the first event
             while not self._is_closed:
                 wake.clear()
-                told = await self._broker.read(tell, wanted, places, self._broker.workflows, PAGE_EVENTS)
-                places = told.places
-                if told.events:
-                    yield b"".join(map(_event, told.events))
-                if not told.is_more and not await _woken(wake):
-                    yield _comment("still here", places)
+                batch = await self._broker.read(read_events, filters, positions, self._broker.workflows, PAGE_EVENTS)
+                positions = batch.positions
+                if batch.events:
+                    yield b"".join(map(_event, batch.events))
+                if not batch.is_more and not await _woken(wake):
+                    yield _comment("keep-alive", positions)
         finally:
             remove()
             self._wakes.discard(wake)
@@ -145,104 +147,106 @@ class Followers:
 
 
 async def of_task(call: HttpCall) -> Reply:
-    """What happened to a task, a page at a time, from its beginning."""
+    """A page of a task's events, the oldest first."""
     task_id = call.number("task_id")
-    asked = call.query("limit", "cursor")
-    limit = reading.limit(asked.get("limit"))
+    query = call.query("limit", "cursor")
+    limit = reading.limit(query.get("limit"))
     broker = call.broker
-    places = await broker.read(begin, asked.get("cursor", BEGINNING))
-    if places is None:
-        raise HttpProblem(400, "bad_query", "`cursor` is not one of ours", "take next_cursor of the page before")
+    positions = await broker.read(begin, query.get("cursor", BEGINNING))
+    if positions is None:
+        raise HttpProblem(
+            400, "bad_query", "`cursor` was not issued by this broker", "use `next_cursor` of the previous page"
+        )
     if await broker.read(lambda queries: queries.task_state(task_id)) is None:
         raise explaining.no_task(task_id)
-    told = await broker.read(tell, EventFilter(task_id=task_id), places, broker.workflows, limit)
-    return Reply(200, encode(EventPage(told.events, cursor_of(told.places) if told.is_more else None)))
+    batch = await broker.read(read_events, EventFilter(task_id=task_id), positions, broker.workflows, limit)
+    return Reply(200, encode(EventPage(batch.events, cursor_of(batch.positions) if batch.is_more else None)))
 
 
 # -- in a reader's thread ---------------------------------------------------------------------------------------------
 
 
-def begin(queries: Queries, after: str | None) -> Places | None:
-    """Where to begin: after this event, from the first one, or with what is committed from now on. None: there is no
-    such event in this database."""
+def begin(queries: Queries, after: str | None) -> Positions | None:
+    """The positions after this event, at the first event, or after the last one. None: this database does not have the
+    event."""
     ends = {lane.id: lane.seq for lane in queries.lanes()}
     if after is None:
         return {lane_id: StreamPosition(seq + 1) for lane_id, seq in ends.items()}
-    places = {} if after == BEGINNING else read_cursor(after)
-    if any(lane_id not in ends or place.seq > ends[lane_id] + 1 for lane_id, place in places.items()):
+    positions = {} if after == BEGINNING else read_cursor(after)
+    if any(lane_id not in ends or position.seq > ends[lane_id] + 1 for lane_id, position in positions.items()):
         return None
-    return {lane_id: places.get(lane_id, StreamPosition()) for lane_id in ends}
+    return {lane_id: positions.get(lane_id, StreamPosition()) for lane_id in ends}
 
 
-def tell(
-    queries: Queries, wanted: EventFilter, places: Places, workflows: Mapping[int, Workflow], events_max: int
+def read_events(
+    queries: Queries, filters: EventFilter, positions: Positions, workflows: Mapping[int, Workflow], events_max: int
 ) -> EventBatch:
-    """What is committed and not told yet, in the order of each lane; and the places after it."""
+    """The events after these positions, in the order of each lane, and the positions after them."""
     events: list[EventDocument] = []
-    places = {lane.id: places.get(lane.id, StreamPosition()) for lane in queries.lanes()}
+    positions = {lane.id: positions.get(lane.id, StreamPosition()) for lane in queries.lanes()}
     is_more = False
-    for lane_id in places:
-        seq, position, _ = places[lane_id]
-        rows = queries.events_from(lane_id, HistoryCursor(seq, position), PAGE_ROWS, wanted.task_id)
+    for lane_id in positions:
+        seq, position, _ = positions[lane_id]
+        rows = queries.events_from(lane_id, HistoryCursor(seq, position), PAGE_ROWS, filters.task_id)
         for row in rows:
             if len(events) >= events_max:
                 break
-            _tell_row(row, wanted, workflows, places, events, events_max)
+            _append_events(row, filters, workflows, positions, events, events_max)
         else:
             is_more = is_more or len(rows) == PAGE_ROWS
             continue
         is_more = True
-    return EventBatch(events, places, is_more or len(events) >= events_max)
+    return EventBatch(events, positions, is_more or len(events) >= events_max)
 
 
-def _tell_row(
+def _append_events(
     row: EventRow,
-    wanted: EventFilter,
+    filters: EventFilter,
     workflows: Mapping[int, Workflow],
-    places: Places,
+    positions: Positions,
     events: list[EventDocument],
     events_max: int,
 ) -> None:
-    """The facts of one row that are not told yet. `places` goes along, so that each event's id is right."""
-    at = places[row.lane_id]
+    """Append the row's facts that were not sent. Advances `positions` with each, so that each event has its id."""
+    at = positions[row.lane_id]
     first = at.fact if (at.seq, at.position) == (row.seq, row.position) else 0
     workflow = None if row.workflow_id is None else workflows.get(row.workflow_id)
-    if not _is_of(wanted, workflow):
-        places[row.lane_id] = StreamPosition(row.seq, row.position + 1)
+    if not _is_of(filters, workflow):
+        positions[row.lane_id] = StreamPosition(row.seq, row.position + 1)
         return
-    told = facts.decode(row.facts)
-    for number in range(first, len(told)):
+    row_facts = facts.decode(row.facts)
+    for number in range(first, len(row_facts)):
         if len(events) >= events_max:
-            places[row.lane_id] = StreamPosition(row.seq, row.position, number)
+            positions[row.lane_id] = StreamPosition(row.seq, row.position, number)
             return
-        fact = told[number]
-        is_last = number == len(told) - 1
-        places[row.lane_id] = (
+        fact = row_facts[number]
+        is_last = number == len(row_facts) - 1
+        positions[row.lane_id] = (
             StreamPosition(row.seq, row.position + 1) if is_last else StreamPosition(row.seq, row.position, number + 1)
         )
-        if wanted.kinds is None or type(fact).__struct_config__.tag in wanted.kinds:
-            events.append(_document(cursor_of(places), row, fact, workflow))
-    places[row.lane_id] = StreamPosition(row.seq, row.position + 1)
+        if filters.kinds is None or type(fact).__struct_config__.tag in filters.kinds:
+            events.append(_document(cursor_of(positions), row, fact, workflow))
+    positions[row.lane_id] = StreamPosition(row.seq, row.position + 1)
 
 
-def _is_of(wanted: EventFilter, workflow: Workflow | None) -> bool:
-    if wanted.workflow is None and wanted.namespace is None:
+def _is_of(filters: EventFilter, workflow: Workflow | None) -> bool:
+    if filters.workflow is None and filters.namespace is None:
         return True
     return (
         workflow is not None
-        and wanted.workflow in (None, workflow.name)
-        and wanted.namespace in (None, workflow.namespace)
+        and filters.workflow in (None, workflow.name)
+        and filters.namespace in (None, workflow.namespace)
     )
 
 
 def _document(event_id: str, row: EventRow, fact: Any, workflow: Workflow | None) -> EventDocument:
-    said = {name: getattr(fact, name) for name in type(fact).__struct_fields__ if name in _SHOWN}
-    if "until" in said:
-        said["until"] = rfc3339(said["until"])
+    members = {name: getattr(fact, name) for name in type(fact).__struct_fields__ if name in _SHOWN}
+    if "until" in members:
+        members["until"] = rfc3339(members["until"])
     position = getattr(fact, "step", None)
     if position is not None:
-        said["step_id"] = None if row.first_step_id is None else row.first_step_id + position
-        said["step"] = workflow.steps[position].name if workflow is not None else None
+        members["step_id"] = None if row.first_step_id is None else row.first_step_id + position
+        members["step"] = workflow.steps[position].name if workflow is not None else None
     return EventDocument(
         id=event_id,
         at=rfc3339(fact.at),
@@ -250,7 +254,7 @@ def _document(event_id: str, row: EventRow, fact: Any, workflow: Workflow | None
         task_id=row.task_id,
         namespace=None if workflow is None else workflow.namespace,
         workflow=None if workflow is None else workflow.name,
-        **said,
+        **members,
     )
 
 
@@ -260,22 +264,22 @@ _SHOWN: Final = frozenset(EventDocument.__struct_fields__) - {"id", "at", "kind"
 # -- cursors ----------------------------------------------------------------------------------------------------------
 
 
-def cursor_of(places: Places) -> str:
-    """`1.4711.0.2`: lane 1, transaction 4711, its row 0, from its fact 2; several lanes with commas between."""
-    return ",".join(f"{lane_id}.{seq}.{position}.{fact}" for lane_id, (seq, position, fact) in places.items())
+def cursor_of(positions: Positions) -> str:
+    """`1.4711.0.2`: lane 1, transaction 4711, row 0, from fact 2. Lanes are separated by commas."""
+    return ",".join(f"{lane_id}.{seq}.{position}.{fact}" for lane_id, (seq, position, fact) in positions.items())
 
 
-def read_cursor(text: str) -> Places:
-    "A cursor of ours, or HttpProblem."
+def read_cursor(text: str) -> Positions:
+    """The positions of a cursor. Raises HttpProblem."""
     if len(text) > CURSOR_CHARACTERS_MAX or not _CURSOR.fullmatch(text):
         raise HttpProblem(
-            400, "bad_query", f"{text[:64]!r} is not an event's id", "take the `id` of the last event as it is"
+            400, "bad_query", f"{text[:64]!r} is not an event's id", "use the `id` of the last event unchanged"
         )
-    places: Places = {}
+    positions: Positions = {}
     for each in text.split(","):
         lane_id, seq, position, fact = map(int, each.split("."))
-        places[lane_id] = StreamPosition(seq, position, fact)
-    return places
+        positions[lane_id] = StreamPosition(seq, position, fact)
+    return positions
 
 
 _NUMBER: Final = r"[0-9]{1,15}"
@@ -286,22 +290,22 @@ _CURSOR: Final = re.compile(rf"{_ONE}(?:,{_ONE}){{0,{LANES_MAX - 1}}}")
 # -- the stream -------------------------------------------------------------------------------------------------------
 
 
-def _wanted(asked: dict[str, str]) -> EventFilter:
-    task_id = asked.get("task_id")
-    kinds = asked.get("kind")
+def _filters(query: dict[str, str]) -> EventFilter:
+    task_id = query.get("task_id")
+    kinds = query.get("kind")
     if kinds is not None:
         for kind in kinds.split(","):
             reading.one_of("kind", kind, KINDS)
     return EventFilter(
         None if task_id is None else reading.number("task_id", task_id, 1, 2**53 - 1),
-        asked.get("namespace"),
-        asked.get("workflow"),
+        query.get("namespace"),
+        query.get("workflow"),
         None if kinds is None else frozenset(kinds.split(",")),
     )
 
 
 async def _woken(wake: asyncio.Event) -> bool:
-    """Something was committed, or the stream is to end; False when it was time for a sign of life."""
+    """Wait for a commit or the end of the stream. False: neither came in time, so send a comment to stay connected."""
     try:
         async with asyncio.timeout(KEEP_ALIVE_S):
             await wake.wait()
@@ -315,6 +319,6 @@ def _event(event: EventDocument) -> bytes:
     return b"id: %s\ndata: %s\n\n" % (event.id.encode(), encode(event))
 
 
-def _comment(text: str, places: Places) -> bytes:
-    """A sign of life, and where the client is: it may have passed a lot that it did not want."""
-    return f": {text}\nid: {cursor_of(places)}\n\n".encode()
+def _comment(text: str, positions: Positions) -> bytes:
+    """A comment with the client's position, which may be far after the last event that its filter matched."""
+    return f": {text}\nid: {cursor_of(positions)}\n\n".encode()

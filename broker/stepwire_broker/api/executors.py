@@ -1,4 +1,4 @@
-"""`/v1/executors`: where steps can go, how it does there, and the word that it is to be handed nothing for a while."""
+"""`/v1/executors`: the executors with their state and counts."""
 
 from msgspec import Struct, structs
 
@@ -11,9 +11,9 @@ from .replies import Reply, encode
 
 
 class ExecutorDocument(Struct, frozen=True, kw_only=True):
-    """An executor, since this broker's start. `is_hosted`: it runs inside the broker and counts for itself; of the
-    others it is counted what they say. `active`: handed over, and not answered. `total_failed` is part of
-    `total_executed`. A pause ends with the process."""
+    """An executor since the broker started. `is_hosted`: it runs inside the broker and reports its own counts; for the
+    others the broker counts results. `active`: dispatched steps without a result. `total_failed` is part of
+    `total_executed`. A pause ends when the broker restarts."""
 
     executor: str
     is_hosted: bool
@@ -49,11 +49,11 @@ async def show(call: HttpCall) -> Reply:
 def named(call: HttpCall) -> ExecutorView:
     key = call.scope["path_params"]["executor"]
     executors = call.broker.executors()
-    found = next((one for one in executors if one.executor == key), None)
-    if found is None:
-        there = ", ".join(one.executor for one in executors)
-        raise http_problems.HttpProblem(404, "not_found", f"there is no executor {key}", f"there are {there}")
-    return found
+    executor = next((one for one in executors if one.executor == key), None)
+    if executor is None:
+        known = ", ".join(one.executor for one in executors)
+        raise http_problems.HttpProblem(404, "not_found", f"there is no executor {key}", f"known executors: {known}")
+    return executor
 
 
 def _shown(executor: ExecutorView) -> ExecutorDocument:

@@ -1,6 +1,6 @@
 """Why a task or a step is in its state: committed rows, explained with what the broker has in memory.
 
-The rows are read first and the sentence is made from them, so that it says nothing that is not durable. Sessions,
+The rows are read first and the sentence is made from them, so that it contains only durable facts. Sessions,
 leases and the queue are in no row: for those the core's current state is used.
 """
 

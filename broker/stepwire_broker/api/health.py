@@ -1,4 +1,4 @@
-"""For probers: does the loop turn, and may work be sent here?"""
+"""For probes: whether the event loop runs, and whether the broker accepts work."""
 
 from msgspec import Struct
 
@@ -16,7 +16,7 @@ class Readiness(Struct, frozen=True):
 
 
 async def livez(call: HttpCall) -> Reply:
-    """Answered at all, the loop turns. Without a token: it says nothing about anybody."""
+    """Any answer proves that the event loop runs. Needs no token: the answer holds no data."""
     return Reply(200, encode(Alive()))
 
 

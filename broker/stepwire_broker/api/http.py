@@ -13,6 +13,7 @@ from stepwire_protocol.errors import InvalidMessage
 from stepwire_broker.core.definitions.nearest import did_you_mean
 from stepwire_broker.core.model.answers import Answer, CommandRefused
 from stepwire_broker.core.model.scopes import Scope
+from stepwire_broker.errors import BrokerError
 from stepwire_broker.stages.requests import Make
 
 from . import http_problems
@@ -29,7 +30,7 @@ log: Final = structlog.get_logger("stepwire.api")
 A = TypeVar("A", bound=Answer)
 
 
-class ClientGone(Exception):
+class ClientGone(BrokerError):
     """The client has disconnected, so nothing can be answered."""
 
 

@@ -1,4 +1,4 @@
-"""Every way the API says no: one status per code, as `application/problem+json` (RFC 9457)."""
+"""Every refusal of the API, with one status per code, as `application/problem+json` (RFC 9457)."""
 
 import math
 from typing import Final, NoReturn, get_args
@@ -9,6 +9,7 @@ from stepwire_protocol.errors import REFUSALS, InvalidMessage
 from stepwire_broker.core.model.answers import CommandRefused, RefusedCode
 from stepwire_broker.core.model.hints import Hint
 from stepwire_broker.core.model.scopes import Scope
+from stepwire_broker.errors import BrokerError
 
 from .hints import worded
 from .token import Grant
@@ -22,7 +23,7 @@ STATUS: Final[dict[RefusedCode, int]] = {
     "key_conflict": 409,
     # the broker, as it is configured
     "no_executor": 503,
-    # the broker, now; the same request may be taken later
+    # the broker, now; the same request may be accepted later
     "too_many_open_steps": 429,
     "overloaded": 429,
     "draining": 503,
@@ -31,10 +32,10 @@ STATUS: Final[dict[RefusedCode, int]] = {
     "disk_full": 503,
     "database_read_only": 503,
     "database_unavailable": 503,
-    # the data, after all
+    # the data
     "refused_by_database": 422,
 }
-RETRY_AFTER_MS: Final = 1000  # when the broker names no time of its own
+RETRY_AFTER_MS: Final = 1000  # for a refusal without a time of its own
 
 _HINTS: Final[dict[str, str]] = {
     "too_large": "keep large data elsewhere and pass a reference to it",
@@ -54,8 +55,8 @@ class ProblemDocument(Struct, frozen=True, omit_defaults=True):
     retry_after_ms: int | None = None
 
 
-class HttpProblem(Exception):
-    """Answer the request with this and nothing else."""
+class HttpProblem(BrokerError):
+    """A request is answered with this problem and nothing else."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class HttpProblem(Exception):
 
 
 def of_refused(refused: CommandRefused) -> HttpProblem:
-    """What the core said no to."""
+    """The problem for a refusal of the core."""
     status = STATUS[refused.code]
     retry_after_ms = refused.retry_after_ms
     if retry_after_ms is None and status in (429, 503):
@@ -93,7 +94,7 @@ def of_refused(refused: CommandRefused) -> HttpProblem:
 
 
 def of_invalid(error: InvalidMessage) -> HttpProblem:
-    """What was refused at the door: the text is not what it should be."""
+    """The problem for a malformed body."""
     return HttpProblem(413 if error.code == "too_large" else 400, error.code, error.message)
 
 
@@ -106,30 +107,30 @@ def not_found(what: str, hint: str | Hint = "") -> HttpProblem:
 
 
 def scope_missing(grant: Grant, needed: Scope) -> HttpProblem:
-    may = ", ".join(sorted(grant.scopes)) or "nothing"
+    scopes = ", ".join(sorted(grant.scopes)) or "none"
     return HttpProblem(
         403,
         "scope_missing",
-        f"the token {grant.name!r} may {may}, and this needs the scope `{needed}`",
-        f"use a token that has it, or have one made: stepwire token new --scope {needed}",
+        f"the token {grant.name!r} lacks the scope `{needed}`; its scopes: {scopes}",
+        f"use a token that has this scope, or create one: stepwire token new --scope {needed}",
     )
 
 
 TITLES: Final = {
     400: "The request is not valid",
-    401: "A token is needed",
+    401: "A valid token is needed",
     403: "Not allowed",
     404: "Not found",
-    405: "This method is not for this resource",
+    405: "Method not allowed",
     408: "Too slow",
-    409: "It is not in a state for this",
+    409: "The current state does not allow this",
     410: "Gone",
     413: "Too large",
-    415: "This content type is not taken",
+    415: "Unsupported content type",
     422: "The database refused the data",
-    429: "Too much at once",
-    500: "A fault of the broker",
-    503: "Not now",
+    429: "Too many requests or too much work",
+    500: "Internal error of the broker",
+    503: "Not available now",
 }
 
 assert set(STATUS) == set(get_args(RefusedCode))

@@ -1,20 +1,21 @@
-"""The HTTP address: what may be listened on, and a sentence for each way it cannot be."""
+"""The HTTP address: which addresses are allowed, and an error for each one that cannot be used."""
 
 import socket
 from ipaddress import ip_address
 from typing import Final
 
 from stepwire_broker.core.definitions.settings import HttpSettings
+from stepwire_broker.errors import BrokerError
 
 BACKLOG: Final = 1024
 
 
-class ListenError(Exception):
-    """The HTTP address cannot be used. The message says whose fault it is and what to do."""
+class ListenError(BrokerError):
+    """The HTTP address cannot be used. The message names the fault and what to do."""
 
 
 def listen(settings: HttpSettings) -> socket.socket:
-    """A listening socket on `http.listen`, or ListenError."""
+    """A listening socket on `http.listen`. Raises ListenError."""
     host, port = check_listen(settings)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -32,18 +33,18 @@ def listen(settings: HttpSettings) -> socket.socket:
         listener.close()
         raise ListenError(
             f"http.listen is {settings.listen!r}: {error.strerror}; is another broker running there?"
-            " Choose another with http.listen or STEPWIRE_HTTP__LISTEN"
+            " Choose another address with http.listen or STEPWIRE_HTTP__LISTEN"
         ) from None
     return listener
 
 
 def check_listen(settings: HttpSettings) -> tuple[str, int]:
-    """Host and port of `http.listen`, or ListenError if it is none, or one where tokens would be overheard."""
+    """Host and port of `http.listen`. Raises ListenError if it is malformed, or if tokens could be intercepted."""
     host, port = address_of(settings.listen)
     if not settings.allow_insecure and not _is_loopback(host):
         raise ListenError(
-            f"http.listen is {settings.listen!r}, which others can reach, and tokens would travel unencrypted:"
-            " listen on 127.0.0.1 behind a proxy that ends TLS, or say http.allow_insecure: true"
+            f"http.listen is {settings.listen!r}, which other machines can reach, and tokens would travel unencrypted:"
+            " listen on 127.0.0.1 behind a proxy that terminates TLS, or set http.allow_insecure: true"
         )
     return host, port
 

@@ -51,7 +51,7 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "Stepwire",
             "version": importlib.metadata.version("stepwire"),
-            "description": "Submit tasks, see how they do, and say how they go on. Times are RFC 3339 in UTC.",
+            "description": "Submit, observe and control tasks. Times are RFC 3339 in UTC.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "http://127.0.0.1:7410"}],
@@ -65,15 +65,15 @@ def document() -> dict[str, Any]:
 
 
 def _types() -> list[Any]:
-    """Every type that an operation takes or answers, once."""
-    found: dict[Any, Any] = {_key(ProblemDocument): ProblemDocument}
+    """Every type that an operation accepts or returns, once."""
+    types: dict[Any, Any] = {_key(ProblemDocument): ProblemDocument}
     for operation in OPERATIONS.values():
         for kind in (operation.body, *operation.answers.values()):
             if isinstance(kind, Events):
                 kind = kind.of
             if kind is not None and not isinstance(kind, Text):
-                found[_key(kind)] = kind
-    return list(found.values())
+                types[_key(kind)] = kind
+    return list(types.values())
 
 
 def _key(kind: Any) -> str:
@@ -96,19 +96,19 @@ def _operation(method: str, path: str, operation: Operation, schema_of: dict[str
         for status in sorted({*ANY_REQUEST, *operation.problems}):
             known = responses.setdefault(str(status), {"description": http_problems.TITLES[status], "content": {}})
             known["content"] |= problem
-    said: dict[str, Any] = {
+    described: dict[str, Any] = {
         "operationId": _name(method, path),
         "summary": operation.summary,
         "responses": dict(sorted(responses.items())),
     }
     if parameters:
-        said["parameters"] = parameters
+        described["parameters"] = parameters
     if operation.body is not None:
         schema = schema_of[_key(operation.body)]
         content = {kind: {"schema": schema} for kind in operation.body_types}
-        said["requestBody"] = {"required": operation.is_body_needed, "content": content}
-    said["security"] = [] if operation.scope is None else [{"token": [str(operation.scope)]}]
-    return said
+        described["requestBody"] = {"required": operation.is_body_needed, "content": content}
+    described["security"] = [] if operation.scope is None else [{"token": [str(operation.scope)]}]
+    return described
 
 
 def _parameter(name: str, where: str, parameter: Parameter, is_required: bool) -> dict[str, Any]:
@@ -136,4 +136,4 @@ def _name(method: str, path: str) -> str:
     return "_".join([method.lower(), *words])
 
 
-_DESCRIBED: Final = {200: "Done.", 201: "Stored.", 202: "Begun.", 503: "Not now."}
+_DESCRIBED: Final = {200: "Done.", 201: "Stored.", 202: "Started.", 503: "Not available now."}

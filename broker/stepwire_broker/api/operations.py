@@ -1,4 +1,4 @@
-"""What each operation of the API accepts and returns: the table that /openapi.json and the reference are drawn from.
+"""The operations of the API: the table that /openapi.json and the reference are drawn from.
 
 A test checks that every route is in the table, and a fuzz test that every answer is one that the table declares.
 """

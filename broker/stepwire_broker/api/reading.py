@@ -1,4 +1,4 @@
-"""What is read for an answer: from the text of a query to rows of the store to the bytes of a document.
+"""Reading for an answer: from the text of a query, over rows of the store, to the bytes of a document.
 
 The functions that take queries run in a reader's thread, and build their document there: the loop only sends it.
 """
@@ -39,39 +39,39 @@ TASK_QUERY: Final = ("state", "namespace", "workflow", "label", "since", "limit"
 STEP_QUERY: Final = ("state", "handler_class", "limit", "cursor")
 LIMIT_DEFAULT: Final = 50
 LIMIT_MAX: Final = 500
-OUTPUTS_BYTES_MAX: Final = 1024 * 1024  # of one task, in one answer; a step by itself is always whole
-SMALL_BYTES_MAX: Final = 16 * 1024  # of outputs, and of a context: what is read on the loop itself
+OUTPUTS_BYTES_MAX: Final = 1024 * 1024  # of one task in one answer; a single step is always complete
+SMALL_BYTES_MAX: Final = 16 * 1024  # of outputs and of a context that are read on the event loop
 SMALL_STEPS_MAX: Final = 16
 RESULT_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
-# -- what is asked ----------------------------------------------------------------------------------------------------
+# -- filters from queries ---------------------------------------------------------------------------------------------
 
 
-def task_filter(asked: dict[str, str]) -> TaskFilter:
+def task_filter(query: dict[str, str]) -> TaskFilter:
     return TaskFilter(
-        state=one_of("state", asked.get("state"), tuple(TaskState)),
-        namespace=asked.get("namespace"),
-        workflow=asked.get("workflow"),
-        label=_label(asked.get("label")),
-        since_ms=_since(asked.get("since")),
-        before=_cursor(asked.get("cursor")),
-        limit=limit(asked.get("limit")),
+        state=one_of("state", query.get("state"), tuple(TaskState)),
+        namespace=query.get("namespace"),
+        workflow=query.get("workflow"),
+        label=_label(query.get("label")),
+        since_ms=_since(query.get("since")),
+        before=_cursor(query.get("cursor")),
+        limit=limit(query.get("limit")),
     )
 
 
-def step_filter(asked: dict[str, str]) -> StepFilter:
+def step_filter(query: dict[str, str]) -> StepFilter:
     return StepFilter(
-        state=one_of("state", asked.get("state"), tuple(StepState)),
-        handler_class=asked.get("handler_class"),
-        before=_cursor(asked.get("cursor")),
-        limit=limit(asked.get("limit")),
+        state=one_of("state", query.get("state"), tuple(StepState)),
+        handler_class=query.get("handler_class"),
+        before=_cursor(query.get("cursor")),
+        limit=limit(query.get("limit")),
     )
 
 
 def number(name: str, text: str, least: int, most: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 16 and least <= int(text) <= most):
-        raise HttpProblem(400, "bad_query", f"`{name}` is {text[:64]!r}: a number from {least} to {most} is needed")
+        raise HttpProblem(400, "bad_query", f"`{name}` is {text[:64]!r}: it must be a number from {least} to {most}")
     return int(text)
 
 
@@ -79,20 +79,20 @@ def flag(name: str, text: str) -> bool:
     return one_of(name, text, ("true", "false")) == "true"
 
 
-# -- what is answered -------------------------------------------------------------------------------------------------
+# -- documents --------------------------------------------------------------------------------------------------------
 
 
 class Read(NamedTuple):
-    """A task's document, and whether there is anything to wait for."""
+    """A task's document, and whether a client may still wait for it."""
 
     document: bytes
     state: str
-    is_settled: bool  # it has ended, or hangs on a held step
-    has_moved: bool  # a step stands elsewhere than where it was explained
+    is_settled: bool  # it has ended, or depends on a held step
+    has_moved: bool  # a step has changed since it was explained
 
 
 class Explained(NamedTuple):
-    """Why a step stood where it stood, and where that was: it means nothing of a step that has moved on."""
+    """The reason for a step's state, and that state: the reason is void once the step has changed."""
 
     state: str
     attempt: int
@@ -101,7 +101,7 @@ class Explained(NamedTuple):
 
 
 def small_task(queries: Queries, task_id: int, workflows: Mapping[int, Workflow]) -> Read | None:
-    """A task that has ended, or None if more than a little would have to be read."""
+    """A task that has ended. None if it is too large to be read on the event loop."""
     record = queries.task(task_id, SMALL_BYTES_MAX)
     if record is None or any(row.output is None and row.output_bytes for row in record.steps):
         return None
@@ -150,9 +150,9 @@ def _step_document(row: StepRow, explained: Explained | None = None) -> StepDocu
     )
 
 
-def tasks(queries: Queries, wanted: TaskFilter) -> bytes:
-    rows = queries.tasks(wanted)
-    return encode(TaskPage([TaskSummary(**_task(row)) for row in rows], _next(rows, wanted.limit)))
+def tasks(queries: Queries, filters: TaskFilter) -> bytes:
+    rows = queries.tasks(filters)
+    return encode(TaskPage([TaskSummary(**_task(row)) for row in rows], _next(rows, filters.limit)))
 
 
 def step(queries: Queries, step_id: int, explained: Explained | None = None) -> bytes | None:
@@ -160,9 +160,9 @@ def step(queries: Queries, step_id: int, explained: Explained | None = None) -> 
     return None if row is None else encode(_step_document(row, explained))
 
 
-def steps(queries: Queries, wanted: StepFilter) -> bytes:
-    rows = queries.steps(wanted)
-    return encode(StepPage([StepSummary(**_step(row)) for row in rows], _next(rows, wanted.limit)))
+def steps(queries: Queries, filters: StepFilter) -> bytes:
+    rows = queries.steps(filters)
+    return encode(StepPage([StepSummary(**_step(row)) for row in rows], _next(rows, filters.limit)))
 
 
 def workflow(queries: Queries, namespace: str, name: str, version: str | None) -> bytes | None:
@@ -218,7 +218,7 @@ def _step(row: StepRow) -> dict[str, Any]:
 
 
 def _reason(row: StepRow) -> Reason | None:
-    """Why it stands where it stands, and since when, as far as its row says."""
+    """The reason in the step's row, and since when it holds."""
     if row.reason is None:
         return None
     since = row.ready_ms if row.state == StepState.READY else row.finished_ms or row.started_ms or row.dispatched_ms
@@ -237,7 +237,7 @@ def _workflow(row: StoredWorkflow | WorkflowRow) -> dict[str, Any]:
 
 
 def _next(rows: Sequence[TaskRow] | Sequence[StepRow], limit: int) -> str | None:
-    """A full page may have another one after it."""
+    """The cursor after a full page: there may be another one."""
     return str(rows[-1].id) if len(rows) == limit else None
 
 
@@ -258,7 +258,9 @@ def _cursor(text: str | None) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 16):
-        raise HttpProblem(400, "bad_query", "`cursor` is not one of ours", "take next_cursor of the page before")
+        raise HttpProblem(
+            400, "bad_query", "`cursor` was not issued by this broker", "use `next_cursor` of the previous page"
+        )
     return int(text)
 
 
@@ -267,7 +269,7 @@ def _label(text: str | None) -> tuple[str, str] | None:
         return None
     name, equals, value = text.partition("=")
     if not (equals and name):
-        raise HttpProblem(400, "bad_query", f"`label` is {text[:64]!r}: it needs a form like region=eu")
+        raise HttpProblem(400, "bad_query", f"`label` is {text[:64]!r}: it must have the form region=eu")
     return name, value
 
 
@@ -276,5 +278,5 @@ def _since(text: str | None) -> int | None:
         return None
     since_ms = parse_rfc3339(text)
     if since_ms is None:
-        raise HttpProblem(400, "bad_query", f"`since` is {text[:64]!r}: it needs a form like 2026-11-18T10:00:00Z")
+        raise HttpProblem(400, "bad_query", f"`since` is {text[:64]!r}: it must have the form 2026-11-18T10:00:00Z")
     return since_ms

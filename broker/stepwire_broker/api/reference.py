@@ -1,6 +1,6 @@
-"""The reference pages that the code writes itself: `python -m stepwire_broker.api.reference docs/reference`.
+"""Writes the reference pages of the API: `python -m stepwire_broker.api.reference docs/reference`.
 
-A test holds that what lies in docs/ is what comes out here.
+A test checks that the pages in docs/ are up to date.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What a request is answered with, and how it is sent over ASGI."""
+"""Replies and streams, and how they are sent over ASGI."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

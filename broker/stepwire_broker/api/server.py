@@ -1,4 +1,4 @@
-"""The HTTP server inside the broker's loop: uvicorn without its signal handlers, and with the bounds it lacks."""
+"""The HTTP server on the broker's event loop: uvicorn without signal handlers, and with limits that it lacks."""
 
 import asyncio
 import contextlib
@@ -19,14 +19,14 @@ from .token import Tokens
 CONNECTIONS_MAX: Final = 2048
 HEAD_BYTES_MAX: Final = 32 * 1024
 HEAD_TIMEOUT_S: Final = 10.0
-DROPPED_BYTES_MAX: Final = 64 * 1024 * 1024  # of bodies that were refused, over one connection
-TOGETHER_BYTES_MAX: Final = 64 * 1024  # a larger body is not copied to stand behind its head
+DROPPED_BYTES_MAX: Final = 64 * 1024 * 1024  # of refused bodies on one connection
+TOGETHER_BYTES_MAX: Final = 64 * 1024  # a larger body is sent separately from its head, to avoid a copy
 KEEP_ALIVE_S: Final = 75
 STOP_TIMEOUT_S: Final = 5
 
 
 class Server:
-    """`start` answers requests until `stop`; the socket has been bound before, so that a taken port is known early."""
+    """Answers requests from `start` to `stop`. The caller binds the socket, so that a port in use is found early."""
 
     def __init__(self, broker: EnginePort, tokens: Tokens, listener: socket.socket) -> None:
         self._listener = listener
@@ -49,11 +49,11 @@ class Server:
             self._serving.result()
 
     def stop_waiting(self) -> None:
-        """The broker drains: who waits for steps over HTTP is told so now."""
+        """The broker drains: end the long polls of workers."""
         self._application.polling.stop_waiting()
 
     async def stop(self) -> None:
-        """Take no more, let what is being answered finish for a while, end the streams."""
+        """Accept no further requests, let open ones finish for a while, and end the streams."""
         self._application.close()
         self._uvicorn.should_exit = True
         if self._serving is not None:
@@ -67,7 +67,7 @@ def _config(app: ASGIApp) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="error",  # a warning for every line of garbage would let strangers fill the log
+        log_level="error",  # uvicorn warns of every malformed line, which would let clients fill the log
         access_log=False,
         server_header=False,
         proxy_headers=False,
@@ -79,7 +79,7 @@ def _config(app: ASGIApp) -> uvicorn.Config:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Signals are the broker's; and it tells when it serves."""
+    """Leaves signals to the broker, and sets `ready` when it serves."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -95,7 +95,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """The C parser collects a head of any size for any time: this one closes the connection on either."""
+    """Limits the size of a request's head and the time for it, which the C parser does not."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -140,7 +140,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_refused:
             return
         if self.cycle.response_complete:
-            # A client that still sends must be let finish to see that it was refused, but not for ever.
+            # A client reads the refusal only after it has sent its body, so accept that, up to a limit.
             self._dropped_bytes += len(body)
             if self._dropped_bytes > DROPPED_BYTES_MAX:
                 self.transport.close()
@@ -171,12 +171,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class _HeadWithBody:
-    """The transport of one answer: its head leaves with its body, so that whoever reads it wakes up once."""
+    """The transport of one answer: sends the head together with the body, so that the client wakes up once."""
 
     def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
         self._transport = transport
         self._cycle = cycle
-        self._head: bytes | None = None  # held back; empty once it has left
+        self._head: bytes | None = None  # held back; empty after it was sent
 
     def write(self, data: bytes) -> None:
         if self._head is None and self._cycle.response_started:
@@ -191,7 +191,7 @@ class _HeadWithBody:
         self._transport.write(data)
 
     def _is_followed_at_once(self) -> bool:
-        """By a body: of a stream nobody knows when it goes on."""
+        """Whether a body follows at once; the next chunk of a stream may come much later."""
         return self._cycle.chunked_encoding is False and self._cycle.scope["method"] != "HEAD"
 
     def flush(self) -> None:

@@ -1,4 +1,4 @@
-"""`/v1/steps`: look at steps across tasks, and say what became of a held one."""
+"""`/v1/steps`: the steps of all tasks."""
 
 from . import explaining, reading
 from .http import HttpCall
@@ -11,7 +11,7 @@ async def show(call: HttpCall) -> Reply:
     call.query()
     document = await explaining.step_by_id(call.broker, step_id)
     if document is None:
-        raise not_found(f"step {step_id}", "a task's document lists its steps with their ids")
+        raise not_found(f"step {step_id}", "GET /v1/tasks/{task_id} lists a task's steps with their ids")
     return Reply(200, document)
 
 

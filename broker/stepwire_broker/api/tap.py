@@ -1,7 +1,7 @@
-"""The live wire for whoever debugs: every bus message, as server-sent events. It never slows the bus down.
+"""`/v1/tap`: every message of the bus as a server-sent event, for debugging. It never slows the bus down.
 
-The broker calls back for each message; the callback only appends to a bounded queue. What a client is too slow for is
-dropped and counted, and the client is told how much it missed.
+The engine calls back for each message, and the callback only appends it to a bounded queue. Messages that a client is
+too slow for are dropped and counted, and the client receives the count.
 """
 
 import asyncio
@@ -21,19 +21,19 @@ from .http import HttpCall
 from .http_problems import HttpProblem, not_found
 from .replies import Stream, encode
 
-QUEUE_MAX: Final = 2000  # messages that one client may be behind
+QUEUE_MAX: Final = 2000  # messages in the queue of one client
 QUEUE_BYTES_MAX: Final = 8 * 1024 * 1024
 SHOWN_BYTES_MAX: Final = 4096  # of one message
 CLIENTS_MAX: Final = 16
-TOPIC_BYTES_MAX: Final = 256  # are compared: a hostile one may be of any length
+TOPIC_BYTES_MAX: Final = 256  # compared with the filter; a hostile topic may have any length
 STARS_MAX: Final = 4
-KEEP_ALIVE_S: Final = 15.0  # a silent wire still finds out that its client has gone
+KEEP_ALIVE_S: Final = 15.0  # without messages, a comment finds out whether the client is connected
 
 EVENT_STREAM: Final = b"text/event-stream"
 
 
 class TapMessage(Struct, frozen=True, omit_defaults=True):
-    """One message of the bus. `message` is its JSON; `text` its beginning, when it is long or is no JSON."""
+    """One message of the bus. `message` is its JSON; `text` its beginning, if it is long or not JSON."""
 
     at: str
     direction: str
@@ -49,21 +49,21 @@ class Dropped(Struct, frozen=True):
 
 
 class Taps:
-    """All clients of the live wire, so that they can be counted, and sent home when the broker stops."""
+    """All clients of the tap: counted, and ended when the broker stops."""
 
     def __init__(self, broker: EnginePort) -> None:
         self._broker = broker
         self._queues: set[Queue] = set()
 
     async def stream(self, call: HttpCall) -> Stream:
-        asked = call.query("topic", "task")
+        query = call.query("topic", "task")
         if len(self._queues) >= CLIENTS_MAX:
-            raise HttpProblem(429, "too_many_taps", f"{CLIENTS_MAX} clients read the wire already", retry_after_ms=5000)
-        shows = _of_topic(asked.get("topic"))
-        if "task" in asked:
-            concerns = await self._of_task(asked["task"])
+            raise HttpProblem(429, "too_many_taps", f"{CLIENTS_MAX} clients use the tap already", retry_after_ms=5000)
+        shows = _of_topic(query.get("topic"))
+        if "task" in query:
+            names_task = await self._of_task(query["task"])
             of_topic = shows
-            shows = lambda seen: of_topic(seen) and concerns(seen)  # noqa: E731
+            shows = lambda entry: of_topic(entry) and names_task(entry)  # noqa: E731
         return Stream(self._events(shows), EVENT_STREAM)
 
     def close(self) -> None:
@@ -75,27 +75,27 @@ class Taps:
         self._queues.add(queue)
         remove = self._broker.add_tap(queue.put)
         try:
-            yield b": the live wire\n\n"
+            yield b": the messages of the bus\n\n"
             while not queue.closed:
-                seen, dropped = await queue.take(KEEP_ALIVE_S)
-                lines = [_event(b"message", encode(_message(one))) for one in seen if shows(one)]
+                entries, dropped = await queue.take(KEEP_ALIVE_S)
+                lines = [_event(b"message", encode(_message(entry))) for entry in entries if shows(entry)]
                 if dropped:
                     lines.append(_event(b"dropped", encode(Dropped(dropped))))
-                yield b"".join(lines) or b": still here\n\n"
+                yield b"".join(lines) or b": keep-alive\n\n"
         finally:
             remove()
             self._queues.discard(queue)
 
     async def _of_task(self, text: str) -> "Callable[[TapEntry], bool]":
-        """A message concerns a task if it names it or one of its steps: ids are one sequence, and steps keep theirs."""
+        """Match messages that name the task or one of its steps. Tasks and steps share one sequence of ids."""
         if not (text.isascii() and text.isdigit() and len(text) <= 16):
-            raise HttpProblem(400, "bad_query", f"`task` is {text[:64]!r}: a task id is a number")
-        found = await self._broker.read(lambda queries: queries.load_tasks([int(text)], 0))
-        if not found.tasks:
+            raise HttpProblem(400, "bad_query", f"`task` is {text[:64]!r}: it must be a number")
+        loaded = await self._broker.read(lambda queries: queries.load_tasks([int(text)], 0))
+        if not loaded.tasks:
             raise not_found(f"task {text}")
-        ids = "|".join(str(step.id) for step in found.steps)
+        ids = "|".join(str(step.id) for step in loaded.steps)
         named = re.compile(rf'"task_id"\s*:\s*{text}\b|"step_id"\s*:\s*(?:{ids})\b|\[\s*(?:{ids})\s*,'.encode())
-        return lambda seen: named.search(seen.body) is not None
+        return lambda entry: named.search(entry.body) is not None
 
 
 class TapEntry(NamedTuple):
@@ -107,34 +107,34 @@ class TapEntry(NamedTuple):
 
 
 class Queue:
-    """What one client has still to be shown."""
+    """The messages that were not sent to one client yet."""
 
     def __init__(self) -> None:
         self.closed = False
-        self._seen: deque[TapEntry] = deque()
+        self._entries: deque[TapEntry] = deque()
         self._bytes = 0
         self._dropped = 0
         self._something = asyncio.Event()
 
     def put(self, direction: str, topic: bytes, body: bytes, refused: str | None) -> None:
-        """The broker's callback: as short as it can be."""
-        if len(self._seen) >= QUEUE_MAX or self._bytes > QUEUE_BYTES_MAX:
+        """The engine's callback, which must return quickly."""
+        if len(self._entries) >= QUEUE_MAX or self._bytes > QUEUE_BYTES_MAX:
             self._dropped += 1
             return
-        self._seen.append(TapEntry(time.time(), direction, topic, body, refused))
+        self._entries.append(TapEntry(time.time(), direction, topic, body, refused))
         self._bytes += len(body)
         self._something.set()
 
     async def take(self, timeout_s: float) -> tuple[list[TapEntry], int]:
-        """What there is, waiting at most so long for the first, and how many were dropped since the last time."""
+        """Wait at most `timeout_s` for messages. Returns them, and the number dropped since the last call."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._something.wait()
         except TimeoutError:
             pass
         self._something.clear()
-        taken, dropped = list(self._seen), self._dropped
-        self._seen.clear()
+        taken, dropped = list(self._entries), self._dropped
+        self._entries.clear()
         self._bytes = self._dropped = 0
         return taken, dropped
 
@@ -144,28 +144,30 @@ class Queue:
 
 
 def _of_topic(glob: str | None) -> Callable[[TapEntry], bool]:
-    """`*` stands for any run of characters; a topic is compared without the space that ends it on the wire."""
+    """`*` matches any characters. Topics are compared without the space that ends them on the wire."""
     if glob is None:
-        return lambda seen: True
+        return lambda entry: True
     if glob.count("*") > STARS_MAX:
-        raise HttpProblem(400, "bad_query", f"`topic` has more than {STARS_MAX} wild cards")
+        raise HttpProblem(400, "bad_query", f"`topic` has more than {STARS_MAX} wildcards")
     pattern = re.compile(".*".join(map(re.escape, glob.split("*"))).encode(), re.DOTALL)
-    return lambda seen: pattern.fullmatch(seen.topic.rstrip(b" ")[:TOPIC_BYTES_MAX]) is not None
+    return lambda entry: pattern.fullmatch(entry.topic.rstrip(b" ")[:TOPIC_BYTES_MAX]) is not None
 
 
-def _message(seen: TapEntry) -> TapMessage:
+def _message(entry: TapEntry) -> TapMessage:
     message = text = None
-    if len(seen.body) <= SHOWN_BYTES_MAX:
+    if len(entry.body) <= SHOWN_BYTES_MAX:
         try:
-            if seen.refused is not None:
-                msgspec.json.decode(seen.body)  # it may have JSON's form and yet be none that a client can read: 1e999
-            message = Raw(msgspec.json.format(seen.body, indent=-1))  # no line breaks: they would end the event
+            if entry.refused is not None:
+                msgspec.json.decode(entry.body)  # text like 1e999 has the form of JSON, but clients cannot parse it
+            message = Raw(msgspec.json.format(entry.body, indent=-1))  # without line breaks, which end an event
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
     if message is None:
-        text = str(seen.body[:SHOWN_BYTES_MAX], "utf-8", "replace")
-    topic = str(seen.topic, "utf-8", "replace").rstrip(" ")
-    return TapMessage(rfc3339(int(seen.at * 1000)), seen.direction, topic, len(seen.body), message, text, seen.refused)
+        text = str(entry.body[:SHOWN_BYTES_MAX], "utf-8", "replace")
+    topic = str(entry.topic, "utf-8", "replace").rstrip(" ")
+    return TapMessage(
+        rfc3339(int(entry.at * 1000)), entry.direction, topic, len(entry.body), message, text, entry.refused
+    )
 
 
 def _event(name: bytes, data: bytes) -> bytes:

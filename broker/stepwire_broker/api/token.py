@@ -1,7 +1,7 @@
-"""The API's tokens: who is let in, and to do what. Their values are never logged.
+"""The API's tokens and their permissions. The values of tokens are never logged.
 
-The first start makes one that may everything, in a file that only its owner reads. More of them stand in `tokens_file`
-(or `.stepwire/tokens`), one a line, as their SHA-256:
+The first start creates a token with full access, in a file that only its owner can read. Further tokens are in
+`tokens_file` (or `.stepwire/tokens`), one per line, as their SHA-256:
 
     sha256:<64 hex digits> name=ci scopes=read,submit expires=2027-01-01T00:00:00Z
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from stepwire_broker.core.model.scopes import Scope
+from stepwire_broker.errors import BrokerError
 from stepwire_broker.timestamps import parse_rfc3339
 
 STATE_DIR: Final = Path(".stepwire")
@@ -28,12 +29,12 @@ TOKEN_CHARACTERS_MIN: Final = 43  # 256 bits in base64
 _HASHED: Final = "sha256:"
 
 
-class TokenError(Exception):
-    """A token file that cannot be trusted or read. The message says whose fault it is and what to do."""
+class TokenError(BrokerError):
+    """A token file cannot be read or trusted. The message names the fault and what to do."""
 
 
 class Grant(NamedTuple):
-    """What one token may, and until when."""
+    """The permissions of one token, and when they end."""
 
     name: str
     scopes: frozenset[Scope]
@@ -44,14 +45,14 @@ class Grant(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A token as it stands in a file."""
+    """A line of a token file."""
 
     digest: bytes
     grant: Grant
 
 
 class Tokens:
-    """Whom the API lets in. `reload` reads the files again: all of it counts at once, or nothing has changed."""
+    """The tokens that the API accepts. `reload` reads the files again and replaces all tokens, or none."""
 
     def __init__(self, file: Path, *more: Path) -> None:
         self.file = file  # of the token for a client on the same machine
@@ -59,33 +60,33 @@ class Tokens:
         self._lines = self._read()
 
     def admit(self, token: bytes) -> Grant | None:
-        """In the same time whatever the token and however many there are."""
+        """The permissions of a token; None if it is unknown or expired. Takes the same time for every token."""
         presented = hashlib.sha256(token).digest()
-        found = None
+        grant = None
         for line in self._lines:
             if hmac.compare_digest(presented, line.digest):
-                found = line.grant
-        if found is not None and found.expires_ms is not None and found.expires_ms <= time.time_ns() // 1_000_000:
+                grant = line.grant
+        if grant is not None and grant.expires_ms is not None and grant.expires_ms <= time.time_ns() // 1_000_000:
             return None
-        return found
+        return grant
 
     def reload(self) -> int:
-        """How many there are now. Raises TokenError, and the former ones still count."""
+        """Returns the number of tokens. Raises TokenError; the previous tokens stay valid then."""
         self._lines = self._read()
         return len(self._lines)
 
     def _read(self) -> tuple[Line, ...]:
         lines = read_lines(self.file)
         if not lines:
-            raise TokenError(f"{self.file} holds no token: one a line")
+            raise TokenError(f"{self.file} holds no token: write one per line")
         for path in self._more:
             lines += read_lines(path) if path.exists() else []
         return tuple(lines)
 
 
 def open_tokens(tokens_file: str | None) -> Tokens:
-    """The tokens of `http.tokens_file`; without one, the generated token under the state directory, and beside it
-    those that `stepwire token new` has made."""
+    """The tokens of `http.tokens_file`. Without it, the generated token in the state directory, and those that
+    `stepwire token new` created."""
     if tokens_file is not None:
         return Tokens(Path(tokens_file))
     make_state_dir()
@@ -95,16 +96,16 @@ def open_tokens(tokens_file: str | None) -> Tokens:
 
 
 def tokens_file_of(tokens_file: str | None) -> Path:
-    """Where a new token is written to."""
+    """The file that a new token is written to."""
     return MORE_TOKENS_FILE if tokens_file is None else Path(tokens_file)
 
 
 def add_token(path: Path, grant: Grant) -> str:
-    """A new token, of which the file gets the digest. Its value is nowhere but in the result."""
+    """Create a token. The file gets its digest; the value is only in the result."""
     if path.parent == STATE_DIR:
         make_state_dir()
     if any(line.grant.name == grant.name for line in (read_lines(path) if path.exists() else [])):
-        raise TokenError(f"{path} has a token {grant.name!r} already: revoke it, or give this one another name")
+        raise TokenError(f"{path} has a token {grant.name!r} already: revoke it, or choose another name")
     token = secrets.token_urlsafe(TOKEN_BYTES)
     words = [f"{_HASHED}{hashlib.sha256(token.encode()).hexdigest()}", f"name={grant.name}"]
     words.append(f"scopes={','.join(sorted(grant.scopes))}")
@@ -116,7 +117,7 @@ def add_token(path: Path, grant: Grant) -> str:
 
 
 def revoke_token(path: Path, name: str) -> None:
-    """Take its line out. The others stay as they are, comments too."""
+    """Remove the line of this token. All other lines stay, comments too."""
     if not any(line.grant.name == name for line in (read_lines(path) if path.exists() else [])):
         raise TokenError(f"{path} has no token {name!r}: see stepwire token list")
     kept = []
@@ -128,47 +129,49 @@ def revoke_token(path: Path, name: str) -> None:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """One token a line, or `sha256:` and its digest in hex, and after it what it may; `#` begins a comment."""
+    """One token per line, or `sha256:` and its digest in hex, then its permissions; `#` begins a comment."""
     texts = enumerate(read_private(path).splitlines(), 1)
     return [line for number, text in texts if (line := _line(path, number, text)) is not None]
 
 
 def first_token(path: Path) -> str:
-    """For a client on the same machine: the first token of a file that is written out."""
+    """The first token of a file that is written in plain text, for a client on the same machine."""
     for line in read_private(path).splitlines():
         words = line.partition("#")[0].split()
         if words and not words[0].startswith(_HASHED):
             return words[0]
-    raise TokenError(f"{path} holds no token that is written out")
+    raise TokenError(f"{path} holds no token in plain text")
 
 
 def make_state_dir(path: Path = STATE_DIR) -> None:
-    """Everything of a broker without configuration lies here, and nobody else may look."""
+    """Create the directory for the state of a broker without configuration. Only its owner may read it."""
     try:
         path.mkdir(mode=0o700, exist_ok=True)
     except FileExistsError:
-        raise TokenError(f"{path} is a file: it has to be a directory for the broker's state") from None
+        raise TokenError(f"{path} is a file: it must be a directory for the broker's state") from None
     except OSError as error:
-        raise TokenError(f"{path} cannot be made ({error.strerror}): start where you may write") from None
+        raise TokenError(
+            f"{path} cannot be created ({error.strerror}): start the broker in a directory that you may write to"
+        ) from None
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise TokenError(f"{path} can be read by others: chmod 700 {path}")
 
 
 def read_private(path: Path) -> str:
-    """The text of a file that holds a secret; refused if anybody but its owner may read or write it."""
+    """The text of a file with secrets. Raises TokenError if users other than its owner may read or write it."""
     try:
         with path.open(encoding="utf-8") as file:
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
                 raise TokenError(f"{path} can be read by others: chmod 600 {path}")
             return file.read()
     except UnicodeDecodeError:
-        raise TokenError(f"{path} is not text: one token a line") from None
+        raise TokenError(f"{path} is not text: write one token per line") from None
     except OSError as error:
         raise TokenError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _generate(path: Path) -> None:
-    """Whole or not at all, and never over a token that another start has made meanwhile."""
+    """Write a token file, completely or not at all. A token that another start has written meanwhile stays."""
     unfinished = _unfinished(path, secrets.token_urlsafe(TOKEN_BYTES) + "\n")
     try:
         os.link(unfinished, path)
@@ -181,7 +184,7 @@ def _generate(path: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """In the place of what is there, whole or not at all."""
+    """Replace a file, completely or not at all."""
     unfinished = _unfinished(path, text)
     try:
         os.replace(unfinished, path)
@@ -217,7 +220,7 @@ def _digest(where: str, token: str) -> bytes:
         if len(token) < TOKEN_CHARACTERS_MIN:
             raise TokenError(
                 f"{where}: a token has at least {TOKEN_CHARACTERS_MIN} characters;"
-                " make one with: openssl rand -base64 32"
+                " create one with: openssl rand -base64 32"
             )
         return hashlib.sha256(token.encode()).digest()
     try:
@@ -225,21 +228,21 @@ def _digest(where: str, token: str) -> bytes:
     except ValueError:
         digest = b""
     if len(digest) != hashlib.sha256().digest_size:
-        raise TokenError(f"{where}: after `sha256:` come 64 hex digits")
+        raise TokenError(f"{where}: `sha256:` must be followed by 64 hex digits")
     return digest
 
 
 def _grant(where: str, words: list[str], name: str) -> Grant:
-    """Of a token without scopes: everything."""
-    said = dict(word.partition("=")[::2] for word in words)
-    if len(said) != len(words) or (unknown := said.keys() - {"name", "scopes", "expires"}):
-        wrong = "a member stands twice" if len(said) != len(words) else f"{min(unknown)!r} is not known here"
-        raise TokenError(f"{where}: {wrong}; after the token come name=…, scopes=… and expires=…")
+    """The permissions in a line. A token without scopes has full access."""
+    members = dict(word.partition("=")[::2] for word in words)
+    if len(members) != len(words) or (unknown := members.keys() - {"name", "scopes", "expires"}):
+        wrong = "a member occurs twice" if len(members) != len(words) else f"{min(unknown)!r} is unknown"
+        raise TokenError(f"{where}: {wrong}; the token may be followed by name=…, scopes=… and expires=…")
     try:
-        scopes = frozenset(Scope(scope) for scope in said.get("scopes", "admin").split(","))
+        scopes = frozenset(Scope(scope) for scope in members.get("scopes", "admin").split(","))
     except ValueError as error:
         raise TokenError(f"{where}: {error}; scopes are {', '.join(Scope)}") from None
-    return Grant(said.get("name", name), scopes, _expires_ms(where, said.get("expires")))
+    return Grant(members.get("name", name), scopes, _expires_ms(where, members.get("expires")))
 
 
 def _expires_ms(where: str, text: str | None) -> int | None:
@@ -247,5 +250,5 @@ def _expires_ms(where: str, text: str | None) -> int | None:
         return None
     expires_ms = parse_rfc3339(text)
     if expires_ms is None:
-        raise TokenError(f"{where}: expires={text}: it needs a form like expires=2027-01-01T00:00:00Z")
+        raise TokenError(f"{where}: expires={text}: it must have the form expires=2027-01-01T00:00:00Z")
     return expires_ms

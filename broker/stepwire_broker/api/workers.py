@@ -1,4 +1,4 @@
-"""`/v1/workers`: the live sessions, which only the broker's memory knows."""
+"""`/v1/workers`: the live workers, which are in the broker's memory only."""
 
 from msgspec import Struct, structs
 
@@ -10,8 +10,8 @@ from .replies import Reply, encode
 
 
 class WorkerDocument(Struct, frozen=True, kw_only=True):
-    """A live session, or at `level` 0 a handler that only subscribes steps. `free` is how many more steps it takes now;
-    `holding` and `running` are of this broker. `stuck`: what it runs is past its time."""
+    """A live session, or at `level` 0 a handler that only subscribes to steps. `free`: the number of further steps that
+    the worker accepts now. `holding` and `running` count steps of this broker. `stuck`: its steps exceed their time."""
 
     worker: str
     executor: str
@@ -48,6 +48,6 @@ async def page(call: HttpCall) -> Reply:
 
 
 def _shown(worker: WorkerView) -> WorkerDocument:
-    """Times are RFC 3339 here, as everywhere in the API."""
+    """The worker with times in RFC 3339."""
     members = structs.asdict(worker)
     return WorkerDocument(since=rfc3339(members.pop("since_ms")), **members)

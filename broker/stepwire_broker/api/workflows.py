@@ -1,4 +1,4 @@
-"""`/v1/workflows`: definitions, as JSON or as the YAML that people write."""
+"""`/v1/workflows`: definitions, as JSON or YAML."""
 
 from typing import Final
 
@@ -34,27 +34,27 @@ async def apply(call: HttpCall) -> Reply:
 
 
 async def activate(call: HttpCall) -> Reply:
-    """Tasks that name no version go with this one from now on."""
-    asked = call.query("namespace", "version")
-    name, namespace = call.scope["path_params"]["name"], asked.get("namespace", NAMESPACE_DEFAULT)
-    version = asked.get("version")
+    """Activate a version: tasks that name no version use it from now on."""
+    query = call.query("namespace", "version")
+    name, namespace = call.scope["path_params"]["name"], query.get("namespace", NAMESPACE_DEFAULT)
+    version = query.get("version")
     if version is None:
-        raise HttpProblem(400, "bad_query", "`version` is missing: which one is to be the active one?")
+        raise HttpProblem(400, "bad_query", "`version` is missing", "name the version to activate")
     done = await call.ask(lambda request: ActivateWorkflow(request, namespace, name, version), Applied)
     return Reply(200, encode(WorkflowActivated(done.workflow_id, done.namespace, done.name, done.version)))
 
 
 async def page(call: HttpCall) -> Reply:
-    """Every version of every workflow: there are few, and each is small without its document."""
+    """Every version of every workflow. There are few, and each is small without its document."""
     return Reply(200, await call.broker.read(reading.workflows, call.query("namespace").get("namespace")))
 
 
 async def show(call: HttpCall) -> Reply:
-    """One workflow: its active version, or the one that is asked for."""
-    asked = call.query("namespace", "version")
+    """One workflow: its active version, or the version in the query."""
+    query = call.query("namespace", "version")
     name = call.scope["path_params"]["name"]
-    namespace = asked.get("namespace", NAMESPACE_DEFAULT)
-    document = await call.broker.read(reading.workflow, namespace, name, asked.get("version"))
+    namespace = query.get("namespace", NAMESPACE_DEFAULT)
+    document = await call.broker.read(reading.workflow, namespace, name, query.get("version"))
     if document is None:
         raise not_found(f"workflow {namespace}::{name}", Hint(HintCode.LIST_WORKFLOWS))
     return Reply(200, document)

@@ -5,6 +5,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
+from stepwire_broker.errors import BrokerError
+
 Progress: TypeAlias = Callable[[float], object]  # called with the number of newly finished tasks
 
 NAME: Final = "bench"
@@ -39,7 +41,7 @@ class Throughput(NamedTuple):
         return self.steps / self.seconds
 
 
-class BenchFailed(Exception):
+class BenchFailed(BrokerError):
     """A measured program did not do its work, so there are no figures."""
 
 

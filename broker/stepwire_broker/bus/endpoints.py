@@ -10,6 +10,8 @@ import socket
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
+from stepwire_broker.errors import BrokerError
+
 IPC_PATH_BYTES_MAX: Final = 107  # sockaddr_un of Linux, without its final zero
 INPROC_NAME_BYTES_MAX: Final = 256
 PORT_MAX: Final = 65_535
@@ -18,8 +20,8 @@ _FORMS: Final = "tcp://127.0.0.1:7411, ipc:///run/stepwire/steps.sock or inproc:
 _ANYWHERE: Final = {"*", "0.0.0.0", "::"}  # every interface of this host
 
 
-class EndpointRefused(Exception):
-    """The endpoint cannot be served. The message names the key, the fault and the remedy."""
+class EndpointRefused(BrokerError):
+    """An endpoint cannot be served. The message names the key, the fault and what to do."""
 
 
 class Endpoint(NamedTuple):

@@ -6,6 +6,8 @@ from typing import IO, Any, Final, NoReturn
 
 import click
 
+from stepwire_broker.errors import BrokerError
+
 from .options import Options
 
 
@@ -50,8 +52,8 @@ OF_STATUS: Final[dict[int, Exit]] = {
 }
 
 
-class Failure(click.ClickException):
-    """Ends the command. `hint` is what to do next, preferably a command."""
+class Failure(BrokerError, click.ClickException):
+    """A command failed. `hint` is what to do next, preferably a command."""
 
     def __init__(self, code: Exit, message: str, hint: str = "", problem: dict[str, Any] | None = None) -> None:
         super().__init__(message)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from stepwire_broker.end_with_parent import end_with_parent
+from stepwire_broker.errors import BrokerError
 
 from . import children
 from .failure import Exit
@@ -89,7 +90,7 @@ class Handlers:
                 pass
 
 
-class HandlersRefused(Exception):
+class HandlersRefused(BrokerError):
     """The module of --with-handlers cannot be imported or has no worker to run."""
 
 

@@ -9,9 +9,11 @@ from typing import Any, Final
 import click
 import msgspec
 
+from stepwire_broker import telemetry
 from stepwire_broker.configuration import setting_texts
 from stepwire_broker.core.definitions.workflow_schema import workflow_schema
 
+from . import error_tree
 from .failure import MEANING
 from .main import main
 from .options import Options, StepwireGroup, global_options
@@ -67,6 +69,51 @@ def config_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def logs_page() -> str:
+    """Every log event with its level and members."""
+    lines = [
+        HEAD,
+        "# Log events",
+        "",
+        "A broker writes one line of JSON per event to stderr: `event`, `level`, `timestamp` and the members below. On "
+        "a terminal it writes coloured text instead. `log_level` sets the lowest level that is logged; `-v` and `-q` "
+        "move it by one.",
+    ]
+    for logger, events in telemetry.BROKER_EVENTS.items():
+        lines += ["", f"## `{logger}`", "", *_event_table(events)]
+    lines += ["", "## Workers in Python", ""]
+    lines += [
+        "A worker of the Python SDK logs through Python's `logging`, with the logger `stepwire.worker`. The text of a "
+        "record is the event and its members; the record's attribute `worker` is the worker's id.",
+        "",
+        *_event_table(telemetry.WORKER_EVENTS),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _event_table(events: tuple[telemetry.LogEvent, ...]) -> Iterator[str]:
+    yield from ("| event | level | members | |", "| --- | --- | --- | --- |")
+    for event in events:
+        members = [*(f"`{name}`" for name in event.members), *(f"`{name}` (optional)" for name in event.optional)]
+        yield f"| `{event.name}` | {' or '.join(event.levels)} | {', '.join(members)} | {_cell(event.meaning)} |"
+
+
+def errors_page() -> str:
+    """The tree of the exceptions that the broker and the Python SDK define."""
+    import stepwire
+
+    import stepwire_broker
+
+    about = "Each class with its module. A class below another derives from it. Packages export the classes in bold."
+    lines = [HEAD, "# Exceptions", "", about]
+    for title, package, root in (
+        ("The broker", stepwire_broker, "BrokerError"),
+        ("The Python SDK", stepwire, "StepwireError"),
+    ):
+        lines += ["", f"## {title}", "", *error_tree.tree(root, error_tree.error_classes(package))]
+    return "\n".join(lines) + "\n"
+
+
 def _schema_file(schema: Callable[[], dict[str, Any]]) -> Callable[[], str]:
     return lambda: msgspec.json.format(msgspec.json.encode(schema())).decode() + "\n"
 
@@ -74,6 +121,8 @@ def _schema_file(schema: Callable[[], dict[str, Any]]) -> Callable[[], str]:
 PAGES: Final = {
     "cli.md": cli_page,
     "config.md": config_page,
+    "logs.md": logs_page,
+    "errors.md": errors_page,
     "workflow.schema.json": _schema_file(workflow_schema),
     "config.schema.json": _schema_file(setting_texts.schema),
 }

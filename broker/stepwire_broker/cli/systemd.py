@@ -52,7 +52,7 @@ class Systemd:
             import structlog
 
             log = structlog.get_logger("stepwire.serve")
-            log.warning("systemd_not_told", text=text.partition("\n")[0], error=str(error))
+            log.warning("systemd_notify_failed", text=text.partition("\n")[0], error=str(error))
 
 
 def without_systemd(environ: Mapping[str, str]) -> dict[str, str]:

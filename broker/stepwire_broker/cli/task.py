@@ -170,7 +170,7 @@ def list_tasks(options: Options, /, limit: int, **filters: str | None) -> None:
 @click.option("--reason", metavar="TEXT", default="", help="Reason, recorded in the history.")
 @click.pass_obj
 def cancel(options: Options, task_id: int, reason: str) -> None:
-    """Cancel a task: start no more of its steps, and tell running steps to stop."""
+    """Cancel a task: start no further steps, and ask running steps to stop."""
     with broker_client(options) as client:
         _print_change(options, client.cancel(task_id, reason))
 
@@ -179,7 +179,7 @@ def cancel(options: Options, task_id: int, reason: str) -> None:
 @click.argument("task_id", metavar="ID", type=int)
 @click.pass_obj
 def pause(options: Options, task_id: int) -> None:
-    """Pause a task: start no more of its steps until it is resumed. Running steps finish."""
+    """Pause a task: start no further steps until it is resumed. Running steps finish."""
     with broker_client(options) as client:
         _print_change(options, client.pause(task_id))
 

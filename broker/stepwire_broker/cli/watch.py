@@ -178,7 +178,7 @@ def _label(step: dict[str, Any], parents: list[str]) -> Any:
 
 
 def _parents(client: Client, document: dict[str, Any]) -> dict[str, list[str]]:
-    """By step, the names of its dependencies. If the workflow cannot be read any more, the tree is flat."""
+    """By step, the names of its dependencies. If the workflow cannot be read, the tree is flat."""
     try:
         workflow = client.workflow(document["workflow"], namespace=document["namespace"], version=document["version"])
         return {step["name"]: list(step.get("depends_on", [])) for step in workflow["document"]["steps"]}

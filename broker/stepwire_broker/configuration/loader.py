@@ -19,6 +19,7 @@ from msgspec import Struct
 from stepwire_broker.core.definitions import durations
 from stepwire_broker.core.definitions.nearest import did_you_mean
 from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.errors import BrokerError
 
 from . import seed_block
 
@@ -28,7 +29,7 @@ PREFIX: Final = "STEPWIRE_"
 DEFAULT: Final = "default"
 
 
-class SettingsError(Exception):
+class SettingsError(BrokerError):
     """A setting is wrong. The message names the key, its origin, and the form that it needs."""
 
 

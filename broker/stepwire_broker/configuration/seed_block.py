@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from stepwire_broker.core.definitions.nearest import did_you_mean
+from stepwire_broker.errors import BrokerError
 
 BLOCK: Final = "step_execution"
 
@@ -19,7 +20,7 @@ class MappedKey(NamedTuple):
     note: str
 
 
-class UnknownKey(Exception):
+class UnknownKey(BrokerError):
     """The `step_execution` block holds an unknown key. The message names the nearest known one."""
 
 

@@ -450,7 +450,7 @@ def _finds_no_room(state: BrokerState, step: Step, now: Now) -> Why | None:
     sessions = [s for s in takers.offering(state, route) if takers.passing_obstacle(s, route) not in takers.LEAVING]
     hosts = {s.executor for s in sessions}
     if hosts == {POLL}:
-        return Why("nobody_asks", f"{_nobody_asks(sessions)}{_ahead(state, step)}", step.ready_ms)
+        return Why("nobody_asks", f"{_none_requests(sessions)}{_ahead(state, step)}", step.ready_ms)
     if len(hosts) == 1 and BUS not in hosts and LOCAL not in hosts:
         return Why("executor_full", f"{_at_its_limit(sessions)}{_ahead(state, step)}", step.ready_ms)
     slots = _count(sum(s.slots for s in sessions), "slot")
@@ -459,7 +459,7 @@ def _finds_no_room(state: BrokerState, step: Step, now: Now) -> Why | None:
     return Why("workers_busy", f"all {slots} of the {whose} are busy{ahead}", step.ready_ms)
 
 
-def _nobody_asks(sessions: list[WorkerSession]) -> str:
+def _none_requests(sessions: list[WorkerSession]) -> str:
     """A worker over HTTP has room only while its request waits."""
     have = _count(sum(len(s.deliveries) for s in sessions), "step")
     slots = _count(sum(s.slots for s in sessions), "slot")

@@ -1,8 +1,9 @@
-"""The core's one door: `handle(event, now) → Decision`. Deterministic: the same events at the same times, the same out.
+"""The core's one door: `handle(event, now) → Decision`. Deterministic: equal events at equal times, equal decisions.
 
-What is decided goes three ways. Facts change the live state and mark what has to be written. Sends that rest on
-something wait in the outbox until it is committed; the few that rest on nothing leave at once. Reads, watches and
-timers are asked for. `close(lane)` then yields the lane's next transaction, and its outcome comes back as an event.
+A decision has three parts. Facts change the live state and mark what must be written. Sends wait in the outbox until
+everything they depend on is committed; the few that depend on nothing leave at once. Reads, watches and timers are
+requested. `dispatch` then hands out ready steps, `next_group` yields a lane's next transaction, and the outcome of that
+comes back as an event.
 """
 
 from collections.abc import Callable
@@ -19,9 +20,10 @@ from .definitions.stored_rows import Loaded
 from .definitions.workflow import Workflow
 from .dispatch import level0_placement, placement, transmission
 from .guards import allowance
-from .intake import commands, routing_rules, submission
-from .intake.submission import on_applied, on_decided
-from .loading import residency
+from .intake import commands, routing_rules, submission, workflows
+from .intake.submission import on_decided
+from .intake.workflows import know, on_applied
+from .loading import eviction, large_payloads, residency
 from .loading.residency import keep_loading, load_for, not_found
 from .model import events
 from .model.answers import CommandRefused
@@ -64,7 +66,7 @@ class Machine:
     def __init__(self, state: BrokerState, workflows: list[tuple[Workflow, bool]]) -> None:
         self.state = state
         for workflow, active in workflows:
-            submission.know(state, workflow, active)
+            know(state, workflow, active)
         submission.keep_numbers(state, 0)
         if state.unloaded:
             state.timers.set(0, PageDue())
@@ -105,20 +107,20 @@ class Machine:
     def _decided(self, now: Now) -> Decision:
         state = self.state
         if state.undecided_steps:
-            residency.fetch_for_rules(state)
+            large_payloads.fetch_for_rules(state)
         if state.unloaded > 0:
             keep_loading(state, now)
         if state.outbox:
             _release(state, now)
         decision = state.decision
         if decision.is_empty:
-            return NOTHING  # not the one that is filled from here on: what comes into it is another turn's
+            return NOTHING  # not state.decision: the next turn fills that one
         state.decision = Decision()
         return decision
 
 
 def _release(state: BrokerState, now: Now) -> None:
-    """What rests on commits that are done leaves, unless its session is dead or its task's rows were refused."""
+    """Send what depends on no open commit, unless the session is dead or the task's rows were refused."""
     decision = state.decision
     for send in state.outbox.released():
         if isinstance(send, SendBatch):
@@ -127,18 +129,18 @@ def _release(state: BrokerState, now: Now) -> None:
             if not any(task.rejected for task in send.about):
                 decision.sends.append(ToWorker(send.topic, send.message))
         elif isinstance(send, SendAnswer):
-            _say(state, send)
+            _answer(state, send)
         elif isinstance(send, SendHandout):
             level0.released(state, send, now)
         elif not send.session.dead and not any(task.rejected for task in send.about):
             decision.sends.append(ToWorker(send.session.topic, send.message))
 
 
-def _say(state: BrokerState, send: SendAnswer) -> None:
+def _answer(state: BrokerState, send: SendAnswer) -> None:
     task, answer = send.about, send.answer
     if task is not None and task.rejected:
         if send.awaits:
-            commands.wait(state, send.request, task.id)  # it has not come so far after all
+            commands.wait(state, send.request, task.id)  # the end of the task was not stored
             return
         answer = CommandRefused("refused_by_database", f"the database refused the data of task {task.id}")
     state.decision.answers.append(ToRequest(send.request, answer))
@@ -159,18 +161,18 @@ def _on_committed(state: BrokerState, event: Committed, now: Now) -> None:
     if event.ids is not None:
         state.next_id, state.last_id = _joined((state.next_id, state.last_id), event.ids)
         state.ids_asked = False
-    residency.settle(state, wrote, state.outbox.lanes[event.lane].dirty)
+    eviction.settle(state, wrote, state.outbox.lanes[event.lane].dirty)
     if state.large or state.large_contexts:
-        residency.let_go_of_large(state)
+        large_payloads.let_go_of_large(state)
 
 
-def _joined(have: tuple[int, int], more: tuple[int, int]) -> tuple[int, int]:
-    """Numbers go on where they were if the new block follows; else what is left of the old one is given up."""
-    return (have[0], more[1]) if more[0] == have[1] + 1 else more
+def _joined(block: tuple[int, int], more: tuple[int, int]) -> tuple[int, int]:
+    """The ids to use: both blocks if the new one follows the old one, else only the new one."""
+    return (block[0], more[1]) if more[0] == block[1] + 1 else more
 
 
 def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None:
-    """The database refused this task's rows. It is what it was before, and whatever brought them is parked."""
+    """The database refused this task's rows. The task is reloaded as it was before, and the guilty input is parked."""
     task = state.tasks.get(task_id)
     if task is None:
         return
@@ -240,7 +242,7 @@ def _command_again(state: BrokerState, loaded: Loaded, gone: set[int], command: 
 
 
 def _on_payloads(state: BrokerState, event: events.LoadedPayloads, now: Now) -> None:
-    residency.on_payloads(state, event.payloads, state.fetching.pop(event.request), now)
+    large_payloads.on_payloads(state, event.payloads, state.fetching.pop(event.request), now)
 
 
 def _on_load_failed(state: BrokerState, event: events.LoadFailed, now: Now) -> None:
@@ -397,10 +399,10 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.LoadedTasks: _on_loaded,
     events.LoadedPayloads: _on_payloads,
     events.LoadFailed: _on_load_failed,
-    # people and programs
+    # commands
     events.SubmitTasks: submission.on_submit,
-    events.ApplyWorkflow: submission.on_apply,
-    events.ActivateWorkflow: submission.on_activate,
+    events.ApplyWorkflow: workflows.on_apply,
+    events.ActivateWorkflow: workflows.on_activate,
     events.AwaitTask: commands.on_await,
     events.Forget: commands.on_forget,
     **dict.fromkeys(commands.TASK_COMMANDS, _on_command),
@@ -410,7 +412,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     **allowance.COMMANDS,
     **routing_rules.COMMANDS,
     events.Reconfigure: routing_rules.on_reconfigure,
-    # the world
+    # the outside
     events.Tick: _on_tick,
     events.Attached: hello.on_attached,
     events.Detached: loss.on_detached,

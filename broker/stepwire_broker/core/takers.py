@@ -110,7 +110,7 @@ def level0_offers(state: BrokerState, handler_class: str) -> bool:
 
 
 def level0_obstacle(state: BrokerState, route: Route) -> Obstacle | None:
-    """The lasting obstacle of all level-0 peers: they offer the same handlers, because they cannot be told apart."""
+    """The lasting obstacle of all level-0 peers: they offer the same handlers, because they cannot be distinguished."""
     target = route.target
     if target.executor != BUS and (target.executor != LOCAL or state.router.bus_is_distributed):
         return Obstacle.OTHER_EXECUTOR

@@ -1,4 +1,4 @@
-"""What a timer is set for: one class for each kind, with the rule by which it is stale.
+"""The kinds of timers: a class for each, with the rule by which it is stale.
 
 `machine.py` decides what happens when one is due.
 """

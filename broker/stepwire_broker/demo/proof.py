@@ -1,4 +1,4 @@
-"""What the ledgers and the bank's book prove about a demo run. The broker supplies only the tasks' end states."""
+"""Proofs about a demo run, from the ledgers and the bank's book. The broker supplies only the tasks' end states."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence

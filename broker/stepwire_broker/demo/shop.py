@@ -19,6 +19,7 @@ import msgspec
 from stepwire.client import Client
 
 from stepwire_broker.end_with_parent import end_with_parent
+from stepwire_broker.errors import BrokerError
 
 from . import books
 
@@ -37,7 +38,7 @@ SLOTS: Final = {
 }  # enough for one worker to run all, so the steps of a killed one start at once
 
 
-class DemoFailed(Exception):
+class DemoFailed(BrokerError):
     """The demo cannot continue. The message names the reason and the log to read."""
 
 

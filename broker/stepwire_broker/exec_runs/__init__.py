@@ -1,1 +1,1 @@
-"""Programs that the executor `exec` starts, and a record of each, so that a later process can end what is left."""
+"""Records of the programs that the executor `exec` starts, so that a later broker process can end those left over."""

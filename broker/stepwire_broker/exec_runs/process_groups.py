@@ -1,9 +1,9 @@
-"""Who belongs to a program that was started, and how all of them are ended.
+"""The processes that belong to a started program, and signals to them.
 
-A program is started in a session of its own, which is also its process group; whatever it starts is in there too,
-unless it leaves on purpose. Its number can be trusted while its first process is there, dead or alive, as we know it by
-its start time. When that one is gone, the number may be somebody else's: then only who carries the run's mark in its
-environment is of it.
+A program is started in its own session, which is also its process group. The processes that it starts are in there,
+too, unless they leave on purpose. The group's number can be trusted while the first process exists, dead or alive,
+because its start time is known. After that, the number may belong to other processes: only a process that has the run's
+mark in its environment is a member then.
 """
 
 import os
@@ -13,16 +13,17 @@ from typing import Final, NamedTuple
 
 from stepwire_protocol import host
 
+from stepwire_broker.errors import BrokerError
 from stepwire_broker.process_state import is_alive
 
 MARK: Final = "STEPWIRE_RUN"  # in the environment of the program and of what it starts
 
 
 class ProcessGroup(NamedTuple):
-    """All that was started with one program."""
+    """A program and the processes that it started."""
 
-    pid: int  # of the first one: the group's number, and the session's
-    started: int  # when that one began, in clock ticks since boot
+    pid: int  # of the first process: the number of the group and of the session
+    started: int  # start of the first process, in clock ticks since boot
     mark: str
 
 
@@ -32,8 +33,8 @@ class Member(NamedTuple):
     group: ProcessGroup
 
 
-class NotOurs(Exception):
-    """A process that must not be signalled by this user."""
+class NotOurs(BrokerError):
+    """A process that this user may not signal."""
 
     def __init__(self, member: Member) -> None:
         super().__init__(f"process {member.pid}")
@@ -41,37 +42,39 @@ class NotOurs(Exception):
 
 
 def members(groups: Iterable[ProcessGroup], *, is_kept: bool = False) -> list[Member]:
-    """Who of them is alive: one look at all processes, whatever the number of groups. `is_kept`: there has always been
-    somebody in them, so no number has been given away meanwhile."""
+    """The live processes of these groups, in one pass over all processes.
+
+    `is_kept`: the groups were never empty, so their numbers cannot have been reused.
+    """
     by_number = {group.pid: group for group in groups}
     if not by_number:
         return []
     is_certain: dict[int, bool] = {}
-    found = []
+    alive = []
     for pid in _pids():
-        seen = host.process(pid)
-        if seen is None:
+        process = host.process(pid)
+        if process is None:
             continue
-        group = by_number.get(seen.group) or by_number.get(seen.session)
-        if group is None or not is_alive(pid, seen):
+        group = by_number.get(process.group) or by_number.get(process.session)
+        if group is None or not is_alive(pid, process):
             continue
         if group.pid not in is_certain:
             first = host.process(group.pid)
             is_certain[group.pid] = is_kept if first is None else first.started == group.started
         if is_certain[group.pid] or _is_marked(pid, group.mark):
-            found.append(Member(pid, seen.started, group))
-    return found
+            alive.append(Member(pid, process.started, group))
+    return alive
 
 
-def tell(member: Member, number: signal.Signals) -> None:
-    """Send a signal, to this process and to no later one of the same number. Raises NotOurs."""
+def send_signal(member: Member, number: signal.Signals) -> None:
+    """Send a signal to this process, and to no later one with the same pid. Raises NotOurs."""
     try:
         handle = os.pidfd_open(member.pid)
     except OSError:
         return  # gone
     try:
-        seen = host.process(member.pid)
-        if seen is not None and seen.started == member.started:
+        process = host.process(member.pid)
+        if process is not None and process.started == member.started:
             signal.pidfd_send_signal(handle, number)
     except ProcessLookupError:
         return
@@ -90,4 +93,4 @@ def _is_marked(pid: int, mark: str) -> bool:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return f"{MARK}={mark}".encode() in file.read().split(b"\0")
     except OSError:
-        return False  # gone, or another user's: nothing that we may touch
+        return False  # gone, or another user's process

@@ -1,7 +1,7 @@
-"""What runs, in a directory: one small file for each program, there before the program's own code begins.
+"""Records of running programs: one small file for each, written before the program's own code begins.
 
-Only the end of this process is guarded against, not that of the machine, which ends the programs too: so nothing is
-forced to the disk.
+The records must survive the end of this process, but not that of the machine, which ends the programs, too. So nothing
+is synced to the disk.
 """
 
 import fcntl
@@ -14,6 +14,8 @@ import msgspec
 from msgspec import Struct
 from stepwire_protocol import host
 
+from stepwire_broker.errors import BrokerError
+
 from .process_groups import ProcessGroup
 
 LOCK: Final = "lock"
@@ -25,20 +27,20 @@ RECORD_BYTES_MAX: Final = 16 * 1024
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class RunsRefused(Exception):
-    """The records cannot be kept, or what is on record cannot be ended. The message says what to do."""
+class RunsRefused(BrokerError):
+    """The records cannot be kept, or a recorded program cannot be ended. The message says what to do."""
 
 
 class RunsInUse(RunsRefused):
-    """A live process keeps its records there."""
+    """Another live process keeps its records in the directory."""
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """What identifies a program and all that it starts; the rest is for whoever looks into the file."""
+    """The identity of a program and of its processes. The members from `handler_class` on are for human readers."""
 
     pid: int
     started: int
-    host: str  # which machine, boot and pid namespace these two are of
+    host: str  # the machine, boot and pid namespace of these two
     mark: str
     handler_class: str
     task_id: int
@@ -55,16 +57,16 @@ _decode: Final = msgspec.json.Decoder(Record).decode
 
 
 class Records:
-    """A directory that is this process's alone while it has it."""
+    """A directory of records, locked for this process until `close`."""
 
     def __init__(self, directory: str) -> None:
-        """Makes the directory if it is not there. Raises RunsRefused."""
+        """Make the directory if it does not exist, and lock it. Raises RunsRefused."""
         self.directory = Path(directory).absolute()
         self._host = host.identity()
         if not self._host or not _can_hold_processes():
             raise RunsRefused(
-                "executors.exec: programs can only be run where /proc and pidfd_open tell which process is which: on "
-                "Linux 5.3 or later, in a sandbox that allows it"
+                "executors.exec: programs need /proc and pidfd_open, which identify a process for certain; use Linux "
+                "5.3 or later, and a sandbox that allows both"
             )
         _prepare(self.directory)
         self._lock = _lock(self.directory)
@@ -73,7 +75,7 @@ class Records:
         os.close(self._lock)
 
     def add(self, record: Record) -> Path:
-        """On record: from here on a later process will end it. The file's name says the pid, for people. Raises
+        """Store a record: from here on a later process will end the program. The file's name holds the pid. Raises
         OSError."""
         path = self.directory / f"{record.pid}-{record.started}{SUFFIX}"
         unfinished = path.with_suffix(_UNFINISHED)
@@ -103,21 +105,21 @@ class Records:
         return record.host.partition(":")[0] == self._host.partition(":")[0]
 
     def is_visible(self, record: Record) -> bool:
-        """Do its pid and start time mean here what they meant to who wrote it?"""
+        """Do the record's pid and start time identify a process here, as they did where it was written?"""
         return record.host == self._host
 
     def all(self) -> tuple[list[tuple[Path, Record]], list[tuple[Path, str]]]:
-        """What is on record, and what cannot be read, with the reason."""
-        found, unreadable = [], []
+        """The readable records, and the unreadable ones with the reason."""
+        readable, unreadable = [], []
         for path in sorted(self.directory.iterdir()):
             if path.suffix == _UNFINISHED:
-                path.unlink(missing_ok=True)  # nothing was started before it had its name
+                path.unlink(missing_ok=True)  # no program begins before its record is renamed
             elif path.suffix == SUFFIX:
                 try:
-                    found.append((path, _read(path)))
+                    readable.append((path, _read(path)))
                 except (OSError, ValueError) as error:
                     unreadable.append((path, str(error)))
-        return found, unreadable
+        return readable, unreadable
 
 
 def _can_hold_processes() -> bool:
@@ -132,25 +134,25 @@ def _read(path: Path) -> Record:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is not a file")
+            raise ValueError("not a regular file")
         record = _decode(file.read(RECORD_BYTES_MAX))
     if record.pid <= 1 or record.started <= 0 or not record.mark:
-        raise ValueError("it names no process")
+        raise ValueError("the record names no process")
     return record
 
 
 def _prepare(directory: Path) -> None:
-    """What lies there says whom we kill: nobody else may write it."""
+    """Make the directory private. Its records decide which processes are killed, so only this user may write them."""
     try:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)
-        found = directory.stat()
+        status = directory.stat()
     except OSError as error:
         raise RunsRefused(f"executors.exec.runs_dir: {directory} cannot be made: {error.strerror}") from None
-    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise RunsRefused(
-            f"executors.exec.runs_dir: {directory} has to be this user's alone, for it says which processes are ended; "
-            f"chmod 700 {directory}, or give another"
+            f"executors.exec.runs_dir: {directory} decides which processes are killed, so only this user may write it; "
+            f"chmod 700 {directory}, or give another directory"
         )
 
 

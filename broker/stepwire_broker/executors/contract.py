@@ -1,12 +1,12 @@
-"""What an executor is: whatever takes ready steps and says what came of them.
+"""The contract of an executor: it takes ready steps and returns their results.
 
     class Shouting(BaseExecutor):
         async def run(self, step: StepReady) -> ExecutionResult:
-            return completed({"said": (await step.input())["text"].upper()})
+            return completed({"text": (await step.input())["text"].upper()})
 
-That is all of it. Which steps it gets (routes), that each is granted, leased, fenced, retried, held, cancelled and
-drained as the promises say, is the broker's and the same for every executor: see `host.py`. An executor lives in the
-broker's process and on its loop, so whatever blocks goes to a thread or a process of its own.
+Nothing else is needed. The broker does the rest in the same way for every executor (see `host.py`): it chooses the
+steps by routing rules, and grants, leases, fences, retries, holds, cancels and drains them. An executor runs in the
+broker's process and on its loop, so blocking work must go to a thread or a process.
 """
 
 import abc
@@ -20,6 +20,7 @@ from stepwire.actions import RunEnd
 from stepwire_protocol.messages import DeliveryMode, StepRequest
 
 from stepwire_broker.core.model.figures import ExecutorMetrics, Figures
+from stepwire_broker.errors import BrokerError
 
 Status: TypeAlias = Literal["completed", "failed", "retry", "held"]
 
@@ -27,49 +28,51 @@ EVERYTHING: Final = ("**",)
 
 
 class StepReady(Struct, frozen=True, kw_only=True, eq=False):
-    """A step that is to be run now. It carries no context: `request` has it, when the step is run."""
+    """A step to run now. Its context is not in here: `request` and `input` load it."""
 
     task_id: int
     step_id: int
     path: str  # namespace::workflow::step, as routes match it
     handler_class: str
-    delivery: int  # rises with every hand-over of this step: a fence against an earlier run of it
-    attempt: int  # 1 for the first
+    delivery: int  # rises with every delivery of this step: a fence against an earlier run of it
+    attempt: int  # 1 for the first: one more than the `attempt` of the request, which counts failed ones
     max_attempts: int
-    timeout_ms: int | None  # one run, from now; the host cancels it then
-    idempotency_key: str  # the same for every attempt and delivery: for what must not happen twice
+    timeout_ms: int | None  # for one run, from now on; the host cancels the run then
+    idempotency_key: str  # the same for every attempt and delivery: for effects that must not happen twice
     delivery_mode: DeliveryMode
-    is_shadow: bool = False  # a rehearsal: what comes of it is compared and thrown away, so it must have no effects
+    is_shadow: bool = False  # a rehearsal: its result is only compared, so it must have no effects
     load: Callable[[], Awaitable[StepRequest]]
 
     async def request(self) -> StepRequest:
-        """The step as a worker on the bus would get it: context, results before it, config, input. As JSON:
-        `stepwire_protocol.codec.encode(request)`."""
+        """The step as a worker on the bus receives it: context, earlier results, configuration, input.
+
+        `stepwire_protocol.codec.encode(request)` makes it JSON.
+        """
         return await self.load()
 
     async def input(self) -> Any:
-        """What a handler would be given: the step's `input` where its workflow maps one, else its task's context."""
+        """The argument of a handler: the step's `input` if its workflow maps one, otherwise the task's context."""
         request = await self.load()
         return msgspec.json.decode(request.task_context if request.input is UNSET else request.input)
 
 
 class ExecutionResult(Struct, frozen=True, kw_only=True):
-    """What came of a run. The four functions below make them.
+    """The result of a run. The four functions below make one.
 
-    completed  `output` is its output: anything that is JSON, or `msgspec.Raw`.
-    failed     It has not done its work. Final; with `should_retry=True` retried by the step's policy.
-    retry      The same, and worth trying again: by the step's policy, or not before `retry_after_ms`.
-    held       Nobody can know. An at_most_once step is held for an operator; an at_least_once step is tried again.
+    completed  `output` is the step's output: anything that is JSON, or `msgspec.Raw`.
+    failed     The work is not done. Final; with `should_retry=True` retried by the step's policy.
+    retry      The work is not done, and is retried by the step's policy, not before `retry_after_ms`.
+    held       The outcome is unknown. An at_most_once step is held for an operator; an at_least_once step is retried.
     """
 
     status: Status
     output: Any = None
     error: str | None = None
     code: str | None = None  # a short name of the failure, for programs
-    category: str | None = None  # `unavailable`: not the step's fault, its surroundings are down
-    should_retry: bool | None = None  # None: as `status` says
+    category: str | None = None  # `unavailable`: not the step's fault, but that of a service it needs
+    should_retry: bool | None = None  # None: True for `retry`, False for `failed`
     retry_after_ms: int | None = None
-    duration_ms: float | None = None  # None: the host's own measure
+    duration_ms: float | None = None  # None: as the host measured
 
 
 def completed(output: Any = None) -> ExecutionResult:
@@ -77,7 +80,7 @@ def completed(output: Any = None) -> ExecutionResult:
 
 
 def failed(error: str, *, code: str | None = None, category: str | None = None) -> ExecutionResult:
-    """Trying again cannot help."""
+    """The failure is final: a retry cannot help."""
     return ExecutionResult(status="failed", error=error, code=code, category=category, should_retry=False)
 
 
@@ -93,22 +96,46 @@ def held(error: str) -> ExecutionResult:
     return ExecutionResult(status="held", error=error)
 
 
-class ExecutorError(Exception):
-    """What an executor raises to say more than that it broke. Any other exception leaves the outcome unknown: the
-    step may have run."""
+class Running(Struct, frozen=True):
+    """The run has started, or will."""
+
+
+class Ended(Struct, frozen=True):
+    """The run has ended with this result."""
+
+    result: ExecutionResult
+
+
+class Never(Struct, frozen=True):
+    """The run did not start and never will: the step can be delivered again."""
+
+
+class Lost(Struct, frozen=True):
+    """The run is gone and its outcome is unknown. The step is treated as after `held`."""
+
+    why: str
+
+
+# The answer of `reattach` for one handle.
+RunVerdict: TypeAlias = Running | Ended | Never | Lost
+
+
+class ExecutorError(BrokerError):
+    """Base of the exceptions by which an executor reports an outcome. Any other exception leaves the outcome unknown:
+    the step may have run."""
 
 
 class NoCapacity(ExecutorError):
-    """Not now, and nothing was done. The step is ready again, no attempt is spent; nothing comes before
+    """Nothing was done. The step is ready again and no attempt is spent; the executor receives no step before
     `has_capacity()` is true."""
 
 
 class NoExecutor(ExecutorError):
-    """Never, the way this broker is set up. Nothing was done; the step fails for good."""
+    """As it is configured, the broker can never run the step. Nothing was done; the failure is final."""
 
 
 class ExecutionFailed(ExecutorError):
-    """It has not done its work. Retried by the step's policy, or, with `should_retry=False`, final."""
+    """The work is not done. Retried by the step's policy; with `should_retry=False` the failure is final."""
 
     def __init__(
         self,
@@ -128,42 +155,50 @@ class ExecutionFailed(ExecutorError):
 
 @runtime_checkable
 class Executor(Protocol):
-    """What every executor has. `metrics().max_concurrent` is how many runs it takes at a time.
+    """The members that every executor has. `metrics().max_concurrent` is the number of runs that it takes at a time.
 
-    It may have more, and is asked for it by name:
+    These members are optional:
 
-    handlers      patterns of handler classes that it runs; without it, all that is routed to it
-    shadow_safe   patterns of those that may be rehearsed: shadow copies have no effects there
-    start()       awaited before anything is handed out: what an earlier process left running is to be ended here
-    stop()        awaited when the broker stops and nothing runs any more
-    cancel(step, reason)  ask a run to stop; without it, its `execute` is cancelled
-    execute_many(steps)   steps that came together; a result for each, in their order
+    handlers      patterns of the handler classes that it runs; without it, every step that is routed to it
+    shadow_safe   patterns of the handler classes that may be rehearsed: their shadow copies have no effects
+    start()       awaited before any step is dispatched: end what an earlier process left running
+    stop()        awaited when the broker stops and no run is left
+    cancel(step, reason)  stop a run; without it, the task of its `execute` is cancelled
+    execute_many(steps)   run steps that arrived together; returns a result for each, in their order
+
+    These are for runs that outlive the broker, such as jobs on another system. The broker does not call them yet, and
+    refuses an executor with `survives_broker = True`:
+
+    survives_broker       True: a run goes on when the broker's process ends
+    plan(step)            name the run before it starts; the broker stores the name, the run's handle
+    reattach(handles)     after a restart, find the runs with these handles; returns a RunVerdict for each
     """
 
     @property
     def name(self) -> str: ...
 
     def has_capacity(self) -> bool:
-        """Asked often. False: nothing is handed over, and steps stay ready."""
+        """False: the executor receives no step now, and steps stay ready. Called often."""
         ...
 
     def metrics(self) -> ExecutorMetrics: ...
 
     async def execute(self, step: StepReady) -> ExecutionResult:
-        """Run it. Cancelled at its time-out, when its task is cancelled, and when the broker has to leave: what was
-        begun is to be ended then, as far as that can be."""
+        """Run a step. Cancelled at its timeout, when its task is cancelled, and when the broker must stop: end then
+        what was started, as far as possible."""
         ...
 
 
 class BaseExecutor(abc.ABC):
-    """An executor whose figures are kept for it: write `run`."""
+    """An executor that counts its own runs. Subclasses implement `run`."""
 
     handlers: Sequence[str] = EVERYTHING
     shadow_safe: Sequence[str] = ()
+    survives_broker: bool = False
 
     def __init__(self, name: str, max_concurrent: int = 8) -> None:
         if max_concurrent < 1:
-            raise ValueError(f"max_concurrent is {max_concurrent}: it needs to be 1 or more")
+            raise ValueError(f"max_concurrent is {max_concurrent}: it must be 1 or more")
         self.name = name
         self.max_concurrent = max_concurrent
         self.active = 0
@@ -172,6 +207,21 @@ class BaseExecutor(abc.ABC):
     @abc.abstractmethod
     async def run(self, step: StepReady) -> ExecutionResult: ...
 
+    def plan(self, step: StepReady) -> str | None:
+        """Name the run that `execute` is about to start, or return None for a run that ends with the broker.
+
+        Pure, and the same for the same step and delivery: the name is stored before the run starts, so it is all that
+        a restarted broker knows. At most 4 KiB; it holds names, never secrets.
+        """
+        return None
+
+    async def reattach(self, handles: Sequence[str]) -> list[RunVerdict]:
+        """Find the runs with these handles after a restart. Returns a verdict for each, in their order.
+
+        An executor that cannot reach its system raises: no verdict is better than a wrong one.
+        """
+        raise NotImplementedError(f"executor {self.name} has no runs that outlive the broker, so it cannot reattach")
+
     def has_capacity(self) -> bool:
         return self.active < self.max_concurrent
 
@@ -179,16 +229,16 @@ class BaseExecutor(abc.ABC):
         return self.figures.metrics(self.active, self.max_concurrent)
 
     async def execute(self, step: StepReady) -> ExecutionResult:
-        (result,) = await self._counted(1, self._alone(step))
+        (result,) = await self._counted(1, self._run_one(step))
         return result
 
-    async def _alone(self, step: StepReady) -> list[ExecutionResult]:
+    async def _run_one(self, step: StepReady) -> list[ExecutionResult]:
         return [await self.run(step)]
 
-    async def _counted(self, many: int, runs: Awaitable[list[ExecutionResult]]) -> list[ExecutionResult]:
+    async def _counted(self, number: int, runs: Awaitable[list[ExecutionResult]]) -> list[ExecutionResult]:
         begun = monotonic()
-        self.active += many
-        are_completed = [False] * many
+        self.active += number
+        are_completed = [False] * number
         try:
             results = await runs
             are_completed = [getattr(result, "status", None) == "completed" for result in results]
@@ -197,17 +247,17 @@ class BaseExecutor(abc.ABC):
             are_completed = []
             raise
         finally:
-            self.active -= many
+            self.active -= number
             for is_completed in are_completed:
                 self.figures.ended(is_completed, monotonic() - begun)
 
 
 class BatchExecutor(BaseExecutor):
-    """One that does better with several steps at once: write `run_many`."""
+    """An executor that runs several steps together. Subclasses implement `run_many`."""
 
     @abc.abstractmethod
     async def run_many(self, steps: Sequence[StepReady]) -> list[ExecutionResult]:
-        """A result for each, in their order. An exception is of all of them."""
+        """Returns a result for each step, in their order. An exception counts for all of them."""
 
     async def run(self, step: StepReady) -> ExecutionResult:
         (result,) = await self.run_many([step])
@@ -220,14 +270,19 @@ class BatchExecutor(BaseExecutor):
 __all__ = [
     "BaseExecutor",
     "BatchExecutor",
+    "Ended",
     "ExecutionFailed",
     "ExecutionResult",
     "Executor",
     "ExecutorError",
     "ExecutorMetrics",
+    "Lost",
+    "Never",
     "NoCapacity",
     "NoExecutor",
     "RunEnd",
+    "RunVerdict",
+    "Running",
     "StepReady",
     "completed",
     "failed",

@@ -1,8 +1,8 @@
 """Drives an executor inside the broker's loop, as a worker with a session.
 
-The session is the one that the Python SDK ships, pure as it is: what it wants to send is given to the broker by a call,
-and what the broker sends to its inbox comes back by one. So there is one set of rules for who may start what and when,
-and an executor has to know none of them. No sockets and no threads: its runs are tasks of the loop.
+The session is the pure one of the Python SDK. Its messages reach the broker by a function call, and the broker's
+messages reach the session by another. So one set of rules decides which step may start when, and an executor need not
+know it. There are no sockets and no threads: runs are tasks of the loop.
 """
 
 import asyncio
@@ -23,28 +23,29 @@ from stepwire_protocol.messages import HandlerPattern, Item, Result, StepRequest
 from stepwire_broker.core import letters
 from stepwire_broker.core.model.worker_session import own_worker
 from stepwire_broker.engine import Engine
+from stepwire_broker.errors import BrokerError
 
 from . import run_outcome
 from .contract import EVERYTHING, Executor, ExecutorError, ExecutorMetrics, NoCapacity, StepReady
 
 log = structlog.get_logger("stepwire.executor")
 
-LOOK_AGAIN_MS: Final = 100  # is there capacity again?
-PAUSE_MS: Final = 100  # after it said that there was, and then had none; doubled each time in a row
+CAPACITY_CHECK_MS: Final = 100  # for an executor without capacity
+PAUSE_MS: Final = 100  # after an executor reported capacity and then had none; doubled each time in a row
 PAUSE_MAX_MS: Final = 5_000
 ACCEPT_DELAY_MS: Final = 5
-EXPEL_S: Final = 5.0  # how long runs that were asked to stop may take to do so
+EXPEL_S: Final = 5.0  # the time in which cancelled runs must end
 
 
-class BadExecutor(Exception):
-    """This object cannot be an executor. The message says what it lacks."""
+class BadExecutor(BrokerError):
+    """An object that cannot be an executor. The message names what it lacks."""
 
 
 class Host:
     """`prepare`, `start`, `drain`, `close`. Everything happens on the broker's loop."""
 
     def __init__(self, key: str, executor: Executor, number: int) -> None:
-        """`number`: one of its own for every host in this process."""
+        """`number` is unique among the hosts of this process."""
         check(key, executor)
         self.key = key
         self.executor = executor
@@ -55,11 +56,11 @@ class Host:
         self._runs: dict[Item, _Running] = {}
         self._begun: list[_Running] = []
         self._tasks: set[asyncio.Task[list[Any]]] = set()
-        self._asides: set[asyncio.Future[Any]] = set()
+        self._cancelling: set[asyncio.Future[Any]] = set()
         self._is_full = False
         self._pause_ms = PAUSE_MS
         self._paused_until_ms = 0.0
-        self._looking: asyncio.TimerHandle | None = None
+        self._capacity_timer: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_turn_due = False
         self._detach: Callable[[], None] | None = None
@@ -70,27 +71,27 @@ class Host:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """The executor's own start, before the broker takes anything up. What that raises is raised here."""
+        """Await the executor's own `start`, before the broker loads any task. Its exceptions pass through."""
         begin = getattr(self.executor, "start", None)
         if begin is not None:
             await begin()
         self._is_prepared = True
 
     def start(self, broker: Engine) -> None:
-        """From here on it is given steps."""
+        """Connect the executor to the broker: it can receive steps from here on."""
         self._broker = broker
         self._loop = asyncio.get_running_loop()
         self.worker = own_worker(self.key, broker.broker_id, broker.epoch, self._number)
         self._session = Session(self._config(), random.Random().random)
-        self._detach = broker.attach(self.worker, self.key, self._hear)
+        self._detach = broker.attach(self.worker, self.key, self._receive)
         now = now_ms()
         self._session.start(now)
-        # It need not ask who is there: with this its first hello opens the session.
+        # With this announcement of the broker, the first hello opens the session.
         self._session.receive(topics.BROKERS, codec.encode(letters.here(broker.state.identity)), now)
         self._turn()
 
     async def drain(self, drain_ms: float) -> None:
-        """Give back what has not started, wait for what runs, then ask it to stop and wait a little more."""
+        """Return steps that have not started, wait for runs, then cancel them and wait for at most EXPEL_S."""
         if self._detach is None or self._is_closed:
             return
         self._session.drain(now_ms())
@@ -102,14 +103,14 @@ class Host:
             await _within(self._has_quit.wait(), EXPEL_S)
 
     async def close(self) -> None:
-        """Let go of the broker. What still runs is cancelled, and what it would have said is not heard any more."""
+        """Disconnect from the broker. Runs are cancelled, and their results are discarded."""
         if self._is_closed:
             return
         self._is_closed = True
-        for timer in (self._timer, self._looking):
+        for timer in (self._timer, self._capacity_timer):
             if timer is not None:
                 timer.cancel()
-        ending = (*self._tasks, *self._asides)
+        ending = (*self._tasks, *self._cancelling)
         for task in ending:
             task.cancel()
         if ending:
@@ -121,10 +122,10 @@ class Host:
             await end()
 
     def metrics(self) -> ExecutorMetrics:
-        found = self.executor.metrics()
-        if not isinstance(found, ExecutorMetrics):
-            raise TypeError(f"metrics() returned {type(found).__name__}: it has to be ExecutorMetrics")
-        return found
+        metrics = self.executor.metrics()
+        if not isinstance(metrics, ExecutorMetrics):
+            raise TypeError(f"metrics() returned {type(metrics).__name__}; return ExecutorMetrics")
+        return metrics
 
     # -- session ------------------------------------------------------------------------------------------------------
 
@@ -136,7 +137,7 @@ class Host:
             worker=self.worker,
             offers=(*(Offer(h, shadow_safe=True) for h in safe), *(Offer(h) for h in handlers)),
             slots=self.slots,
-            prefetch=0,  # what it cannot run now stays ready, for whoever can
+            prefetch=0,  # a step that cannot run now stays ready, for another worker
             labels=dict(getattr(executor, "labels", {})),
             heartbeat_ms=self._broker.settings.bus.heartbeat_ms,
             accept_delay_ms=ACCEPT_DELAY_MS,
@@ -145,13 +146,13 @@ class Host:
             pid=os.getpid(),
         )
 
-    def _hear(self, topic: bytes, body: bytes) -> None:
+    def _receive(self, topic: bytes, body: bytes) -> None:
         if not self._is_closed:
             self._session.receive(topic, body, now_ms())
             self._turn_soon()
 
     def _turn_soon(self) -> None:
-        """Once for all that this turn of the loop brings."""
+        """Run `_turn` once for everything that arrives during this turn of the loop."""
         if not self._is_turn_due:
             self._is_turn_due = True
             self._loop.call_soon(self._turn)
@@ -160,7 +161,7 @@ class Host:
         self._is_turn_due = False
         if self._is_closed:
             return
-        self._look()
+        self._check_capacity()
         for action in self._session.actions(now_ms()):
             match action:
                 case Send(topic, body):
@@ -174,7 +175,7 @@ class Host:
                 case Log(level, event, facts):
                     getattr(log, level)(event, executor=self.key, **facts)
                 case _:
-                    pass  # of connections: there are none
+                    pass  # actions on connections: there are none
         if self._begun:
             self._run_begun()
         if self._timer is not None:
@@ -184,20 +185,20 @@ class Host:
 
     # -- capacity -----------------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """What it could not take now is not to be handed over: the broker hears of it before."""
+    def _check_capacity(self) -> None:
+        """Report a full executor to the broker before it dispatches a step that could not run."""
         now = now_ms()
-        # Its own limit is the session's, too, and needs no further word.
+        # The session knows the executor's own limit, so reaching that needs no report.
         is_full = len(self._runs) < self.slots and (now < self._paused_until_ms or not self._has_capacity())
         if is_full != self._is_full:
             self._is_full = is_full
             self._session.full(is_full, now)
-        if is_full and self._looking is None:
-            wait_ms = max(LOOK_AGAIN_MS, self._paused_until_ms - now)
-            self._looking = self._loop.call_later(wait_ms / 1000, self._look_again)
+        if is_full and self._capacity_timer is None:
+            wait_ms = max(CAPACITY_CHECK_MS, self._paused_until_ms - now)
+            self._capacity_timer = self._loop.call_later(wait_ms / 1000, self._recheck_capacity)
 
-    def _look_again(self) -> None:
-        self._looking = None
+    def _recheck_capacity(self) -> None:
+        self._capacity_timer = None
         self._turn()
 
     def _has_capacity(self) -> bool:
@@ -228,7 +229,7 @@ class Host:
 
     async def _execute(self, runs: "list[_Running]") -> list[Any]:
         if now_ms() >= min(running.run.lease.until_ms for running in runs):
-            raise NoCapacity("the lease is over, so somebody else may have it")
+            raise NoCapacity("the lease has expired, so another worker may have the step")
         if not self._has_capacity():
             raise NoCapacity
         steps = [running.step for running in runs]
@@ -237,10 +238,10 @@ class Host:
         results = await self._many(steps)
         if isinstance(results, list) and len(results) == len(steps):
             return results
-        return [results] * len(steps)  # whatever it says: nobody knows of which step
+        return [results] * len(steps)  # it cannot be known which result belongs to which step
 
     def _ended(self, task: "asyncio.Task[list[Any]]") -> None:
-        """Also for a task that was cancelled before it had begun."""
+        """Called also for a task that was cancelled before it began."""
         self._tasks.discard(task)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if self._is_closed:
@@ -250,14 +251,14 @@ class Host:
         outcomes: list[Result | None]
         if error is None:
             pairs = zip(runs, task.result(), strict=True)
-            outcomes = [run_outcome.said(r.run.step, result, now - r.run.started_ms) for r, result in pairs]
+            outcomes = [run_outcome.of_result(r.run.step, result, now - r.run.started_ms) for r, result in pairs]
         else:
-            outcomes = [run_outcome.raised(r.run.step, error, r.reason, now - r.run.started_ms) for r in runs]
-            self._complain(runs, error)
+            outcomes = [run_outcome.of_exception(r.run.step, error, r.reason, now - r.run.started_ms) for r in runs]
+            self._log_fault(runs, error)
         self._pause(now if isinstance(error, NoCapacity) else None)
         for running, result in zip(runs, outcomes, strict=True):
             del self._runs[running.run.item]
-            running.together = []  # which names it, too: only the cyclic collector would ever find the two
+            running.together = []  # breaks a cycle that only the cyclic collector would free
             if result is None:
                 self._session.give_back(running.run.item, now)
             else:
@@ -265,31 +266,31 @@ class Host:
         self._turn_soon()
 
     def _pause(self, refused_ms: float | None) -> None:
-        """It had said that it could, and then could not: it is asked again later, and ever later while that goes on."""
+        """Pause after a refusal despite reported capacity. The pause doubles while refusals continue."""
         if refused_ms is None:
             self._pause_ms = PAUSE_MS
         elif refused_ms >= self._paused_until_ms:
             self._paused_until_ms = refused_ms + self._pause_ms
             self._pause_ms = min(2 * self._pause_ms, PAUSE_MAX_MS)
 
-    def _complain(self, runs: "list[_Running]", error: BaseException) -> None:
-        """What an executor is meant to raise is the step's to tell of; anything else is a fault of the executor."""
+    def _log_fault(self, runs: "list[_Running]", error: BaseException) -> None:
+        """Log an exception that is a fault of the executor. An ExecutorError is an outcome of the step."""
         if not isinstance(error, ExecutorError) and any(running.reason is None for running in runs):
             steps = [running.run.item[0] for running in runs]
             log.error("executor_broke", executor=self.key, what="execute", steps=steps, error=repr(error))
 
     def _cancel(self, item: Item, reason: RunEnd) -> None:
-        """Once a run: what it does when it is told to stop must not be interrupted, too. A lost lease stops nothing."""
+        """Cancel a run, at most once: its clean-up must not be interrupted. A lost lease cancels nothing."""
         running = self._runs.get(item)
         if running is None or running.reason is not None or reason == "lease_lost":
             return
         running.reason = reason
         if self._canceller is not None:
-            self._call_aside(self._canceller, running.step, reason)
+            self._call_canceller(self._canceller, running.step, reason)
         elif running.task is not None and all(other.reason is not None for other in running.together):
             running.task.cancel()
 
-    def _call_aside(self, function: Callable[..., Any], *arguments: Any) -> None:
+    def _call_canceller(self, function: Callable[..., Any], *arguments: Any) -> None:
         try:
             answer = function(*arguments)
         except Exception as error:
@@ -297,11 +298,11 @@ class Host:
             return
         if inspect.isawaitable(answer):
             future = asyncio.ensure_future(answer)
-            self._asides.add(future)
-            future.add_done_callback(self._ended_aside)
+            self._cancelling.add(future)
+            future.add_done_callback(self._canceller_ended)
 
-    def _ended_aside(self, future: "asyncio.Future[Any]") -> None:
-        self._asides.discard(future)
+    def _canceller_ended(self, future: "asyncio.Future[Any]") -> None:
+        self._cancelling.discard(future)
         if not future.cancelled() and (error := future.exception()) is not None:
             log.error("executor_broke", executor=self.key, what="cancel", error=repr(error))
 
@@ -337,7 +338,7 @@ NEVER: Final = float("inf")
 
 
 class _Running:
-    """One run. With a batch executor several share a task."""
+    """One run. Runs of a batch executor may share a task."""
 
     __slots__ = ("reason", "run", "step", "task", "together")
 
@@ -350,34 +351,39 @@ class _Running:
 
 
 def check(key: str, executor: Any) -> None:
-    """Raises BadExecutor: better at the start than at its first step."""
+    """Raise BadExecutor when the broker starts rather than at the first step."""
     if not isinstance(executor, Executor):
-        lacks = [name for name in ("name", "has_capacity", "metrics", "execute") if not hasattr(executor, name)]
-        raise BadExecutor(f"executor {key}: {type(executor).__name__} lacks {', '.join(lacks)}")
-    for name in ("execute", "execute_many", "start", "stop"):
+        missing = [name for name in ("name", "has_capacity", "metrics", "execute") if not hasattr(executor, name)]
+        raise BadExecutor(f"executor {key}: {type(executor).__name__} lacks {', '.join(missing)}")
+    if getattr(executor, "survives_broker", False):
+        raise BadExecutor(
+            f"executor {key}: `survives_broker` is True, but this version does not store handles of runs, so it would "
+            "deliver their steps again after a restart; set it to False, and end earlier runs in `start`"
+        )
+    for name in ("execute", "execute_many", "reattach", "start", "stop"):
         if hasattr(executor, name) and not inspect.iscoroutinefunction(getattr(executor, name)):
-            raise BadExecutor(f"executor {key}: `{name}` has to be an async function")
+            raise BadExecutor(f"executor {key}: `{name}` must be an async function")
     try:
         slots = getattr(executor.metrics(), "max_concurrent", None)
     except Exception as error:
         raise BadExecutor(f"executor {key}: metrics() raised {error!r}") from error
     if not isinstance(slots, int) or slots < 1:
-        raise BadExecutor(f"executor {key}: metrics().max_concurrent is {slots!r}, it needs to be 1 or more")
+        raise BadExecutor(f"executor {key}: metrics().max_concurrent is {slots!r}; it must be 1 or more")
     for name, kind in (("handlers", _patterns), ("shadow_safe", _patterns), ("labels", _labels)):
-        found = getattr(executor, name, None)
+        value = getattr(executor, name, None)
         try:
-            if found is not None:
-                kind(found)
+            if value is not None:
+                kind(value)
         except msgspec.ValidationError as error:
-            raise BadExecutor(f"executor {key}: `{name}` is {found!r}: {error}") from None
+            raise BadExecutor(f"executor {key}: `{name}` is {value!r}: {error}") from None
 
 
-def _patterns(found: Any) -> None:
-    msgspec.convert(found, tuple[HandlerPattern, ...])
+def _patterns(value: Any) -> None:
+    msgspec.convert(value, tuple[HandlerPattern, ...])
 
 
-def _labels(found: Any) -> None:
-    msgspec.convert(found, dict[str, str])
+def _labels(value: Any) -> None:
+    msgspec.convert(value, dict[str, str])
 
 
 async def _within(awaited: Awaitable[Any], timeout_s: float) -> bool:

@@ -1,7 +1,7 @@
-"""Python handlers in the broker's own process: the SDK's worker, as it is, connected by inproc.
+"""Python handlers in the broker's own process: the unchanged worker of the SDK, connected over inproc.
 
-Its sockets have a thread of their own, plain handlers have theirs, and what is declared `process=True` runs in
-processes that die with this one. All share the broker's interpreter: what computes for long belongs into a process.
+Its sockets and its plain handlers run in threads. Handlers with `process=True` run in processes that die with this one.
+All threads share the broker's interpreter, so a long computation belongs in a process.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ MODULES_HINT: Final = "executors.local.modules names Python modules with a Worke
 
 
 class Local:
-    """`prepare`, `start`, `drain`, `close`, as an executor's host has them."""
+    """The executor `local`, with the methods of a Host."""
 
     key: Final = LOCAL
 
@@ -53,10 +53,10 @@ class Local:
         worker.start()
 
     def metrics(self) -> None:
-        """Its results pass the core like everybody's, and are counted there."""
+        """None: the core counts the results of this worker like those of any other."""
 
     async def drain(self, drain_ms: float) -> None:
-        """The broker has been told before that it is to hand out nothing: what is given back does not come again."""
+        """Stop the worker. The broker dispatches nothing any longer, so returned steps are not delivered again."""
         if self._worker is not None:
             await asyncio.to_thread(self._worker.stop, int(drain_ms))
 
@@ -68,16 +68,16 @@ class Local:
 
 
 def handlers_of(modules: Iterable[str], before: Iterable[Handler] = ()) -> list[Handler]:
-    """Of all these modules; beside those that are there before, a name may be there once. Raises CannotStart."""
-    together, found = Worker(), []
+    """The handlers of all these modules. Raises CannotStart when a name occurs twice, here or in `before`."""
+    every, handlers = Worker(), []
     for handler in before:
-        together.add(handler)
+        every.add(handler)
     for module in modules:
         try:
             for handler in worker_in(module).handlers:
-                together.add(handler)
-                found.append(handler)
-        except Exception as error:  # whatever somebody's module raises when it is imported
-            said = str(error) if isinstance(error, NoWorker | ConfigurationError) else repr(error)
-            raise CannotStart(f"executors.local.modules: {module}: {said}", MODULES_HINT) from error
-    return found
+                every.add(handler)
+                handlers.append(handler)
+        except Exception as error:  # importing a module can raise any exception
+            reason = str(error) if isinstance(error, NoWorker | ConfigurationError) else repr(error)
+            raise CannotStart(f"executors.local.modules: {module}: {reason}", MODULES_HINT) from error
+    return handlers

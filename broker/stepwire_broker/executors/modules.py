@@ -1,4 +1,4 @@
-"""Finds the Worker in a Python module that somebody has named: `pkg.mod` or `pkg.mod:name`."""
+"""Finds the Worker in a Python module, named `pkg.mod` or `pkg.mod:name`."""
 
 import importlib
 import os
@@ -7,13 +7,18 @@ from typing import Any
 
 from stepwire import ConfigurationError, Worker
 
+from stepwire_broker.errors import BrokerError
 
-class NoWorker(Exception):
-    """There is none to run. The message says what was looked for."""
+
+class NoWorker(BrokerError):
+    """The module has no Worker to run. The message says what it needs."""
 
 
 def worker_in(named: str) -> Worker:
-    """Looked for from the working directory on, too. What the module itself raises is raised here."""
+    """Import the module, also from the working directory, and return its Worker. The module's exceptions pass through.
+
+    Raises NoWorker.
+    """
     module_name, _, name = named.partition(":")
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
@@ -24,18 +29,18 @@ def worker_in(named: str) -> Worker:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise NoWorker(
-            f"there is no module {module_name}: it is looked for from the directory that serve was run in"
+            f"there is no module {module_name} on the import path or in the directory that serve was run in"
         ) from None
     except ConfigurationError as error:
         raise NoWorker(f"{module_name}: {error}") from error
-    found = {id(value): value for value in vars(module).values() if isinstance(value, Worker)}
+    workers = {id(value): value for value in vars(module).values() if isinstance(value, Worker)}
     if name:
         value = getattr(module, name, None)
-        found = {id(value): value} if isinstance(value, Worker) else {}
-    if len(found) != 1:
-        said = f"a Worker called {name}" if name else "one Worker"
+        workers = {id(value): value} if isinstance(value, Worker) else {}
+    if len(workers) != 1:
+        needed = f"a Worker called {name}" if name else "one Worker"
         raise NoWorker(
-            f"{module_name} has {len(found) or 'no'} Worker(s), and needs {said}: worker = Worker.from_env()"
+            f"{module_name} has {len(workers) or 'no'} Worker(s), and needs {needed}: worker = Worker.from_env()"
         )
-    (worker,) = found.values()
+    (worker,) = workers.values()
     return worker

@@ -1,5 +1,5 @@
-"""Which executors there are: those of this package that the settings ask for, those that other packages bring, and
-those an application has registered. They begin and end with their broker.
+"""The executors of a broker: built-in ones that the settings configure, those of installed packages, and those that an
+application registers. They start and stop with their broker.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from stepwire.handler import Handler
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.model.targets import BUS, LOCAL, POLL
 from stepwire_broker.engine import CannotStart, Engine
+from stepwire_broker.exec_runs.leftovers import end_earlier_runs
 from stepwire_broker.exec_runs.records import RunsRefused
 
 from .contract import Executor, ExecutorMetrics
@@ -24,7 +25,7 @@ from .local import Local, handlers_of
 
 log = structlog.get_logger("stepwire.executor")
 
-GROUP: Final = "stepwire.executors"  # of entry points: the name is the key, the object makes an executor of its options
+GROUP: Final = "stepwire.executors"  # of entry points: name = key, object = a function from options to an executor
 KEY: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 EXEC: Final = "exec"
 BUILT_IN: Final = (BUS, LOCAL, EXEC, POLL)
@@ -33,10 +34,10 @@ Hosted: TypeAlias = Host | Local
 
 
 class Executors:
-    """`register` them, give this to the Broker as its companion, and they do what it does."""
+    """The companion of an engine. `register` and `configure` executors before the engine starts."""
 
     def __init__(self, settings: Settings, *, is_embedded: bool = False) -> None:
-        """`is_embedded`: inside an application. There is no HTTP, and its own handlers join those on the bus."""
+        """`is_embedded`: inside an application. There is no HTTP, and the application's handlers also serve the bus."""
         self._settings = settings
         self._is_embedded = is_embedded
         self._hosts: dict[str, Hosted] = {}
@@ -45,26 +46,26 @@ class Executors:
 
     @property
     def hosts(self) -> dict[str, Hosted]:
-        """By key: those that run in this process."""
+        """By key, the executors that run in this process."""
         return self._hosts
 
     def keys(self) -> tuple[str, ...]:
-        """All that steps can be routed to."""
+        """Every executor that steps can be routed to."""
         polled = (POLL,) if self._settings.executors.poll.enabled and not self._is_embedded else ()
         return (BUS, *self._hosts, *polled)
 
     def register(self, key: str, executor: Executor) -> None:
-        """Before the broker starts. Raises BadExecutor."""
+        """Add an executor of the application, before the broker starts. Raises BadExecutor."""
         if self._is_started:
-            raise BadExecutor(f"executor {key} comes too late: the broker has started")
+            raise BadExecutor(f"executor {key}: the broker has started; register executors before that")
         if not KEY.fullmatch(key):
-            raise BadExecutor(f"executor {key!r}: a key is 1 to 32 of a-z, 0-9, _ and -, from a letter on")
+            raise BadExecutor(f"executor {key!r}: a key is a letter and at most 31 more of a-z, 0-9, _ and -")
         if key in BUILT_IN:
-            raise BadExecutor(f"executor {key}: {', '.join(BUILT_IN)} come with Stepwire; take another key")
+            raise BadExecutor(f"executor {key}: {', '.join(BUILT_IN)} are built in; choose another key")
         self._add(key, executor)
 
     def configure(self, handlers: Iterable[Handler] = (), slots: int | None = None) -> None:
-        """Add what the settings ask for, and these handlers of the application's own. Raises CannotStart."""
+        """Add the executors of the settings, and these handlers of the application. Raises CannotStart."""
         local = self._settings.executors.local
         handlers = (*handlers, *handlers_of(local.modules, handlers))
         if handlers:
@@ -90,8 +91,8 @@ class Executors:
             elif key in options:
                 others = sorted({each.name for each in entry_points(group=GROUP)})
                 raise CannotStart(
-                    f"executors.options.{key}: there is no executor {key}",
-                    f"packages that are installed here bring {', '.join(others) if others else 'none'}",
+                    f"executors.options.{key}: no installed package provides an executor {key}",
+                    f"executors of installed packages: {', '.join(others) if others else 'none'}",
                 )
 
     def _add(self, key: str, executor: Executor) -> None:
@@ -103,6 +104,7 @@ class Executors:
 
     async def prepare(self) -> None:
         self._is_started = True
+        await self._end_earlier_runs()
         for host in self._hosts.values():
             try:
                 await host.prepare()
@@ -111,24 +113,32 @@ class Executors:
             except Exception as error:
                 raise CannotStart(f"executor {host.key} cannot start: {error!r}") from error
 
+    async def _end_earlier_runs(self) -> None:
+        """Kill programs that an earlier broker process left, also when no program is configured any longer."""
+        settings = self._settings.executors.exec
+        try:
+            await asyncio.to_thread(end_earlier_runs, settings.runs_dir, is_used=bool(settings.commands))
+        except RunsRefused as error:
+            raise CannotStart(str(error)) from None
+
     def start(self, broker: Engine) -> None:
         for host in self._hosts.values():
             host.start(broker)
 
     def metrics(self) -> dict[str, ExecutorMetrics | None]:
-        found: dict[str, ExecutorMetrics | None] = dict.fromkeys(self.keys())
+        metrics: dict[str, ExecutorMetrics | None] = dict.fromkeys(self.keys())
         for key, host in self._hosts.items():
             try:
-                found[key] = host.metrics()
+                metrics[key] = host.metrics()
             except Exception as error:
                 log.error("executor_broke", executor=key, what="metrics", error=repr(error))
-        return found
+        return metrics
 
     async def drain(self, drain_ms: float) -> None:
         await asyncio.gather(*(host.drain(drain_ms) for host in self._hosts.values()))
 
     async def close(self) -> None:
-        """What one of them raises at its end keeps nobody else from ending."""
+        """Close every executor, also when another one raises."""
         hosts = list(self._hosts.values())
         ends = await asyncio.gather(*(host.close() for host in hosts), return_exceptions=True)
         for host, ended in zip(hosts, ends, strict=True):
@@ -137,15 +147,15 @@ class Executors:
 
 
 def known(settings: Settings) -> frozenset[str]:
-    """All that the settings could speak of, without a look at what is behind it."""
+    """Every executor key that the settings may use. No executor is loaded."""
     executors = settings.executors
-    there = {EXEC: bool(executors.exec.commands), POLL: executors.poll.enabled}
+    configured = {EXEC: bool(executors.exec.commands), POLL: executors.poll.enabled}
     installed = (point.name for point in entry_points(group=GROUP))
-    return frozenset((BUS, LOCAL, *installed, *(key for key, is_there in there.items() if is_there)))
+    return frozenset((BUS, LOCAL, *installed, *(key for key, is_on in configured.items() if is_on)))
 
 
 def _named(settings: Settings) -> Iterator[str]:
-    """Keys that the settings speak of, and that are not ours. An installed package alone is no reason to run it."""
+    """Keys in the settings that are not built in. An installed package that no setting names is not loaded."""
     execution = settings.execution
     targets: list[Any] = [each for rule in execution.rules for each in (rule, rule.canary, rule.shadow)]
     keys = [*settings.executors.options, execution.default_executor, *(t.executor for t in targets if t is not None)]
@@ -153,11 +163,11 @@ def _named(settings: Settings) -> Iterator[str]:
 
 
 def _installed(key: str) -> EntryPoint | None:
-    found = list(entry_points(group=GROUP, name=key))
-    if len(found) > 1:
-        whose = " and ".join(sorted(_package(point) for point in found))
-        raise CannotStart(f"executor {key} is brought by {whose}", "uninstall all but one of them")
-    return found[0] if found else None
+    points = list(entry_points(group=GROUP, name=key))
+    if len(points) > 1:
+        packages = " and ".join(sorted(_package(point) for point in points))
+        raise CannotStart(f"executor {key} is provided by {packages}", "uninstall all but one of them")
+    return points[0] if points else None
 
 
 def _made(key: str, point: EntryPoint, options: dict[str, Any]) -> Executor:
@@ -171,8 +181,8 @@ def _made(key: str, point: EntryPoint, options: dict[str, Any]) -> Executor:
         executor: Executor = factory(**options)
     except Exception as error:
         raise CannotStart(
-            f"executor {key} of {_package(point)} does not take its options: {error}",
-            f"they are in executors.options.{key}",
+            f"executor {key} of {_package(point)} does not accept its options: {error}",
+            f"change executors.options.{key}",
         ) from error
     return executor
 

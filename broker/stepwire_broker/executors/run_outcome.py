@@ -1,4 +1,4 @@
-"""What came of a run, as its session says it on the wire."""
+"""Turns the end of a run into the result that its session sends."""
 
 import asyncio
 import traceback
@@ -12,14 +12,14 @@ from stepwire_protocol.messages import ErrorDetail, Result, ResultMetadata, Step
 
 from .contract import ExecutionFailed, ExecutionResult, NoCapacity, NoExecutor
 
-GIVE_BACK: Final[Result | None] = None  # nothing was done: the step is ready again, and no attempt is spent
+GIVE_BACK: Final[Result | None] = None  # no work was done: the step is ready again, and no attempt is spent
 BACKTRACE_LINES_MAX: Final = 40
 
 
-def said(step: StepRequest, result: ExecutionResult, took_ms: float) -> Result:
-    """It has returned."""
+def of_result(step: StepRequest, result: ExecutionResult, took_ms: float) -> Result:
+    """The result of a run that returned."""
     if not isinstance(result, ExecutionResult):
-        text = f"the executor returned {type(result).__name__}: it has to be an ExecutionResult"
+        text = f"the executor returned {type(result).__name__}; return an ExecutionResult"
         return sdk_failure(step, "bad_result", text, took_ms=took_ms)
     took_ms = took_ms if result.duration_ms is None else max(0.0, result.duration_ms)
     if result.status == "completed":
@@ -31,15 +31,15 @@ def said(step: StepRequest, result: ExecutionResult, took_ms: float) -> Result:
         return Result(
             step_id=step.step_id, delivery=step.delivery, status="completed", output=Raw(output), metadata=metadata
         )
-    text = result.error or f"the executor said {result.status} and gave no reason"
+    text = result.error or f"the executor reported {result.status} without a reason"
     if result.status == "held":
         return _failed(step, ErrorDetail(message=clean(text), code=OUTCOME_UNKNOWN), took_ms)
     should_retry = result.status == "retry" if result.should_retry is None else result.should_retry
     return _failed(step, _detail(text, result.code, result.category, should_retry, result.retry_after_ms), took_ms)
 
 
-def raised(step: StepRequest, error: BaseException, reason: RunEnd | None, took_ms: float) -> Result | None:
-    """It has raised. `reason`: why it was asked to stop before, if it was."""
+def of_exception(step: StepRequest, error: BaseException, reason: RunEnd | None, took_ms: float) -> Result | None:
+    """The result of a run that raised. `reason`: why the run was cancelled before, if it was."""
     if isinstance(error, NoCapacity):
         return GIVE_BACK
     if reason is not None and (isinstance(error, asyncio.CancelledError) or reason == "timeout"):
@@ -52,7 +52,7 @@ def raised(step: StepRequest, error: BaseException, reason: RunEnd | None, took_
     if isinstance(error, ExecutionFailed):
         detail = _detail(text, error.code, error.category, error.should_retry, error.retry_after_ms)
         return _failed(step, detail, took_ms)
-    # Somewhere between the hand-over and the answer something broke: it may have run.
+    # The failure came at some point between start and end: the step may have run.
     lines = [clean(line, 1000) for part in traceback.format_exception(error) for line in part.splitlines()]
     detail = ErrorDetail(
         message=clean(f"{type(error).__name__}: {error}"), code=OUTCOME_UNKNOWN, backtrace=lines[-BACKTRACE_LINES_MAX:]

@@ -13,7 +13,7 @@ from stepwire_broker.core.model.states import TASK_FINAL
 
 
 class Reader(NamedTuple):
-    """Who reads: the broker's epoch, and the size above which it leaves a payload in the database."""
+    """The reading broker: its epoch, and the size above which it leaves a payload in the database."""
 
     epoch: int
     resident_bytes_max: int

@@ -1,4 +1,4 @@
-"""Station five, finish: whoever waits for an answer gets it, after the commit of what it says."""
+"""Station five, finish: answers go to the waiting requests, after the commit that they depend on."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from stepwire_broker.core.model.answers import Answer
 
 
 class PendingAnswers:
-    """Requests that are not answered yet, by number."""
+    """Requests that are not answered yet, by number. The futures belong to the running loop."""
 
     def __init__(self) -> None:
         self._futures: dict[int, asyncio.Future[Answer]] = {}
@@ -20,17 +20,17 @@ class PendingAnswers:
         return self._count, future
 
     def close(self, request: int) -> None:
-        """Nobody waits for this one any more."""
+        """Forget a request whose client has gone."""
         self._futures.pop(request, None)
 
     def answer(self, decision: Decision) -> None:
-        for given in decision.answers:
-            future = self._futures.pop(given.request, None)
+        for each in decision.answers:
+            future = self._futures.pop(each.request, None)
             if future is not None and not future.done():
-                future.set_result(given.answer)
+                future.set_result(each.answer)
 
     def give_up(self, answer: Answer) -> None:
-        """The broker stops: what is not answered by now is not known to be done."""
+        """Give all waiting requests this answer: the broker stops, and their outcomes are not known."""
         for future in self._futures.values():
             if not future.done():
                 future.set_result(answer)

@@ -1,7 +1,7 @@
-"""The requests stage: from the bytes of a submission or an order to the command that the core decides on.
+"""Station one, requests: the bytes of a submission or a command become the command that the core decides on.
 
-Whatever is refused here was never accepted, so it costs nothing but its reading. A batch is looked at as a whole as
-often as it can be (one pass through the door, one minification, one typed decode), and per task only where it must.
+A request that is refused here was never accepted, so it costs only its parsing. A batch is processed as a whole where
+possible (one strict parse, one minification, one typed decode), and task by task only where necessary.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ from stepwire_broker.core.model.events import Command, NewTask, SubmitTasks
 KEY_CHARACTERS_MAX: Final = 255
 LABELS_MAX: Final = 64
 PRIORITY_MAX: Final = 100
-BATCH_BODY_FACTOR: Final = 4  # a batch may be as large as so many of the largest payload
+BATCH_BODY_FACTOR: Final = 4  # the largest batch, in multiples of the largest payload
 
-Make: TypeAlias = Callable[[int], Command]  # the broker numbers the request when it asks
+Make: TypeAlias = Callable[[int], Command]  # the broker numbers the request when it is given to the core
 LabelValue: TypeAlias = Annotated[str, Meta(max_length=256)]
 S = TypeVar("S", bound=Struct)
 
@@ -51,18 +51,18 @@ class BatchBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_task(body: bytes, limits: LimitSettings, key: str | None = None) -> NewTask:
-    """One submission. `key` is the request's Idempotency-Key header; the body may say the same one, never another."""
+    """One submission. `key` is the request's Idempotency-Key header; the body may repeat it, but not name another."""
     value, task = _read(body, _task, limits.payload_bytes)
     if key is not None:
         if task.idempotency_key not in (None, key):
-            raise InvalidMessage("bad_field", "Idempotency-Key and `idempotency_key` differ: say it once")
+            raise InvalidMessage("bad_field", "Idempotency-Key and `idempotency_key` differ: send only one of them")
         _check_key(key, "the Idempotency-Key header")
     return _new_task(task, value, key or task.idempotency_key, limits, "$")
 
 
 def read_tasks(body: bytes, limits: LimitSettings, key: str | None = None) -> list[NewTask]:
-    """Submissions that are stored together or not at all. With the header's `key`, the i-th task that brings none of
-    its own has `<key>/<i>`, so that a batch sent again is the same batch."""
+    """Submissions that are stored together or not at all. With the header's `key`, the i-th task that has no key of its
+    own gets `<key>/<i>`, so that a resent batch is the same batch."""
     value, batch = _read(body, _batch, batch_bytes_max(limits))
     if len(batch.tasks) > limits.tasks_per_batch:
         raise InvalidMessage("too_large", f"{len(batch.tasks)} tasks in one batch, at most {limits.tasks_per_batch}")
@@ -80,7 +80,7 @@ def read_tasks(body: bytes, limits: LimitSettings, key: str | None = None) -> li
             seen.add((task.namespace, task_key))
             if len(seen) == size:
                 raise InvalidMessage(
-                    "bad_field", f"the key {task_key!r} stands twice in this batch - at `$.tasks[{i}]`"
+                    "bad_field", f"the key {task_key!r} occurs twice in this batch - at `$.tasks[{i}]`"
                 )
         tasks.append(_new_task(task, plain[i], task_key, limits, i))
     return tasks

@@ -16,7 +16,7 @@ from . import dispatch
 
 
 class Around(NamedTuple):
-    """What a turn acts on."""
+    """The clock that a turn reads, and the functions that carry its decisions out."""
 
     clock: ReadClocks
     wire: WirePort

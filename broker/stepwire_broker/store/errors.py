@@ -1,7 +1,9 @@
 """Why a store refuses to work: whose fault it is, and what to do. Every message is for the operator."""
 
+from stepwire_broker.errors import BrokerError
 
-class StoreRefused(Exception):
+
+class StoreRefused(BrokerError):
     """The database cannot be used as it is."""
 
 

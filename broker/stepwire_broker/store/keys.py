@@ -1,7 +1,7 @@
-"""Who wins an idempotency key. Pure: from what was asked and who has the keys, to what is stored and what is not.
+"""Which submission gets an idempotency key. Pure: submissions and the keys' owners in, a verdict out.
 
-The database decides between brokers (an insert wins or it does not); this decides between the submissions of one group,
-in their order, where the earlier one counts as stored for the later one, unless it is not stored after all.
+The database decides between brokers: an insert wins or it does not. This module decides between the submissions of one
+group, in their order: an earlier one counts as stored for a later one, unless it turns out not to be stored.
 """
 
 from collections.abc import Sequence
@@ -19,21 +19,21 @@ class KeyOwner(NamedTuple):
 
 class Verdict(NamedTuple):
     outcomes: list[SubmissionOutcome]
-    left_out: set[int]  # tasks that are not stored: their key has a task already, or their submission is refused
-    release: list[Key]  # claimed by a submission that turned out not to be stored
-    claim: list[Key]  # free again by that
+    left_out: set[int]  # tasks that are not stored: another task has their key, or their submission is refused
+    release: list[Key]  # claimed by a submission that is not stored
+    claim: list[Key]  # free again because of a release
 
 
 def all_new(submissions: Sequence[Submission]) -> Verdict:
-    """Every key was free, and no two asked for the same."""
+    """The verdict when every key was free and no two submissions claimed the same one."""
     return Verdict([SubmissionOutcome(s.request, {}, None) for s in submissions], set(), [], [])
 
 
 def settle(submissions: Sequence[Submission], owners: dict[Name, KeyOwner]) -> Verdict:
-    """`owners` are the rows after every key was claimed with "insert unless there": a name's first claimant has it,
-    or whoever had it before."""
+    """Decide for each submission. `owners` are the rows after every key was inserted unless it existed: the owner of a
+    name is its first claimant, or the task that had it before."""
     claimed = {key.task_id: key for submission in submissions for key in submission.keys}
-    holds = {name: claimed[owner.task_id] for name, owner in owners.items() if owner.task_id in claimed}
+    held = {name: claimed[owner.task_id] for name, owner in owners.items() if owner.task_id in claimed}
     taken = {name: owner for name, owner in owners.items() if owner.task_id not in claimed}
     wins: dict[Name, Key] = {}
     outcomes: list[SubmissionOutcome] = []
@@ -63,6 +63,6 @@ def settle(submissions: Sequence[Submission], owners: dict[Name, KeyOwner]) -> V
     return Verdict(
         outcomes,
         left_out,
-        release=[key for name, key in holds.items() if wins.get(name) != key],
-        claim=[key for name, key in wins.items() if holds.get(name) != key],
+        release=[key for name, key in held.items() if wins.get(name) != key],
+        claim=[key for name, key in wins.items() if held.get(name) != key],
     )

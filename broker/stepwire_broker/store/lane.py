@@ -1,11 +1,11 @@
 """The lane: one thread that writes groups, in order, each as one transaction, until each is durable.
 
-What the database says to a write is one of three things. It refuses the data: then the guilty task or submission is
-taken out, kept with its bytes in `parked`, and the rest is written. It cannot write now: then the same group is tried
-again until it can. It has failed to keep what it was given: then nothing is written, or said, ever again.
+A write can fail in three ways. The database refuses the data: then the guilty task or submission is taken out of the
+group and kept with its bytes in `parked`, and the rest is written. The database cannot write now: then the same group
+is tried again until it can. The database has lost what it was given: then the lane writes and reports nothing more.
 
-The first statement of every transaction moves the lane's sequence row from n - 1 to n. So a group is never written
-twice, an outcome that nobody heard is known by looking, and a broker that has lost its lane can write nothing.
+The first statement of every transaction moves the lane's sequence row from n - 1 to n. A group is therefore never
+written twice, an outcome that was lost is found in the database, and a broker that has lost its lane writes nothing.
 """
 
 import json
@@ -38,6 +38,7 @@ from stepwire_broker.core.model.commit_group import (
     WorkflowNew,
     WorkflowOutcome,
 )
+from stepwire_broker.errors import BrokerError
 
 from . import keys
 
@@ -52,15 +53,15 @@ Report: TypeAlias = Callable[[Outcome], object]
 
 
 class Trouble(NamedTuple):
-    """What an error of the database means for the lane."""
+    """The meaning of a database error for the lane."""
 
     kind: Literal["data", "passing", "broken"]
-    code: str  # of Stalled, for a passing one
+    code: str  # of Stalled, for a passing trouble
     error: str
 
 
 class Rows(NamedTuple):
-    """The rows of a transaction whose keys are decided. Each list has a row at most once."""
+    """The rows of a transaction, after its keys are decided. A row is at most once in each list."""
 
     tasks_new: Sequence[TaskNew]
     steps_new: Sequence[StepNew]
@@ -73,7 +74,7 @@ class Rows(NamedTuple):
 
 
 class WriteResult(NamedTuple):
-    """What came of a group's rows inside the transaction: durable with its COMMIT."""
+    """The outcome of a group's rows inside the transaction: durable with its COMMIT."""
 
     submissions: list[SubmissionOutcome]
     workflows: list[WorkflowOutcome]
@@ -87,37 +88,38 @@ class StoredDigest(NamedTuple):
 
 
 class LaneWriter(Protocol):
-    """The one connection of a lane, in its database's own SQL. Every method may raise what `trouble` explains."""
+    """The port of a lane to its database: one connection, in the database's own SQL. Every method may raise an error
+    that `trouble` classifies."""
 
     def begin(self) -> None: ...
     def commit(self) -> None: ...
 
     def abandon(self) -> None:
-        """Leave no transaction open, whatever is left of it. Never raises."""
+        """Leave no transaction open, in whatever state it is. Never raises."""
 
     def advance(self, seq: int) -> bool:
-        """Move the lane from seq - 1 to seq, if it stands there and is ours."""
+        """Move the lane from seq - 1 to seq, if it is there and belongs to this epoch."""
 
     def position(self) -> int | None:
-        """The lane's last committed sequence; None when it is another epoch's."""
+        """The lane's last committed sequence; None when the lane belongs to another epoch."""
 
     def savepoint(self) -> None: ...
     def release(self) -> None: ...
     def undo(self) -> None:
-        """Back to the savepoint, which is gone then."""
+        """Roll back to the savepoint, and remove it."""
 
     def claim_keys(self, claims: Sequence[Key]) -> int:
-        """Insert those that are free; how many were."""
+        """Insert the keys that are free. Returns their number."""
 
     def key_owners(self, claims: Sequence[Key]) -> dict[keys.Name, keys.KeyOwner]: ...
     def release_keys(self, claims: Sequence[Key]) -> None: ...
     def add_workflow(self, new: WorkflowNew) -> bool:
-        """Insert it unless this version is there."""
+        """Insert it unless this version exists. Returns whether it was inserted."""
 
     def find_workflow(self, namespace: str, name: str, version: str) -> StoredDigest: ...
     def activate(self, workflow_id: int) -> None: ...
     def keep(self, name: str, value: str) -> None:
-        """In `meta`, in place of what was there."""
+        """Set a value of `meta`."""
 
     def write(self, rows: Rows) -> None: ...
     def park(self, parked: Sequence[Parked]) -> None: ...
@@ -125,26 +127,26 @@ class LaneWriter(Protocol):
     def reserve_ids(self, count: int) -> tuple[int, int]: ...
     def trouble(self, error: Exception) -> Trouble: ...
     def rest(self, group: CommitGroup) -> None:
-        """Housekeeping after the outcome was reported, before the next group."""
+        """The database's housekeeping, after the outcome of a group was reported and before the next group."""
 
     def close(self) -> None: ...
 
 
 class Upkeep(Protocol):
-    """Work that can wait, in pieces so small that a group can wait for one. Called in the writer's thread."""
+    """Work that can wait, in pieces so short that a group can wait for one. Called in the writer's thread."""
 
     def pause_s(self) -> float:
-        """For how long there is nothing to do."""
+        """How long there is nothing to do."""
 
     def work(self) -> object:
-        """One piece, whole or not at all. May raise what the writer's `trouble` explains."""
+        """Do one piece, whole or not at all. May raise an error that the writer's `trouble` classifies."""
 
     def is_hindered(self, trouble: Trouble) -> None:
-        """The piece raised this."""
+        """The last piece failed with this trouble."""
 
 
 class Faults(Protocol):
-    """Where a test may stop or fail the writer: just before and just after COMMIT."""
+    """Where a test stops or fails the writer: just before and just after COMMIT."""
 
     def before_commit(self, group: CommitGroup) -> None: ...
     def after_commit(self, group: CommitGroup) -> None: ...
@@ -178,11 +180,12 @@ class Lane:
         self._groups.put(group)
 
     def look(self) -> None:
-        """There is upkeep to do sooner than it said."""
+        """Ask the upkeep again, because it has something to do now."""
         self._groups.put("look")
 
     def close(self, timeout_s: float) -> bool:
-        """Write what was put, for at most so long. False: not all could be, and nobody was told that it was."""
+        """Write the queued groups, for at most `timeout_s`. False: some group could not be written, and no outcome was
+        reported for it."""
         self._groups.put("end")
         self._thread.join(timeout_s)
         finished = not self._thread.is_alive()
@@ -205,7 +208,7 @@ class Lane:
         self._writer.close()
 
     def _next(self) -> CommitGroup | None:
-        """The next group; until it comes, and between two of them at the most once, a piece of upkeep."""
+        """Wait for the next group. Does pieces of upkeep meanwhile, at most one between two waiting groups."""
         upkeep = self._upkeep
         while True:
             pause_s = None
@@ -214,16 +217,16 @@ class Lane:
                     upkeep.is_hindered(trouble)
                 pause_s = upkeep.pause_s()
             try:
-                found = self._groups.get(timeout=pause_s)
+                item = self._groups.get(timeout=pause_s)
             except queue.Empty:
                 continue
-            if found == "end":
+            if item == "end":
                 return None
-            if found != "look":
-                return found
+            if item != "look":
+                return item
 
     def _aside(self, work: Callable[[], object]) -> Trouble | None:
-        """What can be left undone. That the database is broken cannot."""
+        """Do work that may fail without harm, and return its trouble. Only a broken database is raised."""
         try:
             work()
         except Exception as error:
@@ -234,43 +237,43 @@ class Lane:
         return None
 
     def _commit(self, group: CommitGroup) -> Outcome | None:
-        """Until it is durable, or never will be. None: the store was closed while it could not be written."""
+        """Try until the group is durable or never will be. None: the store was closed while it could not be written."""
         writing = Writing(self._number, self._writer, group, self._faults)
         stall = Stall(self._number, group.seq)
-        while isinstance(found := writing.attempt(), Trouble):
-            if (stalled := stall.again(found, time.monotonic())) is not None:
+        while isinstance(result := writing.attempt(), Trouble):
+            if (stalled := stall.again(result, time.monotonic())) is not None:
                 self._report(stalled)
             if self._give_up.wait(stall.pause_s()):
                 return None
-        return found
+        return result
 
 
-class _IsBroken(Exception):
+class _IsBroken(BrokerError):
     def __init__(self, error: str) -> None:
         super().__init__(error)
         self.error = error
 
 
 class Writing:
-    """One group on its way into the database. Every attempt is one transaction; it knows nothing of time, so whoever
-    has time to wait in, a thread or a simulation, tries again."""
+    """One group on its way into the database. Every attempt is one transaction. Waiting is the caller's: a thread or a
+    simulation tries again when it is time."""
 
     def __init__(self, lane: int, writer: LaneWriter, group: CommitGroup, faults: Faults | None = None) -> None:
         self._number = lane
         self._writer = writer
         self._group = group
         self._faults = faults
-        self._written: Committed | None = None  # what the last transaction that came to its COMMIT would have done
+        self._written: Committed | None = None  # the outcome of the last transaction that reached its COMMIT
         self._in_pieces = False
 
     def attempt(self) -> Outcome | Trouble:
-        """What became of it; or what is in the way now, so that it must be tried again."""
+        """Try once. Returns the outcome, or a passing trouble, after which the caller must try again."""
         group, writer = self._group, self._writer
         while True:
             try:
                 writer.begin()
                 if not writer.advance(group.seq):
-                    # Ours from before, whose outcome we did not hear; or the lane is not ours any more.
+                    # An earlier attempt committed and its outcome was lost; or the lane is no longer ours.
                     is_ours = writer.position() == group.seq
                     writer.abandon()
                     return self._written if is_ours and self._written is not None else Fenced(self._number)
@@ -302,7 +305,7 @@ class Writing:
         )
 
     def _write(self, group: CommitGroup) -> WriteResult:
-        """All of it, inside the open transaction."""
+        """Write the whole group inside the open transaction."""
         writer = self._writer
         workflows = [self._apply(new) for new in group.workflows]
         for _, workflow_id in group.activations:
@@ -351,8 +354,8 @@ class Writing:
         return verdict
 
     def _apply(self, new: WorkflowNew) -> WorkflowOutcome:
-        """A version that is there already stays as it is, and so does which version is active: applying it again
-        changes nothing."""
+        """Store a version of a workflow. A version that exists stays as it is, and the active version stays active:
+        applying a version again changes nothing."""
         created = self._writer.add_workflow(new)
         stored = self._writer.find_workflow(new.namespace, new.name, new.version)
         if created and new.activate:
@@ -362,7 +365,8 @@ class Writing:
     # -- when the database refuses data -------------------------------------------------------------------------------
 
     def _write_in_pieces(self, group: CommitGroup) -> WriteResult:
-        """Halve until the guilty pieces stand alone: they are parked, the others written, in the one transaction."""
+        """Halve the group until the guilty pieces are alone. They are parked and the others written, in one
+        transaction."""
         writer = self._writer
         whole = WriteResult([], [], set(), [])
         parked = list(group.parked)
@@ -402,7 +406,7 @@ class Writing:
 
 
 class Piece(NamedTuple):
-    """What can only be written or refused as a whole: a workflow, a submission, or one task's changes."""
+    """A part of a group that is written or refused as a whole: a workflow, a submission, or one task's changes."""
 
     group: CommitGroup
     tasks: tuple[int, ...]
@@ -415,7 +419,7 @@ def _pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
 
     now = max((row.at_ms for row in group.history), default=0)
     pieces = [Piece(_with(empty(), workflows=[new]), (), new.created_ms) for new in group.workflows]
-    # A stored step is its own task's, whatever a refused submission says.
+    # A stored step belongs to its stored task, even if a refused submission names the same step.
     task_of = {step.id: step.task_id for s in group.submissions for step in s.steps} | tasks_of_steps
     by_task: dict[int, CommitGroup] = {}
     stored = set(tasks_of_steps.values())
@@ -423,14 +427,14 @@ def _pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
         created = max((task.created_ms for task in s.tasks), default=now)
         part = _with(empty(), submissions=[s])
         pieces.append(Piece(part, tuple(task.id for task in s.tasks), created))
-        # What has happened to its tasks already is stored with them, or they are not stored.
+        # Changes of a new task are stored together with the task, or neither is stored.
         by_task.update((task.id, part) for task in s.tasks if task.id not in stored)
     new = set(by_task)
     pieces += [Piece(_with(empty(), activations=[one]), (), now) for one in group.activations]
     pieces += [Piece(_with(empty(), kept=[one]), (), now) for one in group.kept]
     for name in ("steps_dispatched", "steps_completed", "steps_changed", "steps_output"):
         for row in getattr(group, name):
-            if row.id in task_of:  # a step that is not there can be changed by nobody
+            if row.id in task_of:  # a change of a step that does not exist changes nothing
                 getattr(by_task.setdefault(task_of[row.id], empty()), name).append(row)
     for changed in group.tasks_changed:
         by_task.setdefault(changed.id, empty()).tasks_changed.append(changed)
@@ -441,7 +445,7 @@ def _pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
 
 
 def _joined(group: CommitGroup, pieces: Sequence[Piece], left_out: set[int]) -> CommitGroup:
-    """These pieces as one group, without what is said of tasks that were not stored."""
+    """Join these pieces into one group, without the changes of tasks that were not stored."""
     joined = CommitGroup(lane=group.lane, seq=group.seq)
     for piece in pieces:
         part = piece.group
@@ -493,7 +497,7 @@ def _step_ids(group: CommitGroup) -> list[int]:
 
 
 def _parked(piece: Piece, error: str) -> Parked:
-    """The rows as JSON that any reader can open, whatever was wrong with them."""
+    """The refused rows as JSON that any reader can parse, whatever the fault of the rows."""
     rows = {name: [_plain(row) for row in getattr(piece.group, name)] for name in _LISTS}
     body = json.dumps({"error": error, **{name: row for name, row in rows.items() if row}})
     task_id = piece.tasks[0] if len(piece.tasks) == 1 and 0 < piece.tasks[0] < 2**63 else None
@@ -513,19 +517,19 @@ def _plain(value: Any) -> Any:
 
 
 class Stall:
-    """How long to wait before the next try, and when to say again that there is trouble."""
+    """When to try again, and when to report a stall again."""
 
     def __init__(self, lane: int, seq: int) -> None:
         self._lane = lane
         self._seq = seq
         self._code = ""
-        self._said_at = 0.0
+        self._reported_at = 0.0
         self._pause_ms = PAUSE_MS // 2
 
     def again(self, trouble: Trouble, now_s: float) -> Stalled | None:
-        if trouble.code == self._code and now_s - self._said_at < STALL_REPEAT_MS / 1000:
+        if trouble.code == self._code and now_s - self._reported_at < STALL_REPEAT_MS / 1000:
             return None
-        self._code, self._said_at = trouble.code, now_s
+        self._code, self._reported_at = trouble.code, now_s
         return Stalled(self._lane, self._seq, trouble.code, trouble.error)
 
     def pause_s(self) -> float:

@@ -1,4 +1,4 @@
-"""What can be read from a store: one method a question. Each adapter answers them in its own SQL.
+"""The questions that a store answers, one a method. Each adapter answers them in its own SQL.
 
 A query runs in a reader's thread, sees what is committed, and returns at most a page.
 """
@@ -49,7 +49,7 @@ class Queries(LoadQueries, Protocol):
         """Tasks that have not ended, whichever broker owns them, in the order of their ids."""
 
     def tasks_with_history(self, task_ids: Sequence[int], resident_bytes_max: int) -> list[TaskWithHistory]:
-        """These tasks and everything that happened to them, as of one moment."""
+        """Read these tasks and everything that happened to them, as of one moment."""
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ class Queries(LoadQueries, Protocol):
         """Every version of every workflow, with its document."""
 
     def workflow(self, namespace: str, name: str, version: str | None) -> StoredWorkflow | None:
-        """This version, or the active one."""
+        """The named version, or the active one when `version` is None."""
 
     def workflow_rows(self, namespace: str | None) -> list[WorkflowRow]:
         """By name, and the versions of each name in the order they were applied."""

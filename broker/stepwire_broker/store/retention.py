@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from stepwire_broker.core.definitions.settings import RetentionSettings
 from stepwire_broker.core.model.states import STEP_FINAL, TaskState
+from stepwire_broker.errors import BrokerError
 
 from .lane import Trouble
 
@@ -62,7 +63,7 @@ RowT = TypeVar("RowT", EndedTask, EndedStep, ParkedInput)
 
 
 class PruneStatements(Protocol):
-    """What retention needs of a database. Everything between `begin` and `commit` is one transaction."""
+    """The statements that retention needs of a database. Everything between `begin` and `commit` is one transaction."""
 
     def begin(self) -> None: ...
 
@@ -113,7 +114,7 @@ class PruneStatements(Protocol):
 
 
 class Pruned(Struct):
-    """What a run removed."""
+    """The numbers of rows that a run removed."""
 
     started_ms: int
     ended_ms: int = 0
@@ -128,7 +129,7 @@ class Pruned(Struct):
         return not (self.tasks or self.steps or self.history or self.parked)
 
 
-class NotOver(Exception):
+class NotOver(BrokerError):
     """A task whose row has ended has a step that has not. Retention does not touch it."""
 
     def __init__(self, task_id: int) -> None:
@@ -245,8 +246,15 @@ class Retention:
         for name in Pruned.__struct_fields__:
             setattr(run, name, getattr(done, name))
         if is_over and not run.is_empty:
-            counts = {name: getattr(run, name) for name in ("tasks", "steps", "history", "keys", "parked")}
-            log.info("pruned", **counts, took_ms=run.ended_ms - run.started_ms)
+            log.info(
+                "pruned",
+                tasks=run.tasks,
+                steps=run.steps,
+                history=run.history,
+                keys=run.keys,
+                parked=run.parked,
+                took_ms=run.ended_ms - run.started_ms,
+            )
         statements.rest(removed_rows)
         return is_over
 
@@ -301,7 +309,7 @@ class Retention:
     # -- refused input ------------------------------------------------------------------------------------------------
 
     def _remove_parked(self, done: Pruned, now_ms: int) -> None:
-        """Refused input is kept for inspection as long as a failed task, and at most so many rows and bytes of it."""
+        """Refused input is kept for inspection as long as a failed task, up to a number of rows and of bytes."""
         last = self._statements.newest_parked()
         if last is None:
             return

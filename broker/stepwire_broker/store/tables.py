@@ -1,10 +1,11 @@
-"""The declared schema. What it forbids nobody can write: a step's state decides which of its columns may be filled.
+"""The declared schema, for every database. Its CHECKs reject false rows: a step's state decides which of its columns
+are filled.
 
-The migrations end at exactly this, and a test holds them to it. Columns are in the order of the row types of
-core/model/commit_group.py and core/definitions/stored_rows.py, the large payload last, because SQLite reads a column
-by walking through all columns before it. Times are UTC milliseconds, payloads are JSON text, and a column accepts its
-own type only. There are no foreign keys on `keys` and `history`: a key is claimed before its task is stored, and every
-history row would pay for a look at its task.
+The migrations end at exactly this schema, and a test compares the two. Columns are in the order of the row types of
+core/model/commit_group.py and core/definitions/stored_rows.py, with the large payload last, because SQLite reads a
+column by walking through all columns before it. Times are UTC milliseconds, payloads are JSON text, and a column
+accepts its own type only. `keys` and `history` have no foreign keys: a key is claimed before its task is stored, and
+every history row would pay for a look-up of its task.
 """
 
 from typing import Any, Final
@@ -28,10 +29,10 @@ from sqlalchemy import (
 metadata: Final = MetaData()
 
 
-# On SQLite only the very word INTEGER makes a primary key the row's own number.
+# On SQLite only the exact word INTEGER makes a primary key the row's own number.
 Number: Final = BigInteger().with_variant(Integer, "sqlite")
 
-# One line a state: what must be filled and what must not. The hot states first, since the first that fits decides.
+# One line a state: which columns must be filled and which must not. Hot states first: the first match decides.
 STEP_STATES: Final = """
 CASE state
  WHEN 'dispatched' THEN batch_id IS NOT NULL AND worker IS NOT NULL AND delivery > 0 AND dispatched_ms IS NOT NULL
@@ -58,7 +59,7 @@ CASE state
 
 
 def _where(condition: str) -> dict[str, Any]:
-    """For an index that holds only some rows, whatever the database."""
+    """The condition of a partial index, for every database."""
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
 
@@ -74,9 +75,9 @@ brokers = Table(
     "brokers",
     metadata,
     Column("id", Text, primary_key=True, nullable=False),
-    Column("epoch", Number, nullable=False),  # of its last start; no two starts of any brokers have the same
+    Column("epoch", Number, nullable=False),  # of its last start; no two starts of any brokers share one
     Column("lease_until_ms", Number, nullable=False),  # 0 on SQLite, where the lock of the file is the lease
-    Column("lease_ms", Number, nullable=False),  # the longest it gave its workers: how long some may run on
+    Column("lease_ms", Number, nullable=False),  # the longest it gave its workers, who may run on for this long
     CheckConstraint("epoch > 0", name="epoch_is_given"),
     sqlite_strict=True,
 )
@@ -88,7 +89,7 @@ lanes = Table(
     Column("broker", Text, ForeignKey("brokers.id"), nullable=False),
     Column("lane", Integer, nullable=False),
     Column("epoch", Number, nullable=False),
-    Column("seq", Number, nullable=False),  # of its last transaction; goes on over restarts, so it orders the history
+    Column("seq", Number, nullable=False),  # of its last transaction; continues over restarts, so it orders the history
     UniqueConstraint("broker", "lane", name="lanes_of_broker"),
     CheckConstraint("seq >= 0 AND epoch > 0", name="seq_counts"),
     sqlite_strict=True,
@@ -148,7 +149,7 @@ tasks = Table(
     CheckConstraint("length(uid) = 32", name="uid_is_whole"),
     sqlite_strict=True,
 )
-# What the loader asks, answered from the index alone: it passes over what is in memory and over what nobody offers.
+# For the loader, from the index alone: it skips tasks in memory and tasks whose handler no worker offers.
 Index(
     "tasks_open",
     tasks.c.priority.desc(),
@@ -160,7 +161,7 @@ Index(
 )
 Index("tasks_of_workflow", tasks.c.workflow_id, tasks.c.id)
 Index("tasks_failed", tasks.c.id, **_where("state = 'failed'"))
-# What retention asks: those that ended in this state, the earliest first.
+# For retention: the tasks that ended in this state, the earliest first.
 Index("tasks_ended", tasks.c.state, tasks.c.finished_ms, **_where("finished_ms IS NOT NULL"))
 Index("tasks_with_attention", tasks.c.id, **_where("attention IS NOT NULL"))
 
@@ -213,8 +214,8 @@ keys = Table(
     sqlite_with_rowid=False,
 )
 
-# (lane, seq, position) orders a lane's history, and a commit that comes late still comes after its own lane's earlier
-# ones: who follows the history keeps a cursor per lane and skips nothing.
+# (lane, seq, position) orders a lane's history, and a late commit is still after the earlier ones of its lane. A
+# follower of the history keeps a cursor for each lane and skips nothing.
 history = Table(
     "history",
     metadata,

@@ -246,8 +246,8 @@ def _once_as_probe(plant: Plant) -> None:
     def limits(original: Any, state: Any, routes: Any, now: Any) -> Any:
         barred = state.guards.barred
         as_if = {r: r._replace(is_at_most_once=False) if r.handler_class in barred else r for r in routes}
-        allowed = original(state, list(as_if.values()), now)
-        return {route: allowed[other] for route, other in as_if.items() if other in allowed}
+        allowances = original(state, list(as_if.values()), now)
+        return {route: allowances[other] for route, other in as_if.items() if other in allowances}
 
     plant.function(allowance.limits, limits)
 

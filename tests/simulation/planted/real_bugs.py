@@ -8,7 +8,7 @@ from stepwire_broker.core import machine, timer_kinds
 from stepwire_broker.core.commit import outbox
 from stepwire_broker.core.dispatch import requests, transmission
 from stepwire_broker.core.intake import submission
-from stepwire_broker.core.loading import residency
+from stepwire_broker.core.loading import eviction, residency
 from stepwire_broker.core.model.commit_group import CommitGroup
 from stepwire_broker.core.model.states import DISPATCHED, HELD, STEP_FINAL, WAITING
 from stepwire_broker.core.workers import hello, step_results, time_limits
@@ -73,7 +73,7 @@ def _evicts_undecided(plant: Plant) -> None:
             for step, before in waits:
                 step.waits = before
 
-    plant.function(residency._is_idle, is_idle)
+    plant.function(eviction._is_idle, is_idle)
 
 
 def _pieces_apart(plant: Plant) -> None:
@@ -126,10 +126,10 @@ def _timed_from_commit(plant: Plant) -> None:
 
 def _bytes_make_no_room(plant: Plant) -> None:
     def make_room(original: Any, state: Any, now: Any) -> None:
-        if residency._room(state) <= 0:
+        if eviction.room(state) <= 0:
             original(state, now)
 
-    plant.function(residency._make_room, make_room)
+    plant.function(eviction.make_room, make_room)
 
 
 def _longer_lease_kept(plant: Plant) -> None:

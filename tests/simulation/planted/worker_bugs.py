@@ -58,7 +58,7 @@ def _drop_keeps_queued(plant: Plant) -> None:
 
 def _starts_without_go(plant: Plant) -> None:
     def take_next(original: Any, self: Any) -> Any:
-        for held in self._queue:
+        for held in self.queued:
             held.is_at_most_once = False
         return original(self)
 

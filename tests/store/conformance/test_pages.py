@@ -271,10 +271,10 @@ def test_after_a_restart_every_open_task_is_found_page_by_page(place: Place) -> 
     with Running(place) as run:
         run.workflow()
         run.write(submissions=[submission(i, i) for i in range(10, 5000, 10)])
-    found: list[int] = []
+    loaded: list[int] = []
     with Running(place) as run:
         epoch = run.opened.epoch
         while ids := page(run, limit=100, epoch=epoch):
-            found += ids
+            loaded += ids
             run.write(tasks_changed=[task_changed(i, owner_epoch=epoch) for i in ids])
-    assert found == list(range(10, 5000, 10))
+    assert loaded == list(range(10, 5000, 10))

@@ -1,5 +1,5 @@
-"""A backup is the database as of one moment, whatever the broker does meanwhile; and what is restored from one starts
-nothing by itself that must not start twice."""
+"""A backup is the database as of one moment, whatever the broker does meanwhile. A restored database starts no step by
+itself that must not start twice."""
 
 import contextlib
 import os
@@ -57,10 +57,10 @@ def looked_at(path: Path) -> Status:
         return status(connection, path, RetentionSettings(), time.time_ns() // 1_000_000)
 
 
-# -- there ------------------------------------------------------------------------------------------------------------
+# -- backup -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_backup_is_one_moment_of_a_database_that_is_written_all_the_time(
+def test_a_backup_is_one_moment_of_a_database_that_is_being_written(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepwire_broker.store.sqlite.backup.PAGES_A_STEP", 16)
@@ -82,7 +82,7 @@ def test_a_backup_is_one_moment_of_a_database_that_is_written_all_the_time(
         assert copy.execute("SELECT count(*) FROM tasks").fetchone() == (3 * 300,)
 
 
-def test_a_backup_is_a_file_of_its_own_that_nobody_else_can_read(database: Path, tmp_path: Path) -> None:
+def test_a_backup_is_one_file_that_only_its_owner_can_read(database: Path, tmp_path: Path) -> None:
     with Running(database) as run:
         run.workflow(document=DOCUMENT)
         run.write(submissions=[submission(1, 10)])
@@ -114,7 +114,7 @@ def test_a_backup_replaces_no_file_and_leaves_nothing_when_it_fails(database: Pa
     assert [p.name for p in tmp_path.iterdir() if "partial" in p.name] == []
 
 
-def test_what_is_no_database_of_ours_is_not_backed_up(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_stepwire_database_is_not_backed_up(tmp_path: Path) -> None:
     with pytest.raises(NotThere):
         make(tmp_path / "none.db", tmp_path / "b.db")
     (tmp_path / "text.db").write_text("no database at all" * 1_000)
@@ -127,16 +127,16 @@ def test_what_is_no_database_of_ours_is_not_backed_up(tmp_path: Path) -> None:
     assert not (tmp_path / "b.db").exists()
 
 
-# -- and back ---------------------------------------------------------------------------------------------------------
+# -- restore ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_restored_database_gives_out_nothing_that_was_given_out_before(database: Path, tmp_path: Path) -> None:
+def test_a_restored_database_gives_out_no_id_or_epoch_again(database: Path, tmp_path: Path) -> None:
     with Running(database) as run:
         make(database, tmp_path / "b.db")
-    for _ in range(3):  # starts that the backup knows nothing of
+    for _ in range(3):  # starts after the backup
         with Running(database) as run:
             last = run.opened
-    wall_ms = 1_000 * (last.epoch - 1)  # a clock that stands at 1970 is no reason to give one again
+    wall_ms = 1_000 * (last.epoch - 1)  # a clock near 1970 must not repeat an epoch
     restored = put_back(tmp_path / "b.db", database, wall_ms)
     assert restored.deployment != last.deployment
     with Running(database) as run:
@@ -146,7 +146,7 @@ def test_a_restored_database_gives_out_nothing_that_was_given_out_before(databas
         assert run.opened.lease_ms_before == 10_000
         seen = {run.opened.epoch, last.epoch, restored.epoch}
         numbers = run.opened.ids[1]
-    database.unlink()  # and once more from the same backup, when what was restored first is lost
+    database.unlink()  # restore the same backup again, after the first restored database is lost
     again = put_back(tmp_path / "b.db", database)
     assert again.epoch > max(seen)
     assert again.deployment not in (restored.deployment, last.deployment)
@@ -155,7 +155,7 @@ def test_a_restored_database_gives_out_nothing_that_was_given_out_before(databas
         assert run.opened.ids[0] > numbers
 
 
-def test_what_was_there_is_kept_beside_also_when_it_is_damaged(database: Path, tmp_path: Path) -> None:
+def test_the_replaced_database_is_kept_also_when_it_is_damaged(database: Path, tmp_path: Path) -> None:
     with Running(database) as run:
         run.workflow(document=DOCUMENT)
         make(database, tmp_path / "b.db")
@@ -170,7 +170,7 @@ def test_what_was_there_is_kept_beside_also_when_it_is_damaged(database: Path, t
     assert stat.S_IMODE(database.stat().st_mode) == 0o600
 
 
-def test_nothing_is_replaced_under_a_running_broker_or_unless_it_may_be(database: Path, tmp_path: Path) -> None:
+def test_a_database_is_replaced_only_without_a_broker_and_with_permission(database: Path, tmp_path: Path) -> None:
     with Running(database) as run:
         make(database, tmp_path / "b.db")
         with pytest.raises(InUse):
@@ -198,7 +198,7 @@ def test_a_copy_made_by_other_means_is_restored_with_its_log(database: Path, tmp
 def test_no_broker_starts_where_a_restore_was_interrupted(database: Path, tmp_path: Path) -> None:
     with Running(database):
         make(database, tmp_path / "b.db")
-    os.rename(database, opening.restoring(database))  # killed between two names
+    os.rename(database, opening.restoring(database))  # killed between two renames
     with pytest.raises(StoreRefused, match="was interrupted: run `stepwire db restore"):
         Running(database)
     assert not database.exists()
@@ -261,11 +261,11 @@ def step_states(site: Site, task_id: int) -> dict[str, str]:
 
 
 def starts(site: Site) -> Counter[tuple[int, str]]:
-    """How often each at_most_once step was started, by its handlers' own books."""
+    """The number of starts of each at_most_once step, by its handlers' own ledger."""
     return Counter((run["task_id"], run["step"]) for run in site.runs("started") if run["mode"] == "at_most_once")
 
 
-def test_what_must_not_start_twice_does_not_start_in_a_restored_database_until_somebody_says_so(site: Site) -> None:
+def test_at_most_once_steps_of_a_restored_database_start_only_when_an_operator_resolves_them(site: Site) -> None:
     broker = site.start_broker()
     for document in WORKFLOWS:
         site.apply(document)
@@ -289,7 +289,7 @@ def test_what_must_not_start_twice_does_not_start_in_a_restored_database_until_s
     made = site.stepwire("db", "backup", "b.db")
     assert made.returncode == 0, made.stderr
 
-    # What the backup knows nothing of: they run to their ends.
+    # After the backup was made, the tasks run to their ends.
     site.open_gate("now")
     for name in ("running", "waiting", "ready"):
         eventually(lambda n=name: site.task(ids[n])["state"] == "completed" or None, f"{name} to end")
@@ -303,7 +303,7 @@ def test_what_must_not_start_twice_does_not_start_in_a_restored_database_until_s
     at_rest = checked(site.database)
     assert (at_rest.findings, at_rest.tasks_replayed) == ([], len(ids))
 
-    # The old worker lives on, and there is a new one.
+    # The old worker still runs, next to a new one.
     site.start_broker()
     site.start_worker("two", slots=10)
     for name in set(ids) - OVER - {"blocked"}:
@@ -322,10 +322,10 @@ def test_what_must_not_start_twice_does_not_start_in_a_restored_database_until_s
     assert starts(site) == started
 
     def resolve(name: str, *words: str) -> None:
-        said = site.stepwire("step", "resolve", f"{ids[name]}/pay", *words, "--reason", "asked the bank")
-        assert said.returncode == 0, said.stderr
+        command = site.stepwire("step", "resolve", f"{ids[name]}/pay", *words, "--reason", "asked the bank")
+        assert command.returncode == 0, command.stderr
 
-    # Whoever knows says so. A step that waits for another one goes on waiting for it.
+    # The operator resolves each held step. A step that waits for another one continues to wait.
     resolve("blocked", "--retry")
     assert step_states(site, ids["blocked"]) == {"a": "dispatched", "pay": "waiting"}
     resolve("running", "--completed", '{"charged": true}')
@@ -403,14 +403,14 @@ def test_a_broker_under_load_is_backed_up_and_pruned_and_loses_nothing() -> None
             lambda: sum(looked_at(site.database).tasks.values()) == 0 or None, "all to be over and gone", 30
         )
         assert left
-        # Every one that was acknowledged has run, though nothing is left of it; no late result kills anything.
+        # Every acknowledged task has run, though its rows are gone; no late result does harm.
         finished = {run["task_id"] for run in site.runs("finished") if run["step"] == "b"}
         assert set(accepted) <= finished
         for i in range(3):
-            found = checked(site.directory / f"b{i}.db")
-            assert found.findings == []
-            assert found.tasks_replayed > 0
-        found = looked_at(site.database)
-        assert found.log_bytes < 2 * opening.LOG_BYTES_MAX
+            outcome = checked(site.directory / f"b{i}.db")
+            assert outcome.findings == []
+            assert outcome.tasks_replayed > 0
+        state = looked_at(site.database)
+        assert state.log_bytes < 2 * opening.LOG_BYTES_MAX
         broker.ask_to_end()
         assert broker.wait() == 0

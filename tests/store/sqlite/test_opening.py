@@ -1,4 +1,4 @@
-"""A database is opened safely or not at all, and the refusal says what to do."""
+"""Opening a database: it is safe, or it is refused with what to do."""
 
 import contextlib
 import os
@@ -36,12 +36,12 @@ def test_the_migrated_schema_is_the_declared_one(database: Path) -> None:
 _SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL{} ORDER BY name"
 
 
-def test_a_new_database_is_made_of_what_the_migrations_come_to() -> None:
-    """`python -m stepwire_broker.store.sqlite.migrations` writes it anew."""
+def test_a_new_database_has_the_schema_that_all_migrations_end_at() -> None:
+    """`python -m stepwire_broker.store.sqlite.migrations` writes the file."""
     assert SCHEMA.read_text() == schema()
 
 
-def test_head_is_the_newest_migration_there_is() -> None:
+def test_head_is_the_newest_migration() -> None:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
     from stepwire_broker.store.sqlite import migrate
@@ -69,7 +69,7 @@ def test_a_database_of_another_program_is_refused(database: Path) -> None:
         Running(database)
 
 
-def test_an_epoch_is_never_used_twice_whatever_the_brokers_are_called(database: Path) -> None:
+def test_no_two_starts_of_any_brokers_have_the_same_epoch(database: Path) -> None:
     epochs = []
     for broker in ("b1", "b2", "b1", "b3"):
         with Running(database, broker) as run:
@@ -80,7 +80,7 @@ def test_an_epoch_is_never_used_twice_whatever_the_brokers_are_called(database: 
 # -- one broker -------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_broker_is_refused_and_told_which_process_holds_the_file(database: Path) -> None:
+def test_a_second_broker_is_refused_with_the_process_that_holds_the_file(database: Path) -> None:
     with Running(database) as run:
         with pytest.raises(StoreRefused, match=rf"another broker.*process {os.getpid()}\b"):
             Running(database, "b2")
@@ -122,7 +122,7 @@ def test_a_killed_broker_leaves_nothing_locked(database: Path) -> None:
 # -- safe -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_directory_and_the_files_are_readable_by_nobody_else(database: Path) -> None:
+def test_the_directory_and_the_files_are_readable_by_their_owner_only(database: Path) -> None:
     before = os.umask(0)
     try:
         with Running(database) as run:
@@ -134,7 +134,7 @@ def test_the_directory_and_the_files_are_readable_by_nobody_else(database: Path)
         os.umask(before)
 
 
-def test_a_commit_is_synced_and_the_settings_are_what_they_are_said_to_be(database: Path) -> None:
+def test_every_commit_is_synced_and_the_connection_has_its_pragmas(database: Path) -> None:
     settings = DatabaseSettings(url=f"sqlite:///{database}")
     store = open_store(settings, "b1", lease_ms=1, wall_ms=NOW, entropy=1)
     execute = store._database.writer.execute
@@ -143,7 +143,7 @@ def test_a_commit_is_synced_and_the_settings_are_what_they_are_said_to_be(databa
     store.close(1.0)
 
 
-def test_who_must_not_wait_reads_at_once_or_not_at_all(database: Path) -> None:
+def test_a_read_at_once_never_waits_for_a_lock(database: Path) -> None:
     with Running(database):
         pass
     readers = SqliteReaders(database, 1)
@@ -151,7 +151,7 @@ def test_who_must_not_wait_reads_at_once_or_not_at_all(database: Path) -> None:
         assert readers.read_at_once(SqliteQueries.open_counts) == (0, 0)
         assert readers.read_at_once(SqliteQueries.task, 7) is None
         with pytest.raises(sqlite3.OperationalError, match="no such table"):
-            readers.read_at_once(lambda queries: queries.execute("SELECT * FROM nobodys"))
+            readers.read_at_once(lambda queries: queries.execute("SELECT * FROM missing"))
         readers.close()
         readers._at_once = None
         alone.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -170,7 +170,7 @@ def test_readers_can_neither_write_nor_checkpoint(database: Path) -> None:
                 run.sql(text)
         with contextlib.suppress(sqlite3.OperationalError):
             run.sql("PRAGMA wal_checkpoint(TRUNCATE)")
-        run.store._readers.close()  # the last reader to go must not checkpoint either
+        run.store._readers.close()  # the last reader to close must not checkpoint either
         assert log.stat().st_size > 0
         assert database.stat().st_size == size
 
@@ -192,7 +192,7 @@ def test_a_corrupt_database_is_refused_at_the_start(database: Path) -> None:
         Running(database)
 
 
-def test_what_is_no_database_is_refused(database: Path) -> None:
+def test_a_file_that_is_not_a_database_is_refused(database: Path) -> None:
     database.parent.mkdir()
     database.write_text("this is my shopping list, and a long one at that: " * 100)
     with pytest.raises(StoreRefused, match="not a SQLite database"):
@@ -236,12 +236,14 @@ def test_three_slashes_are_relative_and_four_are_absolute(url: str, path: str) -
         ("sqlite:///dir/", "has to name a file"),
     ],
 )
-def test_a_url_that_cannot_work_is_refused_with_one_that_can(url: str, says: str) -> None:
+def test_a_url_that_cannot_work_is_refused_with_an_example(url: str, says: str) -> None:
     with pytest.raises(StoreRefused, match=says):
         path_of(url)
 
 
-def test_a_relative_path_keeps_meaning_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_names_the_same_file_after_a_change_of_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with Running(Path("odd name%20#.db")) as run:
         monkeypatch.chdir("/")

@@ -1,4 +1,4 @@
-"""What is over and old goes, whole and a little at a time; nothing else does, and nobody meets what is half gone."""
+"""Retention on SQLite: how it works in pieces, between groups, and next to other processes."""
 
 import contextlib
 import queue
@@ -31,7 +31,7 @@ TABLES = ("tasks", "steps", "history", "keys")
 
 
 class Clock:
-    """Stands still, or goes on by `step_s` with every look at it."""
+    """Does not move, or moves by `step_s` with every reading."""
 
     def __init__(self, step_s: float = 0.0) -> None:
         self.now_s = 0.0
@@ -46,7 +46,7 @@ class Clock:
 def retaining(
     path: Path, kept: RetentionSettings = WEEK_AND_MONTH, now_ms: int = NOW, clock: Clock | None = None
 ) -> Iterator[tuple[Retention, SqliteWriter]]:
-    """Retention over a database that nobody else has, to be worked by hand."""
+    """Retention on a database that no broker has open; the test calls its pieces."""
     connection = opening.open_writer(path)
     try:
         writer = SqliteWriter(connection, path, 1, 1)
@@ -56,7 +56,7 @@ def retaining(
 
 
 def work(retention: Retention, pieces_max: int = 1_000) -> Pruned:
-    """Until the run is over."""
+    """Work until the run is over."""
     for _ in range(pieces_max):
         if (run := retention.work()) is not None:
             return run
@@ -69,7 +69,7 @@ def prune(path: Path, kept: RetentionSettings = WEEK_AND_MONTH, now_ms: int = NO
 
 
 def end(run: Running, task_id: int, state: str, at_ms: int, steps: int = 2) -> None:
-    """This task has ended, with all its steps."""
+    """Store that this task and all its steps ended."""
     final = "cancelled" if state == "cancelled" else "failed"
     done = (
         [completed(task_id + 1 + i)._replace(finished_ms=at_ms) for i in range(steps)] if state == "completed" else []
@@ -84,7 +84,7 @@ def end(run: Running, task_id: int, state: str, at_ms: int, steps: int = 2) -> N
 
 
 def left(path: Path) -> dict[str, list[int]]:
-    """By table, the tasks that something is left of."""
+    """By table, the tasks that have rows left."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         column = {"tasks": "id"}
         return {
@@ -104,10 +104,10 @@ def note(path: Path, name: str) -> Any:
     return None if row is None else msgspec.json.decode(row[0])
 
 
-# -- what goes --------------------------------------------------------------------------------------------------------
+# -- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def test_a_task_with_a_held_step_is_not_touched_whatever_its_row_says(database: Path) -> None:
+def test_a_task_with_a_held_step_is_logged_and_kept_whatever_its_row_says(database: Path) -> None:
     with Running(database) as run:
         run.workflow()
         run.write(submissions=[submission(1, 10, 20)])
@@ -135,7 +135,7 @@ def test_a_huge_task_with_a_held_step_at_its_end_loses_nothing(database: Path) -
 
 
 def _store_large(path: Path, steps: int, last: str = "completed") -> None:
-    """Task 10, over, with so many steps; and task 5000, open."""
+    """Store task 10, which has ended and has this number of steps, and task 5000, which is open."""
     at_ms = NOW - 8 * DAY_MS
     with Running(path) as run:
         run.workflow()
@@ -148,7 +148,7 @@ def _store_large(path: Path, steps: int, last: str = "completed") -> None:
             run.write(steps_changed=[step_changed(10 + steps, last)])
 
 
-def test_what_does_not_fit_in_a_piece_is_shown_to_nobody_and_removed_by_the_next_ones(database: Path) -> None:
+def test_a_task_that_does_not_fit_into_a_piece_is_hidden_and_removed_by_the_next_pieces(database: Path) -> None:
     _store_large(database, steps=300)
     with retaining(database, clock=Clock(step_s=1.0)) as (retention, writer):
         assert retention.work() is None
@@ -161,7 +161,7 @@ def test_what_does_not_fit_in_a_piece_is_shown_to_nobody_and_removed_by_the_next
             assert queries.load_tasks([10, 5000], 1 << 20).tasks[0].id == 5000
             assert queries.task(10) is None
             assert [row.id for row in queries.tasks(TaskFilter())] == [5000]
-            # A late result of it is looked up, found to be of what is over, and acked.
+            # A late result of it is traced to an ended task, and acked.
             assert queries.tasks_of_steps([10 + 300])[10 + 300].state == "completed"
         assert work(retention).tasks == 1
         assert writer.partly_removed == set()
@@ -169,24 +169,24 @@ def test_what_does_not_fit_in_a_piece_is_shown_to_nobody_and_removed_by_the_next
     assert note(database, "pruning") is None
 
 
-def test_another_process_goes_on_where_one_was_killed(database: Path) -> None:
+def test_another_process_continues_where_one_was_killed(database: Path) -> None:
     _store_large(database, steps=300)
     with retaining(database, clock=Clock(step_s=1.0)) as (retention, _):
         retention.work()
         assert note(database, "pruning") == [10]
-    # Now by a clock by which nothing is old enough: what was begun is ended all the same.
+    # By this clock no task is old enough: a removal that began is finished all the same.
     assert prune(database, now_ms=0).tasks == 1
     assert left(database)["steps"] == [5000]
     assert note(database, "pruning") is None
 
 
-def test_nothing_can_be_written_of_a_task_that_is_gone_or_going(database: Path) -> None:
-    """An operator's retry was decided on rows that were read before they went."""
+def test_a_removed_or_partly_removed_task_cannot_be_changed(database: Path) -> None:
+    """The case of an operator's retry that was decided on rows read before their removal."""
     _store_large(database, steps=300)
     reopened = task_changed(10)
     with retaining(database, clock=Clock(step_s=1.0)) as (retention, writer):
-        for is_gone in (False, True):
-            if is_gone:
+        for is_removed in (False, True):
+            if is_removed:
                 work(retention)
             else:
                 retention.work()
@@ -223,7 +223,7 @@ class _Unclosed:
         pass
 
 
-def test_a_piece_is_the_smaller_the_longer_it_takes(database: Path) -> None:
+def test_a_slow_piece_makes_the_next_piece_smaller(database: Path) -> None:
     pieces = {}
     for step_s in (0.0, 1.0):
         _store_many(database, 400)
@@ -235,7 +235,7 @@ def test_a_piece_is_the_smaller_the_longer_it_takes(database: Path) -> None:
     assert 2 * pieces[0.0] < pieces[1.0] <= 800 / retention.STEPS_MIN * 2
 
 
-def test_a_run_takes_a_tenth_of_the_time_and_half_when_it_is_behind_or_was_told_to(database: Path) -> None:
+def test_a_run_takes_a_tenth_of_the_time_and_half_when_it_is_late_or_requested(database: Path) -> None:
     kept = RetentionSettings(completed_ms=7 * DAY_MS, failed_ms=30 * DAY_MS)
     for late_ms, is_asked, times in ((60_000, False, 10), (2 * retention.BEHIND_MS, False, 2), (60_000, True, 2)):
         database.unlink(missing_ok=True)
@@ -264,7 +264,7 @@ def _store_many(path: Path, count: int, at_ms: int = NOW - 8 * DAY_MS) -> None:
         )
 
 
-def test_the_space_of_what_goes_is_used_again(database: Path) -> None:
+def test_the_space_of_removed_rows_is_used_again(database: Path) -> None:
     sizes = []
     for _ in range(4):
         _store_many(database, 300)
@@ -293,7 +293,7 @@ class Restless:
         raise AssertionError(trouble)
 
 
-def test_a_group_waits_for_one_piece_at_the_most(database: Path) -> None:
+def test_a_group_waits_for_at_most_one_piece(database: Path) -> None:
     with Running(database) as run:
         run.workflow()
     with retaining(database) as (_, writer):
@@ -312,7 +312,7 @@ def test_a_group_waits_for_one_piece_at_the_most(database: Path) -> None:
     assert [after - before for before, after in zip([0, *pieces], pieces, strict=False)] == [1] * 20
 
 
-def test_an_idle_broker_prunes_too_and_says_so_once(database: Path) -> None:
+def test_an_idle_broker_prunes_and_logs_the_run_once(database: Path) -> None:
     kept = RetentionSettings(completed_ms=1, failed_ms=1)
     with capture_logs() as logs, Running(database, retention=kept) as run:
         run.workflow()
@@ -323,11 +323,11 @@ def test_an_idle_broker_prunes_too_and_says_so_once(database: Path) -> None:
     pruned = note(database, "pruned")
     assert (pruned["tasks"], pruned["steps"], pruned["parked"]) == (1, 2, 0)
     assert pruned["started_ms"] <= pruned["ended_ms"]
-    said = [line for line in logs if line["event"] == "pruned"]
-    assert [(line["tasks"], line["steps"], line["history"]) for line in said] == [(1, 2, 2)]
+    runs = [line for line in logs if line["event"] == "pruned"]
+    assert [(line["tasks"], line["steps"], line["history"]) for line in runs] == [(1, 2, 2)]
 
 
-def test_a_run_that_was_asked_for_begins_at_once(database: Path) -> None:
+def test_a_requested_run_begins_at_once(database: Path) -> None:
     with Running(database, retention=RetentionSettings(completed_ms=DAY_MS, failed_ms=DAY_MS)) as run:
         run.workflow()
         run.write(submissions=[submission(1, 10)])
@@ -370,11 +370,11 @@ def test_a_locked_database_is_tried_again_later(database: Path) -> None:
 def eventually(is_so: Callable[[], bool]) -> None:
     until = time.monotonic() + PATIENCE_S
     while not is_so():
-        assert time.monotonic() < until, "not within its bound"
+        assert time.monotonic() < until, "not within its time"
         time.sleep(0.005)
 
 
-# -- what was refused -------------------------------------------------------------------------------------------------
+# -- refused input ----------------------------------------------------------------------------------------------------
 
 
 def park(path: Path, *rows: tuple[int, int]) -> None:
@@ -390,16 +390,14 @@ def parked(path: Path) -> list[int]:
         return [row[0] for row in connection.execute("SELECT id FROM parked ORDER BY id")]
 
 
-def test_of_what_was_refused_the_newest_are_kept(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_refused_inputs_are_kept(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "PARKED_ROWS_MAX", 100)
     park(database, *[(NOW, 1)] * 1_300)
     assert prune(database).parked == 1_200
     assert parked(database) == list(range(1_201, 1_301))
 
 
-def test_of_what_was_refused_no_more_bytes_are_kept_than_there_is_room_for(
-    database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_input_is_kept_up_to_a_number_of_bytes(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "PARKED_BYTES_MAX", 1_000_000)
     monkeypatch.setattr(retention, "BYTES_MAX", 300_000)
     park(database, *[(NOW, 250_000)] * 9)

@@ -1,4 +1,4 @@
-"""What a group becomes: durable once, whole, and only by the broker whose lane it is."""
+"""The writer on SQLite: kill -9, lost outcomes, locks, a full disk, a broken disk, and data that SQLite refuses."""
 
 import contextlib
 import os
@@ -22,7 +22,6 @@ from tests.store.stored_rows import (
     NOW,
     dispatched,
     fact,
-    step_new,
     submission,
     task_changed,
     workflow_new,
@@ -30,7 +29,7 @@ from tests.store.stored_rows import (
 
 
 class Raises:
-    """Fails the writer so many times, before or after COMMIT."""
+    """Fails the writer `times` times, before or after COMMIT."""
 
     def __init__(self, error: Exception, times: int, after: bool) -> None:
         self.error, self.times, self.after = error, times, after
@@ -58,7 +57,7 @@ def io_error(code: int = sqlite3.SQLITE_IOERR_WRITE) -> sqlite3.OperationalError
 
 # -- durable, once ----------------------------------------------------------------------------------------------------
 
-_WRITES_AND_SAYS_SO = """
+_WRITES_AND_REPORTS = """
 import sys
 from pathlib import Path
 from tests.store.running import Running
@@ -72,22 +71,22 @@ for task_id in range(10, 10_000_000, 10):
 """
 
 
-def test_what_was_reported_committed_is_there_after_kill_minus_9(database: Path) -> None:
-    with _python(_WRITES_AND_SAYS_SO, str(database)) as process:
-        told = [int(_line(process)) for _ in range(20)]
+def test_every_group_that_was_reported_committed_is_stored_after_kill_minus_9(database: Path) -> None:
+    with _python(_WRITES_AND_REPORTS, str(database)) as process:
+        reported = [int(_line(process)) for _ in range(20)]
         process.send_signal(signal.SIGKILL)
         assert process.stdout is not None
-        told += [int(line) for line in process.stdout.read().split()]
+        reported += [int(line) for line in process.stdout.read().split()]
     with Running(database) as run:
         stored = [row[0] for row in run.sql("SELECT id FROM tasks ORDER BY id")]
-        # At most the one group that was under way is there without having been reported.
-        assert stored[: len(told)] == told
-        assert len(stored) <= len(told) + 1
+        # At most one group, the one that was being written, is stored without a report.
+        assert stored[: len(reported)] == reported
+        assert len(stored) <= len(reported) + 1
         assert run.opened.lanes[0] == len(stored) + 1
         assert run.opened.epoch == 2
 
 
-def test_an_outcome_that_nobody_heard_is_found_and_the_group_is_written_once(database: Path) -> None:
+def test_a_lost_outcome_is_found_in_the_database_and_the_group_is_written_once(database: Path) -> None:
     faults = Raises(io_error(), times=0, after=True)
     with Running(database, faults=faults) as run:
         run.workflow()
@@ -109,20 +108,20 @@ def test_an_outcome_that_nobody_heard_is_found_and_the_group_is_written_once(dat
         assert run.sql("SELECT count(*) FROM parked") == [(1,)]
 
 
-def test_a_commit_that_failed_only_in_what_it_said_is_not_repeated(database: Path) -> None:
-    """As when the connection breaks between the server's COMMIT and its answer."""
+def test_a_commit_whose_answer_was_lost_is_not_repeated(database: Path) -> None:
+    """The case of a connection that breaks between the server's COMMIT and its answer."""
     with Running(database) as run:
         run.workflow()
         writer = run.store._database.writer
         commit, answers = writer.commit, ["lost"]
 
-        def commits_and_is_cut_off() -> None:
+        def commit_and_lose_the_answer() -> None:
             commit()
             if answers:
                 answers.pop()
                 raise io_error()
 
-        writer.commit = commits_and_is_cut_off  # type: ignore[method-assign]
+        writer.commit = commit_and_lose_the_answer  # type: ignore[method-assign]
         run.put(submissions=[submission(1, 10)], reserve_ids=5)
         assert isinstance(run.outcome(), Stalled)
         done = run.outcome()
@@ -131,7 +130,7 @@ def test_a_commit_that_failed_only_in_what_it_said_is_not_repeated(database: Pat
         assert run.sql("SELECT count(*) FROM history") == [(1,)]
 
 
-def test_an_error_before_the_commit_is_written_again_from_the_beginning(database: Path) -> None:
+def test_a_group_with_an_error_before_its_commit_is_written_again_from_the_beginning(database: Path) -> None:
     faults = Raises(io_error(), times=0, after=False)
     with Running(database, faults=faults) as run:
         run.workflow()
@@ -147,7 +146,7 @@ def test_an_error_before_the_commit_is_written_again_from_the_beginning(database
 # -- fenced -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_broker_that_has_lost_its_lane_writes_nothing_more(database: Path) -> None:
+def test_a_broker_that_has_lost_its_lane_writes_nothing(database: Path) -> None:
     with Running(database) as run:
         run.workflow()
         with contextlib.closing(sqlite3.connect(database)) as other, other:
@@ -182,7 +181,7 @@ def test_a_database_locked_by_another_process_stalls_and_recovers_by_itself(data
             stalled = run.outcome()
             assert isinstance(stalled, Stalled)
             assert (stalled.code, stalled.seq) == ("database_locked", 2)
-            # Said again while it lasts, so that a listener who came late knows too.
+            # The stall is reported again while it lasts, so that a late listener sees it too.
             assert isinstance(run.outcome(), Stalled)
             assert process.stdin is not None
             process.stdin.write("\n")
@@ -193,7 +192,7 @@ def test_a_database_locked_by_another_process_stalls_and_recovers_by_itself(data
         assert run.sql("SELECT id FROM tasks") == [(10,)]
 
 
-def test_closing_a_stalled_store_gives_up_in_time_and_says_that_it_did(database: Path) -> None:
+def test_closing_a_stalled_store_ends_in_time_and_reports_unwritten_groups(database: Path) -> None:
     faults = Raises(io_error(), times=10**6, after=False)
     with Running(database, faults=faults) as run:
         run.put(history=[fact(1)])
@@ -244,7 +243,7 @@ def test_a_full_disk_stalls_loses_nothing_and_recovers_when_there_is_room(small_
 # -- the database is broken -------------------------------------------------------------------------------------------
 
 
-def test_after_a_failed_fsync_nothing_is_written_ever_again(database: Path) -> None:
+def test_a_failed_fsync_ends_all_writing(database: Path) -> None:
     faults = Raises(io_error(sqlite3.SQLITE_IOERR_FSYNC), times=1, after=False)
     with Running(database, faults=faults) as run:
         run.put(history=[fact(1)])
@@ -257,7 +256,7 @@ def test_after_a_failed_fsync_nothing_is_written_ever_again(database: Path) -> N
         assert run.sql("SELECT count(*) FROM history") == [(0,)]
 
 
-def test_a_failed_fsync_of_a_checkpoint_stops_the_lane_after_what_was_committed(database: Path) -> None:
+def test_a_failed_fsync_of_a_checkpoint_stops_the_lane_after_the_commit(database: Path) -> None:
     with Running(database) as run:
         run.workflow()
 
@@ -281,7 +280,7 @@ def test_the_log_is_moved_into_the_database_as_it_grows(database: Path) -> None:
         assert database.stat().st_size > 32_000_000
 
 
-def test_the_log_is_longer_than_what_is_written_to_it_and_recovery_ends_where_the_writing_did(database: Path) -> None:
+def test_the_log_is_lengthened_ahead_of_the_writer_and_recovery_ends_at_the_last_commit(database: Path) -> None:
     log = Path(f"{database}-wal")
     with Running(database) as run:
         assert log.stat().st_size >= opening.LOG_STRIDE_BYTES
@@ -300,7 +299,7 @@ def test_the_log_is_longer_than_what_is_written_to_it_and_recovery_ends_where_th
 
 
 def test_a_database_removed_under_a_running_broker_stops_it(database: Path) -> None:
-    """What is written to a file without a name is gone with the process: it must not be acknowledged."""
+    """A commit to a file without a name is lost with the process, so it must not be acknowledged."""
     with Running(database) as run:
         run.workflow()
         database.rename(database.with_suffix(".moved"))
@@ -342,16 +341,15 @@ BAD_SUBMISSIONS = {
     "a context that is not UTF-8": submission(666, 660, context=b"\xff"),
     "a number beyond 64 bits": submission(666, 660, deadline_ms=2**63),
     "a lone surrogate": submission(666, 660, namespace="\ud800"),
-    "a state that there is not": submission(666, 660, state="done"),
-    "a workflow that there is not": submission(666, 660, workflow_id=999),
-    "an id that is taken": submission(666, 660)._replace(steps=[step_new(11, 660)]),
-    "text where a number belongs": submission(666, 660, priority="high"),
-    "a type that no database has": submission(666, 660, owner=object()),
+    "text in a column of numbers": submission(666, 660, priority="high"),
+    "a type that SQLite does not have": submission(666, 660, owner=object()),
 }
 
 
 @pytest.mark.parametrize("what", BAD_SUBMISSIONS)
-def test_a_submission_that_the_database_refuses_is_parked_and_the_rest_is_written(database: Path, what: str) -> None:
+def test_a_submission_that_sqlite_or_its_driver_refuses_is_parked_and_the_rest_is_written(
+    database: Path, what: str
+) -> None:
     bad = BAD_SUBMISSIONS[what]
     with Running(database) as run:
         run.workflow()
@@ -384,7 +382,7 @@ def test_a_workflow_that_the_database_refuses_fails_alone(database: Path) -> Non
         assert [(o.created, bool(o.failed)) for o in done.workflows] == [(True, False), (False, True)]
 
 
-def test_a_data_error_and_an_unheard_outcome_in_one_group_still_write_it_once(database: Path) -> None:
+def test_a_group_with_a_data_error_and_a_lost_outcome_is_written_once(database: Path) -> None:
     faults = Raises(io_error(), times=0, after=True)
     with Running(database, faults=faults) as run:
         run.workflow()
@@ -398,7 +396,7 @@ def test_a_data_error_and_an_unheard_outcome_in_one_group_still_write_it_once(da
         assert run.sql("SELECT count(*) FROM parked") == [(1,)]
 
 
-# -- below them --------------------------------------------------------------------------------------------------------
+# -- helpers -----------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -420,5 +418,5 @@ def _python(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 def _line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
-    assert ready, "the other process says nothing"
+    assert ready, "the other process printed nothing"
     return process.stdout.readline().strip()

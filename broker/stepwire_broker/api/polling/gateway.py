@@ -132,7 +132,7 @@ class Gateway:
             raise HttpProblem(
                 409,
                 "other_deployment",
-                "these steps belong to another database: this broker's was replaced or restored since",
+                "the steps belong to another database: the broker's was replaced or restored since",
                 "log these results and discard them: this broker does not need them",
             )
         if core_views.is_behind(broker):
@@ -262,7 +262,10 @@ class Gateway:
         call.query()
         if not self._broker.settings.executors.poll.enabled:
             raise HttpProblem(
-                404, "not_enabled", "this broker leases no steps over HTTP", "set executors.poll.enabled: true"
+                404,
+                "not_enabled",
+                "leasing steps over HTTP is disabled at this broker",
+                "set executors.poll.enabled: true",
             )
         body = await call.body(bytes_max)
         request = polling.read(kind, body, bytes_max)
@@ -368,7 +371,7 @@ def _raise_no_session() -> NoReturn:
     raise HttpProblem(
         409,
         "unknown_session",
-        "this session is over or was never opened: its lease ran out, or the broker restarted",
+        "the session is over or was never opened: its lease ran out, or the broker restarted",
         "start no step that was given in it; lease again, with running and finished steps in `holding`",
     )
 
@@ -383,4 +386,4 @@ def _raise_taken(id: str) -> NoReturn:
 
 
 def _draining() -> HttpProblem:
-    return HttpProblem(503, "draining", "this broker is stopping", Hint(HintCode.WAIT_FOR_BROKER), retry_after_ms=1_000)
+    return HttpProblem(503, "draining", "the broker is stopping", Hint(HintCode.WAIT_FOR_BROKER), retry_after_ms=1_000)

@@ -53,7 +53,7 @@ class Holdings:
             self._held[item].is_given = True
 
     def update(self, holding: Iterable[HeldItem], now_mono: int) -> None:
-        """What the client reports that it holds. Calls may overtake each other, so no state goes backwards."""
+        """Merge the client's report. Calls may overtake each other, so no state goes backwards."""
         for step_id, delivery, state, age_ms in holding:
             held = self._held.get((step_id, delivery))
             if held is None:

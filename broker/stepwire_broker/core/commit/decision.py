@@ -1,4 +1,4 @@
-"""What `handle` decides should happen now. Writes are not in it: they wait in the outbox until the lane takes them."""
+"""The actions that `handle` decides on for now. Writes are not among them: they wait in the outbox for their lane."""
 
 from typing import TypeAlias
 
@@ -25,8 +25,8 @@ class ToRequest(Struct, frozen=True):
 
 
 class LoadPage(Struct, frozen=True):
-    """Bring up to `limit` open tasks that nobody has in memory: those that are due, those that wait for one of the
-    handler classes in `wants` (somebody offers them), and those left behind by an earlier run of this broker."""
+    """Read at most `limit` open tasks that are in no broker's memory: tasks that are due, tasks that wait for a handler
+    class in `wants` (which a worker offers), and tasks left behind by an earlier run of this broker."""
 
     request: int
     limit: int
@@ -39,7 +39,7 @@ class LoadById(Struct, frozen=True):
 
 
 class LoadBySteps(Struct, frozen=True):
-    """Whose are these steps? Bring the tasks that are open; with `any_state`, also those that are over."""
+    """Read the open tasks of these steps; with `any_state`, also tasks that have ended."""
 
     request: int
     step_ids: list[int]
@@ -56,7 +56,7 @@ Read: TypeAlias = LoadPage | LoadById | LoadBySteps | FetchPayloads
 
 
 class WatchProcess(Struct, frozen=True):
-    """Look whether this process on our own host is gone, every 250 ms for 5 s."""
+    """Check every 250 ms, for 5 s, whether this process of the broker's host has ended."""
 
     worker: str
     pid: int
@@ -64,14 +64,14 @@ class WatchProcess(Struct, frozen=True):
 
 
 class BreakerChanged(Struct, frozen=True):
-    """A handler's breaker has changed its state: something for whoever keeps the log."""
+    """A handler's breaker has changed its state, which is logged."""
 
     handler_class: str
     state: str
     is_forced: bool
     cause: str  # of its last opening: how much failed
     reason: str  # what failed last, or what an operator said
-    left_ms: int | None  # while it is open: how long
+    left_ms: int | None  # while it is open: until it is tried again
 
 
 class Complaint(Struct, frozen=True):
@@ -82,7 +82,7 @@ class Complaint(Struct, frozen=True):
 
 
 class Decision(Struct):
-    """Things to do at once, in this order."""
+    """Actions to take at once, in this order."""
 
     grants: list[str] = []  # to the level-0 peer that subscribes in this turn: its `to`
     batches: list[StepBatch] = []

@@ -15,6 +15,7 @@ from stepwire_broker.core.model.apply import apply, counted
 from stepwire_broker.core.model.facts import Fact
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import COMPLETED, TaskState
+from stepwire_broker.errors import BrokerError
 
 
 class ReplayDifference(NamedTuple):
@@ -27,7 +28,7 @@ class ReplayDifference(NamedTuple):
     history: Any
 
 
-class CannotReplay(Exception):
+class CannotReplay(BrokerError):
     """The history is broken: a fact does not follow from the facts before it."""
 
 

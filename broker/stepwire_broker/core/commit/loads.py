@@ -1,4 +1,4 @@
-"""What a read of tasks is for, until it comes back.
+"""Reads of tasks that are under way, each with its purpose.
 
 `gone` are the tasks that left memory meanwhile: the rows that were read may be older than that.
 """

@@ -1,7 +1,8 @@
-"""What waits for a commit: the open group of each lane, and the sends that may leave when it is durable.
+"""The open group of each lane, and the sends that may leave once it is durable.
 
-Every send carries a barrier, the last sequence enqueued on every lane when it was decided, also when it wrote nothing
-itself: it may rest on what is not committed yet. Barriers only rise, so sends leave in the order they were decided.
+Every send carries a barrier: the last sequence enqueued on every lane when the send was decided. A send that wrote
+nothing has one too, because it may depend on what is not committed yet. Barriers only rise, so sends leave in the order
+in which they were decided.
 """
 
 from collections import deque
@@ -42,20 +43,20 @@ NEVER_MS: Final = 2**53 - 1
 
 
 class SendBatch(Struct, frozen=True, gc=False):
-    """Steps to a worker. Its retransmission is timed from when this leaves."""
+    """Steps to a worker. The time until their retransmission counts from when they leave."""
 
     batch: StepBatch
 
 
 class SendHandout(Struct, frozen=True):
-    """Steps to a level-0 peer, once. Its lease runs from when this leaves."""
+    """Steps to a level-0 peer, sent once. Their lease counts from when they leave."""
 
     handout: Handout
     about: tuple[Task, ...]
 
 
 class SendMessage(Struct, frozen=True):
-    """A message to a worker, worth nothing once its session is dead. `about` are tasks it rests on."""
+    """A message to a worker, dropped if its session is dead. `about` are the tasks that it depends on."""
 
     session: WorkerSession
     message: Go | Cancel | Adopt | Steps
@@ -63,7 +64,7 @@ class SendMessage(Struct, frozen=True):
 
 
 class SendAck(Struct, frozen=True):
-    """An ack goes to the worker whatever became of its session: the result is committed."""
+    """An ack of committed results. A worker receives it even if its session is dead."""
 
     topic: bytes
     message: Ack
@@ -73,22 +74,22 @@ class SendAck(Struct, frozen=True):
 class SendAnswer(Struct, frozen=True):
     request: int
     answer: Answer
-    about: Task | None = None  # the task whose rows it rests on
-    awaits: bool = False  # it says that the task is over, to somebody who waits for that
+    about: Task | None = None  # the task whose rows it depends on
+    awaits: bool = False  # it answers a request that waits for the end of the task
 
 
 Send: TypeAlias = SendBatch | SendHandout | SendMessage | SendAck | SendAnswer
 
 
 class LaneOwner(Struct, frozen=True):
-    """Who writes: these stand in every task row."""
+    """The broker that writes, as every task row records it."""
 
     broker: str
     epoch: int
 
 
 class LaneState(Struct):
-    """One lane's open group, and how far it is."""
+    """One lane: its open group, the group its writer has, and the sequences of both."""
 
     number: int
     handed: int  # the last sequence given to the writer
@@ -100,7 +101,7 @@ class LaneState(Struct):
     kept: list[tuple[str, str]] = []
     parked: list[Parked] = []
     reserve_ids: int = 0
-    promised: bool = False  # sends wait for the open group, so it comes, even if nothing is left to write in it
+    promised: bool = False  # sends wait for the open group, so it is written even if it is empty
     bytes: int = 0
     in_flight: list[Task] = []  # tasks in the group the writer has now
     in_flight_bytes: int = 0
@@ -121,7 +122,7 @@ class LaneState(Struct):
 
     @property
     def is_idle(self) -> bool:
-        """The writer has nothing of this lane."""
+        """Whether the writer has no group of this lane."""
         return self.handed == self.committed
 
 
@@ -135,7 +136,7 @@ class Outbox:
     # -- deciding -----------------------------------------------------------------------------------------------------
 
     def touch(self, lane: int) -> LaneState:
-        """Something will be written on this lane: sends decided from here on wait for it."""
+        """Open the lane's group for a write: sends decided from here on wait for it."""
         state = self.lanes[lane]
         if not state.is_open:
             self._barrier = None
@@ -149,7 +150,7 @@ class Outbox:
             lane.dirty[task.id] = task
 
     def withdraw(self, task: Task) -> None:
-        """Nothing of this task is to be written."""
+        """Write nothing of this task in the open group."""
         lane = self.lanes[task.lane]
         if lane.dirty.pop(task.id, None) is not None:
             lane.promised = True
@@ -195,7 +196,7 @@ class Outbox:
         return group
 
     def committed(self, number: int, seq: int) -> list[Task]:
-        """This group is durable. Returns the tasks it wrote."""
+        """Mark this group as durable. Returns the tasks that it wrote."""
         lane = self.lanes[number]
         assert seq == lane.handed == lane.committed + 1, (seq, lane.handed, lane.committed)
         lane.committed = seq
@@ -203,13 +204,13 @@ class Outbox:
         return wrote
 
     def released(self) -> Iterator[Send]:
-        """Take out what may leave now, in order."""
+        """Remove and yield the sends that may leave now, in order."""
         committed = [lane.committed for lane in self.lanes.values()]
         held = self._held
         while held:
             barrier, send = held[0]
-            for have, want in zip(committed, barrier, strict=True):
-                if have < want:
+            for sequence, awaited in zip(committed, barrier, strict=True):
+                if sequence < awaited:
                     return
             held.popleft()
             yield send
@@ -219,7 +220,7 @@ class Outbox:
 
 
 def _write(group: CommitGroup, task: Task, owner: LaneOwner) -> None:
-    """Rows from the state as it is now: absolute, so that writing them twice is writing them once."""
+    """Add the task's rows as its state is now. Rows are absolute, so writing them twice does no harm."""
     if task.facts:
         group.history.append(HistoryRow(task.id, task.facts[0].at, facts.encode(task.facts)))
         task.facts = []
@@ -269,7 +270,7 @@ def task_changed(task: Task, owner: LaneOwner) -> TaskChanged:
 
 
 def resting_place(task: Task) -> tuple[int | None, str | None]:
-    """What the loader has to know of a task that is in nobody's memory: when to take it, and whom it waits for."""
+    """For a task that leaves memory: when it must be loaded again, and the handler class that it waits for."""
     times: list[int] = []
     wants = None
     for step in task.steps:

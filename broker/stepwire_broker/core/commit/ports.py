@@ -1,11 +1,9 @@
-"""What the core and the stages need of the world, as protocols. The shipped adapters are one world, the simulation
-another."""
+"""The protocols by which the core and the stages use the outside: the shipped adapters, or the simulation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads
-from stepwire_broker.core.model.commit_group import CommitGroup
 from stepwire_broker.core.model.events import Now
 
 
@@ -13,28 +11,22 @@ class ReadClocks(Protocol):
     def __call__(self) -> Now: ...
 
 
-class Lane(Protocol):
-    """Takes groups one at a time. Each comes back as an Outcome; the next is put after that."""
-
-    def put(self, group: CommitGroup) -> None: ...
-
-
 class WirePort(Protocol):
-    """The bus towards workers. False: dropped, which may happen to any message at any time anyway."""
+    """The bus towards workers. False: the message was dropped, which can happen to any message anyway."""
 
     def send(self, topic: bytes, body: bytes) -> bool: ...
 
     def send_frame(self, frame: bytes) -> bool: ...
 
     def grant(self, to: str) -> None:
-        """The level-0 peer whose subscription is being reported receives what begins with this `to`."""
+        """Let the level-0 peer whose subscription is being reported receive what begins with this `to`."""
         ...
 
     def send_to_peer(self, to: str, body: bytes) -> bool: ...
 
 
 class LoadQueries(Protocol):
-    """What the core reads from the database: tasks to bring into memory, and their payloads."""
+    """The core's reads from the database: tasks to bring into memory, and their payloads."""
 
     def load_page(self, limit: int, epoch: int, wants: Sequence[str], now_ms: int, resident_bytes_max: int) -> Loaded:
         """Open tasks that are not in this epoch's memory: tasks that are due, tasks that wait for one of these handler
@@ -42,7 +34,7 @@ class LoadQueries(Protocol):
         `resident_bytes_max` are left out. `epoch` is the reader's own: tasks of other epochs are in no memory."""
 
     def load_tasks(self, task_ids: Sequence[int], resident_bytes_max: int) -> Loaded:
-        """These tasks, whatever their state. Tasks that do not exist are left out."""
+        """Tasks by id, in any state. Tasks that do not exist are left out."""
 
     def tasks_of_steps(self, step_ids: Sequence[int]) -> Mapping[int, tuple[int, str]]:
         """By step id: the id and the state of its task. Steps that do not exist are left out."""

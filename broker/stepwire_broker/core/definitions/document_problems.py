@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from stepwire_broker.core.definitions.nearest import did_you_mean
+from stepwire_broker.errors import BrokerError
 
 PROBLEMS_MAX: Final = 100  # listed at most; further problems are counted
 GUESSES_MAX: Final = 20  # comparing names is slow
@@ -23,7 +24,7 @@ class DocumentProblem(NamedTuple):
         return ": ".join(part for part in (self.where, self.path, self.message) if part)
 
 
-class InvalidWorkflow(Exception):
+class InvalidWorkflow(BrokerError):
     """The definition cannot be run. `problems` lists all problems, in the order of the document where possible."""
 
     def __init__(self, problems: Iterable[DocumentProblem]) -> None:

@@ -85,8 +85,8 @@ class BatchFiller:
 
 
 def record_dispatch(state: BrokerState, step: Step, request: StepRequest, worker: str, batch_id: str, now: Now) -> None:
-    """This step is handed out in this batch: it is recorded, a copy is made if a rule wants one, and payloads that
-    were fetched for it are dropped."""
+    """Record that this step is handed out in this batch, note a copy if a rule wants one, and drop the payloads that
+    were fetched for it."""
     state.record(step.task, facts.Dispatched(now.wall, step.position, request.delivery, worker, batch_id))
     if state.router.has_asides:
         copies.handed(state, step, request)

@@ -1,11 +1,11 @@
-"""What may be handed out of a handler that fails: nothing, or a few to try it with; and how many retries.
+"""The number of steps that may be dispatched to a failing handler: none, a few probes, or a limited share of retries.
 
-Failures here are of the infrastructure: a lost session, a delivery that was refused or not answered, a result that
-cannot be read, a handler that says that what it needs is unavailable. That a handler says no is business: it was there
-to say so.
+Failures here are failures of the infrastructure: a lost session, a delivery that was refused or not answered, a result
+that cannot be read, a handler that reports that something it needs is unavailable. A handler that reports an error of
+its own is not such a failure: it was reached.
 
-Steps that have to wait stay `ready`, in their place in the queue, and no attempt is spent. Nothing of this is stored:
-after a restart every breaker is closed.
+Steps that must wait stay `ready`, in their place in the queue, and use no attempt. Nothing of this is stored: after a
+restart every breaker is closed.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,17 +26,18 @@ from .breaker import Breaker, BreakerPhase
 from .guard import GUARDS_MAX, Guard, Probe
 
 SWEEP_MS: Final = 60_000
-LOSSES_APART_MS: Final = 2_000  # sessions that die within this time are one failure: it was their host, or its network
+LOSSES_APART_MS: Final = 2_000  # sessions that die within this time are one failure: of their host, or its network
 REASON_CHARACTERS_MAX: Final = 200
 
-UNAVAILABLE: Final = "unavailable"  # the category by which a handler says that what it needs is not there
-# What an SDK reports with the status `error` when it could not run the handler, or not bring its outcome home.
+LATE: Final = "the run took longer than its timeout"
+UNAVAILABLE: Final = "unavailable"  # the error category of a handler that misses something it needs
+# Codes of an SDK, with the status `error`, for a handler that it could not run, or whose outcome it could not send.
 _NOT_RUN: Final = frozenset({"unknown_handler", "result_refused", "process_died", "handler_not_loadable"})
 _REFUSALS: Final = frozenset({"unknown_handler", "bad_message"})  # the others are about the worker, or about the step
 
 
 def guard_of(state: BrokerState, handler_class: str, now: Now) -> Guard | None:
-    """The guard of this handler, from now on. None when there are too many already."""
+    """The guard of this handler, created if there is none. None when there are too many already."""
     guards = state.guards
     guard = guards.by_handler.get(handler_class)
     if guard is None:
@@ -46,7 +47,7 @@ def guard_of(state: BrokerState, handler_class: str, now: Now) -> Guard | None:
     return guard
 
 
-# -- what may go ------------------------------------------------------------------------------------------------------
+# -- allowances -------------------------------------------------------------------------------------------------------
 
 
 class Allowance:
@@ -56,7 +57,7 @@ class Allowance:
 
     def __init__(self, left: int, *, is_for_probes: bool = False) -> None:
         self.left = left
-        self.is_for_probes = is_for_probes  # each goes alone, so that they are spread over the workers
+        self.is_for_probes = is_for_probes  # each is sent alone, so that probes are spread over the workers
 
 
 NO_ROOM: Final = Allowance(0)
@@ -64,38 +65,39 @@ _FREE: Final[dict[Route, Allowance]] = {}
 
 
 def limits(state: BrokerState, routes: Iterable[Route], now: Now) -> dict[Route, Allowance]:
-    """Those of these routes of which only so many steps may go, and how many. Those that are not in it are free."""
+    """The allowance of each of these routes that is limited. Routes that are missing in the result are not limited."""
     guards = state.guards
     barred = guards.barred
-    held = [r for r in routes if (guards.bounds_retries and r.is_held_to_budget) or r.handler_class in barred]
-    if not held:
+    limited = [r for r in routes if (guards.bounds_retries and r.is_held_to_budget) or r.handler_class in barred]
+    if not limited:
         return _FREE
-    found: dict[Route, Allowance] = {}
+    allowances: dict[Route, Allowance] = {}
     retries: dict[str, list[Route]] = {}
     probes: dict[str, Allowance] = {}
-    for route in held:
+    for route in limited:
         handler_class = route.handler_class
         guard = barred.get(handler_class)
         if guard is None:
             retries.setdefault(handler_class, []).append(route)
         elif route.is_at_most_once:
-            found[route] = NO_ROOM  # what never starts twice is not what anything is tried with
+            allowances[route] = NO_ROOM  # a step that never starts twice is no probe
         else:
             room = guard.breaker.room
-            found[route] = probes.setdefault(handler_class, Allowance(room, is_for_probes=True)) if room else NO_ROOM
+            probe = probes.setdefault(handler_class, Allowance(room, is_for_probes=True)) if room else NO_ROOM
+            allowances[route] = probe
     for handler_class, own in retries.items():
         guard = guard_of(state, handler_class, now)
         if guard is None or guard.budget is None:
             continue
         left = guard.budget.room(now.mono)
         if left < state.ready.count_of(own):
-            found |= dict.fromkeys(own, Allowance(left) if left else NO_ROOM)
+            allowances |= dict.fromkeys(own, Allowance(left) if left else NO_ROOM)
             _wake_for_budget(state, guard, now)
-    return found
+    return allowances
 
 
 def handed(state: BrokerState, steps: list[Step], now: Now) -> None:
-    """These were handed out, and their deliveries are numbered."""
+    """Count a dispatch of these steps. Their deliveries are numbered already."""
     guards = state.guards
     for step in steps:
         guard = guards.by_handler.get(step.definition.handler_class)
@@ -111,19 +113,19 @@ def handed(state: BrokerState, steps: list[Step], now: Now) -> None:
                 step.retry = RETRY_COUNTED
 
 
-# -- what becomes of it -----------------------------------------------------------------------------------------------
+# -- outcomes ---------------------------------------------------------------------------------------------------------
 
 
 def answered(state: BrokerState, step: Step, delivery: int, error: ErrorDetail | None, status: str, now: Now) -> None:
-    """A result was taken: of a handler that can be reached, unless it says otherwise."""
+    """Count an accepted result. It proves that the handler can be reached, unless its error reports the opposite."""
     probe = state.guards.probes.get(step.id)
     if probe is not None and probe.delivery != delivery:
         probe = None
     outcome = _outcome(status, error)
     if outcome == "bad" or (outcome == "late" and probe is not None):
         assert error is not None
-        said = error.message if outcome == "bad" else "it ran longer than its time-out"
-        _failed(state, step.definition.handler_class, f"{error.code or status}: {said}", now, step if probe else None)
+        reason = error.message if outcome == "bad" else LATE
+        _failed(state, step.definition.handler_class, f"{error.code or status}: {reason}", now, step if probe else None)
         return
     guard = state.guards.by_handler.get(step.definition.handler_class)
     if guard is None or outcome == "none":
@@ -131,7 +133,7 @@ def answered(state: BrokerState, step: Step, delivery: int, error: ErrorDetail |
     call = _call(guard.breaker) if probe is None else state.guards.probes.pop(step.id).call
     before = guard.breaker.turn
     guard.breaker.succeeded(call, now.mono)
-    _look_at(state, guard, before, now)
+    _after_turn(state, guard, before, now)
 
 
 def _outcome(status: str, error: ErrorDetail | None) -> Literal["good", "bad", "late", "none"]:
@@ -145,8 +147,11 @@ def _outcome(status: str, error: ErrorDetail | None) -> Literal["good", "bad", "
 
 
 def lost(state: BrokerState, held: list[Step], ran: list[Step], how: str, now: Now) -> None:
-    """A session died with these, some of which may have run; or a level-0 handler let the lease of these end. One
-    failure of each handler, and none if others were lost just before: a host that dies says nothing about a handler."""
+    """Count the loss of these steps: a session died, or a level-0 handler did not answer within its lease.
+
+    `ran` are those that may have run: one failure of each handler. No failure counts if others were lost just before: a
+    host that dies proves nothing about a handler.
+    """
     of_probes = {s.definition.handler_class: s for s in held if s.id in state.guards.probes}
     for step in of_probes.values():
         _failed(state, step.definition.handler_class, how, now, step)
@@ -158,37 +163,37 @@ def lost(state: BrokerState, held: list[Step], ran: list[Step], how: str, now: N
 
 
 def refused(state: BrokerState, steps: list[Step], code: str, now: Now) -> None:
-    """A worker gave these back. One failure of each handler, if it says anything about that."""
+    """Count steps that a worker gave back: one failure of each handler, if the code is about the handler."""
     if code not in _REFUSALS:
         return
     for step in {s.definition.handler_class: s for s in steps if s.id not in state.guards.probes}.values():
-        _failed(state, step.definition.handler_class, f"a worker refused it: {code}", now)
+        _failed(state, step.definition.handler_class, f"a worker refused a step: {code}", now)
     for step in [s for s in steps if s.id in state.guards.probes]:
-        _failed(state, step.definition.handler_class, f"a worker refused it: {code}", now, step)
+        _failed(state, step.definition.handler_class, f"a worker refused a step: {code}", now, step)
 
 
 def overdue(state: BrokerState, step: Step, now: Now) -> None:
-    """It should have ended long ago. Of a probe, that is an answer."""
+    """Count a run that should have ended: a failure, if it is a probe."""
     if step.id in state.guards.probes:
-        _failed(state, step.definition.handler_class, "it ran longer than its time-out", now, step)
+        _failed(state, step.definition.handler_class, LATE, now, step)
 
 
 def gave_up(state: BrokerState, step: Step) -> None:
-    """A probe is nobody's any more, and nothing is known by it: another may go in its place."""
+    """End a probe whose outcome is not known, so that another step can be dispatched in its place."""
     probe = state.guards.probes.pop(step.id, None)
     if probe is not None:
         probe.guard.breaker.given_up(probe.call)
 
 
 def will_retry(state: BrokerState, step: Step, *, named: bool, now: Now) -> None:
-    """An attempt failed, and another follows: when its handler said, or when the budget allows."""
+    """Prepare the retry of a failed attempt: at the time its handler `named`, or when the budget allows."""
     step.retry = RETRY_NAMED if named else None
     if not named and state.guards.bounds_retries:
         guard_of(state, step.definition.handler_class, now)  # its starts are counted from now on
 
 
 def retried(state: BrokerState, step: Step, now: Now) -> None:
-    """A retry that was counted has succeeded."""
+    """Count the success of a retry."""
     guard = state.guards.by_handler.get(step.definition.handler_class)
     if guard is not None and guard.budget is not None:
         guard.budget.completed(now.mono)
@@ -196,7 +201,7 @@ def retried(state: BrokerState, step: Step, now: Now) -> None:
 
 
 def _failed(state: BrokerState, handler_class: str, reason: str, now: Now, tried: Step | None = None) -> None:
-    """`tried`: the step, if it may have been a probe."""
+    """Count a failure of the handler. `tried` is the step, if it may have been a probe."""
     if not state.guards.settings.breaker.enabled:
         return
     guard = guard_of(state, handler_class, now)
@@ -210,19 +215,19 @@ def _failed(state: BrokerState, handler_class: str, reason: str, now: Now, tried
         guard.reason = reason[:REASON_CHARACTERS_MAX]
     before = breaker.turn
     breaker.failed(call, now.mono)
-    _look_at(state, guard, before, now)
+    _after_turn(state, guard, before, now)
 
 
 def _call(breaker: Breaker) -> int:
-    """Of what is no probe: it counts as long as the breaker is closed."""
+    """The call number for an outcome of no probe, which counts only while the breaker is closed."""
     return breaker.turn if breaker.state is BreakerPhase.CLOSED else -1
 
 
 # -- how a breaker turns ----------------------------------------------------------------------------------------------
 
 
-def _look_at(state: BrokerState, guard: Guard, before: int, now: Now) -> None:
-    """Has its breaker turned? Then it is told, and its timer is set."""
+def _after_turn(state: BrokerState, guard: Guard, before: int, now: Now) -> None:
+    """Log the change of a breaker whose turn is not `before` any longer, and set its timer."""
     breaker, guards = guard.breaker, state.guards
     if breaker.turn == before:
         return
@@ -233,7 +238,7 @@ def _look_at(state: BrokerState, guard: Guard, before: int, now: Now) -> None:
     if breaker.state is BreakerPhase.CLOSED:
         guards.barred.pop(guard.handler_class, None)
         if guard.budget is not None:
-            guard.budget.renew()  # what went before was tried in vain, and would be held against what is well now
+            guard.budget.renew()  # retries of the failed time must not limit those of the handler that works now
     else:
         guards.barred[guard.handler_class] = guard
     state.counters.breakers_opened += breaker.state is BreakerPhase.OPEN
@@ -256,7 +261,7 @@ def _left(guard: Guard, now: Now) -> int | None:
 
 
 def _set_timer(state: BrokerState, guard: Guard, now: Now) -> None:
-    """Nobody may have to come by for what waits to go on."""
+    """Set the timer for the next change of the breaker, so that waiting steps go on without another event."""
     breaker = guard.breaker
     due_mono = breaker.until_mono
     if breaker.state is BreakerPhase.HALF_OPEN:
@@ -268,7 +273,7 @@ def _set_timer(state: BrokerState, guard: Guard, now: Now) -> None:
 
 
 def on_breaker_timer(state: BrokerState, due: BreakerDue, now: Now) -> None:
-    """The open time is over. Or there was nothing to try it with for as long: then what waits has to do."""
+    """End the open time, or a half-open time in which no step could be the probe."""
     guard, turn = due.guard, due.turn
     breaker = guard.breaker
     if breaker.turn != turn or breaker.is_forced:
@@ -279,7 +284,7 @@ def on_breaker_timer(state: BrokerState, due: BreakerDue, now: Now) -> None:
         _set_timer(state, guard, now)
     else:
         breaker.close_untried(now.mono)
-    _look_at(state, guard, turn, now)
+    _after_turn(state, guard, turn, now)
 
 
 def _wake_for_budget(state: BrokerState, guard: Guard, now: Now) -> None:
@@ -300,11 +305,11 @@ def on_sweep_timer(state: BrokerState, now: Now) -> None:
         state.timers.set(now.mono + SWEEP_MS, GuardSweepDue())
 
 
-# -- people -----------------------------------------------------------------------------------------------------------
+# -- commands ---------------------------------------------------------------------------------------------------------
 
 
 class SetBreaker(Command, frozen=True):
-    """Keep a handler's breaker open or closed, or leave it to itself again."""
+    """Force a handler's breaker open or closed, or return it to automatic control."""
 
     handler_class: str
     state: Literal["open", "closed", "auto"]
@@ -312,7 +317,7 @@ class SetBreaker(Command, frozen=True):
 
 
 class BreakerSet(Answer, frozen=True):
-    """A handler's breaker is as it was put."""
+    """The state of a handler's breaker after the command."""
 
     handler_class: str
     state: str
@@ -320,8 +325,8 @@ class BreakerSet(Answer, frozen=True):
 
 
 def on_set_breaker(state: BrokerState, event: SetBreaker, now: Now) -> None:
-    """It stays as it is put until it is told otherwise, or this broker ends. Nothing of it is stored, so the answer
-    waits for no commit."""
+    """Force or release a breaker. Nothing of this is stored, so the answer waits for no commit, and it ends with this
+    broker."""
     handler_class = event.handler_class
     if handler_class not in state.guards.by_handler and not _is_known(state, handler_class):
         message = f"no workflow and no worker here knows the handler {handler_class}"
@@ -329,7 +334,7 @@ def on_set_breaker(state: BrokerState, event: SetBreaker, now: Now) -> None:
         return
     guard = guard_of(state, handler_class, now)
     if guard is None:
-        message = f"{GUARDS_MAX} breakers have been put by hand or are open"
+        message = f"{GUARDS_MAX} breakers are forced or open, which is the limit"
         state.refuse_now(event.request, CommandRefused("wrong_state", message, Hint(HintCode.RELEASE_ANY_BREAKER)))
         return
     guard.reason = event.reason[:REASON_CHARACTERS_MAX]
@@ -341,7 +346,7 @@ def on_set_breaker(state: BrokerState, event: SetBreaker, now: Now) -> None:
             guard.breaker.force_closed()
         case "auto":
             guard.breaker.automatic(now.mono)
-    _look_at(state, guard, before, now)
+    _after_turn(state, guard, before, now)
     breaker = guard.breaker
     answer = BreakerSet(handler_class, breaker.state, breaker.is_forced)
     state.decision.answers.append(ToRequest(event.request, answer))
@@ -353,11 +358,11 @@ def _is_known(state: BrokerState, handler_class: str) -> bool:
     )
 
 
-# -- looking ----------------------------------------------------------------------------------------------------------
+# -- questions --------------------------------------------------------------------------------------------------------
 
 
 def is_shut(state: BrokerState, handler_class: str, longer_than_ms: int, now: Now) -> bool:
-    """Will nothing of this handler be handed out for longer than that?"""
+    """Whether no step of this handler will be dispatched for longer than that."""
     guard = state.guards.barred.get(handler_class)
     if guard is None or guard.breaker.state is not BreakerPhase.OPEN:
         return False
@@ -366,7 +371,7 @@ def is_shut(state: BrokerState, handler_class: str, longer_than_ms: int, now: No
 
 
 def waits_for_budget(state: BrokerState, step: Step, now: Now) -> bool:
-    """Is it a retry, and no room for it now?"""
+    """Whether it is a retry that the budget does not allow now."""
     if not step.attempt or step.retry is not None:
         return False
     guard = state.guards.by_handler.get(step.definition.handler_class)

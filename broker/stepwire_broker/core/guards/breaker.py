@@ -1,10 +1,10 @@
-"""A circuit breaker: what keeps failing is left alone for a while, then tried with a little, then used again.
+"""A circuit breaker: a component that keeps failing is not called for a while, then tried with a few calls, then used.
 
-Closed, until too much failed: so many in a row, or such a share of what came back lately. Then open: nothing is let
-through for a time, which doubles with each opening. Then half-open: a few calls are let through, and what becomes of
-them decides. It knows neither a clock nor what it protects; each call says the time, in `mono` milliseconds.
+It is closed until too many calls in a row fail, or too large a share of the recent ones. Then it is open: no call is
+allowed for a time, which doubles with each opening. Then it is half-open: a few calls are allowed, and their outcomes
+decide. It knows neither a clock nor what it protects: every method gets the time, in `mono` milliseconds.
 
-An outcome counts in the state that let its call through: what was begun before it opened says nothing about now.
+An outcome counts in the state that allowed its call: a call that began before the opening proves nothing about now.
 """
 
 from enum import StrEnum
@@ -13,6 +13,8 @@ from zlib import crc32
 
 from msgspec import Struct
 
+from stepwire_broker.errors import BrokerError
+
 from .recent_counts import Recent
 
 _DOUBLINGS_MAX: Final = 32
@@ -20,26 +22,26 @@ _OUTCOMES, _FAILURES = range(2)
 
 
 class BreakerPhase(StrEnum):
-    CLOSED = "closed"  # everything is let through
-    OPEN = "open"  # nothing is
+    CLOSED = "closed"  # all calls are allowed
+    OPEN = "open"  # none is
     HALF_OPEN = "half_open"  # a few are, and decide
 
 
 class BreakerPolicy(Struct, frozen=True):
-    """When it opens, for how long, and what closes it."""
+    """When a breaker opens, for how long, and what closes it."""
 
     failure_threshold: int = 5  # in a row
-    success_threshold: int = 2  # so many at a time while half-open, and so many that succeed to close it
-    open_ms: int = 30_000  # the first time; doubled each time, up to
+    success_threshold: int = 2  # calls at a time while half-open, and successes that close it
+    open_ms: int = 30_000  # the first open time, doubled with each opening
     open_max_ms: int = 30_000
-    jitter: float = 0.0  # up to this share less, so that not all that depends on one thing tries it at once
+    jitter: float = 0.0  # the open time is shorter by up to this share, so that breakers do not all try at once
     window_ms: int | None = None  # failures are also judged by their share in this time
-    window_outcomes: int = 20  # but only of so many outcomes
+    window_outcomes: int = 20  # but only if there are this many outcomes
     window_percent: float = 50.0
 
 
-class CircuitOpen(Exception):
-    """The call was not let through. `until_mono`: ask again then; None when somebody keeps it open."""
+class CircuitOpen(BrokerError):
+    """The circuit breaker refused a call. `until_mono` is when to try again; None if an operator keeps it open."""
 
     def __init__(self, component: str, until_mono: int | None) -> None:
         super().__init__(f"the breaker for {component} is open")
@@ -53,30 +55,30 @@ class Breaker:
         self.policy = policy
         self.state = BreakerPhase.CLOSED
         self.is_forced = False
-        self.turn = 0  # rises with each change of state: whose outcome it is
+        self.turn = 0  # rises with each change of state; a call keeps the turn that allowed it
         self.failures_in_row = 0
-        self.until_mono: int | None = None  # while it is open: when it is tried again
-        self.pause_ms = 0  # how long it was, or is, open
+        self.until_mono: int | None = None  # while open: when the next calls are allowed
+        self.pause_ms = 0  # the last or current open time
         self.opened = 0
         self.cause = ""  # of its last opening
-        self.under_way = 0  # calls let through while half-open
+        self.under_way = 0  # calls allowed while half-open, without an outcome yet
         self._succeeded = 0
         self._in_row = 0  # openings with no long calm between
         self._closed_mono: int | None = None
         self._recent = None if policy.window_ms is None else Recent(policy.window_ms, 2)
 
-    # -- for whoever calls ------------------------------------------------------------------------------------------
+    # -- for callers ------------------------------------------------------------------------------------------------
 
     def call(self, mono: int) -> int:
-        """Let a call through, or raise CircuitOpen. Its number goes with its outcome: `succeeded`, `failed` or
-        `given_up`, one of which must follow."""
+        """Allow a call, or raise CircuitOpen. The returned number must be given with its outcome: one call of
+        `succeeded`, `failed` or `given_up` must follow."""
         self.look(mono)
         if self.room == 0:
             raise CircuitOpen(self.component, self.until_mono)
         return self.admit()
 
     def look(self, mono: int) -> bool:
-        """Is its open time over? Then it is half-open from now on."""
+        """Become half-open if the open time is over. Returns whether it did."""
         if self.state is BreakerPhase.OPEN and self.until_mono is not None and mono >= self.until_mono:
             self._turn(BreakerPhase.HALF_OPEN)
             return True
@@ -84,7 +86,7 @@ class Breaker:
 
     @property
     def room(self) -> int | None:
-        """How many calls may go now; None: as many as there are."""
+        """The number of calls that are allowed now; None: no limit."""
         if self.state is BreakerPhase.CLOSED:
             return None
         if self.state is BreakerPhase.OPEN:
@@ -92,7 +94,7 @@ class Breaker:
         return max(0, self.policy.success_threshold - self.under_way)
 
     def admit(self) -> int:
-        """For whoever has looked at `room`."""
+        """Count a call that the caller makes within `room`. Returns its number."""
         assert self.state is not BreakerPhase.OPEN
         if self.state is BreakerPhase.HALF_OPEN:
             self.under_way += 1
@@ -128,29 +130,29 @@ class Breaker:
             self._open(mono, "a failure when it was tried again")
 
     def given_up(self, call: int) -> None:
-        """It came to nothing that says anything: another may go in its place."""
+        """End a call whose outcome is not known, so that another is allowed in its place."""
         if call == self.turn and self.state is BreakerPhase.HALF_OPEN:
             self.under_way -= 1
 
     def close_untried(self, mono: int) -> None:
-        """Half-open, and there was nothing to try it with. The next failure opens it again, for longer."""
+        """Close a half-open breaker that no call has tried. The next failure opens it again, for longer."""
         assert self.state is BreakerPhase.HALF_OPEN
         self._close(mono)
         self.failures_in_row = self.policy.failure_threshold - 1
 
     def lately(self, mono: int) -> tuple[int, int]:
-        """Outcomes in the window, and how many of them were failures."""
+        """The number of outcomes in the window, and of failures among them."""
         if self._recent is None:
             return 0, 0
         return self._recent.sum(_OUTCOMES, mono), self._recent.sum(_FAILURES, mono)
 
     @property
     def needed(self) -> int:
-        """While it is half-open: so many more successes close it."""
+        """The number of further successes that close it while it is half-open."""
         return self.policy.success_threshold - self._succeeded
 
     def is_calm(self, mono: int) -> bool:
-        """It remembers nothing that matters: it could as well be a new one."""
+        """Whether it is like a new one: closed, not forced, without recent failures."""
         return (
             self.state is BreakerPhase.CLOSED
             and not self.is_forced
@@ -158,22 +160,22 @@ class Breaker:
             and (self._closed_mono is None or mono - self._closed_mono >= self.policy.open_max_ms)
         )
 
-    # -- for people -------------------------------------------------------------------------------------------------
+    # -- for operators ----------------------------------------------------------------------------------------------
 
     def force_open(self) -> None:
-        """Let nothing through, whatever succeeds, until it is told otherwise."""
+        """Allow no call, whatever succeeds, until it is forced closed or automatic."""
         self._turn(BreakerPhase.OPEN)
         self.is_forced = True
         self.until_mono = None
 
     def force_closed(self) -> None:
-        """Let everything through, whatever fails, until it is told otherwise."""
+        """Allow every call, whatever fails, until it is forced open or automatic."""
         self._turn(BreakerPhase.CLOSED)
         self.is_forced = True
         self._forget()
 
     def automatic(self, mono: int) -> None:
-        """Closed, and by its own judgement from now on."""
+        """Close, and decide by outcomes from now on."""
         self.is_forced = False
         self._forget()
         self._close(mono)
@@ -217,5 +219,5 @@ class Breaker:
 
 
 def _unit(component: str, opened: int) -> float:
-    """A number in [0, 1) for this opening: spread like chance, the same at every replay."""
+    """A number in [0, 1) for this opening: spread like a random number, and equal in every replay."""
     return crc32(f"{component}/{opened}".encode()) / 2**32

@@ -1,6 +1,6 @@
-"""A guard for each handler_class that fails: its breaker, the budget of its retries, and what is known of it.
+"""A guard for each handler_class that fails: its breaker, its retry budget, and its last failure.
 
-What is done with these is in guarding.py. A handler that does not fail has no guard, and costs nothing.
+`allowance.py` uses them. A handler that does not fail has no guard, and costs nothing.
 """
 
 from typing import Final, NamedTuple
@@ -12,7 +12,7 @@ from stepwire_broker.core.definitions.settings import DispatchSettings
 from .breaker import Breaker, BreakerPolicy
 from .retry_budget import RetryBudget
 
-GUARDS_MAX: Final = 4_096  # handlers that fail at a time; further ones go without
+GUARDS_MAX: Final = 4_096  # handlers that fail at a time; further ones have no guard
 JITTER: Final = 0.2
 
 
@@ -21,14 +21,14 @@ class Guard(Struct, eq=False):
     breaker: Breaker
     budget: RetryBudget | None
     since_wall: int  # of the breaker's state
-    until_wall: int | None = None  # while it is open: when it is tried again
-    reason: str = ""  # what the last failure was, or what an operator said
+    until_wall: int | None = None  # while the breaker is open: when it is tried again
+    reason: str = ""  # of the last failure, or given by an operator
     lost_mono: int | None = None  # when a session was last counted as lost
-    wakes: bool = False  # a timer stands for the budget
+    wakes: bool = False  # a timer is set for the budget
 
 
 class Probe(NamedTuple):
-    """A step that was handed out while the breaker was half-open: what becomes of it decides."""
+    """A step that was dispatched while the breaker was half-open. Its outcome decides."""
 
     guard: Guard
     delivery: int
@@ -36,13 +36,13 @@ class Probe(NamedTuple):
 
 
 class Guards:
-    """All of them that this broker's core has."""
+    """All guards of this broker."""
 
     def __init__(self, broker: str, settings: DispatchSettings) -> None:
         self.settings = settings
         self.bounds_retries = settings.retry_budget.percent < 100
         self.by_handler: dict[str, Guard] = {}
-        self.barred: dict[str, Guard] = {}  # whose breaker is not closed
+        self.barred: dict[str, Guard] = {}  # those whose breaker is not closed
         self.probes: dict[int, Probe] = {}  # by step id
         self._broker = broker
         of = settings.breaker
@@ -58,7 +58,7 @@ class Guards:
         )
 
     def add(self, handler_class: str, mono: int, wall: int) -> Guard | None:
-        """None when there are too many that may not be forgotten."""
+        """Create a guard. None when there are too many that still remember something."""
         if len(self.by_handler) >= GUARDS_MAX:
             self.sweep(mono)
             if len(self.by_handler) >= GUARDS_MAX:
@@ -70,7 +70,7 @@ class Guards:
         return guard
 
     def sweep(self, mono: int) -> None:
-        """Forget those that have nothing to remember."""
+        """Remove the guards that remember nothing."""
         for guard in list(self.by_handler.values()):
             is_spent = guard.budget is not None and guard.budget.lately(mono)[1] > 0
             if guard.breaker.is_calm(mono) and not is_spent:

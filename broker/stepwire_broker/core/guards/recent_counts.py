@@ -1,7 +1,7 @@
-"""What happened lately, counted: sums over a last while, in pieces, so that memory does not grow with what is counted.
+"""Recent counts: sums over a sliding window, in pieces, so that memory does not grow with the number of events.
 
-What is older than the window is forgotten a piece at a time. So a sum is of nine to ten tenths of the window, never of
-more than the window.
+Events older than the window are forgotten one piece at a time. So a sum covers between nine and ten tenths of the
+window, and never more than the window.
 """
 
 from typing import Final
@@ -30,7 +30,7 @@ class Recent:
         return self._sums[column]
 
     def next_roll(self, mono: int) -> int:
-        """When the oldest piece is forgotten next."""
+        """When the next piece is forgotten."""
         return (mono // self.piece_ms + 1) * self.piece_ms
 
     def clear(self) -> None:

@@ -1,9 +1,9 @@
-"""The retry budget: retries may be a share of what a handler is given, so that they cannot be most of its load.
+"""The retry budget: retries are limited to a share of a handler's starts, so that they cannot be most of its load.
 
-When something is down, every step of it is tried again, and the retries alone keep it down. So they may be `percent` of
-all starts of the last while, and some few at least. What is tried again and succeeds gives back its own place and one
-more: as long as retries succeed their number doubles from round to round, and a backlog that failed once is done soon.
-Only retries are held up, never a step's first attempt.
+When a component is down, every step that needs it is retried, and the retries alone can keep it down. So retries may be
+`percent` of all starts within the window, and at least a few. A retry that succeeds returns its own place and one more:
+while retries succeed their number doubles from round to round, so a backlog that failed once is soon done. Only retries
+wait, never a step's first attempt.
 """
 
 from .recent_counts import Recent
@@ -18,32 +18,32 @@ class RetryBudget:
         self._recent = Recent(window_ms, 3)
 
     def room(self, mono: int) -> int:
-        """How many retries may start now."""
+        """The number of retries that may start now."""
         recent = self._recent
         starts = recent.sum(_STARTS, mono)
         allowed = max(self._at_least, int(starts * self._percent / 100)) + recent.sum(_EARNED, mono)
         return max(0, allowed - recent.sum(_RETRIES, mono))
 
     def started(self, mono: int) -> None:
-        """A step of the handler was handed out, for the first time or again."""
+        """Count a dispatch of a step of the handler, first attempt or retry."""
         self._recent.add(_STARTS, mono)
 
     def retried(self, mono: int) -> None:
-        """And it was a retry."""
+        """Count that this dispatch was a retry."""
         self._recent.add(_RETRIES, mono)
 
     def completed(self, mono: int) -> None:
-        """A retry succeeded."""
+        """Count a retry that succeeded."""
         self._recent.add(_EARNED, mono, 2)
 
     def renew(self) -> None:
-        """What was is over."""
+        """Forget all counts."""
         self._recent.clear()
 
     def lately(self, mono: int) -> tuple[int, int]:
-        """Starts in the window, and how many of them were retries."""
+        """The number of starts in the window, and of retries among them."""
         return self._recent.sum(_STARTS, mono), self._recent.sum(_RETRIES, mono)
 
     def next_change(self, mono: int) -> int:
-        """When there may be more room without anything happening."""
+        """When the room may grow without another event."""
         return self._recent.next_roll(mono)

@@ -71,7 +71,7 @@ class RetryTask(Command, frozen=True):
 
 
 class ResolveStep(Command, frozen=True):
-    """An operator says what became of a held step."""
+    """An operator sets the outcome of a held step."""
 
     step_id: int
     outcome: Literal["completed", "failed", "retry"]

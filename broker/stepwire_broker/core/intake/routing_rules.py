@@ -29,14 +29,14 @@ def stored_rules(kept: str | None) -> tuple[RuleSettings, ...]:
 
 
 class SetRule(Command, frozen=True):
-    """Route by this rule from now on, also after a restart. None: no longer."""
+    """Set a rule, which is stored. None: remove the rule that was set for `match`."""
 
     match: str
     rule: RuleSettings | None
 
 
 class Routed(Answer, frozen=True):
-    """Steps go by this rule now, or (`is_set` is False) by it no longer."""
+    """The rule for `match` is set, or removed."""
 
     match: str
     is_set: bool

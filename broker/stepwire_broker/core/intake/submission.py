@@ -13,16 +13,9 @@ from msgspec import Struct
 
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model.answers import Applied, CommandRefused, RefusedCode, TasksSubmitted
-from stepwire_broker.core.model.commit_group import (
-    HistoryRow,
-    Key,
-    Submission,
-    SubmissionOutcome,
-    WorkflowNew,
-    WorkflowOutcome,
-)
-from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow, NewTask, Now, SubmitTasks
+from stepwire_broker.core.model.answers import CommandRefused, RefusedCode, TasksSubmitted
+from stepwire_broker.core.model.commit_group import HistoryRow, Key, Submission, SubmissionOutcome
+from stepwire_broker.core.model.events import NewTask, Now, SubmitTasks
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Task
 from stepwire_broker.core.progress.discard import discard
@@ -268,79 +261,3 @@ def _take_back_task(state: BrokerState, task: Task, admitted: bool, now: Now) ->
         discard(state, task, now)
     else:
         state.open_steps -= len(task.steps)
-
-
-# -- workflows --------------------------------------------------------------------------------------------------------
-
-
-def on_apply(state: BrokerState, event: ApplyWorkflow, now: Now) -> None:
-    refused = intake_refused(state)
-    if refused is not None:
-        state.refuse_now(event.request, refused)
-        return
-    workflow = event.workflow
-    lane = state.outbox.touch(min(state.outbox.lanes))
-    lane.workflows.append(
-        WorkflowNew(
-            event.request,
-            workflow.namespace,
-            workflow.name,
-            workflow.version,
-            workflow.digest,
-            workflow.document,
-            now.wall,
-            event.activate,
-        )
-    )
-    lane.bytes += len(workflow.document)
-    state.undecided_workflows[event.request] = event
-
-
-def on_applied(state: BrokerState, outcome: WorkflowOutcome, now: Now) -> None:
-    event = state.undecided_workflows.pop(outcome.request)
-    workflow = event.workflow
-    if outcome.failed is not None:
-        state.refuse_now(
-            outcome.request,
-            CommandRefused("refused_by_database", f"the database refused the definition: {outcome.failed}"),
-        )
-        return
-    if outcome.conflict:
-        state.refuse_now(
-            outcome.request,
-            CommandRefused(
-                "version_conflict",
-                f"{workflow.namespace}::{workflow.name} version {workflow.version} exists with other content",
-                Hint(HintCode.USE_NEW_VERSION),
-            ),
-        )
-        return
-    # Applying an existing version changes nothing, and does not make it the active version.
-    know(state, workflow.with_id(outcome.workflow_id), event.activate and outcome.created)
-    state.answer(
-        outcome.request,
-        Applied(outcome.workflow_id, workflow.namespace, workflow.name, workflow.version, outcome.created),
-    )
-
-
-def know(state: BrokerState, workflow: Workflow, active: bool) -> None:
-    """Add a stored workflow, so that tasks of it can be submitted."""
-    known = state.workflows.setdefault(workflow.id, workflow)
-    state.versions[(workflow.namespace, workflow.name, workflow.version)] = known
-    if active:
-        state.active[(workflow.namespace, workflow.name)] = known
-
-
-def on_activate(state: BrokerState, event: ActivateWorkflow, now: Now) -> None:
-    workflow = state.versions.get((event.namespace, event.name, event.version))
-    refused = intake_refused(state)
-    if refused is None and workflow is None:
-        refused = CommandRefused(
-            "not_found", f"there is no workflow {event.namespace}/{event.name} version {event.version}"
-        )
-    if refused is not None or workflow is None:
-        state.refuse_now(event.request, refused or CommandRefused("not_found", "no such workflow"))
-        return
-    state.outbox.touch(min(state.outbox.lanes)).activations.append((event.request, workflow.id))
-    know(state, workflow, active=True)
-    state.answer(event.request, Applied(workflow.id, workflow.namespace, workflow.name, workflow.version, False))

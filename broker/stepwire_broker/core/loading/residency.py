@@ -1,11 +1,9 @@
-"""Loading and eviction: which tasks are in memory, and which only in the database.
+"""Loading: how stored tasks come into memory.
 
-Stored tasks are loaded in pages, by priority and age over all namespaces, when there is room and a worker offers the
-handlers that they wait for. Payloads too large to stay in memory are fetched for the one dispatch that needs them.
-Tasks that wait for something far off leave memory when other tasks could run.
+Tasks are loaded in pages, by priority and age over all namespaces, when there is room and a worker offers the handlers
+that they wait for. A command loads the task that it names.
 """
 
-from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -13,10 +11,8 @@ import msgspec
 from stepwire_broker.core import takers
 from stepwire_broker.core.commit.decision import LoadById, LoadPage
 from stepwire_broker.core.commit.loads import CommandLoad, PageLoad
-from stepwire_broker.core.commit.outbox import NEVER_MS, resting_place
-from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask
+from stepwire_broker.core.definitions.stored_rows import Loaded, StoredStep, StoredTask
 from stepwire_broker.core.definitions.workflow import Workflow
-from stepwire_broker.core.dispatch.payloads import fetch_payloads
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.intake.commands import ResolveStep
 from stepwire_broker.core.model import facts
@@ -27,9 +23,7 @@ from stepwire_broker.core.model.events import Command, Now
 from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Delivery, Step, Task
 from stepwire_broker.core.model.states import (
-    COMPLETED,
     DISPATCHED,
-    HELD,
     READY,
     RETRY_WAIT,
     STEP_FINAL,
@@ -40,7 +34,7 @@ from stepwire_broker.core.model.states import (
 )
 from stepwire_broker.core.model.worker_session import died_with
 from stepwire_broker.core.progress.dependents import decide_again
-from stepwire_broker.core.progress.readiness import await_retry, enqueue, start, watch_deadline
+from stepwire_broker.core.progress.readiness import await_retry, start, watch_deadline
 from stepwire_broker.core.progress.step_outcomes import fail_for
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import PageDue, QueueLimit, RecoverySafe, TaskDeadline
@@ -48,12 +42,9 @@ from stepwire_broker.core.workers import level0
 from stepwire_broker.core.workers.holding import ask_soon
 from stepwire_broker.core.workers.loss import lost
 
-PAGE_TASKS: Final = 1_000
+from .eviction import FAR_OFF_MS, PAGE_TASKS, is_full, make_room, room
+
 PAGE_PAUSE_MS: Final = 1_000  # before the next read when a page was empty
-EVICT_TASKS: Final = 2_000  # examined in one pass
-SWEEP_AFTER: Final = 10_000
-FAR_OFF_MS: Final = 5_000  # a task that waits longer than this may wait in the database
-BUDGET_REST_MS: Final = 30_000  # how long a retry that its handler's budget delays waits in the database
 
 _earlier: Final = msgspec.json.Decoder(list[Delivery]).decode
 
@@ -65,10 +56,10 @@ def keep_loading(state: BrokerState, now: Now) -> None:
     """Read the next page if there is room and stored tasks may exist."""
     if state.page_asked is not None or state.unloaded <= 0 or state.draining or now.mono < state.page_after_mono:
         return
-    room = _room(state)
-    if room <= 0 or _is_full(state):
+    free = room(state)
+    if free <= 0 or is_full(state):
         state.waits_for_room = True
-        _make_room(state, now)
+        make_room(state, now)
         _read_later(state, now)
         return
     request = state.next_read()
@@ -79,16 +70,7 @@ def keep_loading(state: BrokerState, now: Now) -> None:
         if takers.is_offered(state, w) and not allowance.is_shut(state, w, FAR_OFF_MS, now)
     ]
     state.loads[request] = PageLoad()
-    state.decision.reads.append(LoadPage(request, min(PAGE_TASKS, room), wants))
-
-
-def _room(state: BrokerState) -> int:
-    return state.settings.limits.max_active_tasks - len(state.tasks) - state.reserved_tasks
-
-
-def _is_full(state: BrokerState) -> bool:
-    """Do the payloads in memory exceed their limit?"""
-    return state.resident_bytes > state.settings.limits.active_bytes
+    state.decision.reads.append(LoadPage(request, min(PAGE_TASKS, free), wants))
 
 
 def _read_later(state: BrokerState, now: Now) -> None:
@@ -276,112 +258,3 @@ def not_found(command: Any) -> CommandRefused:
     if isinstance(command, ResolveStep):
         return CommandRefused("not_found", f"there is no step {command.step_id}", Hint(HintCode.LIST_HELD_STEPS))
     return CommandRefused("not_found", f"there is no task {command.task_id}", Hint(HintCode.LIST_TASKS))
-
-
-# -- payloads ---------------------------------------------------------------------------------------------------------
-
-
-def on_payloads(state: BrokerState, payloads: Payloads, steps: list[Step], now: Now) -> None:
-    for step in steps:
-        if not step.task.steps or step.state not in (READY, WAITING) or step.waits:
-            continue
-        step.payload_context = payloads.contexts.get(step.task.id)
-        fetched = {}
-        for index in step.definition.depends_on:
-            before = step.task.steps[index]
-            if before.state is COMPLETED:
-                output = before.output if before.output is not None else payloads.outputs.get(before.id)
-                if output is not None:
-                    fetched[index] = output
-        step.fetched_outputs = fetched
-        if step.state is READY:
-            enqueue(state, step)
-        else:
-            decide_again(state, step, now)
-
-
-def fetch_for_rules(state: BrokerState) -> None:
-    """Read the payloads that rules compare and that are too large to stay in memory."""
-    steps, state.undecided_steps = state.undecided_steps, []
-    fetch_payloads(state, steps)
-
-
-def let_go_of_large(state: BrokerState) -> None:
-    """Remove large payloads from memory: they stayed only until they were durable."""
-    keep = []
-    for lane, seq, step in state.large:
-        if lane.committed < seq:
-            keep.append((lane, seq, step))
-        elif step.output is not None and step.state is COMPLETED and step.task.steps:
-            state.hold_bytes(step.task, -len(step.output))
-            step.output = None
-    state.large = keep
-    keep_contexts = []
-    for lane, seq, task in state.large_contexts:
-        if lane.committed < seq:
-            keep_contexts.append((lane, seq, task))
-        elif task.context is not None and task.steps:
-            state.hold_bytes(task, -len(task.context))
-            task.context = None
-    state.large_contexts = keep_contexts
-
-
-# -- dropping ---------------------------------------------------------------------------------------------------------
-
-
-def settle(state: BrokerState, wrote: list[Task], dirty: dict[int, Task]) -> None:
-    """Remove tasks whose writes are durable and that have ended or are being evicted."""
-    for task in wrote:
-        if task.id in dirty or not task.steps:
-            continue
-        if task.state in TASK_FINAL:
-            state.remember_ended(task)
-            state.drop(task)
-        elif task.evicting:
-            _, wants = resting_place(task)
-            if wants is not None:
-                state.wants.add(wants)
-            state.unloaded += 1
-            state.evicted += 1
-            state.drop(task)
-    worth_a_read = max(1, min(PAGE_TASKS, state.settings.limits.max_active_tasks // 8))
-    if state.waits_for_room and _room(state) >= worth_a_read and not _is_full(state):
-        state.waits_for_room = False
-        state.page_after_mono = 0
-    if state.evicted > SWEEP_AFTER:
-        state.evicted = 0
-        state.ready.sweep()
-
-
-def _make_room(state: BrokerState, now: Now) -> None:
-    """Evict tasks that wait for something far off, so that they do not starve tasks that could run."""
-    examined = list(islice(state.tasks.values(), state.evict_from, state.evict_from + EVICT_TASKS))
-    for task in examined:
-        if not task.evicting and _is_idle(state, task, now):
-            for step in task.steps:
-                is_late = step.state is READY and allowance.waits_for_budget(state, step, now)
-                step.rests_until_ms = now.wall + BUDGET_REST_MS if is_late else None
-            task.evicting = True
-            task.dirty = True
-            state.outbox.mark(task)
-    state.evict_from = state.evict_from + EVICT_TASKS if len(examined) == EVICT_TASKS else 0
-
-
-def _is_idle(state: BrokerState, task: Task, now: Now) -> bool:
-    if task.dirty or task.facts or task.state in TASK_FINAL or task.dispatched or task.id in state.waiters:
-        return False
-    for step in task.steps:
-        if step.state in STEP_FINAL or step.state is HELD or (step.state is WAITING and step.waits):
-            continue
-        if step.state is RETRY_WAIT and (step.not_before_ms or 0) - now.wall > FAR_OFF_MS:
-            continue
-        if step.state is READY and (
-            task.state is TaskState.PAUSED
-            or not takers.can_be_taken(state, state.route_of(step))
-            or allowance.is_shut(state, step.definition.handler_class, FAR_OFF_MS, now)
-            or allowance.waits_for_budget(state, step, now)
-        ):
-            continue
-        return False
-    wake_ms, _ = resting_place(task)
-    return wake_ms is None or wake_ms == NEVER_MS or wake_ms - now.wall > FAR_OFF_MS

@@ -1,4 +1,4 @@
-"""What a command is answered. The API gives each its HTTP status; the embedded broker raises or returns it."""
+"""The answers to commands. The API gives each its HTTP status; the embedded broker raises or returns it."""
 
 from typing import Literal, TypeAlias
 

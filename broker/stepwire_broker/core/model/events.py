@@ -1,7 +1,7 @@
-"""What comes in: facts of the world and commands of people. Messages of workers are events as they are.
+"""The events that the core handles: commands, and facts of the outside. Messages of workers are events as they are.
 
-A command carries `request`, the number its Answer comes back under, and is answered once, after the commit of what
-was decided by then.
+A command carries `request`, the number of its Answer. It is answered once, after the commit of what was decided by
+then.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -27,7 +27,7 @@ class Now(NamedTuple):
 
 
 class NewTask(NamedTuple):
-    """One task of a submission, checked by the requests stage. `digest` is of everything but the key."""
+    """One task of a submission, checked by the requests stage. `digest` covers everything but the key."""
 
     namespace: str
     workflow: str
@@ -71,15 +71,15 @@ class AwaitTask(Command, frozen=True):
 
 
 class Forget(Command, frozen=True):
-    """Whoever asked `request` has gone away."""
+    """The client of `request` has disconnected."""
 
 
 # -- facts of the world -----------------------------------------------------------------------------------------------
 
 
 class Attached(Struct, frozen=True):
-    """A worker of the broker's own process: what runs there is this executor's. With `joins_bus` it takes what goes to
-    the bus as well."""
+    """A worker of the broker's own process, for what is routed to this executor. With `joins_bus` it also takes what is
+    routed to the bus."""
 
     worker: str
     executor: str
@@ -87,7 +87,7 @@ class Attached(Struct, frozen=True):
 
 
 class Detached(Struct, frozen=True):
-    """That worker is no more."""
+    """A worker of the broker's own process has ended."""
 
     worker: str
 
@@ -99,17 +99,17 @@ class Subscribed(Struct, frozen=True):
 
 
 class SubscriptionVanished(Struct, frozen=True):
-    """The last pipe that subscribed this worker's inbox is gone: it died, or it lost its connection."""
+    """The last connection that subscribed this worker's inbox is gone: the worker died, or lost its connection."""
 
     worker: str
 
 
 class PeerSubscribed(Struct, frozen=True):
-    """A level-0 handler subscribed `steps`. It receives what is granted to it in this very turn, or nothing."""
+    """A level-0 handler subscribed `steps`. It receives what this turn grants to it, or nothing."""
 
 
 class PeerVanished(Struct, frozen=True):
-    """This level-0 peer unsubscribed, died or lost its connection. It may be busy, and come back with its result."""
+    """A level-0 peer unsubscribed, died or lost its connection. It may be busy, and return with its result."""
 
     to: str
 
@@ -145,17 +145,17 @@ class FrameRefused(Struct, frozen=True):
 
 
 class PeersUncertain(Struct, frozen=True):
-    """One of the level-0 peers is gone, and nobody can say which."""
+    """One of the level-0 peers is gone, and it cannot be known which."""
 
 
 class ProcessDied(Struct, frozen=True):
-    """The operating system says that this worker's process is no more."""
+    """The operating system reports that this worker's process has ended."""
 
     worker: str
 
 
 class LoadedTasks(Struct, frozen=True):
-    """A load came back. `absent`: steps it asked for that are final, or were pruned with their task."""
+    """The tasks of a read. `absent`: steps it asked for that are final, or were removed with their task."""
 
     loaded: Loaded
     request: int
@@ -173,7 +173,7 @@ class LoadFailed(Struct, frozen=True):
 
 
 class LoopWasLate(Struct, frozen=True):
-    """The loop stood still for `gap_ms`: nobody is to be called silent for that time."""
+    """The loop stood still for `gap_ms`: no worker counts as silent for that time."""
 
     gap_ms: int
 
@@ -183,17 +183,17 @@ class Tick(Struct, frozen=True):
 
 
 class Reconfigure(Struct, frozen=True):
-    """The configuration of routing is this one now. It was checked by `routing.check`."""
+    """The configuration of routing is this one from now on. `router.check` has accepted it."""
 
     execution: ExecutionSettings
 
 
 class Drain(Struct, frozen=True):
-    """The broker is to stop: no intake, no dispatch; running steps may finish."""
+    """The broker will stop: it accepts and dispatches nothing more; running steps may finish."""
 
 
 class Leave(Struct, frozen=True):
-    """The broker goes now."""
+    """The broker stops now."""
 
 
 Event: TypeAlias = (

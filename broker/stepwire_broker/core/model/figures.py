@@ -1,4 +1,4 @@
-"""Counts and durations in little room: what an executor has done, and how long it took."""
+"""Counts and durations of an executor's runs, in a fixed amount of memory."""
 
 from bisect import bisect_left
 from typing import Final
@@ -12,7 +12,7 @@ DURATION_S: Final = (
 
 
 class Histogram:
-    """Counts by upper bound; the last count is of what is above all of them."""
+    """Counts by upper bound; the last count is of values above all bounds."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -30,22 +30,22 @@ class Histogram:
         return self.total / count if count else None
 
     def quantile(self, share: float) -> float | None:
-        """About the value that this share of all lies below: within one bucket, as if it were evenly filled."""
+        """The value below which this share of all values lies, interpolated within its bucket."""
         count = sum(self.counts)
         if not count:
             return None
         wanted = share * count
         below = 0.0
-        for bound, many in zip(self.bounds, self.counts, strict=False):
-            if wanted <= many:
-                return below + (bound - below) * wanted / many if many else bound
-            wanted -= many
+        for bound, in_bucket in zip(self.bounds, self.counts, strict=False):
+            if wanted <= in_bucket:
+                return below + (bound - below) * wanted / in_bucket if in_bucket else bound
+            wanted -= in_bucket
             below = bound
         return below
 
 
 class ExecutorMetrics(Struct, frozen=True, kw_only=True):
-    """Since the start. `total_failed` is part of `total_executed`; None where nothing has run yet."""
+    """Figures since the start. `total_failed` is part of `total_executed`; None where nothing has run yet."""
 
     active: int
     total_executed: int
@@ -56,7 +56,7 @@ class ExecutorMetrics(Struct, frozen=True, kw_only=True):
 
 
 class Figures:
-    """What one executor has done since the start. `failed` is part of `executed`."""
+    """Counts of one executor since the start. `failed` is part of `executed`."""
 
     __slots__ = ("duration_s", "executed", "failed")
 
@@ -66,7 +66,7 @@ class Figures:
         self.duration_s = Histogram(DURATION_S)
 
     def ended(self, is_completed: bool, duration_s: float | None) -> None:
-        """Once a run. Its time counts where it is known."""
+        """Count one ended run, and its duration if that is known."""
         self.executed += 1
         if not is_completed:
             self.failed += 1

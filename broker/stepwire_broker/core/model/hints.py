@@ -1,4 +1,4 @@
-"""What a caller can do next, as a code with its parameters. The core never names a command or a route.
+"""Hints: the next action for a caller, as a code with parameters. The core never names a command or a route.
 
 `TEXTS` words each code for any caller. The API replaces some of these texts by ones that name its routes, the CLI by
 ones that name its commands.
@@ -44,7 +44,7 @@ class HintCode(enum.StrEnum):
 
 
 class Hint(Struct, frozen=True, omit_defaults=True):
-    """What to do next. `code` decides which of the other members are present."""
+    """The next action. `code` decides which of the other members are present."""
 
     code: HintCode
     task_id: int | None = None

@@ -13,7 +13,7 @@ Selector: TypeAlias = tuple[tuple[str, str], ...]  # labels, sorted
 
 
 class Labelled(Protocol):
-    """What a target compares of a session."""
+    """The part of a session that a target compares."""
 
     @property
     def executor(self) -> str: ...
@@ -46,8 +46,10 @@ class Target(Struct, frozen=True, eq=False):
 
 
 class Route(NamedTuple):
-    """What decides who can take a step. Ready steps are queued by it, so that a step that no worker can take does not
-    block steps that a worker can take."""
+    """The properties of a step that decide which workers can take it.
+
+    Ready steps are queued by route, so that a step that no worker can take does not block the others.
+    """
 
     target: Target
     handler_class: str

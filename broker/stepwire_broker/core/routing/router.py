@@ -21,6 +21,7 @@ from stepwire_broker.core.definitions.step_definition import StepDefinition
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.live import Step
 from stepwire_broker.core.model.targets import BUS, LOCAL, Route, Selector, Target
+from stepwire_broker.errors import BrokerError
 
 NO_EXECUTOR: Final = ""  # the key of the executor of a step that has none
 
@@ -98,7 +99,7 @@ class StepRoute(Struct, frozen=True, eq=False):
     is_plain: bool  # neither canary nor shadow
 
 
-class RulesRefused(Exception):
+class RulesRefused(BrokerError):
     """The rules cannot be used. The message names the rule and the reason."""
 
 

@@ -1,4 +1,4 @@
-"""An operator drains a worker: the worker gets nothing new. Nothing of this is stored."""
+"""An operator drains a worker: it gets no further steps. The command is not stored."""
 
 from collections.abc import Callable
 from typing import Final
@@ -10,14 +10,14 @@ from stepwire_broker.core.state import QUIETED_REMEMBERED_MAX, BrokerState
 
 
 class DrainWorker(Command, frozen=True):
-    """Give this worker nothing new; with `quit`, let it go once it holds nothing."""
+    """Send this worker no further steps; with `quit`, the worker ends when it holds no step."""
 
     worker: str
     quit: bool = False
 
 
 class Quieted(Answer, frozen=True):
-    """The worker gets nothing new from now on. Its next heartbeat's ack tells it so."""
+    """The worker gets no further steps. The ack of its next heartbeat informs it."""
 
     worker: str
     quit: bool

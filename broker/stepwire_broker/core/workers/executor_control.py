@@ -17,7 +17,7 @@ from stepwire_broker.core.state import BrokerState
 
 
 class PauseExecutor(Command, frozen=True):
-    """Hand this executor nothing new until it is resumed, or this process ends."""
+    """Send this executor no further steps until it is resumed or the broker restarts."""
 
     executor: str
 
@@ -27,7 +27,7 @@ class ResumeExecutor(Command, frozen=True):
 
 
 class ExecutorPaused(Answer, frozen=True):
-    """It is handed nothing since then (UTC); None: it is again."""
+    """The executor is paused since this time in UTC. None: it is not paused."""
 
     executor: str
     since_ms: int | None

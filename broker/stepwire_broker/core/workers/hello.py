@@ -133,6 +133,6 @@ def on_attached(state: BrokerState, event: Attached, now: Now) -> None:
 
 
 def on_leave(state: BrokerState, event: Leave, now: Now) -> None:
-    """This broker shuts down: its workers keep what they run, and send a hello to the broker that comes next."""
+    """Reset all sessions, because this broker shuts down. Workers keep their runs for its next process."""
     for session in state.sessions.values():
         send_reset(state, session.worker, session.k, "shutdown")

@@ -2,7 +2,7 @@
 
 Each subscription of `steps` is a peer of its own, and peers take turns. A level-0 handler acknowledges nothing, so a
 lost batch, a lost answer, a dead handler and a slow one look alike. One lease decides for all of them: the timeouts of
-the steps in the batch, plus 5 s. Peers share one set of handlers, because they cannot be told apart, and workers with
+the steps in the batch, plus 5 s. Peers share one set of handlers, because they cannot be distinguished. Workers with
 sessions come first.
 
 An at_most_once step goes here only if the settings allow it, and it counts as started once it is handed out.
@@ -48,7 +48,7 @@ def on_subscribed(state: BrokerState, event: PeerSubscribed, now: Now) -> None:
 
 
 def on_vanished(state: BrokerState, event: PeerVanished, now: Now) -> None:
-    """This peer gets no more batches. The batch it holds keeps its lease: a handler that loses its connection while it
+    """Give this peer no more batches. Its current batch keeps its lease: a handler that loses its connection while it
     is busy can still answer."""
     peer = state.level0.peers.pop(event.to, None)
     if peer is not None:
@@ -79,8 +79,7 @@ def released(state: BrokerState, send: SendHandout, now: Now) -> None:
 
 
 def recover(state: BrokerState, step: Step, now: Now) -> None:
-    """This step was handed out before this broker started. Its handler may be running it, and its lease runs from our
-    start."""
+    """Give a step of before this broker's start its whole lease again: its handler may be running it."""
     assert step.batch_id is not None
     level0 = state.level0
     handout = level0.handouts.get(step.batch_id)
@@ -95,7 +94,7 @@ def recover(state: BrokerState, step: Step, now: Now) -> None:
             handout.due_mono = max(level0.started_mono + handout.lease_ms, now.mono + SETTLE_MS)
 
 
-# -- answers ---------------------------------------------------------------------------------------------------------
+# -- answers ----------------------------------------------------------------------------------------------------------
 
 
 def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: frozenset[int] = frozenset()) -> None:

@@ -21,7 +21,7 @@ def session_of(state: BrokerState, worker: str, session_id: str) -> WorkerSessio
 def turn_away(state: BrokerState, worker: str, session_id: str | None) -> None:
     """Answer a worker whose session this broker does not have.
 
-    A session of another epoch was lost with a restart of this broker, so the worker keeps it and says hello.
+    A session of another epoch was lost with a restart of this broker, so its worker is not reset and sends a hello.
     """
     epoch, k = topics.session_parts(session_id) if session_id is not None else (-1, 0)
     if epoch != state.identity.epoch:
@@ -43,7 +43,7 @@ def send_reset(state: BrokerState, worker: str, k: int, code: ResetCode) -> None
 
 
 def refuse(state: BrokerState, worker: str, code: str, message: str, kind: str | None, rid: int | None = None) -> None:
-    """Count a refused message, and tell its sender why it is refused."""
+    """Count a refused message, and send the reason to its sender."""
     state.counters.count_refused(code)
     refused = letters.refused(state.identity, code, message, kind, rid)
     state.decision.sends.append(ToWorker(topics.to_worker(worker), refused))

@@ -176,7 +176,7 @@ def _apply_failure(
             step.error = facts.encode(stored)  # an operator who resolves the step needs the handler's message
         unknown_outcome(state, step, "outcome_unknown", now)
     elif step.cancel is not None and step.at_most_once and step.granted:
-        # Its worker was told to stop it and then reported a failure: what it had done by then is not known.
+        # The worker reported a failure after a cancel: what the step had done by then is not known.
         unknown_outcome(state, step, STOPPED, now)
     elif step.task.cancelling and step.state is DISPATCHED:
         cancel_step(state, step, "task_cancelled", now)

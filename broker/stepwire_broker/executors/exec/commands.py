@@ -1,4 +1,4 @@
-"""Which program runs which handler_class, read from the settings and checked before anything is run."""
+"""The program of each handler_class, read from the settings and checked before any program runs."""
 
 import os
 import re
@@ -10,16 +10,17 @@ from msgspec import Struct
 from stepwire_protocol import patterns
 
 from stepwire_broker.core.definitions.settings import CommandSettings, ExecSettings
+from stepwire_broker.errors import BrokerError
 
 from .program import SHELL
 
-INHERITED: Final = ("PATH", "HOME", "LANG", "TZ")  # of our own environment; everything else in it is ours alone
+INHERITED: Final = ("PATH", "HOME", "LANG", "TZ")  # from the broker's environment; programs get nothing else of it
 _HANDLERS: Final = re.compile(r"[A-Za-z0-9_.:*-]{1,128}")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class BadCommand(ValueError):
-    """A command that cannot be run. The message says which key is wrong, and how it should be."""
+class BadCommand(BrokerError, ValueError):
+    """A command that cannot be run. The message names the wrong key and a correct form."""
 
 
 class ProgramCommand(Struct, frozen=True):
@@ -33,14 +34,14 @@ class ProgramCommand(Struct, frozen=True):
 
 
 class Commands:
-    """All of them. Raises BadCommand."""
+    """The commands of the settings. Raises BadCommand."""
 
     def __init__(self, settings: ExecSettings, environ: Mapping[str, str]) -> None:
         inherited = {name: environ[name] for name in INHERITED if name in environ}
         inherited.setdefault("PATH", os.defpath)
-        self._all = tuple(_command(key, said, inherited) for key, said in settings.commands.items())
+        self._all = tuple(_command(key, command, inherited) for key, command in settings.commands.items())
         if self._all and not os.access(SHELL, os.X_OK):
-            raise BadCommand(f"executors.exec starts programs by {SHELL}, which is not there")
+            raise BadCommand(f"executors.exec starts programs with {SHELL}, which does not exist here")
         self._exact = {command.handlers: command for command in self._all if not patterns.is_pattern(command.handlers)}
         self._patterns = [command for command in self._all if patterns.is_pattern(command.handlers)]
 
@@ -53,37 +54,37 @@ class Commands:
         return tuple(command.handlers for command in self._all if command.shadow_safe)
 
     def find(self, handler_class: str) -> ProgramCommand | None:
-        """That of its own name, else of the first pattern that matches it."""
+        """The command with this exact name, otherwise that of the first pattern that matches."""
         exact = self._exact.get(handler_class)
         if exact is not None:
             return exact
         return next((c for c in self._patterns if patterns.matches(c.handlers, handler_class)), None)
 
 
-def _command(key: str, said: CommandSettings | tuple[str, ...], inherited: dict[str, str]) -> ProgramCommand:
+def _command(key: str, written: CommandSettings | tuple[str, ...], inherited: dict[str, str]) -> ProgramCommand:
     where = f"executors.exec.commands.{key}"
     if not _HANDLERS.fullmatch(key) or any(not segment for segment in key.split(patterns.SEPARATOR)):
         raise BadCommand(
-            f"{where}: it needs to be a handler_class (letters, digits, _, ., : and -, at most 128) or a pattern of "
+            f"{where}: the key must be a handler_class (letters, digits, _, ., : and -, at most 128) or a pattern of "
             "them, as in shop::* or shop::**"
         )
-    settings = CommandSettings(argv=said) if isinstance(said, tuple) else said
+    settings = CommandSettings(argv=written) if isinstance(written, tuple) else written
     if not settings.argv or not settings.argv[0]:
-        raise BadCommand(f"{where}: it names no program; it needs a form like [/usr/bin/convert, -strip]")
+        raise BadCommand(f"{where}: no program is named; write it like [/usr/bin/convert, -strip]")
     if any("\0" in word for word in (*settings.argv, *settings.env.values(), settings.cwd or "")):
-        raise BadCommand(f"{where}: it holds a NUL character, which no program can be given")
+        raise BadCommand(f"{where}: a NUL character cannot be passed to a program; remove it")
     for name in settings.env:
         if not _NAME.fullmatch(name):
-            raise BadCommand(f"{where}: env.{name} is no name of a variable: letters, digits and _")
+            raise BadCommand(f"{where}: env.{name} is not a variable name; use letters, digits and _")
     if settings.cwd is not None and not os.path.isdir(settings.cwd):
-        raise BadCommand(f"{where}: its cwd {settings.cwd} is not a directory")
+        raise BadCommand(f"{where}: cwd {settings.cwd} is not a directory")
     environ = {**inherited, **settings.env}
     _check_program(where, settings.argv[0], settings.cwd, environ["PATH"])
     return ProgramCommand(key, settings.argv, settings.cwd, environ, settings.shadow_safe)
 
 
 def _check_program(where: str, program: str, cwd: str | None, path: str) -> None:
-    """As it will be looked for: with a slash from its directory, without one along its PATH."""
+    """Look for the program as its start will: with a slash from its directory, without one along its PATH."""
     if "/" not in program:
         if shutil.which(program, path=path) is None:
             raise BadCommand(f"{where}: there is no program {program} in its PATH ({path})")

@@ -1,7 +1,6 @@
-"""The executor `exec`: any executable runs a step. Its request on standard input, its output on standard output.
+"""The executor `exec`: any executable runs a step, with the request on standard input, the output on standard output.
 
-What an exit code means is in `outcome.py`; how a program is started, put on record and ended for certain is in
-`program.py`.
+`exit_codes.py` holds the meaning of exit codes. `program.py` starts a program, records it, and ends it for certain.
 """
 
 import os
@@ -32,8 +31,8 @@ from .exit_codes import outcome_of
 from .program import NotStarted, Program, ProgramEnded, ProgramStart
 
 KEY: Final = "exec"
-RESULT_OVERHEAD_BYTES: Final = 1_500  # what a results message holds beside the output
-TOLD_MAX: Final = 1_000
+RESULT_OVERHEAD_BYTES: Final = 1_500  # of a results message, in addition to the output
+EARLY_CANCELS_MAX: Final = 1_000
 
 log = structlog.get_logger("stepwire.exec")
 
@@ -50,11 +49,11 @@ class Exec(BaseExecutor):
         room = settings.bus.max_message_bytes - RESULT_OVERHEAD_BYTES
         self._stdout_bytes_max = max(0, min(settings.limits.payload_bytes, room))
         self._programs: dict[tuple[int, int], Program] = {}
-        self._told: dict[tuple[int, int], RunEnd] = {}
+        self._early_cancels: dict[tuple[int, int], RunEnd] = {}
         self._records: Records | None = None
 
     async def start(self) -> None:
-        """Raises RunsRefused. What an earlier process left running, the broker has ended by now."""
+        """Open the records of runs. Raises RunsRefused. Programs of an earlier process have ended by now."""
         self._records = Records(self._runs_dir)
 
     async def stop(self) -> None:
@@ -67,7 +66,7 @@ class Exec(BaseExecutor):
         try:
             command = self._commands.find(step.handler_class)
             if command is None:
-                raise NoExecutor(f"executors.exec.commands has none for {step.handler_class}")
+                raise NoExecutor(f"executors.exec.commands has no program for {step.handler_class}")
             request = await step.request()
             mark = secrets.token_hex(8)
             order = ProgramStart(
@@ -78,15 +77,15 @@ class Exec(BaseExecutor):
                 stdout_bytes_max=self._stdout_bytes_max,
             )
             program = Program(order, lambda pid: self._register(pid, mark, command, step))
-            if run in self._told:
-                raise NoCapacity(f"it was told to end before it began: {self._told[run]}")
+            if run in self._early_cancels:
+                raise NoCapacity(f"the run was cancelled before it began: {self._early_cancels[run]}")
             self._programs[run] = program
             ended = await program.run()
         except NotStarted as error:
             raise ExecutionFailed(str(error), code="not_started", category="unavailable") from None
         finally:
             self._programs.pop(run, None)
-            self._told.pop(run, None)
+            self._early_cancels.pop(run, None)
         return self._outcome(step, ended)
 
     def cancel(self, step: StepReady, reason: RunEnd) -> None:
@@ -94,16 +93,16 @@ class Exec(BaseExecutor):
         program = self._programs.get(run)
         if program is not None:
             program.end(reason)
-            log.info("run_told_to_end", step_id=step.step_id, delivery=step.delivery, reason=reason)
-        elif len(self._told) < TOLD_MAX:
-            self._told[run] = reason  # it is about to begin
+            log.info("run_cancelled", step_id=step.step_id, delivery=step.delivery, reason=reason)
+        elif len(self._early_cancels) < EARLY_CANCELS_MAX:
+            self._early_cancels[run] = reason  # the run is about to begin
 
     def _outcome(self, step: StepReady, ended: ProgramEnded) -> ExecutionResult:
         at_most_once = step.delivery_mode == "at_most_once"
-        if ended.told_to_end == "shutdown" and not at_most_once:
-            raise NoCapacity("the broker stops; it runs again after that")
+        if ended.cancelled_for == "shutdown" and not at_most_once:
+            raise NoCapacity("the broker stops; the step runs again after that")
         if ended.stderr:
-            log.debug("run_said", step_id=step.step_id, stderr=ended.stderr.decode("utf-8", "replace"))
+            log.debug("run_stderr", step_id=step.step_id, stderr=ended.stderr.decode("utf-8", "replace"))
         return outcome_of(ended, at_most_once=at_most_once, stdout_bytes_max=self._stdout_bytes_max)
 
     def _register(self, pid: int, mark: str, command: ProgramCommand, step: StepReady) -> tuple[Record, Path]:
@@ -117,12 +116,12 @@ class Exec(BaseExecutor):
             program=command.argv[0],
         )
         if not record.started:
-            raise OSError("its process is gone")
+            raise OSError("the process is gone")
         return record, self._records.add(record)
 
 
 def _environ(command: ProgramCommand, step: StepReady, request: StepRequest, mark: str) -> dict[str, str]:
-    """Clean, but for what every program needs, what its command says, and which run this is."""
+    """The inherited variables, those of the command, and those that describe the run."""
     metadata = request.metadata
     timeout_ms = step.timeout_ms or limits.TIMEOUT_DEFAULT_MS
     if metadata.deadline_ms is not None:

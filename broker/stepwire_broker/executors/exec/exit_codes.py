@@ -1,7 +1,7 @@
-"""What a program's end means for its step: a table of exit codes, and what it said.
+"""The meaning of a program's end for its step: a table of exit codes, and the program's output.
 
-An at_most_once step is only completed or failed by the program's own word. A program that was killed, told to end, or
-whose output cannot be taken has not said what it did.
+An at_most_once step is completed or failed only when the program reports that by its own end. A program that was
+killed or cancelled, or whose output cannot be used, has not reported its outcome.
 """
 
 import signal
@@ -19,22 +19,22 @@ from stepwire_broker.executors.contract import ExecutionResult, Status
 from .program import ProgramEnded
 
 COMPLETED: Final = 0
-PERMANENT: Final = 65  # EX_DATAERR: trying again cannot help
-RETRYABLE: Final = 75  # EX_TEMPFAIL: trying again may help
-UNKNOWN: Final = 81  # it may or may not have happened, and the program cannot find out
-BY_SIGNAL_FROM: Final = 128  # how a shell reports that what it ran was killed
+PERMANENT: Final = 65  # EX_DATAERR: a retry cannot help
+RETRYABLE: Final = 75  # EX_TEMPFAIL: a retry may help
+UNKNOWN: Final = 81  # the effect may have happened, and the program cannot find out
+BY_SIGNAL_FROM: Final = 128  # a shell adds the signal that killed its command
 
 BAD_OUTPUT: Final = "bad_output"
 TIMEOUT: Final = "timeout"
-KEPT_CHARS_MAX: Final = 200  # of an output that cannot be taken
+KEPT_CHARS_MAX: Final = 200  # of an output that cannot be used
 
 _NULL: Final = Raw(b"null")
 _WHITE_SPACE: Final = b" \t\r\n"
 _decode: Final = msgspec.json.Decoder().decode
 
 
-class Said(Struct, frozen=True):
-    """An error document on standard output. What is not like this is not one."""
+class ErrorDocument(Struct, frozen=True):
+    """An error document on standard output. Any other output is not one."""
 
     message: str
     code: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
@@ -43,21 +43,27 @@ class Said(Struct, frozen=True):
     retry_after_ms: Annotated[int, Meta(ge=0, le=limits.INTEGER_MAX)] | None = None
 
 
-_decode_said: Final = msgspec.json.Decoder(Said).decode
+_decode_document: Final = msgspec.json.Decoder(ErrorDocument).decode
 
 
 def outcome_of(ended: ProgramEnded, *, at_most_once: bool, stdout_bytes_max: int) -> ExecutionResult:
     if ended.too_much:
-        text = f"it wrote more than {stdout_bytes_max} bytes, and was killed; it began with {_shown(ended.stdout)}"
-        return _no_word(BAD_OUTPUT, text, at_most_once, retryable=False)
-    if ended.told_to_end is not None:
-        is_timeout = ended.told_to_end == TIMEOUT
-        text = "it ran longer than it may" if is_timeout else f"it was told to end: {ended.told_to_end}"
-        return _no_word(TIMEOUT if is_timeout else "cancelled", _with_stderr(text, ended), at_most_once)
+        text = f"the program was killed, because its output exceeds {stdout_bytes_max} bytes: {_shown(ended.stdout)}"
+        return _unreported(BAD_OUTPUT, text, at_most_once, retryable=False)
+    if ended.cancelled_for is not None:
+        is_timeout = ended.cancelled_for == TIMEOUT
+        text = (
+            "the program ran longer than its timeout"
+            if is_timeout
+            else f"the program was cancelled: {ended.cancelled_for}"
+        )
+        return _unreported(TIMEOUT if is_timeout else "cancelled", _with_stderr(text, ended), at_most_once)
     if ended.exit_code == COMPLETED:
         return _completed(ended.stdout, at_most_once)
     if ended.exit_code is None and ended.killed_by is None:
-        return _no_word("no_exit_code", "how it ended is not known: something else has waited for it", at_most_once)
+        return _unreported(
+            "no_exit_code", "the exit code is unknown: other code in the broker waited for the process", at_most_once
+        )
     return _failed(ended, at_most_once)
 
 
@@ -67,13 +73,13 @@ def _completed(stdout: bytes, at_most_once: bool) -> ExecutionResult:
         return ExecutionResult(status="completed", output=_NULL)
     why = _refused(output)
     if why is not None:
-        text = f"its output is not one JSON value that can be stored: {why}; it begins with {_shown(output)}"
-        return _no_word(BAD_OUTPUT, text, at_most_once, retryable=False)
+        text = f"the output is not one JSON value that can be stored: {why}; it begins with {_shown(output)}"
+        return _unreported(BAD_OUTPUT, text, at_most_once, retryable=False)
     return ExecutionResult(status="completed", output=Raw(output))
 
 
 def _refused(output: bytes) -> str | None:
-    """As deep as it will be inside a results message; and one value by itself, not two that would fit in there."""
+    """Why this output cannot be stored. Checked at the depth of a results message, and as one single value."""
     try:
         strict_json.parse(b'{"results":[{"output":' + output + b"}]}", bytes_max=len(output) + 64)
     except InvalidMessage as refusal:
@@ -87,27 +93,29 @@ def _refused(output: bytes) -> str | None:
 
 
 def _failed(ended: ProgramEnded, at_most_once: bool) -> ExecutionResult:
-    said = None if ended.exit_code is None else _said(ended.stdout)
-    code, default = _in_words(ended)
+    document = None if ended.exit_code is None else _error_document(ended.stdout)
+    code, default = _code_and_text(ended)
     if ended.exit_code == UNKNOWN:
-        return ExecutionResult(status="held", error=_message(ended, said, "it does not know whether it happened"))
+        return ExecutionResult(
+            status="held", error=_message(ended, document, "the program cannot know whether the effect happened")
+        )
     if at_most_once and _was_killed(ended):
         return ExecutionResult(status="held", error=_with_stderr(default, ended))
-    if at_most_once and said is not None and said.code == OUTCOME_UNKNOWN:
-        return ExecutionResult(status="held", error=_message(ended, said, default))
-    retryable = {PERMANENT: False, RETRYABLE: True}.get(ended.exit_code or 0, said.retryable if said else None)
+    if at_most_once and document is not None and document.code == OUTCOME_UNKNOWN:
+        return ExecutionResult(status="held", error=_message(ended, document, default))
+    retryable = {PERMANENT: False, RETRYABLE: True}.get(ended.exit_code or 0, document.retryable if document else None)
     return ExecutionResult(
         status="failed" if retryable is False else "retry",
-        error=_message(ended, said, default),
-        code=said.code if said and said.code else code,
-        category=said.category if said else None,
+        error=_message(ended, document, default),
+        code=document.code if document and document.code else code,
+        category=document.category if document else None,
         should_retry=retryable is not False,
-        retry_after_ms=said.retry_after_ms if said and retryable is not False else None,
+        retry_after_ms=document.retry_after_ms if document and retryable is not False else None,
     )
 
 
-def _no_word(code: str, text: str, at_most_once: bool, *, retryable: bool = True) -> ExecutionResult:
-    """The program has begun, and what it did is not its own word."""
+def _unreported(code: str, text: str, at_most_once: bool, *, retryable: bool = True) -> ExecutionResult:
+    """The program has started and has not reported its outcome."""
     if at_most_once:
         return ExecutionResult(status="held", error=clean(f"{code}: {text}"))
     status: Status = "retry" if retryable else "failed"
@@ -115,43 +123,43 @@ def _no_word(code: str, text: str, at_most_once: bool, *, retryable: bool = True
 
 
 def _was_killed(ended: ProgramEnded) -> bool:
-    """Itself, or, as a shell reports it, what it ran: then it has not come to its own end."""
+    """Was the program killed by a signal, or, as a shell reports it, the command that it ran?"""
     return ended.killed_by is not None or 0 < (ended.exit_code or 0) - BY_SIGNAL_FROM < signal.SIGRTMIN
 
 
-def _in_words(ended: ProgramEnded) -> tuple[str, str]:
+def _code_and_text(ended: ProgramEnded) -> tuple[str, str]:
     if ended.killed_by is None:
-        return f"exit_{ended.exit_code}", f"it ended with exit code {ended.exit_code}"
+        return f"exit_{ended.exit_code}", f"the program ended with exit code {ended.exit_code}"
     try:
         name = signal.Signals(ended.killed_by).name
     except ValueError:
         name = f"signal_{ended.killed_by}"
-    return name, f"it was killed by {name}"
+    return name, f"the program was killed by {name}"
 
 
-def _said(stdout: bytes) -> Said | None:
+def _error_document(stdout: bytes) -> ErrorDocument | None:
     try:
-        return _decode_said(stdout)
+        return _decode_document(stdout)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def _message(ended: ProgramEnded, said: Said | None, default: str) -> str:
-    if said is not None and said.message.strip():
-        return clean(said.message)
+def _message(ended: ProgramEnded, document: ErrorDocument | None, default: str) -> str:
+    if document is not None and document.message.strip():
+        return clean(document.message)
     return _last_words(ended) or default
 
 
 def _with_stderr(text: str, ended: ProgramEnded) -> str:
     words = _last_words(ended)
-    return f"{text}; it said: {words}" if words else text
+    return f"{text}; standard error ends with: {words}" if words else text
 
 
 MESSAGE_CHARS_MAX: Final = 2_000
 
 
 def _last_words(ended: ProgramEnded) -> str:
-    """The end of what it wrote to standard error: whole lines, if it was cut."""
+    """The end of standard error, in whole lines if it was cut."""
     text = ended.stderr.decode("utf-8", "replace").strip()
     is_cut = ended.stderr_cut or len(text) > MESSAGE_CHARS_MAX
     text = text[-MESSAGE_CHARS_MAX:]

@@ -1,12 +1,12 @@
-"""One run of a program, from its start behind a gate to the certain end of all that it started.
+"""One run of a program, from its start behind a gate to the certain end of every process that it started.
 
-The gate is a shell that waits for one line of its input and then becomes the program. The line is only written when the
-run is on record: if this process dies before that, the shell reads the end of its input instead, and the program never
-begins. After the line comes the request.
+The gate is a shell that reads one line of its input and then becomes the program. The line is written once the run is
+recorded. If the broker dies before that, the shell reads the end of its input instead, and the program never begins.
+The request follows the line.
 
-The run is over when the program has ended, whatever it leaves behind: what is still in its group is killed then. Its
-standard output may be finished by others (`> >(jq .)` of a shell); they get a moment for that. The number of its
-process stays the program's until all signals are sent, because nobody waits for it before.
+The run is over when the program has ended. Processes that are still in its group are killed then. Other processes may
+complete its standard output (`> >(jq .)` of a shell); they get FINISH_S for that. The program's pid stays its own until
+all signals are sent, because the process is not reaped before.
 """
 
 import asyncio
@@ -20,32 +20,33 @@ from typing import Final
 import structlog
 from msgspec import Struct
 
-from stepwire_broker.exec_runs.process_groups import NotOurs, members, tell
+from stepwire_broker.errors import BrokerError
+from stepwire_broker.exec_runs.process_groups import NotOurs, members, send_signal
 from stepwire_broker.exec_runs.records import Record
 
 SHELL: Final = "/bin/sh"
 GATE: Final = 'read -r _ && exec "$@"'
 OPEN: Final = b"\n"
 
-STDERR_BYTES_MAX: Final = 8 * 1024  # the last that it says; the rest is read and forgotten
-KEPT_BYTES_MAX: Final = 1024  # of an output that is larger than it may be
+STDERR_BYTES_MAX: Final = 8 * 1024  # the end of standard error; the rest is read and discarded
+KEPT_BYTES_MAX: Final = 1024  # of an output that exceeds its limit
 READ_BYTES: Final = 64 * 1024
 READS_AT_END_MAX: Final = 32
-FINISH_S: Final = 1.0  # after the program's end, for whoever finishes its output
-GRACE_S: Final = 2.0  # between being told to end and being killed
-LOOK_AGAIN_S: Final = 0.005
-LOOK_AGAIN_MAX_S: Final = 0.1
-COMPLAIN_AFTER_S: Final = 10.0
+FINISH_S: Final = 1.0  # after the program's end, for processes that complete its output
+GRACE_S: Final = 2.0  # between SIGTERM and SIGKILL
+CHECK_EVERY_S: Final = 0.005
+CHECK_EVERY_MAX_S: Final = 0.1
+LOG_AFTER_S: Final = 10.0
 
 log = structlog.get_logger("stepwire.exec")
 
 
-class NotStarted(Exception):
-    """Nothing of the program has run."""
+class NotStarted(BrokerError):
+    """The program has not begun."""
 
 
 class ProgramStart(Struct, frozen=True, kw_only=True):
-    """What to run, and on what."""
+    """A program, its surroundings and its input."""
 
     argv: tuple[str, ...]
     cwd: str | None
@@ -55,20 +56,20 @@ class ProgramStart(Struct, frozen=True, kw_only=True):
 
 
 class ProgramEnded(Struct, frozen=True, kw_only=True):
-    """How a program ended, and what it said."""
+    """The end of a program, and its output."""
 
-    exit_code: int | None = None  # None: it has none, for `killed_by` or because it is not known
+    exit_code: int | None = None  # None: killed by a signal, or unknown
     killed_by: int | None = None
     stdout: bytes = b""
     stderr: bytes = b""  # the end of it
     stderr_cut: bool = False
-    too_much: bool = False  # it was killed because its output was larger than it may be
-    told_to_end: str | None = None  # the reason, if it was
+    too_much: bool = False  # killed because its output exceeded the limit
+    cancelled_for: str | None = None  # the reason, if the run was cancelled
 
 
 class Program:
     def __init__(self, order: ProgramStart, register: Callable[[int], tuple[Record, Path]]) -> None:
-        """`register` puts the process of this pid on record; it may raise OSError."""
+        """`register` records the process with this pid; it may raise OSError."""
         self._order = order
         self._register = register
         self._loop = asyncio.get_running_loop()
@@ -79,13 +80,13 @@ class Program:
         self._stderr = bytearray()
         self._stderr_cut = False
         self._too_much = False
-        self._told: str | None = None
+        self._cancelled_for: str | None = None
         self._killer: asyncio.TimerHandle | None = None
         self._kill_at_s = 0.0
         self._left = memoryview(OPEN + order.request)
 
     async def run(self) -> ProgramEnded:
-        """Raises NotStarted. A cancellation tells it to end, and is raised again when it has."""
+        """Run the program to its end. Raises NotStarted. A cancellation is raised once the program has ended."""
         try:
             process, path = self._start()
         except BaseException:
@@ -104,15 +105,15 @@ class Program:
         return living.result()
 
     def end(self, reason: str) -> None:
-        """Tell it and all that it started to end; after a grace they are killed. What has ended by itself has ended."""
-        if self._told is not None or self._exited.done() or _has_exited(self._group.pid):
+        """Send SIGTERM to the program and all that it started, and SIGKILL after GRACE_S, unless it has ended."""
+        if self._cancelled_for is not None or self._exited.done() or _has_exited(self._group.pid):
             return
-        self._told = reason
+        self._cancelled_for = reason
         self._signal(signal.SIGTERM)
         self._kill_at_s = self._loop.time() + GRACE_S
         self._killer = self._loop.call_at(self._kill_at_s, self._signal, signal.SIGKILL)
 
-    # -- its beginning ------------------------------------------------------------------------------------------------
+    # -- start --------------------------------------------------------------------------------------------------------
 
     def _start(self) -> "tuple[subprocess.Popen[bytes], Path]":
         try:
@@ -142,15 +143,15 @@ class Program:
             self._open.add(self._pidfd)
             record, path = self._register(process.pid)
         except OSError as error:
-            # Its input ends before the line: the gate stays shut.
+            # The input ends before the line, so the gate stays shut.
             process.kill()
             process.wait()
-            raise NotStarted(f"its run cannot be put on record: {error.strerror or error}") from None
+            raise NotStarted(f"the run cannot be recorded: {error.strerror or error}") from None
         self._group = record.group
         return process, path
 
     def _write_stdin(self) -> None:
-        """As much as there is room for. A program need not read what it is given."""
+        """Write as much as the pipe accepts. A program need not read its input."""
         try:
             while self._left:
                 self._left = self._left[os.write(self._in, self._left) :]
@@ -158,7 +159,7 @@ class Program:
             self._loop.add_writer(self._in, self._write_stdin)
             return
         except OSError:
-            self._left = self._left[:0]  # it has closed its input, or ended
+            self._left = self._left[:0]  # the program has closed its input, or ended
         self._close(self._in)
 
     # -- while it runs ------------------------------------------------------------------------------------------------
@@ -172,14 +173,14 @@ class Program:
             await self._exited
             if self._too_much:
                 pass
-            elif self._told is None:
+            elif self._cancelled_for is None:
                 await asyncio.wait((self._finished,), timeout=FINISH_S)
             else:
                 await self._grace()
             exit_code, killed_by = await self._bury(process)
         except BaseException:
             if process.returncode is None:
-                self._signal(signal.SIGKILL)  # the loop goes: the record stays, for whoever comes next
+                self._signal(signal.SIGKILL)  # the loop ends; the record stays, for the next broker process
             raise
         finally:
             if self._killer is not None:
@@ -190,7 +191,7 @@ class Program:
     def _over(self, path: Path, exit_code: int | None, killed_by: int | None) -> ProgramEnded:
         try:
             path.unlink(missing_ok=True)
-        except OSError as error:  # it is of a process that is no more: nothing comes of it
+        except OSError as error:  # harmless: the recorded process is gone
             log.warning("run_record_stays", file=str(path), error=error.strerror)
         return ProgramEnded(
             exit_code=exit_code,
@@ -199,7 +200,7 @@ class Program:
             stderr=bytes(self._stderr),
             stderr_cut=self._stderr_cut,
             too_much=self._too_much,
-            told_to_end=self._told,
+            cancelled_for=self._cancelled_for,
         )
 
     def _read_stdout(self) -> None:
@@ -220,7 +221,7 @@ class Program:
             self._finished.set_result(None)
 
     def _read_stderr(self) -> bool:
-        """Was there anything?"""
+        """Read once. Returns whether there was anything."""
         if self._err not in self._open:
             return False
         chunk = self._read(self._err)
@@ -234,7 +235,7 @@ class Program:
         return bool(chunk)
 
     def _read(self, fd: int) -> bytes | None:
-        """b"" at its end, None when there is nothing to read now."""
+        """b"" at the end of the stream, None when there is nothing to read now."""
         try:
             return os.read(fd, READ_BYTES)
         except BlockingIOError:
@@ -248,7 +249,7 @@ class Program:
             self._exited.set_result(None)
 
     def _signal(self, number: signal.Signals) -> None:
-        """To its group at once, then to those of its session that are in other groups (as those of `timeout` are)."""
+        """Signal the group at once, then members of the session in other groups, such as those of `timeout`."""
         try:
             os.killpg(self._group.pid, number)
         except OSError:
@@ -256,64 +257,64 @@ class Program:
         for member in members([self._group]):
             try:
                 if os.getpgid(member.pid) != self._group.pid:
-                    tell(member, number)
+                    send_signal(member, number)
             except (OSError, NotOurs):
                 pass
 
-    # -- its end ------------------------------------------------------------------------------------------------------
+    # -- end ----------------------------------------------------------------------------------------------------------
 
     async def _grace(self) -> None:
-        """It has ended when it was told to; what it started may still be about to."""
-        pause_s = LOOK_AGAIN_S
+        """Wait until the grace is over for processes that the program started."""
+        pause_s = CHECK_EVERY_S
         while self._loop.time() < self._kill_at_s and members([self._group]):
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, LOOK_AGAIN_MAX_S)
+            pause_s = min(pause_s * 2, CHECK_EVERY_MAX_S)
 
     async def _bury(self, process: "subprocess.Popen[bytes]") -> tuple[int | None, int | None]:
-        """Exit code and signal, once nothing of it is left."""
+        """The exit code and the signal, once no process of the run is left."""
         if self._killer is not None:
             self._killer.cancel()
         self._finish_stdout()
-        found = self._reap(process)
-        if _tell_group(process.pid, 0):
-            await self._until_gone(is_kept=found is not None)
+        end = self._reap(process)
+        if _signal_group(process.pid, 0):
+            await self._until_gone(is_kept=end is not None)
         for _ in range(READS_AT_END_MAX):
             if not self._read_stderr():
                 break
-        if found is None:
+        if end is None:
             return None, None
-        is_exit = found.si_code == os.CLD_EXITED
-        return (found.si_status, None) if is_exit else (None, found.si_status)
+        is_exit = end.si_code == os.CLD_EXITED
+        return (end.si_status, None) if is_exit else (None, end.si_status)
 
     def _reap(self, process: "subprocess.Popen[bytes]") -> "os.waitid_result | None":
-        """Kill what it leaves behind, then let go of it. None: somebody else in this process has waited for it before,
-        and knows how it ended."""
-        process.returncode = 0  # what it says of itself is not asked
+        """Kill processes that the program left behind, then reap it. None: other code in this process has reaped it, so
+        its end is unknown."""
+        process.returncode = 0  # so that Popen does not wait for it, too
         try:
-            found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return None
-        if self._told is not None or self._too_much:
+        if self._cancelled_for is not None or self._too_much:
             self._signal(signal.SIGKILL)
         else:
-            _tell_group(process.pid, signal.SIGKILL)
+            _signal_group(process.pid, signal.SIGKILL)
         os.waitpid(process.pid, 0)
-        return found
+        return end
 
     async def _until_gone(self, is_kept: bool) -> None:
-        """They were killed. Until they are gone the run is not over, however long that takes."""
-        pause_s, waited_s = LOOK_AGAIN_S, 0.0
-        while left := members([self._group], is_kept=is_kept):
-            for member in left:
+        """Wait, without a limit, until the killed processes are gone: the run is not over before."""
+        pause_s, waited_s = CHECK_EVERY_S, 0.0
+        while alive := members([self._group], is_kept=is_kept):
+            for member in alive:
                 try:
-                    tell(member, signal.SIGKILL)
+                    send_signal(member, signal.SIGKILL)
                 except NotOurs:
                     pass
-            if waited_s < COMPLAIN_AFTER_S <= waited_s + pause_s:
-                log.error("run_does_not_end", pid=left[0].pid, program=self._order.argv[0])
+            if waited_s < LOG_AFTER_S <= waited_s + pause_s:
+                log.error("run_does_not_end", pid=alive[0].pid, program=self._order.argv[0])
             await asyncio.sleep(pause_s)
             waited_s += pause_s
-            pause_s = min(pause_s * 2, LOOK_AGAIN_MAX_S)
+            pause_s = min(pause_s * 2, CHECK_EVERY_MAX_S)
 
     def _close(self, fd: int) -> None:
         if fd in self._open:
@@ -328,15 +329,15 @@ class Program:
 
 
 def _has_exited(pid: int) -> bool:
-    """Also before the loop has heard of it."""
+    """Has this process ended? True also before the loop is notified."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return True
 
 
-def _tell_group(group: int, number: int) -> bool:
-    """Is there anybody in it? With the signal 0, nothing but the question."""
+def _signal_group(group: int, number: int) -> bool:
+    """Signal a group. Returns whether it has members; the signal 0 only checks that."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

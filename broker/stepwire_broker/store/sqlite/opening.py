@@ -127,7 +127,7 @@ def lock(path: Path) -> Lock:
     """Make the directory and take the lock: no other process writes the database while it is held."""
     if sqlite3.sqlite_version_info < VERSION_MIN:
         raise StoreRefused(
-            f"this Python has SQLite {sqlite3.sqlite_version}; the broker needs {_dotted(VERSION_MIN)} or newer"
+            f"SQLite {sqlite3.sqlite_version} is too old; the broker needs {_dotted(VERSION_MIN)} or newer"
         )
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

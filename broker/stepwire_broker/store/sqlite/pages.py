@@ -214,6 +214,6 @@ _FIRST_OUTPUTS: Final = """
 
 
 def _conditions(optional: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """Those conditions whose value is given, and the values by the names that the conditions use."""
+    """The conditions whose value is given, and the values by the names that the conditions use."""
     given = {condition: value for condition, value in optional.items() if value is not None}
     return list(given), {condition.rpartition(":")[2]: value for condition, value in given.items()}

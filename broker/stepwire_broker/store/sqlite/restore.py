@@ -47,7 +47,7 @@ RESTORED: Final = "restored"  # in `meta`: when, and from what
 
 
 class RestoredBackup(Struct, frozen=True):
-    """What a restore did."""
+    """The result of a restore."""
 
     made_ms: int | None  # of the backup; None for a copy made by other means
     deployment_before: str

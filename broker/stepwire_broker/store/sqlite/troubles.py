@@ -1,16 +1,17 @@
-"""What an error of SQLite or of its driver means: bad data, a passing trouble, or a broken database."""
+"""The meaning of an error of SQLite or of its driver: bad data, a passing trouble, or a broken database."""
 
 import sqlite3
 from typing import Final
 
+from stepwire_broker.errors import BrokerError
 from stepwire_broker.store.lane import Trouble
 
 
-class TaskIsGone(Exception):
+class TaskIsGone(BrokerError):
     """The task had ended and retention has removed it."""
 
 
-class FileReplaced(Exception):
+class FileReplaced(BrokerError):
     """The database file was moved or replaced: what is written now is lost with the last process that has it open."""
 
 
@@ -45,7 +46,7 @@ UNSTORABLE: Final = (UnicodeError, OverflowError, sqlite3.InterfaceError, sqlite
 
 
 def trouble_of(error: Exception) -> Trouble:
-    """What an error means for the lane. An error that is not named here is a fault of this program or of the schema:
+    """Classify an error for the lane. An error that is not named here is a fault of this program or of the schema:
     it stops the lane, because it would come again tomorrow, and no data is to blame."""
     text = f"{type(error).__name__}: {error}"
     code = getattr(error, "sqlite_errorcode", None)

@@ -25,29 +25,26 @@ class Outgoing:
         self.worker = worker
         self.n = 0  # the last number used
         self._sent_ms: dict[int, float] = {}  # by n
-        self._actions: list[Action] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._actions)
+        self.actions: list[Action] = []
 
     def add(self, action: Action) -> None:
-        self._actions.append(action)
+        self.actions.append(action)
 
     def log(self, level: LogLevel, event: str, **facts: object) -> None:
-        self._actions.append(Log(level, event, facts))
+        self.actions.append(Log(level, event, facts))
 
     def send(self, topic: bytes, body: bytes) -> None:
-        self._actions.append(Send(topic, body))
+        self.actions.append(Send(topic, body))
 
     def send_to(self, peer: BrokerPeer, message: FromWorker) -> None:
-        self._actions.append(Send(peer.topic, codec.encode(message)))
+        self.actions.append(Send(peer.topic, codec.encode(message)))
 
     def send_to_all(self, message: FromWorker) -> None:
-        self._actions.append(Send(topics.WORKERS, codec.encode(message)))
+        self.actions.append(Send(topics.WORKERS, codec.encode(message)))
 
     def take(self) -> list[Action]:
         """The actions decided since the last call."""
-        actions, self._actions = self._actions, []
+        actions, self.actions = self.actions, []
         return actions
 
     def next_n(self) -> int:

@@ -29,19 +29,15 @@ class Reporting:
         self._intake = intake
         self._outbox = outbox
         self._out = out
-        self._ready: dict[HeldBatch, None] = {}
+        self.ready: dict[HeldBatch, None] = {}  # batches with results that are not sent
         self._rid = 0
-
-    @property
-    def has_ready(self) -> bool:
-        return bool(self._ready)
 
     def add(self, held: HeldDelivery, result: Result) -> None:
         held.batch.ready.append((held, result))
-        self._ready[held.batch] = None
+        self.ready[held.batch] = None
 
     def send_ready(self, now_ms: float) -> None:
-        ready, self._ready = self._ready, {}
+        ready, self.ready = self.ready, {}
         for batch in ready:
             done = [pair for pair in batch.ready if pair[0].state is DONE]
             batch.ready = []

@@ -157,12 +157,14 @@ class Session:
 
     def actions(self, now_ms: float) -> list[Action]:
         """Everything to do now, in this order."""
-        self.leases.check(now_ms)
+        # Called for every frame and every end of a run: what is not due costs a comparison and no call.
+        if now_ms >= self.leases.check_at_ms:
+            self.leases.check(now_ms)
         if now_ms >= self.runs.timeout_at_ms:
             self.runs.stop_overdue(now_ms)
-        if self.slots.has_next:
+        if self.slots.queued and self.slots.has_next():
             self.runs.start_queued(now_ms)
-        if self.reporting.has_ready:
+        if self.reporting.ready:
             self.reporting.send_ready(now_ms)
         if now_ms >= self.outbox.resend_at_ms:
             self.outbox.resend(now_ms)
@@ -178,7 +180,7 @@ class Session:
             self._heartbeat(now_ms)
         if now_ms >= self.endpoints.check_at_ms:
             self.endpoints.rebuild_silent(now_ms)
-        if self._may_quit:
+        if self.credit.is_draining and self._may_quit():
             self._has_quit = True
             self._heartbeat(now_ms)
             self.out.add(Quit())
@@ -186,7 +188,9 @@ class Session:
 
     def wake_at(self) -> float:
         """When to call `actions` at the latest; minus infinity: at once. A lower bound: there may be nothing to do."""
-        if self.out or self.reporting.has_ready or self.slots.has_next or self._may_quit:
+        if self.out.actions or self.reporting.ready or (self.slots.queued and self.slots.has_next()):
+            return -NEVER
+        if self.credit.is_draining and self._may_quit():
             return -NEVER
         return min(
             self.leases.check_at_ms,
@@ -280,7 +284,6 @@ class Session:
 
     # -- helpers ------------------------------------------------------------------------------------------------------
 
-    @property
     def _may_quit(self) -> bool:
         return self.credit.is_draining and not self.holdings and not self._has_quit
 

@@ -16,20 +16,19 @@ class Slots:
         self.taken = 0
         self._slots = slots
         self._offers = offers
-        self._queue: deque[HeldDelivery] = deque()
+        self.queued: deque[HeldDelivery] = deque()
         self._blocked: dict[int, deque[HeldDelivery]] = {}  # by offer: its own concurrency is used up
         self._taken_by: dict[int, int] = {}  # by offer
 
-    @property
     def has_next(self) -> bool:
-        return bool(self._queue) and self.taken < self._slots
+        return bool(self.queued) and self.taken < self._slots
 
     def queue(self, held: HeldDelivery) -> None:
-        self._queue.append(held)
+        self.queued.append(held)
 
     def take_next(self) -> HeldDelivery | None:
         """Give the next delivery in the queue a slot. None: no slot is free, or nothing in the queue may start."""
-        queue = self._queue
+        queue = self.queued
         while queue and self.taken < self._slots:
             held = queue.popleft()
             if held.state is not QUEUED:
@@ -60,5 +59,5 @@ class Slots:
         while blocked:
             held = blocked.popleft()
             if held.state is QUEUED:
-                self._queue.appendleft(held)
+                self.queued.appendleft(held)
                 break

@@ -1,4 +1,4 @@
-"""Who is let in: every route with every identity, every Host and Origin, and what is too large or too slow."""
+"""Access control: every route with every identity, Host and Origin; and requests that are too large or too slow."""
 
 import asyncio
 import http.client
@@ -73,7 +73,7 @@ BAD_TOKENS = [
 
 
 def at(path: str) -> str:
-    """A path of this form, of what is not there."""
+    """A path of this form, with parameters of things that do not exist."""
     return (
         path.replace("{task_id}", "999999")
         .replace("{step_id}", "999999")
@@ -83,22 +83,20 @@ def at(path: str) -> str:
     )
 
 
-def test_the_matrix_has_every_route(api: Api) -> None:
+def test_the_matrix_covers_every_route(api: Api) -> None:
     assert set(Application(api.broker).paths) - {"/livez"} == {path for _, path in ROUTES[:-2]}
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 @pytest.mark.parametrize("authorization", BAD_TOKENS)
-def test_without_a_good_token_no_route_says_anything(
-    api: Api, method: str, path: str, authorization: str | None
-) -> None:
+def test_no_route_answers_without_a_valid_token(api: Api, method: str, path: str, authorization: str | None) -> None:
     answer = api.call(method, at(path), headers={"Authorization": authorization})
     assert (answer.status, answer.code) == (401, "unauthorized")
     assert answer.headers["www-authenticate"].startswith("Bearer")
 
 
 @pytest.mark.parametrize(("method", "path"), [route for route in ROUTES if route[1] not in ("/v1/tap", "/v1/events")])
-def test_with_a_good_token_every_route_answers_for_itself(api: Api, method: str, path: str) -> None:
+def test_every_route_answers_with_a_valid_token(api: Api, method: str, path: str) -> None:
     assert api.call(method, at(path)).status not in (401, 403, 500)
 
 
@@ -106,7 +104,7 @@ def test_the_word_bearer_may_be_written_in_any_case(api: Api) -> None:
     assert api.call("GET", "/readyz", headers={"Authorization": f"bEARER  {api.token}"}).status == 200
 
 
-def test_livez_asks_for_nothing(api: Api) -> None:
+def test_livez_needs_no_token(api: Api) -> None:
     answer = api.call("GET", "/livez", headers={"Authorization": None, "Host": "10.0.0.7:7410"})
     assert (answer.status, answer.json) == (200, {"alive": True})
 
@@ -122,7 +120,7 @@ BAD_HOSTS = ["", "evil.example", "evil.example:{port}", "127.0.0.1.evil.example"
 
 
 @pytest.mark.parametrize("host", GOOD_HOSTS)
-def test_a_host_of_ours_is_taken(api: Api, host: str) -> None:
+def test_a_host_of_the_broker_is_accepted(api: Api, host: str) -> None:
     assert api.call("GET", "/readyz", headers={"Host": host.format(port=api.port)}).status == 200
 
 
@@ -134,7 +132,7 @@ def test_a_rebound_name_is_refused_even_with_the_token(api: Api, host: str, path
 
 
 @pytest.mark.parametrize("hosts", [[], ["127.0.0.1", "evil.example"], ["127.0.0.1", "127.0.0.1"]])
-def test_a_request_says_one_host(api: Api, hosts: list[str]) -> None:
+def test_a_request_with_two_hosts_is_refused(api: Api, hosts: list[str]) -> None:
     lines = "".join(f"Host: {host}\r\n" for host in hosts)
     answer = exchange(api, f"GET /readyz HTTP/1.1\r\n{lines}Authorization: Bearer {api.token}\r\n\r\n".encode())
     assert answer.partition(b"\r\n")[0].split()[1] in (b"400", b"403")
@@ -142,7 +140,7 @@ def test_a_request_says_one_host(api: Api, hosts: list[str]) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "stepwire.example"])
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_page_of_our_own_may_ask(api: Api, scheme: str, host: str) -> None:
+def test_a_page_from_the_broker_may_send_requests(api: Api, scheme: str, host: str) -> None:
     host = host.format(port=api.port)
     assert api.call("GET", "/readyz", headers={"Host": host, "Origin": f"{scheme}://{host}"}).status == 200
 
@@ -152,18 +150,18 @@ def test_a_page_of_our_own_may_ask(api: Api, scheme: str, host: str) -> None:
     ["null", "", "http://evil.example", "http://127.0.0.1", "http://127.0.0.1:1", "http://localhost:{port}", "file://",
      "http://127.0.0.1:{port}.evil.example", "http://evil.example/127.0.0.1:{port}"],
 )  # fmt: skip
-def test_a_page_of_somebody_else_may_not(api: Api, origin: str) -> None:
+def test_a_page_from_another_origin_may_not_send_requests(api: Api, origin: str) -> None:
     answer = api.call("GET", "/readyz", headers={"Origin": origin.format(port=api.port)})
     assert (answer.status, answer.code) == (403, "origin_refused")
 
 
-def test_no_page_is_told_that_it_may(api: Api) -> None:
+def test_no_answer_permits_another_origin(api: Api) -> None:
     answer = api.call("OPTIONS", "/v1/tasks", headers={"Origin": f"http://127.0.0.1:{api.port}"})
     assert (answer.status, answer.code) == (405, "wrong_method")
     assert not any(name.startswith("access-control") for name in answer.headers)
 
 
-def test_an_unknown_route_is_not_found_and_a_wrong_method_names_the_right_ones(api: Api) -> None:
+def test_an_unknown_path_is_404_and_a_wrong_method_is_405_with_the_allowed_methods(api: Api) -> None:
     assert api.call("GET", "/nowhere").code == "not_found"
     assert api.call("GET", "/v1/tasks/").code == "not_found"
     for method, path, allow in [("DELETE", "/v1/tasks", "GET, HEAD, POST"), ("GET", "/v1/tasks/batch", "POST")]:
@@ -183,7 +181,7 @@ def test_a_head_is_a_get_without_its_body(api: Api) -> None:
      ("text/plain", 415), ("application/x-www-form-urlencoded", 415), ("multipart/form-data", 415),
      ("application/yaml", 415), (None, 415)],
 )  # fmt: skip
-def test_only_json_is_read(api: Api, kind: str | None, status: int) -> None:
+def test_only_json_bodies_are_accepted(api: Api, kind: str | None, status: int) -> None:
     assert api.call("POST", "/v1/tasks", b"{}", headers={"Content-Type": kind}).status == status
 
 
@@ -209,7 +207,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(api: Api, is_chunked
     assert answer.startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_client_that_sends_on_gets_to_read_why(api: Api) -> None:
+def test_a_client_that_sends_its_whole_body_can_read_the_refusal(api: Api) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=20)
     headers = {"Authorization": f"Bearer {api.token}", "Content-Type": "application/json"}
     connection.request("POST", "/v1/tasks", iter([b" " * 16_384] * 200), headers, encode_chunked=True)
@@ -217,7 +215,7 @@ def test_a_client_that_sends_on_gets_to_read_why(api: Api) -> None:
     connection.close()
 
 
-def test_who_never_stops_sending_what_was_refused_is_cut_off(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_keeps_sending_a_refused_body_is_disconnected(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "DROPPED_BYTES_MAX", 1_000_000)
     with api.raw() as connection:
         connection.sendall(
@@ -235,12 +233,12 @@ def test_who_never_stops_sending_what_was_refused_is_cut_off(api: Api, monkeypat
             go_on()
 
 
-def test_a_body_at_the_limit_is_read(api: Api) -> None:
+def test_a_body_at_the_limit_is_accepted(api: Api) -> None:
     text = b'{"workflow":"order"}'
     assert api.call("POST", "/v1/tasks", text + b" " * (LIMIT - len(text))).status == 201
 
 
-def test_a_chunked_body_is_one_body(api: Api) -> None:
+def test_a_chunked_body_is_joined(api: Api) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=20)
     headers = {"Authorization": f"Bearer {api.token}", "Content-Type": "application/json"}
     connection.request("POST", "/v1/tasks", iter([b'{"work', b'flow":', b'"order"}']), headers, encode_chunked=True)
@@ -249,7 +247,7 @@ def test_a_chunked_body_is_one_body(api: Api) -> None:
 
 
 def exchange(api: Api, data: bytes) -> bytes:
-    """Send these bytes, and read until the server closes or has answered."""
+    """Send these bytes, and read until the server answers or closes the connection."""
     with api.raw() as connection:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
@@ -268,7 +266,7 @@ def exchange(api: Api, data: bytes) -> bytes:
     ],
     ids=["one header", "the path", "many headers"],
 )
-def test_a_head_without_an_end_is_cut_off(api: Api, head: bytes) -> None:
+def test_a_client_that_sends_an_endless_head_is_disconnected(api: Api, head: bytes) -> None:
     assert exchange(api, head).startswith(b"HTTP/1.1 431 ")
 
 
@@ -279,7 +277,7 @@ def test_too_many_requests_at_once_are_refused_and_livez_is_not(api: Api, monkey
     assert api.call("GET", "/livez").status == 200
 
 
-def test_a_head_that_takes_too_long_is_cut_off(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_sends_its_head_too_slowly_is_disconnected(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.05)
     for beginning in (b"", b"GET /readyz HTTP/1.1\r\n"):
         with api.raw() as connection:
@@ -292,7 +290,7 @@ def test_a_head_that_takes_too_long_is_cut_off(api: Api, monkeypatch: pytest.Mon
     [b"\x16\x03\x01\x02\x00\x01\x00", b"\0" * 100, b"GET\r\n\r\n", b"GET /readyz HTTP/9.9\r\n\r\n",
      b"CONNECT a:1 HTTP/1.1\r\n\r\n"],
 )  # fmt: skip
-def test_what_is_no_request_harms_nobody(api: Api, data: bytes) -> None:
+def test_bytes_that_are_no_request_do_not_affect_other_clients(api: Api, data: bytes) -> None:
     assert not exchange(api, data).startswith(b"HTTP/1.1 2")
     assert api.call("GET", "/readyz").status == 200
 
@@ -316,7 +314,7 @@ ASKED = [(method, path) for (method, path), said in OPERATIONS.items() if said.s
 
 @pytest.fixture(scope="module")
 def tokens_of(api: Api) -> dict[Scope, str]:
-    """A token for each scope, that may this and nothing else, taken in by a running API."""
+    """One token per scope, accepted by a running API."""
     values = {scope: add_token(api.tokens.file, Grant(scope, frozenset({scope}))) for scope in Scope}
     assert api.on_loop(api.tokens.reload) == 1 + len(Scope)
     return values
@@ -361,7 +359,7 @@ class Written(asyncio.Transport):
         ("GET", True, None, [b"head"]),
     ],
 )
-def test_an_answers_head_leaves_with_its_body_if_that_comes_at_once(
+def test_the_head_of_an_answer_is_sent_with_its_body_if_that_follows_at_once(
     method: str, is_chunked: bool, body: bytes | None, writes: list[bytes]
 ) -> None:
     transport = Written()
@@ -376,13 +374,13 @@ def test_an_answers_head_leaves_with_its_body_if_that_comes_at_once(
     assert transport.writes == [b"continue", *writes, b"closed"]
 
 
-def test_every_route_but_livez_names_its_scope() -> None:
+def test_every_route_except_livez_has_a_scope() -> None:
     assert {path for (_, path), said in OPERATIONS.items() if said.scope is None} == {"/livez"}
 
 
 @pytest.mark.parametrize("scope", list(Scope))
 @pytest.mark.parametrize(("method", "path"), ASKED)
-def test_a_token_does_what_its_scope_says_and_nothing_else(
+def test_a_token_permits_the_routes_of_its_scope_only(
     api: Api, tokens_of: dict[Scope, str], method: str, path: str, scope: Scope
 ) -> None:
     needed = OPERATIONS[method, path].scope
@@ -397,7 +395,7 @@ def test_a_token_does_what_its_scope_says_and_nothing_else(
         assert f"stepwire token new --scope {needed}" in answer.json["hint"]
 
 
-def test_who_waits_for_the_task_of_a_submission_may_read_it(api: Api, tokens_of: dict[Scope, str]) -> None:
+def test_a_submission_with_a_wait_needs_the_scope_read(api: Api, tokens_of: dict[Scope, str]) -> None:
     body = {"workflow": "order", "idempotency_key": "for-its-reader"}
     answer = api.call("POST", "/v1/tasks?wait_ms=1", body, {"Authorization": f"Bearer {tokens_of[Scope.SUBMIT]}"})
     assert (answer.status, answer.code) == (403, "scope_missing")
@@ -406,7 +404,9 @@ def test_who_waits_for_the_task_of_a_submission_may_read_it(api: Api, tokens_of:
     assert answer.status == 201  # what was refused has stored nothing
 
 
-def test_scopes_add_up_and_a_head_is_a_get(api: Api, tokens_of: dict[Scope, str]) -> None:
+def test_a_token_has_the_routes_of_all_its_scopes_and_head_needs_the_scope_of_get(
+    api: Api, tokens_of: dict[Scope, str]
+) -> None:
     headers: dict[str, str | None] = {"Authorization": f"Bearer {tokens_of[Scope.SUBMIT]}"}
     assert api.call("HEAD", "/v1/tasks", headers=headers).status == 403
     assert api.call("POST", "/v1/tasks", {"workflow": "order"}, headers=headers).status == 201

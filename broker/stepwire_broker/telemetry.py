@@ -1,0 +1,162 @@
+"""Every log event of the product: the contract that docs/reference/logs.md documents.
+
+`tests/cli/test_telemetry.py` compares these tables with the calls in the code.
+"""
+
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+Level: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+
+class LogEvent(NamedTuple):
+    """One event. A line may lack the `optional` members."""
+
+    name: str
+    levels: tuple[Level, ...]
+    members: tuple[str, ...]
+    meaning: str
+    optional: tuple[str, ...] = ()
+
+
+def _debug(name: str, members: str, meaning: str) -> LogEvent:
+    return LogEvent(name, ("debug",), tuple(members.split()), meaning)
+
+
+def _info(name: str, members: str, meaning: str) -> LogEvent:
+    return LogEvent(name, ("info",), tuple(members.split()), meaning)
+
+
+def _warning(name: str, members: str, meaning: str) -> LogEvent:
+    return LogEvent(name, ("warning",), tuple(members.split()), meaning)
+
+
+def _error(name: str, members: str, meaning: str, optional: str = "") -> LogEvent:
+    return LogEvent(name, ("error",), tuple(members.split()), meaning, tuple(optional.split()))
+
+
+# By logger. A line holds `event`, `level`, `timestamp` and the members.
+BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
+    "stepwire.broker": (
+        _info(
+            "broker_started",
+            "broker epoch deployment open_tasks open_steps steps results",
+            "The broker accepts work. `steps` and `results` are its endpoints.",
+        ),
+        _info("broker_drained", "running", "A drain has ended. `running` is the number of steps that did not finish."),
+        _error("broker_failed", "reason", "The broker stops because it can no longer work safely."),
+        _warning("bus_alarm", "text", "The bus needs attention. `text` is the reason."),
+        _warning("loop_was_late", "gap_ms", "The process or the machine was stopped for `gap_ms`."),
+        _warning(
+            "level0_answer_refused",
+            "code text",
+            "The broker refused the answer of a level-0 handler. Each code is logged at most once in 10 s.",
+        ),
+        _warning(
+            "database_stalled",
+            "code error",
+            "A commit failed or is late. The broker retries it and accepts no work meanwhile.",
+        ),
+        _warning(
+            "read_failed",
+            "error",
+            "A read from the database failed. The broker reads again, or refuses the request that needed it.",
+        ),
+        _warning(
+            "rule_never_matches",
+            "rule number because_of",
+            "A routing rule cannot match: the rule `because_of` comes first and matches all the same steps.",
+        ),
+        _warning(
+            "steps_unroutable",
+            "handler_class executor worker_selector steps hint",
+            "No connected worker can take these ready steps.",
+        ),
+        _warning(
+            "breaker_opened",
+            "handler_class by cause reason left_ms",
+            "The breaker of a handler has opened: its steps wait.",
+        ),
+        _info(
+            "breaker_half_open",
+            "handler_class by cause reason left_ms",
+            "The breaker of a handler lets trial steps through.",
+        ),
+        _info(
+            "breaker_closed",
+            "handler_class by cause reason left_ms",
+            "The breaker of a handler has closed: its steps run again.",
+        ),
+    ),
+    "stepwire.store": (
+        _info(
+            "pruned",
+            "tasks steps history keys parked took_ms",
+            "Retention has removed ended tasks. The members are the numbers of removed rows.",
+        ),
+        _warning("prune_hindered", "code error", "Retention could not remove anything. It tries again later."),
+        _error("task_is_not_over", "task_id hint", "A task to prune has an open step. Retention does not touch it."),
+    ),
+    "stepwire.executor": (
+        _error(
+            "executor_broke",
+            "executor what error",
+            "An executor raised an exception in the call `what`.",
+            optional="steps",
+        ),
+    ),
+    "stepwire.exec": (
+        _info("run_told_to_end", "step_id delivery reason", "The broker asks a running program to end."),
+        _debug("run_said", "step_id stderr", "A program wrote this to stderr."),
+        _warning("run_record_stays", "file error", "The record of an ended program could not be removed."),
+        _error("run_does_not_end", "pid program", "A killed program still exists. The broker waits for its end."),
+        _warning("run_record_unreadable", "file error kept_as", "The record of an earlier run cannot be read."),
+        _warning(
+            "run_of_another_namespace",
+            "pid step_id program",
+            "An earlier run is in another PID namespace, so the broker cannot end it.",
+        ),
+        _warning("earlier_run_ended", "pid step_id program", "The broker ended a program of an earlier process."),
+    ),
+    "stepwire.api": (
+        _error("request_failed", "method path", "The broker failed to answer a request. `exception` is the traceback."),
+        _error("stream_failed", "path", "The broker failed to continue a stream. `exception` is the traceback."),
+    ),
+    "stepwire.serve": (
+        _warning(
+            "reloaded",
+            "log_level tokens needs_restart",
+            "The configuration was reloaded. `needs_restart` lists changed settings that need a restart.",
+        ),
+        _warning("reload_refused", "error", "The new configuration is wrong, so nothing changed."),
+        _warning("handlers_ended", "module how again_in_ms", "A process of `--with-handlers` ended and is restarted."),
+        _warning("handlers_killed", "module after_s", "A process of `--with-handlers` did not end in time."),
+        _warning("systemd_notify_failed", "text error", "A notification could not be sent to systemd."),
+    ),
+}
+
+# A worker of the Python SDK logs through `logging`, logger `stepwire.worker`: the event and its members as text.
+WORKER_EVENTS: Final[tuple[LogEvent, ...]] = (
+    _info("session_opened", "broker session", "A broker has accepted this worker."),
+    LogEvent(
+        "session_dropped",
+        ("warning", "error"),
+        ("broker", "session", "why", "not_started"),
+        "The session has ended. `not_started` steps that had not started were dropped.",
+    ),
+    _error(
+        "deployment_replaced",
+        "broker deployment results_discarded",
+        "The broker has another database, so results for the earlier one were discarded.",
+    ),
+    LogEvent(
+        "steps_refused",
+        ("info", "warning"),
+        ("broker", "batch_id", "code", "steps"),
+        "The worker refused steps, and the broker runs them elsewhere.",
+    ),
+    _error("message_unreadable", "code why", "A message of a broker could not be read."),
+    _error("message_refused", "broker refused code message", "A broker refused a message of this worker."),
+    _warning("link_rebuilt", "link broker", "The sockets of an endpoint without answers were rebuilt."),
+    _error("connect_failed", "endpoint error", "The worker cannot connect to an endpoint."),
+    _error("worker_failed", "", "The worker's socket thread failed and the worker stops. A traceback follows."),
+)

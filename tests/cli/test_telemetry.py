@@ -1,0 +1,135 @@
+"""The log events of the code and those of the table are the same."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import stepwire
+import stepwire_broker
+from stepwire_broker.telemetry import BROKER_EVENTS, WORKER_EVENTS, LogEvent
+
+LEVELS = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "exception": "error"}
+ADDED_BY_LOGGING = {"exc_info", "extra"}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class LogCall(NamedTuple):
+    """A call that logs. `level` is None if the code chooses it at run time."""
+
+    place: str
+    logger: str | None
+    level: str | None
+    event: str
+    members: frozenset[str]
+
+
+def broker_calls() -> Iterator[LogCall]:
+    """Every `log.<level>("event", member=…)` in the broker."""
+    for path, tree in sources(stepwire_broker.__file__):
+        logger = next((each for each in map(logger_of, ast.walk(tree)) if each is not None), None)
+        for call, function in calls(tree):
+            if isinstance(call.func, ast.Attribute) and call.func.attr in LEVELS and is_logger(call.func.value):
+                place = f"{path}:{call.lineno}"
+                yield LogCall(place, logger, LEVELS[call.func.attr], text(call.args[0]), members_of(call, function))
+
+
+def worker_calls() -> Iterator[LogCall]:
+    """Every `out.log("level", "event", member=…)` and every direct call of `logging` in the SDK."""
+    for path, tree in sources(stepwire.__file__):
+        for call, function in calls(tree):
+            if not isinstance(call.func, ast.Attribute):
+                continue
+            place = f"{path}:{call.lineno}"
+            if call.func.attr == "log" and isinstance(call.func.value, ast.Attribute):
+                level = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
+                yield LogCall(place, None, level, text(call.args[1]), members_of(call, function))
+            elif call.func.attr in LEVELS and is_logger(call.func.value):
+                event = text(call.args[0]).removesuffix(" %s")
+                facts = facts_of(call.args[1], function) if len(call.args) > 1 else frozenset()
+                yield LogCall(place, None, LEVELS[call.func.attr], event, facts)
+
+
+def expect_in_table(call: LogCall, events: tuple[LogEvent, ...]) -> None:
+    event = next((each for each in events if each.name == call.event), None)
+    assert event is not None, f"{call.place}: {call.event!r} is not in telemetry.py"
+    assert call.level is None or call.level in event.levels, f"{call.place}: {call.event} is logged as {call.level}"
+    required, allowed = set(event.members), {*event.members, *event.optional}
+    assert required <= call.members <= allowed, f"{call.place}: the members of {call.event} differ from telemetry.py"
+
+
+def sources(package_file: str | None) -> Iterator[tuple[str, ast.Module]]:
+    assert package_file is not None
+    directory = Path(package_file).parent
+    for path in sorted(directory.rglob("*.py")):
+        yield str(path.relative_to(directory)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def calls(tree: ast.AST, function: Function | None = None) -> Iterator[tuple[ast.Call, Function | None]]:
+    """Every call with the function that it is in."""
+    for node in ast.iter_child_nodes(tree):
+        inner = node if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        if isinstance(node, ast.Call):
+            yield node, function
+        yield from calls(node, inner)
+
+
+def is_logger(node: ast.expr) -> bool:
+    """`log`, or `_log()`, which makes it late."""
+    return (isinstance(node, ast.Name) and node.id == "log") or (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "_log"
+    )
+
+
+def logger_of(node: ast.AST) -> str | None:
+    """The name in `structlog.get_logger("name")`."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get_logger":
+        return text(node.args[0])
+    return None
+
+
+def members_of(call: ast.Call, function: Function | None) -> frozenset[str]:
+    """The keywords of the call. `**facts` counts as the keys of the dictionary that the function assigns to it."""
+    members: set[str] = set()
+    for keyword in call.keywords:
+        members |= {keyword.arg} if keyword.arg is not None else facts_of(keyword.value, function)
+    return frozenset(members - ADDED_BY_LOGGING)
+
+
+def facts_of(node: ast.expr, function: Function | None) -> frozenset[str]:
+    assert isinstance(node, ast.Name), ast.unparse(node)
+    assert function is not None
+    for each in ast.walk(function):
+        target = each.targets[0] if isinstance(each, ast.Assign) else getattr(each, "target", None)
+        value = getattr(each, "value", None)
+        if isinstance(target, ast.Name) and target.id == node.id and isinstance(value, ast.Dict):
+            return frozenset(text(key) for key in value.keys if key is not None)
+    raise AssertionError(f"no dictionary is assigned to {node.id} in {function.name}")
+
+
+def text(node: ast.expr) -> str:
+    assert isinstance(node, ast.Constant), f"not a literal: {ast.unparse(node)}"
+    assert isinstance(node.value, str)
+    return node.value
+
+
+# -- the tests; the calls are collected when this file is imported ----------------------------------------------------
+
+
+@pytest.mark.parametrize("call", list(broker_calls()), ids=lambda call: f"{call.event}-{call.place}")
+def test_a_broker_event_is_in_the_table_with_its_members(call: LogCall) -> None:
+    assert call.logger in BROKER_EVENTS, f"{call.place}: the logger {call.logger!r} is not in telemetry.py"
+    expect_in_table(call, BROKER_EVENTS[call.logger])
+
+
+@pytest.mark.parametrize("call", list(worker_calls()), ids=lambda call: f"{call.event}-{call.place}")
+def test_a_worker_event_is_in_the_table_with_its_members(call: LogCall) -> None:
+    expect_in_table(call, WORKER_EVENTS)
+
+
+def test_every_event_of_the_table_is_logged() -> None:
+    logged = {(call.logger, call.event) for call in broker_calls()}
+    assert {(logger, event.name) for logger, events in BROKER_EVENTS.items() for event in events} == logged
+    assert {event.name for event in WORKER_EVENTS} == {call.event for call in worker_calls()}
