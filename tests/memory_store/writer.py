@@ -171,10 +171,10 @@ class MemoryWriter:
 def trouble_of(error: Exception) -> Trouble:
     match error:
         case DataRefused() | UnicodeError():
-            return Trouble("data", "", str(error))
+            return Trouble("data", None, str(error))
         case CannotWriteNow():
             return Trouble("passing", error.code, str(error))
         case SyncFailed():
-            return Trouble("broken", "", str(error))
+            return Trouble("broken", None, str(error))
         case _:
             raise error

@@ -25,6 +25,7 @@ from .definitions.stored_rows import Opened
 from .definitions.workflow import Workflow
 from .guards.guard import Guards
 from .model.answers import Answer, CommandRefused
+from .model.commit_group import StallCode
 from .model.events import ApplyWorkflow, Attached, Now
 from .model.facts import Fact
 from .model.figures import Figures
@@ -154,7 +155,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     # the broker itself
     draining: bool = False
-    stalled: str | None = None
+    stalled: StallCode | None = None
 
     @classmethod
     def begin(

@@ -70,7 +70,7 @@ class Turn:
             around.read(read)
         for watch in decision.watches:
             around.watch(watch)
-        for changed in decision.turned:
+        for changed in decision.breaker_changes:
             around.breaker_changed(changed)
         for complaint in decision.complaints:
             around.complain(complaint)

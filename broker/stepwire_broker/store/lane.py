@@ -26,6 +26,7 @@ from stepwire_broker.core.model.commit_group import (
     Outcome,
     Parked,
     Rejected,
+    StallCode,
     Stalled,
     StepChanged,
     StepCompleted,
@@ -56,7 +57,7 @@ class Trouble(NamedTuple):
     """The meaning of a database error for the lane."""
 
     kind: Literal["data", "passing", "broken"]
-    code: str  # of Stalled, for a passing trouble
+    code: StallCode | None  # of a passing trouble
     error: str
 
 
@@ -522,13 +523,14 @@ class Stall:
     def __init__(self, lane: int, seq: int) -> None:
         self._lane = lane
         self._seq = seq
-        self._code = ""
+        self._code: StallCode | None = None
         self._reported_at = 0.0
         self._pause_ms = PAUSE_MS // 2
 
     def again(self, trouble: Trouble, now_s: float) -> Stalled | None:
         if trouble.code == self._code and now_s - self._reported_at < STALL_REPEAT_MS / 1000:
             return None
+        assert trouble.code is not None, trouble
         self._code, self._reported_at = trouble.code, now_s
         return Stalled(self._lane, self._seq, trouble.code, trouble.error)
 

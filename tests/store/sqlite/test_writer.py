@@ -320,18 +320,18 @@ def test_a_database_removed_under_a_running_broker_stops_it(database: Path) -> N
         (sqlite3.SQLITE_READONLY_DIRECTORY, "passing", "database_read_only"),
         (sqlite3.SQLITE_CANTOPEN, "passing", "database_unavailable"),
         (sqlite3.SQLITE_IOERR_WRITE, "passing", "database_unavailable"),
-        (sqlite3.SQLITE_IOERR_FSYNC, "broken", ""),
-        (sqlite3.SQLITE_IOERR_DIR_FSYNC, "broken", ""),
-        (sqlite3.SQLITE_CORRUPT, "broken", ""),
-        (sqlite3.SQLITE_CORRUPT_INDEX, "broken", ""),
-        (sqlite3.SQLITE_NOTADB, "broken", ""),
-        (sqlite3.SQLITE_ERROR, "broken", ""),
-        (sqlite3.SQLITE_CONSTRAINT_CHECK, "data", ""),
-        (sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY, "data", ""),
-        (sqlite3.SQLITE_TOOBIG, "data", ""),
+        (sqlite3.SQLITE_IOERR_FSYNC, "broken", None),
+        (sqlite3.SQLITE_IOERR_DIR_FSYNC, "broken", None),
+        (sqlite3.SQLITE_CORRUPT, "broken", None),
+        (sqlite3.SQLITE_CORRUPT_INDEX, "broken", None),
+        (sqlite3.SQLITE_NOTADB, "broken", None),
+        (sqlite3.SQLITE_ERROR, "broken", None),
+        (sqlite3.SQLITE_CONSTRAINT_CHECK, "data", None),
+        (sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY, "data", None),
+        (sqlite3.SQLITE_TOOBIG, "data", None),
     ],
 )
-def test_every_error_of_sqlite_has_its_meaning(code: int, kind: str, says: str) -> None:
+def test_every_error_of_sqlite_has_its_meaning(code: int, kind: str, says: str | None) -> None:
     assert trouble_of(io_error(code))[:2] == (kind, says)
 
 

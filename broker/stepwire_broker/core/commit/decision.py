@@ -91,7 +91,7 @@ class Decision(Struct):
     answers: list[ToRequest] = []
     reads: list[Read] = []
     watches: list[WatchProcess] = []
-    turned: list[BreakerChanged] = []
+    breaker_changes: list[BreakerChanged] = []
     complaints: list[Complaint] = []
 
     @property
@@ -104,6 +104,6 @@ class Decision(Struct):
             or self.watches
             or self.handouts
             or self.grants
-            or self.turned
+            or self.breaker_changes
             or self.complaints
         )

@@ -243,7 +243,7 @@ def _after_turn(state: BrokerState, guard: Guard, before: int, now: Now) -> None
         guards.barred[guard.handler_class] = guard
     state.counters.breakers_opened += breaker.state is BreakerPhase.OPEN
     _set_timer(state, guard, now)
-    state.decision.turned.append(
+    state.decision.breaker_changes.append(
         BreakerChanged(
             handler_class=guard.handler_class,
             state=breaker.state,

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model.answers import CommandRefused, RefusedCode, TasksSubmitted
+from stepwire_broker.core.model.answers import CommandRefused, TasksSubmitted
 from stepwire_broker.core.model.commit_group import HistoryRow, Key, Submission, SubmissionOutcome
 from stepwire_broker.core.model.events import NewTask, Now, SubmitTasks
 from stepwire_broker.core.model.hints import Hint, HintCode
@@ -55,10 +55,9 @@ def intake_refused(state: BrokerState) -> CommandRefused | None:
             RETRY_LATER_MS,
         )
     if state.stalled is not None:
-        code: RefusedCode = state.stalled  # type: ignore[assignment]
         return CommandRefused(
-            code,
-            f"nothing can be stored now: {_STALLED.get(state.stalled, state.stalled)}",
+            state.stalled,
+            f"nothing can be stored now: {_STALLED[state.stalled]}",
             Hint(HintCode.WAIT_FOR_DATABASE),
             RETRY_LATER_MS,
         )

@@ -4,7 +4,7 @@ Every row is absolute (the value, never a change to a value), so that a group ca
 in doubt. Payloads (contexts, outputs, errors, documents, facts) are JSON bytes.
 """
 
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -221,12 +221,15 @@ class Committed(Struct, frozen=True):
     ids: tuple[int, int] | None = None  # the reserved numbers, first and last
 
 
+StallCode: TypeAlias = Literal["database_locked", "disk_full", "database_read_only", "database_unavailable"]
+
+
 class Stalled(Struct, frozen=True):
     """The group could not be written and is being retried: locked, full, read-only or unreachable."""
 
     lane: int
     seq: int
-    code: str  # database_locked | disk_full | database_read_only | database_unavailable
+    code: StallCode
     error: str
 
 

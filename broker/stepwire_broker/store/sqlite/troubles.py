@@ -3,6 +3,7 @@
 import sqlite3
 from typing import Final
 
+from stepwire_broker.core.model.commit_group import StallCode
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.store.lane import Trouble
 
@@ -24,7 +25,7 @@ BROKEN_CODES: Final = frozenset(
         sqlite3.SQLITE_READONLY_DBMOVED,
     }
 )
-PASSING: Final = {
+PASSING: Final[dict[int, StallCode]] = {
     sqlite3.SQLITE_BUSY: "database_locked",
     sqlite3.SQLITE_LOCKED: "database_locked",
     sqlite3.SQLITE_PROTOCOL: "database_locked",
@@ -36,7 +37,7 @@ PASSING: Final = {
     sqlite3.SQLITE_INTERRUPT: "database_unavailable",
     sqlite3.SQLITE_PERM: "database_unavailable",
 }
-PASSING_EXTENDED: Final = {sqlite3.SQLITE_IOERR_SHMSIZE: "disk_full"}
+PASSING_EXTENDED: Final[dict[int, StallCode]] = {sqlite3.SQLITE_IOERR_SHMSIZE: "disk_full"}
 DATA: Final = frozenset(
     {sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_RANGE}
 )
@@ -53,12 +54,12 @@ def trouble_of(error: Exception) -> Trouble:
     if code is None:
         # The driver could not bind a value (no such number, text or type), or the row to change is gone.
         is_data = isinstance(error, UNSTORABLE)
-        return Trouble("data" if is_data else "broken", "", text)
+        return Trouble("data" if is_data else "broken", None, text)
     text = f"{error} ({getattr(error, 'sqlite_errorname', code)})"
     primary = code & 0xFF
     if code in BROKEN_CODES:
-        return Trouble("broken", "", text)
+        return Trouble("broken", None, text)
     if primary in DATA:
-        return Trouble("data", "", text)
+        return Trouble("data", None, text)
     passing = PASSING_EXTENDED.get(code) or PASSING.get(primary)
-    return Trouble("passing", passing, text) if passing else Trouble("broken", "", text)
+    return Trouble("passing", passing, text) if passing else Trouble("broken", None, text)

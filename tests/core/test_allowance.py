@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from stepwire_broker.core import explain
+from stepwire_broker.core.commit.decision import BreakerChanged
 from stepwire_broker.core.definitions.settings import (
     BreakerSettings,
     BusSettings,
@@ -844,14 +845,18 @@ def test_handlers_beyond_the_limit_of_guards_have_no_breaker() -> None:
 
 def test_every_change_of_a_breaker_is_reported() -> None:
     world = guarded()
-    told: list[Any] = []
+    changes: list[BreakerChanged] = []
     act = world._act
-    world._act = lambda decision: (told.extend(decision.turned), act(decision))[0]  # type: ignore[method-assign]
+    world._act = lambda decision: (changes.extend(decision.breaker_changes), act(decision))[0]  # type: ignore[method-assign]
     open_one(world)
     world.submit(count=2)
     pass_open_time(world)
     for batch in world.batches()[-2:]:
         world.result(batch)
-    assert [(t.handler_class, t.state) for t in told] == [("h", "open"), ("h", "half_open"), ("h", "closed")]
-    assert told[0].cause == "3 failures in a row"
-    assert msgspec.structs.asdict(told[0])["left_ms"] > 3_900
+    assert [(each.handler_class, each.state) for each in changes] == [
+        ("h", "open"),
+        ("h", "half_open"),
+        ("h", "closed"),
+    ]
+    assert changes[0].cause == "3 failures in a row"
+    assert msgspec.structs.asdict(changes[0])["left_ms"] > 3_900
