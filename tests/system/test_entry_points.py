@@ -269,7 +269,7 @@ def test_a_bus_that_distributes_nothing_refuses_every_way_and_runs_nothing_in_th
         assert (answer.status, answer.code) == (503, "no_executor"), path
     done = site.stepwire("task", "submit", "way::w")
     assert done.returncode != 0
-    assert "no executor here does that" in done.stderr
+    assert "the step must run on a distributed executor and none is configured" in done.stderr
     assert not (site.directory / "ran").exists()
 
     async def embedded() -> str:
