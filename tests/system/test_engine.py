@@ -1,4 +1,4 @@
-"""The engine by itself, in this process: what has happened when a call of it is done."""
+"""The engine alone, in this process: the effects that are complete when a call returns."""
 
 import asyncio
 from collections.abc import AsyncIterator
