@@ -105,8 +105,8 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
         ),
     ),
     "stepwire.exec": (
-        _info("run_told_to_end", "step_id delivery reason", "The broker asks a running program to end."),
-        _debug("run_said", "step_id stderr", "A program wrote this to stderr."),
+        _info("run_cancelled", "step_id delivery reason", "The broker sent SIGTERM to a running program."),
+        _debug("run_stderr", "step_id stderr", "A program wrote this to stderr."),
         _warning("run_record_stays", "file error", "The record of an ended program could not be removed."),
         _error("run_does_not_end", "pid program", "A killed program still exists. The broker waits for its end."),
         _warning("run_record_unreadable", "file error kept_as", "The record of an earlier run cannot be read."),

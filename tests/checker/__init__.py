@@ -1,10 +1,10 @@
-"""The judge of every run: was anything lost, doubled without cause, begun too early, made up? README.md has its inputs.
+"""The judge of a run of real processes: was anything lost, repeated without a cause, started too early, or invented?
 
-It believes nobody. What a client was told lies in the clients' ledgers, what handlers and workers did in theirs, what
-was done to processes in the ledger of faults; the database is only the accused.
+README.md describes its inputs. The database is judged by ledgers that clients, handlers, workers and the source of the
+faults wrote outside the broker.
 """
 
 from .judge import Verdict, Violation, assert_kept, judge, page
-from .rules import the_broker_can_replay_its_history
+from .promises.history import the_history_replays
 
-__all__ = ["Verdict", "Violation", "assert_kept", "judge", "page", "the_broker_can_replay_its_history"]
+__all__ = ["Verdict", "Violation", "assert_kept", "judge", "page", "the_history_replays"]

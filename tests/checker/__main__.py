@@ -20,32 +20,32 @@ def main() -> int:
     parser.add_argument("database", type=Path)
     parser.add_argument("--ledger", type=Path, action="append", default=[], help="a ledger, or a directory of them")
     parser.add_argument("--lease-ms", type=int, default=LEASE_MS)
-    parser.add_argument("--still-running", action="store_true", help="not everything has had the time that it needs")
-    parser.add_argument("--kept-ms", type=int, help="the database removes what ended so long ago")
-    parser.add_argument("--json", type=Path, help="write the verdict there")
-    parser.add_argument("--page", type=Path, help="write the page there instead of printing it")
-    asked = parser.parse_args()
-    missing = [path for path in (asked.database, *asked.ledger) if not path.exists()]
+    parser.add_argument("--still-running", action="store_true", help="some tasks may not have ended yet")
+    parser.add_argument("--kept-ms", type=int, help="milliseconds for which the database keeps an ended task")
+    parser.add_argument("--json", type=Path, help="write the verdict to this JSON file")
+    parser.add_argument("--page", type=Path, help="write the page to this file instead of printing it")
+    options = parser.parse_args()
+    missing = [path for path in (options.database, *options.ledger) if not path.exists()]
     if missing:
-        print(f"not there: {', '.join(map(str, missing))}", file=sys.stderr)
+        print(f"no such file: {', '.join(map(str, missing))}", file=sys.stderr)
         return 2
     began = time.monotonic()
     try:
         verdict = judge(
-            asked.database,
-            asked.ledger,
-            lease_ms=asked.lease_ms,
-            all_ended=not asked.still_running,
-            kept_ms=asked.kept_ms,
+            options.database,
+            options.ledger,
+            lease_ms=options.lease_ms,
+            all_ended=not options.still_running,
+            kept_ms=options.kept_ms,
         )
     except (UnreadableLedger, sqlite3.DatabaseError, msgspec.DecodeError) as error:
         print(f"the evidence cannot be read: {error}", file=sys.stderr)
         return 2
     text = page(verdict) + f"\n{verdict.figures['events']} events in {time.monotonic() - began:.2f} s\n"
-    if asked.json is not None:
-        asked.json.write_bytes(msgspec.json.format(msgspec.json.encode(as_json(verdict))))
-    if asked.page is not None:
-        asked.page.write_text(text)
+    if options.json is not None:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(as_json(verdict))))
+    if options.page is not None:
+        options.page.write_text(text)
     else:
         print(text, end="")
     return int(bool(verdict.violations))

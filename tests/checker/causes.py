@@ -1,17 +1,17 @@
-"""Why something may have happened that nobody wants: what a promise names, and what was seen to have happened.
+"""The causes that permit an exception to a promise: a second run, two runs at once, a held step.
 
-A cause is believed from the witnesses: a fault that was done, heartbeats that were not echoed, a run that took too
-long, an order that somebody gave. The database's word alone is never one.
+Only the ledgers prove a cause: a fault, heartbeats without an echo, a run that took too long, a command that a client
+sent. The database alone never does.
 """
 
 from typing import Final
 
 from . import ledgers as lines
 from .evidence import LEVEL0_GRACE_NS, Case, Run, Witnesses
-from .language import Outcome, StepStory
+from .story import Outcome, StepStory
 
-FIRST_INSTRUCTION_NS: Final = 100_000_000  # from the end of a pause: many threads want to go on at once
-ROUNDING_MS: Final = 2  # two clocks, each told in whole milliseconds
+FIRST_INSTRUCTION_NS: Final = 100_000_000  # after the end of a pause: many threads continue at once
+ROUNDING_MS: Final = 2  # two clocks, each in whole milliseconds
 ON_ITS_WAY_NS: Final = 1_000_000_000  # a batch, from the broker to a level-0 handler's first instruction
 TIMEOUT_SLACK_MS: Final = 50  # a run is timed by its worker, from a little before its first instruction
 
@@ -20,23 +20,23 @@ WORKER_KILLED: Final = "its worker was killed"
 WORKER_SILENT: Final = "its worker was silent for a lease"
 BROKER_SILENT: Final = "its broker was silent for a lease"
 FROZEN: Final = "its worker was frozen as it began"
-TIMED_OUT: Final = "it had run out of time"
-OPERATOR: Final = "an operator said so"
-HANDLER_DID_NOT_KNOW: Final = "its handler did not know"
+TIMED_OUT: Final = "it had timed out"
+OPERATOR: Final = "an operator ordered it"
+HANDLER_DID_NOT_KNOW: Final = "its handler reported an unknown outcome"
 LEVEL0_LEASE_OVER: Final = "its lease at level 0 was over"
-SHUT_DOWN: Final = "its worker was told to end, and stopped it"
+SHUT_DOWN: Final = "its worker was asked to end, and stopped it"
 
 MAY_OVERLAP: Final = frozenset({WORKER_SILENT, BROKER_SILENT, FROZEN, TIMED_OUT, OPERATOR, LEVEL0_LEASE_OVER})
 
 
 def of_running_again(seen: Witnesses, case: Case, step: StepStory, earlier: Run, later: Run) -> str | None:
-    """Why a step may run again after `earlier`."""
+    """Return why a step may run again after `earlier`, or None."""
     first, second = earlier.started, later.started
     if earlier.verdict == "failed" and second.attempt > first.attempt:
         return HANDLER_FAILED
     silent = _of_overlap(seen, case, step, earlier, later)
     if earlier.is_level0:
-        return silent  # nobody can tell that such a handler is dead, or was told to end
+        return silent  # the broker cannot detect that a level-0 handler is dead or ends
     for outage in seen.outages_of.get(first.pid, ()):
         if outage.was_killed and outage.start <= second.at:
             return WORKER_KILLED
@@ -49,7 +49,7 @@ def of_running_again(seen: Witnesses, case: Case, step: StepStory, earlier: Run,
 
 
 def of_overlap(seen: Witnesses, case: Case, step: StepStory, earlier: Run, later: Run) -> str | None:
-    """Why two runs of a step may go on at once. That one of them was killed is none: it does not run any more."""
+    """Return why two runs of a step may go on at once, or None. A kill is no cause: a killed run does not go on."""
     return _of_overlap(seen, case, step, earlier, later)
 
 
@@ -62,7 +62,7 @@ def _of_overlap(seen: Witnesses, case: Case, step: StepStory, earlier: Run, late
     if seen.was_silent(first.pid, first.at, second.at):
         return WORKER_SILENT
     if second.at < first.at:
-        # Frozen between the look at the lease and the handler's first instruction: the one gap that is left.
+        # Suspended between its check of the lease and the handler's first instruction: the one gap that is left.
         for outage in seen.outages_of.get(first.pid, ()):
             was_about_to = outage.end < first.at and first.at - outage.end < FIRST_INSTRUCTION_NS
             if was_about_to and min(outage.end, second.at) - outage.start > 0:
@@ -75,15 +75,15 @@ def _of_overlap(seen: Witnesses, case: Case, step: StepStory, earlier: Run, late
 
 
 def is_lease_over(seen: Witnesses, step: StepStory, run: Run, until: int) -> bool:
-    """Of a level-0 run: nobody renews it, and nobody can end it early. By the handler's word on when it began."""
+    """Return whether the lease of a level-0 run is over, counted from the handler's own start."""
     lease_ns = step.plan.timeout_ms * 1_000_000 + LEVEL0_GRACE_NS
     return until - seen.given_at(run) >= lease_ns - ON_ITS_WAY_NS
 
 
 def has_timed_out(step: StepStory, delivery: int, started_at: int, until: int) -> bool:
-    """The database says so, and the run had indeed had its time."""
-    says_so = any(o.delivery == delivery and o.code == "timeout" for o in step.outcomes)
-    return says_so and until - started_at >= (step.plan.timeout_ms - TIMEOUT_SLACK_MS) * 1_000_000
+    """Return whether the database records a timeout and the run really had its time."""
+    is_recorded = any(o.delivery == delivery and o.code == "timeout" for o in step.outcomes)
+    return is_recorded and until - started_at >= (step.plan.timeout_ms - TIMEOUT_SLACK_MS) * 1_000_000
 
 
 def was_ordered(seen: Witnesses, case: Case, step: StepStory) -> bool:
@@ -98,10 +98,10 @@ def orders_about(seen: Witnesses, case: Case, step: StepStory | None) -> list[li
 
 
 def of_holding(seen: Witnesses, case: Case, step: StepStory, held: Outcome) -> str | None:
-    """Which fault left nobody knowing what became of a granted delivery."""
+    """Return the fault that left the outcome of a granted delivery unknown, or None."""
     if held.code == "restored":
-        is_so = any(isinstance(line, lines.Restored) for line in seen.ledgers.faults)
-        return "its database was restored" if is_so else None
+        was_restored = any(isinstance(line, lines.Restored) for line in seen.ledgers.faults)
+        return "its database was restored" if was_restored else None
     step_id = case.task.id + 1 + step.index
     until = seen.at_of_wall(held.at + ROUNDING_MS)
     until = until if until is not None else 2**62
@@ -130,8 +130,8 @@ def of_holding(seen: Witnesses, case: Case, step: StepStory, held: Outcome) -> s
     if any(run.verdict == "stopped" and run.started.pid in seen.asked_to_end for run in runs):
         return SHUT_DOWN
     if case.story.cancel_asked_at is not None and case.story.cancel_asked_at <= held.at:
-        return "it was told to stop, and nobody knows how far it was"
+        return "it was cancelled, and how far it was is unknown"
     if any(run.verdict == "failed" for run in runs):
         return HANDLER_DID_NOT_KNOW
-    said = [said.result.code for said in seen.said.get(step_id, ()) if said.result.delivery == held.delivery]
-    return HANDLER_DID_NOT_KNOW if "outcome_unknown" in said else None
+    codes = [sent.result.code for sent in seen.sent.get(step_id, ()) if sent.result.delivery == held.delivery]
+    return HANDLER_DID_NOT_KNOW if "outcome_unknown" in codes else None

@@ -1,4 +1,4 @@
-"""One good run for all tests of this room, and a copy of its evidence for each."""
+"""One good run for all tests of the checker, and a copy of its evidence for each test."""
 
 import shutil
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""All that is known: what lies in the database, the accused, and what the ledgers say, the witnesses.
+"""The evidence: the database, which is judged, and the witnesses, which are the ledgers by subject.
 
-The database is read once, in one state, a task at a time; only the ledgers and what is wanted of all tasks together
-stay in memory.
+The database is read once, in one state, one task at a time. Only the ledgers and the totals over all tasks stay in
+memory.
 """
 
 import sqlite3
@@ -17,16 +17,18 @@ import msgspec
 from msgspec import Struct
 
 from . import ledgers as lines
-from .language import Fact, Plan, StepStory, TaskStory, read_plan, read_story
+from .language import read_story
 from .ledgers import EndLine, Ledgers, Started
+from .plans import Plan, read_plan
+from .story import Fact, StepStory, TaskStory
 
 Row = TypeVar("Row")
 
 FOR_EVER: Final = 2**63
-STEADY_NS: Final = 100_000_000  # how far the two clocks may drift apart before wall times prove nothing
+STEADY_NS: Final = 100_000_000  # a larger drift between the two clocks, and wall times prove nothing
 WORKER_FACTOR: Final = 0.97  # a worker's own lease ends this much of a lease after its last renewed beat was sent
-LEVEL0_GRACE_NS: Final = 5_000_000_000  # a level-0 lease is the time-out and this
-SILENT_FACTOR: Final = 0.78  # the same without its beats: the last may be a fifth of a lease before the silence began
+LEVEL0_GRACE_NS: Final = 5_000_000_000  # a level-0 lease is the timeout and this
+SILENT_FACTOR: Final = 0.78  # without its beats: the last may be a fifth of a lease before the silence
 
 _decode: Final = msgspec.json.Decoder(list[Fact]).decode
 
@@ -78,20 +80,20 @@ class HistoryRow(NamedTuple):
 
 
 class Outage(NamedTuple):
-    """A process could do nothing in this time: it was stopped, or was no more."""
+    """A time in which a process could do nothing: it was suspended or dead."""
 
     pid: int
     start: int
-    end: int  # for ever, when it was killed
+    end: int  # FOR_EVER if it was killed
     was_killed: bool
 
 
 class Run(NamedTuple):
-    """One start of a handler, and how it ended as far as it says."""
+    """One start of a handler, and the end that it recorded, if any."""
 
     started: Started
     end: EndLine | None
-    over: int  # nothing of it happened after this: its end, or that of its process
+    over: int  # the end of the run or of its process
 
     @property
     def verdict(self) -> str | None:
@@ -106,14 +108,14 @@ _VERDICTS: Final = {lines.Finished: "finished", lines.Failed: "failed", lines.St
 
 
 class Given(NamedTuple):
-    """A worker was handed a step, once or over again."""
+    """A worker received a step, for the first time or again."""
 
     line: lines.Received
     step: lines.GivenStep
 
 
-class Said(NamedTuple):
-    """A worker sent a result, and may have been told that it is kept."""
+class Sent(NamedTuple):
+    """A worker sent a result, and may have received its acknowledgement."""
 
     line: lines.ResultsSent
     result: lines.SentResult
@@ -121,10 +123,10 @@ class Said(NamedTuple):
 
 
 class Witnesses:
-    """The ledgers, by who and what they are about."""
+    """The ledgers, by subject."""
 
     def __init__(self, ledgers: Ledgers, lease_ms: int, delivery_in: Callable[[int, str], int]) -> None:
-        """`delivery_in`: which delivery of a step went out in a batch, 0 for none. A level-0 handler knows no more."""
+        """`delivery_in` returns a step's delivery in a batch, 0 for none: a level-0 handler knows only the batch."""
         self.delivery_in = delivery_in
         self.lease_ns = lease_ms * 1_000_000
         self.ledgers = ledgers
@@ -132,13 +134,13 @@ class Witnesses:
         self.has_handlers = bool(ledgers.handlers)
         self.wall_minus_at, self.is_wall_steady = _clocks(ledgers)
         self.has_wall_jumped = not self.is_wall_steady and self.wall_minus_at != 0
-        self._hear_faults()
-        self._hear_clients()
-        self._hear_handlers()
-        self._hear_wire()
+        self._read_faults()
+        self._read_clients()
+        self._read_handlers()
+        self._read_wire()
         self.commits = {(c.lane, c.seq): c.at for c in ledgers.commits}
 
-    def _hear_faults(self) -> None:
+    def _read_faults(self) -> None:
         paused: dict[int, int] = {}
         outages: list[Outage] = []
         self.process_ends: dict[int, int] = {}
@@ -167,10 +169,10 @@ class Witnesses:
             self.outages_of[outage.pid].append(outage)
         self.broker_pauses = [o for o in outages if o.pid in self.broker_pids and not o.was_killed]
 
-    def _hear_clients(self) -> None:
-        self.asked: dict[tuple[str, str], int] = {}  # when first
-        self.acknowledged: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)  # by task: when first
-        self.orders: dict[int, list[lines.Ordered]] = defaultdict(list)  # by task, or by step where it names one
+    def _read_clients(self) -> None:
+        self.asked: dict[tuple[str, str], int] = {}  # by key: the first time
+        self.acknowledged: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)  # by key, by task: the first time
+        self.orders: dict[int, list[lines.Ordered]] = defaultdict(list)  # by task, or by step if the command names one
         self.observed: dict[int, list[lines.Observed]] = defaultdict(list)
         for line in self.ledgers.clients:
             match line:
@@ -195,7 +197,7 @@ class Witnesses:
             for task_id in tasks:
                 self.keys_of[task_id].append(name)
 
-    def _hear_handlers(self) -> None:
+    def _read_handlers(self) -> None:
         ends: dict[tuple[int, int, int], EndLine] = {}
         starts: dict[int, list[Started]] = defaultdict(list)
         self.effects: dict[int, list[lines.Effect]] = defaultdict(list)
@@ -215,25 +217,27 @@ class Witnesses:
             for step_id, of_step in starts.items()
         }
 
-        self._hear_level0()
+        self._read_level0()
 
-    def _hear_level0(self) -> None:
-        """What such a handler did since it can have been given a batch: it runs one after the other."""
+    def _read_level0(self) -> None:
+        """Collect when level-0 handlers were busy or suspended: they run one batch after the other."""
         self._batch_begun: dict[tuple[int, str | None], int] = {}  # by process and batch
-        self._occupied: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by process, the last first
+        self._occupied: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by process, latest first
         for run in (run for runs in self.runs.values() for run in runs if run.is_level0):
             began = run.started
             batch = (began.pid, began.batch_id)
             self._batch_begun[batch] = min(began.at, self._batch_begun.get(batch, FOR_EVER))
-            if run.over - began.at >= LEVEL0_GRACE_NS:  # as long as it needs for another to be given meanwhile
+            if run.over - began.at >= LEVEL0_GRACE_NS:  # long enough that the next batch may have arrived meanwhile
                 self._occupied[began.pid].append((began.at, run.over))
         for pid in {pid for pid, _ in self._batch_begun}:
             self._occupied[pid] += [(o.start, o.end) for o in self.outages_of.get(pid, ()) if not o.was_killed]
             self._occupied[pid].sort(reverse=True)
 
     def given_at(self, run: Run) -> int:
-        """The earliest that the batch of this level-0 run can have come: as it began, or while its handler could not
-        begin, because it was at another or was stopped."""
+        """Return the earliest time at which the batch of this level-0 run can have arrived.
+
+        The batch arrived as the run began, or while its handler was busy with another batch or suspended.
+        """
         pid = run.started.pid
         at = self._batch_begun[pid, run.started.batch_id]
         for start, end in self._occupied[pid]:
@@ -246,16 +250,16 @@ class Witnesses:
         over = self.process_ends.get(start.pid, FOR_EVER) if end is None else end.at
         return Run(start, end, over)
 
-    def _hear_wire(self) -> None:
+    def _read_wire(self) -> None:
         self.given: dict[int, list[Given]] = defaultdict(list)
         self.gone: dict[tuple[int, int, int], int] = {}  # by step, delivery and process: its first `go`
-        said: dict[tuple[int, int], dict[tuple[int, int], Said]] = defaultdict(dict)  # by process and rid, by item
-        self.said: dict[int, list[Said]] = defaultdict(list)
+        sent: dict[tuple[int, int], dict[tuple[int, int], Sent]] = defaultdict(dict)  # by process and rid, by item
+        self.sent: dict[int, list[Sent]] = defaultdict(list)
         acked: dict[tuple[int, int], int] = {}
         self.pids_of: dict[str, int] = {}  # by worker
         beats: dict[int, dict[int, int]] = defaultdict(dict)
         renewed: dict[int, list[int]] = defaultdict(list)
-        told: dict[tuple[int, int, int], int] = {}
+        stops: dict[tuple[int, int, int], int] = {}
         for line in self.ledgers.wire:
             pid = line.pid
             match line:
@@ -269,9 +273,9 @@ class Witnesses:
                     for step in line.items:
                         self.given[step.step_id].append(Given(line, step))
                 case lines.ResultsSent():
-                    message = said[pid, line.rid]
-                    for result in line.results:  # of a message that is sent again, the first time
-                        message.setdefault((result.step_id, result.delivery), Said(line, result, None))
+                    message = sent[pid, line.rid]
+                    for result in line.results:  # only the first sending counts
+                        message.setdefault((result.step_id, result.delivery), Sent(line, result, None))
                 case lines.ResultsAcked():
                     for rid in line.rids:
                         acked.setdefault((pid, rid), line.at)
@@ -280,23 +284,23 @@ class Witnesses:
                         self.gone.setdefault((step_id, delivery, pid), line.at)
                 case lines.ToldToStop():
                     for step_id, delivery in line.items:
-                        told.setdefault((step_id, delivery, pid), line.at)
-        for number, sent in said.items():
-            for each in sent.values():
-                self.said[each.result.step_id].append(each._replace(acked_at=acked.get(number)))
-        self.told_to_stop = told
+                        stops.setdefault((step_id, delivery, pid), line.at)
+        for number, results in sent.items():
+            for each in results.values():
+                self.sent[each.result.step_id].append(each._replace(acked_at=acked.get(number)))
+        self.stops = stops
         self.recorded_pids = {line.pid for line in self.ledgers.wire}
         self.silences: dict[int, list[tuple[int, int]]] = {
             pid: self._silences(sorted({*renewed[pid]})) for pid in beats
         }
 
     def _silences(self, renewed: Sequence[int]) -> list[tuple[int, int]]:
-        """From one beat whose echo came back to the next, where that took a lease; and after the last of them."""
+        """Return the gaps of a whole lease between beats whose echo came back, and the time after the last of them."""
         least = self.lease_ns * WORKER_FACTOR
         return [(a, b) for a, b in pairwise([*renewed, FOR_EVER]) if b - a >= least]
 
     def was_silent(self, pid: int, since: int, until: int) -> bool:
-        """A heartbeat gap of a whole lease, some of it in this time and all that counts before its end."""
+        """Return whether a heartbeat gap of a whole lease overlaps this time and reaches a lease before its end."""
         if pid in self.silences:
             least = self.lease_ns * WORKER_FACTOR
             return any(min(b, until) - a >= least and b >= since for a, b in self.silences[pid])
@@ -311,25 +315,25 @@ class Witnesses:
         )
 
     def broker_was_out(self, since_wall_ms: int, until_wall_ms: int) -> bool:
-        """A broker was stopped or killed in this time."""
+        """Return whether a broker was suspended or killed in this time."""
         since, until = (ms * 1_000_000 - self.wall_minus_at for ms in (since_wall_ms, until_wall_ms))
         return any(o.pid in self.broker_pids and o.start <= until and o.end >= since for o in self.outages)
 
-    def last_heard_of(self) -> dict[int, int]:
-        """When, by the wall, a task was last acknowledged or run."""
+    def last_mentions(self) -> dict[int, int]:
+        """Return the wall time at which each task was last acknowledged or run."""
         shift = self.wall_minus_at
-        heard: dict[int, int] = defaultdict(int)
+        last: dict[int, int] = defaultdict(int)
         for tasks in self.acknowledged.values():
             for task_id, at in tasks.items():
-                heard[task_id] = max(heard[task_id], at + shift)
+                last[task_id] = max(last[task_id], at + shift)
         for runs in self.runs.values():
             for run in runs:
                 task_id, end = run.started.task_id, run.started if run.end is None else run.end
-                heard[task_id] = max(heard[task_id], end.at + shift)
-        return heard
+                last[task_id] = max(last[task_id], end.at + shift)
+        return last
 
     def at_of_wall(self, wall_ms: int) -> int | None:
-        """A time of the database on the ledgers' clock, if the two kept together."""
+        """Convert a time of the database to the ledgers' clock, or None if the two drifted apart."""
         return wall_ms * 1_000_000 - self.wall_minus_at if self.is_wall_steady else None
 
 
@@ -342,12 +346,12 @@ class Case(Struct):
     plan: Plan
     rows: list[tuple[int, list[Fact]]]  # its history: sequence of the group, facts
     lane_id: int
-    # found once, and looked at by many rules
+    # computed once, used by many rules
     runs: list[tuple[StepStory, list[Any]]] | None = None
     given: list[tuple[StepStory, list[Any]]] | None = None
 
     def pairs(self) -> Iterator[tuple[StepRow, StepStory]]:
-        """Every step that has both a row and a place in the workflow."""
+        """Every step that has both a row and a position in the workflow."""
         stories = self.story.steps
         return ((row, stories[row.position]) for row in self.steps if 0 <= row.position < len(stories))
 
@@ -362,10 +366,10 @@ class Lane(NamedTuple):
 
 
 class Database:
-    """One state of it, also while a broker goes on with it."""
+    """One state of the database, even while a broker continues to write."""
 
     def __init__(self, path: Path, kept_ms: int | None = None) -> None:
-        """`kept_ms`: tasks may be removed so long after they ended; None: nothing is."""
+        """`kept_ms`: an ended task may be removed after this time; None: no task is removed."""
         self.kept_ms = kept_ms
         self.seen_at_wall_ns = time.time_ns()
         self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
@@ -387,18 +391,20 @@ class Database:
         self.workflow_documents = dict(self._connection.execute("SELECT id, document FROM workflows"))
 
         note = self._connection.execute("SELECT value FROM meta WHERE name = 'pruning'").fetchone()
-        self.going: set[int] = set() if note is None else set(msgspec.json.decode(note[0]))  # removed, but for a rest
+        self.going: set[int] = (
+            set() if note is None else set(msgspec.json.decode(note[0]))
+        )  # tasks whose removal is under way
 
     def close(self) -> None:
         self._connection.execute("COMMIT")
         self._connection.close()
 
     def delivery_in(self, step_id: int, batch_id: str) -> int:
-        """Which delivery of the step went out in this batch; 0: none."""
-        found = self._connection.execute("SELECT task_id, position FROM steps WHERE id = ?", (step_id,)).fetchone()
-        if found is None:
+        """Return the delivery of the step in this batch; 0: none."""
+        row = self._connection.execute("SELECT task_id, position FROM steps WHERE id = ?", (step_id,)).fetchone()
+        if row is None:
             return 0
-        task_id, position = found
+        task_id, position = row
         if task_id not in self._batches:
             dispatched = {}
             for (facts,) in self._connection.execute("SELECT facts FROM history WHERE task_id = ?", (task_id,)):
@@ -409,21 +415,21 @@ class Database:
         return self._batches[task_id].get((position, batch_id), 0)
 
     def damage(self) -> Iterator[str]:
-        """What the database itself finds wrong: pages, indexes, references, what its tables declare."""
+        """Yield the damage that the database finds itself: pages, indexes, references, declared conditions."""
         execute = self._connection.execute
         yield from (text for (text,) in execute("PRAGMA integrity_check") if text != "ok")
-        yield from (f"a row of {row[0]} refers to nothing: {row}" for row in execute("PRAGMA foreign_key_check"))
-        # SQLite's own check looks at declared conditions only where it may write.
+        yield from (f"a row of {row[0]} refers to a missing row: {row}" for row in execute("PRAGMA foreign_key_check"))
+        # SQLite's own check tests declared conditions only with write access.
         for table, sql in execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND sql LIKE '%CHECK (%'"):
             for condition in _checks(sql):
                 (count,) = execute(f"SELECT count(*) FROM {table} WHERE NOT ({condition})").fetchone()  # noqa: S608
                 if count:
-                    yield f"{count} rows of {table} are not as declared: {condition}"
+                    yield f"{count} rows of {table} violate their condition: {condition}"
 
     def strangers(self) -> list[str]:
         """Rows that belong to no task."""
         return [
-            f"{what} of task {task_id}, which is not there"
+            f"{what} of task {task_id}, which does not exist"
             for what, query in _STRANGERS.items()
             for (task_id,) in self._connection.execute(query)
             if task_id not in self.going
@@ -438,23 +444,23 @@ class Database:
                 yield f"group {seq} of lane {lane_id} has {count} rows, the last of them number {last}"
             lane = self.lanes.get(lane_id)
             if lane is None or seq > lane.seq:
-                yield f"group {seq} of lane {lane_id} is there, and the lane stands at {lane and lane.seq}"
+                yield f"group {seq} of lane {lane_id} exists, and the lane is at {lane and lane.seq}"
 
     def cases(self) -> Iterator[Case]:
-        """Every task, in order of their numbers."""
+        """Yield every task, in order of ids."""
         steps = _Grouped(self._select(StepRow, "steps", "task_id, position"))
         history = _Grouped(self._select(HistoryRow, "history", "task_id, lane_id, seq, position"))
         for row in self._select(TaskRow, "tasks", "id"):
             plan = self.plans.get(row.workflow_id)
             rows = history.of(row.id)
             if plan is None or row.id in self.going:
-                continue  # the references say so; it is no more
-            told = [(h.seq, _decode(h.facts)) for h in rows]
-            yield Case(row, steps.of(row.id), read_story(plan, told), plan, told, rows[0].lane_id if rows else 0)
+                continue  # the check of references reports it, or the task is being removed
+            facts = [(h.seq, _decode(h.facts)) for h in rows]
+            yield Case(row, steps.of(row.id), read_story(plan, facts), plan, facts, rows[0].lane_id if rows else 0)
 
     def _select(self, row: Any, table: str, order: str) -> Iterator[Any]:
-        found = self._connection.execute(f"SELECT {', '.join(row._fields)} FROM {table} ORDER BY {order}")  # noqa: S608
-        return map(row._make, found)
+        rows = self._connection.execute(f"SELECT {', '.join(row._fields)} FROM {table} ORDER BY {order}")  # noqa: S608
+        return map(row._make, rows)
 
 
 _STRANGERS: Final = {
@@ -464,7 +470,7 @@ _STRANGERS: Final = {
 
 
 def _checks(sql: str) -> Iterator[str]:
-    """The conditions of a table's declaration."""
+    """Yield the conditions in a table's declaration."""
     for part in sql.split("CHECK (")[1:]:
         depth = 1
         for end, character in enumerate(part):
@@ -475,7 +481,7 @@ def _checks(sql: str) -> Iterator[str]:
 
 
 class _Grouped:
-    """Rows in order of `task_id`, asked for in that order."""
+    """Rows in order of `task_id`, read in that order."""
 
     def __init__(self, rows: Iterator[Any]) -> None:
         self._groups = groupby(rows, key=attrgetter("task_id"))
@@ -492,16 +498,16 @@ class _Grouped:
 
 
 def _clocks(ledgers: Ledgers) -> tuple[int, bool]:
-    """The wall clock less the other, and whether that stayed so."""
-    apart = [
+    """Return the wall clock minus the other clock, and whether that difference stayed the same."""
+    differences = [
         line.wall - line.at
         for of_kind in (ledgers.clients, ledgers.handlers, ledgers.wire, ledgers.faults, ledgers.commits)
         for line in of_kind
         if line.wall
     ]
-    if not apart:
+    if not differences:
         return 0, False
-    return min(apart), max(apart) - min(apart) <= STEADY_NS
+    return min(differences), max(differences) - min(differences) <= STEADY_NS
 
 
 def _delivery_of_run(run: Run) -> tuple[int, int]:

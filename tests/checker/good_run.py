@@ -1,9 +1,8 @@
-"""A short real run in which much happens and every promise is kept: what the judge has to find true, and what forgers
-start from.
+"""A short real run with many faults in which every promise is kept. Forgeries start from its evidence.
 
-A broker, three workers, five level-0 handlers and a client; one worker is killed, one stopped past its lease, the
-broker killed too; steps fail and are tried again, run out of time, are skipped, held, resolved, cancelled, opened
-again. Of the level-0 handlers two are killed, and one takes longer than its lease.
+A broker, three workers, five level-0 handlers and a client take part. One worker and the broker are killed, and one
+worker is suspended past its lease. Steps fail, are retried, time out, and are skipped, held, resolved, cancelled and
+reopened. Two level-0 handlers are killed, and one takes longer than its lease.
 """
 
 import shutil
@@ -69,7 +68,7 @@ class Evidence(NamedTuple):
 
 
 def run(directory: Path) -> Evidence:
-    """Takes about twelve seconds. What it leaves lies in `directory`."""
+    """Make the run, which takes about twelve seconds. Return its evidence, which is copied to `directory`."""
     with Site(settings=SETTINGS) as site:
         broker = site.start_broker(with_faults=True)
         for document in (CHAIN, DOOMED, HELD, SLEPT, FLAKY, RESCUED, SLOW, CANCELLED, LOOPED, LATE, UNANSWERED):
@@ -94,7 +93,7 @@ def run(directory: Path) -> Evidence:
         (cancelled,) = submit("cancelled", "cancelled-0")
         tasks += submit("chain", "chain-0", "chain-1") + submit("flaky", "flaky-0") + submit("rescued", "rescued-0")
         eventually(lambda: site.task(held)["attention"] == "held" or None, "the step to be held")
-        _order(site, f"tasks/{cancelled}/cancel", {"reason": "not wanted any more"})
+        _order(site, f"tasks/{cancelled}/cancel", {"reason": "no longer needed"})
         eventually(lambda: len(_runs_of(site, slept, "a")) == 4 or None, "the sleeper's steps to start elsewhere")
         eventually(lambda: site.task(slow)["state"] == "failed" or None, "the slow step to run out of time")
         site.open_gate("late")
@@ -116,9 +115,9 @@ def run(directory: Path) -> Evidence:
         sleeper.go_on()
         tasks += submit("chain", "chain-2")
         (step_id,) = [step["step_id"] for step in site.task(held)["steps"] if step["name"] == "pay"]
-        resolved = {"outcome": "completed", "output": {"charged": True}, "reason": "the bank says so"}
+        resolved = {"outcome": "completed", "output": {"charged": True}, "reason": "the bank confirmed it"}
         _order(site, f"steps/{step_id}/resolve", resolved)
-        eventually(lambda: len(_runs_of(site, late, "a")) == 4 or None, "what was late to start elsewhere", 20)
+        eventually(lambda: len(_runs_of(site, late, "a")) == 4 or None, "the late steps to start elsewhere", 20)
         site.open_gate("loop")
         eventually(lambda: site.task(unanswered)["attention"] == "held" or None, "the payment to be held", 20)
         for task_id in (*tasks, *slept, *late, held, slow, cancelled):

@@ -1,4 +1,4 @@
-"""The judge: from a database and ledgers to a verdict. `assert_kept` is for tests, `judge` for who wants to see it."""
+"""The judge: reads a database and ledgers, and returns a verdict. Tests call `assert_kept`."""
 
 import gc
 from collections import Counter, defaultdict
@@ -7,16 +7,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from . import causes, rules
+from . import causes
 from .evidence import Case, Database, Witnesses
-from .language import Offence
 from .ledgers import read
-from .rules import CASE_RULES, WHOLE_RULES, CaseRule, Judged
+from .promises import AT_THE_END, CASE_RULES, WHOLE_RULES
+from .promises.common import CaseRule, Judged, is_unknown
+from .story import Offence
 from .timeline import Moment, of_step, of_task
 
 LEASE_MS: Final = 10_000
 SHOWN_MAX: Final = 20
-TIMELINES_MAX: Final = 50  # violations whose story is told; the others are only named
+TIMELINES_MAX: Final = 50  # violations that are shown with their timeline
 
 
 class Violation(NamedTuple):
@@ -32,16 +33,16 @@ class Violation(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """A total queue's counters: of what was put in, what came out."""
+    """The counters of a total queue: what was put in, and what came out."""
 
     attempt: int
     acknowledged: int
-    ok: int  # acknowledged, and there
-    lost: int  # acknowledged, and not there
-    unexpected: int  # there, and never put in
-    duplicated: int  # there more than once
-    recovered: int  # never acknowledged, and there all the same
-    late: int = 0  # acknowledged, when nothing could come of it any more
+    ok: int  # acknowledged and stored
+    lost: int  # acknowledged and not stored
+    unexpected: int  # stored and never put in
+    duplicated: int  # stored more than once
+    recovered: int  # never acknowledged, but stored
+    late: int = 0  # acknowledged when it could no longer change anything
 
 
 class Verdict(NamedTuple):
@@ -65,14 +66,17 @@ def judge(
     kept_ms: int | None = None,
     without: Collection[CaseRule] = (),
 ) -> Verdict:
-    """`all_ended`: everything that was acknowledged has had the time that it needs. `kept_ms`: the database removes
-    what ended so long ago (the shortest of its times). `without` some rules, for time."""
+    """Judge a run.
+
+    `all_ended`: every acknowledged task has had the time that it needs. `kept_ms`: the shortest time for which the
+    database keeps an ended task. `without`: rules to leave out, to save time.
+    """
     case_rules = [rule for rule in CASE_RULES if rule not in without]
     if all_ended:
-        case_rules.append(rules.what_was_acknowledged_has_ended)
+        case_rules += AT_THE_END
     accused = Database(database, kept_ms)
     was_collecting = gc.isenabled()
-    gc.disable()  # millions of small things, and no cycles among them
+    gc.disable()  # millions of small objects without cycles
     try:
         return _judge(
             accused, Witnesses(read(ledgers, accused.seen_at_wall_ns), lease_ms, accused.delivery_in), case_rules
@@ -115,11 +119,11 @@ def _offences(database: Database, seen: Witnesses, case: Case, case_rules: Seque
         if offence.rule not in _BY_WALL_TIME or not seen.has_wall_jumped:
             yield offence
     for rule in case_rules:
-        for found in rule(database, seen, case):
-            yield Offence(rule.__name__, found.step, found.what)
+        for finding in rule(database, seen, case):
+            yield Offence(rule.__name__, finding.step, finding.what)
 
 
-_BY_WALL_TIME: Final = frozenset({"a_back_off_is_waited_for"})
+_BY_WALL_TIME: Final = frozenset({"no_retry_starts_before_its_back_off_ends"})
 
 
 def _timeline(seen: Witnesses, case: Case, step: int | None) -> list[Moment]:
@@ -130,7 +134,7 @@ def _timeline(seen: Witnesses, case: Case, step: int | None) -> list[Moment]:
 
 
 class _Tally:
-    """What is counted while tasks go by."""
+    """The counts over all tasks."""
 
     def __init__(self) -> None:
         self.tasks = self.steps = self.facts = self.held = self.results_ok = self.results_lost = 0
@@ -148,25 +152,25 @@ class _Tally:
             for earlier, later in pairwise(seen.runs.get(step_id, ())):
                 self.again[causes.of_running_again(seen, case, step, earlier, later) or "none"] += 1
             for outcome in step.outcomes:
-                if rules.is_unknown(outcome):
+                if is_unknown(outcome):
                     self.held_for[causes.of_holding(seen, case, step, outcome) or "none"] += 1
             if seen.recorded_pids:
                 self._add_results(seen, step_id, step)
 
     def _add_results(self, seen: Witnesses, step_id: int, step: Any) -> None:
-        of_delivery = {said.result.delivery: said for said in seen.said.get(step_id, ())}
-        acked = {d for d, said in of_delivery.items() if said.acked_at is not None}
+        of_delivery = {sent.result.delivery: sent for sent in seen.sent.get(step_id, ())}
+        acked = {d for d, sent in of_delivery.items() if sent.acked_at is not None}
         applied = Counter(
             o.delivery for o in step.outcomes if o.kind != "undelivered" and o.kind != "cancelled" and not o.by_operator
         )
-        told = {d for d in applied if d in of_delivery}
+        explained = {d for d in applied if d in of_delivery}
         self.sent += len(of_delivery)
         self.acked += len(acked)
-        self.results_ok += len(acked & told)
-        self.late += len(acked - told)
-        self.recovered += len(told - acked)
+        self.results_ok += len(acked & explained)
+        self.late += len(acked - explained)
+        self.recovered += len(explained - acked)
         completed = Counter(o.delivery for o in step.outcomes if o.kind == "completed")
-        self.unexpected += sum(d not in of_delivery for d in completed) if step_id in seen.said else 0
+        self.unexpected += sum(d not in of_delivery for d in completed) if step_id in seen.sent else 0
         self.duplicated += sum(count > 1 for count in completed.values())
 
 
@@ -175,7 +179,7 @@ def _figures(seen: Witnesses, tally: _Tally, violations: list[Violation]) -> dic
     lost = {
         violation.what if violation.task_id is None else violation.task_id
         for violation in violations
-        if violation.rule in ("nothing_acknowledged_is_lost", "a_task_is_stored_whole", "a_task_is_under_its_key")
+        if violation.rule in ("nothing_acknowledged_is_lost", "a_task_is_stored_whole", "a_task_has_its_key")
     }
     return {
         "tasks": tally.tasks,
@@ -186,12 +190,12 @@ def _figures(seen: Witnesses, tally: _Tally, violations: list[Violation]) -> dic
         "started again": dict(tally.again),
         "held": tally.held,
         "held for": dict(tally.held_for),
-        "doubled": count["no_step_is_run_again_without_cause"] + count["at_most_once_is_started_once"],
+        "doubled": count["no_step_runs_again_without_a_cause"] + count["an_at_most_once_step_starts_once"],
         "killed": sum(outage.was_killed for outage in seen.outages),
         "paused": sum(not outage.was_killed for outage in seen.outages),
         "events": tally.facts + seen.ledgers.count,
         "left out": seen.ledgers.left_out,
-        "wall clock": "steady" if seen.is_wall_steady else "not to be relied on",
+        "wall clock": "steady" if seen.is_wall_steady else "not reliable",
     }
 
 
@@ -221,7 +225,7 @@ def _counters(seen: Witnesses, judged: Judged, tally: _Tally) -> dict[str, Count
     }
 
 
-# -- telling it -------------------------------------------------------------------------------------------------------
+# -- reports ---------------------------------------------------------------------------------------------------------
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
@@ -237,29 +241,29 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def page(verdict: Verdict) -> str:
-    """For people: the verdict, the figures, and the story of whatever is guilty."""
+    """Return the verdict as text: figures, counters, and each violation with its timeline."""
     text = ["Every promise was kept." if not verdict.violations else f"{len(verdict.violations)} violations", ""]
-    text += [f"  {name:<14} {_said(value)}" for name, value in verdict.figures.items()]
+    text += [f"  {name:<14} {_as_text(value)}" for name, value in verdict.figures.items()]
     head = Counts._fields
     text += ["", f"  {'':<12}" + "".join(f"{name:>14}" for name in head)]
     text += [f"  {name:<12}" + "".join(f"{n:>14}" for n in counts) for name, counts in verdict.counters.items()]
     by_rule: dict[str, list[Violation]] = defaultdict(list)
     for violation in verdict.violations:
         by_rule[violation.rule].append(violation)
-    for rule, found in sorted(by_rule.items(), key=lambda each: -len(each[1])):
-        text += ["", f"{rule.replace('_', ' ').upper()} ({len(found)})"]
-        told: set[tuple[int | None, str | None]] = set()
-        for violation in found[:SHOWN_MAX]:
+    for rule, broken in sorted(by_rule.items(), key=lambda each: -len(each[1])):
+        text += ["", f"{rule.replace('_', ' ').upper()} ({len(broken)})"]
+        shown: set[tuple[int | None, str | None]] = set()
+        for violation in broken[:SHOWN_MAX]:
             text += ["", f"  {str(violation).partition(': ')[2]}"]
-            if (violation.task_id, violation.step) not in told:
+            if (violation.task_id, violation.step) not in shown:
                 text += [f"    {moment}" for moment in violation.timeline]
-                told.add((violation.task_id, violation.step))
-        if len(found) > SHOWN_MAX:
-            text += ["", f"  and {len(found) - SHOWN_MAX} more"]
+                shown.add((violation.task_id, violation.step))
+        if len(broken) > SHOWN_MAX:
+            text += ["", f"  and {len(broken) - SHOWN_MAX} more"]
     return "\n".join([*text, ""])
 
 
-def _said(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name}: {count}" for name, count in value.items()) or "-"
     return str(value)

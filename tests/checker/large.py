@@ -1,4 +1,4 @@
-"""A large run that never was, written straight into a database and ledgers: how long does a judge take over it?
+"""A benchmark of the judge: an invented large run, written directly into a database and ledgers.
 
 python -m tests.checker.large DIRECTORY [--tasks 32000]      31 events a task: a chain of three
 """
@@ -18,7 +18,7 @@ from .judge import judge, page
 
 STEPS: Final = ("a", "b", "c")
 WALL_MS: Final = 1_700_000_000_000
-SHIFT_NS: Final = 1_600_000_000_000_000_000  # of the wall clock from the other
+SHIFT_NS: Final = 1_600_000_000_000_000_000  # the difference between the wall clock and `at`
 WORKER: Final = "one:0000000000000001"
 PID: Final = 4711
 PAGE_TASKS: Final = 2_000
@@ -70,17 +70,17 @@ def _rows(number: int) -> Iterator[tuple[Any, dict[str, Any]]]:
     task |= {"state": "completed", "cancelling": 0, "priority": 0, "context": "{}", "context_bytes": 2, "owner": "b1"}
     yield tasks, {**task, "created_ms": at, "finished_ms": at + 30, "owner_epoch": 1}
     yield keys, {"namespace": "default", "key": f"k{number}", "digest": b"", "task_id": task_id}
-    told: list[list[list[Any]]] = [[["submitted", at, 1, uid, "running"], ["readied", at, 0]]]
+    groups: list[list[list[Any]]] = [[["submitted", at, 1, uid, "running", task_id + 1], ["readied", at, 0]]]
     for i, name in enumerate(STEPS):
         then = at + i * 10
         output = _output(task_id + 1 + i)
         step = {"id": task_id + 1 + i, "task_id": task_id, "position": i, "name": name, "handler_class": "system.work"}
         step |= {"state": "completed", "delivery": 1, "worker": WORKER, "ready_ms": then, "dispatched_ms": then + 1}
         yield steps, {**step, "finished_ms": then + 10, "output": output, "output_bytes": len(output)}
-        told.append([["dispatched", then + 1, i, 1, WORKER, f"batch_{number}_{i}"]])
-        told.append([["completed", then + 10, i, 1, len(output), crc32(output.encode())]])
-        told[-1].append(["readied", then + 10, i + 1] if i < 2 else ["ended", then + 10, "completed"])
-    for seq, facts in enumerate(told):
+        groups.append([["dispatched", then + 1, i, 1, WORKER, f"batch_{number}_{i}"]])
+        groups.append([["completed", then + 10, i, 1, len(output), crc32(output.encode())]])
+        groups[-1].append(["readied", then + 10, i + 1] if i < 2 else ["ended", then + 10, "completed"])
+    for seq, facts in enumerate(groups):
         row = {"lane_id": 1, "seq": number * 8 + seq + 1, "position": 0, "task_id": task_id, "at_ms": facts[0][1]}
         yield history, {**row, "facts": _encode(facts).decode()}
 
@@ -118,11 +118,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("--tasks", type=int, default=32_000)
-    asked = parser.parse_args()
-    if not (asked.directory / "state.db").exists():
-        write(asked.directory, asked.tasks)
+    options = parser.parse_args()
+    if not (options.directory / "state.db").exists():
+        write(options.directory, options.tasks)
     began = time.monotonic()
-    verdict = judge(asked.directory / "state.db", asked.directory / "ledgers")
+    verdict = judge(options.directory / "state.db", options.directory / "ledgers")
     took_s = time.monotonic() - began
     print(page(verdict))
     print(f"{verdict.figures['events']} events in {took_s:.1f} s, {verdict.figures['events'] / took_s:,.0f} a second")

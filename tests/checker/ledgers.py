@@ -1,7 +1,7 @@
-"""What the ledgers say, line by line: README.md of this room has the format. One struct an event, named by `event`.
+"""The lines of the ledgers, one struct for each `event`. tests/checker/README.md describes the format.
 
-A line that a kill cut short is the last of its file and is left out. Events that are not known here are counted, and
-that is all: whoever writes a ledger may write more than a judge needs.
+A line that a kill cut short is the last of its file and is left out. Unknown events are only counted: a ledger may hold
+more than the judge needs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 class Line(Struct, tag_field="event", gc=False, kw_only=True):
     at: int  # CLOCK_BOOTTIME, nanoseconds: the same clock for every process of the machine
-    wall: int = 0  # UTC, nanoseconds; 0: not written down
+    wall: int = 0  # UTC, nanoseconds; 0: not recorded
 
 
 # -- clients ----------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ class NotAcknowledgedMany(Line, tag="not_acknowledged_many"):
 
 
 class Ordered(Line, tag="ordered"):
-    """An operator's order left: cancel, pause, resume, retry, resolve. The broker may have done it or not."""
+    """An operator sends a command: cancel, pause, resume, retry, resolve. The broker may execute it or not."""
 
     order: str
     task_id: int | None = None
@@ -81,7 +81,7 @@ ClientLine: TypeAlias = (
 class RunLine(Line):
     step_id: int
     pid: int
-    delivery: int = 0  # a level-0 handler is told none: the history says it, by the batch
+    delivery: int = 0  # a level-0 handler receives none: the history has it, by the batch
     batch_id: str | None = None  # of a level-0 handler only
     task_id: int = 0
     step: str = ""
@@ -97,7 +97,7 @@ class Started(RunLine, tag="started"):
 
 
 class Effect(RunLine, tag="effect"):
-    """What the step is for happened here."""
+    """The step's effect happened here."""
 
     key: str = ""
 
@@ -111,7 +111,7 @@ class Failed(RunLine, tag="failed"):
 
 
 class Stopped(RunLine, tag="stopped"):
-    """It was told to stop, and stops."""
+    """The handler was asked to stop, and stops."""
 
     reason: str | None = None
 
@@ -236,7 +236,7 @@ FaultEvent: TypeAlias = Restored | ProcessStarted | Killed | Paused | Resumed | 
 
 
 class CommitDone(Line, tag="committed"):
-    """COMMIT has returned, and nobody has been told yet."""
+    """COMMIT has returned, and no other thread or process knows yet."""
 
     lane: int
     seq: int
@@ -250,9 +250,9 @@ class Ledgers(Struct):
     wire: list[WireEvent]
     faults: list[FaultEvent]
     commits: list[CommitDone]
-    unknown: int = 0  # lines with an event that is not known here
+    unknown: int = 0  # lines with an unknown event
     files: int = 0
-    left_out: int = 0  # what was said of states later than the one that was looked at
+    left_out: int = 0  # lines about states later than the reading of the database
 
     @property
     def count(self) -> int:
@@ -269,18 +269,18 @@ _DECODERS: Final = {
 
 
 class UnreadableLedger(Exception):
-    """A line that should be whole is not what README.md says."""
+    """A complete line does not have the format of README.md."""
 
 
-# What can only be said of something that the database has already.
+# Lines that can only follow a commit.
 AFTER_ITS_COMMIT: Final = (Acknowledged, AcknowledgedMany, Observed, Started, Received, Go, ResultsAcked, CommitDone)
 
 
 def read(paths: Path | Sequence[Path], seen_at_wall_ns: int = 2**63) -> Ledgers:
-    """Files, or directories of them. A file's name says what it is: the part before its first `-`.
+    """Read ledgers: files, or directories of them. The part of a file's name before its first `-` is its kind.
 
-    `seen_at_wall_ns` is when the database was looked at, which may have gone on since: what was said of its later
-    states is left out.
+    `seen_at_wall_ns` is when the database was read. A broker may go on after that, so lines about later states are
+    left out.
     """
     ledgers = Ledgers([], [], [], [], [])
     for path in _files([paths] if isinstance(paths, Path) else paths):

@@ -1,4 +1,4 @@
-"""What excuses a second run: each cause alone does, and what only looks like one does not."""
+"""Each cause alone excuses a second run, and what only resembles a cause does not."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from .good_run import LEASE_MS, Evidence
 from .judge import judge
 
 LEASE_NS = LEASE_MS * 1_000_000
-AGAIN, OVERLAP = "no_step_is_run_again_without_cause", "runs_overlap_only_for_cause"
+AGAIN, OVERLAP = "no_step_runs_again_without_a_cause", "runs_overlap_only_with_a_cause"
 
 Excuse = Callable[[Forger, Line], Any]
 
@@ -19,17 +19,17 @@ def _fault(event: str, pid: int, at: int, role: str = "worker") -> Line:
     return {"event": event, "role": role, "pid": pid, "at": at, "program": "forged"}
 
 
-def _done(f: Forger, *faults: Line) -> None:
+def _add_faults(f: Forger, *faults: Line) -> None:
     f.lines("faults", lambda line: [line, *faults] if line is not None and line["event"] == "started" else line)
 
 
 def _broker(f: Forger) -> int:
-    """The last one, which was not killed."""
+    """Return the process of the last broker, which was not killed."""
     return [int(line["pid"]) for line in f.read("faults") if line["role"] == "broker"][-1]
 
 
 def _pause(f: Forger, pid: int, since: int, ns: int, role: str = "worker") -> None:
-    _done(f, _fault("paused", pid, since, role), _fault("resumed", pid, since + ns, role))
+    _add_faults(f, _fault("paused", pid, since, role), _fault("resumed", pid, since + ns, role))
 
 
 def _without_wire(f: Forger) -> None:
@@ -37,72 +37,77 @@ def _without_wire(f: Forger) -> None:
         path.unlink()
 
 
-def _pause_unheard(f: Forger, pid: int, run: Line, ns: int) -> None:
-    """Of a worker whose beats are recorded, they would tell."""
+def _pause_unrecorded(f: Forger, pid: int, run: Line, ns: int) -> None:
+    """Suspend a process without a wire ledger. Recorded beats would show whether it was silent."""
     _without_wire(f)
     _pause(f, pid, run["at"], ns)
 
 
 def _quiet_beats(f: Forger, run: Line, ns: int) -> None:
-    """No beat of its worker is echoed from its start on, for so long."""
+    """Remove the beats of the run's worker and their echoes for this long from its start."""
 
-    def hush(line: Line) -> Line | None:
+    def without_beats(line: Line) -> Line | None:
         is_beat = line["event"] in ("beat", "beat_heard") and line["pid"] == run["pid"]
         return None if is_beat and run["at"] <= line["at"] <= run["at"] + ns else line
 
-    f.lines("wire", hush)
+    f.lines("wire", without_beats)
 
 
 def _stopped(f: Forger, run: Line) -> None:
-    """Before the second run began, however long the true one took."""
+    """Stop the run before the second one begins, however long the real run took."""
     stopped = {"event": "stopped", "reason": "shutdown", "at": run["at"] + 1_000_000}
     f.run("chain-0", "a", "finished", lambda x: x | stopped)
-    _done(f, _fault("asked_to_end", run["pid"], run["at"]))
+    _add_faults(f, _fault("asked_to_end", run["pid"], run["at"]))
 
 
-# Each with the second run so long after the first.
+# Name, time in ms between the two runs, rules that must be broken, forgery.
 EXCUSES: list[tuple[str, int, set[str], Excuse]] = [
     ("nothing", 10, {AGAIN}, lambda f, run: None),
-    ("its worker was killed", 10, set(), lambda f, run: _done(f, _fault("killed", run["pid"], run["at"] + 1))),
-    ("another was killed", 10, {AGAIN}, lambda f, run: _done(f, _fault("killed", 1, run["at"] + 1))),
+    ("its worker was killed", 10, set(), lambda f, run: _add_faults(f, _fault("killed", run["pid"], run["at"] + 1))),
+    ("another was killed", 10, {AGAIN}, lambda f, run: _add_faults(f, _fault("killed", 1, run["at"] + 1))),
     (
         "it was killed after the second run",
         10,
         {AGAIN},
-        lambda f, run: _done(f, _fault("killed", run["pid"], run["at"] + SECOND_NS)),
+        lambda f, run: _add_faults(f, _fault("killed", run["pid"], run["at"] + SECOND_NS)),
     ),
     (
-        "its broker stood still for a lease",
+        "its broker was suspended for a lease",
         3 * LEASE_MS,
         set(),
-        lambda f, r: _pause_unheard(f, _broker(f), r, 2 * LEASE_NS),
+        lambda f, r: _pause_unrecorded(f, _broker(f), r, 2 * LEASE_NS),
     ),
     (
-        "its broker stood still for less",
+        "its broker was suspended for less",
         3 * LEASE_MS,
         {AGAIN},
-        lambda f, r: _pause_unheard(f, _broker(f), r, LEASE_NS // 2),
-    ),
-    ("its broker was killed", 10, {AGAIN}, lambda f, r: _done(f, _fault("killed", _broker(f), r["at"] + 1, "broker"))),
-    ("its beats had no echo for a lease", 3 * LEASE_MS, set(), lambda f, run: _quiet_beats(f, run, 2 * LEASE_NS)),
-    (
-        "it stood still, and no beats were recorded",
-        3 * LEASE_MS,
-        set(),
-        lambda f, run: _pause_unheard(f, run["pid"], run, 2 * LEASE_NS),
+        lambda f, r: _pause_unrecorded(f, _broker(f), r, LEASE_NS // 2),
     ),
     (
-        "it stood still for less, and no beats were recorded",
-        3 * LEASE_MS,
-        {AGAIN},
-        lambda f, run: _pause_unheard(f, run["pid"], run, LEASE_NS // 2),
-    ),
-    ("it was told to end and stopped it", 10, set(), lambda f, run: _stopped(f, run)),
-    (
-        "it was told to end and had finished it",
+        "its broker was killed",
         10,
         {AGAIN},
-        lambda f, run: _done(f, _fault("asked_to_end", run["pid"], run["at"])),
+        lambda f, r: _add_faults(f, _fault("killed", _broker(f), r["at"] + 1, "broker")),
+    ),
+    ("its beats had no echo for a lease", 3 * LEASE_MS, set(), lambda f, run: _quiet_beats(f, run, 2 * LEASE_NS)),
+    (
+        "it was suspended, and no beats were recorded",
+        3 * LEASE_MS,
+        set(),
+        lambda f, run: _pause_unrecorded(f, run["pid"], run, 2 * LEASE_NS),
+    ),
+    (
+        "it was suspended for less, and no beats were recorded",
+        3 * LEASE_MS,
+        {AGAIN},
+        lambda f, run: _pause_unrecorded(f, run["pid"], run, LEASE_NS // 2),
+    ),
+    ("it was asked to end and stopped it", 10, set(), lambda f, run: _stopped(f, run)),
+    (
+        "it was asked to end and had finished it",
+        10,
+        {AGAIN},
+        lambda f, run: _add_faults(f, _fault("asked_to_end", run["pid"], run["at"])),
     ),
 ]
 
@@ -112,27 +117,27 @@ def test_a_second_run_is_excused_by(evidence: Evidence, after_ms: int, named: se
     forger = Forger(evidence)
     run = forger.started("chain-0", "a")
     excuse(forger, run)
-    # Without a wall time: by that it would be of the future, and not yet to be judged.
+    # Without a wall time, which would be in the future, so that the line would be left out.
     second = {"at": run["at"] + after_ms * 1_000_000, "wall": 0, "delivery": 2}
     forger.run("chain-0", "a", "started", lambda x: [x, x | second])
     assert _named(evidence) & {AGAIN} == named
 
 
-LEVEL0_LEASE_MS = 5_500  # the step's time-out, and 5 s
-UNOCCUPIED_PID = 2**22 + 1  # more than any system gives
+LEVEL0_LEASE_MS = 5_500  # the step's timeout and 5 s
+UNOCCUPIED_PID = 2**22 + 1  # higher than any process id
 
-# Of a level-0 run, with the second run so long after it.
+# The same for a level-0 run.
 EXCUSES_AT_LEVEL0: list[tuple[str, int, set[str], Excuse]] = [
     ("nothing, while it had its lease", LEVEL0_LEASE_MS - 2_000, {AGAIN}, lambda f, run: None),
     ("the end of its lease", LEVEL0_LEASE_MS, set(), lambda f, run: None),
     (
-        "no kill: nobody can know of it",
+        "no kill: the broker cannot detect it",
         LEVEL0_LEASE_MS - 2_000,
         {AGAIN},
-        lambda f, run: _done(f, _fault("killed", run["pid"], run["at"] + 1)),
+        lambda f, run: _add_faults(f, _fault("killed", run["pid"], run["at"] + 1)),
     ),
     (
-        "no silence: it has none to keep",
+        "no silence: it sends no heartbeats",
         LEVEL0_LEASE_MS - 2_000,
         {AGAIN},
         lambda f, run: _pause(f, run["pid"], run["at"], 2 * LEASE_NS),
@@ -155,12 +160,12 @@ EXCUSES_AT_LEVEL0: list[tuple[str, int, set[str], Excuse]] = [
 @pytest.mark.parametrize(
     ("after_ms", "named", "excuse"), [e[1:] for e in EXCUSES_AT_LEVEL0], ids=[e[0] for e in EXCUSES_AT_LEVEL0]
 )
-def test_a_second_run_of_what_went_to_level_0_is_excused_by(
+def test_a_second_run_of_a_level_0_step_is_excused_by(
     evidence: Evidence, after_ms: int, named: set[str], excuse: Excuse
 ) -> None:
     forger = Forger(evidence)
     step_id = forger.step("late-1", "b")
-    # Of a handler that had done nothing else: had it been at another step for long, its lease would count from there.
+    # The handler had done nothing else: after another long step its lease would count from the end of that one.
     forger.lines("worker", lambda x: x | {"pid": UNOCCUPIED_PID} if x["step_id"] == step_id else x)
     (run,) = (x for x in forger.read("worker") if (x["step_id"], x["event"]) == (step_id, "started"))
     excuse(forger, run)
@@ -171,10 +176,10 @@ def test_a_second_run_of_what_went_to_level_0_is_excused_by(
 
 
 @pytest.mark.parametrize("frozen_ms_before", [10, 500])
-def test_a_worker_that_was_frozen_as_it_began_may_begin_after_its_successor(
+def test_a_worker_suspended_as_it_began_may_begin_after_its_successor(
     evidence: Evidence, frozen_ms_before: int
 ) -> None:
-    """Between its last look at the lease and the handler's first instruction; not long after it went on."""
+    """The suspension lies between its last check of the lease and the handler's first instruction."""
     forger = Forger(evidence)
     second = forger.started("slept-0", "a", 2)
     first = forger.started("slept-0", "a", 1)
@@ -202,8 +207,8 @@ def test_two_runs_at_once_are_not_excused_by_a_failure(evidence: Evidence) -> No
 
 
 @pytest.mark.parametrize("is_ordered", [True, False])
-def test_an_operators_word_excuses_if_somebody_gave_it(evidence: Evidence, is_ordered: bool) -> None:
-    """The slow step's third run began because an operator wanted it; only that, when its time is taken as not over."""
+def test_an_operators_retry_excuses_a_run_only_if_a_client_sent_it(evidence: Evidence, is_ordered: bool) -> None:
+    """The operator's retry is the only cause of the third run, once the second is changed to have had time left."""
     forger = Forger(evidence)
     third = forger.started("slow-0", "a", 3)
     forger.run("slow-0", "a", "started", lambda x: x | {"at": third["at"] - 50_000_000}, delivery=2)

@@ -1,4 +1,4 @@
-"""The judge itself: a real run is found true, and each of its forgeries is named for what it is."""
+"""The judge accepts a real run, and names the broken rule of each of its forgeries."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from . import rules
+from . import promises
 from .forgeries import (
     FAILURE,
     FORGERIES,
@@ -32,13 +32,13 @@ def _verdict(evidence: Evidence) -> Verdict:
     return judge(evidence.database, evidence.ledgers, lease_ms=LEASE_MS)
 
 
-def test_the_truth_is_found_true(evidence: Evidence) -> None:
+def test_a_true_run_has_no_violations(evidence: Evidence) -> None:
     verdict = _verdict(evidence)
     assert not verdict.violations, page(verdict)
     assert verdict.figures["started again"] == {
         "its worker was killed": 2,
         "its worker was silent for a lease": 2,
-        "it had run out of time": 2,
+        "it had timed out": 2,
         "its handler had failed": 2,
         "its lease at level 0 was over": 2,
     }
@@ -50,7 +50,7 @@ def test_the_truth_is_found_true(evidence: Evidence) -> None:
 
 
 @pytest.mark.parametrize("forgery", FORGERIES, ids=lambda forgery: forgery.name)
-def test_a_forgery_is_named(evidence: Evidence, forgery: Forgery) -> None:
+def test_a_forgery_breaks_its_rule(evidence: Evidence, forgery: Forgery) -> None:
     forgery.forge(Forger(evidence))
     verdict = _verdict(evidence)
     assert forgery.rule in {violation.rule for violation in verdict.violations}, page(verdict)
@@ -60,7 +60,7 @@ def test_a_forgery_is_named(evidence: Evidence, forgery: Forgery) -> None:
 def test_the_ack_of_a_late_result_may_precede_the_end_of_the_next_delivery(
     evidence: Evidence, is_retried: bool
 ) -> None:
-    """`forgeries.py` has the same results with an ack that leaves before the commit."""
+    """The forgeries in commits.py have the same results with an ack that leaves before the commit."""
     forger = Forger(evidence)
     if is_retried:
         retry_undelivered(forger, "slept-0")
@@ -71,23 +71,29 @@ def test_the_ack_of_a_late_result_may_precede_the_end_of_the_next_delivery(
     assert SOONER not in named if is_retried else not named
 
 
-def test_every_rule_has_a_forgery_that_only_it_or_it_too_can_name() -> None:
-    named = {rule.__name__ for rule in (*rules.CASE_RULES, *rules.WHOLE_RULES, rules.what_was_acknowledged_has_ended)}
+def test_every_rule_has_a_forgery() -> None:
+    named = {rule.__name__ for rule in (*promises.CASE_RULES, *promises.WHOLE_RULES, *promises.AT_THE_END)}
     assert {forgery.rule for forgery in FORGERIES} == named | set(LANGUAGE_RULES)
     assert len({forgery.name for forgery in FORGERIES}) == len(FORGERIES)
 
 
-def test_what_is_guilty_is_told_with_its_story(evidence: Evidence) -> None:
+def test_a_violation_is_shown_with_its_timeline(evidence: Evidence) -> None:
     forger = Forger(evidence)
     forger.run("chain-0", "a", "started", twice(delivery=2))
     text = page(_verdict(evidence))
-    _, _, story = text.partition("NO STEP IS RUN AGAIN WITHOUT CAUSE")
-    for told in (f"task {forger.task('chain-0')}/a", "asked for chain-0", "a dispatched", "a received", "a completed"):
-        assert told in story
+    _, _, story = text.partition("NO STEP RUNS AGAIN WITHOUT A CAUSE")
+    for moment in (
+        f"task {forger.task('chain-0')}/a",
+        "submitted chain-0",
+        "a dispatched",
+        "a received",
+        "a completed",
+    ):
+        assert moment in story
 
 
-def test_ledgers_that_say_less_prove_less_and_accuse_nobody(evidence: Evidence) -> None:
-    """Of a worker in another language there may be no wire, of a shipped broker no commits, of nobody the wall time."""
+def test_ledgers_with_fewer_lines_cause_no_violation(evidence: Evidence) -> None:
+    """A worker in another language may write no wire, a shipped broker no commits, and any process no wall time."""
     for prefix in ("wire", "commits", "client"):
         for path in evidence.ledgers.glob(f"{prefix}-*"):
             path.unlink()
@@ -97,16 +103,16 @@ def test_ledgers_that_say_less_prove_less_and_accuse_nobody(evidence: Evidence) 
     assert not _verdict(evidence).violations
     for path in evidence.ledgers.iterdir():
         path.unlink()
-    assert [v.rule for v in _verdict(evidence).violations] == ["a_held_step_has_its_fault"] * 2
+    assert [v.rule for v in _verdict(evidence).violations] == ["a_held_step_has_a_cause"] * 2
 
 
-def test_a_line_that_a_kill_cut_short_is_left_out_and_a_strange_event_is_passed_over(evidence: Evidence) -> None:
+def test_a_line_cut_short_by_a_kill_and_an_unknown_event_are_ignored(evidence: Evidence) -> None:
     for path in evidence.ledgers.glob("worker-*"):
         path.write_bytes(path.read_bytes() + b'{"event":"dreamt","at":1}\n{"event":"started","at":')
     assert not _verdict(evidence).violations
 
 
-def test_a_database_that_goes_on_is_not_accused_of_what_came_after_the_look_at_it(evidence: Evidence) -> None:
+def test_lines_later_than_the_reading_of_the_database_are_left_out(evidence: Evidence) -> None:
     Forger(evidence).run("chain-0", "a", "started", lambda x: [x, later(10**18)(x | {"delivery": 2})])
     verdict = _verdict(evidence)
     assert not verdict.violations
@@ -114,22 +120,24 @@ def test_a_database_that_goes_on_is_not_accused_of_what_came_after_the_look_at_i
 
 
 @pytest.mark.parametrize(("kept_ms", "named"), [(0, set()), (3_600_000, {"nothing_acknowledged_is_lost"})])
-def test_what_is_old_may_be_removed_and_what_is_not_may_not(evidence: Evidence, kept_ms: int, named: set[str]) -> None:
+def test_only_a_task_older_than_the_retention_time_may_be_missing(
+    evidence: Evidence, kept_ms: int, named: set[str]
+) -> None:
     forger = Forger(evidence)
     for key in ("chain-0", "held-0"):
         task_id = forger.task(key)
         for table in ("keys", "history", "steps"):
             forger.sql(f"DELETE FROM {table} WHERE task_id = ?", task_id)  # noqa: S608
-        if key == "held-0":  # it is just being removed
+        if key == "held-0":  # its removal is under way
             forger.sql("INSERT INTO meta (name, value) VALUES ('pruning', ?)", f"[{task_id}]")
         else:
             forger.sql("DELETE FROM tasks WHERE id = ?", task_id)
     verdict = judge(evidence.database, evidence.ledgers, lease_ms=LEASE_MS, kept_ms=kept_ms)
-    assert {violation.rule for violation in verdict.violations} - {"no_run_is_of_nothing"} == named
+    assert {violation.rule for violation in verdict.violations} - {"every_run_has_a_step"} == named
 
 
 @pytest.mark.parametrize(("event", "is_cause"), [("killed", True), ("asked_to_end", False)])
-def test_a_kill_is_a_cause_to_run_a_step_again_and_a_request_to_end_is_none(
+def test_a_kill_is_a_cause_to_run_a_step_again_and_a_request_to_end_is_not(
     evidence: Evidence, event: str, is_cause: bool
 ) -> None:
     forger = Forger(evidence)
@@ -138,7 +146,7 @@ def test_a_kill_is_a_cause_to_run_a_step_again_and_a_request_to_end_is_none(
     done = {"event": event, "at": first["at"] + 1, "wall": first["wall"] + 1, "role": "worker", "pid": first["pid"]}
     forger.lines("faults", lambda line: [line, done] if line["event"] == "started" else line)
     named = {violation.rule for violation in _verdict(evidence).violations}
-    assert ("no_step_is_run_again_without_cause" in named) is not is_cause
+    assert ("no_step_runs_again_without_a_cause" in named) is not is_cause
 
 
 def test_the_command_prints_the_page_and_writes_the_verdict(evidence: Evidence, tmp_path: Path) -> None:
@@ -152,7 +160,7 @@ def test_the_command_prints_the_page_and_writes_the_verdict(evidence: Evidence, 
     broken = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
     assert broken.returncode == 1
     written = msgspec.json.decode((tmp_path / "verdict.json").read_bytes())
-    assert written["violations"][0]["rule"] == "the_rows_are_what_the_history_adds_up_to"
+    assert written["violations"][0]["rule"] == "the_rows_match_the_history"
     assert written["violations"][0]["timeline"]
     missing = subprocess.run(
         [*command, "--ledger", "nowhere"], cwd=REPOSITORY, capture_output=True, timeout=60, check=False

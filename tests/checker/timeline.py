@@ -1,4 +1,4 @@
-"""What happened around a step or a task, from every side, in one order: the story that goes with a violation."""
+"""The timeline of a step or a task, from history and all ledgers in one order, shown with a violation."""
 
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from . import ledgers as lines
 from .evidence import Case, Witnesses
-from .language import STEP_MOVES
+from .story import STEP_MOVES
 
 MOMENTS_MAX: Final = 60
 FAULTS_MAX: Final = 20
@@ -48,7 +48,7 @@ def _bounded(moments: list[Moment], seen: Witnesses) -> list[Moment]:
 
 
 def _facts(case: Case, index: int | None) -> Iterator[Moment]:
-    """The history's; those of the task itself always."""
+    """Yield the facts of the history: those of one step, or all; those of the task always."""
     for seq, row in case.rows:
         for fact in row:
             is_step_fact = fact[0] in STEP_MOVES
@@ -63,24 +63,24 @@ def _of_step(seen: Witnesses, case: Case, index: int) -> Iterator[Moment]:
     shift = seen.wall_minus_at
     name = case.plan.steps[index].name if index < len(case.plan.steps) else str(step_id)
     for run in seen.runs.get(step_id, ()):
-        yield Moment(run.started.at + shift, f"process {run.started.pid}", f"{name} {_told(run.started)}")
+        yield Moment(run.started.at + shift, f"process {run.started.pid}", f"{name} {_line_as_text(run.started)}")
         if run.end is not None:
-            yield Moment(run.end.at + shift, f"process {run.end.pid}", f"{name} {_told(run.end)}")
+            yield Moment(run.end.at + shift, f"process {run.end.pid}", f"{name} {_line_as_text(run.end)}")
     for effect in seen.effects.get(step_id, ()):
-        yield Moment(effect.at + shift, f"process {effect.pid}", f"{name} {_told(effect)}")
+        yield Moment(effect.at + shift, f"process {effect.pid}", f"{name} {_line_as_text(effect)}")
     for given in seen.given.get(step_id, ()):
         what = f"{name} received delivery {given.step.delivery} attempt {given.step.attempt} in {given.line.batch_id}"
         yield Moment(given.line.at + shift, f"process {given.line.pid}", what)
-    for said in seen.said.get(step_id, ()):
-        r = said.result
-        what = f"{name} result of delivery {r.delivery} sent: {r.status} {r.code or ''} (message {said.line.rid})"
-        yield Moment(said.line.at + shift, f"process {said.line.pid}", what)
-        if said.acked_at is not None:
-            yield Moment(said.acked_at + shift, f"process {said.line.pid}", f"result message {said.line.rid} acked")
+    for sent in seen.sent.get(step_id, ()):
+        r = sent.result
+        what = f"{name} result of delivery {r.delivery} sent: {r.status} {r.code or ''} (message {sent.line.rid})"
+        yield Moment(sent.line.at + shift, f"process {sent.line.pid}", what)
+        if sent.acked_at is not None:
+            yield Moment(sent.acked_at + shift, f"process {sent.line.pid}", f"result message {sent.line.rid} acked")
     for (of_step, delivery, pid), at in _about_step(seen.gone, step_id):
         yield Moment(at + shift, f"process {pid}", f"{name} go for delivery {delivery} of {of_step}")
-    for (of_step, delivery, pid), at in _about_step(seen.told_to_stop, step_id):
-        yield Moment(at + shift, f"process {pid}", f"{name} told to stop delivery {delivery} of {of_step}")
+    for (of_step, delivery, pid), at in _about_step(seen.stops, step_id):
+        yield Moment(at + shift, f"process {pid}", f"{name} received a cancel of delivery {delivery} of {of_step}")
 
 
 def _about_step(of: dict[tuple[int, int, int], int], step_id: int) -> Iterable[tuple[tuple[int, int, int], int]]:
@@ -88,24 +88,28 @@ def _about_step(of: dict[tuple[int, int, int], int], step_id: int) -> Iterable[t
 
 
 def _about(seen: Witnesses, case: Case) -> Iterator[Moment]:
-    """What clients and operators did about the task."""
+    """Yield the actions of clients and operators that concern the task."""
     shift = seen.wall_minus_at
     for name in seen.keys_of.get(case.task.id, ()):
         if name in seen.asked:
-            yield Moment(seen.asked[name] + shift, "client", f"asked for {name[1]}")
-        yield Moment(seen.acknowledged[name][case.task.id] + shift, "client", f"was told task {case.task.id}")
+            yield Moment(seen.asked[name] + shift, "client", f"submitted {name[1]}")
+        yield Moment(
+            seen.acknowledged[name][case.task.id] + shift,
+            "client",
+            f"received the acknowledgement: task {case.task.id}",
+        )
     for step_id in (case.task.id, *(row.id for row in case.steps)):
         for order in seen.orders.get(step_id, ()):
             yield Moment(order.at + shift, "operator", f"ordered {order.order}")
     for line in seen.observed.get(case.task.id, ()):
-        yield Moment(line.at + shift, "client", f"was shown it as {line.state}")
+        yield Moment(line.at + shift, "client", f"was shown the task as {line.state}")
 
 
 def _event(line: Any) -> str:
     return str(line.__struct_config__.tag)
 
 
-def _told(line: lines.RunLine) -> str:
+def _line_as_text(line: lines.RunLine) -> str:
     rest = {
         name: value
         for name in line.__struct_fields__

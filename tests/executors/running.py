@@ -15,11 +15,11 @@ T = TypeVar("T")
 SOON_S = 20.0
 
 
-class Told(BaseExecutor):
+class ScriptedExecutor(BaseExecutor):
     """Runs `how` for each step, and records the steps."""
 
     def __init__(self, how: Callable[[StepReady], Awaitable[Any]], max_concurrent: int = 4) -> None:
-        super().__init__("told", max_concurrent)
+        super().__init__("scripted", max_concurrent)
         self.how = how
         self.given: list[StepReady] = []
 
@@ -31,10 +31,10 @@ class Told(BaseExecutor):
 
 @asynccontextmanager
 async def running(directory: Path, executor: Executor, **settings: Any) -> AsyncIterator[Broker]:
-    """A broker that routes every step to this executor, whose key is `told`."""
-    execution = {"default_execution_mode": "distributed", "default_executor": "told"}
+    """A broker that routes every step to this executor, whose key is `scripted`."""
+    execution = {"default_execution_mode": "distributed", "default_executor": "scripted"}
     broker = Broker.open(directory / "state.db", settings={"execution": execution, **settings})
-    broker.register_executor("told", executor)
+    broker.register_executor("scripted", executor)
     async with broker:
         yield broker
 

@@ -1,4 +1,4 @@
-"""The executor that examples/executor brings: installed as a package, found by a broker, and tried in all its ways."""
+"""The executor of examples/executor: installed as a package, found by a broker, and run through all its outcomes."""
 
 import json
 import threading
@@ -35,13 +35,13 @@ steps:
 
 
 class Endpoint(ThreadingHTTPServer):
-    """Answers what the task's context says, and keeps what it was asked."""
+    """Answers as the task's context prescribes, and records the requests."""
 
     daemon_threads = True
 
     def __init__(self, port: int) -> None:
         super().__init__(("127.0.0.1", port), Answering)
-        self.asked: list[tuple[dict[str, str], Any]] = []
+        self.requests: list[tuple[dict[str, str], Any]] = []
         self.arrived = threading.Condition()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -52,14 +52,14 @@ class Answering(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         step = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.arrived:
-            self.server.asked.append((dict(self.headers), step))
+            self.server.requests.append((dict(self.headers), step))
             self.server.arrived.notify_all()
         answers = step["task_context"].get(step["step_name"], [200])
         status = answers[min(step["metadata"]["attempt"], len(answers) - 1)]
         if status == 0:
-            self.close_connection = True  # heard, and no word: nobody can know
+            self.close_connection = True  # received, and not answered: the outcome is unknown
             return
-        body = json.dumps({"heard": step["step_name"], "attempt": step["metadata"]["attempt"]}).encode()
+        body = json.dumps({"step": step["step_name"], "attempt": step["metadata"]["attempt"]}).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -90,18 +90,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, Endp
         endpoint.shutdown()
 
 
-OK = {"heard": "call", "attempt": 0}
+OK = {"step": "call", "attempt": 0}
 
 
 @pytest.mark.parametrize(
     ("context", "exit_code", "states"),
     [
         ({}, 0, ["completed", "completed"]),
-        ({"call": [503, 200]}, 0, ["completed", "completed"]),  # tried again
-        ({"call": [0, 200]}, 0, ["completed", "completed"]),  # no answer: tried again, for it may be done twice
-        ({"call": [404]}, 10, ["failed", "skipped"]),  # heard, and refused: not tried again
+        ({"call": [503, 200]}, 0, ["completed", "completed"]),  # retried
+        ({"call": [0, 200]}, 0, ["completed", "completed"]),  # no answer: retried, because it may be done twice
+        ({"call": [404]}, 10, ["failed", "skipped"]),  # received and refused: not retried
         ({"call": [503]}, 10, ["failed", "skipped"]),  # until the attempts are used up
-        ({"once": [0]}, 13, ["completed", "held"]),  # no answer: it may have happened, and must not twice
+        ({"once": [0]}, 13, ["completed", "held"]),  # no answer: it may have happened and must not happen twice
     ],
     ids=["answered", "unavailable at first", "silent at first", "refused", "unavailable", "silent for good"],
 )
@@ -109,13 +109,13 @@ def test_each_answer_of_the_endpoint_has_its_outcome(
     site: tuple[Place, Endpoint], context: dict[str, Any], exit_code: int, states: list[str]
 ) -> None:
     here, endpoint = site
-    endpoint.asked.clear()
+    endpoint.requests.clear()
     done = here.stepwire("task", "submit", "w", "--context", json.dumps(context), "--wait", "--json")
     assert done.code == exit_code, done
     task_id = done.json["task_id"]
     shown = here.stepwire("task", "show", str(task_id), "--json").json
     assert [step["state"] for step in shown["steps"]] == states
-    headers, step = endpoint.asked[0]
+    headers, step = endpoint.requests[0]
     assert (headers["X-Team"], headers["Stepwire-Step"], headers["Stepwire-Attempt"]) == (
         "shop",
         "default::w::call",
@@ -123,8 +123,8 @@ def test_each_answer_of_the_endpoint_has_its_outcome(
     )
     assert headers["Idempotency-Key"] == step["metadata"]["idempotency_key"]
     assert all(
-        asked["Idempotency-Key"] == headers["Idempotency-Key"]
-        for asked, s in endpoint.asked
+        other["Idempotency-Key"] == headers["Idempotency-Key"]
+        for other, s in endpoint.requests
         if s["step_name"] == "call"
     )
 
@@ -136,31 +136,31 @@ def test_steps_wait_without_spending_attempts_while_the_endpoint_is_down(site: t
     endpoint.server_close()
     number = str(here.stepwire("task", "submit", "w", "--json").json["task_id"])
 
-    def given_back() -> dict[str, Any] | None:
+    def returned() -> dict[str, Any] | None:
         step: dict[str, Any] = here.stepwire("task", "show", number, "--json").json["steps"][0]
         return step if step["deliveries"] >= 2 else None
 
-    assert eventually(given_back, "it to be given back", 30)["attempt"] == 0
+    assert eventually(returned, "the step to be returned", 30)["attempt"] == 0
     again = Endpoint(port)
     try:
         shown = here.stepwire("task", "watch", number, "--json")
         assert shown.code == 0, shown
-        assert again.asked[0][1]["metadata"]["attempt"] == 0
+        assert again.requests[0][1]["metadata"]["attempt"] == 0
     finally:
         again.shutdown()
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "text"),
     [
         ("http: {}", "executor http of stepwire-executor-http 0.1.0 does not accept its options"),
         ("http: {url: 'ftp://x'}", "url is 'ftp://x'"),
         ("htpp: {}", "executors.options.htpp: no installed package provides an executor htpp"),
     ],
-    ids=["no url", "a wrong url", "nobody brings it"],
+    ids=["no url", "a wrong url", "no such package"],
 )
 def test_a_broker_whose_executor_cannot_be_made_does_not_start_and_reports_why(
-    tmp_path: Path, options: str, said: str
+    tmp_path: Path, options: str, text: str
 ) -> None:
     install(PACKAGE, tmp_path / "installed")
     here = place(tmp_path)
@@ -169,5 +169,5 @@ def test_a_broker_whose_executor_cannot_be_made_does_not_start_and_reports_why(
     (tmp_path / "stepwire.yaml").chmod(0o600)
     ended = here.stepwire("serve")
     assert ended.code == 2
-    assert said in ended.err
+    assert text in ended.err
     assert "Traceback" not in ended.err

@@ -132,7 +132,7 @@ def recorded(runs: Path, pid: int, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"started": 1},  # the pid was given to another
+        {"started": 1},  # the pid belongs to another process now
         {"host": "another-boot:1:1"},
         {"host": "of another namespace"},
     ],

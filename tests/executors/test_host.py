@@ -23,7 +23,7 @@ from stepwire_broker.executors.contract import (
 )
 from stepwire_broker.executors.host import BadExecutor, Host
 
-from .running import Told, core_of, eventually, running, states, submit
+from .running import ScriptedExecutor, core_of, eventually, running, states, submit
 
 ONCE: Final = {"delivery_mode": "at_most_once"}
 
@@ -88,7 +88,7 @@ def test_each_end_of_a_run_has_its_outcome(tmp_path: Path) -> None:
 
     async def tried() -> dict[str, tuple[Any, ...]]:
         outcomes = {}
-        async with running(tmp_path, Told(how)) as broker:
+        async with running(tmp_path, ScriptedExecutor(how)) as broker:
             tasks = {
                 name: (await submit(broker, workflow=f"w{number}", context={"case": name}, **case.step))[0]
                 for number, (name, case) in enumerate(CASES.items())
@@ -103,14 +103,14 @@ def test_each_end_of_a_run_has_its_outcome(tmp_path: Path) -> None:
 
 
 def test_an_executor_receives_a_description_and_can_load_the_request(tmp_path: Path) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     async def how(step: StepReady) -> ExecutionResult:
         request = await step.request()
-        asked.append((msgspec.json.decode(request.task_context), msgspec.json.decode(request.handler_config)))
+        requests.append((msgspec.json.decode(request.task_context), msgspec.json.decode(request.handler_config)))
         return completed()
 
-    executor = Told(how)
+    executor = ScriptedExecutor(how)
 
     async def tried() -> None:
         async with running(tmp_path, executor) as broker:
@@ -124,7 +124,7 @@ def test_an_executor_receives_a_description_and_can_load_the_request(tmp_path: P
     assert (step.path, step.handler_class, step.attempt, step.max_attempts) == ("n::w::s", "H", 1, 5)
     assert (step.timeout_ms, step.delivery_mode, step.delivery) == (7_000, "at_least_once", 1)
     assert step.idempotency_key.endswith("/s")
-    assert asked == [({"n": 1}, {"gateway": "test"})]
+    assert requests == [({"n": 1}, {"gateway": "test"})]
 
 
 # -- capacity ---------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_an_executor_at_its_limit_leaves_steps_ready_until_it_is_released(tmp_pa
             await go_on.wait()
             return completed(step.task_id)
 
-        executor = Told(how, 2)
+        executor = ScriptedExecutor(how, 2)
         async with running(tmp_path, executor) as broker:
             tasks = await submit(broker, 5)
             await eventually(lambda: executor.active == 2, "two runs")
@@ -154,26 +154,26 @@ def test_an_executor_at_its_limit_leaves_steps_ready_until_it_is_released(tmp_pa
 
 
 def test_steps_wait_for_an_executor_without_capacity_until_it_has_some(tmp_path: Path) -> None:
-    class Moody(Told):
-        is_willing = False
-        asked = 0
+    class Variable(ScriptedExecutor):
+        is_free = False
+        checks = 0
 
         def has_capacity(self) -> bool:
-            self.asked += 1
-            return self.is_willing
+            self.checks += 1
+            return self.is_free
 
     async def tried() -> None:
         async def how(step: StepReady) -> ExecutionResult:
             return completed()
 
-        executor = Moody(how)
+        executor = Variable(how)
         async with running(tmp_path, executor) as broker:
             tasks = await submit(broker, 3)
-            asked = executor.asked
-            await eventually(lambda: executor.asked > asked + 3, "it to be asked again")
+            checks = executor.checks
+            await eventually(lambda: executor.checks > checks + 3, "further checks of its capacity")
             assert states(broker) == ["ready"] * 3
             assert {step.delivery for step in core_of(broker).state.steps.values()} == {0}
-            executor.is_willing = True
+            executor.is_free = True
             for task in tasks:
                 await task.result(20)
 
@@ -188,7 +188,7 @@ def test_an_executor_that_refuses_despite_capacity_is_tried_with_growing_pauses(
             raise NoCapacity
         return completed(step.delivery)
 
-    executor = Told(how)
+    executor = ScriptedExecutor(how)
 
     async def tried() -> None:
         async with running(tmp_path, executor) as broker:
@@ -219,7 +219,7 @@ def test_a_run_is_cancelled_at_its_timeout(step: dict[str, Any], state: str, cod
             (task,) = await submit(broker, timeout_ms=50, **step)
             return (await task.wait(20)).steps[0]
 
-    executor = Told(hang)
+    executor = ScriptedExecutor(hang)
     step_view = asyncio.run(tried())
     assert step_view.state == state
     assert code is None or step_view.error["code"] == code
@@ -228,7 +228,7 @@ def test_a_run_is_cancelled_at_its_timeout(step: dict[str, Any], state: str, cod
 
 def test_a_cancelled_task_cancels_its_run(tmp_path: Path) -> None:
     async def tried() -> None:
-        executor = Told(hang)
+        executor = ScriptedExecutor(hang)
         async with running(tmp_path, executor) as broker:
             (task,) = await submit(broker)
             await eventually(lambda: executor.active, "the run")
@@ -240,19 +240,19 @@ def test_a_cancelled_task_cancels_its_run(tmp_path: Path) -> None:
 
 
 def test_the_cancel_method_of_an_executor_is_called_once(tmp_path: Path) -> None:
-    class Own(Told):
+    class Own(ScriptedExecutor):
         def __init__(self) -> None:
             super().__init__(self.wait)
-            self.told = asyncio.Event()
+            self.stopped = asyncio.Event()
             self.reasons: list[str] = []
 
         async def wait(self, step: StepReady) -> ExecutionResult:
-            await self.told.wait()
-            return failed("stopped as asked")
+            await self.stopped.wait()
+            return failed("stopped")
 
         def cancel(self, step: StepReady, reason: RunEnd) -> None:
             self.reasons.append(reason)
-            self.told.set()
+            self.stopped.set()
 
     async def tried() -> None:
         executor = Own()
@@ -282,7 +282,7 @@ def test_a_run_that_stops_slowly_is_not_interrupted_again(tmp_path: Path) -> Non
                     interrupts += 1
             raise asyncio.CancelledError
 
-        executor = Told(how)
+        executor = ScriptedExecutor(how)
         async with running(tmp_path, executor, bus={"heartbeat_ms": 100}) as broker:
             (task,) = await submit(broker)
             await eventually(lambda: executor.active, "the run")
@@ -299,7 +299,7 @@ def test_a_run_that_stops_slowly_is_not_interrupted_again(tmp_path: Path) -> Non
 
 def test_a_run_longer_than_the_lease_is_not_lost(tmp_path: Path) -> None:
     async def tried() -> None:
-        executor = Told(hang)
+        executor = ScriptedExecutor(hang)
         async with running(tmp_path, executor, bus={"heartbeat_ms": 100, "lease_ms": 500}) as broker:
             (task,) = await submit(broker)
             await eventually(lambda: executor.active, "the run")
@@ -373,7 +373,7 @@ def test_a_drain_lets_runs_finish_and_leaves_the_rest_ready(tmp_path: Path) -> N
             await go_on.wait()
             return completed()
 
-        executor = Told(how, 2)
+        executor = ScriptedExecutor(how, 2)
         async with running(tmp_path, executor) as broker:
             await submit(broker, 4)
             await eventually(lambda: executor.active == 2, "two runs")
@@ -393,7 +393,7 @@ def test_a_drain_lets_runs_finish_and_leaves_the_rest_ready(tmp_path: Path) -> N
 )
 def test_a_run_that_outlasts_the_drain_is_cancelled(step: dict[str, Any], after: str, tmp_path: Path) -> None:
     async def tried() -> None:
-        executor = Told(hang)
+        executor = ScriptedExecutor(hang)
         async with running(tmp_path, executor, broker={"drain_timeout_ms": 50}) as broker:
             (task,) = await submit(broker, **step)
             await eventually(lambda: executor.active, "the run")
@@ -415,27 +415,27 @@ def test_an_incomplete_executor_is_refused_with_the_missing_member() -> None:
         def has_capacity(self) -> bool:
             return True
 
-    class Plain(Told):
+    class Plain(ScriptedExecutor):
         def execute(self, step: StepReady) -> Any:  # type: ignore[override]
             return completed()
 
-    class Word(Told):
+    class Text(ScriptedExecutor):
         handlers = "reports.*"
 
-    class Zero(Told):
+    class Zero(ScriptedExecutor):
         def metrics(self) -> Any:
             return None
 
-    class Broken(Told):
+    class Broken(ScriptedExecutor):
         def metrics(self) -> Any:
             raise OSError("no cluster")
 
     for executor, lack in (
         (Half(), r"Half lacks metrics, execute"),
         (Plain(hang), r"`execute` must be an async function"),
-        (Word(hang), r"`handlers` is 'reports\.\*'"),
+        (Text(hang), r"`handlers` is 'reports\.\*'"),
         (Zero(hang), r"max_concurrent is None"),
         (Broken(hang), r"metrics\(\) raised OSError\('no cluster'\)"),
     ):
         with pytest.raises(BadExecutor, match=lack):
-            Host("told", executor, 0)  # type: ignore[arg-type]
+            Host("scripted", executor, 0)  # type: ignore[arg-type]

@@ -79,13 +79,13 @@ def here(tmp_path: Path) -> Place:
     (package / "pyproject.toml").write_text(PYPROJECT)
     (package / "noting.py").write_text(MODULE)
     install(package, tmp_path / "installed")
-    found = place(tmp_path)
-    found.environ["PYTHONPATH"] = f"{tmp_path / 'installed'}:{found.environ.get('PYTHONPATH', '')}"
+    here = place(tmp_path)
+    here.environ["PYTHONPATH"] = f"{tmp_path / 'installed'}:{here.environ.get('PYTHONPATH', '')}"
     (tmp_path / "stepwire.yaml").write_text(CONFIG)
     (tmp_path / "stepwire.yaml").chmod(0o600)
     steps = [{"name": name, **step} for name, step in STEPS.items()]
     (tmp_path / "w.yaml").write_text(json.dumps({"name": "w", "steps": steps}))
-    return found
+    return here
 
 
 def serve(here: Place) -> Serving:

@@ -29,7 +29,7 @@ MODULE = "tests.executors.local_handlers"
 
 
 def here(directory: Path, **settings: Any) -> Broker:
-    """With the handlers that the settings name."""
+    """A broker with the handlers that the settings name."""
     return Broker.open(directory / "state.db", settings={"executors": {"local": {"modules": [MODULE]}}, **settings})
 
 
@@ -38,11 +38,11 @@ def test_handlers_run_in_threads_on_a_loop_and_in_processes(tmp_path: Path) -> N
         async with here(tmp_path) as broker:
             (session,) = await eventually(lambda: list(core_of(broker).state.sessions.values()), "the worker")
             assert (session.executor, session.worker.partition(":")[0], session.slots) == ("local", "local.b1", 10)
-            found = []
+            outputs = []
             for kind in ("thread", "async", "process"):
                 (task,) = await submit(broker, workflow=kind, handler_class=f"where.{kind}")
-                found.append((await task.result(20))["s"])
-            return found
+                outputs.append((await task.result(20))["s"])
+            return outputs
 
     thread, loop, process = asyncio.run(tried())
     assert thread["pid"] == loop["pid"] == os.getpid() != process["pid"]
@@ -60,8 +60,8 @@ def test_a_killed_process_of_a_handler_is_one_failed_attempt(tmp_path: Path) -> 
             await eventually(note.exists, "the handler's process")
             first = int(note.read_text())
             os.kill(first, signal.SIGKILL)
-            said = (await task.result(20))["s"]
-            assert (said["delivery"], said["pid"] == first) == (2, False)
+            output = (await task.result(20))["s"]
+            assert (output["delivery"], output["pid"] == first) == (2, False)
             step = (await task.show()).steps[0]
             assert step.attempt == 1
 
@@ -82,7 +82,7 @@ def test_an_at_most_once_step_is_held_when_its_process_is_killed(tmp_path: Path)
 
 
 def test_local_handlers_run_while_the_bus_listens_elsewhere(tmp_path: Path) -> None:
-    """And what the broker tells workers of itself does not have them connect twice."""
+    """The broker's announcement to workers does not make them connect twice."""
     settings = Settings(
         database=DatabaseSettings(url=f"sqlite:///{tmp_path / 'state.db'}"),
         bus=BusSettings(steps=f"ipc://{tmp_path / 's'}", results=f"ipc://{tmp_path / 'r'}"),
@@ -115,12 +115,12 @@ def test_serve_names_the_module_that_it_cannot_run(tmp_path: Path) -> None:
 
 
 def test_a_module_that_cannot_be_used_is_named() -> None:
-    for module, said in (
+    for module, text in (
         ("tests.no_such_module", "there is no module tests.no_such_module"),
         ("tests.executors.running", "has no Worker"),
         (f"{MODULE}:in_thread", "needs a Worker called in_thread"),
     ):
-        with pytest.raises(CannotStart, match=said):
+        with pytest.raises(CannotStart, match=text):
             handlers_of([module])
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from tests.checker import Verdict, judge, the_broker_can_replay_its_history
+from tests.checker import Verdict, judge, the_history_replays
 
 from .chaos import open_tasks
 from .harness import Program, Site, eventually, workflow
@@ -63,7 +63,7 @@ def _said(site: Site, broker: Program, say: Callable[[str], None]) -> bool:
 
 
 def verdict_of(site: Site, *, is_replayed: bool) -> Verdict:
-    return judge(site.database, site.ledgers, without=() if is_replayed else (the_broker_can_replay_its_history,))
+    return judge(site.database, site.ledgers, without=() if is_replayed else (the_history_replays,))
 
 
 def main() -> None:

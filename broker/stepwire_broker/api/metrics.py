@@ -39,7 +39,7 @@ Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
 class Measured(NamedTuple):
-    """What the metrics are computed from, read at one moment."""
+    """The figures behind the metrics, read at one moment."""
 
     broker: EnginePort
     core: CoreFigures

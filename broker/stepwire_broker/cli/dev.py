@@ -44,7 +44,10 @@ class Entry(NamedTuple):
 
 @click.command(cls=StepwireCommand)
 @click.option(
-    "--procfile", metavar="FILE", help="Lines of `name: command`. [Procfile, if there is one]", type=click.Path()
+    "--procfile",
+    metavar="FILE",
+    help="File with lines of `name: command`. [./Procfile, if it exists]",
+    type=click.Path(),
 )
 @click.pass_obj
 def dev(options: Options, procfile: str | None) -> None:

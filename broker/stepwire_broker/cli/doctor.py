@@ -48,7 +48,7 @@ class Finding(NamedTuple):
 @click.command(cls=StepwireCommand)
 @click.pass_obj
 def doctor(options: Options) -> None:
-    """Check versions, files, addresses and access by others. Works with or without a running broker.
+    """Check versions, files, addresses, and who can access this broker. Works with or without a running broker.
 
     The exit code is 1 if anything is red.
     """

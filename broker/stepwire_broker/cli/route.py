@@ -73,7 +73,7 @@ def routes(options: Options) -> None:
 @click.option("--reset", is_flag=True, help="Remove what was set at run time for this pattern.")
 @click.pass_obj
 def set_route(options: Options, /, match: str, reset: bool, **changes: Any) -> None:
-    """Set or change a routing rule while the broker runs. Omitted options keep their value; restarts keep the rule.
+    """Set or change a routing rule while the broker runs. Omitted options keep their value. Rules survive restarts.
 
     A changed rule keeps its position; a new rule comes first. Dispatched steps stay where they are.
 

@@ -48,7 +48,7 @@ def task() -> None:
 @click.option("--key", metavar="KEY", help="Idempotency key: submitting it again returns the same task.")
 @click.option("--priority", type=int, help="-100 to 100; a higher priority runs sooner.")
 @click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="Label for finding the task later.")
-@click.option("--wait", is_flag=True, help="Wait until the task has ended; the exit code tells how it ended.")
+@click.option("--wait", is_flag=True, help="Wait until the task has ended or is held; the exit code tells which.")
 @click.option("--follow", is_flag=True, help="Same as --wait, and show the progress.")
 @click.option("--timeout", metavar="DURATION", help="Maximum time to wait, e.g. 30s.")
 @click.option(

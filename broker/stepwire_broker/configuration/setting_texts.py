@@ -80,10 +80,10 @@ assert ABOUT.keys() == KEYS.keys(), ABOUT.keys() ^ KEYS.keys()
 
 def sections() -> list[tuple[str, list[str]]]:
     """Each section with its keys. The keys of a section come before its subsections."""
-    found: dict[str, list[str]] = {}
+    by_section: dict[str, list[str]] = {}
     for key in KEYS:
-        found.setdefault(key.rpartition(".")[0], []).append(key)
-    return list(found.items())
+        by_section.setdefault(key.rpartition(".")[0], []).append(key)
+    return list(by_section.items())
 
 
 def default_of(key: str) -> Any:
