@@ -201,7 +201,7 @@ class Broker:
     ) -> Callable[[F], F]:
         """Register a function for a handler_class before the start, as `Worker.handler` does."""
         if self._core is not None:
-            raise RuntimeError(f"handler {name!r} cannot be registered: the broker has started")
+            raise RuntimeError(f"handler {name!r} is too late: register handlers before the broker starts")
         return self._offered.handler(name, concurrency=concurrency, timeout_ms=timeout_ms, process=process)
 
     def register_executor(self, key: str, executor: Executor) -> None:
