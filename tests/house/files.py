@@ -1,4 +1,4 @@
-"""The table of files in docs/contributing/glossary.md, made from the modules' docstrings: `python -m tests.house.files`."""
+"""The table of files in docs/contributing/glossary.md: `python -m tests.house.files` makes it from docstrings."""
 
 import ast
 import re
