@@ -183,7 +183,7 @@ def test_two_demos_in_one_directory_are_refused(here: Place, output: str, books:
         broker.end(signal.SIGTERM)
     assert second.code == 1
     assert "the broker did not start" in second.err
-    assert "belongs to another broker that runs now" in second.err
+    assert "is in use by another broker" in second.err
     assert "Traceback" not in second.err
 
 
