@@ -11,9 +11,9 @@ import msgspec
 import pytest
 import zmq
 from stepwire import Context, Worker
+from stepwire_broker.core.answers.answers import Applied, Done, TasksSubmitted
 from stepwire_broker.core.definitions.settings import BusSettings, DatabaseSettings, Settings
 from stepwire_broker.core.definitions.workflow import read_workflow
-from stepwire_broker.core.model.answers import Applied, Done, TasksSubmitted
 from stepwire_broker.core.model.events import ApplyWorkflow, AwaitTask
 from stepwire_broker.engine import Engine
 from stepwire_broker.stages import requests

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from stepwire_broker.core.answers.answers import CommandRefused
 from stepwire_broker.core.definitions.settings import BusSettings, DatabaseSettings, Settings
-from stepwire_broker.core.model.answers import CommandRefused
 from stepwire_broker.core.model.events import AwaitTask
 from stepwire_broker.core.model.targets import POLL
 from stepwire_broker.engine import Engine

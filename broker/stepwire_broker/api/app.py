@@ -4,7 +4,7 @@ import asyncio
 
 from starlette.routing import Route, Router
 
-from stepwire_broker.core.model.scopes import Scope
+from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.operator_commands import COMMANDS
 
 from . import (
@@ -30,14 +30,14 @@ from .operations import OPERATIONS
 from .polling.gateway import Gateway
 from .replies import Reply
 from .request_counts import RequestCounts
-from .tap import Taps
+from .tap import TapStreams
 
 
 class Application:
     """The API of one broker, without access control (access.py) and transport (server.py)."""
 
     def __init__(self, broker: EnginePort) -> None:
-        self.taps = Taps(broker)
+        self.taps = TapStreams(broker)
         self.followers = Followers(broker)
         self.polling = Gateway(broker)
         self.requests = RequestCounts()

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from stepwire_broker.core.model.hints import Hint
+from stepwire_broker.core.answers.hints import Hint
 
 NULL: Final = Raw(b"null")
 NO_LABELS: Final = Raw(b"{}")

@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from stepwire_broker.bus.counters import WireCounters
+from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.explain import Unroutable
-from stepwire_broker.core.model.answers import Answer
 from stepwire_broker.core.model.events import Command, Now
 from stepwire_broker.core.overview import ExecutorView, WorkerView
 from stepwire_broker.core.state import BrokerState

@@ -6,9 +6,9 @@ leases and the queue are in no row: for those the core's current state is used.
 
 from typing import Final
 
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.explain import Why
 from stepwire_broker.core.model.apply import unlink
-from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import STEP_FINAL
 from stepwire_broker.timestamps import rfc3339_or_none

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from stepwire_broker.core.model.hints import TEXTS as NEUTRAL_TEXTS
-from stepwire_broker.core.model.hints import Hint, HintCode, hint_text
+from stepwire_broker.core.answers.hints import TEXTS as NEUTRAL_TEXTS
+from stepwire_broker.core.answers.hints import Hint, HintCode, hint_text
 
 TEXTS: Final[dict[HintCode, str]] = {
     HintCode.LIST_TASKS: "GET /v1/tasks lists the tasks; ended tasks are removed after their retention time",

@@ -10,9 +10,9 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 from stepwire_protocol.errors import InvalidMessage
 
-from stepwire_broker.core.definitions.nearest import did_you_mean
-from stepwire_broker.core.model.answers import Answer, CommandRefused
-from stepwire_broker.core.model.scopes import Scope
+from stepwire_broker.core.answers.answers import Answer, CommandRefused
+from stepwire_broker.core.answers.scopes import Scope
+from stepwire_broker.core.reading.nearest import did_you_mean
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.stages.requests import Make
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from stepwire_broker.core import explain
-from stepwire_broker.core.model.hints import HintCode
+from stepwire_broker.core.answers.hints import HintCode
 
 from . import hints, http_problems, openapi
 from .operations import ANY_REQUEST, OPERATIONS, Operation

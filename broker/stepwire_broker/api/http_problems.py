@@ -6,9 +6,9 @@ from typing import Final, NoReturn, get_args
 from msgspec import Struct
 from stepwire_protocol.errors import REFUSALS, InvalidMessage
 
-from stepwire_broker.core.model.answers import CommandRefused, RefusedCode
-from stepwire_broker.core.model.hints import Hint
-from stepwire_broker.core.model.scopes import Scope
+from stepwire_broker.core.answers.answers import CommandRefused, RefusedCode
+from stepwire_broker.core.answers.hints import Hint
+from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.errors import BrokerError
 
 from .hints import worded

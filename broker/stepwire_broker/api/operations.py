@@ -9,8 +9,8 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 from stepwire_protocol import limits, messages, polling
 
+from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.core.definitions.settings import RuleSettings
-from stepwire_broker.core.model.scopes import Scope
 from stepwire_broker.core.model.states import StepState, TaskState
 from stepwire_broker.operator_commands import COMMANDS, OperatorCommand, ResolveBody
 from stepwire_broker.stages import requests

@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 from msgspec import Raw
 from stepwire_protocol.messages import NULL
 
+from stepwire_broker.core.answers import reason_codes
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.definitions.workflow import Workflow
-from stepwire_broker.core.model import reason_codes
 from stepwire_broker.core.model.states import TASK_FINAL, StepState, TaskState
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.store.rows import StepFilter, StepRow, TaskFilter, TaskRecord, TaskRow, WorkflowRow

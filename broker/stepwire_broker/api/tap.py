@@ -48,7 +48,7 @@ class Dropped(Struct, frozen=True):
     dropped: int
 
 
-class Taps:
+class TapStreams:
     """All clients of the tap: counted, and ended when the broker stops."""
 
     def __init__(self, broker: EnginePort) -> None:

@@ -5,9 +5,9 @@ from typing import Final
 
 from msgspec import UNSET, Raw, UnsetType
 
-from stepwire_broker.core.model.answers import Done, TasksSubmitted
+from stepwire_broker.core.answers.answers import Done, TasksSubmitted
+from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.core.model.events import AwaitTask, NewTask
-from stepwire_broker.core.model.scopes import Scope
 from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.stages import requests
 

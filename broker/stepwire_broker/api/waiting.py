@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from stepwire_broker.core.model.answers import Answer
+from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.stages.requests import Make
 
 from .http import ClientGone, HttpCall

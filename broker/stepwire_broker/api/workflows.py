@@ -3,11 +3,11 @@
 from typing import Final
 
 from stepwire_broker import definition_files
-from stepwire_broker.core.definitions.document_problems import InvalidWorkflow
+from stepwire_broker.core.answers.answers import Applied
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.definitions.workflow import NAMESPACE_DEFAULT, read_workflow
-from stepwire_broker.core.model.answers import Applied
 from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow
-from stepwire_broker.core.model.hints import Hint, HintCode
+from stepwire_broker.core.reading.document_problems import InvalidWorkflow
 
 from . import reading
 from .documents import WorkflowActivated, WorkflowApplied

@@ -12,8 +12,8 @@ from stepwire.errors import ConfigurationError
 from stepwire.workflow import Workflow as Builder
 
 from stepwire_broker import definition_files
-from stepwire_broker.core.definitions.document_problems import DocumentProblem, InvalidWorkflow, Where
 from stepwire_broker.core.definitions.workflow import Workflow, read_workflow
+from stepwire_broker.core.reading.document_problems import DocumentProblem, InvalidWorkflow, Where
 
 from .failure import Exit, Failure
 

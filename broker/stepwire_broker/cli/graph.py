@@ -78,7 +78,7 @@ def dot(workflow: "Workflow") -> str:
 
 
 def _of_file(name: str) -> "Workflow":
-    from stepwire_broker.core.definitions.document_problems import InvalidWorkflow
+    from stepwire_broker.core.reading.document_problems import InvalidWorkflow
 
     from . import definitions
 

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from stepwire.client import Client, WaitTimeout
 
-from stepwire_broker.core.definitions.durations import milliseconds
+from stepwire_broker.core.reading.durations import milliseconds
 
 from .failure import Exit, usage
 

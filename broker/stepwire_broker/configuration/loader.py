@@ -16,9 +16,9 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 from msgspec import Struct
 
-from stepwire_broker.core.definitions import durations
-from stepwire_broker.core.definitions.nearest import did_you_mean
 from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.core.reading import durations
+from stepwire_broker.core.reading.nearest import did_you_mean
 from stepwire_broker.errors import BrokerError
 
 from . import seed_block

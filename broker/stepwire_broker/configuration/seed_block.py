@@ -5,7 +5,7 @@ that says why it sets none.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from stepwire_broker.core.definitions.nearest import did_you_mean
+from stepwire_broker.core.reading.nearest import did_you_mean
 from stepwire_broker.errors import BrokerError
 
 BLOCK: Final = "step_execution"

@@ -4,8 +4,8 @@ from typing import Any, Final
 
 import msgspec
 
-from stepwire_broker.core.definitions import durations
 from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.core.reading import durations
 
 from . import seed_block
 from .loader import KEYS, PREFIX, value_of

@@ -89,7 +89,7 @@ def _session(session: WorkerSession, now: Now) -> WorkerView:
 
 
 def _peer(state: BrokerState, peer: Level0Peer, now: Now) -> WorkerView:
-    """Of a level-0 peer only what it was given is known. It is `stuck` once it has let a lease expire."""
+    """Describe a level-0 peer by the batches it was sent. The peer is `stuck` once it has let a lease expire."""
     return WorkerView(
         worker=peer.worker,
         executor=BUS,

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from stepwire.actions import Log
+from stepwire_broker.core.answers.answers import TasksSubmitted
 from stepwire_broker.core.model import events
-from stepwire_broker.core.model.answers import TasksSubmitted
 from stepwire_broker.core.model.live import LEVEL0
 from stepwire_broker.core.shadows.shadow import FIRST
 from stepwire_broker.store.lane import Rows

@@ -29,7 +29,7 @@ from stepwire_broker.api.http import HttpCall
 from stepwire_broker.api.http_problems import HttpProblem
 from stepwire_broker.api.replies import Reply, encode
 from stepwire_broker.api.waiting import LongPoll, long_poll
-from stepwire_broker.core.model.hints import Hint, HintCode
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.model.targets import POLL
 
 from .holdings import HELD_MAX

@@ -22,7 +22,7 @@ class LeasedStep(Struct):
     is_given: bool = True  # it was part of an answer, so the client may have it
 
 
-class Holdings:
+class PolledSteps:
     def __init__(self) -> None:
         self.cancels: dict[Item, CancelledItem] = {}  # sent with every answer while the client may hold the delivery
         self._held: dict[Item, LeasedStep] = {}

@@ -41,7 +41,7 @@ from stepwire_protocol.polling import CancelledItem, LeaseCall, ResultsCall
 from stepwire_broker.api import core_views
 from stepwire_broker.api.engine_port import EnginePort
 
-from .holdings import Holdings
+from .holdings import PolledSteps
 
 V: Final = limits.PROTOCOL_LEVEL_1
 GIVE_BACK_S: Final = 1.0  # steps that arrive while no call waits are kept this long for the next call
@@ -73,7 +73,7 @@ class PollWorker:
         self.is_leaving = False
         self.quiet = False
         self.quit = False
-        self.holdings = Holdings()
+        self.holdings = PolledSteps()
         self.batches: dict[str, Steps] = {}  # received, and not yet part of an answer
         self.waiter: asyncio.Future[None] | None = None  # of the lease call that waits now
         self._broker = broker

@@ -7,7 +7,9 @@ is no cycle, that a retry limit fits the delivery mode. Every document that the 
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from . import durations, fields, step_reader, workflow
+from stepwire_broker.core.reading import durations
+
+from . import fields, step_reader, workflow
 from .settings import LimitSettings
 
 Schema: TypeAlias = dict[str, Any]

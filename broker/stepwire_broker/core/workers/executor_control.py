@@ -8,8 +8,8 @@ from typing import Final
 
 from stepwire_protocol.messages import Result
 
+from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.commit.decision import ToRequest
-from stepwire_broker.core.model.answers import Answer
 from stepwire_broker.core.model.events import Command, Now
 from stepwire_broker.core.model.figures import Figures
 from stepwire_broker.core.model.live import Step

@@ -22,7 +22,7 @@ class BadAnswer(StepwireError, OSError):
     """The answer is not HTTP, or incomplete. The client reports it as Unreachable."""
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     status: int
     headers: dict[str, str]  # names in lower case
     body: bytes
@@ -50,10 +50,10 @@ class Connection:
     def close(self) -> None:
         self._socket.close()
 
-    def request(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None = None) -> Answer:
+    def request(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None = None) -> HttpAnswer:
         """Send a request and return the whole answer. Raises OSError."""
         status, answer_headers = self._begin(method, target, headers, body)
-        return Answer(status, answer_headers, b"".join(self._body(status, answer_headers)))
+        return HttpAnswer(status, answer_headers, b"".join(self._body(status, answer_headers)))
 
     def follow(self, method: str, target: str, headers: Mapping[str, str]) -> tuple[int, Iterator[bytes]]:
         """Send a request; return the status, and the body line by line as it comes. The last line may lack its end."""

@@ -11,17 +11,9 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 from msgspec import Struct
 
-from stepwire.errors import (
-    ClientError,
-    ConfigurationError,
-    Denied,
-    NotFound,
-    Overloaded,
-    Unreachable,
-    WrongState,
-)
+from stepwire.errors import ClientError, ConfigurationError, Denied, NotFound, Overloaded, Unreachable, WrongState
 
-from .connection import Answer, Connection
+from .connection import Connection, HttpAnswer
 
 URL_DEFAULT: Final = "http://127.0.0.1:7410"
 TIMEOUT_S: Final = 30.0
@@ -71,7 +63,7 @@ class Transport:
         data = body if body is None or isinstance(body, bytes) else _encode(body)
         return self._call("POST", path, data, is_safe=is_safe, content_type=content_type)
 
-    def get_once(self, path: str) -> Answer:
+    def get_once(self, path: str) -> HttpAnswer:
         """The answer to one GET, with any status. Raises OSError if there is no answer."""
         return self._request("GET", path, None, is_safe=True)
 
@@ -122,7 +114,7 @@ class Transport:
 
     def _request(
         self, method: str, path: str, data: bytes | None, is_safe: bool, content_type: str = "application/json"
-    ) -> Answer:
+    ) -> HttpAnswer:
         headers = self._headers("application/json")
         if data is not None:
             headers["Content-Type"] = content_type

@@ -8,7 +8,7 @@ from stepwire_protocol.messages import Bye, Heartbeat, Hello
 from .brokers import Brokers
 from .config import Config
 from .credit import Credit
-from .holdings import Holdings
+from .holdings import HeldDeliveries
 from .outgoing import NEVER, Outgoing, V
 
 
@@ -20,7 +20,7 @@ class Announcements:
         config: Config,
         random: Callable[[], float],
         brokers: Brokers,
-        holdings: Holdings,
+        holdings: HeldDeliveries,
         credit: Credit,
         out: Outgoing,
     ) -> None:

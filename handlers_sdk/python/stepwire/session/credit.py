@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 from .brokers import BrokerPeer, Brokers
 from .config import Config
-from .holdings import Holdings
-from .outbox import Outbox
+from .holdings import HeldDeliveries
+from .outbox import ResultsOutbox
 
 OUTBOX_BYTES_MAX: Final = (
     64 * 1024 * 1024
@@ -20,7 +20,7 @@ OUTBOX_BYTES_MAX: Final = (
 class Credit:
     """The credit of each broker, and the reasons to offer none."""
 
-    def __init__(self, config: Config, brokers: Brokers, holdings: Holdings, outbox: Outbox) -> None:
+    def __init__(self, config: Config, brokers: Brokers, holdings: HeldDeliveries, outbox: ResultsOutbox) -> None:
         self.capacity = config.slots + config.queue_max
         self.is_quiet = False  # by the program: take no new steps
         self.is_full = False  # the runner takes no steps for now

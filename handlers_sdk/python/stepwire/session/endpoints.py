@@ -13,7 +13,7 @@ from .outgoing import NEVER, Outgoing
 CHECK_EVERY_MS: Final = 1_000
 
 
-class Endpoints:
+class BrokerLinks:
     """The links that are connected, and the broker behind each as far as it is known."""
 
     def __init__(self, links: tuple[Link, ...], brokers: Brokers, out: Outgoing) -> None:

@@ -8,7 +8,7 @@ from .slots import Slots
 from .tombstones import Tombstones
 
 
-class Holdings:
+class HeldDeliveries:
     """The held deliveries by item, from their receipt until their result is acknowledged."""
 
     def __init__(self, slots: Slots) -> None:

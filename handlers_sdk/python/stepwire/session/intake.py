@@ -10,8 +10,8 @@ from .brokers import BrokerPeer, Brokers
 from .config import Offers
 from .credit import Credit
 from .deliveries import DONE, HeldBatch, HeldDelivery
-from .holdings import Holdings
-from .outbox import Outbox
+from .holdings import HeldDeliveries
+from .outbox import ResultsOutbox
 from .outgoing import NEVER, Outgoing, V, parts
 
 
@@ -23,9 +23,9 @@ class Intake:
         offers: Offers,
         accept_delay_ms: int,
         brokers: Brokers,
-        holdings: Holdings,
+        holdings: HeldDeliveries,
         credit: Credit,
-        outbox: Outbox,
+        outbox: ResultsOutbox,
         out: Outgoing,
     ) -> None:
         self.accept_at_ms = NEVER

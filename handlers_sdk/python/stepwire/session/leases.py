@@ -12,8 +12,8 @@ from stepwire.actions import LogLevel
 from .announcements import Announcements
 from .brokers import BrokerPeer, Brokers
 from .deliveries import DONE, RUNNING
-from .holdings import Holdings
-from .outbox import Outbox
+from .holdings import HeldDeliveries
+from .outbox import ResultsOutbox
 from .outgoing import NEVER, Outgoing
 from .runs import Runs
 
@@ -25,9 +25,9 @@ class Leases:
         self,
         brokers: Brokers,
         announcements: Announcements,
-        holdings: Holdings,
+        holdings: HeldDeliveries,
         runs: Runs,
-        outbox: Outbox,
+        outbox: ResultsOutbox,
         out: Outgoing,
     ) -> None:
         self.check_at_ms = NEVER

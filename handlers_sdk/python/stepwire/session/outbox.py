@@ -14,7 +14,7 @@ from .outgoing import NEVER, Outgoing
 decode_results: Final = msgspec.json.Decoder(Results).decode
 
 
-class Outbox:
+class ResultsOutbox:
     """The unacknowledged results messages by `rid`."""
 
     def __init__(self, out: Outgoing) -> None:

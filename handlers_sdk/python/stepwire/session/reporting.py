@@ -11,19 +11,21 @@ from stepwire.errors import OUTCOME_UNKNOWN
 from .brokers import BrokerPeer
 from .credit import Credit
 from .deliveries import DONE, HeldBatch, HeldDelivery, ResultsMessage
-from .holdings import Holdings
+from .holdings import HeldDeliveries
 from .intake import Intake
-from .outbox import Outbox, decode_results
+from .outbox import ResultsOutbox, decode_results
 from .outgoing import Outgoing, V, parts
 
 # A results message refused with one of these codes is not at fault for its content: other content would not help.
 _HOPELESS: Final = frozenset({"wrong_batch", "wrong_sender", "unknown_delivery", "unknown_session", "unknown_type"})
 
 
-class Reporting:
+class ResultsReporting:
     """Reports results: those of one batch that are ready together go in one message."""
 
-    def __init__(self, holdings: Holdings, credit: Credit, intake: Intake, outbox: Outbox, out: Outgoing) -> None:
+    def __init__(
+        self, holdings: HeldDeliveries, credit: Credit, intake: Intake, outbox: ResultsOutbox, out: Outgoing
+    ) -> None:
         self._holdings = holdings
         self._credit = credit
         self._intake = intake

@@ -8,7 +8,7 @@ from stepwire.actions import CancelRun, Run, RunEnd
 from .brokers import BrokerPeer
 from .config import Offers
 from .deliveries import ASKING, RUNNING, HeldDelivery
-from .holdings import Holdings
+from .holdings import HeldDeliveries
 from .outgoing import NEVER, Outgoing, V, parts
 from .slots import Slots
 
@@ -16,7 +16,7 @@ from .slots import Slots
 class Runs:
     """Starts deliveries that have a slot, and asks runs to stop."""
 
-    def __init__(self, offers: Offers, slots: Slots, holdings: Holdings, out: Outgoing) -> None:
+    def __init__(self, offers: Offers, slots: Slots, holdings: HeldDeliveries, out: Outgoing) -> None:
         self.ask_at_ms = NEVER
         self.timeout_at_ms = NEVER
         self._offers = offers

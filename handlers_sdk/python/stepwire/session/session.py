@@ -40,14 +40,14 @@ from .brokers import BrokerPeer, Brokers
 from .config import Config, Offers
 from .credit import Credit
 from .deliveries import DONE, RUNNING, HeldDelivery, ResultsMessage
-from .endpoints import Endpoints
-from .holdings import Holdings
+from .endpoints import BrokerLinks
+from .holdings import HeldDeliveries
 from .intake import Intake
 from .leases import Leases
-from .outbox import Outbox
+from .outbox import ResultsOutbox
 from .outgoing import NEVER, Outgoing, V, parts
 from .progress import ProgressReports
-from .reporting import Reporting, without_verdict
+from .reporting import ResultsReporting, without_verdict
 from .runs import Runs
 from .slots import Slots
 
@@ -63,16 +63,16 @@ class Session:
         self.out = out = Outgoing(config.worker)
         self.brokers = brokers = Brokers()
         self.slots = slots = Slots(config.slots, offers)
-        self.holdings = holdings = Holdings(slots)
-        self.outbox = outbox = Outbox(out)
+        self.holdings = holdings = HeldDeliveries(slots)
+        self.outbox = outbox = ResultsOutbox(out)
         self.runs = runs = Runs(offers, slots, holdings, out)
         self.credit = credit = Credit(config, brokers, holdings, outbox)
         self.intake = intake = Intake(offers, config.accept_delay_ms, brokers, holdings, credit, outbox, out)
-        self.reporting = Reporting(holdings, credit, intake, outbox, out)
+        self.reporting = ResultsReporting(holdings, credit, intake, outbox, out)
         self.progress = ProgressReports(holdings, out)
         self.announcements = Announcements(config, random, brokers, holdings, credit, out)
         self.leases = Leases(brokers, self.announcements, holdings, runs, outbox, out)
-        self.endpoints = Endpoints(config.links, brokers, out)
+        self.endpoints = BrokerLinks(config.links, brokers, out)
 
     # -- facts in -----------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from stepwire.runners.calls import HandlerCall
 from stepwire.session import Config, Session
 
 from .mailbox import Mailbox
-from .sockets import Sockets
+from .sockets import WorkerSockets
 
 log: Final = logging.getLogger("stepwire.worker")
 
@@ -86,7 +86,7 @@ class SocketThread:
             self._runners = Runners(
                 self._handlers, self._config.slots, self._mailbox.put_outcome, self._mailbox.put_outcomes
             )
-            self._sockets = Sockets(context, self.worker_id, self._config.links)
+            self._sockets = WorkerSockets(context, self.worker_id, self._config.links)
             try:
                 self._work()
             finally:

@@ -16,7 +16,7 @@ log: Final = logging.getLogger("stepwire.worker")
 LINGER_MS: Final = 2_000
 
 
-class Sockets:
+class WorkerSockets:
     """Owned by one thread: created, used and closed there."""
 
     def __init__(self, context: "zmq.Context[Any]", worker_id: str, links: tuple[Link, ...]) -> None:
