@@ -24,7 +24,7 @@ class DispatchRound:
     """One pass of dispatch over the ready queue, with the steps that it took out and could not hand out."""
 
     def __init__(self, state: BrokerState) -> None:
-        self.aside: list[Step] = []  # back into the queue when the round ends
+        self.aside: list[Step] = []  # returned to the queue when the round ends
         self._fetch: list[Step] = []
         self._fetches_in_flight = sum(map(len, state.fetching.values()))
 
@@ -53,7 +53,7 @@ class BatchFiller:
     ) -> None:
         self.steps: list[Step] = []
         self.requests: list[StepRequest] = []
-        self.left_over: list[Step] = []  # taken out of the queue, and not for this batch
+        self.left_over: list[Step] = []  # taken out of the queue, but not added to this batch
         self._round = round
         self._now = now
         self._steps_max = steps_max
@@ -66,7 +66,7 @@ class BatchFiller:
         return len(self.steps) >= self._steps_max or len(self._round.aside) + len(self.left_over) > ASIDE_MAX
 
     def fill(self, state: BrokerState, first: Step, next_step: Callable[[], Step | None]) -> None:
-        """Put in the first step, and then the steps that `next_step` takes out of the queue until the batch is full."""
+        """Add the first step, then the steps that `next_step` takes out of the queue, until the batch is full."""
         step: Step | None = first
         while step is not None:
             made = request_of(step, self._now, has_lease=self._has_lease)
@@ -85,8 +85,8 @@ class BatchFiller:
 
 
 def record_dispatch(state: BrokerState, step: Step, request: StepRequest, worker: str, batch_id: str, now: Now) -> None:
-    """Record that this step is handed out in this batch, note a copy if a rule wants one, and drop the payloads that
-    were fetched for it."""
+    """Record that this step is handed out in this batch. Note a copy if a rule requests one, and drop the payloads that
+    were fetched for the step."""
     state.record(step.task, facts.Dispatched(now.wall, step.position, request.delivery, worker, batch_id))
     if state.router.has_asides:
         copies.handed(state, step, request)

@@ -54,7 +54,7 @@ def dispatch(state: BrokerState, now: Now, *, whole_batches: bool = False) -> No
 
 
 def _takers(state: BrokerState) -> dict[Route, list[WorkerSession]]:
-    """The sessions that can take a step now, by route that has ready steps and such a session."""
+    """Return the sessions that can take a step now, for each route with ready steps and at least one such session."""
     by_route: dict[Route, list[WorkerSession]] = {}
     for route in state.ready.routes():
         if route not in by_route:
@@ -65,7 +65,7 @@ def _takers(state: BrokerState) -> dict[Route, list[WorkerSession]]:
 
 
 def _without(by_route: dict[Route, list[WorkerSession]], session: WorkerSession) -> dict[Route, list[WorkerSession]]:
-    """The takers of each route, without this session where it can take nothing more."""
+    """Return the takers of each route, without this session where it can take no further step."""
     left = {
         r: [s for s in sessions if s is not session or takers.passing_obstacle(s, r) is None]
         for r, sessions in by_route.items()
@@ -76,7 +76,7 @@ def _without(by_route: dict[Route, list[WorkerSession]], session: WorkerSession)
 def _allowed(
     by_route: dict[Route, list[WorkerSession]], allowances: dict[Route, allowance.Allowance]
 ) -> dict[Route, list[WorkerSession]]:
-    """The takers of each route whose allowance is not used up."""
+    """Return the takers of each route whose allowance is not used up."""
     return {r: sessions for r, sessions in by_route.items() if r not in allowances or allowances[r].left > 0}
 
 
@@ -101,7 +101,7 @@ def _fill(
     *,
     steps_max: int = limits.BATCH_ITEMS_MAX,
 ) -> None:
-    """Send one batch to this session, beginning with this step. A step that goes alone is all of its batch."""
+    """Send one batch that begins with this step. A step that goes alone is the only step of its batch."""
     settings = state.settings.bus.batch
     # The free slots of all workers are filled before the prefetch of any of them.
     slots_free = session.credit - session.prefetch
@@ -149,7 +149,7 @@ def _send_batch(
         step.batch = batch
         hand_to(step, session)
         if not session.has_lease:
-            # No heartbeat renews a lease here: each step has the time of all steps before it.
+            # Without a lease, the time limit for the start allows for the runs of all steps handed out before.
             ahead = len(session.deliveries)
             due = now.mono + ahead * (step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS)
             state.timers.set(due, StartLimit(step, request.delivery))

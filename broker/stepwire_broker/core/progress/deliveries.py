@@ -12,7 +12,7 @@ def hand_to(step: Step, session: WorkerSession) -> None:
     session.suspects += step.is_suspect
 
 
-def let_go(state: BrokerState, step: Step) -> None:
+def remove_delivery(state: BrokerState, step: Step) -> None:
     """Remove the step's current delivery from the session that holds it, or from those recovered after a start."""
     session = step.session
     if session is not None:

@@ -1,4 +1,4 @@
-"""How a step becomes ready: it enters the ready queue, and the timers that limit its waiting are set."""
+"""Make a step ready: put it in the ready queue, and set the timers that limit its waiting time."""
 
 from typing import assert_never
 
@@ -46,7 +46,7 @@ def watch_deadline(state: BrokerState, step: Step, now: Now) -> None:
 
 
 def enqueue(state: BrokerState, step: Step) -> None:
-    """Hand a ready step of a running task to whatever runs its kind; leave any other step as it is."""
+    """Put a ready step of a running task in the queue of its kind. Any other step is not changed."""
     if step.state is READY and step.task.state is TaskState.RUNNING:
         match step.definition.kind:
             case StepKind.HANDLER:

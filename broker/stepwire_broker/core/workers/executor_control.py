@@ -1,4 +1,4 @@
-"""Executors: pause and resume by an operator, and the figures of what each has run.
+"""Executors: pause and resume by an operator, and the figures of their runs.
 
 A pause is not stored: it ends when the executor is resumed or the broker restarts.
 """
@@ -27,14 +27,14 @@ class ResumeExecutor(Command, frozen=True):
 
 
 class ExecutorPaused(Answer, frozen=True):
-    """The executor is paused since this time in UTC. None: it is not paused."""
+    """The time in UTC since which the executor is paused. None: the executor is not paused."""
 
     executor: str
     since_ms: int | None
 
 
 def on_pause(state: BrokerState, event: PauseExecutor, now: Now) -> None:
-    """The executor finishes the steps it has. If it is paused already, the time of the first pause stays."""
+    """Pause an executor, which finishes the steps it has. If it is already paused, its first pause continues."""
     executor = state.executor(event.executor)
     if executor.paused_wall is None:
         executor.paused_wall = now.wall
@@ -48,7 +48,7 @@ def on_resume(state: BrokerState, event: ResumeExecutor, now: Now) -> None:
 
 
 def count(figures: Figures, step: Step, result: Result, now: Now) -> None:
-    """Count a run that ended. Its duration is the one that the worker measured, or else the time since its start."""
+    """Count a run that ended. Its duration is the worker's measurement, or else the time since the start."""
     took_ms = None if result.metadata is None else result.metadata.execution_time_ms
     if took_ms is None and step.started_ms is not None:
         took_ms = max(0, now.wall - step.started_ms)
