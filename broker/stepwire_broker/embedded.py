@@ -42,7 +42,7 @@ from .core.model.events import ApplyWorkflow, AwaitTask
 from .core.model.states import TASK_FINAL, TaskState
 from .core.reading.document_problems import InvalidWorkflow
 from .core_loop import BrokerStopped
-from .errors import BrokerError
+from .errors import BrokerError as BrokerError
 from .executors.contract import Executor
 from .executors.registry import Executors
 from .operator_commands import OperatorCommand

@@ -1,6 +1,6 @@
-"""Where steps go, on real processes: shadows, canaries, labels, rules that change under load, and whose turn it is.
+"""The routes of steps, on real processes: shadows, canaries, labels, rules that change under load, and turns.
 
-What a handler ran is counted in its own ledger, never by what the broker says of it.
+The runs of a handler are counted in its own ledger, never by the broker's figures.
 """
 
 import json

@@ -76,7 +76,7 @@ def test_a_wrong_call_raises_its_code(tmp_path: Path) -> None:
                 with pytest.raises(CommandError) as raised:
                     await call
                 assert raised.value.code == code
-            with pytest.raises(RuntimeError, match="the broker has started"):
+            with pytest.raises(RuntimeError, match="too late: register handlers before the broker starts"):
                 broker.handler("late")
         with pytest.raises(CommandError, match=r"draining|starting"):
             await broker.submit("w")

@@ -1,1 +1,1 @@
-"""What the core returns for a command: answers, hints, reason codes, and the scope that a command needs."""
+"""Answers to commands, with their hints and reason codes, and the scope that a command needs."""

@@ -1,1 +1,1 @@
-"""What reading a document needs: problems with their place, durations, JSON paths, the nearest known name."""
+"""Tools for reading a document: problems with their place, durations, JSON paths, the nearest known name."""
