@@ -45,7 +45,7 @@ async def activate(call: HttpCall) -> Reply:
 
 
 async def page(call: HttpCall) -> Reply:
-    """Every version of every workflow. There are few, and each is small without its document."""
+    """List every version of every workflow, without pages: there are few, and each is small without its document."""
     return Reply(200, await call.broker.read(reading.workflows, call.query("namespace").get("namespace")))
 
 

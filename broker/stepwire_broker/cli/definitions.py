@@ -24,7 +24,7 @@ class WorkflowSource(NamedTuple):
     file: str
     content: bytes
     content_type: str
-    where: Where | None = None  # the line in the Python file, since the content itself is generated
+    where: Where | None = None  # finds the line in a Python file, because the content is generated
 
 
 def is_definition(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The hints of the broker, worded for shell users: each text names the command."""
+"""The texts of the broker's hints for shell users: each text names the command."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""Progress reports: only the latest of each run, a few times a second."""
+"""Progress reports: only the latest of each run is sent, at most five times a second."""
 
 from typing import Final
 
