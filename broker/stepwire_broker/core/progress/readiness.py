@@ -6,7 +6,7 @@ from stepwire_broker.core.definitions.step_definition import StepKind
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Step
-from stepwire_broker.core.model.states import READY, RETRY_WAIT, TaskState
+from stepwire_broker.core.model.states import READY, RETRY_WAIT, RUNNING
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import QueueLimit, RetryDue, StepDeadline
 
@@ -47,7 +47,7 @@ def watch_deadline(state: BrokerState, step: Step, now: Now) -> None:
 
 def enqueue(state: BrokerState, step: Step) -> None:
     """Hand a ready step of a running task to whatever runs its kind; leave any other step as it is."""
-    if step.state is READY and step.task.state is TaskState.RUNNING:
+    if step.state is READY and step.task.state is RUNNING:
         kind = step.definition.kind
         if kind is _HANDLER:
             state.ready.put(step)
