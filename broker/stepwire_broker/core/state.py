@@ -225,7 +225,8 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         """Apply a fact and mark the task to be written. State, history and rows go into the same transaction."""
         open_before = task.open
         apply(task, fact)
-        self.open_steps += task.open - open_before
+        if task.open != open_before:
+            self.open_steps += task.open - open_before
         task.facts.append(fact)
         if task.evicting:
             task.evicting = False  # a task to which something happens stays in memory
