@@ -15,7 +15,7 @@ from stepwire_protocol import codec, host, topics
 
 from .bus.counters import WireCounters
 from .bus.endpoints import advertised
-from .core import explain, letters, overview
+from .core import letters, overview
 from .core.answers.answers import Answer, CommandRefused
 from .core.answers.hints import Hint, HintCode
 from .core.definitions.settings import ExecutionSettings, Settings
@@ -28,6 +28,7 @@ from .core.model.targets import BUS, LOCAL
 from .core.overview import ExecutorView, WorkerView
 from .core.routing.router import Router, RulesRefused, check, hidden
 from .core.state import BrokerState, Identity
+from .core.unroutable import Unroutable
 from .core_loop import CoreLoop
 from .errors import BrokerError
 from .loop_measures import Measures
@@ -71,7 +72,7 @@ class Companion(Protocol):
     def start(self, broker: "Engine") -> None: ...
 
     async def drain(self, drain_ms: float) -> None:
-        """Let runs finish for this time, then stop the others. Called when no more steps are dispatched."""
+        """Let runs finish for this time, then stop the others. Called after the last dispatch."""
         ...
 
     async def close(self) -> None: ...
@@ -303,7 +304,7 @@ class Engine:
         return self.core_loop.wire.endpoints
 
     @property
-    def unroutable(self) -> list[explain.Unroutable]:
+    def unroutable(self) -> list[Unroutable]:
         """The ready steps that no worker could take for too long, as of the last check."""
         return [] if self._core is None else self._core.pulse.unroutable
 

@@ -7,11 +7,11 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from .core import explain
 from .core.machine import Machine
 from .core.model.commit_group import Stalled
 from .core.model.events import Event, LoopWasLate, Now, Tick
 from .core.model.figures import Histogram
+from .core.unroutable import Unroutable, find_unroutable
 
 log = structlog.get_logger("stepwire.broker")
 
@@ -50,10 +50,10 @@ class Pulse:
         self._last_turn_mono = 0
         self._ticks_put_off = 0
         self._unroutable_mono = 0
-        self._unroutable: dict[Any, explain.Unroutable] = {}
+        self._unroutable: dict[Any, Unroutable] = {}
 
     @property
-    def unroutable(self) -> list[explain.Unroutable]:
+    def unroutable(self) -> list[Unroutable]:
         """The ready steps that no worker could take for too long, as of the last check."""
         return list(self._unroutable.values())
 
@@ -122,7 +122,7 @@ class Pulse:
         if now.mono - self._unroutable_mono < UNROUTABLE_EVERY_MS:
             return
         self._unroutable_mono = now.mono
-        unroutable = {each[:3]: each for each in explain.unroutable(self._state, now)}
+        unroutable = {each[:3]: each for each in find_unroutable(self._state, now)}
         for kind in unroutable.keys() - self._unroutable.keys():
             each = unroutable[kind]
             log.warning(

@@ -23,6 +23,7 @@ from stepwire_broker.core.guards.allowance import BreakerSet, SetBreaker
 from stepwire_broker.core.guards.guard import GUARDS_MAX, Guard
 from stepwire_broker.core.intake.commands import CancelTask
 from stepwire_broker.core.model import events
+from stepwire_broker.core.phrases import at_time
 from stepwire_protocol import messages as wire
 
 from .world import BROKER, DEPLOYMENT, DIES_MS, ONE, W2, W, World, held, one, steps, worker_id
@@ -803,9 +804,9 @@ def test_why_explains_that_a_step_waits_for_an_open_breaker() -> None:
     at = guard(world).since_wall
     assert why.since_ms == at
     assert why.message == (
-        f"the breaker for `h` is open since {explain._at(at, world.now)}, after 3 failures in a row "
+        f"the breaker for `h` is open since {at_time(at, world.now)}, after 3 failures in a row "
         f"(the last: gateway: no route to it); the handler is tried again at "
-        f"{explain._at(guard(world).until_wall, world.now)}"
+        f"{at_time(guard(world).until_wall, world.now)}"
     )
 
 

@@ -290,7 +290,7 @@ def test_why_reports_that_no_worker_over_http_requests_steps() -> None:
     world.handle(events.Attached(W, "poll"))
     world.hello(slots=2, free={BROKER: 0})
     found = why(world, world.task(ONE))
-    assert found.code == "nobody_asks"
+    assert found.code == "no_poll_waits"
     assert found.message.startswith("1 worker over HTTP could run it, with 0 steps in 2 slots, and none requests")
 
 

@@ -655,7 +655,7 @@ def test_a_draining_broker_dispatches_nothing_tells_its_workers_and_lets_runs_fi
     assert world.batches() == [batch]
 
 
-def test_a_drained_worker_gets_nothing_new_finishes_what_it_has_and_is_told_to_go() -> None:
+def test_a_drained_worker_gets_nothing_new_finishes_what_it_has_and_is_asked_to_leave() -> None:
     world = World()
     task_id = world.task(ONE)
     world.hello()

@@ -1,4 +1,4 @@
-"""Who can take a step of a route, and the obstacle of each session that cannot."""
+"""The takers of a route's steps, and the obstacle of each session that cannot take one."""
 
 from typing import Any
 

@@ -139,7 +139,7 @@ def over_http(site: Site) -> Iterator[Found]:
     offer = {**worker, "handlers": ["w.poll"], "slots": 1}
     session = order(site, "/v1/worker/lease", {**offer, "n": 1})["session"]
     task_id = submit(site, step("w.poll"), name="poll")
-    yield "nobody_asks", task_id, "s"
+    yield "no_poll_waits", task_id, "s"
     leased = order(site, "/v1/worker/lease", {**offer, "n": 2, "session": session, "wait_ms": 5_000})
     (given,) = leased["steps"]
     done = [given["step_id"], given["delivery"], "done", 0]
@@ -197,7 +197,7 @@ STORIES: list[tuple[Story, list[str]]] = [
     (it_failed_and_is_tried_again, ["back_off", "retries_wait"]),
     (all_are_busy, ["running", "handed_out", "workers_busy"]),
     (an_executor_rests_or_is_full, ["executor_paused", "running", "executor_full"]),
-    (over_http, ["nobody_asks", "result_awaited"]),
+    (over_http, ["no_poll_waits", "result_awaited"]),
     (its_worker_leaves, ["running", "workers_leaving"]),
     (its_workers_die, ["running", "running", "runs_alone"]),
     (its_handler_is_left_alone, ["breaker_open", "breaker_half_open", "completed"]),

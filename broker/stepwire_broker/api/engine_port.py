@@ -7,10 +7,10 @@ from stepwire_broker.bus.counters import WireCounters
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.workflow import Workflow
-from stepwire_broker.core.explain import Unroutable
 from stepwire_broker.core.model.events import Command, Now
 from stepwire_broker.core.overview import ExecutorView, WorkerView
 from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.unroutable import Unroutable
 from stepwire_broker.loop_measures import Measures
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.taps import Tap

@@ -5,7 +5,7 @@ Sessions, leases and the queue are only in memory; they are used while memory an
 Times are clock readings in UTC, so that a sentence is still true when it is read later.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -22,15 +22,14 @@ from .guards import allowance
 from .guards.breaker import BreakerPhase
 from .model.events import Now
 from .model.states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
+from .phrases import at_time, counted, named, span
 from .state import BrokerState
 from .takers import Obstacle
 
 STEPS_EXAMINED_MAX: Final = 200  # of a task, to find what it waits for
 QUEUE_EXAMINED_MAX: Final = 2_000
 HOPS_MAX: Final = 100  # from one waiting step to the next
-NAMED_MAX: Final = 5  # of any list in a sentence
 ERROR_CHARACTERS_MAX: Final = 200
-DAY_MS: Final = 24 * 3600 * 1000
 
 # What each code means; a message adds the names and the numbers. A task is explained by its step with the first code.
 CODES: Final[dict[str, str]] = {
@@ -49,7 +48,7 @@ CODES: Final[dict[str, str]] = {
     "retries_wait": "the step is a retry, and the retry budget of its handler is used up",
     "workers_busy": "every worker that could run the step is full",
     "executor_full": "the executor of the step is full, or reports that it has no capacity",
-    "nobody_asks": "workers over HTTP could run the step, and none of them requests steps now",
+    "no_poll_waits": "workers over HTTP could run the step, and none of them requests steps now",
     "back_off": "an attempt failed, and the next one is scheduled",
     "not_loaded": "the task waits in the database until memory has space",
     "payload_fetched": "the step's payload, or a payload that its rule compares, is being read from the database",
@@ -159,11 +158,11 @@ def _dispatched(state: BrokerState, step: Step, now: Now) -> Why:
     if step.at_level0:
         return _at_level0(state, step, now)
     stopping = f"; the worker was asked to stop it: {describe(live.cancel)}" if live is not None and live.cancel else ""
-    where, at = f"`{step.worker}`", _at(step.dispatched_ms, now)
+    where, at = f"`{step.worker}`", at_time(step.dispatched_ms, now)
     if live is None or live.session is None:
         left_ms = state.safe_at_mono - now.mono
         rest = (
-            f"the worker has {_span(left_ms)} left to connect again"
+            f"the worker has {span(left_ms)} left to connect again"
             if left_ms > 0
             else "the worker is being asked which steps it holds"
         )
@@ -172,7 +171,7 @@ def _dispatched(state: BrokerState, step: Step, now: Now) -> Why:
     if live.seen == "done":
         return Why("result_awaited", f"ran on {where}, whose result is on its way; {lease}{stopping}", since)
     if step.started_ms is not None:
-        return Why("running", f"runs on {where}, started {_at(step.started_ms, now)}; {lease}{stopping}", since)
+        return Why("running", f"runs on {where}, started {at_time(step.started_ms, now)}; {lease}{stopping}", since)
     if live.batch is not None and not live.batch.answered:
         return Why("handed_out", f"handed to {where} {at}, which has not accepted it yet; {lease}{stopping}", since)
     return Why("handed_out", f"handed to {where} {at}, which has not started it; {lease}{stopping}", since)
@@ -181,26 +180,26 @@ def _dispatched(state: BrokerState, step: Step, now: Now) -> Why:
 def _at_level0(state: BrokerState, step: Step, now: Now) -> Why:
     """A level-0 handler reports nothing but results: only the dispatch and the time left are known."""
     handout = None if step.batch_id is None else state.level0.handouts.get(step.batch_id)
-    message = f"handed to the level-0 handler `{step.worker}` {_at(step.dispatched_ms, now)}"
+    message = f"handed to the level-0 handler `{step.worker}` {at_time(step.dispatched_ms, now)}"
     if handout is not None and handout.peer is None:
         message += ", before this broker started"
     elif handout is not None and handout.peer is not None and handout.peer.gone:
         message += ", which has gone since and may still answer"
     if handout is not None and handout.due_mono:
-        message += f"; {_span(handout.due_mono - now.mono)} left to answer"
+        message += f"; {span(handout.due_mono - now.mono)} left to answer"
     return Why("handed_out", message, step.dispatched_ms)
 
 
 def _lease(session: WorkerSession, now: Now) -> str:
     if not session.has_lease:
         return "the worker sends no heartbeats"
-    return f"lease renewed {_span(now.mono - session.heard_mono)} ago"
+    return f"lease renewed {span(now.mono - session.heard_mono)} ago"
 
 
 def _retry_wait(state: BrokerState, step: Step, now: Now) -> Why:
     until = step.not_before_ms or now.wall
     left_ms = until - now.wall
-    when = f"until {_at(until, now)}" if left_ms > 0 else "which is over"
+    when = f"until {at_time(until, now)}" if left_ms > 0 else "which is over"
     attempts = f"attempt {step.attempt + 1} of {step.definition.retry_limit + 1} comes next"
     return Why("back_off", f"in back-off {when}; {attempts}{_last_error(step)}", step.started_ms or step.dispatched_ms)
 
@@ -211,13 +210,13 @@ def _held(state: BrokerState, step: Step, now: Now) -> Why:
     if step.reason == RESTORED:
         return Why("held", f"held: {describe(RESTORED)}", since, hint)
     gone = "" if step.worker in state.sessions else ", which is gone"
-    granted = f"granted to `{step.worker}` {_at(step.dispatched_ms, now)}{gone}"
+    granted = f"granted to `{step.worker}` {at_time(step.dispatched_ms, now)}{gone}"
     message = f"held: {granted}; {describe(step.reason or 'outcome_unknown')}{_last_error(step)}"
     return Why("held", message, since, hint)
 
 
 def _final(state: BrokerState, step: Step, now: Now) -> Why:
-    at = _at(step.finished_ms, now)
+    at = at_time(step.finished_ms, now)
     match step.state:
         case StepState.COMPLETED:
             where = f" on `{step.worker}`" if step.worker else ""
@@ -285,14 +284,14 @@ def _is_offered_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | 
         why = "requires labels, which level-0 handlers do not have"
         if step.at_most_once and not state.settings.bus.level0.at_most_once:
             why = "is at_most_once, which level-0 handlers get only with bus.level0.at_most_once"
-        count = _count(len(state.level0.peers), "level-0 handler")
+        count = counted(len(state.level0.peers), "level-0 handler")
         message = f"no worker offers `{name}`; {count} connected, and the step {why}"
         return Why("no_worker_offers", message, step.ready_ms)
     if offering_it:
-        rest = f"{_named(s.worker for s in offering_it)} offered it and then refused it as unknown"
+        rest = f"{named(s.worker for s in offering_it)} offered it and then refused it as unknown"
     elif there:
         offered = sorted({h for s in there for h in s.handlers})
-        rest = f"{_count(len(there), 'worker')} connected, offering {_named(offered)}"
+        rest = f"{counted(len(there), 'worker')} connected, offering {named(offered)}"
     else:
         rest = "no worker is connected"
     whose = "" if target.executor == BUS else f" of executor `{target.executor}`"
@@ -339,9 +338,9 @@ def _is_matched_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | 
     name, target = step.definition.handler_class, state.router.target(step)
     there = [s for s in _of_executor(state, target.executor) if s.offers(name)]
     have = sorted({f"{k}={v}" for s in there for k, v in s.labels.items()})
-    theirs = f"theirs are {_named(have)}" if have else "they have none"
-    asks = _named(f"{k}={v}" for k, v in target.selector)
-    shuns = _named(f"{k}={v}" for k, v in target.without)
+    theirs = f"theirs are {named(have)}" if have else "they have none"
+    asks = named(f"{k}={v}" for k, v in target.selector)
+    shuns = named(f"{k}={v}" for k, v in target.without)
     wanted = f"has the labels {asks}" if asks else ""
     if shuns:
         wanted += f"{' and ' if asks else ''}is not one of the canary's ({shuns})"
@@ -354,7 +353,7 @@ def _is_of_a_paused_executor(state: BrokerState, step: Step, now: Now) -> Why | 
     since = executor.paused_wall
     if since is None:
         return None
-    message = f"the executor `{executor.key}` is paused since {_at(since, now)}"
+    message = f"the executor `{executor.key}` is paused since {at_time(since, now)}"
     return Why("executor_paused", message, since, Hint(HintCode.RESUME_EXECUTOR, executor=executor.key))
 
 
@@ -363,7 +362,7 @@ def _is_barred(state: BrokerState, step: Step, now: Now) -> Why | None:
     guard = state.guards.barred.get(name)
     if guard is None:
         return None
-    breaker, since = guard.breaker, f"since {_at(guard.since_wall, now)}"
+    breaker, since = guard.breaker, f"since {at_time(guard.since_wall, now)}"
     if breaker.is_forced:
         reason = f": {guard.reason}" if guard.reason else ""
         message = f"the breaker for `{name}` is held open by an operator {since}{reason}"
@@ -371,11 +370,13 @@ def _is_barred(state: BrokerState, step: Step, now: Now) -> Why | None:
     if breaker.state is BreakerPhase.OPEN:
         message = f"the breaker for `{name}` is open {since}, after {breaker.cause} (the last: {guard.reason})"
         return Why(
-            "breaker_open", f"{message}; the handler is tried again at {_at(guard.until_wall, now)}", guard.since_wall
+            "breaker_open",
+            f"{message}; the handler is tried again at {at_time(guard.until_wall, now)}",
+            guard.since_wall,
         )
     if breaker.room and not step.at_most_once:
         return None  # the step may be used to try the handler
-    trials = f"{_count(breaker.under_way, 'trial step')} in progress; {breaker.needed} must succeed"
+    trials = f"{counted(breaker.under_way, 'trial step')} in progress; {breaker.needed} must succeed"
     if not breaker.under_way:
         trials = "no step that may run twice is ready for a trial"
     rest = "; at_most_once steps wait until the breaker is closed" if step.at_most_once else ""
@@ -391,7 +392,7 @@ def _waits_for_budget(state: BrokerState, step: Step, now: Now) -> Why | None:
     assert budget is not None
     starts, retries = budget.lately(now.mono)
     of = state.settings.dispatch.retry_budget
-    lately = f"in the last {_span(of.window_ms)} {retries} of its {_count(starts, 'start')} were retries"
+    lately = f"in the last {span(of.window_ms)} {retries} of its {counted(starts, 'start')} were retries"
     message = f"retries of `{name}` wait: {lately}; the limit is {of.percent:g} %, or {of.at_least} retries"
     return Why("retries_wait", f"{message}; first attempts are not delayed", step.ready_ms)
 
@@ -418,7 +419,7 @@ def _has_only_leaving_workers(state: BrokerState, step: Step, now: Now) -> Why |
         takers.passing_obstacle(s, route) not in takers.LEAVING for s in sessions
     ):
         return None
-    how = _named(f"`{s.worker}` {_leaving(s)}" for s in sessions)
+    how = named(f"`{s.worker}` {_leaving(s)}" for s in sessions)
     return Why("workers_leaving", f"no worker that could run it accepts anything new: {how}", step.ready_ms)
 
 
@@ -450,29 +451,29 @@ def _finds_no_room(state: BrokerState, step: Step, now: Now) -> Why | None:
     sessions = [s for s in takers.offering(state, route) if takers.passing_obstacle(s, route) not in takers.LEAVING]
     hosts = {s.executor for s in sessions}
     if hosts == {POLL}:
-        return Why("nobody_asks", f"{_none_requests(sessions)}{_ahead(state, step)}", step.ready_ms)
+        return Why("no_poll_waits", f"{_none_requests(sessions)}{_ahead(state, step)}", step.ready_ms)
     if len(hosts) == 1 and BUS not in hosts and LOCAL not in hosts:
         return Why("executor_full", f"{_at_its_limit(sessions)}{_ahead(state, step)}", step.ready_ms)
-    slots = _count(sum(s.slots for s in sessions), "slot")
-    whose = f"{_count(len(sessions), 'worker')} that could run it"
+    slots = counted(sum(s.slots for s in sessions), "slot")
+    whose = f"{counted(len(sessions), 'worker')} that could run it"
     ahead = _ahead(state, step)
     return Why("workers_busy", f"all {slots} of the {whose} are busy{ahead}", step.ready_ms)
 
 
 def _none_requests(sessions: list[WorkerSession]) -> str:
     """Explain why no worker over HTTP takes the step: such a worker takes steps only while its request waits."""
-    have = _count(sum(len(s.deliveries) for s in sessions), "step")
-    slots = _count(sum(s.slots for s in sessions), "slot")
+    have = counted(sum(len(s.deliveries) for s in sessions), "step")
+    slots = counted(sum(s.slots for s in sessions), "slot")
     return (
-        f"{_count(len(sessions), 'worker')} over HTTP could run it, with {have} in {slots}, and none requests more now"
+        f"{counted(len(sessions), 'worker')} over HTTP could run it, with {have} in {slots}, and none requests more now"
     )
 
 
 def _at_its_limit(sessions: list[WorkerSession]) -> str:
     key, slots, held = sessions[0].executor, sum(s.slots for s in sessions), sum(len(s.deliveries) for s in sessions)
     if held >= slots:
-        return f"the executor `{key}` has {_count(held, 'step')}, and accepts at most {slots} at a time"
-    return f"the executor `{key}` reports that it has no capacity now; it has {_count(held, 'step')}"
+        return f"the executor `{key}` has {counted(held, 'step')}, and accepts at most {slots} at a time"
+    return f"the executor `{key}` reports that it has no capacity now; it has {counted(held, 'step')}"
 
 
 def _peers_are_busy(state: BrokerState, step: Step, now: Now) -> Why | None:
@@ -492,7 +493,7 @@ def _is_queued(state: BrokerState, step: Step, now: Now) -> Why:
 
 def _ahead(state: BrokerState, step: Step) -> str:
     ahead = state.ready.ahead_of(step, QUEUE_EXAMINED_MAX)
-    return f"; queued behind {_count(ahead, 'step')}" if ahead else ""
+    return f"; queued behind {counted(ahead, 'step')}" if ahead else ""
 
 
 _READY: Final[tuple[Callable[[BrokerState, Step, Now], Why | None], ...]] = (
@@ -515,31 +516,6 @@ _READY: Final[tuple[Callable[[BrokerState, Step, Now], Why | None], ...]] = (
 )
 
 
-# -- steps that no worker can run -------------------------------------------------------------------------------------
-
-
-class Unroutable(NamedTuple):
-    executor: str
-    handler_class: str
-    worker_selector: tuple[tuple[str, str], ...]
-    steps: int
-    since_ms: int
-
-
-def unroutable(state: BrokerState, now: Now) -> list[Unroutable]:
-    """List the steps that have been ready for too long and that no connected worker offers, counted by handler."""
-    by_handler: dict[tuple[Target, str], Unroutable] = {}
-    latest = now.wall - state.settings.dispatch.unroutable_after_ms
-    for route, steps, since_ms in state.ready.oldest():
-        if since_ms <= latest and not takers.can_be_taken(state, route):
-            target, name = route.target, route.handler_class
-            before = by_handler.get((target, name))
-            if before is not None:
-                steps, since_ms = steps + before.steps, min(since_ms, before.since_ms)
-            by_handler[target, name] = Unroutable(target.executor, name, target.selector, steps, since_ms)
-    return list(by_handler.values())
-
-
 # -- of tasks ---------------------------------------------------------------------------------------------------------
 
 
@@ -553,7 +529,7 @@ def _ended(state: BrokerState, task: Task, now: Now) -> WhyTask:
         why = _final(state, failed, now)
         return WhyTask(why._replace(message=f"`{failed.definition.name}`: {why.message}"), failed)
     code = str(task.state)
-    return WhyTask(Why(code, f"the task is {code} since {_at(task.finished_ms, now)}", task.finished_ms), None)
+    return WhyTask(Why(code, f"the task is {code} since {at_time(task.finished_ms, now)}", task.finished_ms), None)
 
 
 _RANK: Final = {code: rank for rank, code in enumerate(CODES)}
@@ -584,31 +560,3 @@ def _error(step: Step) -> str | None:
         return None
     message = msgspec.json.decode(step.error, type=ErrorDetail).message
     return message if len(message) <= ERROR_CHARACTERS_MAX else f"{message[:ERROR_CHARACTERS_MAX]}…"
-
-
-def _named(names: Iterable[str]) -> str:
-    shown = list(names)
-    more = f" and {len(shown) - NAMED_MAX} more" if len(shown) > NAMED_MAX else ""
-    return ", ".join(shown[:NAMED_MAX]) + more
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _at(ms: int | None, now: Now) -> str:
-    """Return `12:00:03 UTC`, or the number of days for a time at least a day away."""
-    if ms is None:
-        return "some time ago"
-    if abs(ms - now.wall) >= DAY_MS:
-        days = _count(abs(ms - now.wall) // DAY_MS, "day")
-        return f"{days} ago" if ms < now.wall else f"in {days}"
-    minutes, seconds = divmod(ms % DAY_MS // 1000, 60)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02} UTC"
-
-
-def _span(ms: int) -> str:
-    seconds = max(0, ms) / 1000
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

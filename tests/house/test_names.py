@@ -1,0 +1,55 @@
+"""One name, one thing: classes, files and public names."""
+
+import ast
+import importlib
+import inspect
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from . import drawing, files
+from .source import PRODUCT, product
+
+# What users write in Python has the same word as what the broker makes of it: both are that thing.
+SHARED_CLASS_NAMES = frozenset({"Step", "Task", "Workflow", "Submitted"})
+
+
+def test_no_two_classes_have_one_name() -> None:
+    places = defaultdict(set)
+    for source in product():
+        for node in source.tree.body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].add(str(source.path))
+    doubled = {name: sorted(where) for name, where in places.items() if len(where) > 1}
+    assert {name: where for name, where in doubled.items() if name not in SHARED_CLASS_NAMES} == {}
+
+
+def test_the_glossary_lists_every_file() -> None:
+    assert files.PAGE.read_text() == files.page(), "run: python -m tests.house.files"
+
+
+def test_the_drawings_of_the_architecture_are_fresh() -> None:
+    assert drawing.PAGE.read_text() == drawing.page(), "run: python -m tests.house.drawing"
+
+
+def packages_with_public_names() -> list[str]:
+    return [
+        ".".join(source.path.parent.relative_to(root).parts)
+        for source in product()
+        for root in (Path(room).parent for room in PRODUCT)
+        if source.path.name == "__init__.py" and "__all__" in source.text and source.path.is_relative_to(root)
+    ]
+
+
+def test_the_packages_that_users_import_declare_their_public_names() -> None:
+    assert {"stepwire", "stepwire_broker"} <= set(packages_with_public_names())
+
+
+@pytest.mark.parametrize("package", packages_with_public_names())
+def test_every_public_name_can_be_imported_and_is_documented(package: str) -> None:
+    module = importlib.import_module(package)
+    assert sorted(module.__all__) == sorted(set(module.__all__))
+    for name in module.__all__:
+        value = getattr(module, name)
+        assert not inspect.isclass(value) or inspect.getdoc(value), f"{package}.{name} has no docstring"
