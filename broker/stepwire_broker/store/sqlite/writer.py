@@ -109,7 +109,7 @@ class SqliteWriter:
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def write(self, rows: Rows) -> None:
-        """Write the rows. An output is set before its step becomes completed, and cleared after its step is reopened."""
+        """Write the rows. An output is set before its step is completed, and cleared after its step is reopened."""
         run = self._execute
         if rows.tasks_new:
             TASKS_NEW.run(run, [_task_new(row) for row in rows.tasks_new])
