@@ -7,10 +7,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .embedded import Broker, CommandError, Task, TaskCancelled, TaskFailed, TaskHeld, TaskNotCompleted, TaskView
+    from .embedded import (
+        Broker,
+        BrokerError,
+        CommandError,
+        Task,
+        TaskCancelled,
+        TaskFailed,
+        TaskHeld,
+        TaskNotCompleted,
+        TaskView,
+    )
 
 __all__ = [
     "Broker",
+    "BrokerError",
     "CommandError",
     "Task",
     "TaskCancelled",

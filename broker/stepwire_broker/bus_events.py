@@ -4,14 +4,7 @@ from collections.abc import Callable
 
 import structlog
 
-from .core.model.events import (
-    Event,
-    PeerSubscribed,
-    PeersUncertain,
-    PeerVanished,
-    Subscribed,
-    SubscriptionVanished,
-)
+from .core.model.events import Event, PeerSubscribed, PeersUncertain, PeerVanished, Subscribed, SubscriptionVanished
 
 log = structlog.get_logger("stepwire.broker")
 

@@ -16,19 +16,12 @@ from stepwire_protocol.messages import ResultsLevel0
 from .bus import deaths
 from .bus.wire import Wire
 from .bus_events import BusEvents
+from .core.answers.answers import CommandRefused
 from .core.commit.decision import BreakerChanged, Complaint, Read, WatchProcess
 from .core.definitions.settings import Settings
 from .core.machine import Machine
-from .core.model.answers import CommandRefused
 from .core.model.commit_group import Broken, CommitGroup, Committed, Fenced, Outcome, Stalled
-from .core.model.events import (
-    Event,
-    FrameRefused,
-    LoadFailed,
-    MessageIgnored,
-    MessageRefused,
-    ProcessDied,
-)
+from .core.model.events import Event, FrameRefused, LoadFailed, MessageIgnored, MessageRefused, ProcessDied
 from .errors import BrokerError
 from .loop_measures import nothing_yet, rows_of
 from .pulse import Pulse, PulseActions, read_clocks

@@ -16,7 +16,7 @@ from stepwire_protocol import strict_json
 from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.limits import INTEGER_MAX
 
-from stepwire_broker.core.definitions.document_problems import Path
+from stepwire_broker.core.reading.document_problems import Path
 from stepwire_broker.errors import BrokerError
 
 YAML_BYTES_MAX: Final = 256 * 1024

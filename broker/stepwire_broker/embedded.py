@@ -27,7 +27,8 @@ from stepwire_protocol.errors import InvalidMessage
 
 from . import definition_files, operator_commands
 from . import engine as core
-from .core.definitions.document_problems import InvalidWorkflow
+from .core.answers.answers import Answer, Applied, CommandRefused, Done, TasksSubmitted
+from .core.answers.hints import hint_text
 from .core.definitions.settings import (
     BusSettings,
     DatabaseSettings,
@@ -37,12 +38,11 @@ from .core.definitions.settings import (
     Settings,
 )
 from .core.definitions.workflow import Workflow, read_workflow
-from .core.model.answers import Answer, Applied, CommandRefused, Done, TasksSubmitted
 from .core.model.events import ApplyWorkflow, AwaitTask
-from .core.model.hints import hint_text
 from .core.model.states import TASK_FINAL, TaskState
+from .core.reading.document_problems import InvalidWorkflow
 from .core_loop import BrokerStopped
-from .errors import BrokerError
+from .errors import BrokerError as BrokerError
 from .executors.contract import Executor
 from .executors.registry import Executors
 from .operator_commands import OperatorCommand
@@ -201,7 +201,7 @@ class Broker:
     ) -> Callable[[F], F]:
         """Register a function for a handler_class before the start, as `Worker.handler` does."""
         if self._core is not None:
-            raise RuntimeError(f"handler {name!r} cannot be registered: the broker has started")
+            raise RuntimeError(f"handler {name!r} is too late: register handlers before the broker starts")
         return self._offered.handler(name, concurrency=concurrency, timeout_ms=timeout_ms, process=process)
 
     def register_executor(self, key: str, executor: Executor) -> None:

@@ -16,14 +16,14 @@ from stepwire_protocol import codec, host, topics
 from .bus.counters import WireCounters
 from .bus.endpoints import advertised
 from .core import explain, letters, overview
+from .core.answers.answers import Answer, CommandRefused
+from .core.answers.hints import Hint, HintCode
 from .core.definitions.settings import ExecutionSettings, Settings
 from .core.definitions.workflow import Workflow, stored_workflow
 from .core.intake.routing_rules import stored_rules
 from .core.machine import Machine
-from .core.model.answers import Answer, CommandRefused
 from .core.model.events import Attached, Command, Detached, Drain, EndpointsBound, Forget, Leave, Now, Reconfigure
 from .core.model.figures import ExecutorMetrics
-from .core.model.hints import Hint, HintCode
 from .core.model.targets import BUS, LOCAL
 from .core.overview import ExecutorView, WorkerView
 from .core.routing.router import Router, RulesRefused, check, hidden

@@ -10,13 +10,13 @@ from msgspec import Meta, Raw, Struct
 from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import Name, Text
 
+from .core.answers.answers import Answer, Done
+from .core.answers.scopes import Scope
 from .core.definitions.settings import LimitSettings, RuleSettings
 from .core.guards.allowance import BreakerSet, SetBreaker
 from .core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
 from .core.intake.routing_rules import Routed, SetRule
-from .core.model.answers import Answer, Done
 from .core.model.events import Command
-from .core.model.scopes import Scope
 from .core.workers.drain import DrainWorker, Quieted
 from .core.workers.executor_control import ExecutorPaused, PauseExecutor, ResumeExecutor
 from .stages.requests import Make, read_body

@@ -9,7 +9,7 @@ from .subject import REPLY_TIMEOUT_S, grade
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 every required dialogue passed, 1 one failed, 2 nothing could be played."""
+    """Returns the exit code. 0: every required dialogue passed. 1: at least one failed. 2: nothing could be played."""
     options = _parser().parse_args(arguments)
     selected = [d for d in dialogues.load() if "worker" in d.drives and options.only in d.name]
     if options.list:

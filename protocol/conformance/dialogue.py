@@ -1,7 +1,7 @@
-"""Dialogues: messages between a broker and a worker, from a file. One side is real, the runner plays the other.
+"""Dialogues: messages between a broker and a worker, from a file. One side is real; the runner plays the other one.
 
-`play` goes through the lines of a dialogue. A `Stage` connects it to the real side: a subject process with pretended
-time, a worker or a broker on real sockets, or a test's own list of messages. protocol/vectors/README.md has the format.
+`play` performs the lines of a dialogue. A `Stage` connects `play` to the real side: a subject process with simulated
+time, a worker or a broker on real sockets, or a test's list of messages. protocol/vectors/README.md has the format.
 """
 
 import json
@@ -15,7 +15,7 @@ from .values import Bindings, match, render
 
 Side: TypeAlias = Literal["broker", "worker"]
 
-# The id of the worker, where the worker is played or takes the id that it is given.
+# The id of the worker, if the worker is played or accepts a given id.
 WORKER = "shop-1:0123456789abcdef"
 # Messages that either side may send, and resend, at any time: a dialogue does not list each of them.
 BACKGROUND = frozenset({"hello", "heartbeat", "heartbeat_ack", "here"})
@@ -31,7 +31,7 @@ class Frame(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The message's type. Level-0 messages have none: there it is the topic."""
+        """The message's type; for level-0 messages, which have no type, the topic."""
         return str(self.message.get("type", self.topic.rstrip()))
 
 
@@ -39,31 +39,31 @@ class Stage(Protocol):
     """The real side, and the connection to it."""
 
     def send(self, topic: str, body: bytes, peer: str | None = None) -> None:
-        """Send this to the real side as the played one. `peer`: the level-0 handler that sends it."""
+        """Send a message of the played side to the real side. `peer`: the level-0 handler that sends the message."""
 
     def subscribe(self, peer: str, topic: str, *, on: bool) -> None:
         """Subscribe or unsubscribe this played handler."""
 
     def receive(self, until_ms: int) -> Frame | None:
-        """The next message of the real side, or None when there is none by then."""
+        """The next message of the real side, or None if there is none until this time."""
 
     def now_ms(self) -> int: ...
 
     def wait_until(self, at_ms: int) -> None:
-        """Let time pass. The played side keeps sending its heartbeats, or their acks."""
+        """Let time pass. The played side continues to send heartbeats, or their acks."""
 
     def be_silent(self, for_ms: int) -> None:
         """Let time pass without any message of the played side."""
 
     def act(self, what: str, facts: dict[str, Any]) -> None:
-        """Make this happen at the real side: a task is submitted, a handler completes, a broker restarts."""
+        """Cause an event at the real side: a task is submitted, a handler completes, a broker restarts."""
 
     def see(self, what: str, facts: dict[str, Any]) -> str | None:
-        """Check that this is true at the real side now or soon. Returns None, or the reason why not."""
+        """Check that a fact is true at the real side, now or soon. Returns None, or the reason why not."""
 
 
 class Failed(AssertionError):
-    """The real side did not keep to the dialogue."""
+    """The real side did not follow the dialogue."""
 
 
 class Dialogue(Struct):
@@ -82,7 +82,7 @@ def load() -> list[Dialogue]:
 
 
 def play(dialogue: Dialogue, real: Side, stage: Stage) -> Bindings:
-    """Go through the dialogue line by line. Raises Failed with the first line that the real side did not keep to."""
+    """Play the dialogue line by line. Raises Failed with the first line that the real side did not follow."""
     course = _Course(real, stage)
     for number, line in enumerate(dialogue.lines, 1):
         try:
@@ -146,9 +146,9 @@ class _Course:
         self._stage.send(topic, body, render(line.get("peer"), self.bindings))
 
     def _expect(self, lines: list[dict[str, Any]]) -> dict[str, Any]:
-        """Wait for a message that fits one of these lines, and return that line.
+        """Wait for a message that matches one of these lines, and return that line.
 
-        Background messages and repetitions of earlier messages may come first; any other message fails the dialogue.
+        Background messages and repetitions of earlier messages may come first. Any other message fails the dialogue.
         """
         until_ms = self._stage.now_ms() + lines[0].get("within_ms", WITHIN_MS)
         skipped: list[str] = []

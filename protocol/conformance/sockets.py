@@ -1,7 +1,7 @@
 """The played side of a dialogue over real ZeroMQ sockets: a broker for a real worker, or handlers for a real broker.
 
-Each class is a `Stage` but for `act` and `see`, which only the owner of the real side can do: subclass it there. In
-real time only the order of the lines counts, and what a line itself times.
+Each class is a `Stage` without `act` and `see`, which only the owner of the real side can implement, in a subclass. In
+real time, only the order of the lines counts, and times within a line.
 """
 
 import json
@@ -22,7 +22,7 @@ BROKER_TOPICS: Final = {topics.RESULTS, topics.WORKERS, topics.results_to("b1")}
 
 
 def retry(problem: Callable[[], str | None]) -> str | None:
-    """Call this until it returns None, for at most `WITHIN_MS`. Returns its last answer."""
+    """Call `problem` until it returns None, for at most `WITHIN_MS`. Returns the last answer."""
     end = time.monotonic() + WITHIN_MS / 1000
     while (why := problem()) is not None and time.monotonic() <= end:
         time.sleep(RETRY_S)
@@ -42,16 +42,16 @@ class _RealTime:
         """Returns at once: in real time only the order of the lines counts."""
 
     def close(self) -> None:
-        """Close every socket. Call it when the real side has ended."""
+        """Close every socket, after the real side has ended."""
         self._context.destroy()
 
 
 class PlayedBroker(_RealTime):
-    """Binds both sockets of a broker, and acks heartbeats by itself."""
+    """Binds both sockets of a broker, and acknowledges heartbeats automatically."""
 
     def __init__(self, steps_endpoint: str, results_endpoint: str) -> None:
         super().__init__()
-        self.welcome: dict[str, Any] = {}  # the last one that was sent
+        self.welcome: dict[str, Any] = {}  # the last welcome that was sent
         self._subscribed: set[bytes] = set()
         self._acks_heartbeats = True
         self._steps = self._context.socket(zmq.XPUB)
@@ -61,7 +61,7 @@ class PlayedBroker(_RealTime):
         self._results.bind(results_endpoint)
 
     def send(self, topic: str, body: bytes, peer: str | None = None) -> None:
-        """Send a message, once the worker has subscribed its topic."""
+        """Send a message, after the worker has subscribed to its topic."""
         until_ms = self.now_ms() + WITHIN_MS
         while topic.encode() not in self._subscribed:  # a message sent earlier would be dropped
             if not self._steps.poll(max(0, until_ms - self.now_ms())):
@@ -99,7 +99,7 @@ class _Handler:
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", steps_endpoint: str, results_endpoint: str) -> None:
         self.steps = context.socket(zmq.SUB)
-        self.results = context.socket(zmq.XPUB)  # a PUB that learns of the broker's subscriptions
+        self.results = context.socket(zmq.XPUB)  # a PUB that receives the broker's subscriptions
         for socket, endpoint in ((self.steps, steps_endpoint), (self.results, results_endpoint)):
             socket.reconnect_ivl = 20
             socket.connect(endpoint)
@@ -115,7 +115,7 @@ class _Handler:
 class PlayedHandlers(_RealTime):
     """One level-1 worker, or the level-0 handlers with these names.
 
-    The worker's heartbeats are not played: each dialogue ends, or is silent, before a lease does.
+    The worker sends no heartbeats, because each dialogue ends, or is silent, before a lease is over.
     """
 
     def __init__(self, steps_endpoint: str, results_endpoint: str, peers: Sequence[str]) -> None:
@@ -126,7 +126,7 @@ class PlayedHandlers(_RealTime):
         self._handlers: dict[str | None, _Handler] = {}  # the worker is None, a level-0 handler is its name
 
     def connect(self) -> None:
-        """Connect all of them. The broker must be running."""
+        """Connect the worker or all handlers. The broker must be running."""
         peers: Sequence[str | None] = self._peers or [None]
         for peer in peers:
             self._handlers[peer] = handler = _Handler(self._context, *self._endpoints)
@@ -155,7 +155,7 @@ class PlayedHandlers(_RealTime):
             if self.now_ms() >= until_ms:
                 return None
             if self._unanswered_hello is not None:
-                # A new connection may have lost it; a worker resends it.
+                # A new connection may have lost the hello, which a worker resends.
                 self._handlers[None].results.send(self._unanswered_hello)
         peer = next(name for name, handler in self._handlers.items() if handler.steps in ready)
         topic, body = codec.split(self._handlers[peer].steps.recv())
@@ -168,7 +168,7 @@ class PlayedHandlers(_RealTime):
         time.sleep(for_ms / 1000)
 
     def discard_received(self) -> None:
-        """Drop what the broker sent while it stopped: a broker that is killed sends nothing."""
+        """Drop the messages that the broker sent while it stopped, because a killed broker sends none."""
         for handler in self._handlers.values():
             while handler.steps.poll(100):
                 handler.steps.recv()

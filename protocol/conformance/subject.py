@@ -1,6 +1,6 @@
-"""Drives a subject: a process around the pure session of an SDK, in pretended time, over its stdin and stdout.
+"""Drives a subject over its stdin and stdout, in simulated time. A subject is a process around the session of an SDK.
 
-README.md describes the lines that both exchange. The kit plays the broker.
+README.md describes the lines that the kit and the subject exchange. The kit plays the broker.
 """
 
 import json
@@ -19,14 +19,14 @@ from .dialogue import WORKER, Dialogue, Failed, Frame, play
 from .values import members
 
 REPLY_TIMEOUT_S: Final = 10.0
-# A session that sends without end while no time passes would never let the runner go on.
+# A session that sends without end while no time passes would block the runner forever.
 EXCHANGES_AT_ONE_TIME_MAX: Final = 1_000
-# A subject may ask to be woken without need, but not so often that the dialogue takes minutes.
+# A subject may ask for unnecessary ticks, but the dialogue must not take minutes.
 TICKS_MAX: Final = 100_000
 
 
 def grade(dialogue: Dialogue, command: Sequence[str], timeout_s: float = REPLY_TIMEOUT_S) -> str | None:
-    """Play the dialogue against a new process of this command. Returns None, or why the subject failed it."""
+    """Play the dialogue against a new process of this command. Returns None, or why the subject failed."""
     with _Process(command, timeout_s) as process:
         try:
             play(dialogue, "worker", _SubjectStage(dialogue, process))
@@ -36,7 +36,7 @@ def grade(dialogue: Dialogue, command: Sequence[str], timeout_s: float = REPLY_T
 
 
 class _Process:
-    """The subject's process: one line out, one line in."""
+    """The subject's process. Each line to its stdin is answered with one line on its stdout."""
 
     def __init__(self, command: Sequence[str], timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -61,12 +61,12 @@ class _Process:
             self._child.kill()
             self._child.wait()
         self._reader.join(1)
-        # A process that the subject started may still hold the pipe, and closing would wait for it.
+        # A process that the subject started may still hold the pipe, and `close` would wait for that process.
         if self._child.stdout is not None and not self._reader.is_alive():
             self._child.stdout.close()
 
     def exchange(self, op: dict[str, Any]) -> dict[str, Any]:
-        """Send one line and return the reply. Raises Failed when there is none, or none that can be read."""
+        """Send one line and return the reply. Raises Failed if there is no readable reply."""
         try:
             self._stdin.write(json.dumps(op) + "\n")
             self._stdin.flush()
@@ -88,14 +88,14 @@ class _Process:
         return reply
 
     def _read(self, stdout: IO[str]) -> None:
-        """Put each line into the queue, and an empty one at the end of the output."""
+        """Put each line into the queue, and an empty string at the end of the output."""
         for line in stdout:
             self._replies.put(line)
         self._replies.put("")
 
 
 class _SubjectStage:
-    """A worker's session in a process, in pretended time; its broker is played."""
+    """A worker's session in a process, in simulated time. Its broker is played."""
 
     def __init__(self, dialogue: Dialogue, process: _Process) -> None:
         given = dialogue.given
@@ -167,7 +167,7 @@ class _SubjectStage:
     # -- the subject --------------------------------------------------------------------------------------------------
 
     def _tick(self, until_ms: int) -> None:
-        """Go on to the time at which the session wants to act, or to `until_ms` if that is earlier."""
+        """Advance to the time at which the session must act next, or to `until_ms` if that is earlier."""
         wake_at_ms = until_ms if self._wake_at_ms is None else min(until_ms, int(-(-self._wake_at_ms // 1)))
         self._now_ms = max(self._now_ms + 1, wake_at_ms)
         self._exchanges = 0
@@ -194,7 +194,7 @@ class _SubjectStage:
                 pending.append({"op": "receive", "now_ms": self._now_ms, "frame": ack})
 
     def _apply(self, action: dict[str, Any]) -> str | None:
-        """Take one action of the subject. Returns the ack, where the action sends a heartbeat."""
+        """Perform one action of the subject. Returns the ack if the action sends a heartbeat."""
         match action["action"]:
             case "send":
                 return self._on_sent(action["frame"])

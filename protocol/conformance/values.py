@@ -1,4 +1,4 @@
-"""Patterns of values in dialogues: match a message against one, and render one as a message to send."""
+"""Patterns of values in dialogues: match a message against a pattern, and render a pattern as a message to send."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ Bindings: TypeAlias = dict[str, Any]
 def match(pattern: Any, value: Any, bindings: Bindings, at: str = "$") -> Iterator[str]:
     """Yield every difference between the value and the pattern. Members that the pattern does not name may differ.
 
-    Binds the names of `$bind` in `bindings`, also when the value differs elsewhere.
+    Binds the names of `$bind` in `bindings`, even if the value differs elsewhere.
     """
     if isinstance(pattern, dict) and ("$ref" in pattern or pattern.get("$bind") in bindings):
         pattern = render(pattern, bindings)
@@ -51,7 +51,7 @@ def _match_array(pattern: list[Any], value: Any, bindings: Bindings, at: str) ->
 
 
 def render(pattern: Any, bindings: Bindings) -> Any:
-    """The pattern as a value: each name as it is bound, or its example, which is then bound."""
+    """The pattern as a value. A name becomes its bound value, or its example, which is then bound."""
     if isinstance(pattern, dict):
         if "$ref" in pattern:
             return bindings[pattern["$ref"]]
@@ -70,7 +70,7 @@ def render(pattern: Any, bindings: Bindings) -> Any:
 
 
 def members(value: Any) -> Any:
-    """A decoded message as plain values, with every member, including those that were absent and have a default."""
+    """A decoded message as plain values, including absent members that have a default."""
     if isinstance(value, Struct):
         config = value.__struct_config__
         tag = {config.tag_field: config.tag} if config.tag_field else {}

@@ -9,7 +9,7 @@ DIRECTORY: Final = Path(__file__).parents[1] / "vectors"
 
 
 def load(name: str) -> Any:
-    """The content of `<name>.json`. Fails on a format that this kit does not know."""
+    """The content of `<name>.json`. Raises ValueError for a format that this kit does not support."""
     vectors = json.loads((DIRECTORY / f"{name}.json").read_text())
     if vectors["format"] != 1:
         raise ValueError(f"{name}.json has format {vectors['format']}; this kit reads format 1")
@@ -17,7 +17,7 @@ def load(name: str) -> Any:
 
 
 def body_of(vector: dict[str, Any]) -> bytes:
-    """The bytes that a `text`, a `base64` or `parts` describe."""
+    """The bytes of a vector with `text`, `base64` or `parts`."""
     if "text" in vector:
         return str(vector["text"]).encode()
     if "base64" in vector:
@@ -26,7 +26,7 @@ def body_of(vector: dict[str, Any]) -> bytes:
 
 
 def frames_of(vector: dict[str, Any]) -> list[bytes]:
-    """The frames of one message: exactly one, unless the vector is about the number of frames."""
+    """The frames of one message: one frame, unless the vector lists `frames`."""
     if "frames" not in vector:
         return [vector["topic"].encode() + body_of(vector)]
     return [body_of(frame) for frame in vector["frames"] for _ in range(frame.get("times", 1))]

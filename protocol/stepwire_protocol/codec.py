@@ -49,7 +49,8 @@ def split(data: bytes) -> tuple[bytes, bytes]:
 
 
 def decode_worker(body: bytes, bytes_max: int = limits.MESSAGE_BYTES_MAX) -> WorkerMessage:
-    """Decode a level-1 message of a worker. Raises InvalidMessage: ignore `unknown_type`, answer every other code."""
+    """Decode a level-1 message of a worker. Raises InvalidMessage: the caller ignores `unknown_type`, and answers every
+    other code."""
     strict_json.parse(body, bytes_max)
     try:
         message: WorkerMessage = _decode_worker(body)
@@ -117,12 +118,12 @@ def decode_steps_level0(body: bytes) -> StepsLevel0:
 
 
 def is_level1(body: bytes) -> bool:
-    """Has this message on `results ` a `type`? Level-0 answers have none."""
+    """True if a message on `results ` has a `type`. Level-0 answers have none."""
     return _peek(body).type is not None
 
 
 class Sender(NamedTuple):
-    """The members of a refused message that address the reply to its sender, each None where it cannot be read."""
+    """The members of a refused message that address the reply to its sender. A member is None if it cannot be read."""
 
     worker: str | None
     type: str | None
@@ -130,7 +131,7 @@ class Sender(NamedTuple):
 
 
 def sender_of(body: bytes) -> Sender:
-    """Read the sender from top-level members only: an output may hold a `worker` and a `rid` of its own."""
+    """Read the sender from top-level members only, because an output may also contain `worker` and `rid`."""
     seen = _peek(body)
     worker, kind, rid = seen.worker, seen.type, seen.rid
     return Sender(
@@ -212,7 +213,7 @@ def _peek(body: bytes) -> _Peek:
         return _decode_peek(body)
     except (msgspec.DecodeError, ValueError, RecursionError):
         pass
-    # The body is not JSON. Encoders write the short members first: all text before the first nested value is top level.
+    # The body is not JSON. Encoders write the short members first, and text before the first nested value is top level.
     nested = _FIRST_NESTED.search(body)
     seen = _Peek()
     for member in _MEMBER.finditer(body[: nested.start()] if nested else body[:4096]):

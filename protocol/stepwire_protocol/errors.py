@@ -1,4 +1,4 @@
-"""The codes with which a message is refused, each with its sentence. SPEC.md prints this table."""
+"""The codes of refused messages, each with a sentence. SPEC.md contains this table."""
 
 from typing import Final
 

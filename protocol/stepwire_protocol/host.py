@@ -1,8 +1,8 @@
 """Identifies this machine and its processes: a worker names itself in `hello`, and a broker on the same machine can
 check whether that process is alive.
 
-The only source is /proc. Where /proc is missing or belongs to another pid namespace, the functions return "" or None;
-the death of a worker cannot be proven there, and its lease decides.
+The only source is /proc. If /proc is missing or belongs to another pid namespace, the functions return "" or None. The
+death of a worker cannot be proven then, and its lease decides.
 """
 
 import os
@@ -15,17 +15,17 @@ _STATE, _GROUP, _SESSION, _STARTED = 0, 2, 3, 19
 class ProcessIdentity(NamedTuple):
     """A process as /proc/<pid>/stat describes it at one moment."""
 
-    state: str  # R, S, D, T, … or Z for a zombie, X for a dead one
+    state: str  # R, S, D, T, …, Z (zombie) or X (dead)
     group: int  # process group
     session: int
-    started: int  # clock ticks since boot; with the pid it identifies a process, also after the pid is reused
+    started: int  # clock ticks since boot; together with the pid, identifies a process even if the pid is reused
 
 
 def identity() -> str:
-    """`hello.host`: boot id, pid namespace and time namespace. Returns "" where /proc cannot be trusted.
+    """`hello.host`: boot id, pid namespace and time namespace. Returns "" if /proc cannot be trusted.
 
-    Two processes with equal values mean the same process by the same pid and start time. The time namespace is part
-    of it because the kernel reports start times in the time of the reader.
+    For two processes with equal values, a pid with a start time names the same process. The time namespace is included
+    because the kernel reports start times in the time of the reader.
     """
     try:
         if os.readlink("/proc/self") != str(os.getpid()):
@@ -38,7 +38,7 @@ def identity() -> str:
 
 
 def process(pid: int) -> ProcessIdentity | None:
-    """Returns None when there is no such process or it is not visible from here."""
+    """The process with this pid; None if it does not exist or is not visible from here."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()

@@ -1,4 +1,4 @@
-"""Every limit and time of the protocol, by name. SPEC.md prints this table; no other file repeats the numbers."""
+"""Every limit and time of the protocol, by name. SPEC.md contains this table; no other file repeats the numbers."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ PROTOCOL_LEVEL_0: Final = "1.0"
 PROTOCOL_LEVEL_1: Final = "2.0"
 VERSIONS_SUPPORTED: Final = (PROTOCOL_LEVEL_1,)
 
-INTEGER_MAX: Final = 2**53 - 1  # the JSON parser of every language reads it exactly
+INTEGER_MAX: Final = 2**53 - 1  # the largest integer that the JSON parsers of all languages read exactly
 DEPTH_MAX: Final = 32
 CONTAINERS_MAX: Final = 250_000  # arrays and objects in one message: 4 MiB of brackets would take a second to read
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024  # the largest message a peer may send; the socket disconnects at twice that
@@ -28,7 +28,7 @@ STEPS_RETRANSMIT_MS: Final = 300
 STEPS_RETRANSMIT_MAX_MS: Final = 3_000
 RESULTS_RETRANSMIT_MS: Final = 500
 RESULTS_RETRANSMIT_MAX_MS: Final = 5_000
-RESULTS_BROADCAST_FROM_TRY: Final = 3  # from this try on to every broker as well
+RESULTS_BROADCAST_FROM_TRY: Final = 3  # from this try on, results are also sent to every other broker
 START_RETRANSMIT_MS: Final = 300
 START_RETRANSMIT_MAX_MS: Final = 3_000
 ADOPT_RETRY_MS: Final = 1_000

@@ -1,7 +1,7 @@
 """The messages of the protocol as frozen types: one struct per message, distinguished by the tag `type`.
 
-Workers send the subclasses of FromWorker, brokers those of FromBroker. Business data (contexts, configurations,
-outputs) stays raw JSON from the socket to the database and back: the broker never decodes it.
+Workers send subclasses of FromWorker, brokers send subclasses of FromBroker. Business data (contexts, configurations,
+outputs) stays raw JSON from the socket to the database and back. The broker never decodes business data.
 """
 
 from typing import Annotated, Final, Literal, TypeAlias
@@ -15,7 +15,7 @@ EMPTY_OBJECT: Final = Raw(b"{}")
 
 
 def _whole(pattern: str) -> str:
-    """A pattern of the whole string. Python's `$` alone would also match before a final line end."""
+    """A pattern for the whole string. Python's `$` alone would also match before a final line end."""
     return f"^{pattern}(?!\\n)$"
 
 
@@ -53,7 +53,7 @@ class FromWorker(Struct, frozen=True, kw_only=True, tag_field="type", omit_defau
 
 
 class Hello(FromWorker, frozen=True, kw_only=True, tag="hello"):
-    """A worker introduces itself: at start, on `here`, after it dropped a session. Resent until answered."""
+    """A worker introduces itself: at its start, after `here`, and after it dropped a session. Resent until answered."""
 
     n: Count
     versions: list[str]
@@ -77,7 +77,8 @@ class Hello(FromWorker, frozen=True, kw_only=True, tag="hello"):
 
 
 class Heartbeat(FromWorker, frozen=True, kw_only=True, tag="heartbeat"):
-    """A ping. `n` rises; the worker remembers when it sent each, and the ack renews its lease from that time."""
+    """The worker is alive. `n` increases. The ack with the same `n` renews the lease from the time when the worker sent
+    the heartbeat."""
 
     n: Count
     next: dict[BrokerId, Id] = {}
@@ -87,7 +88,7 @@ class Heartbeat(FromWorker, frozen=True, kw_only=True, tag="heartbeat"):
 
 
 class Bye(FromWorker, frozen=True, kw_only=True, tag="bye"):
-    """The worker takes no new steps, and ends when it holds none."""
+    """The worker accepts no new steps, and ends when it holds none."""
 
     n: Count = 0
     drain: bool = True
@@ -98,7 +99,7 @@ class Gone(FromWorker, frozen=True, kw_only=True, tag="gone"):
 
 
 class Accept(FromWorker, frozen=True, kw_only=True, tag="accept", gc=False):
-    """The worker has received and kept the batch. `free` is its credit for this broker after the batch."""
+    """The worker has accepted the batch. `free` is its credit for this broker after the batch."""
 
     session: SessionId
     batch_id: BatchId
@@ -106,7 +107,7 @@ class Accept(FromWorker, frozen=True, kw_only=True, tag="accept", gc=False):
 
 
 class Refuse(FromWorker, frozen=True, kw_only=True, tag="refuse"):
-    """These items of the batch will not run in this delivery: the worker keeps a tombstone of each."""
+    """The worker will not run these items of the batch. It keeps a tombstone of each, so they never start later."""
 
     session: SessionId
     batch_id: BatchId
@@ -156,7 +157,7 @@ class Result(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Results(FromWorker, frozen=True, kw_only=True, tag="results"):
-    """Outcomes of steps of one batch. `rid` numbers the results messages of a worker, and is the key of the ack."""
+    """Outcomes of steps of one batch. `rid` numbers the results messages of a worker; the ack names it."""
 
     session: SessionId
     deployment: str
@@ -191,7 +192,7 @@ class FromBroker(Struct, frozen=True, kw_only=True, tag_field="type", omit_defau
 
 
 class Endpoints(Struct, frozen=True):
-    """The endpoints of a broker's two sockets, as a worker connects to them."""
+    """The endpoints of a broker's two sockets, for workers to connect to."""
 
     broker: str
     steps: str
@@ -206,7 +207,8 @@ class Here(FromBroker, frozen=True, kw_only=True, tag="here"):
 
 
 class Welcome(FromBroker, frozen=True, kw_only=True, tag="welcome"):
-    """The session is open. `n` is that of the hello, and the worker's lease runs from when it sent that hello."""
+    """The session is open. `n` is the number of the hello. The lease begins at the time when the worker sent that
+    hello."""
 
     session: SessionId
     deployment: str
@@ -218,7 +220,8 @@ class Welcome(FromBroker, frozen=True, kw_only=True, tag="welcome"):
 
 
 class HeartbeatAck(FromBroker, frozen=True, kw_only=True, tag="heartbeat_ack"):
-    """The ack of heartbeat `n`: renews the lease from when the worker sent it. `quiet` and `quit` are orders."""
+    """The ack of heartbeat `n`. Renews the lease from the time when the worker sent that heartbeat. `quiet`: accept no
+    new steps. `quit`: drain and end."""
 
     session: SessionId
     n: Count
@@ -239,7 +242,7 @@ class StepMetadata(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
 
 
 class StepRequest(Struct, frozen=True, kw_only=True, gc=False):
-    """One step as a worker receives it: the members of level 0, and those that level 1 adds."""
+    """One step as a worker receives it: the members of level 0, and the additional members of level 1."""
 
     step_id: Id
     task_id: Id
@@ -255,7 +258,7 @@ class StepRequest(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Steps(FromBroker, frozen=True, kw_only=True, tag="steps"):
-    """A batch of steps to run. The broker resends the same bytes until it has an answer."""
+    """A batch of steps to run. The broker resends the same bytes until the worker answers."""
 
     session: SessionId
     batch_id: BatchId
@@ -264,14 +267,14 @@ class Steps(FromBroker, frozen=True, kw_only=True, tag="steps"):
 
 
 class Go(FromBroker, frozen=True, kw_only=True, tag="go"):
-    """These at_most_once steps are granted, and the grant is committed: the worker runs them."""
+    """The broker has committed the grant of these at_most_once steps. The worker runs them."""
 
     session: SessionId
     items: Items
 
 
 class Cancel(FromBroker, frozen=True, kw_only=True, tag="cancel"):
-    """The worker stops these steps, or never starts them. Resent until they are absent from `holding`."""
+    """The worker must stop these steps, or never start them. Resent until they are absent from `holding`."""
 
     session: SessionId
     items: Items
@@ -279,7 +282,7 @@ class Cancel(FromBroker, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Ack(FromBroker, frozen=True, kw_only=True, tag="ack"):
-    """These results messages are committed, or can no longer matter: the worker forgets them."""
+    """The broker has committed these results messages, or does not need them. The worker forgets them."""
 
     rids: list[Id]
 
@@ -292,7 +295,8 @@ class Adopt(FromBroker, frozen=True, kw_only=True, tag="adopt"):
 
 
 class Reset(FromBroker, frozen=True, kw_only=True, tag="reset"):
-    """The broker rejects the session with number `next`. Valid only if that is the worker's current number for it."""
+    """The broker rejects the session with the number `next`. Valid only if this is the worker's current session number
+    for the broker."""
 
     next: Count
     code: ResetCode
@@ -300,11 +304,12 @@ class Reset(FromBroker, frozen=True, kw_only=True, tag="reset"):
 
 
 class Refused(FromBroker, frozen=True, kw_only=True, tag="refused"):
-    """The broker refused a message of this worker. `rid` is set for a results message that it will never accept."""
+    """The broker refused a message of this worker. `rid` is set for a results message that the broker will never
+    accept."""
 
     code: str
     message: str
-    refused: str | None = None  # the type of the refused message, where it could be read
+    refused: str | None = None  # the type of the refused message, if it could be read
     rid: int | None = None
 
 
@@ -333,7 +338,8 @@ class StepRequestLevel0(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StepsLevel0(Struct, frozen=True, kw_only=True):
-    """A level-0 batch. `to` is the first member on the wire: the broker narrowed the peer's subscription to it."""
+    """A level-0 batch. `to` is the first member on the wire, because the broker narrows the peer's subscription to
+    it."""
 
     to: str | UnsetType = UNSET  # absent only in the original form of this message
     batch_id: BatchId

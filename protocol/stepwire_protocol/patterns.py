@@ -1,8 +1,8 @@
-"""Patterns over names of `::`-separated segments: handlers that a worker offers, step paths that a route matches.
+"""Patterns for names of `::`-separated segments: handlers that a worker offers, and step paths that a rule matches.
 
-`*` as a segment matches exactly one segment, `**` any number of segments, `*` inside a segment any number of its
-characters; everything else is literal. Matching keeps one position to return to, never several, so that its time is at
-most the length of the pattern times that of the name, even for a hostile pattern.
+`*` as a segment matches exactly one segment, `**` any number of segments, and `*` inside a segment any number of its
+characters; everything else is literal. The matcher keeps only one position to return to. Its time is therefore at most
+the length of the pattern times the length of the name, even for a hostile pattern.
 """
 
 from functools import lru_cache
@@ -21,7 +21,7 @@ class Pattern(NamedTuple):
     def matches(self, name: str) -> bool:
         globs, segments = self.globs, name.split(SEPARATOR)
         at = taken = 0
-        back_to: int | None = None  # the last `**`: at a mismatch it takes one more segment
+        back_to: int | None = None  # the last `**`: after a mismatch, it matches one more segment
         back_taken = 0
         while taken < len(segments):
             if at < len(globs) and globs[at] is None:
@@ -39,7 +39,7 @@ class Pattern(NamedTuple):
 
 
 def is_pattern(text: str) -> bool:
-    """Can the text match more than one name?"""
+    """True if the text can match more than one name."""
     return "*" in text
 
 
@@ -59,7 +59,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def covers(wide: Pattern, narrow: Pattern) -> bool:
-    """Does `wide` match every name that `narrow` matches?"""
+    """True if `wide` matches every name that `narrow` matches."""
     known: dict[tuple[int, int], bool] = {}
 
     def from_here(w: int, n: int) -> bool:
@@ -76,7 +76,7 @@ def covers(wide: Pattern, narrow: Pattern) -> bool:
             return from_here(w + 1, n) or (n < len(narrow.globs) and from_here(w, n + 1))
         if n == len(narrow.globs) or narrow.globs[n] is None:
             return False
-        # A star can match any text, so that the sample has a character there that no literal has.
+        # A star can match any text, so in the sample each star is a character that no literal contains.
         sample = _NEVER_WRITTEN.join(narrow.globs[n] or ())
         return _segment_matches(wide.globs[w] or (), sample) and from_here(w + 1, n + 1)
 
@@ -87,7 +87,7 @@ _NEVER_WRITTEN: Final = "\0"
 
 
 def _segment_matches(pieces: tuple[str, ...], segment: str) -> bool:
-    """Match the first and last piece at the ends and the others between, each at the leftmost place."""
+    """Match the first and the last piece at the ends, and each other piece at the leftmost position between them."""
     if len(pieces) == 1:
         return segment == pieces[0]
     first, last = pieces[0], pieces[-1]

@@ -1,7 +1,7 @@
 """Level 1 over HTTP, for networks that ZeroMQ cannot cross: the bodies of `/v1/worker/…` and of the answers.
 
-The bodies are the messages of the bus, without a topic; the path of a call is its type. SPEC.md, section 23, has the
-rules.
+The bodies are the messages of the bus, without a topic; the path of a call is its type. SPEC.md, section 23, specifies
+the rules.
 """
 
 from collections.abc import Callable
@@ -44,10 +44,10 @@ class FromPoller(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LeaseCall(FromPoller, frozen=True, kw_only=True):
-    """The worker asks for steps. `holding` lists every step that it was given and still has.
+    """The worker asks for steps. `holding` lists every step that the worker has received and still holds.
 
-    `n` rises with each lease call and each bye: a call with a lower one is out of date. Without `session`, or with one
-    that is over, the broker opens a session and answers at once. `free` is the number of steps that may come now.
+    `n` increases with each lease call and each bye; a call with a lower `n` is out of date. Without a valid `session`,
+    the broker opens a session and answers at once. `free` is the maximum number of steps in the answer.
     """
 
     n: Id
@@ -68,7 +68,7 @@ class LeaseCall(FromPoller, frozen=True, kw_only=True):
 
 
 class HeartbeatCall(FromPoller, frozen=True, kw_only=True):
-    """The worker is alive, with these states of its steps. Gives no step back. `progress` is for people."""
+    """The worker is alive, and reports the states of its steps. The call returns no step. `progress` is for people."""
 
     n: Count = 0
     session: SessionId
@@ -84,7 +84,7 @@ class StartCall(FromPoller, frozen=True, kw_only=True):
 
 
 class ResultsCall(FromPoller, frozen=True, kw_only=True):
-    """Outcomes of steps of one batch. The worker repeats the call until it has an answer."""
+    """Outcomes of steps of one batch. The worker repeats the call until the broker answers."""
 
     session: SessionId
     deployment: str
@@ -95,7 +95,7 @@ class ResultsCall(FromPoller, frozen=True, kw_only=True):
 
 
 class ByeCall(FromPoller, frozen=True, kw_only=True):
-    """The worker ends. It finishes the steps in `holding`; without `drain` they are lost."""
+    """The worker ends. With `drain`, it finishes the steps in `holding`; without, they are lost."""
 
     n: Id
     session: SessionId
@@ -112,7 +112,7 @@ class ToPoller(Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Leased(ToPoller, frozen=True, kw_only=True, tag="steps"):
-    """Steps to run. Without steps, `batch_id` is null. The lease runs from when the worker sent the call."""
+    """Steps to run. Without steps, `batch_id` is null. The lease begins at the time when the worker sent the call."""
 
     session: SessionId
     deployment: str
@@ -129,7 +129,7 @@ class Leased(ToPoller, frozen=True, kw_only=True, tag="steps"):
 
 
 class HeartbeatAnswer(ToPoller, frozen=True, kw_only=True, tag="heartbeat_ack"):
-    """Renews the lease from when the worker sent the heartbeat. The items in `cancel` must stop, or never start."""
+    """Renews the lease from the time when the worker sent the heartbeat. Items in `cancel` must stop or never start."""
 
     session: SessionId
     n: Count
@@ -140,7 +140,7 @@ class HeartbeatAnswer(ToPoller, frozen=True, kw_only=True, tag="heartbeat_ack"):
 
 
 class StartAnswer(ToPoller, frozen=True, kw_only=True, tag="go"):
-    """`items` are granted, and the grant is committed: run them. The items in `cancel` must never start."""
+    """The broker has committed the grant of `items`: the worker runs them. The items in `cancel` must never start."""
 
     session: SessionId
     items: list[Item]
@@ -148,13 +148,13 @@ class StartAnswer(ToPoller, frozen=True, kw_only=True, tag="go"):
 
 
 class ResultsAnswer(ToPoller, frozen=True, kw_only=True, tag="ack"):
-    """These results are committed, or can no longer matter: the worker forgets them."""
+    """The broker has committed these results, or does not need them. The worker forgets them."""
 
     rids: list[Id]
 
 
 class ByeAnswer(ToPoller, frozen=True, kw_only=True, tag="bye"):
-    """`ended`: the session is over. Otherwise it ends with the last step that the worker holds."""
+    """`ended`: the session has ended. Otherwise it ends with the last step that the worker holds."""
 
     ended: bool
 

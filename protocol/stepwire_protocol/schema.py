@@ -1,8 +1,8 @@
 """Generates the JSON Schema of every message from its type, for editors, validators and other languages.
 
-`python -m stepwire_protocol.schema` writes the files in protocol/schema/; a test fails when they are out of date. A
-schema describes the members. The rules for a whole message (no duplicate key, no integer beyond 2^53 - 1 in business
-data, the depth) are in SPEC.md and in the vectors.
+`python -m stepwire_protocol.schema` writes the files in protocol/schema/; a test fails if they are out of date. A
+schema describes members. SPEC.md and the vectors specify the rules for a whole message: no duplicate key, no integer
+beyond 2^53 - 1 in business data, the maximum depth.
 """
 
 import json
@@ -138,7 +138,7 @@ def _schema(kind: inspect.Type, definitions: dict[str, Any]) -> dict[str, Any]:
         case inspect.NoneType():
             return {"type": "null"}
         case inspect.StrType():
-            # Python's `$` also matches before a final line end; that of JSON Schema does not.
+            # Python's `$` also matches before a final line end; the `$` of JSON Schema does not.
             pattern = {"pattern": kind.pattern.replace(r"(?!\n)$", "$")} if kind.pattern else {}
             return {"type": "string", **_bounds(kind, _STRING_BOUNDS), **pattern}
         case inspect.LiteralType():

@@ -1,10 +1,11 @@
 """Parses JSON strictly, before a body is decoded into a type.
 
-msgspec skips `Raw` members without checking them: duplicate keys, U+0000, a depth of 200 or integers of 5,000 digits
-in a context or an output would pass, and break the database or a reader later. This module checks every byte once.
-The common case takes less than a microsecond per kilobyte, all in C: a decode, an encode that must give the same text
-(a duplicate key would be missing from it), and a few searches. Other texts are checked more closely, in time linear in
-their length: a hostile message must not stop the broker.
+msgspec does not check `Raw` members. Duplicate keys, U+0000, a depth of 200 or integers of 5,000 digits in a context or
+an output would be accepted, and break the database or a reader later. This module therefore checks every byte.
+
+The common case takes less than a microsecond per kilobyte, all in C: a decode, an encode that must produce the same
+text (a duplicate key would be missing), and a few searches. Other texts are checked more closely, in linear time,
+because a hostile message must not stop the broker.
 """
 
 import gc
@@ -31,7 +32,7 @@ def parse(body: bytes, bytes_max: int = MESSAGE_BYTES_MAX) -> dict[str, Any]:
         raise InvalidMessage("empty")
     if len(body) < _LARGE_BYTES or not gc.isenabled():
         return _parse(body)
-    # A hundred thousand new lists would start the collector many times, and plain JSON has no cycles to collect.
+    # Many new lists would start the collector many times, and plain JSON has no cycles to collect.
     gc.disable()
     try:
         return _parse(body)
@@ -75,20 +76,21 @@ _STEPS: Final = bytes(1 if c in b"[{" else 255 for c in range(256))  # read as s
 
 
 def _is_plainly_shallow(body: bytes) -> bool:
-    """True when no line of the indented text is as deep as the limit. A string has no line ends."""
+    """True if no line of the indented text is indented as deep as the limit. Strings contain no line ends."""
     if len(body) < _LARGE_BYTES:
         return _INDENTED not in msgspec.json.format(body, indent=1)
-    # Indented, a deep and long text would be a thousand times longer.
+    # Indentation could make a deep, long text a thousand times longer.
     return _opened(body) <= DEPTH_MAX
 
 
 def _opened(body: bytes) -> int:
-    """The maximum number of arrays and objects. Brackets in strings count as well."""
+    """An upper bound of the number of arrays and objects: brackets in strings are counted as well."""
     return body.count(b"[") + body.count(b"{")
 
 
 def _check_depth(body: bytes) -> None:
-    """Remove innermost pairs while the text becomes much shorter, then count the depth of the rest."""
+    """Check the depth. Removes innermost pairs while the text becomes much shorter, then counts the depth of the
+    rest."""
     brackets = _outside_strings(body).translate(None, _NOT_BRACKETS)
     peeled = 0
     while brackets:
@@ -119,7 +121,7 @@ _INTEGER_MAX: Final = str(INTEGER_MAX).encode()
 
 def _check_integers(body: bytes) -> None:
     text = _outside_strings(body)
-    # A number with a fraction or an exponent is a float. Its second minus must not look like that of an integer.
+    # A number with a fraction or an exponent is a float. The minus of its exponent must not begin an integer.
     numbers = text.replace(b"e-", b"ee").replace(b"E-", b"ee").translate(_NUMBERS)
     for long_integer in _LONG_INTEGER.finditer(numbers):
         start, end = long_integer.span(1)
@@ -128,7 +130,8 @@ def _check_integers(body: bytes) -> None:
 
 
 def _check_keys(body: bytes, encoded: bytes) -> None:
-    """Count the keys: the text differs from msgspec's in its spelling (escapes, floats) or by a duplicate key."""
+    """Count the keys, because the text differs from msgspec's in its spelling (escapes, floats) or by a duplicate
+    key."""
     if _outside_strings(body).count(b":") == _outside_strings(encoded).count(b":"):
         return
     if len(body) < _LARGE_BYTES:
@@ -156,7 +159,7 @@ _FAULTS: Final = (
 
 
 def _raise_invalid(body: bytes, error: Exception) -> NoReturn:
-    """Raise InvalidMessage with the code that the decoder's reason has on the wire."""
+    """Raise InvalidMessage with the wire code for the decoder's error."""
     if isinstance(error, RecursionError):
         raise InvalidMessage("too_deep", f"the nesting is deeper than {DEPTH_MAX}")
     try:
@@ -164,8 +167,8 @@ def _raise_invalid(body: bytes, error: Exception) -> NoReturn:
     except UnicodeDecodeError as fault:
         raise InvalidMessage("not_utf8", f"byte {fault.start} is not UTF-8") from None
     reason = str(error)
-    for words, code in _FAULTS:
-        if words in reason:
+    for message, code in _FAULTS:
+        if message in reason:
             raise InvalidMessage(code)
     at = _BYTE.search(reason)
     if at and body.startswith((b"NaN", b"Infinity"), int(at[1])):

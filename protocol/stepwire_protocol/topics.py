@@ -1,4 +1,4 @@
-"""Topics: one frame is `topic`, one space, JSON. Every topic ends with that space and is subscribed including it.
+"""Topics. A frame is a topic, one space, JSON. The constants and subscriptions of topics include that space.
 
 Without the space, a subscription of `results@b1` would also receive the messages to `results@b10`.
 """
@@ -20,22 +20,23 @@ _WORKER_TOPIC: Final = re.compile(rb"@(" + WORKER_PATTERN.encode() + rb") ")
 
 
 def to_worker(worker: str) -> bytes:
-    """The topic that only this worker subscribes."""
+    """The topic of this worker. No other worker subscribes to it."""
     return b"@" + worker.encode() + b" "
 
 
 def results_to(broker: str) -> bytes:
-    """The topic that only this broker subscribes. A worker sends its results to the owner of the step there."""
+    """The topic of this broker. No other broker subscribes to it. Workers send results for its steps on this topic."""
     return b"results@" + broker.encode() + b" "
 
 
 def to_peer(to: str) -> bytes:
-    """The first bytes of every batch to this level-0 peer. The broker narrows its subscription of `steps` to them."""
+    """The first bytes of every batch to this level-0 peer. The broker narrows the peer's subscription of `steps` to
+    them."""
     return STEPS + b'{"to":"%s",' % to.encode()
 
 
 def worker_of(topic: bytes) -> str | None:
-    """The worker that subscribes this topic, or None when it is not a worker's own topic."""
+    """The worker that subscribes to this topic, or None if it is not the topic of a worker."""
     parts = _WORKER_TOPIC.fullmatch(topic)
     return parts[1].decode() if parts else None
 

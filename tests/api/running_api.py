@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from stepwire_broker.api import listening, token
 from stepwire_broker.api.server import Server
+from stepwire_broker.core.answers import answers
 from stepwire_broker.core.definitions.settings import (
     BrokerSettings,
     BusSettings,
@@ -21,7 +22,6 @@ from stepwire_broker.core.definitions.settings import (
     LimitSettings,
     Settings,
 )
-from stepwire_broker.core.model import answers
 from stepwire_broker.core.model.events import Command
 from stepwire_broker.engine import Engine
 from stepwire_broker.executors.registry import Executors

@@ -12,7 +12,7 @@ from stepwire_broker.api import access, server
 from stepwire_broker.api.app import Application
 from stepwire_broker.api.operations import OPERATIONS
 from stepwire_broker.api.token import Grant, add_token
-from stepwire_broker.core.model.scopes import Scope
+from stepwire_broker.core.answers.scopes import Scope
 
 from .running_api import Api
 

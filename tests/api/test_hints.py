@@ -9,7 +9,7 @@ import stepwire_broker.core
 from stepwire_broker.api import hints as api_hints
 from stepwire_broker.api.operations import OPERATIONS
 from stepwire_broker.cli import hints as cli_hints
-from stepwire_broker.core.model.hints import TEXTS, Hint, HintCode, hint_text
+from stepwire_broker.core.answers.hints import TEXTS, Hint, HintCode, hint_text
 
 CORE = Path(stepwire_broker.core.__file__).parent
 COMMAND = re.compile(r"\bstepwire [a-z]+|--[a-z]+")

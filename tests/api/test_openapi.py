@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from stepwire_broker.api import openapi
 from stepwire_broker.api.app import Application
 from stepwire_broker.api.operations import OPERATIONS
-from stepwire_broker.core.model.answers import CommandRefused
+from stepwire_broker.core.answers.answers import CommandRefused
 
 from .running_api import Api
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from stepwire_broker.api import token
 from stepwire_broker.api.polling import gateway
+from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.core.definitions.settings import (
     BatchSettings,
     ExecutionSettings,
@@ -21,7 +22,6 @@ from stepwire_broker.core.definitions.settings import (
     RuleSettings,
     Settings,
 )
-from stepwire_broker.core.model.scopes import Scope
 from stepwire_broker.core.model.states import StepState
 
 from .poller import Item, Poller

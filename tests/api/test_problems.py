@@ -4,8 +4,8 @@ from typing import get_args
 
 import pytest
 from stepwire_broker.api import http_problems
-from stepwire_broker.core.model.answers import CommandRefused, RefusedCode
-from stepwire_broker.core.model.hints import Hint, HintCode
+from stepwire_broker.core.answers.answers import CommandRefused, RefusedCode
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_protocol.errors import InvalidMessage
 
 from .running_api import Api

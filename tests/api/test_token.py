@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from stepwire_broker.api import token
 from stepwire_broker.api.token import Grant, TokenError
-from stepwire_broker.core.model.scopes import Scope
+from stepwire_broker.core.answers.scopes import Scope
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,9 @@ sent. The database alone never does.
 from typing import Final
 
 from . import ledgers as lines
-from .evidence import LEVEL0_GRACE_NS, Case, Run, Witnesses
+from .database import Case
 from .story import Outcome, StepStory
+from .witnesses import LEVEL0_GRACE_NS, Run, Witnesses
 
 FIRST_INSTRUCTION_NS: Final = 100_000_000  # after the end of a pause: many threads continue at once
 ROUNDING_MS: Final = 2  # two clocks, each in whole milliseconds

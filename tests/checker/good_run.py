@@ -120,14 +120,19 @@ def run(directory: Path) -> Evidence:
         eventually(lambda: len(_runs_of(site, late, "a")) == 4 or None, "the late steps to start elsewhere", 20)
         site.open_gate("loop")
         eventually(lambda: site.task(unanswered)["attention"] == "held" or None, "the payment to be held", 20)
-        for task_id in (*tasks, *slept, *late, held, slow, cancelled):
-            eventually(partial(_has_ended, site, task_id), f"task {task_id} to end", 20)
-        eventually(lambda: _all_acked(site) or None, "every result to be acknowledged")
-        broker.ask_to_end()
-        broker.wait()
+        _end(site, broker, (*tasks, *slept, *late, held, slow, cancelled))
         shutil.copytree(site.ledgers, directory / "ledgers")
         shutil.copy(site.database, directory / "state.db")
     return Evidence(directory / "state.db", directory / "ledgers")
+
+
+def _end(site: Site, broker: Program, tasks: Sequence[int]) -> None:
+    """Wait until every task has ended and every result is acknowledged, then stop the broker."""
+    for task_id in tasks:
+        eventually(partial(_has_ended, site, task_id), f"task {task_id} to end", 20)
+    eventually(lambda: _all_acked(site) or None, "every result to be acknowledged")
+    broker.ask_to_end()
+    broker.wait()
 
 
 def _order(site: Site, path: str, body: dict[str, Any]) -> None:

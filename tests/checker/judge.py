@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from . import causes
-from .evidence import Case, Database, Witnesses
+from .database import Case, Database
 from .ledgers import read
 from .promises import AT_THE_END, CASE_RULES, WHOLE_RULES
 from .promises.common import CaseRule, Judged, is_unknown
 from .story import Offence
 from .timeline import Moment, of_step, of_task
+from .witnesses import Witnesses
 
 LEASE_MS: Final = 10_000
 SHOWN_MAX: Final = 20

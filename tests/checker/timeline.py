@@ -5,8 +5,9 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from . import ledgers as lines
-from .evidence import Case, Witnesses
+from .database import Case
 from .story import STEP_MOVES
+from .witnesses import Witnesses
 
 MOMENTS_MAX: Final = 60
 FAULTS_MAX: Final = 20

@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 from stepwire_broker.core import explain
+from stepwire_broker.core.answers.answers import CommandRefused
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.commit.decision import BreakerChanged
 from stepwire_broker.core.definitions.settings import (
     BreakerSettings,
@@ -21,8 +23,6 @@ from stepwire_broker.core.guards.allowance import BreakerSet, SetBreaker
 from stepwire_broker.core.guards.guard import GUARDS_MAX, Guard
 from stepwire_broker.core.intake.commands import CancelTask
 from stepwire_broker.core.model import events
-from stepwire_broker.core.model.answers import CommandRefused
-from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_protocol import messages as wire
 
 from .world import BROKER, DEPLOYMENT, DIES_MS, ONE, W2, W, World, held, one, steps, worker_id

@@ -2,10 +2,10 @@
 
 import msgspec
 import pytest
+from stepwire_broker.core.answers.answers import CommandRefused, Done
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
 from stepwire_broker.core.model import events
-from stepwire_broker.core.model.answers import CommandRefused, Done
-from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_protocol import messages as wire
 
 from .world import CHAIN, DIES_MS, ONCE, ONE, W2, World, held, item_of, once, one, steps

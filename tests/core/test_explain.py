@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 from stepwire_broker.core import explain
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.definitions.settings import ExecutionSettings, LimitSettings, RuleSettings, Settings
 from stepwire_broker.core.guards.allowance import SetBreaker
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask
 from stepwire_broker.core.intake.routing_rules import SetRule
 from stepwire_broker.core.loading.residency import restored
 from stepwire_broker.core.model import events
-from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.workers.executor_control import PauseExecutor, ResumeExecutor
 from stepwire_protocol import messages as wire
 

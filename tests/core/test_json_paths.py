@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from stepwire_broker.core.definitions.input_mapping import mapped
-from stepwire_broker.core.definitions.json_paths import NOTHING, value_at
+from stepwire_broker.core.reading.json_paths import NOTHING, value_at
 
 VALUE = {"list": [10, {"a": None}], "2": "two"}
 

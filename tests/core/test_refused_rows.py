@@ -1,8 +1,8 @@
 """The database refuses the rows of one task, or a submission: no message that depends on them is ever sent."""
 
+from stepwire_broker.core.answers.answers import CommandRefused, Done
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask
 from stepwire_broker.core.model import events
-from stepwire_broker.core.model.answers import CommandRefused, Done
 from stepwire_protocol import messages as wire
 
 from .world import CHAIN, ONE, W, World, steps

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stepwire_broker.core.answers.answers import CommandRefused
 from stepwire_broker.core.definitions.settings import (
     CanarySettings,
     ExecutionSettings,
@@ -16,7 +17,6 @@ from stepwire_broker.core.definitions.settings import (
 from stepwire_broker.core.intake.commands import PauseTask, ResolveStep, ResumeTask, RetryTask
 from stepwire_broker.core.intake.routing_rules import SetRule
 from stepwire_broker.core.model import events
-from stepwire_broker.core.model.answers import CommandRefused
 from stepwire_broker.core.model.targets import LOCAL
 from stepwire_broker.core.model.worker_session import own_worker
 from stepwire_broker.core.routing.router import (

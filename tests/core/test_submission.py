@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
+from stepwire_broker.core.answers.answers import Applied, CommandRefused, TasksSubmitted
 from stepwire_broker.core.definitions.settings import LimitSettings, Settings
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask
 from stepwire_broker.core.model import events
-from stepwire_broker.core.model.answers import Applied, CommandRefused, TasksSubmitted
 from stepwire_broker.core.model.commit_group import Committed, WorkflowOutcome
 
 from .world import CHAIN, ONE, W, World, one, steps

@@ -10,17 +10,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stepwire_broker.core.definitions.document_problems import PROBLEMS_MAX, InvalidWorkflow
 from stepwire_broker.core.definitions.settings import LimitSettings
 from stepwire_broker.core.definitions.step_definition import BackoffPolicy
 from stepwire_broker.core.definitions.step_reader import DOCUMENT_BYTES_MAX
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.definitions.trigger_rules import Compare, DependencyEnded, Every, Some
-from stepwire_broker.core.definitions.workflow import (
-    Workflow,
-    read_workflow,
-    stored_workflow,
-)
+from stepwire_broker.core.definitions.workflow import Workflow, read_workflow, stored_workflow
+from stepwire_broker.core.reading.document_problems import PROBLEMS_MAX, InvalidWorkflow
 from stepwire_broker.definition_files import read_document
 
 ORDER = """\

@@ -1,4 +1,4 @@
-"""A page of documentation as what is to be done, in its order."""
+"""Reads a page of documentation as blocks to run, in their order."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ _SETUP: Final = re.compile(r"^<!-- *setup(?: +(?P<word>file|terminal): *(?P<rest
 
 
 class Block(NamedTuple):
-    """`word` and `rest` are what the comment above it says; a block without one is what its language says."""
+    """A block of a page. `word` and `rest` come from the comment above it; without one, the language decides."""
 
     line: int
     language: str
@@ -38,22 +38,22 @@ class Block(NamedTuple):
 
 
 class Malformed(Exception):
-    """The page holds something that is neither run nor marked."""
+    """The page holds a block that is neither run nor marked."""
 
 
 def pages() -> list[Path]:
-    """What is done as it is written."""
+    """The pages whose blocks are run."""
     return _matching(PATTERNS)
 
 
 def documents() -> list[Path]:
-    """What is read."""
+    """All pages whose links are checked."""
     return _matching((*PATTERNS, *(f"{room}/**/*.md" for room in ROOMS)))
 
 
 def _matching(patterns: Iterable[str]) -> list[Path]:
-    found = {path for pattern in patterns for path in REPOSITORY.glob(pattern)}
-    return sorted(path for path in found if "node_modules" not in path.parts)
+    paths = {path for pattern in patterns for path in REPOSITORY.glob(pattern)}
+    return sorted(path for path in paths if "node_modules" not in path.parts)
 
 
 def blocks(text: str) -> list[Block]:
@@ -68,7 +68,7 @@ def _blocks(lines: list[str]) -> Iterator[Block]:
             language = "console" if setup["word"] == "terminal" else "sh"
             yield Block(number, language, _until(numbered, "-->", number), setup["word"] or "", setup["rest"] or "")
         elif line.startswith("<!-- setup"):
-            raise Malformed(f"line {number}: {line!r} is no setup")
+            raise Malformed(f"line {number}: {line!r} is not a valid setup")
         elif comment := _COMMENT.match(line):
             word, rest = comment["word"], comment["rest"]
         elif fence := _FENCE.match(line):
@@ -79,7 +79,7 @@ def _blocks(lines: list[str]) -> Iterator[Block]:
             yield Block(number, language, text, word, rest)
             word, rest = "", ""
         elif line.strip() and word:
-            raise Malformed(f"line {number}: the comment `{word}: {rest}` stands above no block")
+            raise Malformed(f"line {number}: the comment `{word}: {rest}` is above no block")
 
 
 def _until(numbered: "Iterator[tuple[int, str]]", end: str, begun: int, indent: int = 0) -> str:
@@ -88,4 +88,4 @@ def _until(numbered: "Iterator[tuple[int, str]]", end: str, begun: int, indent: 
         if line.strip() == end:
             return "\n".join(text) + "\n"
         text.append(line[indent:] if not line[:indent].strip() else line)
-    raise Malformed(f"line {begun}: what begins here does not end")
+    raise Malformed(f"line {begun}: the block that begins here does not end")

@@ -1,4 +1,4 @@
-"""Somebody who reads a page from the top and does what it says, in an empty directory."""
+"""A reader who runs a page from the top, in an empty directory."""
 
 import os
 import re
@@ -22,16 +22,16 @@ from .pages import REPOSITORY, Block, blocks
 
 COMMAND_BOUND_S: Final = 60.0
 SEEN_BOUND_S: Final = 40.0
-PORTS: Final = ("7410", "7411", "7412")  # as pages name them
+PORTS: Final = ("7410", "7411", "7412")  # as the pages have them
 _EXIT: Final = re.compile(r"^\[exit (\d+)\]$")
 
 
 class Wrong(AssertionError):
-    """What the page says is not what happens."""
+    """The page does not match what happens."""
 
 
 class Reader:
-    """One shell that keeps its directory and variables, and terminals beside it."""
+    """One shell that keeps its directory and variables, and terminals for commands that keep running."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -52,7 +52,7 @@ class Reader:
         self._terminals: dict[str, _Terminal] = {}
 
     def close(self) -> None:
-        """The last that was started ends first: handlers before the broker, as a reader would."""
+        """End terminals in reverse order: handlers before the broker, as a reader would."""
         for terminal in reversed(self._terminals.values()):
             terminal.close()
 
@@ -103,14 +103,14 @@ class Reader:
             self._open(command, command.removesuffix(" &"), expected)
             return
         expected_code = 0
-        if expected and (found := _EXIT.match(expected[-1])):
-            expected, expected_code = expected[:-1], int(found[1])
+        if expected and (exit_line := _EXIT.match(expected[-1])):
+            expected, expected_code = expected[:-1], int(exit_line[1])
         code, output = self._shell.run(command)
         if code != expected_code:
             raise Wrong(f"$ {command}\nthe exit code is {code}, not {expected_code}\n{output}")
         missing = first_missing(expected, output)
         if missing is not None:
-            raise Wrong(f"$ {command}\nits output has no line like\n  {missing}\nafter those before it:\n{output}")
+            raise Wrong(f"$ {command}\nits output has no line like\n  {missing}\nafter the earlier ones:\n{output}")
 
     def _with_ports(self, text: str) -> str:
         for port, free in self._ports.items():
@@ -119,7 +119,7 @@ class Reader:
 
 
 class _Shell:
-    """Each piece runs in a bash of its own, which takes over the directory and the variables of the one before."""
+    """Runs each block in a bash of its own, with the directory and the variables that the previous one left."""
 
     def __init__(self, directory: Path, environ: Mapping[str, str]) -> None:
         self._environ = {**environ, "LEFT": str(directory / ".left")}
@@ -129,7 +129,7 @@ class _Shell:
         return self._cwd
 
     def run(self, command: str) -> tuple[int, str]:
-        """The exit code, and all that it says. The first line that fails is the last."""
+        """Run a command until its first failing line. Return the exit code and all output."""
         left = Path(self._environ["LEFT"])
         script = f"""
             [ ! -f "$LEFT" ] || . "$LEFT"
@@ -137,7 +137,7 @@ class _Shell:
             set -ea
             eval {shlex.quote(command)}
         """
-        with tempfile.TemporaryFile("w+") as output:  # not a pipe, which what goes on in the background would hold open
+        with tempfile.TemporaryFile("w+") as output:  # not a pipe, which background processes would hold open
             process = subprocess.Popen(
                 ["bash", "--noprofile", "--norc", "-c", script],
                 cwd=self._cwd,
@@ -152,41 +152,41 @@ class _Shell:
             except subprocess.TimeoutExpired:
                 raise Wrong(f"$ {command}\nhas not ended in {COMMAND_BOUND_S:g} s\n{_all_of(output)}") from None
             finally:
-                end_group(process)  # what it left in the background belongs into a terminal
+                end_group(process)  # commands that keep running need a terminal block
             self._cwd = Path(left.with_name(".left.directory").read_text().rstrip("\n"))
             return code, _all_of(output)
 
 
 class _Terminal:
-    """A command that goes on, and what it has said so far."""
+    """A command that keeps running, and its output so far."""
 
     def __init__(self, command: str, directory: Path, environ: Mapping[str, str]) -> None:
         self._command = command
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - close() closes it
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - close() closes it
         self._process = subprocess.Popen(
             ["bash", "--noprofile", "--norc", "-c", f"exec {command}" if "\n" not in command else command],
             cwd=directory,
             env=dict(environ),
             stdin=subprocess.DEVNULL,
-            stdout=self._said,
+            stdout=self._output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
 
     def wait_for(self, expected: list[str]) -> None:
         until_s = time.monotonic() + SEEN_BOUND_S
-        while (missing := first_missing(expected, output := _all_of(self._said))) is not None:
+        while (missing := first_missing(expected, output := _all_of(self._output))) is not None:
             if self._process.poll() is not None or time.monotonic() > until_s:
-                raise Wrong(f"$ {self._command}\nhas not said\n  {missing}\nbut:\n{output}")
+                raise Wrong(f"$ {self._command}\nhas not printed\n  {missing}\nbut:\n{output}")
             time.sleep(0.02)
 
     def close(self) -> None:
         end_group(self._process)
-        self._said.close()
+        self._output.close()
 
 
 def end_group(process: "subprocess.Popen[bytes]") -> None:
-    """All that this one started, gently first."""
+    """End the process group, with SIGTERM first."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -201,44 +201,44 @@ def end_group(process: "subprocess.Popen[bytes]") -> None:
 
 
 def first_missing(expected: list[str], output: str) -> str | None:
-    """The first line that is not there, after those before it."""
+    """Return the first expected line that is missing, in order, or None."""
     lines = iter(output.splitlines())
     for line in expected:
         if line.strip() in ("", "…"):
             continue
         pattern = re.compile(_loosely(line))
-        if not any(pattern.fullmatch(" ".join(said.split())) for said in lines):
+        if not any(pattern.fullmatch(" ".join(printed.split())) for printed in lines):
             return line
     return None
 
 
 def _loosely(line: str) -> str:
-    """Numbers need not be the same, nor how many spaces part words; `…` is anything."""
+    """Return a pattern for a line: numbers and spaces may differ, and `…` matches anything."""
     pattern = re.escape(" ".join(line.split()))
     pattern = re.sub(r"[0-9]+", "[0-9]+", pattern)
     return pattern.replace("…", ".*")
 
 
 def _commands(text: str) -> list[tuple[str, list[str]]]:
-    """Each command, on lines that end in \\ if it is long, with what it says."""
-    found: list[tuple[str, list[str]]] = []
+    """Return each command, which may continue after a final \\, with its expected lines."""
+    commands: list[tuple[str, list[str]]] = []
     goes_on = False
     for line in text.splitlines():
         if line.startswith("$ ") and not goes_on:
-            found.append((line[2:], []))
+            commands.append((line[2:], []))
         elif goes_on:
-            command, said = found.pop()
-            found.append((f"{command}\n{line.removeprefix('> ')}", said))
-        elif found:
-            found[-1][1].append(line)
+            command, expected = commands.pop()
+            commands.append((f"{command}\n{line.removeprefix('> ')}", expected))
+        elif commands:
+            commands[-1][1].append(line)
         else:
             raise Wrong(f"a console block begins with `$ `, not with {line!r}")
-        goes_on = found[-1][0].endswith("\\")
-    return found
+        goes_on = commands[-1][0].endswith("\\")
+    return commands
 
 
 def _check_yaml(text: str) -> None:
-    """A workflow, or a configuration."""
+    """Check a block of YAML: a workflow or a configuration."""
     if "steps" in (yaml.safe_load(text) or {}):
         read_workflow(read_document(text).value)
         return
@@ -249,9 +249,9 @@ def _check_yaml(text: str) -> None:
         loader.load(str(path), {}, {})
 
 
-def _all_of(said: IO[str]) -> str:
-    said.flush()
-    return os.pread(said.fileno(), 1 << 22, 0).decode(errors="replace")
+def _all_of(output: IO[str]) -> str:
+    output.flush()
+    return os.pread(output.fileno(), 1 << 22, 0).decode(errors="replace")
 
 
 def _free_ports(count: int) -> list[str]:

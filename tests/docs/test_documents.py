@@ -1,4 +1,4 @@
-"""What the documentation says to type works, and does what it says."""
+"""The commands of the documentation work, and do what their page says."""
 
 import re
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 @pytest.mark.parametrize("name", [name for name, path in PAGES.items() if "```" in path.read_text()])
-def test_the_page_can_be_done_as_it_is_written(name: str, reader: Reader) -> None:
+def test_a_page_runs_as_it_is_written(name: str, reader: Reader) -> None:
     reader.read(PAGES[name].read_text())
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_a_link_leads_somewhere(name: str) -> None:
+def test_a_link_has_a_target(name: str) -> None:
     text = DOCUMENTS[name].read_text()
     for link in LINK.finditer(text):
         path = (DOCUMENTS[name].parent / link["path"]) if link["path"] else DOCUMENTS[name]
@@ -43,7 +43,7 @@ def places(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-# -- the reader himself -----------------------------------------------------------------------------------------------
+# -- the reader itself ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -61,17 +61,17 @@ def places(text: str) -> set[str]:
         ("```yaml\nbus: {lese: 5s}\n```", "not a known setting"),
         ("```bash\ntrue\n```", "'bash' is none of"),
         ("```sh\ntrue\n", "does not end"),
-        ("<!-- not run: for a reason -->\nwords", "stands above no block"),
-        ("<!-- setup terminal: two words\n$ true\n-->", "is no setup"),
-        ("<!-- terminal: t -->\n```console\n$ echo ready\nsteady\n```", "has not said"),
+        ("<!-- not run: for a reason -->\nwords", "is above no block"),
+        ("<!-- setup terminal: two words\n$ true\n-->", "is not a valid setup"),
+        ("<!-- terminal: t -->\n```console\n$ echo ready\nsteady\n```", "has not printed"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_page_is_found(text: str, says: str, reader: Reader) -> None:
+def test_a_mistake_in_a_page_is_found(text: str, says: str, reader: Reader) -> None:
     with pytest.raises((Wrong, pages.Malformed), match=re.escape(says)):
         reader.read(text)
 
 
-def test_what_is_right_is_done(reader: Reader, tmp_path: Path) -> None:
+def test_a_correct_page_is_run(reader: Reader, tmp_path: Path) -> None:
     page = (
         "<!-- file: deep/a.txt -->\n```text\none\n```\n"
         "<!-- setup\ncd deep\nNAME=two\n-->\n"
@@ -87,8 +87,8 @@ def test_what_is_right_is_done(reader: Reader, tmp_path: Path) -> None:
 
 
 def test_lines_are_compared_loosely() -> None:
-    said = "task 6591   completed\nat 2026-11-18\n"
-    assert first_missing(["task 1 completed", "at 1-2-3"], said) is None
-    assert first_missing(["task … completed"], said) is None
-    assert first_missing(["task 1"], said) == "task 1"
-    assert first_missing(["at 1-2-3", "task 1 completed"], said) == "task 1 completed"
+    output = "task 6591   completed\nat 2026-11-18\n"
+    assert first_missing(["task 1 completed", "at 1-2-3"], output) is None
+    assert first_missing(["task … completed"], output) is None
+    assert first_missing(["task 1"], output) == "task 1"
+    assert first_missing(["at 1-2-3", "task 1 completed"], output) == "task 1 completed"

@@ -1,4 +1,4 @@
-"""The unit and the container file: what they say of the broker is so."""
+"""The unit files and the container file match the broker."""
 
 import configparser
 import os
@@ -30,7 +30,7 @@ def service(name: str) -> configparser.SectionProxy:
     return unit["Service"]
 
 
-def test_the_broker_has_time_to_drain_and_a_wrong_configuration_is_not_tried_again() -> None:
+def test_the_broker_has_time_to_drain_and_a_wrong_configuration_is_not_restarted() -> None:
     unit = service("stepwire.service")
     assert (unit["Type"], unit["KillMode"]) == ("notify", "mixed")
     assert int(unit["TimeoutStopSec"]) > Settings().broker.drain_timeout_ms / 1000 + CLOSING_S
@@ -40,7 +40,7 @@ def test_the_broker_has_time_to_drain_and_a_wrong_configuration_is_not_tried_aga
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_systemd_knows_every_word_of_the_units(tmp_path: Path) -> None:
+def test_systemd_accepts_every_directive_of_the_units(tmp_path: Path) -> None:
     for name in ("stepwire.service", "stepwire-worker@.service"):
         text = (FILES / name).read_text()
         (tmp_path / name.replace("@", "@shop")).write_text(re.sub(r"/opt/stepwire/bin/\w+", "/bin/true", text))
@@ -51,7 +51,7 @@ def test_systemd_knows_every_word_of_the_units(tmp_path: Path) -> None:
     assert not ours
 
 
-def test_the_settings_of_the_container_are_settings_and_what_it_copies_is_there() -> None:
+def test_the_container_file_uses_known_settings_and_copies_existing_paths() -> None:
     text = (FILES / "Containerfile").read_text().replace("\\\n", " ")
     environ = dict(re.findall(r"(STEPWIRE_\w+)=(\S+)", text))
     loaded = loader.load(None, {}, {**environ, "HOME": "/nowhere", "PATH": os.defpath})

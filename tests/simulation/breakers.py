@@ -96,7 +96,7 @@ class Breakers:
             world.schedule.after(after_ms, self._check_probed, world.broker.life, turned.handler_class, len(turns))
 
     def _check_cause(self, turned: BreakerChanged, since_ms: float, reopened_ms: float | None) -> None:
-        """Where deaths of workers are the only faults, each death counts as one failure, however many steps ran there.
+        """If deaths of workers are the only faults, each death counts as one failure, however many steps ran there.
 
         The death may have been detected a lease later.
         """

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from stepwire_broker.core import letters
+from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.commit.decision import Complaint, Decision, Read, WatchProcess
 from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
 from stepwire_broker.core.intake.routing_rules import stored_rules
 from stepwire_broker.core.machine import Machine
-from stepwire_broker.core.model.answers import Answer
 from stepwire_broker.core.model.commit_group import Broken, CommitGroup, Fenced, Outcome
 from stepwire_broker.core.model.events import (
     Drain,

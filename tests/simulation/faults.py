@@ -82,7 +82,7 @@ PAUSE_KINDS: Final = frozenset({"broker_paused", "slow_commit"})
 class Faults:
     """The faults of one seed. `kept`: only faults with these names strike; None: all.
 
-    A caller draws its random numbers before it asks, so the rest of the seed is the same whatever is left out.
+    A caller draws its random numbers before it calls `strikes`, so that faults left out change nothing else.
     """
 
     def __init__(

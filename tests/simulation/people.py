@@ -9,16 +9,10 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw
+from stepwire_broker.core.answers.answers import Answer, Applied, CommandRefused, Done, TasksSubmitted
 from stepwire_broker.core.guards.allowance import SetBreaker
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
-from stepwire_broker.core.model.answers import Answer, Applied, CommandRefused, Done, TasksSubmitted
-from stepwire_broker.core.model.events import (
-    ActivateWorkflow,
-    ApplyWorkflow,
-    AwaitTask,
-    NewTask,
-    SubmitTasks,
-)
+from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow, AwaitTask, NewTask, SubmitTasks
 from stepwire_broker.core.workers.drain import DrainWorker
 
 from . import flows

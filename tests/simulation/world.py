@@ -27,11 +27,12 @@ from .breakers import Breakers
 from .broker_node import BrokerNode
 from .checks import Checks, Violation
 from .clock import Endless, Schedule
-from .faults import BREAKER_KINDS, LEVEL0_KINDS, Faults
+from .faults import BREAKER_KINDS, Faults
 from .flows import AT_LEVEL0, COUNT
 from .network import Network
 from .peer_node import HANDLER, PeerNode
 from .people import People
+from .planned_faults import PlannedFaults
 from .routes import Routes
 from .stores import MemoryStore, SqliteStore
 from .worker_node import WorkerNode
@@ -113,6 +114,7 @@ class World:
         self.workers += self.routes.workers(self.on_bus)
         self.peers = [PeerNode(self, i) for i in range(peers)]
         self.people = People(self)
+        self.planned_faults = PlannedFaults(self)
         self.quieted: set[str] = set()
         self.phase_ms = 1_000.0 * self.chance.choice((5, 10, 15, 20, 30, 45, 60, 90))
         if self.chance.random() < 0.05:
@@ -199,7 +201,7 @@ class World:
         for peer in self.peers:
             schedule.after(200.0 * self._level0.random(), peer.start)
         self.people.begin(self.phase_ms)
-        self._plan_faults()
+        self.planned_faults.plan()
         self.routes.plan(self.phase_ms)
         schedule.run(self.phase_ms)
         self._heal()
@@ -266,113 +268,11 @@ class World:
             if peer.is_alive and not peer.is_busy:
                 peer.kill()
 
-    # -- faults at planned times --------------------------------------------------------------------------------------
-
-    def _plan_faults(self) -> None:
-        plan = (
-            ("broker_killed", 4, self._kill_broker),
-            ("broker_stopped", 2, self._stop_broker),
-            ("broker_paused", 3, self._pause_broker),
-            ("wall_jump", 4, self._jump),
-            ("worker_killed", 6, self._kill_worker),
-            ("worker_paused", 5, self._pause_worker),
-            ("worker_drained", 4, self._drain_worker),
-            ("worker_forgets", 3, self._report_gone),
-            ("peer_killed", 5, self._kill_peer),
-            ("peer_paused", 4, self._pause_peer),
-            ("partition", 6, self._cut),
-            ("disk_full", 2, self._fill_disk),
-            ("locked", 3, self._lock_database),
-            ("handler_unavailable", 5, self.breakers.strike),
-        )
-        for kind, most, strike in plan:
-            if self.focus is not None:
-                most *= self.focus.plan_factor
-            chance = Random(f"{self.seed}/plan/{kind}")
-            # Mostly early, when there is work.
-            times = [(self.phase_ms * chance.random() ** 1.7, chance.random(), chance.random()) for _ in range(most)]
-            times = times[: 1 + int(most * self.faults.rates[kind])]
-            if kind in self.faults.on and (self.peers or kind not in LEVEL0_KINDS):
-                for i, (at_ms, luck, size) in enumerate(times):
-                    self.schedule.at(at_ms, self._strike, kind, i, strike, luck, size)
-
-    def _strike(self, kind: str, number: int, strike: Any, luck: float, size: float) -> None:
-        if self.faults.strikes(kind, number):
-            strike(luck, size)
-
-    def _kill_broker(self, luck: float, size: float) -> None:
-        if self.broker.is_alive:
-            self.broker.kill()
-
-    def _stop_broker(self, luck: float, size: float) -> None:
-        self.broker.drain_and_stop()
-
-    def _pause_broker(self, luck: float, size: float) -> None:
-        if self.focus is not None and self.focus.pause_ms is not None:
-            least_ms, most_ms = self.focus.pause_ms
-            self.broker.pause(least_ms + (most_ms - least_ms) * size)
-        else:
-            self.broker.pause(300.0 + (5_000.0 if luck < 0.5 else 85_000.0) * size**2)
-
-    def _jump(self, luck: float, size: float) -> None:
-        hosts = [self.broker, *self.workers]
-        hosts[int(luck * 2) * int(luck * len(hosts))].clock.jump(int(7_200_000 * (size - 0.5)), self.now)
-
-    def _worker(self, luck: float) -> WorkerNode:
-        return self.workers[int(luck * self.on_bus)]
-
-    def _kill_worker(self, luck: float, size: float) -> None:
-        self._worker(luck).kill()
-
-    def _pause_worker(self, luck: float, size: float) -> None:
-        self._worker(luck).pause(1_000.0 + (15_000.0 if size < 0.7 else 85_000.0) * size)
-
-    def _peer(self, luck: float) -> PeerNode:
-        return self.peers[int(luck * len(self.peers))]
-
-    def _kill_peer(self, luck: float, size: float) -> None:
-        self._peer(luck).kill()
-
-    def _pause_peer(self, luck: float, size: float) -> None:
-        self._peer(luck).pause(1_000.0 + (15_000.0 if size < 0.7 else 85_000.0) * size)
-
-    def _drain_worker(self, luck: float, size: float) -> None:
-        self._worker(luck).drain()
-
-    def _report_gone(self, luck: float, size: float) -> None:
-        """A worker dies, and its supervisor reports it."""
-        worker = self._worker(luck)
-        if worker.is_alive:
-            gone = msgspec.json.encode({"type": "gone", "v": "2.0", "worker": worker.id})
-            worker.kill()
-            self.schedule.after(50.0 * size, self.broker.post, "message", b"workers " + gone)
-
-    def _cut(self, luck: float, size: float) -> None:
-        worker = self._worker(luck)
-        if worker.is_alive and self.focus is not None and self.focus.cut_ms is not None:
-            least_ms, most_ms = self.focus.cut_ms
-            worker.link.up.cut_until_ms = self.now + least_ms + (most_ms - least_ms) * size
-        elif worker.is_alive:
-            for way in (worker.link.up, worker.link.down)[int(size * 10) % 3 // 2 :][: 1 + int(size * 100) % 2]:
-                way.cut_until_ms = self.now + 1_000.0 + 39_000.0 * size**2
-
     def broker_started(self) -> None:
         self.breakers.broker_started()
-        if self.focus is not None and self.focus.cuts_after_start and self.broker.life % 2 == 0:
-            chance = Random(f"{self.seed}/cuts/{self.broker.life}")
-            for i in range(len(self.workers)):
-                wait_ms, size = 1_500.0 + 3_000.0 * chance.random(), chance.random()
-                self.schedule.after(wait_ms, self._cut_after_start, self.broker.life, i, size)
+        self.planned_faults.broker_started()
 
-    def _cut_after_start(self, life: int, worker: int, size: float) -> None:
-        if self.faults.strikes("partition", f"{life}.{worker}"):
-            self._cut((worker + 0.5) / len(self.workers), size)
-
-    def _fill_disk(self, luck: float, size: float) -> None:
-        self.broker.trouble_until_ms, self.broker.trouble_code = self.now + 60_000.0 * size**2, "disk_full"
-
-    def _lock_database(self, luck: float, size: float) -> None:
-        self.broker.trouble_until_ms, self.broker.trouble_code = self.now + 15_000.0 * size, "database_locked"
+    # -- data that the database refuses ------------------------------------------------------------------------------
 
     def choose_refused(self, group: CommitGroup) -> None:
         """Choose tasks whose rows in this group the database refuses at every attempt."""

@@ -1,13 +1,12 @@
-"""A campaign: load without a pause, and processes killed under it, cycle after cycle; in the end the judge.
+"""A campaign: processes are killed under continuous load, cycle after cycle, and the judge reads the result.
 
     python -m tests.system.chaos --seed 7 --cycles 100
     python -m tests.system.chaos --seed 7 --cycles 100 --faults broker,commit,worker,pause,freeze --lease-ms 2500
 
-Every cycle waits until enough deliveries are in flight, then does one of the faults that were asked for: `broker`
-kills it at any moment, `commit` just before or just after a COMMIT, `worker` kills a worker and starts another,
-`pause` stops a worker past its lease, `freeze` the broker. Clients submit all the while and do not give up until they
-are acknowledged. In the end everything has its time to finish, and whatever was promised and not kept is printed; the
-exit code is 1 then.
+Every cycle waits until enough deliveries are in flight, then injects one of the chosen faults. `broker` kills the
+broker at any moment, `commit` just before or just after a COMMIT. `worker` kills a worker and starts another. `pause`
+suspends a worker past its lease, `freeze` the broker. Clients repeat every submission until it is acknowledged. At the
+end all tasks have time to finish. Every broken promise is printed, and the exit code is then 1.
 """
 
 import argparse
@@ -28,8 +27,8 @@ from .ledger import now_ns
 FAULTS: Final = ("broker", "commit", "worker", "pause", "freeze")
 CYCLE_BOUND_S: Final = 60.0
 SETTLE_BOUND_S: Final = 120.0
-SPREAD_MS: Final = 300  # a kill comes at any moment within so long after its cycle began
-COMMITS_MAX: Final = 40  # groups that a broker may write before it is killed at a commit
+SPREAD_MS: Final = 300  # a kill comes at a random moment within this time from the start of its cycle
+COMMITS_MAX: Final = 40  # a broker killed at a commit has written at most this many groups
 
 
 class Campaign(NamedTuple):
@@ -42,18 +41,18 @@ class Campaign(NamedTuple):
     clients: int = 4
     lease_ms: int = 10_000
     transport: str = "ipc"
-    backlog: int = 400  # tasks open at a time
+    backlog: int = 400  # maximum number of open tasks
 
 
 class Cycle(NamedTuple):
     fault: str
     in_flight: int
-    ready_s: float  # from the start of the next broker until it says that it is ready
+    ready_s: float  # from the start of the next broker until it is ready
     down_s: float
 
 
 def mixed(name: str) -> dict[str, Any]:
-    """Some hundreds of milliseconds in three steps, the middle one at_most_once, and one beside it that fails once."""
+    """Return a workflow of some hundreds of milliseconds, with an at_most_once step and a step that fails once."""
     return workflow(
         name,
         {"name": "take", "handler_config": {"work_ms": 150}},
@@ -68,8 +67,8 @@ def mixed(name: str) -> dict[str, Any]:
     )
 
 
-def run(site: Site, campaign: Campaign, say: Callable[[str], None]) -> tuple[Verdict, list[Cycle]]:
-    """Leaves the site with everything ended that was acknowledged, or raises Stuck."""
+def run(site: Site, campaign: Campaign, report: Callable[[str], None]) -> tuple[Verdict, list[Cycle]]:
+    """Run the campaign. Afterwards every acknowledged task has ended; otherwise Stuck is raised."""
     chance = random.Random(campaign.seed)
     is_faulty = "commit" in campaign.faults
     site.start_broker(with_faults=is_faulty)
@@ -88,18 +87,18 @@ def run(site: Site, campaign: Campaign, say: Callable[[str], None]) -> tuple[Ver
             time.sleep(chance.random() * SPREAD_MS / 1000)
             done = _FAULTS[fault](site, workers, chance, campaign)
             cycles.append(Cycle(fault, in_flight, *done))
-            say(
+            report(
                 f"cycle {number + 1}: {fault}, {in_flight} in flight, {load.acknowledged} tasks acknowledged"
                 + (f", ready again after {done[0]:.2f} s" if done[0] else "")
             )
     finally:
         load.stop()
-    eventually(lambda: open_tasks(site) == 0 or None, "everything to end", SETTLE_BOUND_S)
+    eventually(lambda: open_tasks(site) == 0 or None, "every task to end", SETTLE_BOUND_S)
     return judge(site.database, site.ledgers, lease_ms=campaign.lease_ms), cycles
 
 
 class Load:
-    """Clients that submit one task after another, as long as not too much is open, and never give one up."""
+    """Clients that submit one task after another while few enough are open, and repeat each until acknowledged."""
 
     def __init__(self, site: Site, clients: int, backlog: int) -> None:
         self._site = site
@@ -167,7 +166,7 @@ def _pause_worker(site: Site, workers: list[Program], chance: random.Random, cam
 
 
 def _freeze_broker(site: Site, workers: list[Program], chance: random.Random, campaign: Campaign) -> Done:
-    """It has heard nobody for longer than a lease, and it was not their silence."""
+    """Suspend the broker past a lease: it receives nothing, although no worker is silent."""
     assert site.broker is not None
     _stop_past_the_lease(site.broker, chance, campaign)
     return 0.0, 0.0
@@ -188,13 +187,13 @@ _FAULTS: Final = {
 }
 
 
-def _in_flight(site: Site, wanted: int) -> int | None:
+def _in_flight(site: Site, least: int) -> int | None:
     holding = sum(worker["holding"] for worker in site.workers())
-    return holding if holding >= wanted else None
+    return holding if holding >= least else None
 
 
 def open_tasks(site: Site) -> int:
-    """Those that hang on a held step have no time to come: they count as ended."""
+    """Count the open tasks. A task that waits for a held step will not end by itself and is not counted."""
     connection = sqlite3.connect(f"{site.database.as_uri()}?mode=ro", uri=True)
     try:
         (count,) = connection.execute(
@@ -209,7 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cycles", type=int, default=20)
-    parser.add_argument("--faults", default="broker", help=f"of {','.join(FAULTS)}")
+    parser.add_argument("--faults", default="broker", help=f"comma-separated, from {','.join(FAULTS)}")
     parser.add_argument("--in-flight", type=int, default=100)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--slots", type=int, default=80)
@@ -217,14 +216,14 @@ def main() -> None:
     parser.add_argument("--backlog", type=int, default=400)
     parser.add_argument("--lease-ms", type=int, default=10_000)
     parser.add_argument("--transport", choices=["ipc", "tcp"], default="ipc")
-    asked = parser.parse_args()
-    faults = tuple(asked.faults.split(","))
+    options = parser.parse_args()
+    faults = tuple(options.faults.split(","))
     if unknown := set(faults) - set(FAULTS):
         parser.error(f"--faults: {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
-    campaign = Campaign(**{**vars(asked), "faults": faults})
+    campaign = Campaign(**{**vars(options), "faults": faults})
     settings = {"bus.lease_ms": campaign.lease_ms, "bus.heartbeat_ms": campaign.lease_ms // 5}
     began = time.monotonic()
-    with Site(asked.transport, settings) as site:
+    with Site(options.transport, settings) as site:
         try:
             verdict, cycles = run(site, campaign, lambda text: print(text, flush=True))
         except (Stuck, AssertionError) as error:

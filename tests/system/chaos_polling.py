@@ -1,5 +1,6 @@
-"""Workers over HTTP under all that can happen to them: killed, stopped, a third of their answers lost, and the broker
-killed under them. The judge reads what came of it.
+"""Workers over HTTP under faults: killed, suspended, a third of their answers lost, and the broker killed.
+
+The judge reads the result.
 
     python -m tests.system.chaos_polling --seed 1 --faults 10 --tasks 200
 """
@@ -23,7 +24,7 @@ def run(seed: int, faults: int, tasks: int) -> Verdict:
     settings = {
         "bus.lease_ms": LEASE_MS,
         "bus.heartbeat_ms": LEASE_MS // 10,
-        "bus.lost_sessions_max": 50,  # workers are killed at random here, and not by what they run
+        "bus.lost_sessions_max": 50,  # workers are killed at random here, not by the steps they run
         "execution.default_executor": "poll",
     }
     with Site(settings=settings) as site:
@@ -51,7 +52,7 @@ def run(seed: int, faults: int, tasks: int) -> Verdict:
                     workers[i].pause()
                     time.sleep(chance.choice((0.2, 1.5)) * LEASE_MS / 1000)
                     workers[i].go_on()
-        eventually(lambda: is_settled(site), "nothing to be left but what is held", 120)
+        eventually(lambda: is_settled(site), "only held steps to be left", 120)
         return judge(site.database, site.ledgers, all_ended=False, lease_ms=LEASE_MS)
 
 
@@ -72,15 +73,15 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--faults", type=int, default=10)
     parser.add_argument("--tasks", type=int, default=200)
-    asked = parser.parse_args()
-    guilty = 0
-    for seed in range(asked.seed, asked.seed + asked.count):
-        verdict = run(seed, asked.faults, asked.tasks)
+    options = parser.parse_args()
+    failed_seeds = 0
+    for seed in range(options.seed, options.seed + options.count):
+        verdict = run(seed, options.faults, options.tasks)
         print(f"seed {seed}: {verdict}", flush=True)
         if verdict.violations:
-            guilty += 1
+            failed_seeds += 1
             print(page(verdict), flush=True)
-    return min(guilty, 1)
+    return min(failed_seeds, 1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Sites for tests, the output of their processes when a test fails, and the figures that were measured."""
+"""Sites for tests, the output of their processes when a test fails, and measured figures."""
 
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -13,13 +13,13 @@ _FIGURES = pytest.StashKey[list[str]]()
 
 @pytest.fixture
 def new_site(request: pytest.FixtureRequest) -> Iterator[Callable[..., Site]]:
-    """Makes sites that end with the test, whatever becomes of it."""
+    """Make sites that end with the test, also if the test fails."""
     yield from _sites(request)
 
 
 @pytest.fixture(scope="module")
 def new_shared_site(request: pytest.FixtureRequest) -> Iterator[Callable[..., Site]]:
-    """The same for what the tests of a module share."""
+    """Make sites that all tests of a module share."""
     yield from _sites(request)
 
 
@@ -43,7 +43,7 @@ def site(new_site: Callable[..., Site]) -> Site:
 
 @pytest.fixture
 def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Something measured, for the summary: it is printed, and never decides a test."""
+    """Add a measured figure to the summary. Figures are printed and never decide a test."""
     figures: list[str] = request.config.stash.setdefault(_FIGURES, [])
     return lambda text: figures.append(f"{request.node.name}: {text}")
 

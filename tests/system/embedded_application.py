@@ -1,9 +1,9 @@
-"""An application with a broker inside, which may be killed at any moment and is started again.
+"""An application with an embedded broker, which may be killed at any moment and is started again.
 
     python -m tests.system.embedded_application DIRECTORY TASKS
 
-Each start applies the workflow, submits the same keys, and waits for every one of them; what is held it finds and
-resolves, as an operator would. It writes what it asks for and hears to ledgers, and its handlers write theirs.
+Each start applies the workflow, submits the same keys, waits for every task, and resolves held steps as an operator
+would. The application records its submissions, commands and answers in a ledger; its handlers write their own.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ async def main(directory: Path, count: int) -> None:
     stepwire.worker.socket_thread.Session = RecordedSession  # type: ignore[attr-defined]
     worker = Worker()
     Handlers(directory, NAME).add_to(worker)
-    said = Ledger(directory / LEDGERS, f"client-{os.getpid()}-{NAME}")
+    ledger = Ledger(directory / LEDGERS, f"client-{os.getpid()}-{NAME}")
     async with Broker.open(directory / "state.db", handlers=worker, settings=SETTINGS) as broker:
         await broker.apply(WORKFLOW)
         tasks = []
         for key in (f"k{number}" for number in range(count)):
-            said.write("asked", key=key, workflow="order")
+            ledger.write("asked", key=key, workflow="order")
             task = await broker.submit("order", {"of": key}, key=key)
-            said.write("acknowledged", key=key, workflow="order", task_id=task.id, created=task.created)
+            ledger.write("acknowledged", key=key, workflow="order", task_id=task.id, created=task.created)
             tasks.append(task)
         print("submitted", flush=True)
         for task in tasks:
@@ -59,12 +59,12 @@ async def main(directory: Path, count: int) -> None:
             except TaskHeld as held:
                 for step in held.task.steps:
                     if step.state == "held":
-                        said.write("ordered", order="resolve", step_id=step.step_id)
+                        ledger.write("ordered", order="resolve", step_id=step.step_id)
                         token = {"token": f"{step.step_id}/0/{os.getpid()}"}
-                        await broker.resolve(step.step_id, "completed", output=token, reason="the bank has it")
+                        await broker.resolve(step.step_id, "completed", output=token, reason="the bank confirmed it")
                 result = await task.result()
             assert "ship" in result, result
-            said.write("observed", task_id=task.id, state="completed")
+            ledger.write("observed", task_id=task.id, state="completed")
         print("completed", flush=True)
 
 

@@ -1,12 +1,13 @@
-"""The handlers of these tests: a worker program on the shipped SDK that writes down what it does before it says so.
+"""The handlers of these tests: a worker program on the shipped SDK that records each action before reporting it.
 
     python -m tests.system.handlers DIRECTORY NAME [--slots N] [--prefetch N] [--heartbeat-ms N] [--unsynced] \
         [--offers HANDLER_CLASS …]
 
-What its session received and sent is in a ledger of its own, `wire-…`.
+The messages that its session received and sent are in a ledger of their own, `wire-…`.
 
-Each step's `handler_config` says what its run is like: `work_ms` long; until the file `gates/<gate>` is there; failing
-its first `failures` attempts, with a `category` or without; reporting `outcome_unknown`.
+Each step's `handler_config` describes its run: `work_ms` is its duration; with a `gate` it lasts until the file
+`gates/<gate>` exists; its first `failures` attempts fail, with or without a `category`; with `outcome_unknown` it
+reports that.
 """
 
 import argparse
@@ -28,36 +29,36 @@ GATE_POLL_S: Final = 0.01
 
 
 class Handlers:
-    """One run writes `started`, then `effect`, then `finished` or `failed`; a run that is told to stop, `stopped`."""
+    """One run writes `started`, then `effect`, then `finished` or `failed`; a cancelled run writes `stopped`."""
 
     def __init__(self, directory: Path, name: str, *, is_synced: bool = True) -> None:
         self._ledger = Ledger(directory / LEDGERS, f"worker-{name}-{os.getpid()}", is_synced=is_synced)
         self._gates = directory / GATES
 
     def add_to(self, worker: Worker, offers: Sequence[str] = ()) -> None:
-        """Both, or `work` by these names."""
+        """Register both handlers, or `work` under these names."""
         for name in offers or ("system.work",):
             worker.handler(name)(self.work)
         if not offers:
             worker.handler("system.quick")(self.quick)
 
     def work(self, ctx: Context, _: Any) -> dict[str, Any]:
-        """In a thread, for as long as it is told to."""
+        """Run in a thread, as the step's `handler_config` describes."""
         config = ctx.config
         self._write("started", ctx, mode=ctx.delivery_mode, key=ctx.idempotency_key, seen=_seen(ctx))
         self._wait(ctx, config)
         self._write("effect", ctx, key=ctx.idempotency_key)
         if ctx.attempt < config.get("failures", 0):
             self._write("failed", ctx)
-            raise StepError("told to fail", code="told_to", category=config.get("category"))
+            raise StepError("configured to fail", code="told_to", category=config.get("category"))
         if config.get("outcome_unknown"):
             self._write("failed", ctx)
-            raise OutcomeUnknown("told not to know")
+            raise OutcomeUnknown("configured as unknown")
         self._write("finished", ctx)
         return {"token": token(ctx.step_id, ctx.delivery, os.getpid())}
 
     async def quick(self, ctx: Context, _: Any) -> dict[str, Any]:
-        """On the event loop, at once."""
+        """Run on the event loop, and return at once."""
         self._write("started", ctx, mode=ctx.delivery_mode, key=ctx.idempotency_key, seen=_seen(ctx))
         self._write("finished", ctx)
         return {"token": token(ctx.step_id, ctx.delivery, os.getpid())}
@@ -89,7 +90,7 @@ class Handlers:
 
 
 def token(step_id: int, delivery: int, pid: int) -> str:
-    """Which run made an output: dependents write down the tokens they were given."""
+    """Return the token of a run for its output. Dependents record the tokens that they receive."""
     return f"{step_id}/{delivery}/{pid}"
 
 
@@ -106,16 +107,16 @@ def main() -> None:
     parser.add_argument("--heartbeat-ms", type=int, default=2_000)
     parser.add_argument("--unsynced", action="store_true")
     parser.add_argument("--offers", nargs="+", default=())
-    asked = parser.parse_args()
-    RecordedSession.ledger = Ledger(asked.directory / LEDGERS, f"wire-{asked.name}-{os.getpid()}", is_synced=False)
+    options = parser.parse_args()
+    RecordedSession.ledger = Ledger(options.directory / LEDGERS, f"wire-{options.name}-{os.getpid()}", is_synced=False)
     stepwire.worker.socket_thread.Session = RecordedSession  # type: ignore[attr-defined]
     worker = Worker.from_env(
-        name=asked.name, slots=asked.slots, prefetch=asked.prefetch, heartbeat_ms=asked.heartbeat_ms
+        name=options.name, slots=options.slots, prefetch=options.prefetch, heartbeat_ms=options.heartbeat_ms
     )
-    Handlers(asked.directory, asked.name, is_synced=not asked.unsynced).add_to(worker, asked.offers)
+    Handlers(options.directory, options.name, is_synced=not options.unsynced).add_to(worker, options.offers)
     started = time.monotonic()
     worker.run()
-    print(f"worker {asked.name} ended after {time.monotonic() - started:.1f} s", flush=True)
+    print(f"worker {options.name} ended after {time.monotonic() - started:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """A site: one directory with a broker, its workers, its clients and their ledgers, all of them real processes.
 
-Whatever a site started is ended by it, also when a test fails. What a test does to a process (kill, stop, go on) is
-written to the ledger of faults, what it orders as an operator or is shown as a client to a client's, so that the
-checker knows what may be the cause of what.
+A site ends every process that it started, also if a test fails. It writes faults (kill, suspend, resume) to the ledger
+of faults, and operators' commands and observed states to a client's ledger, so that the checker knows the causes.
 """
 
 import contextlib
@@ -33,18 +32,18 @@ T = TypeVar("T")
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 START_BOUND_S: Final = 20.0
 END_BOUND_S: Final = 20.0
-POLL_S, POLL_MAX_S = 0.01, 0.05  # who has waited long looks less often: looking takes the time of what is looked at
+POLL_S, POLL_MAX_S = 0.01, 0.05  # a long wait polls less often, because polls slow down the polled process
 SHOWN_BYTES_MAX: Final = 6_000
 ORDERS: Final = ("cancel", "pause", "resume", "retry", "resolve")
 ENDED: Final = ("completed", "failed", "cancelled")
 
 
 class Stuck(AssertionError):
-    """What was waited for did not come within its bound."""
+    """An awaited event did not happen within its bound."""
 
 
 def eventually(check: Callable[[], T | None], what: str, bound_s: float = 10.0) -> T:
-    """The first value of `check` that is not None or False."""
+    """Poll `check`, and return its first value that is neither None nor False."""
     until = time.monotonic() + bound_s
     pause_s = POLL_S
     while True:
@@ -58,7 +57,7 @@ def eventually(check: Callable[[], T | None], what: str, bound_s: float = 10.0) 
 
 
 class Program:
-    """A process of the site, its output in two files."""
+    """A process of the site, with its output in two files."""
 
     def __init__(self, site: "Site", role: str, name: str, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         self.role = role
@@ -76,7 +75,7 @@ class Program:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                start_new_session=True,  # a Ctrl-C at the tests is not one at it
+                start_new_session=True,  # a Ctrl-C in the tests does not reach it
             )
         self.pid = self.process.pid
         site.fault("started", self)
@@ -100,7 +99,7 @@ class Program:
             return file.read().decode(errors="replace")
 
     def kill9(self) -> None:
-        """Written down before it happens: what is done between is the fault's already."""
+        """Kill the process. The ledger line comes first: anything after it may be an effect of the fault."""
         self._site.fault("killed", self)
         self.process.kill()
         self.process.wait(END_BOUND_S)
@@ -133,7 +132,7 @@ class Program:
         return _status_bytes(self.pid, "VmHWM")
 
     def end(self) -> None:
-        """Whatever state it is in."""
+        """End the process in any state."""
         if self.is_running:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGCONT)
@@ -151,7 +150,7 @@ class Answer(NamedTuple):
 
 
 class Site:
-    """`with Site() as site:` then `start_broker`, `start_worker`, `client`. Nothing of it outlives the block."""
+    """`with Site() as site:`, then `start_broker`, `start_worker`, `client`. Everything ends with the block."""
 
     def __init__(
         self,
@@ -160,7 +159,7 @@ class Site:
         *,
         state_directory: Path | None = None,
     ) -> None:
-        # Not pytest's own directory: a socket's path has 107 bytes.
+        # Not pytest's own directory: the path of a socket has at most 107 bytes.
         self.directory = Path(tempfile.mkdtemp(prefix="sw-"))
         self.programs: list[Program] = []
         self._fault_ledger = Ledger(self.directory / LEDGERS, f"faults-{os.getpid()}")
@@ -201,7 +200,7 @@ class Site:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What every process of the site is given; nothing of the caller's own configuration."""
+        """The environment of every process of the site, without the caller's own configuration."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("STEPWIRE_") and k != "DATABASE_URL"}
         endpoints = {
             f"STEPWIRE_{key.upper()}": str(self.settings[f"bus.{key}"])
@@ -223,7 +222,7 @@ class Site:
         wait: bool = True,
         bound_s: float = START_BOUND_S,
     ) -> Program:
-        """`stepwire serve`, ready, unless `wait` is False."""
+        """Start `stepwire serve`, and wait until it is ready unless `wait` is False."""
         module = "tests.system.serve_with_faults" if with_faults else "stepwire"
         argv = [sys.executable, "-m", module, "serve", "-o", "jsonl"]
         for key, value in self.settings.items():
@@ -239,7 +238,7 @@ class Site:
         return self.broker
 
     def await_ready(self, broker: Program, bound_s: float = START_BOUND_S) -> None:
-        def look() -> dict[str, Any] | None:
+        def find() -> dict[str, Any] | None:
             out = broker.stdout
             if "\n" in out:
                 line: dict[str, Any] = json.loads(out.partition("\n")[0])
@@ -248,8 +247,8 @@ class Site:
                 raise AssertionError(f"the broker ended with {broker.process.returncode}:\n{broker.stderr[-3000:]}")
             return None
 
-        self.ready = eventually(look, "the broker's ready line", bound_s)
-        eventually(lambda: self.ask("GET", "/readyz").status == 200 or None, "/readyz to say 200", bound_s)
+        self.ready = eventually(find, "the broker's ready line", bound_s)
+        eventually(lambda: self.ask("GET", "/readyz").status == 200 or None, "/readyz to return 200", bound_s)
 
     def start_worker(
         self,
@@ -263,8 +262,10 @@ class Site:
         is_synced: bool = True,
         wait: bool = True,
     ) -> Program:
-        """A worker with the handlers of these tests, or `system.work` by the names it `offers`; known to the broker,
-        unless `wait` is False."""
+        """Start a worker with the handlers of these tests, or with `system.work` under the names in `offers`.
+
+        Wait for its session unless `wait` is False.
+        """
         argv = [sys.executable, "-m", "tests.system.handlers", str(self.directory), name, "--slots", str(slots)]
         if prefetch is not None:
             argv += ["--prefetch", str(prefetch)]
@@ -280,14 +281,14 @@ class Site:
         return worker
 
     def await_worker(self, worker: Program, bound_s: float = START_BOUND_S) -> dict[str, Any]:
-        def look() -> dict[str, Any] | None:
+        def find() -> dict[str, Any] | None:
             assert worker.is_running, f"{worker.name} ended:\n{worker.stderr[-3000:]}"
             return next((w for w in self.workers() if w["pid"] == worker.pid), None)
 
-        return eventually(look, f"a session of {worker.name}", bound_s)
+        return eventually(find, f"a session of {worker.name}", bound_s)
 
     def start(self, name: str, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Program:
-        """Any other program."""
+        """Start any other program."""
         return self._start("other", name, argv, environ or {})
 
     def _start(self, role: str, name: str, argv: Sequence[str], extra: Mapping[str, str]) -> Program:
@@ -299,8 +300,8 @@ class Site:
         self._fault_ledger.write(event, role=program.role, program=program.name, pid=program.pid, **facts)
 
     def stepwire(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The command line, as an operator would call it here."""
-        self._write_order(arguments)
+        """Run the command line as an operator would."""
+        self._record_command(arguments)
         return subprocess.run(
             [sys.executable, "-m", "stepwire", *arguments, "--url", self.url],
             cwd=self.directory,
@@ -311,7 +312,7 @@ class Site:
             check=False,
         )
 
-    # -- asking -------------------------------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
@@ -331,9 +332,11 @@ class Site:
         ledger = Ledger(self.directory / LEDGERS, f"client-{os.getpid()}-{self._client_ledgers}")
         return RecordedClient(self, ledger)
 
-    def _write_order(self, words: Sequence[str]) -> None:
-        """`task cancel 7`, `step resolve 7/pay`; and as paths: `tasks/7/cancel`, `steps/9/resolve`. Before it is given:
-        what nobody hears an answer to may have been done."""
+    def _record_command(self, words: Sequence[str]) -> None:
+        """Record an operator's command before it is sent, because a command without an answer may have been executed.
+
+        Commands are `task cancel 7` or `step resolve 7/pay`, or paths: `tasks/7/cancel`, `steps/9/resolve`.
+        """
         order = next((word for word in words if word in ORDERS), None)
         about = next((word for word in words[1:3] if word.partition("/")[0].isdigit()), None)
         if order is not None and about is not None:
@@ -342,9 +345,9 @@ class Site:
             self._own_ledger.write("ordered", order=order, **{"step_id" if is_step else "task_id": int(number)})
 
     def ask(self, method: str, path: str, body: Any = None, *, timeout_s: float = 10.0) -> Answer:
-        """One request on a connection of its own, and no second try. Status 0: there was no answer."""
+        """Send one request on a connection of its own, without a retry. Status 0: no answer."""
         if method == "POST":
-            self._write_order(path.split("/")[2:])
+            self._record_command(path.split("/")[2:])
         answer = self._ask(method, path, body, timeout_s)
         shown = answer.body if isinstance(answer.body, dict) else {}
         if method == "GET" and "task_id" in shown and shown.get("state") in ENDED:
@@ -381,7 +384,7 @@ class Site:
         answer = self.ask("POST", "/v1/workflows", workflow)
         assert answer.status in (200, 201), answer
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- evidence ------------------------------------------------------------------------------------------------------
 
     def open_gate(self, name: str) -> None:
         (self.directory / GATES / name).touch()
@@ -391,7 +394,7 @@ class Site:
         return self.directory / LEDGERS
 
     def runs(self, *events: str, pid: int | None = None) -> list[dict[str, Any]]:
-        """What handlers wrote down."""
+        """Return the lines of the handlers' ledgers."""
         return [
             event
             for event in read(self.ledgers, "worker-")
@@ -404,7 +407,7 @@ class Site:
         return self.directory / url.removeprefix("sqlite:///")
 
     def transcripts(self) -> Iterator[tuple[str, str]]:
-        """The output of every process, its end at least."""
+        """Yield the output of every process, or the end of a long one."""
         for path in sorted((self.directory / "logs").glob("*")):
             text = path.read_text(errors="replace")
             if text:
@@ -412,7 +415,7 @@ class Site:
 
 
 class RecordedClient:
-    """A client that writes down what it asked for and what it was told, before and after."""
+    """A client that records every submission before it sends it, and every answer after it arrived."""
 
     def __init__(self, site: Site, ledger: Ledger) -> None:
         self._site = site
@@ -441,7 +444,7 @@ class RecordedClient:
         return answer
 
     def submit_many_until_stored(self, workflow: str, keys: Sequence[str], bound_s: float = 30.0) -> list[int]:
-        """A fresh broker has few numbers for tasks and steps: a large batch may have to wait for more."""
+        """Submit a batch. A new broker has few ids for tasks and steps, so a large batch may have to wait for more."""
         answer = eventually(lambda: self._stored(workflow, keys), f"a batch of {len(keys)} to be stored", bound_s)
         return list(answer.body["task_ids"])
 
@@ -451,7 +454,7 @@ class RecordedClient:
         return answer if answer.status in (200, 201) else None
 
     def submit_until_acknowledged(self, workflow: str, key: str, context: Any = None, bound_s: float = 30.0) -> int:
-        """Again and again with the same key, as a client does that must not lose it."""
+        """Repeat a submission with the same key until it is acknowledged, as a client does that must not lose it."""
         until = time.monotonic() + bound_s
         while True:
             answer = self.submit(workflow, key, context, timeout_s=5.0)
@@ -467,12 +470,12 @@ class RecordedClient:
 
 
 def workflow(name: str, *steps: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """A document; a step's handler is `system.work` unless it says otherwise."""
+    """Return a workflow document; a step's handler is `system.work` unless the step names one."""
     return {"name": name, "steps": [{"handler_class": "system.work", **step} for step in steps], **more}
 
 
 def free_ports(count: int) -> list[int]:
-    """Below the range that the system hands out by itself, so that nobody gets one between our look and its use."""
+    """Return free ports below the range that the system assigns, so that no other process takes one first."""
     ports: list[int] = []
     while len(ports) < count:
         port = random.randrange(12_000, 30_000)

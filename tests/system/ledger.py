@@ -1,7 +1,7 @@
-"""Ledgers: what a process did, written beside the broker and not by it, one synced line an event.
+"""Ledgers: the actions of a process, written outside the broker, one synced line for each event.
 
 A line that a kill cut short is the last of its file and is left out. `at` is CLOCK_BOOTTIME in nanoseconds, the same
-clock for every process of this machine; `wall` is UTC. tests/checker/README.md says what is written.
+clock for every process of this machine; `wall` is UTC. tests/checker/README.md describes the lines.
 """
 
 import os
@@ -32,7 +32,7 @@ class Ledger:
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def write(self, event: str, **facts: Any) -> int:
-        """Returns the time that it was given: when it was told, not when it had its turn."""
+        """Write a line and return its time: when `write` was called, not when it held the lock."""
         at, wall = now_ns(), time.time_ns()
         with self._lock:
             os.write(self._file, _encode({"event": event, "at": at, "wall": wall, **facts}) + b"\n")
@@ -45,7 +45,7 @@ class Ledger:
 
 
 def read(directory: Path, prefix: str = "") -> list[dict[str, Any]]:
-    """Every event of the ledgers whose names begin so, in the order of their times."""
+    """Return every event of the ledgers with this prefix, in the order of their times."""
     if not directory.is_dir():
         return []
     events = [event for path in sorted(directory.glob(f"{prefix}*.jsonl")) for event in _lines(path)]

@@ -1,10 +1,9 @@
-"""A level-0 handler: the loop of the protocol's guide, with nothing but pyzmq, and a ledger that is on the disk before
-anything is said.
+"""A level-0 handler: the loop of the protocol's guide, with only pyzmq, and a ledger that is synced before any answer.
 
     python level0_handler.py LEDGER GATES
 
-A step's `handler_config` says what its run is like: until the file `gates/<gate>` is there, `work_ms` long, failing its
-first `failures` attempts.
+A step's `handler_config` describes its run: with a `gate` it waits for the file `gates/<gate>`, it takes `work_ms`, and
+its first `failures` attempts fail.
 """
 
 import json
@@ -44,7 +43,7 @@ def run(batch_id: str, step: dict) -> dict:
     time.sleep(config.get("work_ms", 0) / 1000)
     if step["metadata"]["attempt"] < config.get("failures", 0):
         write("failed", batch_id, step)
-        return {"step_id": step["step_id"], "status": "failed", "error": {"message": "told to fail"}}
+        return {"step_id": step["step_id"], "status": "failed", "error": {"message": "configured to fail"}}
     write("finished", batch_id, step)
     output = {"token": f"{step['step_id']}/{batch_id}/{os.getpid()}"}
     return {"step_id": step["step_id"], "status": "completed", "output": output}

@@ -1,4 +1,4 @@
-"""Many more steps open than the broker may hold in memory: all of them complete, and its memory stays bounded.
+"""Many more open steps than the broker may hold in memory: all complete, and its memory stays bounded.
 
 python -m tests.system.memory --steps 200000 --active 1000
 """
@@ -24,7 +24,7 @@ WIDE: Final = workflow("wide", *({"name": f"s{i}", "handler_class": "system.quic
 class Measured(NamedTuple):
     submitted_s: float
     ran_s: float
-    before_bytes: int  # once all is submitted and nothing runs
+    before_bytes: int  # when all tasks are submitted and none runs
     peak_bytes: int
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ def settings(active_tasks: int) -> dict[str, int]:
     return {"limits.max_active_tasks": active_tasks}
 
 
-def run(site: Site, steps: int, say: Callable[[str], None]) -> Measured:
+def run(site: Site, steps: int, report: Callable[[str], None]) -> Measured:
     broker = site.start_broker()
     site.apply(WIDE)
     client = site.recorded_client()
@@ -51,13 +51,13 @@ def run(site: Site, steps: int, say: Callable[[str], None]) -> Measured:
     before = broker.rss_bytes()
     began = time.monotonic()
     site.start_worker("quick", slots=100, prefetch=400, is_synced=False)
-    eventually(lambda: _said(site, broker, say), "everything to end", RUN_BOUND_S)
+    eventually(lambda: _all_ended(site, broker, report), "every task to end", RUN_BOUND_S)
     return Measured(submitted_s, time.monotonic() - began, before, broker.rss_peak_bytes())
 
 
-def _said(site: Site, broker: Program, say: Callable[[str], None]) -> bool:
+def _all_ended(site: Site, broker: Program, report: Callable[[str], None]) -> bool:
     left = open_tasks(site)
-    say(f"{left} tasks open, broker {broker.rss_bytes() / 1e6:.0f} MB")
+    report(f"{left} tasks open, broker {broker.rss_bytes() / 1e6:.0f} MB")
     time.sleep(0.1)  # counting them is work for the same disk
     return left == 0
 
@@ -70,9 +70,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200_000)
     parser.add_argument("--active", type=int, default=1_000)
-    asked = parser.parse_args()
-    with Site(settings=settings(asked.active)) as site:
-        print(run(site, asked.steps, lambda text: print(f"\r{text}   ", end="", file=sys.stderr, flush=True)))
+    options = parser.parse_args()
+    with Site(settings=settings(options.active)) as site:
+        print(run(site, options.steps, lambda text: print(f"\r{text}   ", end="", file=sys.stderr, flush=True)))
         verdict = verdict_of(site, is_replayed=True)
         print(verdict)
     sys.exit(bool(verdict.violations))

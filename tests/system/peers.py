@@ -1,4 +1,4 @@
-"""Level-0 handlers of a site: processes that know no SDK, each with a ledger of its own."""
+"""Level-0 handlers of a site: processes without an SDK, each with a ledger of its own."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ HANDLER: Final = Path(__file__).with_name("level0_handler.py")
 
 
 def start_peers(site: Site, count: int) -> list[Program]:
-    """Known to the broker when this returns."""
+    """Start handlers, and wait until the broker knows them."""
     before = len(peers_of(site))
     environ = {f"STEPWIRE_{name.upper()}": endpoint(site, name) for name in ("steps", "results")}
     started = []
@@ -19,7 +19,7 @@ def start_peers(site: Site, count: int) -> list[Program]:
         name = f"level0-{len(site.programs)}"
         argv = [sys.executable, str(HANDLER), str(site.ledgers / f"worker-{name}.jsonl"), str(site.directory / GATES)]
         started.append(site.start(name, argv, environ))
-    eventually(lambda: len(peers_of(site)) == before + count or None, f"{count} level-0 handlers more")
+    eventually(lambda: len(peers_of(site)) == before + count or None, f"{count} more level-0 handlers")
     return started
 
 

@@ -1,9 +1,10 @@
-"""A worker over HTTP with several slots, from the standard library: it does what SPEC.md asks of it and no more, writes
-down what it does, and loses answers when it is told to.
+"""A worker over HTTP with several slots, made from the standard library.
+
+The worker implements what SPEC.md requires and nothing else. It records its actions, and loses answers on request.
 
     python -m tests.system.poll_worker DIRECTORY NAME URL [--slots N] [--loses 0.3] [--seed N]
 
-Its handlers are those of handlers.py, as far as `work_ms` and `gate` go.
+Its handlers are those of handlers.py, with `work_ms` and `gate` only.
 """
 
 import argparse
@@ -51,7 +52,7 @@ class PollWorker:
         self._lease_until = 0.0
         self._n = 0
         self._heartbeat_s = 0.1
-        self._is_lost = False  # the session is over: the broker is to hear what still runs
+        self._is_lost = False  # the session is over: the next lease reports what still runs
 
     def run(self) -> None:
         threading.Thread(target=self._heartbeats, daemon=True).start()
@@ -67,10 +68,10 @@ class PollWorker:
     def _lease(self) -> None:
         with self._lock:
             self._n += 1
-            said = {"n": self._n, "session": self._session, "holding": self._holding(), "free": self._free()}
+            body = {"n": self._n, "session": self._session, "holding": self._holding(), "free": self._free()}
         sent = time.monotonic()
         status, answer = self._call(
-            "lease", **said, handlers=["system.*"], slots=self.slots, lang="test", pid=os.getpid(), wait_ms=3_000
+            "lease", **body, handlers=["system.*"], slots=self.slots, lang="test", pid=os.getpid(), wait_ms=3_000
         )
         if status == 409:
             self._lose_session()
@@ -102,15 +103,15 @@ class PollWorker:
         with self._lock:
             held.state = "done"
             self._lock.notify_all()
-        said = {name: answer[name] for name in ("deployment", "batch_id")}
+        batch = {name: answer[name] for name in ("deployment", "batch_id")}
         result = {"step_id": item[0], "delivery": item[1], **result}
-        while self._call("results", session=held.session, **said, results=[result])[0] in AGAIN:
+        while self._call("results", session=held.session, **batch, results=[result])[0] in AGAIN:
             time.sleep(0.05)
         with self._lock:
             self._held.pop(item, None)
 
     def _started(self, step: dict[str, Any], held: Held, item: Item) -> dict[str, Any] | None:
-        """None: it must not start."""
+        """Start and run the step. None: it must not start."""
         if step["delivery_mode"] == "at_most_once":
             while (status := self._call("start", session=held.session, items=[item])[0]) in AGAIN:
                 time.sleep(0.05)
@@ -191,11 +192,11 @@ class PollWorker:
             **facts,
         )
 
-    def _call(self, what: str, **said: Any) -> tuple[int, dict[str, Any]]:
-        """Status 0: there was no answer, or it was lost."""
+    def _call(self, what: str, **members: Any) -> tuple[int, dict[str, Any]]:
+        """Send one request. Status 0: no answer, or a lost one."""
         connection = http.client.HTTPConnection(self._host, timeout=20)
         try:
-            body = json.dumps({"worker": self.id, **said})
+            body = json.dumps({"worker": self.id, **members})
             headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
             connection.request("POST", f"/v1/worker/{what}", body, headers)
             if self._random.random() < self._loses:
@@ -217,9 +218,9 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--loses", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    PollWorker(asked.directory, asked.name, asked.url, asked.slots, asked.loses, asked.seed).run()
+    PollWorker(options.directory, options.name, options.url, options.slots, options.loses, options.seed).run()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A worker's session that writes down what it received and sent, beside the broker: a ledger of the wire.
+"""A worker's session that records the messages it receives and sends: a ledger of the wire.
 
-It is the shipped session; only what goes in and what comes out is looked at. One line a message, and no sync: what a
-killed process has written is in the page cache, which outlives it.
+The session is the shipped one; only its input and output are recorded. Each message is one line, without a sync: the
+page cache keeps what a killed process has written.
 """
 
 import os
@@ -35,7 +35,7 @@ _members: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 class RecordedSession(Session):
-    """`ledger` is set before a worker starts."""
+    """Set `ledger` before a worker starts."""
 
     ledger: Ledger
 
@@ -101,5 +101,5 @@ def _result(result: Any) -> tuple[int, int, str, str | None, int, int]:
 
 
 def _compact(value: Raw) -> bytes:
-    """As it is stored: without white space between tokens."""
+    """Return the value as it is stored: without white space between tokens."""
     return msgspec.json.format(bytes(value), indent=-1)

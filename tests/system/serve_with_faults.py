@@ -1,10 +1,10 @@
-"""`stepwire serve` whose database writer can be made to stall, fail or die, just before or just after a COMMIT.
+"""`stepwire serve` with a database writer that a test can stall, fail or kill just before or after a COMMIT.
 
     STEPWIRE_FAULTS=DIRECTORY python -m tests.system.serve_with_faults serve …
 
-It is the shipped command; only the writer's fault port is filled. The files of the directory are the orders: `stall`
-while it is there; `fsync` to fail as a disk does that could not sync; `kill_before` or `kill_after` holding the number
-of groups to let pass. What was committed is written to a ledger, `commits-…`, before anybody else can know.
+The command is the shipped one, with the writer's fault port in use. Files in the directory select the faults: `stall`
+lasts while the file exists; `fsync` fails as a disk does that cannot sync; `kill_before` and `kill_after` hold the
+number of groups to write first. Each commit is written to a ledger, `commits-…`, before any other process can know.
 """
 
 import os
@@ -35,14 +35,14 @@ class FaultsOfFiles:
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
             error.sqlite_errorname = "SQLITE_IOERR_FSYNC"
             raise error
-        self._die_if_told("kill_before")
+        self._die_if_due("kill_before")
 
     def after_commit(self, group: CommitGroup) -> None:
         self._commits.write("committed", lane=group.lane, seq=group.seq)
-        self._die_if_told("kill_after")
+        self._die_if_due("kill_after")
 
-    def _die_if_told(self, order: str) -> None:
-        path = self._directory / order
+    def _die_if_due(self, fault: str) -> None:
+        path = self._directory / fault
         try:
             left = int(path.read_text())
         except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""A broker that stood still for longer than its workers' leases: it was not they who were silent."""
+"""A broker that was suspended for longer than its workers' leases, although no worker was silent."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from .harness import Site
 LEASE_MS = 2_000
 
 
-def test_a_broker_that_was_frozen_past_the_leases_of_its_workers_runs_nothing_again(
+def test_a_broker_suspended_past_its_workers_leases_repeats_no_run(
     new_site: Callable[..., Site], figure: Callable[[str], None]
 ) -> None:
     site = new_site(settings={"bus.lease_ms": LEASE_MS, "bus.heartbeat_ms": LEASE_MS // 5})
@@ -16,5 +16,5 @@ def test_a_broker_that_was_frozen_past_the_leases_of_its_workers_runs_nothing_ag
     verdict, _ = run(site, campaign, print)
     figure(str(verdict))
     assert not verdict.violations, str(verdict)
-    # A run beside a run that nobody had lost would be allowed by the letter of the lease, and is not needed.
+    # The lease would permit a second run at the same time, but the broker does not need one.
     assert set(verdict.figures["started again"]) <= {"its handler had failed"}

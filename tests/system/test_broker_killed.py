@@ -10,30 +10,30 @@ from tests.checker import assert_kept, the_history_replays
 from .chaos import Campaign, run
 from .harness import Site, eventually, workflow
 
-FIRST_DISPATCH_PROMISE_S, FIRST_DISPATCH_BOUND_S = 3.0, 6.0  # promised; asserted, on a machine that is busy
+FIRST_DISPATCH_PROMISE_S, FIRST_DISPATCH_BOUND_S = 3.0, 6.0  # promised; asserted on a busy machine
 OPEN_STEPS = 100_000
 STEPS_PER_TASK = 5
 BATCH_TASKS = 1_000
 
 
-def test_killed_three_times_with_a_hundred_in_flight_nothing_is_lost_and_nothing_doubled(
+def test_a_broker_killed_three_times_with_a_hundred_in_flight_loses_and_doubles_nothing(
     site: Site, figure: Callable[[str], None]
 ) -> None:
     verdict, cycles = run(site, Campaign(seed=11, cycles=3, backlog=150), print)
     figure(f"ready again after {', '.join(f'{cycle.ready_s:.2f} s' for cycle in cycles)}; {verdict}")
     assert not verdict.violations, str(verdict)
-    # Only what its handler failed on purpose was run again: every run in flight outlived the broker.
+    # Only deliberate failures were retried: every run in flight outlived the broker.
     assert set(verdict.figures["started again"]) <= {"its handler had failed"}
 
 
-def test_killed_at_a_commit_nothing_is_lost_and_nothing_doubled(site: Site, figure: Callable[[str], None]) -> None:
+def test_a_broker_killed_at_a_commit_loses_and_doubles_nothing(site: Site, figure: Callable[[str], None]) -> None:
     verdict, cycles = run(site, Campaign(seed=12, cycles=3, faults=("commit",), backlog=150), print)
     figure(f"{len(cycles)} kills just before or just after a COMMIT; {verdict}")
     assert not verdict.violations, str(verdict)
     assert set(verdict.figures["started again"]) <= {"its handler had failed"}
 
 
-def test_with_a_hundred_thousand_open_steps_the_first_is_dispatched_within_three_seconds(
+def test_a_broker_with_a_hundred_thousand_open_steps_dispatches_within_three_seconds(
     site: Site, figure: Callable[[str], None]
 ) -> None:
     broker = site.start_broker()

@@ -1,4 +1,4 @@
-"""The database is slow, full, locked or failing: nothing is acknowledged that is not kept, and service comes back."""
+"""The database is slow, full, locked or failing: only stored data is acknowledged, and service resumes."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from tests.checker import assert_kept
 from .harness import Answer, Site, eventually, workflow
 
 TROUBLE_S = 5.0
-LEASE_MS = 2_000  # so that the trouble outlasts every lease twice
+LEASE_MS = 2_000  # the trouble outlasts every lease twice
 SETTINGS = {"bus.lease_ms": LEASE_MS, "bus.heartbeat_ms": 400}
 BACK_BOUND_S = 10.0
 STEPS = 10
@@ -64,7 +64,7 @@ def test_a_writer_that_stalls_acknowledges_nothing_and_loses_no_worker(
     figure(_endure(site, stall.touch, stall.unlink, "database_unavailable"))
 
 
-def test_a_database_that_another_process_locks_is_waited_for(
+def test_a_broker_waits_for_a_database_that_another_process_locks(
     new_site: Callable[..., Site], figure: Callable[[str], None]
 ) -> None:
     site = new_site(settings=SETTINGS)
@@ -89,7 +89,7 @@ def test_a_database_that_another_process_locks_is_waited_for(
     figure(_endure(site, lock, unlock, "database_locked"))
 
 
-def test_a_full_disk_is_waited_for(
+def test_a_broker_waits_for_a_full_disk(
     small_disk: Path, new_site: Callable[..., Site], figure: Callable[[str], None]
 ) -> None:
     site = new_site(settings=SETTINGS, state_directory=small_disk)
@@ -99,7 +99,7 @@ def test_a_full_disk_is_waited_for(
 
 
 @pytest.mark.parametrize("how", ["fault port", "preload"])
-def test_a_disk_that_fails_to_sync_stops_the_broker_and_nothing_more_is_acknowledged(
+def test_a_disk_that_fails_to_sync_stops_the_broker_and_all_acknowledgements(
     site: Site, tmp_path: Path, how: str
 ) -> None:
     fail = site.faults / "fsync"
@@ -117,7 +117,7 @@ def test_a_disk_that_fails_to_sync_stops_the_broker_and_nothing_more_is_acknowle
     assert broker.wait() not in (0, -9)
     assert "nothing more can be acknowledged" in broker.stderr
     fail.unlink()
-    # What was answered is there; what was not may be there or not, and is the same task when it is sent again.
+    # An answered submission is stored. One without an answer may be stored or not; resent, it is the same task.
     site.start_broker()
     site.start_worker("one")
     site.open_gate("go")
@@ -129,7 +129,7 @@ def test_a_disk_that_fails_to_sync_stops_the_broker_and_nothing_more_is_acknowle
 
 
 def _endure(site: Site, begin: Callable[[], object], end: Callable[[], object], code: str) -> str:
-    """Trouble comes while steps run and others wait; their results and new submissions come while it lasts."""
+    """Start the trouble while steps run and others wait; results and new submissions arrive during it."""
     site.apply(GATED)
     site.apply(GATED_ONCE)
     worker = site.start_worker("steady", slots=2 * STEPS, prefetch=4)
@@ -141,17 +141,17 @@ def _endure(site: Site, begin: Callable[[], object], end: Callable[[], object], 
     session = site.await_worker(worker)["session"]
     begin()
     began = time.monotonic()
-    site.open_gate("go")  # results come while nothing can be written
+    site.open_gate("go")  # results arrive while the database cannot be written
     with ThreadPoolExecutor(1) as threads:
         caught_in_it = threads.submit(client.submit, "gated", "during", timeout_s=TROUBLE_S + 30)
         not_ready = eventually(lambda: _not_ready(site, code), f"/readyz to say {code}", TROUBLE_S)
-        said_s = time.monotonic() - began
+        reported_s = time.monotonic() - began
         refused = eventually(lambda: _refused(site, code), "a submission to be refused", TROUBLE_S)
         while time.monotonic() - began < TROUBLE_S:
             assert not caught_in_it.done() or caught_in_it.result().status == 503
             assert site.ask("GET", "/livez").status == 200
             time.sleep(0.05)
-        assert len(site.runs("started")) == 2 * STEPS  # nothing can be committed, so nothing was handed out
+        assert len(site.runs("started")) == 2 * STEPS  # without commits nothing was dispatched
         end()
         ended = time.monotonic()
         eventually(lambda: site.ask("GET", "/readyz").status == 200 or None, "/readyz to say 200", BACK_BOUND_S)
@@ -161,11 +161,11 @@ def _endure(site: Site, begin: Callable[[], object], end: Callable[[], object], 
     tasks.append(client.submit_until_acknowledged("gated", "during"))
     for task_id in tasks:
         assert site.client().wait(task_id, timeout=20)["state"] == "completed"
-    assert site.await_worker(worker)["session"] == session  # nobody's lease ran out
+    assert site.await_worker(worker)["session"] == session  # no lease expired
     verdict = assert_kept(site.database, site.ledgers, lease_ms=LEASE_MS)
     assert not verdict.figures["started again"]
     return (
-        f"said {not_ready.body['reasons']} after {said_s:.2f} s, refused with {refused.status} {refused.code}, "
+        f"reported {not_ready.body['reasons']} after {reported_s:.2f} s, refused with {refused.status} {refused.code}, "
         f"answered what came during it with {first.status}, was back {back_s:.2f} s after {TROUBLE_S:g} s of trouble"
     )
 
@@ -193,7 +193,7 @@ def _fill(path: Path) -> None:
 
 
 def _failing_fsync(directory: Path) -> str:
-    """A library that makes every sync fail while the file named by FAIL_FSYNC_WHEN is there."""
+    """Compile the library that makes every sync fail while the file named by FAIL_FSYNC_WHEN exists."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler here")

@@ -1,4 +1,4 @@
-"""`stepwire demo`, as a newcomer runs it. What it says is compared with what its handlers wrote down."""
+"""`stepwire demo`, as a newcomer runs it. Its output is compared with its handlers' ledgers."""
 
 import ast
 import importlib.util
@@ -32,7 +32,7 @@ NODE_MODULES = REPOSITORY / "examples" / "level0" / "node_modules"
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Place]:
-    """A newcomer's directory: nothing in it but, if it is installed here, Node's binding."""
+    """A newcomer's directory: empty, except for Node's binding if it is installed here."""
     with tempfile.TemporaryDirectory(prefix="sw-") as directory:
         made = place(Path(directory))
         made.environ["NODE_PATH"] = str(NODE_MODULES)
@@ -40,28 +40,28 @@ def here() -> Iterator[Place]:
 
 
 @pytest.fixture(scope="module")
-def told(here: Place) -> str:
-    """What the first run said."""
+def output(here: Place) -> str:
+    """The output of the first run."""
     done = here.stepwire("demo")
     assert (done.code, done.err) == (0, ""), done
     return done.out
 
 
 @pytest.fixture(scope="module")
-def books(here: Place, told: str) -> Path:
+def books(here: Place, output: str) -> Path:
     return here.directory / ".stepwire-demo"
 
 
-def test_every_card_was_charged_once_whatever_was_killed(told: str, books: Path) -> None:
+def test_every_card_was_charged_once_despite_the_kills(output: str, books: Path) -> None:
     bookings = lines_of(books / "bank.jsonl")
     charges = Counter(one["key"] for one in bookings if one["what"] == "charge")
     assert (len(charges), set(charges.values())) == (ORDERS, {1})
     assert Counter(one["what"] for one in bookings) == {"charge": ORDERS, "refund": 1}
-    assert f"{ORDERS} cards, {ORDERS} charges" in told
+    assert f"{ORDERS} cards, {ORDERS} charges" in output
 
 
-def test_only_what_a_killed_worker_was_at_ran_twice(told: str, books: Path) -> None:
-    killed = {int(pid) for pid in re.findall(r"^\$ kill -9 (\d+)$", told, re.MULTILINE)}
+def test_only_the_steps_of_a_killed_worker_ran_twice(output: str, books: Path) -> None:
+    killed = {int(pid) for pid in re.findall(r"^\$ kill -9 (\d+)$", output, re.MULTILINE)}
     assert len(killed) == 2
     begun: dict[tuple[int, int], list[int]] = {}
     for run in sorted(runs_of(books), key=lambda run: run["at_ns"]):
@@ -70,11 +70,11 @@ def test_only_what_a_killed_worker_was_at_ran_twice(told: str, books: Path) -> N
     twice = [pids for pids in begun.values() if len(pids) > 1]
     assert len(twice) > 5
     assert all(len(pids) == 2 and pids[0] in killed and pids[1] not in killed for pids in twice)
-    (lost,) = re.findall(r"^shop-1 was running (\d+) steps", told, re.MULTILINE)
+    (lost,) = re.findall(r"^shop-1 was running (\d+) steps", output, re.MULTILINE)
     assert len(twice) == int(lost) + 1  # and the payment that the operator let run
 
 
-def test_each_act_was_played(told: str, books: Path) -> None:
+def test_each_part_of_the_demo_was_shown(output: str, books: Path) -> None:
     for line in (
         "stock is retry_wait (attempt 1): the warehouse does not answer",
         "ship is failed: no carrier delivers to Atlantis",
@@ -82,38 +82,38 @@ def test_each_act_was_played(told: str, books: Path) -> None:
         "24 of 24 orders are done.",
         "$ stepwire step list --state held",
     ):
-        assert line in told
+        assert line in output
     held = re.findall(
-        r"^\d+\t(\d+)\tcharge\tthe step was allowed to start, and its outcome is unknown", told, re.MULTILINE
+        r"^\d+\t(\d+)\tcharge\tthe step was allowed to start, and its outcome is unknown", output, re.MULTILINE
     )
     assert len(held) == 2
-    assert [f"{task}/charge --{how}" in told for task, how in zip(held, ("completed", "retry"), strict=True)] == [
+    assert [f"{task}/charge --{how}" in output for task, how in zip(held, ("completed", "retry"), strict=True)] == [
         True
     ] * 2
-    assert told.count("✓") == 4
-    assert "✗" not in told
+    assert output.count("✓") == 4
+    assert "✗" not in output
 
 
-def test_every_language_that_is_here_took_part(told: str, books: Path) -> None:
-    started = {language for language in ("python", "ruby", "node") if f"{language} (" in level0_line(told)}
+def test_every_installed_language_took_part(output: str, books: Path) -> None:
+    started = {language for language in ("python", "ruby", "node") if f"{language} (" in level0_line(output)}
     assert "python" in started
     assert {run["language"] for run in runs_of(books) if run["step"] in ("price", "invoice")} == started
 
 
-def test_nothing_of_it_runs_on(told: str) -> None:
-    pids = [int(pid) for pid in re.findall(r"\((\d+)\)", told)]
+def test_no_process_of_the_demo_is_left(output: str) -> None:
+    pids = [int(pid) for pid in re.findall(r"\((\d+)\)", output)]
     assert len(pids) >= 5
     assert [pid for pid in pids if is_running(pid)] == []
 
 
-def test_what_it_left_can_be_checked_and_played_with(here: Place, told: str, books: Path) -> None:
+def test_the_state_of_the_demo_can_be_checked_and_used(here: Place, output: str, books: Path) -> None:
     checked = Place(books, here.environ).stepwire("db", "check")
     assert checked.code == 0, checked
     assert {"Procfile", "order.json"} <= {path.name for path in books.iterdir()}
 
 
-def test_it_goes_on_where_it_was_on_a_terminal_too(
-    here: Place, told: str, books: Path, figure: Callable[[str], None]
+def test_a_second_demo_on_a_terminal_continues_the_first(
+    here: Place, output: str, books: Path, figure: Callable[[str], None]
 ) -> None:
     again = here.on_terminal("demo")
     assert again.code == 0, again.out
@@ -126,7 +126,7 @@ def test_it_goes_on_where_it_was_on_a_terminal_too(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_ends_everything_and_the_next_run_takes_the_rest(number: int, figure: Any) -> None:
+def test_an_interrupted_demo_ends_all_processes_and_the_next_run_finishes(number: int, figure: Any) -> None:
     with tempfile.TemporaryDirectory(prefix="sw-") as directory:
         here = place(Path(directory))
         process = subprocess.Popen(
@@ -137,12 +137,12 @@ def test_interrupted_it_ends_everything_and_the_next_run_takes_the_rest(number: 
             stderr=subprocess.PIPE,
             text=True,
         )
-        said: list[str] = []
+        lines: list[str] = []
         assert process.stdout is not None
-        reader = threading.Thread(target=said.extend, args=(process.stdout,), daemon=True)
+        reader = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
         reader.start()
         try:
-            eventually(lambda: any("kill -9" in line for line in said), "the kill", PROMISE_S)
+            eventually(lambda: any("kill -9" in line for line in lines), "the kill", PROMISE_S)
             process.send_signal(number)
             code = process.wait(30)
         finally:
@@ -152,15 +152,15 @@ def test_interrupted_it_ends_everything_and_the_next_run_takes_the_rest(number: 
         assert process.stderr is not None
         error = process.stderr.read()
         assert (code, "the state is kept in .stepwire-demo/" in error) == (1, True), error
-        pids = [int(pid) for pid in re.findall(r"\((\d+)\)", "".join(said))]
+        pids = [int(pid) for pid in re.findall(r"\((\d+)\)", "".join(lines))]
         assert [pid for pid in pids if is_running(pid)] == []
         if number == signal.SIGTERM:
-            return  # the same, but for whoever runs it
+            return  # the next run is tested once, after SIGINT
         again = here.stepwire("demo", "-o", "json")
         assert (again.code, again.json["run"]) == (0, 2), again
 
 
-def test_nothing_is_imported_while_it_can_be_interrupted() -> None:
+def test_the_demo_imports_nothing_while_it_can_be_interrupted() -> None:
     """An interrupt inside of an import can make Python end by the signal instead of with the exit code."""
     script = "from stepwire_broker.cli import demo; demo.Screen(demo.Options()); demo._import_all()"
     script += "; import sys; print(*sys.modules)"
@@ -170,12 +170,12 @@ def test_nothing_is_imported_while_it_can_be_interrupted() -> None:
     imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     names = {importlib.util.resolve_name("." * node.level + (node.module or ""), demo.__package__) for node in imports}
     assert names >= {"rich.progress", "stepwire_broker.cli.watch"}
-    assert names - loaded <= {"stepwire_broker.demo.shop"}  # which is imported before
+    assert names - loaded <= {"stepwire_broker.demo.shop"}  # imported earlier
     command = inspect.getsource(demo.demo.callback)
     assert command.index("_import_all()") < command.index("_interruptible()")
 
 
-def test_two_at_once_in_one_place_are_refused(here: Place, told: str, books: Path) -> None:
+def test_two_demos_in_one_directory_are_refused(here: Place, output: str, books: Path) -> None:
     broker = Place(books, here.environ).serve()
     try:
         second = here.stepwire("demo")
@@ -183,11 +183,11 @@ def test_two_at_once_in_one_place_are_refused(here: Place, told: str, books: Pat
         broker.end(signal.SIGTERM)
     assert second.code == 1
     assert "the broker did not start" in second.err
-    assert "belongs to another broker that runs now" in second.err
+    assert "is in use by another broker" in second.err
     assert "Traceback" not in second.err
 
 
-# -- the judge --------------------------------------------------------------------------------------------------------
+# -- the proof --------------------------------------------------------------------------------------------------------
 
 NEEDS = {"charge": [], "ship": ["charge"], "refund": ["charge", "ship"]}
 STATES = {"charge": "completed", "ship": "completed", "refund": "skipped"}
@@ -215,7 +215,7 @@ def run(at_ns: int, event: Any, step_id: int, step: str, pid: int) -> LedgerRun:
 
 
 @pytest.mark.parametrize(
-    ("found", "holds"),
+    ("evidence", "holds"),
     [
         (evidence(), [True, True, True, True]),
         (evidence(states={"ship": "failed"}), [False, True, True, True]),
@@ -226,16 +226,16 @@ def run(at_ns: int, event: Any, step_id: int, step: str, pid: int) -> LedgerRun:
         (evidence(second_pid=9), [True, True, True, False]),
     ],
 )
-def test_what_is_not_so_is_not_said_to_be(found: Evidence, holds: list[bool]) -> None:
-    assert [proof.holds for proof in prove(found)] == holds
+def test_the_proof_reports_no_false_claim(evidence: Evidence, holds: list[bool]) -> None:
+    assert [proof.holds for proof in prove(evidence)] == holds
 
 
-def level0_line(told: str) -> str:
-    return next(line for line in told.splitlines() if line.startswith("  level 0"))
+def level0_line(output: str) -> str:
+    return next(line for line in output.splitlines() if line.startswith("  level 0"))
 
 
 def runs_of(books: Path) -> list[dict[str, Any]]:
-    """Of the first run; a second one puts its ledgers aside."""
+    """Return the ledgers of the first run; a second run moves them aside."""
     aside = books / "ledgers-of-run-1"
     return [
         line for file in (aside if aside.exists() else books / "ledgers").glob("*.jsonl") for line in lines_of(file)

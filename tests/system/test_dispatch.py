@@ -1,6 +1,6 @@
-"""Where steps go, on real processes: shadows, canaries, labels, rules that change under load, and who has their turn.
+"""The routes of steps, on real processes: shadows, canaries, labels, rules that change under load, and turns.
 
-What a handler ran is counted in its own ledger, never by what the broker says of it.
+The runs of a handler are counted in its own ledger, never by the broker's figures.
 """
 
 import json
@@ -34,7 +34,7 @@ def quote(ctx: Context, order: dict) -> dict:
 worker.run()
 """
 
-# The same, written anew; and ten items have no rebate.
+# The same handler, rewritten; ten items have no rebate.
 QUOTE_IN_SHELL = r"""
 request=$(cat)
 items=$(printf %s "$request" | sed 's/.*"items":\([0-9]*\).*/\1/')
@@ -58,7 +58,7 @@ dispatch: {unroutable_after: 300ms}
 
 @pytest.fixture(scope="module")
 def shared(new_shared_site: Callable[..., Site]) -> Site:
-    """One broker for the stories that do not come near one another."""
+    """One broker for the stories that do not affect one another."""
     site: Site = new_shared_site()
     (site.directory / "stepwire.yaml").write_text(SETTINGS)
     (site.directory / "quote.py").write_text(QUOTE)
@@ -68,7 +68,7 @@ def shared(new_shared_site: Callable[..., Site]) -> Site:
 
 
 def python(site: Site, file: str) -> Program:
-    """A program of its own, which is a worker of this site's broker."""
+    """Start a separate program as a worker of this site's broker."""
     socket = f"ipc://{site.directory}/.stepwire"
     environ = {"STEPWIRE_STEPS": f"{socket}/steps.sock", "STEPWIRE_RESULTS": f"{socket}/results.sock"}
     worker = site.start(f"{file}-{len(site.programs)}", ["python3", file], environ | {"STEPWIRE_SLOTS": "40"})
@@ -92,13 +92,13 @@ def ended(site: Site, task_ids: list[int], state: str = "completed") -> list[dic
     return tasks
 
 
-def said(done: subprocess.CompletedProcess[str]) -> str:
+def output_of(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def logged(site: Site, event: str, **members: Any) -> Callable[[], list[dict[str, Any]]]:
-    """What this start of the broker has written of it."""
+    """Return the log lines of this event since the start of the broker."""
 
     def look() -> list[dict[str, Any]]:
         assert site.broker is not None
@@ -111,13 +111,13 @@ def logged(site: Site, event: str, **members: Any) -> Callable[[], list[dict[str
 # -- a shadow before a rewrite ----------------------------------------------------------------------------------------
 
 
-def test_a_shadow_finds_what_a_handler_that_was_written_anew_does_otherwise(shared: Site) -> None:
+def test_a_shadow_finds_the_differences_of_a_rewritten_handler(shared: Site) -> None:
     shared.apply(workflow("quotes", {"name": "quote", "handler_class": "shop.quote"}, namespace="shop"))
     shared.apply(workflow("other", {"name": "price", "handler_class": "shop.quote"}, namespace="shop"))
     worker = python(shared, "quote.py")
     name = shared.await_worker(worker)["worker"]
-    told = shared.client().route("shop::quotes::quote")
-    assert (told["executor"], told["shadow"]) == ("bus", {"executor": "exec", "worker_selector": {}})
+    route = shared.client().route("shop::quotes::quote")
+    assert (route["executor"], route["shadow"]) == ("bus", {"executor": "exec", "worker_selector": {}})
 
     task_ids = submitted(shared, "quotes", "shop", [{"items": n} for n in range(1, 31)])
     tasks = ended(shared, task_ids)
@@ -132,20 +132,20 @@ def test_a_shadow_finds_what_a_handler_that_was_written_anew_does_otherwise(shar
         (one,) = answer["shadows"]
         return one if answer["under_way"] == 0 and one["equal"] + one["differs"] + one["failed"] == 30 else None
 
-    found = eventually(compared, "all 30 to be compared", 20)
-    assert (found["equal"], found["differs"], found["failed"], found["dropped"], found["lost"]) == (28, 1, 1, 0, 0)
-    by_task = {each["task_id"]: each["what"] for each in found["lately"]}
+    counts = eventually(compared, "all 30 to be compared", 20)
+    assert (counts["equal"], counts["differs"], counts["failed"], counts["dropped"], counts["lost"]) == (28, 1, 1, 0, 0)
+    by_task = {each["task_id"]: each["what"] for each in counts["lately"]}
     assert by_task.keys() == {task_ids[9], task_ids[12]}
     assert by_task[task_ids[9]] == "differs at $.lines[0].rebate"
     assert by_task[task_ids[12]].startswith("failed: ")
 
-    shown = said(shared.stepwire("executor", "show", "exec"))
+    shown = output_of(shared.stepwire("executor", "show", "exec"))
     assert "shop.quote by shop::**::quote: 28 equal, 1 differs, 1 failed" in shown
     assert f"task {task_ids[9]} differs at $.lines[0].rebate" in shown
-    table = said(shared.stepwire("executor", "shadows"))
+    table = output_of(shared.stepwire("executor", "shadows"))
     assert table.splitlines()[1].split("\t")[:5] == ["shop.quote", "shop::**::quote", "exec", "28", "1"]
 
-    # The history is the same as without: what happened to a task that no rule takes, but for its times.
+    # The history equals that of a task that no rule matches, except for its times.
     (without,) = submitted(shared, "other", "shop", [{"items": 10}])
     ended(shared, [without])
     expected = _story(shared, without)
@@ -161,12 +161,12 @@ def _story(site: Site, task_id: int) -> list[tuple[Any, ...]]:
 # -- labels -----------------------------------------------------------------------------------------------------------
 
 
-def test_steps_for_labels_that_nobody_bears_wait_raise_an_alarm_and_run_when_somebody_comes(shared: Site) -> None:
+def test_steps_for_missing_labels_wait_raise_an_alarm_and_run_when_a_worker_comes(shared: Site) -> None:
     step = {"name": "train", "handler_class": "ml.train", "worker_selector": {"gpu": True}}
     shared.apply(workflow("learning", step, namespace="ml"))
     plain = shared.start_worker("plain", offers=["ml.train"], labels="gpu=false")
     task_ids = submitted(shared, "learning", "ml", [{}] * 5)
-    shown = said(shared.stepwire("why", str(task_ids[0])))
+    shown = output_of(shared.stepwire("why", str(task_ids[0])))
     assert "no worker that offers `ml.train` has the labels gpu=true (theirs are gpu=false)" in shown
     assert shared.ask("GET", f"/v1/tasks/{task_ids[0]}/why").body["code"] == "no_worker_matches"
 
@@ -184,8 +184,8 @@ def test_steps_for_labels_that_nobody_bears_wait_raise_an_alarm_and_run_when_som
 
 def _metric(site: Site, series: str) -> float | None:
     text = site.ask("GET", "/metrics").body.decode()
-    found = [line for line in text.splitlines() if line.startswith(f"{series} ")]
-    return float(found[0].rpartition(" ")[2]) if found else None
+    samples = [line for line in text.splitlines() if line.startswith(f"{series} ")]
+    return float(samples[0].rpartition(" ")[2]) if samples else None
 
 
 # -- a canary ---------------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ CANARY = "shop::checkout::**"
 QUICK = {"handler_class": "system.quick"}
 
 
-def test_a_canary_takes_its_share_keeps_it_over_a_restart_and_keeps_tasks_together(site: Site) -> None:
+def test_a_canary_takes_its_share_and_keeps_it_over_a_restart_and_whole_tasks(site: Site) -> None:
     broker = site.start_broker()
     site.apply(
         workflow(
@@ -207,12 +207,12 @@ def test_a_canary_takes_its_share_keeps_it_over_a_restart_and_keeps_tasks_togeth
     stable, canary = (site.start_worker(name, labels=f"release={name}", is_synced=False) for name in ("now", "next"))
     choice = ("--selector", "release=now", "--canary-selector", "release=next")
 
-    said(site.stepwire("executor", "route", CANARY, *choice, "--canary-percent", "0"))
+    output_of(site.stepwire("executor", "route", CANARY, *choice, "--canary-percent", "0"))
     first = submitted(site, "checkout", "shop", [{}] * 50)
     ended(site, first)
     assert not site.runs("started", pid=canary.pid)
 
-    said(site.stepwire("executor", "route", CANARY, "--canary-percent", "10"))
+    output_of(site.stepwire("executor", "route", CANARY, "--canary-percent", "10"))
     second = submitted(site, "checkout", "shop", [{}] * 300)
     ended(site, second)
     chosen = _tasks_of(site, canary)
@@ -225,7 +225,9 @@ def test_a_canary_takes_its_share_keeps_it_over_a_restart_and_keeps_tasks_togeth
         2 * len(chosen),
         2 * (350 - len(chosen)),
     )
-    assert f"10 % release=next ({2 * len(chosen)} of 700 steps so far)" in said(site.stepwire("executor", "routes"))
+    assert f"10 % release=next ({2 * len(chosen)} of 700 steps so far)" in output_of(
+        site.stepwire("executor", "routes")
+    )
 
     broker.kill9()
     site.start_broker()
@@ -233,11 +235,11 @@ def test_a_canary_takes_its_share_keeps_it_over_a_restart_and_keeps_tasks_togeth
     assert [(each["match"], each["origin"], each["canary"]["percent"]) for each in kept] == [(CANARY, "runtime", 10)]
     for worker in (stable, canary):
         site.await_worker(worker)
-    said(site.stepwire("executor", "route", CANARY, "--canary-percent", "100"))
+    output_of(site.stepwire("executor", "route", CANARY, "--canary-percent", "100"))
     third = submitted(site, "checkout", "shop", [{}] * 50)
     ended(site, third)
     assert _tasks_of(site, canary) == chosen | set(third)
-    said(site.stepwire("executor", "route", CANARY, "--reset"))
+    output_of(site.stepwire("executor", "route", CANARY, "--reset"))
     assert not site.client().rules()["rules"]
     assert_kept(site.database, site.ledgers)
 
@@ -264,7 +266,7 @@ BAD = [
 ]
 
 
-def test_rules_that_change_while_three_hundred_tasks_run_lose_nothing_and_double_nothing(site: Site) -> None:
+def test_rules_that_change_while_three_hundred_tasks_run_lose_and_double_nothing(site: Site) -> None:
     file = site.directory / "stepwire.yaml"
     file.write_text(RULES.format(release="old"))
     site.start_broker()
@@ -309,8 +311,8 @@ def _refuse(site: Site, file: Path, text: str, says: str) -> None:
     before = len(logged(site, "reload_refused")())
     file.write_text(text)
     _hang_up(site)
-    found = eventually(lambda: logged(site, "reload_refused")()[before:] or None, "it to be refused")
-    assert says in found[0]["error"]
+    refusals = eventually(lambda: logged(site, "reload_refused")()[before:] or None, "the reload to be refused")
+    assert says in refusals[0]["error"]
 
 
 @contextmanager
@@ -327,7 +329,7 @@ def _hang_up(site: Site) -> None:
     site.broker.process.send_signal(signal.SIGHUP)
 
 
-def test_a_broker_does_not_start_with_a_rule_that_names_no_executor_and_tells_of_one_that_never_matches(
+def test_a_broker_refuses_a_rule_without_an_executor_and_reports_one_that_never_matches(
     site: Site,
 ) -> None:
     file = site.directory / "stepwire.yaml"
@@ -353,7 +355,7 @@ def test_a_broker_does_not_start_with_a_rule_that_names_no_executor_and_tells_of
 # -- turns ------------------------------------------------------------------------------------------------------------
 
 
-def test_who_offers_a_hundred_times_as_much_leaves_the_other_its_share(
+def test_a_namespace_with_a_hundred_times_the_load_leaves_the_other_its_share(
     site: Site, figure: Callable[[str], None]
 ) -> None:
     site.start_broker()
@@ -366,7 +368,7 @@ def test_who_offers_a_hundred_times_as_much_leaves_the_other_its_share(
     eventually(lambda: sum(r["task_id"] in calm for r in site.runs("finished")) == 50, "the calm one's to be done", 30)
     worker.kill9()
     ran = [run["task_id"] in calm for run in read(site.ledgers, "worker-") if run["event"] == "finished"]
-    while_both_waited = ran[: len(ran) - ran[::-1].index(True)]  # to the calm one's last
+    while_both_waited = ran[: len(ran) - ran[::-1].index(True)]  # up to the last step of the calm one
     share = sum(while_both_waited) / len(while_both_waited)
     figure(f"50 of the calm one's steps among the first {len(while_both_waited)}: {2 * share:.0%} of its share")
     assert share >= 0.9 * 0.5

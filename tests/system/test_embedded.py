@@ -25,9 +25,7 @@ def application(site: Site, number: int) -> Program:
     return site.start(f"application-{number}", argv)
 
 
-def test_a_killed_application_goes_on_where_it_was_and_charges_nobody_twice(
-    site: Site, figure: Callable[[str], None]
-) -> None:
+def test_a_killed_application_continues_and_charges_no_order_twice(site: Site, figure: Callable[[str], None]) -> None:
     for number in range(KILLS):
         before = len(site.runs("started"))
         running = application(site, number)
@@ -46,10 +44,10 @@ def test_a_killed_application_goes_on_where_it_was_and_charges_nobody_twice(
     figure(f"{KILLS} kills, {len(charged)} charges started, none twice; {verdict}")
 
 
-# -- what a caller may do wrong ---------------------------------------------------------------------------------------
+# -- mistakes of a caller ---------------------------------------------------------------------------------------------
 
 
-def test_a_second_broker_on_the_same_file_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+def test_a_second_broker_on_the_same_file_is_refused_and_the_first_continues(tmp_path: Path) -> None:
     async def main() -> None:
         async with Broker.open(tmp_path / "state.db") as broker:
             with pytest.raises(StoreRefused, match="another broker"):
@@ -60,7 +58,7 @@ def test_a_second_broker_on_the_same_file_is_refused_and_the_first_goes_on(tmp_p
     asyncio.run(main())
 
 
-def test_what_is_wrong_with_a_call_is_said_with_its_code(tmp_path: Path) -> None:
+def test_a_wrong_call_raises_its_code(tmp_path: Path) -> None:
     async def main() -> None:
         broker = Broker.open(tmp_path / "state.db")
         with pytest.raises(RuntimeError, match="not started"):
@@ -75,10 +73,10 @@ def test_what_is_wrong_with_a_call_is_said_with_its_code(tmp_path: Path) -> None
                 (broker.resolve(77, "failed", reason="x"), "bad_field"),
             ]
             for call, code in refused:
-                with pytest.raises(CommandError) as said:
+                with pytest.raises(CommandError) as raised:
                     await call
-                assert said.value.code == code
-            with pytest.raises(RuntimeError, match="too late"):
+                assert raised.value.code == code
+            with pytest.raises(RuntimeError, match="too late: register handlers before the broker starts"):
                 broker.handler("late")
         with pytest.raises(CommandError, match=r"draining|starting"):
             await broker.submit("w")
@@ -88,7 +86,7 @@ def test_what_is_wrong_with_a_call_is_said_with_its_code(tmp_path: Path) -> None
         Broker.open("x.db", settings={"bus": {"nonsense": 1}})
 
 
-def test_nobody_waits_longer_than_they_said_and_the_task_goes_on_all_the_same(tmp_path: Path) -> None:
+def test_a_wait_ends_at_its_timeout_and_the_task_goes_on(tmp_path: Path) -> None:
     async def main() -> None:
         broker = Broker.open(tmp_path / "state.db")
         finish = threading.Event()

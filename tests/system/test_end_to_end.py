@@ -11,9 +11,9 @@ import msgspec
 import pytest
 import zmq
 from stepwire import Context, Worker
+from stepwire_broker.core.answers.answers import Applied, Done, TasksSubmitted
 from stepwire_broker.core.definitions.settings import BusSettings, DatabaseSettings, Settings
 from stepwire_broker.core.definitions.workflow import read_workflow
-from stepwire_broker.core.model.answers import Applied, Done, TasksSubmitted
 from stepwire_broker.core.model.events import ApplyWorkflow, AwaitTask
 from stepwire_broker.engine import Engine
 from stepwire_broker.stages import requests
@@ -68,7 +68,7 @@ def test_the_command_line_applies_submits_waits_and_shows(site: Site) -> None:
     assert '"completed"' in shown.stdout
 
 
-def test_a_failed_attempt_is_tried_again_and_sees_what_it_saw(site: Site) -> None:
+def test_a_failed_attempt_is_retried_with_the_same_inputs(site: Site) -> None:
     site.start_broker()
     site.start_worker("one")
     backoff = {"kind": "constant", "base_ms": 50, "jitter": "none"}
@@ -87,7 +87,7 @@ def test_a_failed_attempt_is_tried_again_and_sees_what_it_saw(site: Site) -> Non
     assert verdict.figures["started again"] == {"its handler had failed": 2}
 
 
-def test_clients_that_submit_one_key_at_once_make_one_task_and_another_body_is_a_conflict(site: Site) -> None:
+def test_concurrent_submissions_of_one_key_make_one_task_and_another_body_is_a_conflict(site: Site) -> None:
     site.start_broker()
     site.start_worker("one")
     site.apply(CHAIN)
@@ -149,23 +149,23 @@ def test_over_inproc_the_worker_lives_in_the_brokers_process(tmp_path: Path) -> 
     assert_kept(tmp_path / "state.db", tmp_path)
 
 
-def test_a_broker_on_every_interface_tells_its_workers_a_host_to_go_to(tmp_path: Path) -> None:
+def test_a_broker_on_every_interface_sends_its_workers_a_host_to_connect_to(tmp_path: Path) -> None:
     async def main() -> None:
         bus = BusSettings(steps="tcp://*:*", results="tcp://*:*", allow_insecure=True, advertise="broker.test")
         broker = Engine(Settings(database=DatabaseSettings(url=f"sqlite:///{tmp_path}/state.db"), bus=bus))
         await broker.start()
         worker = Worker(**{name: f"tcp://127.0.0.1:{at.rpartition(':')[2]}" for name, at in broker.endpoints.items()})
         worker.handler("system.*")(lambda context: None)
-        told: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         def look(_direction: str, _topic: bytes, body: bytes, _code: str | None) -> None:
-            if b'"type":"welcome"' in body and not told.done():
-                told.set_result(body)
+            if b'"type":"welcome"' in body and not received.done():
+                received.set_result(body)
 
         broker.add_tap(look)
         await asyncio.to_thread(worker.start)
         try:
-            welcome = msgspec.json.decode(await asyncio.wait_for(told, 20))
+            welcome = msgspec.json.decode(await asyncio.wait_for(received, 20))
         finally:
             await asyncio.to_thread(worker.stop)
             await broker.stop()

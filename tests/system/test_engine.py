@@ -1,12 +1,12 @@
-"""The engine by itself, in this process: what has happened when a call of it is done."""
+"""The engine alone, in this process: the effects that are complete when a call returns."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from stepwire_broker.core.answers.answers import CommandRefused
 from stepwire_broker.core.definitions.settings import BusSettings, DatabaseSettings, Settings
-from stepwire_broker.core.model.answers import CommandRefused
 from stepwire_broker.core.model.events import AwaitTask
 from stepwire_broker.core.model.targets import POLL
 from stepwire_broker.engine import Engine

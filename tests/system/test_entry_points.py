@@ -1,7 +1,7 @@
-"""Every way to start a step, from outside: each goes where `GET /v1/route` says at that moment.
+"""Every way to start a step, from outside: each step goes to the executor that `GET /v1/route` names at that moment.
 
-A way first brings its step to the edge under a rule that sends it to the bus. Then the rule is changed, and what starts
-the step happens. Whoever ran it says so in its output.
+A way first prepares its step under a rule that sends it to the bus. Then the rule changes, and the step starts. Its
+handler names itself in the output.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ EXECUTORS = {"exec": {"commands": {"way.*": {"argv": ["sh", "-c", 'echo "{\\"by\
 RULES = [{"match": "way::configured::*", "executor": "exec"}]
 ONCE = {"delivery_mode": "at_most_once"}
 SOON = {"kind": "constant", "base_ms": 1, "jitter": "none"}
-Way = Callable[[Site, Callable[[], None]], int]  # called between: `turn`, which changes the rule. Returns the task
+Way = Callable[[Site, Callable[[], None]], int]  # calls `turn` in between, which changes the rule, and returns the task
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def ready_and_moved(site: Site, turn: Callable[[], None]) -> int:
 
 
 def restarted(site: Site, turn: Callable[[], None]) -> int:
-    """A pause is not kept over a restart; the rule is."""
+    """Unlike the rule, the pause is not kept over a restart."""
     apply(site, "restarted", {"name": "s"})
     order(site, "/v1/executors/exec/pause")
     turn()
@@ -196,22 +196,22 @@ WAYS: list[Way] = [
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_a_step_goes_where_the_broker_says_however_it_is_started(shared: Site, way: Way) -> None:
+def test_a_step_goes_to_the_executor_of_its_route_however_it_is_started(shared: Site, way: Way) -> None:
     path = f"way::{way.__name__}::s"
     order(shared, "/v1/rules", {"match": path, "executor": "bus"})
     assert shared.client().route(path)["executor"] == "bus"
     task_id = way(shared, lambda: order(shared, "/v1/rules", {"match": path, "executor": "exec"}))
-    told = shared.client().route(path)
-    assert (told["executor"], told["rule"]["match"], told["rule"]["origin"]) == ("exec", path, "runtime")
-    assert state(shared, task_id, "completed")["output"] == {"by": told["executor"]}
+    route = shared.client().route(path)
+    assert (route["executor"], route["rule"]["match"], route["rule"]["origin"]) == ("exec", path, "runtime")
+    assert state(shared, task_id, "completed")["output"] == {"by": route["executor"]}
 
 
 # -- an embedded broker -----------------------------------------------------------------------------------------------
 
 
-def test_an_embedded_broker_goes_by_the_same_rules(shared: Site, tmp_path: Path) -> None:
-    told = {name: shared.client().route(f"way::{name}::s")["executor"] for name in ("configured", "other")}
-    assert told == {"configured": "exec", "other": "bus"}
+def test_an_embedded_broker_follows_the_same_rules(shared: Site, tmp_path: Path) -> None:
+    executors = {name: shared.client().route(f"way::{name}::s")["executor"] for name in ("configured", "other")}
+    assert executors == {"configured": "exec", "other": "bus"}
     worker = Worker()
     worker.handler("way.work")(lambda ctx: {"by": "bus"})
     settings = {"execution": {"default_execution_mode": "distributed", "rules": RULES}, "executors": EXECUTORS}
@@ -221,26 +221,26 @@ def test_an_embedded_broker_goes_by_the_same_rules(shared: Site, tmp_path: Path)
         async with Broker.open(
             tmp_path / "state.db", handlers=worker, settings={**settings, "bus": _ipc(tmp_path)}
         ) as broker:
-            for name in told:
+            for name in executors:
                 await broker.apply(workflow(name, {"name": "s", "handler_class": "way.work"}, namespace="way"))
                 task = await broker.submit(name, namespace="way")
                 ran[name] = (await task.result(timeout_s=20))["s"]["by"]
         return ran
 
-    assert asyncio.run(run()) == told
+    assert asyncio.run(run()) == executors
 
 
 def _ipc(directory: Path) -> dict[str, str]:
     return {name: f"ipc://{directory}/{name}.sock" for name in ("steps", "results")}
 
 
-# -- nobody there -----------------------------------------------------------------------------------------------------
+# -- no distribution --------------------------------------------------------------------------------------------------
 
 
-def test_where_nobody_distributes_every_way_is_refused_and_nothing_runs_inside_the_broker_unasked(
+def test_a_bus_that_distributes_nothing_refuses_every_way_and_runs_nothing_in_the_broker(
     new_site: Callable[..., Site], tmp_path: Path
 ) -> None:
-    """A bus that only this process can reach distributes nothing."""
+    """Only this process can reach the bus, so the bus distributes nothing."""
     settings = {
         "bus.steps": "inproc://steps",
         "bus.results": "inproc://results",
@@ -253,7 +253,7 @@ def test_where_nobody_distributes_every_way_is_refused_and_nothing_runs_inside_t
     broker = site.start_broker()
     apply(site, "w", {"name": "s", "retry_limit": 0})
     assert site.client().route("way::w::s")["executor"] == "local"
-    task_id = submit(site, "w")  # `local` was asked for
+    task_id = submit(site, "w")  # `local` is configured
     state(site, task_id, "failed")
     broker.ask_to_end()
     assert broker.wait() == 0
@@ -261,15 +261,15 @@ def test_where_nobody_distributes_every_way_is_refused_and_nothing_runs_inside_t
 
     site.settings["execution.on_missing"] = "error"
     site.start_broker()
-    told = site.client().route("way::w::s")
-    assert (told["decided"], told["executor"]) == ("no_executor", None)
+    route = site.client().route("way::w::s")
+    assert (route["decided"], route["executor"]) == ("no_executor", None)
     task = {"workflow": "w", "namespace": "way"}
     for path, body in [("/v1/tasks", task), ("/v1/tasks/batch", {"tasks": [task]}), (f"/v1/tasks/{task_id}/retry", {})]:
         answer = site.ask("POST", path, body)
         assert (answer.status, answer.code) == (503, "no_executor"), path
     done = site.stepwire("task", "submit", "way::w")
     assert done.returncode != 0
-    assert "no executor here does that" in done.stderr
+    assert "the step must run on a distributed executor and none is configured" in done.stderr
     assert not (site.directory / "ran").exists()
 
     async def embedded() -> str:
@@ -292,5 +292,5 @@ worker = Worker()
 @worker.handler("way.work")
 def work(context: Context) -> None:
     open("ran", "w").close()
-    raise Permanent("told to fail")
+    raise Permanent("configured to fail")
 """

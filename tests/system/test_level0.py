@@ -1,4 +1,4 @@
-"""Handlers without an SDK as real processes: they share the work, none doubles it, a killed one loses nothing."""
+"""Level-0 handlers as real processes: they share the work, double nothing, and a killed one loses nothing."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from tests.checker import assert_kept
 from .harness import Program, Site, eventually, workflow
 from .peers import peers_of, start_peers
 
-SHORT = 1_000  # of a time-out; the lease is 5 s more
+SHORT = 1_000  # ms of a timeout; the lease is 5 s longer
 
 QUICK = workflow("quick", *({"name": f"s{i}", "handler_config": {"work_ms": 2}} for i in range(10)))
 GATED = workflow("gated", {"name": "a", "handler_config": {"gate": "go"}, "timeout_ms": SHORT})
@@ -77,7 +77,7 @@ def test_a_killed_handlers_step_runs_elsewhere_after_its_lease(new_site: Callabl
     assert verdict.figures["started again"] == {"its lease at level 0 was over": 1}
 
 
-def test_at_most_once_is_refused_by_default_and_by_leave_held_at_the_end_of_its_lease(
+def test_at_most_once_is_refused_by_default_and_if_allowed_held_when_its_lease_ends(
     new_site: Callable[..., Site],
 ) -> None:
     site = new_site()
@@ -106,7 +106,7 @@ def test_at_most_once_is_refused_by_default_and_by_leave_held_at_the_end_of_its_
     assert verdict.figures["held for"] == {"its lease at level 0 was over": 1}
 
 
-def test_a_worker_with_a_session_comes_before_level_0(site: Site) -> None:
+def test_a_worker_with_a_session_is_preferred_to_level_0(site: Site) -> None:
     site.start_broker()
     site.apply(QUICK)
     peers = start_peers(site, 2)
@@ -123,7 +123,7 @@ def test_a_worker_with_a_session_comes_before_level_0(site: Site) -> None:
     assert_kept(site.database, site.ledgers)
 
 
-def test_a_broker_that_was_killed_takes_the_answer_of_before(site: Site) -> None:
+def test_a_restarted_broker_accepts_an_answer_to_its_earlier_batch(site: Site) -> None:
     broker = site.start_broker()
     site.apply(workflow("long", {"name": "a", "handler_config": {"gate": "go"}, "timeout_ms": 60_000}))
     start_peers(site, 1)

@@ -1,4 +1,4 @@
-"""`pip install .`, as somebody does who only writes handlers: it brings nothing of the broker."""
+"""`pip install .`, for authors of handlers only: it installs nothing of the broker."""
 
 import os
 import subprocess
@@ -59,19 +59,19 @@ def test_the_light_install_runs_a_handler_without_a_broker(python: Path) -> None
     assert (ran.returncode, ran.stdout) == (0, "completed\n"), ran.stderr
 
 
-def test_the_light_install_holds_nothing_that_only_the_broker_needs(python: Path) -> None:
+def test_the_light_install_has_no_dependency_of_the_broker(python: Path) -> None:
     assert run(python, "-c", TRY_TO_IMPORT, *BROKERS_OWN).stdout.strip() == ""
 
 
-def test_the_command_of_the_light_install_says_how_to_get_the_broker(python: Path) -> None:
-    said = run(python.with_name("stepwire"))
-    assert said.returncode == 2
-    assert "pip install '.[broker]'" in said.stderr
-    assert said.stdout == ""
+def test_the_command_of_the_light_install_explains_how_to_install_the_broker(python: Path) -> None:
+    result = run(python.with_name("stepwire"))
+    assert result.returncode == 2
+    assert "pip install '.[broker]'" in result.stderr
+    assert result.stdout == ""
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    """With nothing of the interpreter that runs the tests in sight."""
+    """Run a command without the packages of the interpreter that runs the tests."""
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return subprocess.run(
         [str(part) for part in command],

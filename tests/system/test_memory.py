@@ -1,4 +1,4 @@
-"""More steps open than may be in memory. `python -m tests.system.memory` is the long form."""
+"""More open steps than may be in memory. `python -m tests.system.memory` is the long form."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ ACTIVE_TASKS = 1_000
 GROWTH_BYTES_MAX = 64 * 1024 * 1024
 
 
-def test_with_far_more_open_steps_than_may_be_in_memory_all_complete_and_memory_stays_bounded(
+def test_far_more_open_steps_than_memory_allows_all_complete_in_bounded_memory(
     new_site: Callable[..., Site], figure: Callable[[str], None]
 ) -> None:
     site = new_site(settings=memory.settings(ACTIVE_TASKS))

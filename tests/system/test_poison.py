@@ -1,4 +1,4 @@
-"""Everything that must be refused, sent to a running broker over its real socket, while a worker works beside it."""
+"""Every invalid message, sent to a running broker over its real socket while a worker runs steps."""
 
 import queue
 import threading
@@ -15,20 +15,20 @@ from tests.checker import assert_kept
 
 from .harness import Site, eventually, workflow
 
-SENDER = "shop-1:0123456789abcdef"  # as which the vectors speak
+SENDER = "shop-1:0123456789abcdef"  # the sender in the vectors
 MARKER = "marker:0000000000000000"
 INBOX_BOUND_MS = 5_000
-HEARD_BOUND_S = 10.0
+ARRIVAL_BOUND_S = 10.0
 AGAIN_S = 0.2
 
-LISTENED_TO = (b"results ", b"results@b1 ", b"workers ")  # a socket drops the rest before anybody sees it
+SUBSCRIBED = (b"results ", b"results@b1 ", b"workers ")  # a socket drops the rest before the broker sees it
 CUT_BYTES = 8 * 1024 * 1024  # a longer frame is cut by the socket, and its sender disconnected
 
 REFUSED = [vector for vector in vectors.load("refused")["messages"] if vector["to"] == "broker"]
 
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
-def test_every_poison_is_refused_by_its_code_and_the_broker_serves_on(
+def test_every_invalid_message_is_refused_by_its_code_and_the_broker_goes_on(
     new_site: Callable[..., Site], figure: Callable[[str], None], transport: str
 ) -> None:
     site = new_site(transport)
@@ -39,22 +39,22 @@ def test_every_poison_is_refused_by_its_code_and_the_broker_serves_on(
     client = site.recorded_client()
     tasks: list[int] = []
     wrong: list[str] = []
-    told = 0
+    answered = 0
     with poisoner(site) as poison:
         for number, vector in enumerate(REFUSED):
             tasks.append(client.submit_until_acknowledged("chain", f"k{number}"))
             frames = vectors.frames_of(vector)
             poison.send(frames)
-            heard = poison.heard_until_marker(number)
-            if heard != ([vector["code"]] if _arrives(frames) else []):
-                wrong.append(f"{vector['name']}: {vector['code']} was expected, {heard} heard on the wire")
-            elif heard and vector.get("sender", {}).get("worker") == SENDER:
-                told += 1
+            refused = poison.refused_until_marker(number)
+            if refused != ([vector["code"]] if _arrives(frames) else []):
+                wrong.append(f"{vector['name']}: {vector['code']} was expected, the tap shows {refused}")
+            elif refused and vector.get("sender", {}).get("worker") == SENDER:
+                answered += 1
                 answer = poison.inbox()
                 if (answer.get("type"), answer.get("code")) != ("refused", vector["code"]):
-                    wrong.append(f"{vector['name']}: {vector['code']} was expected, its sender was told {answer}")
+                    wrong.append(f"{vector['name']}: {vector['code']} was expected, its sender received {answer}")
     assert not wrong, "\n".join(wrong)
-    figure(f"{len(REFUSED)} poisons over {transport}, each refused by its code; {told} senders were told")
+    figure(f"{len(REFUSED)} poisons over {transport}, each refused by its code; {answered} senders were answered")
     for task_id in tasks:
         assert site.client().wait(task_id, timeout=20)["state"] == "completed"
     assert site.await_worker(worker)["session"] == session
@@ -62,22 +62,22 @@ def test_every_poison_is_refused_by_its_code_and_the_broker_serves_on(
 
 
 def _arrives(frames: list[bytes]) -> bool:
-    return frames[0].startswith(LISTENED_TO) and max(map(len, frames)) <= CUT_BYTES
+    return frames[0].startswith(SUBSCRIBED) and max(map(len, frames)) <= CUT_BYTES
 
 
 class Poisoner:
-    """A raw PUB and SUB, as any program could open them, and the broker's own word of what it heard."""
+    """A raw PUB and SUB, as any program could open them, and the broker's tap of the messages it received."""
 
-    def __init__(self, pub: zmq.Socket[bytes], sub: zmq.Socket[bytes], heard: "queue.Queue[dict[str, Any]]") -> None:
+    def __init__(self, pub: zmq.Socket[bytes], sub: zmq.Socket[bytes], tapped: "queue.Queue[dict[str, Any]]") -> None:
         self._pub = pub
         self._sub = sub
-        self._heard = heard
+        self._tapped = tapped
 
     def send(self, frames: list[bytes]) -> None:
         self._pub.send_multipart(frames)
 
-    def heard_until_marker(self, number: int) -> list[str]:
-        """The codes by which messages were refused until the marker, which is good and is sent until it is heard."""
+    def refused_until_marker(self, number: int) -> list[str]:
+        """Return the codes of refusals before the marker, a valid message that is repeated until it arrives."""
         codes: list[str] = []
         marker = b'workers {"type":"bye","v":"2.0","worker":"%s","n":%d}' % (MARKER.encode(), number)
 
@@ -85,18 +85,18 @@ class Poisoner:
             self._pub.send(marker)
             try:
                 while True:
-                    message = self._heard.get(timeout=AGAIN_S)
+                    message = self._tapped.get(timeout=AGAIN_S)
                     if message.get("direction") != "in":
                         continue
                     if message.get("refused"):
                         codes.append(message["refused"])
-                    said = message.get("message") or {}
-                    if isinstance(said, dict) and said.get("worker") == MARKER and said.get("n") == number:
+                    body = message.get("message") or {}
+                    if isinstance(body, dict) and body.get("worker") == MARKER and body.get("n") == number:
                         return True
             except queue.Empty:
                 return None
 
-        eventually(is_there, f"marker {number} to be heard", HEARD_BOUND_S)
+        eventually(is_there, f"marker {number} to arrive", ARRIVAL_BOUND_S)
         return codes
 
     def inbox(self) -> dict[str, Any]:
@@ -109,13 +109,13 @@ class Poisoner:
 
 @contextmanager
 def poisoner(site: Site) -> Iterator[Poisoner]:
-    heard: queue.Queue[dict[str, Any]] = queue.Queue()
+    tapped: queue.Queue[dict[str, Any]] = queue.Queue()
     tap = site.client()
 
     def listen() -> None:
         try:
             for message in tap.tap():
-                heard.put(message)
+                tapped.put(message)
         except Exception:  # the site ends, and with it the tap
             return
 
@@ -127,24 +127,24 @@ def poisoner(site: Site) -> Iterator[Poisoner]:
         sub.subscribe(f"@{SENDER} ".encode())
         pub.connect(_absolute(site, site.ready["results"]))
         sub.connect(_absolute(site, site.ready["steps"]))
-        one = Poisoner(pub, sub, heard)
-        one.heard_until_marker(2**32)
-        # Nothing is refused to a sender that cannot hear yet: its inbox has to be there first.
-        _until_told(one)
+        one = Poisoner(pub, sub, tapped)
+        one.refused_until_marker(2**32)
+        # A refusal reaches its sender only if the sender's inbox exists, so wait for it first.
+        _await_inbox(one)
         yield one
     finally:
         context.destroy(linger=0)
 
 
-def _until_told(one: Poisoner) -> None:
+def _await_inbox(one: Poisoner) -> None:
     bad = b'workers {"type":"bye","v":"9.0","worker":"%s"}' % SENDER.encode()
 
-    def is_told() -> bool | None:
+    def is_answered() -> bool | None:
         one.send([bad])
         return one._sub.poll(200) != 0 or None
 
-    eventually(is_told, "the sender's inbox", HEARD_BOUND_S)
-    one.heard_until_marker(2**32 + 1)
+    eventually(is_answered, "the sender's inbox", ARRIVAL_BOUND_S)
+    one.refused_until_marker(2**32 + 1)
     while one._sub.poll(200):
         one._sub.recv()
 

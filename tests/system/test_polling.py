@@ -1,4 +1,4 @@
-"""Workers over HTTP as processes, a broker as a process, and what a kill or a lost answer may not do."""
+"""Workers over HTTP and a broker as processes: kills and lost answers break no promise."""
 
 import sys
 import threading
@@ -73,8 +73,8 @@ def test_three_workers_share_two_hundred_steps_and_none_runs_twice(site: Site) -
     kept(site)
 
 
-def test_when_answers_are_lost_nothing_else_is_and_nothing_runs_twice(site: Site) -> None:
-    """A third of all calls is heard by the broker, and its answer by nobody."""
+def test_lost_answers_lose_no_step_and_repeat_no_run(site: Site) -> None:
+    """A third of all calls reach the broker, and their answers are lost."""
     for i in range(3):
         start(site, f"p{i}", "--loses", "0.33", "--seed", str(i))
     task_ids = submit(site, "mixed", 40)
@@ -90,7 +90,7 @@ def _steps(site: Site, task_id: int) -> list[dict[str, Any]]:
     return answer.body["steps"] if answer.status == 200 else []
 
 
-def test_what_a_killed_worker_ran_is_run_by_another_after_its_lease_or_held(site: Site) -> None:
+def test_a_step_of_a_killed_worker_runs_elsewhere_after_its_lease_or_is_held(site: Site) -> None:
     first = start(site, "first")
     (task_id,) = submit(site, "gated", 1)
     eventually(lambda: len(site.runs("started")) == 2, "both to start")
@@ -105,7 +105,7 @@ def test_what_a_killed_worker_ran_is_run_by_another_after_its_lease_or_held(site
     kept(site, all_ended=False)
 
 
-def test_a_worker_that_stood_still_for_longer_than_its_lease_is_told_so(site: Site) -> None:
+def test_a_worker_suspended_past_its_lease_learns_that_its_session_ended(site: Site) -> None:
     first = start(site, "first")
     (task_id,) = submit(site, "gated", 1)
     eventually(lambda: len(site.runs("started")) == 2, "both to start")
@@ -124,7 +124,7 @@ def _states(site: Site, task_id: int) -> dict[str, str]:
     return {step["name"]: step["state"] for step in _steps(site, task_id)}
 
 
-def test_a_broker_that_was_killed_finds_what_runs_still_running(site: Site) -> None:
+def test_a_restarted_broker_keeps_the_runs_that_go_on(site: Site) -> None:
     workers = [start(site, f"p{i}") for i in range(2)]
     task_ids = submit(site, "gated", 3)
     eventually(lambda: len(site.runs("started")) == 6, "all to start")
@@ -139,7 +139,7 @@ def test_a_broker_that_was_killed_finds_what_runs_still_running(site: Site) -> N
     kept(site)
 
 
-def test_killed_again_and_again_under_load_nothing_is_lost_and_nothing_doubled(site: Site) -> None:
+def test_repeated_kills_under_load_lose_and_double_nothing(site: Site) -> None:
     for i in range(3):
         start(site, f"p{i}", "--loses", "0.1", "--seed", str(i))
     task_ids = site.recorded_client().submit_many_until_stored("busy", [f"k{i}" for i in range(60)])
@@ -153,7 +153,7 @@ def test_killed_again_and_again_under_load_nothing_is_lost_and_nothing_doubled(s
     kept(site)
 
 
-def test_a_broker_that_is_asked_to_end_answers_who_waits_and_takes_what_still_comes(site: Site) -> None:
+def test_a_broker_asked_to_end_answers_waiting_calls_and_accepts_late_results(site: Site) -> None:
     start(site, "worker")
     (task_id,) = submit(site, "gated", 1)
     eventually(lambda: len(site.runs("started")) == 2, "both to start")

@@ -1,7 +1,7 @@
-"""Every reason that a step can have to stand still, brought about on a running broker and asked for over HTTP.
+"""Every reason for which a step can wait, produced on a running broker and read over HTTP.
 
-A story brings about one reason after the other. What no story can hold still long enough to look at is in CORE_ONLY,
-with why, and is told by tests/core/test_explain.py.
+A story produces one reason after the other. CORE_ONLY lists the reasons that no story can hold for long enough, with
+the cause; tests/core/test_explain.py has those.
 """
 
 import json
@@ -16,9 +16,9 @@ from stepwire_broker.core import explain
 from .harness import Program, Site, eventually, workflow
 
 CORE_ONLY = {
-    "payload_fetched": "a read of the database lasts for milliseconds, and nothing outside can make it last",
-    "queued": "so does the time until the next commit, and a writer that is stopped for long is database_stalled",
-    "committing": "an answer waits for the commits before it, so over HTTP this is over when it is told",
+    "payload_fetched": "a read of the database takes milliseconds, and nothing outside can delay it",
+    "queued": "the time until the next commit is as short, and a writer that is stopped for long is database_stalled",
+    "committing": "an answer waits for the commits before it, so over HTTP this is over when the answer arrives",
 }
 
 SETTINGS = """
@@ -36,7 +36,7 @@ dispatch:
   retry_budget: {percent: 0, at_least: 1}
 """
 
-Found = tuple[str, int, str]  # the code that is to come, and the step, by its task and name
+Found = tuple[str, int, str]  # the expected code, and the step, by its task and name
 Story = Callable[[Site], Iterator[Found]]
 
 
@@ -169,8 +169,8 @@ def its_workers_die(site: Site) -> Iterator[Found]:
 
 
 def _all(codes: Iterator[str | None]) -> list[str] | None:
-    found = [code or "" for code in codes]
-    return found if sorted(found) == ["running", "runs_alone"] else None
+    sorted_codes = [code or "" for code in codes]
+    return sorted_codes if sorted(sorted_codes) == ["running", "runs_alone"] else None
 
 
 def its_handler_is_left_alone(site: Site) -> Iterator[Found]:
@@ -179,7 +179,7 @@ def its_handler_is_left_alone(site: Site) -> Iterator[Found]:
     eventually(lambda: _breaker(site) == "open", "its breaker to open")
     tasks = [submit(site, step("w.half", gate="half")) for _ in range(3)]
     yield "breaker_open", tasks[2], "s"
-    yield "breaker_half_open", tasks[2], "s"  # the other two are out to try it
+    yield "breaker_half_open", tasks[2], "s"  # the other two are the trial steps
     site.open_gate("half")
     yield "completed", tasks[2], "s"
 
@@ -205,15 +205,15 @@ STORIES: list[tuple[Story, list[str]]] = [
 
 
 @pytest.mark.parametrize(("story", "codes"), STORIES, ids=lambda each: getattr(each, "__name__", ""))
-def test_a_step_says_why(shared: Site, story: Story, codes: list[str]) -> None:
-    told = []
+def test_why_returns_the_reason_of_a_waiting_step(shared: Site, story: Story, codes: list[str]) -> None:
+    codes_seen = []
     for code, task_id, name in story(shared):
         eventually(lambda: why(shared, task_id, name) == code, f"{code}, and not {why(shared, task_id, name)}")  # noqa: B023
-        told.append(code)
-    assert told == codes
+        codes_seen.append(code)
+    assert codes_seen == codes
 
 
-def test_the_command_line_says_the_same(shared: Site) -> None:
+def test_the_command_line_prints_the_same_reasons(shared: Site) -> None:
     task_id = submit(shared, step("w.nobody"))
     over_http = shared.ask("GET", f"/v1/tasks/{task_id}/steps/s/why").body
     done = shared.stepwire("why", f"{task_id}/s", "--json")
@@ -225,18 +225,18 @@ def test_the_command_line_says_the_same(shared: Site) -> None:
 RESTARTED = ["not_loaded", "database_stalled", "broker_draining", "worker_awaited", "no_executor"]
 
 
-def test_a_step_says_why_around_a_restart(new_site: Callable[..., Site]) -> None:
+def test_why_returns_the_reason_around_a_restart(new_site: Callable[..., Site]) -> None:
     site = new_site(settings={"limits.max_active_tasks": 1, "execution.default_executor": "bus"})
     broker = site.start_broker(with_faults=True)
     worker = site.start_worker("steady", offers=["w.plain"])
     running = submit(site, step(gate="g"))
     eventually(lambda: why(site, running, "s") == "running", "it to run")
     waiting = submit(site, step())
-    told = []
+    codes_seen = []
 
     def tells(code: str, task_id: int) -> None:
         eventually(lambda: why(site, task_id, "s") == code, f"{code}, and not {why(site, task_id, 's')}")
-        told.append(code)
+        codes_seen.append(code)
 
     tells("not_loaded", waiting)
     order(site, "/v1/rules", {"match": "why::elsewhere::*", "executor": "poll"})
@@ -247,11 +247,11 @@ def test_a_step_says_why_around_a_restart(new_site: Callable[..., Site]) -> None
     _restart_without(worker, broker, site)
     tells("worker_awaited", running)
     tells("no_executor", elsewhere)
-    assert told == RESTARTED
+    assert codes_seen == RESTARTED
 
 
 def _stall(site: Site, task_id: int, tells: Callable[[str, int], None]) -> None:
-    """Something is to be written, and cannot be."""
+    """The broker must write, and the database refuses."""
     stall = site.faults / "stall"
     stall.touch()
     with ThreadPoolExecutor(1) as other:
@@ -262,14 +262,14 @@ def _stall(site: Site, task_id: int, tells: Callable[[str, int], None]) -> None:
 
 
 def _restart_without(worker: Program, broker: Program, site: Site) -> None:
-    """The worker is stopped, so that it cannot say what it has, and there is no `poll` any more."""
+    """The worker is suspended, so that it cannot report its steps, and the executor `poll` no longer exists."""
     worker.pause()
     broker.kill9()
     site.settings["executors.poll.enabled"] = "false"
     site.start_broker()
 
 
-def test_every_reason_is_reached_or_it_is_said_why_not() -> None:
+def test_every_reason_is_reached_or_its_absence_is_explained() -> None:
     reached = {code for _, codes in STORIES for code in codes} | set(RESTARTED)
     assert reached.isdisjoint(CORE_ONLY)
     assert reached | CORE_ONLY.keys() == explain.CODES.keys()

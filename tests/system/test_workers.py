@@ -1,4 +1,4 @@
-"""Workers that are killed, stopped, sent away: their steps go on elsewhere, none doubled beyond the allowed."""
+"""Workers that are killed, suspended or drained: their steps run elsewhere, and none twice without a cause."""
 
 import subprocess
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from .peers import endpoint
 
 LEASE_MS = 2_000
 QUICK_LEASE = {"bus.lease_ms": LEASE_MS, "bus.heartbeat_ms": 400}
-PROOF_PROMISE_S, PROOF_BOUND_S = 2.0, 4.0  # promised; asserted, on a machine that has other things to do
+PROOF_PROMISE_S, PROOF_BOUND_S = 2.0, 4.0  # promised; asserted on a busy machine
 
 GATED = workflow("gated", {"name": "a", "handler_config": {"gate": "go"}})
 GATED_ONCE = workflow(
@@ -34,7 +34,7 @@ def test_the_steps_of_a_killed_worker_run_again_on_another_within_two_seconds(
     answer = site.recorded_client().submit_many("gated", [f"k{i}" for i in range(40)])
     assert answer.status == 201, answer
     in_flight = eventually(lambda: _started(site, doomed, 20), "20 steps started on the doomed worker")
-    # With the rest in its hands too: what had not started yet is as good as what had.
+    # The steps that it held but had not started are included.
     eventually(lambda: _session_of(site, doomed)["holding"] == 40 or None, "40 steps held")
     heir = site.start_worker("heir", slots=50)
     doomed.kill9()
@@ -49,8 +49,8 @@ def test_the_steps_of_a_killed_worker_run_again_on_another_within_two_seconds(
     assert verdict.figures["started again"] == {"its worker was killed": len(in_flight)}
 
 
-def test_a_worker_that_died_before_its_hello_was_heard_keeps_nothing(site: Site) -> None:
-    """A process leaves its hello on the way and is killed: what it is given must not wait for a lease."""
+def test_a_worker_that_died_before_its_hello_arrived_holds_no_steps(site: Site) -> None:
+    """A process is killed while its hello is under way: its steps must not wait for a lease."""
     site.start_broker()
     site.apply(GATED)
     with subprocess.Popen(["sleep", "60"]) as process:
@@ -78,7 +78,7 @@ def test_a_worker_that_died_before_its_hello_was_heard_keeps_nothing(site: Site)
         socket.connect(endpoint(site, "results"))
 
         def is_known_dead() -> bool:
-            socket.send(codec.frame(topics.WORKERS, hello))  # a word can be lost while a connection is new
+            socket.send(codec.frame(topics.WORKERS, hello))  # a message can be lost while a connection is new
             return b"stepwire_worker_deaths_proven_total 1" in site.ask("GET", "/metrics").body
 
         eventually(is_known_dead, "the dead to be known as dead")
@@ -91,7 +91,7 @@ def test_a_worker_that_died_before_its_hello_was_heard_keeps_nothing(site: Site)
     assert_kept(site.database, site.ledgers)
 
 
-def test_a_worker_that_was_stopped_past_its_lease_comes_back_harmless(
+def test_a_worker_suspended_past_its_lease_does_no_harm_when_it_resumes(
     new_site: Callable[..., Site], figure: Callable[[str], None]
 ) -> None:
     site = new_site(settings=QUICK_LEASE)
@@ -114,7 +114,7 @@ def test_a_worker_that_was_stopped_past_its_lease_comes_back_harmless(
     site.open_gate("go")
     _await_all(site, task_ids)
     sleeper.go_on()
-    # Its late successes decide what nobody else could know.
+    # Its late successes decide the steps whose outcome was unknown.
     eventually(lambda: all(site.task(i)["state"] == "completed" for i in once_ids) or None, "held steps decided")
     back = eventually(lambda: _idle(site, sleeper), "the sleeper back in a session of its own, with nothing in hand")
     assert back["session"].endswith(".2")
@@ -122,7 +122,7 @@ def test_a_worker_that_was_stopped_past_its_lease_comes_back_harmless(
     assert verdict.figures["started again"] == {"its worker was silent for a lease": 8}
 
 
-def test_an_at_most_once_step_of_a_killed_worker_is_held_until_an_operator_says(site: Site) -> None:
+def test_an_at_most_once_step_of_a_killed_worker_is_held_until_an_operator_resolves_it(site: Site) -> None:
     site.start_broker()
     site.apply(GATED_ONCE)
     doomed = site.start_worker("doomed", slots=1, prefetch=0)
@@ -146,7 +146,7 @@ def test_an_at_most_once_step_of_a_killed_worker_is_held_until_an_operator_says(
     assert_kept(site.database, site.ledgers)
 
 
-def test_a_worker_told_to_end_gives_its_queue_back_and_finishes_what_it_runs(site: Site) -> None:
+def test_a_worker_asked_to_end_returns_its_queue_and_finishes_its_runs(site: Site) -> None:
     site.start_broker()
     site.apply(GATED)
     leaver = site.start_worker("leaver", slots=5, prefetch=25)
@@ -166,7 +166,7 @@ def test_a_worker_told_to_end_gives_its_queue_back_and_finishes_what_it_runs(sit
     assert not assert_kept(site.database, site.ledgers).figures["started again"]
 
 
-def test_a_broker_told_to_end_lets_what_runs_finish_and_its_successor_does_the_rest(site: Site) -> None:
+def test_a_broker_asked_to_end_lets_runs_finish_and_its_successor_does_the_rest(site: Site) -> None:
     broker = site.start_broker()
     site.apply(GATED)
     worker = site.start_worker("steady", slots=5, prefetch=5)

@@ -1,1 +1,1 @@
-"""HTTP: the broker's own loop answers requests. Nothing is decided here, and nothing is kept here."""
+"""The HTTP API, on the broker's own loop. The API makes no decisions and stores no state of tasks."""

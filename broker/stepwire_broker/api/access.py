@@ -1,7 +1,8 @@
-"""Access control: the checks that every request passes before a handler sees it.
+"""Access control: the checks of every request before its handler is called.
 
-A page in a browser on the broker's machine can send requests to the loopback address, by DNS rebinding even under a
-name of its own. So the Host must be a name of this broker, an Origin must be the same, and every route needs a token.
+A web page in a browser on the broker's machine can send requests to the loopback address; with DNS rebinding, even
+under the page's own host name. Therefore Host must be a name of this broker, Origin must equal Host, and every route
+except /livez needs a token.
 """
 
 from typing import Final
@@ -15,7 +16,7 @@ from .request_counts import RequestCounts
 from .token import Tokens
 
 OPEN_PATHS: Final = frozenset({"/livez"})
-REQUESTS_MAX: Final = 1024  # that are being answered at the same time
+REQUESTS_MAX: Final = 1024  # requests in progress at the same time
 
 _BEARER: Final = b"bearer "
 

@@ -1,10 +1,10 @@
-"""The routes: which path is answered by which function. Read it as the table of contents of the API."""
+"""The routes: the function for each method and path. This table is the table of contents of the API."""
 
 import asyncio
 
 from starlette.routing import Route, Router
 
-from stepwire_broker.core.model.scopes import Scope
+from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.operator_commands import COMMANDS
 
 from . import (
@@ -30,14 +30,14 @@ from .operations import OPERATIONS
 from .polling.gateway import Gateway
 from .replies import Reply
 from .request_counts import RequestCounts
-from .tap import Taps
+from .tap import TapStreams
 
 
 class Application:
     """The API of one broker, without access control (access.py) and transport (server.py)."""
 
     def __init__(self, broker: EnginePort) -> None:
-        self.taps = Taps(broker)
+        self.taps = TapStreams(broker)
         self.followers = Followers(broker)
         self.polling = Gateway(broker)
         self.requests = RequestCounts()
@@ -54,7 +54,7 @@ class Application:
         )
 
     def _handlers(self) -> dict[tuple[str, str], Handler]:
-        """The busiest first: the router tries the paths in this order."""
+        """The functions by method and path, the busiest first, because the router tries the paths in this order."""
         return {
             ("POST", "/v1/tasks/batch"): tasks.submit_batch,
             ("POST", "/v1/tasks"): tasks.submit,
@@ -96,7 +96,7 @@ class Application:
         return await metrics.show(call, self.requests)
 
     def close(self) -> None:
-        """End what does not end by itself: long polls are answered and streams end."""
+        """End the requests that would not end by themselves: answer long polls, and end streams."""
         self._closing.set()
         self.polling.close()
         self.taps.close()

@@ -1,4 +1,4 @@
-"""`/v1/breakers`: the breakers and retry budgets of handlers that failed recently. They are kept in memory only."""
+"""`/v1/breakers`: the breakers and retry budgets of handlers that failed recently. Both are in memory only."""
 
 from typing import Literal
 
@@ -14,7 +14,8 @@ from .replies import Reply, encode
 
 
 class RetryBudgetDocument(Struct, frozen=True):
-    """Steps started in the current window, and how many of them were retries. `room`: retries that may start now."""
+    """`starts`: steps started in the current window. `retries`: those of them that were retries. `room`: the number of
+    retries that may start now."""
 
     starts: int
     retries: int
@@ -22,8 +23,8 @@ class RetryBudgetDocument(Struct, frozen=True):
 
 
 class BreakerDocument(Struct, frozen=True, kw_only=True):
-    """`forced`: an operator holds the breaker in this state, until `auto` or the broker's end. `reason`: the last
-    failure, or the operator's reason. `cause`: what opened the breaker last. `probes`: trial steps that are running."""
+    """`forced`: an operator keeps the breaker in this state, until `auto` or the broker stops. `reason`: the last
+    failure, or the operator's reason. `cause`: why the breaker last opened. `probes`: trial steps that are running."""
 
     handler_class: str
     state: Literal["closed", "open", "half_open"]

@@ -34,7 +34,7 @@ def session(broker: EnginePort, worker: str) -> SessionView | None:
 
 
 def recovered_items(broker: EnginePort, worker: str) -> list[Item]:
-    """Deliveries to this worker before the broker started, of which the worker has not reported yet."""
+    """Deliveries from before the broker started that this worker has not reported yet."""
     return [(step.id, step.delivery) for step in broker.state.recovered.get(worker, {}).values()]
 
 
@@ -43,7 +43,7 @@ def is_worker(broker: EnginePort, worker: str) -> bool:
 
 
 def may_hold_steps(broker: EnginePort, worker: str) -> bool:
-    """The worker has a session, or may still run what it was given before the broker started."""
+    """True if the worker has a session, or may still run deliveries from before the broker started."""
     state = broker.state
     return worker in state.sessions or (worker in state.recovered and broker.now().mono < state.safe_at_mono)
 
@@ -56,7 +56,7 @@ def is_draining(broker: EnginePort) -> bool:
 
 
 def is_behind(broker: EnginePort) -> bool:
-    """Too many writes wait for the database to accept results."""
+    """True if the broker accepts no results, because too many writes wait for the database."""
     return broker.state.outbox.bytes_waiting > broker.settings.limits.uncommitted_bytes
 
 
@@ -85,7 +85,7 @@ def task_of_open_step(broker: EnginePort, step_id: int) -> int | None:
 
 
 def restored_task(broker: EnginePort, task: StoredTask, steps: list[StoredStep]) -> Task:
-    """The task as its rows describe it. The caller unlinks it when done."""
+    """The task as described by its rows. The caller must unlink the task after use."""
     return restored(broker.state, task, steps)
 
 
@@ -105,7 +105,7 @@ def router(broker: EnginePort) -> Router:
 
 
 def canary_steps(broker: EnginePort) -> dict[str, list[int]]:
-    """By `match` of the rule: the number of steps dispatched to the canary, and to the other side."""
+    """The number of steps dispatched to the canary and to the other side, by the rule's `match`."""
     return broker.state.canaries
 
 
@@ -129,7 +129,7 @@ def guards(broker: EnginePort) -> list[Guard]:
 
 class ReadyFigures(NamedTuple):
     steps: int
-    oldest_ms: int  # when the oldest became ready, in UTC
+    oldest_ms: int  # the time at which the oldest step became ready, in UTC
 
 
 class CoreFigures(NamedTuple):
@@ -153,7 +153,7 @@ class CoreFigures(NamedTuple):
 
 
 def figures(broker: EnginePort, handlers_max: int, other_handlers: str) -> CoreFigures:
-    """`handlers_max` handler classes have figures of their own; the rest are summed up as `other_handlers`."""
+    """At most `handlers_max` handler classes have their own figures. The rest are summed up as `other_handlers`."""
     state = broker.state
     dispatched = sum(len(session.deliveries) for session in state.sessions.values())
     dispatched += sum(map(len, state.recovered.values()))

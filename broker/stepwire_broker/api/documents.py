@@ -1,21 +1,22 @@
-"""The bodies of answers, as types: msgspec encodes them, and the OpenAPI page is drawn from them.
+"""The bodies of answers, as types: msgspec encodes them, and the OpenAPI document is generated from them.
 
 Contexts, outputs, errors and results are stored as JSON and are sent unchanged. Times are RFC 3339 in UTC with
-milliseconds. An empty member is null; it is not left out.
+milliseconds. A member without a value is null, and is never omitted.
 """
 
 from typing import Final
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from stepwire_broker.core.model.hints import Hint
+from stepwire_broker.core.answers.hints import Hint
 
 NULL: Final = Raw(b"null")
 NO_LABELS: Final = Raw(b"{}")
 
 
 class Created(Struct, frozen=True):
-    """`created` is false when a task with the idempotency key existed already. `task` is present with `wait_ms`."""
+    """`created` is false if a task with the idempotency key existed already. `task` is present if the request had
+    `wait_ms`."""
 
     task_id: int
     state: str
@@ -24,7 +25,7 @@ class Created(Struct, frozen=True):
 
 
 class CreatedBatch(Struct, frozen=True):
-    """The ids in the order of the tasks in the request. `created` is the number of new tasks."""
+    """`task_ids` has the order of the tasks in the request. `created` is the number of new tasks."""
 
     task_ids: list[int]
     created: int
@@ -60,7 +61,7 @@ class WorkflowDocument(WorkflowSummary, frozen=True):
 
 
 class Reason(Struct, frozen=True):
-    """Why a step is in its state. `hint` and `next` are what to do about it, for people and for programs."""
+    """Why a step is in its state. `hint` (for people) and `next` (for programs) describe the next action."""
 
     code: str
     message: str
@@ -70,7 +71,7 @@ class Reason(Struct, frozen=True):
 
 
 class TaskReason(Struct, frozen=True):
-    """Why a task is not over, or how it ended. The cause is the named step; without one, the task itself."""
+    """Why a task has not ended, or how it ended. `step` is the step that is the cause; null if the task itself is."""
 
     task_id: int
     state: str
@@ -115,7 +116,7 @@ class StepSummary(Struct, frozen=True, kw_only=True):
 
 
 class StepDocument(StepSummary, frozen=True, kw_only=True):
-    """`output_omitted`: the output is too large for this answer; `GET /v1/steps/{step_id}` has it."""
+    """`output_omitted`: the output is too large for this answer; `GET /v1/steps/{step_id}` returns it."""
 
     output: Raw
     output_bytes: int
@@ -139,7 +140,7 @@ class TaskSummary(Struct, frozen=True, kw_only=True):
 
 
 class TaskDocument(TaskSummary, frozen=True, kw_only=True):
-    """`result_omitted`: the result is too large for this answer; the outputs of the steps have it."""
+    """`result_omitted`: the result is too large for this answer; read the outputs of the steps instead."""
 
     context: Raw
     result: Raw

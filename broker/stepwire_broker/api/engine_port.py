@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from stepwire_broker.bus.counters import WireCounters
+from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.explain import Unroutable
-from stepwire_broker.core.model.answers import Answer
 from stepwire_broker.core.model.events import Command, Now
 from stepwire_broker.core.overview import ExecutorView, WorkerView
 from stepwire_broker.core.state import BrokerState
@@ -36,28 +36,30 @@ class EnginePort(Protocol):
     def epoch(self) -> int: ...
 
     async def ask(self, make: Callable[[int], Command]) -> Answer:
-        """Send the core a command and return its answer after the commit. When cancelled, the request is forgotten."""
+        """Send a command to the core, and return the core's answer after the commit. A cancelled call gets no
+        answer."""
         ...
 
     def handled(self) -> Awaitable[None]:
-        """Done when the engine has handled every earlier command and message, and has delivered the core's immediate
+        """Wait until the engine has handled every earlier command and message, and has delivered the core's immediate
         answers to attached workers."""
         ...
 
     async def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `query(queries, …)` in a reader's thread. It sees committed rows only."""
+        """Run `query(queries, …)` in a reader's thread. The query reads committed rows only."""
         ...
 
     def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Run it on the event loop, for a few rows that were just committed. None if it would have to wait."""
+        """Run a query on the event loop, for a few rows that were just committed. None if the query would have to
+        wait."""
         ...
 
     def prune(self) -> None:
-        """Remove the tasks whose retention time is over now, rather than within a minute."""
+        """Remove tasks whose retention time is over, at once instead of within a minute."""
         ...
 
     def readiness(self) -> list[str]:
-        """The reasons why no work can be accepted now; empty when it can."""
+        """The reasons why the broker accepts no work now; empty if it accepts work."""
         ...
 
     @property
@@ -99,7 +101,8 @@ class EnginePort(Protocol):
     def attach(self, worker: str, executor: str, deliver: Callable[[bytes, bytes], None]) -> Callable[[], None]:
         """Attach a worker that is not connected to the bus, for steps that are routed to `executor`.
 
-        `deliver(topic, body)` receives its messages. The returned function detaches it; its deliveries are lost then.
+        `deliver(topic, body)` is called with each message to the worker. The returned function detaches the worker;
+        its deliveries are then lost.
         """
         ...
 

@@ -1,8 +1,8 @@
 """`/v1/events`: the events of tasks and steps, streamed as they are committed.
 
-The stored history is the source, and a client is a position in it. No queue exists per client, so a slow client is only
-behind in the history, and nothing is dropped. An event's id is the position after it: a client that reconnects with
-`Last-Event-ID`, also after a restart of the broker, misses no event and receives none twice.
+The events are read from the stored history, and each client has a position in it. There is no queue per client, so a
+slow client only lags behind, and no event is dropped. An event's id is the position after the event. A client that
+reconnects with `Last-Event-ID`, also after a restart of the broker, misses no event and receives none twice.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from .tap import EVENT_STREAM, KEEP_ALIVE_S
 CLIENTS_MAX: Final = 64
 PAGE_EVENTS: Final = 500  # of one read, and in memory for one client
 PAGE_ROWS: Final = 500
-PAUSE_S: Final = 0.02  # between two reads for a client that is up to date: there may be 1,000 commits a second
+PAUSE_S: Final = 0.02  # between reads for a client that is up to date, because there can be 1,000 commits a second
 LANES_MAX: Final = 64
 CURSOR_CHARACTERS_MAX: Final = 4096
 BEGINNING: Final = "0"
@@ -38,13 +38,13 @@ STREAM_QUERY: Final = ("task_id", "namespace", "workflow", "kind", "after")
 
 
 class EventDocument(Struct, frozen=True, kw_only=True):
-    """Something that happened. The first six members are always present; the kind decides about the others."""
+    """An event of a task or a step. The first six members are always present; the others depend on `kind`."""
 
     id: str
     at: str
     kind: str
     task_id: int
-    namespace: str | None  # null when the task has been removed since, as are `workflow`, `step_id` and `step`
+    namespace: str | None  # null if the task was removed meanwhile; so are `workflow`, `step_id` and `step`
     workflow: str | None
     step_id: int | UnsetType | None = UNSET
     step: str | UnsetType | None = UNSET
@@ -68,7 +68,7 @@ class EventPage(Struct, frozen=True):
 
 
 class StreamPosition(NamedTuple):
-    """In a lane's history: the first fact that was not sent."""
+    """The first fact in a lane's history that was not sent yet."""
 
     seq: int = 0
     position: int = 0
@@ -167,8 +167,8 @@ async def of_task(call: HttpCall) -> Reply:
 
 
 def begin(queries: Queries, after: str | None) -> Positions | None:
-    """The positions after this event, at the first event, or after the last one. None: this database does not have the
-    event."""
+    """The positions after this event; `BEGINNING`: at the first event; None: after the last event. Returns None if the
+    event is not in this database."""
     ends = {lane.id: lane.seq for lane in queries.lanes()}
     if after is None:
         return {lane_id: StreamPosition(seq + 1) for lane_id, seq in ends.items()}
@@ -181,7 +181,7 @@ def begin(queries: Queries, after: str | None) -> Positions | None:
 def read_events(
     queries: Queries, filters: EventFilter, positions: Positions, workflows: Mapping[int, Workflow], events_max: int
 ) -> EventBatch:
-    """The events after these positions, in the order of each lane, and the positions after them."""
+    """Read events from these positions on, in the order of each lane. Returns the positions after the events, too."""
     events: list[EventDocument] = []
     positions = {lane.id: positions.get(lane.id, StreamPosition()) for lane in queries.lanes()}
     is_more = False
@@ -207,7 +207,8 @@ def _append_events(
     events: list[EventDocument],
     events_max: int,
 ) -> None:
-    """Append the row's facts that were not sent. Advances `positions` with each, so that each event has its id."""
+    """Append an event for each fact of the row that was not sent. Advances `positions` with each fact, because an
+    event's id is the position after it."""
     at = positions[row.lane_id]
     first = at.fact if (at.seq, at.position) == (row.seq, row.position) else 0
     workflow = None if row.workflow_id is None else workflows.get(row.workflow_id)
@@ -305,7 +306,7 @@ def _filters(query: dict[str, str]) -> EventFilter:
 
 
 async def _woken(wake: asyncio.Event) -> bool:
-    """Wait for a commit or the end of the stream. False: neither came in time, so send a comment to stay connected."""
+    """Wait for a commit or the end of the stream. False after KEEP_ALIVE_S: a comment must keep the connection open."""
     try:
         async with asyncio.timeout(KEEP_ALIVE_S):
             await wake.wait()

@@ -11,9 +11,9 @@ from .replies import Reply, encode
 
 
 class ExecutorDocument(Struct, frozen=True, kw_only=True):
-    """An executor since the broker started. `is_hosted`: it runs inside the broker and reports its own counts; for the
-    others the broker counts results. `active`: dispatched steps without a result. `total_failed` is part of
-    `total_executed`. A pause ends when the broker restarts."""
+    """An executor, with its counts since the broker started. `is_hosted`: the executor runs inside the broker and
+    reports its own counts; for other executors the broker counts results. `active`: dispatched steps without a result.
+    `total_executed` includes `total_failed`. A pause ends when the broker restarts."""
 
     executor: str
     is_hosted: bool

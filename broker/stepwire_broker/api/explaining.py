@@ -1,14 +1,14 @@
-"""Why a task or a step is in its state: committed rows, explained with what the broker has in memory.
+"""Explains why a task or a step is in its state, from its committed rows and the core's state in memory.
 
-The rows are read first and the sentence is made from them, so that it contains only durable facts. Sessions,
-leases and the queue are in no row: for those the core's current state is used.
+The rows are read first, so that an explanation contains only durable facts about the task. Sessions, leases and the
+queue are not stored: for these the core's current state is used.
 """
 
 from typing import Final
 
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.explain import Why
 from stepwire_broker.core.model.apply import unlink
-from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import STEP_FINAL
 from stepwire_broker.timestamps import rfc3339_or_none
@@ -20,14 +20,14 @@ from .hints import worded
 from .http_problems import HttpProblem, not_found
 from .reading import Explained
 
-EXPLAINED_MAX: Final = 100  # open steps in one task's document; further ones have the reason of their row only
+EXPLAINED_MAX: Final = 100  # open steps in one task's document; further steps have only the reason in their row
 NO_PAYLOADS: Final = 0
-READS_MAX: Final = 3  # of a task that changes between its explanation and its document
+READS_MAX: Final = 3  # for a task that changes between its explanation and its document
 STEPS_NAMED_MAX: Final = 20
 
 
 async def task(broker: EnginePort, task_id: int) -> reading.Read | None:
-    """The task's document. While the task is in memory, each of its open steps has a sentence."""
+    """The task's document. While the task is in memory, its open steps are explained."""
     for _ in range(READS_MAX):
         explained: dict[int, Explained] = {}
         if core_views.live_task(broker, task_id) is not None:
@@ -50,7 +50,7 @@ def small_task(broker: EnginePort, task_id: int) -> reading.Read | None:
 
 
 async def step_by_id(broker: EnginePort, step_id: int) -> bytes | None:
-    """A step's document, with the sentence while its task is in memory."""
+    """A step's document. While its task is in memory, an open step is explained."""
     task_id = core_views.task_of_open_step(broker, step_id)
     if task_id is None:
         return await broker.read(reading.step, step_id)
@@ -107,7 +107,7 @@ def no_task(task_id: int) -> HttpProblem:
 
 
 async def _restored(broker: EnginePort, task_id: int) -> Task | None:
-    """The task as its rows describe it, without its payloads. The caller unlinks it when done."""
+    """The task as described by its rows, without payloads. The caller must unlink the task after use."""
     loaded = await broker.read(lambda queries: queries.load_tasks([task_id], NO_PAYLOADS))
     return core_views.restored_task(broker, loaded.tasks[0], loaded.steps) if loaded.tasks else None
 

@@ -1,4 +1,4 @@
-"""For probes: whether the event loop runs, and whether the broker accepts work."""
+"""The routes for probes: `/livez` (the event loop runs) and `/readyz` (the broker accepts work)."""
 
 from msgspec import Struct
 
@@ -16,7 +16,7 @@ class Readiness(Struct, frozen=True):
 
 
 async def livez(call: HttpCall) -> Reply:
-    """Any answer proves that the event loop runs. Needs no token: the answer holds no data."""
+    """Any answer proves that the event loop runs. The route needs no token, because the answer holds no data."""
     return Reply(200, encode(Alive()))
 
 

@@ -1,16 +1,16 @@
-"""The hints of the core, worded for HTTP users: each text names the route or the member of the body."""
+"""The texts of the core's hints for HTTP users: each text names the route, or the member of the body."""
 
 from typing import Final
 
-from stepwire_broker.core.model.hints import TEXTS as NEUTRAL_TEXTS
-from stepwire_broker.core.model.hints import Hint, HintCode, hint_text
+from stepwire_broker.core.answers.hints import TEXTS as NEUTRAL_TEXTS
+from stepwire_broker.core.answers.hints import Hint, HintCode, hint_text
 
 TEXTS: Final[dict[HintCode, str]] = {
     HintCode.LIST_TASKS: "GET /v1/tasks lists the tasks; ended tasks are removed after their retention time",
     HintCode.SHOW_TASK: "GET /v1/tasks/{task_id} shows the states of its steps",
     HintCode.LIST_HELD_STEPS: "GET /v1/steps?state=held lists the held steps",
     HintCode.LIST_WORKFLOWS: "GET /v1/workflows lists the workflows",
-    HintCode.LIST_RULES: "GET /v1/rules lists the rules; those of the configuration are removed in the configuration",
+    HintCode.LIST_RULES: "GET /v1/rules lists the rules; remove rules of the configuration in the configuration",
     HintCode.LIST_HANDLERS: "GET /v1/workflows and GET /v1/workers list the handlers that exist",
     HintCode.APPLY_WORKFLOW: "apply the workflow first: POST /v1/workflows",
     HintCode.RESUME_TASK: "resume it: POST /v1/tasks/{task_id}/resume",

@@ -1,4 +1,4 @@
-"""One request and its handler: the thin layer between ASGI and functions that take a call and return a reply."""
+"""The layer between ASGI and the handlers, which are functions from an `HttpCall` to a reply."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,9 +10,9 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 from stepwire_protocol.errors import InvalidMessage
 
-from stepwire_broker.core.definitions.nearest import did_you_mean
-from stepwire_broker.core.model.answers import Answer, CommandRefused
-from stepwire_broker.core.model.scopes import Scope
+from stepwire_broker.core.answers.answers import Answer, CommandRefused
+from stepwire_broker.core.answers.scopes import Scope
+from stepwire_broker.core.reading.nearest import did_you_mean
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.stages.requests import Make
 
@@ -35,7 +35,7 @@ class ClientGone(BrokerError):
 
 
 class HttpCall:
-    """A request on its way through a handler."""
+    """One request, as its handler uses it."""
 
     __slots__ = ("_receive", "broker", "closing", "scope")
 
@@ -65,7 +65,7 @@ class HttpCall:
         return int(text)
 
     def query(self, *known: str) -> dict[str, str]:
-        """The members of the query: each at most once, and only known ones."""
+        """The members of the query. Raises HttpProblem for an unknown member, or one that occurs twice."""
         try:
             pairs = parse_qsl(
                 str(self.scope["query_string"], "ascii"),
@@ -118,7 +118,7 @@ class HttpCall:
         return answer
 
     async def disconnected(self) -> None:
-        """Return when the client has disconnected. The body must have been read before."""
+        """Wait until the client disconnects. The body must have been read before."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -155,7 +155,7 @@ Handler: TypeAlias = Callable[[HttpCall], Awaitable[Reply | Stream]]
 
 
 class Resource:
-    """One path, with a function for each of its methods. It is an ASGI application itself."""
+    """One path, with a function for each of its methods. A Resource is an ASGI application."""
 
     def __init__(
         self,
@@ -223,4 +223,4 @@ def _shown(kind: bytes) -> str:
     return str(kind[:100], "latin-1")
 
 
-_CLOSE: Final = ((b"connection", b"close"),)  # rather than read the rest of the body
+_CLOSE: Final = ((b"connection", b"close"),)  # so that the rest of the body need not be read

@@ -1,10 +1,10 @@
-"""docs/reference/http.md: the API as a page for people, drawn from its OpenAPI document and the tables of its codes."""
+"""Generates docs/reference/http.md, the API as a page for people, from the OpenAPI document and the tables of codes."""
 
 from collections.abc import Iterator
 from typing import Any, Final
 
 from stepwire_broker.core import explain
-from stepwire_broker.core.model.hints import HintCode
+from stepwire_broker.core.answers.hints import HintCode
 
 from . import hints, http_problems, openapi
 from .operations import ANY_REQUEST, OPERATIONS, Operation
@@ -66,7 +66,7 @@ def _codes() -> Iterator[str]:
     for reason, meaning in explain.CODES.items():
         yield f"| `{reason}` | {meaning} |"
     yield from ("", "## Codes of hints", "")
-    yield "What to do next: `code` of the member `next` of problems and reasons. `hint` is the same as a text."
+    yield "The next action: `code` of the member `next` of problems and reasons. `hint` is the same as text."
     yield from ("", "| code | text |", "|---|---|")
     for hint in HintCode:
         yield f"| `{hint}` | {hints.template(hint)} |"
@@ -85,7 +85,7 @@ def _range(schema: dict[str, Any]) -> str:
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """The type in a word or two."""
+    """A short name of the type."""
     match schema:
         case {"$ref": ref}:
             name = ref.rpartition("/")[2]
@@ -111,8 +111,8 @@ Every route except `/livez` needs `Authorization: Bearer <token>`. The token of 
 `.stepwire/token` and has full access. Other tokens (`stepwire token new`) may do only what their scopes allow: `read`,
 `submit`, `work`, `operate`, or `admin`, which includes all of them. A missing scope is a 403 with the code
 `scope_missing`. Bodies are JSON with names in snake_case, times are RFC 3339 in UTC, ids are integers below 2^53. An
-error is `application/problem+json`: `code` names the problem for programs, `detail` describes it, `hint` is what to do
-next, and `next` is the same for programs.
+error is `application/problem+json`: `code` names the problem for programs, and `detail` describes it for people. `hint`
+(for people) and `next` (for programs) describe the next action.
 """.strip()
 _FORM: Final = (
     "A malformed request has a code of its own (`bad_field`, `bad_query`, `too_large`, …) with the status 400 or 413."

@@ -6,9 +6,9 @@ from typing import Final, NoReturn, get_args
 from msgspec import Struct
 from stepwire_protocol.errors import REFUSALS, InvalidMessage
 
-from stepwire_broker.core.model.answers import CommandRefused, RefusedCode
-from stepwire_broker.core.model.hints import Hint
-from stepwire_broker.core.model.scopes import Scope
+from stepwire_broker.core.answers.answers import CommandRefused, RefusedCode
+from stepwire_broker.core.answers.hints import Hint
+from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.errors import BrokerError
 
 from .hints import worded
@@ -21,9 +21,9 @@ STATUS: Final[dict[RefusedCode, int]] = {
     "wrong_state": 409,
     "version_conflict": 409,
     "key_conflict": 409,
-    # the broker, as it is configured
+    # the configuration of the broker
     "no_executor": 503,
-    # the broker, now; the same request may be accepted later
+    # the current state of the broker; the same request may be accepted later
     "too_many_open_steps": 429,
     "overloaded": 429,
     "draining": 503,
@@ -35,7 +35,7 @@ STATUS: Final[dict[RefusedCode, int]] = {
     # the data
     "refused_by_database": 422,
 }
-RETRY_AFTER_MS: Final = 1000  # for a refusal without a time of its own
+RETRY_AFTER_MS: Final = 1000  # for a refusal that has no retry time
 
 _HINTS: Final[dict[str, str]] = {
     "too_large": "keep large data elsewhere and pass a reference to it",
@@ -44,7 +44,7 @@ _HINTS: Final[dict[str, str]] = {
 
 
 class ProblemDocument(Struct, frozen=True, omit_defaults=True):
-    """`code` names the problem for programs, and `next` what to do; `detail` and `hint` are the same for people."""
+    """`code` (for programs) and `detail` (for people) describe the problem; `next` and `hint`, the next action."""
 
     title: str
     status: int
@@ -56,7 +56,7 @@ class ProblemDocument(Struct, frozen=True, omit_defaults=True):
 
 
 class HttpProblem(BrokerError):
-    """A request is answered with this problem and nothing else."""
+    """The request is answered with this problem."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The HTTP address: which addresses are allowed, and an error for each one that cannot be used."""
+"""The HTTP address: checks `http.listen`, and opens the socket."""
 
 import socket
 from ipaddress import ip_address
@@ -11,7 +11,7 @@ BACKLOG: Final = 1024
 
 
 class ListenError(BrokerError):
-    """The HTTP address cannot be used. The message names the fault and what to do."""
+    """The HTTP address cannot be used. The message names the fault and the remedy."""
 
 
 def listen(settings: HttpSettings) -> socket.socket:
@@ -39,7 +39,8 @@ def listen(settings: HttpSettings) -> socket.socket:
 
 
 def check_listen(settings: HttpSettings) -> tuple[str, int]:
-    """Host and port of `http.listen`. Raises ListenError if it is malformed, or if tokens could be intercepted."""
+    """Host and port of `http.listen`. Raises ListenError if the address is malformed, or tokens could be
+    intercepted."""
     host, port = address_of(settings.listen)
     if not settings.allow_insecure and not _is_loopback(host):
         raise ListenError(

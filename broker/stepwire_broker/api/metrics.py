@@ -1,7 +1,7 @@
-"""`/metrics`, in the text format of Prometheus: one table, from which the answer and the reference page are made.
+"""`/metrics`, in the text format of Prometheus. The answer and the reference page are generated from one table.
 
-Every value is read when a scraper asks: counters of the core, figures of what is in memory, and one count from an index
-of the database. No value depends on a commit, so the route also answers while the database does not.
+Every value is read at the request: counters of the core, figures from memory, and one count from an index of the
+database. No value depends on a commit, so the route also answers while the database does not.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from .replies import Reply
 from .request_counts import RequestCounts
 
 TEXT_FORMAT: Final = b"text/plain; version=0.0.4; charset=utf-8"
-HANDLERS_MAX: Final = 500  # handler classes with figures of their own; those of further classes are summed up
+HANDLERS_MAX: Final = 500  # handler classes with their own figures; further classes are summed up
 OTHER_HANDLERS: Final = "(others)"
 READ_TIMEOUT_S: Final = 1.0
 VERSION: Final = importlib.metadata.version("stepwire")
@@ -256,7 +256,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "stepwire_commit_duration_seconds",
         "histogram",
         (),
-        "Time from the hand-over of a commit group to its writer until the event loop knows that it is durable.",
+        "Time from passing a commit group to the writer until the event loop knows that the group is durable.",
         lambda m: m.loop.commit_s,
     ),
     Metric(
@@ -371,7 +371,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "stepwire_canary_steps_total",
         "counter",
         ("match", "side"),
-        "Steps of rules with a canary, by the side that they went to.",
+        "Steps of rules with a canary, by the side that they were dispatched to.",
         lambda m: [
             ((match, side), counts[i])
             for match, counts in m.core.canaries.items()
@@ -446,12 +446,12 @@ async def _held(broker: EnginePort) -> int | None:
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
             return await broker.read(lambda queries: queries.held_count())
-    except Exception:  # the other metrics are needed most when the database has a problem
+    except Exception:  # still report the other metrics: they are needed most when the database has a problem
         return None
 
 
 def _guards(m: Measured) -> list[tuple[str, Guard]]:
-    """At most HANDLERS_MAX, those that are not closed first."""
+    """At most HANDLERS_MAX guards by handler class. Guards whose breaker is not closed come first."""
     guards = sorted(m.core.guards, key=lambda guard: -_BREAKER[guard.breaker.state])
     return [(guard.handler_class, guard) for guard in guards[:HANDLERS_MAX]]
 
@@ -490,7 +490,7 @@ def _text(metric: Metric, m: Measured) -> bytes:
 
 
 def _histogram(name: str, histogram: Histogram, labels: str = "") -> list[str]:
-    """Each bucket includes those below it, as the format requires."""
+    """The lines of a histogram. The count of a bucket includes the lower buckets, as the format requires."""
     lines, below = [], 0
     before, whole = (f"{labels},", f"{{{labels}}}") if labels else ("", "")
     for bound, count in zip((*histogram.bounds, None), histogram.counts, strict=True):

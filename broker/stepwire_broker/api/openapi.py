@@ -1,4 +1,4 @@
-"""`/openapi.json` (3.1), drawn from the table of operations and the types of the documents."""
+"""`/openapi.json` (3.1), generated from the table of operations and the types of the documents."""
 
 import functools
 import importlib.metadata

@@ -1,6 +1,6 @@
-"""The operations of the API: the table that /openapi.json and the reference are drawn from.
+"""The operations of the API: the table from which /openapi.json and the reference are generated.
 
-A test checks that every route is in the table, and a fuzz test that every answer is one that the table declares.
+A test checks that every route is in the table. A fuzz test checks that the table declares every answer.
 """
 
 from typing import Annotated, Any, Final, NamedTuple
@@ -9,8 +9,8 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 from stepwire_protocol import limits, messages, polling
 
+from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.core.definitions.settings import RuleSettings
-from stepwire_broker.core.model.scopes import Scope
 from stepwire_broker.core.model.states import StepState, TaskState
 from stepwire_broker.operator_commands import COMMANDS, OperatorCommand, ResolveBody
 from stepwire_broker.stages import requests
@@ -43,9 +43,9 @@ from .workers import WorkerList
 def _shape(
     name: str, of: type[msgspec.Struct], /, *, is_open: bool = False, needs: tuple[str, ...] = (), **instead: Any
 ) -> type[msgspec.Struct]:
-    """A type with the same schema. A default of raw JSON cannot be written in a schema, so such a member is optional.
+    """A type for the schema of `of`. A schema cannot contain a default of raw JSON, so such a member becomes optional.
 
-    `instead` replaces the types of members that the code checks by hand. `is_open`: unknown members are ignored.
+    `instead` replaces the types of members that the code checks itself. `is_open`: unknown members are ignored.
     """
     fields: list[Any] = []
     for field in msgspec.structs.fields(of):
@@ -112,7 +112,7 @@ class Text(NamedTuple):
 
 
 class Events(NamedTuple):
-    """Server-sent events; the data of each is one of these."""
+    """Server-sent events; the data of each event has this type."""
 
     of: type[msgspec.Struct]
 
@@ -167,7 +167,7 @@ IN_QUERY: Final[dict[str, Parameter]] = {
     ),
     "wait_ms": Parameter(
         {"type": "integer", "minimum": 0, "maximum": tasks.WAIT_MS_MAX},
-        "Answer when the task has ended or depends on a held step, at the latest after this time in milliseconds.",
+        "Wait until the task has ended or depends on a held step, for at most this time in milliseconds.",
     ),
     "activate": Parameter(
         {"enum": ["true", "false"]}, "Whether tasks that name no version use this one from now on; by default `true`."
@@ -175,7 +175,7 @@ IN_QUERY: Final[dict[str, Parameter]] = {
     "task_id": Parameter({**ID, "minimum": 1}, "Only events of this task."),
     "kind": Parameter({"type": "string"}, f"Only these kinds, separated by commas: {', '.join(KINDS)}."),
     "after": Parameter(
-        POSITION, "Begin after the event with this `id`; `0`: with the first stored event; by default: with new events."
+        POSITION, "Begin after the event with this `id`. `0`: at the first stored event. Default: with new events."
     ),
     "topic": Parameter({"type": "string"}, "Only topics that match; `*` matches any characters."),
     "task": Parameter({**ID, "minimum": 1}, "Only messages that name this task or one of its steps."),
@@ -183,7 +183,7 @@ IN_QUERY: Final[dict[str, Parameter]] = {
 RENAMED: Final = {"step_state": "state", "position": "cursor"}  # parameters whose name has another meaning elsewhere
 IN_HEADER: Final[dict[str, Parameter]] = {
     "Idempotency-Key": Parameter(
-        {"type": "string", "pattern": KEY_PATTERN}, "Submissions with the same key are the same task."
+        {"type": "string", "pattern": KEY_PATTERN}, "Submissions with the same key create only one task."
     ),
     "Last-Event-ID": Parameter(POSITION, "Replaces `after`; browsers send it when they reconnect."),
 }
@@ -207,7 +207,7 @@ def _of_command(command: "OperatorCommand[Any, Any, Any]") -> Operation:
 
 
 def _by_resource(operations: dict[tuple[str, str], Operation]) -> dict[tuple[str, str], Operation]:
-    """The operations of a resource (`/v1/tasks`) together, resources in the order of their first operation."""
+    """Group the operations by resource (`/v1/tasks`). Resources are in the order of their first operation."""
     resources = list(dict.fromkeys(_resource(path) for _, path in operations))
     return dict(sorted(operations.items(), key=lambda item: resources.index(_resource(item[0][1]))))
 
@@ -220,9 +220,9 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
     {
         ("POST", "/v1/tasks"): Operation(
             Scope.SUBMIT,
-            "Submit a task. 200 when a task with its idempotency key exists already. With `wait_ms`, which also needs"
-            " the scope `read`, the answer contains the task: when it has ended or depends on a held step, at the"
-            " latest after this time.",
+            "Submit a task. 200 if a task with its idempotency key exists already. With `wait_ms`, which also needs"
+            " the scope `read`, wait until the task has ended or depends on a held step, for at most this time; the"
+            " answer then contains the task.",
             {201: CreatedTask, 200: CreatedTask},
             _SUBMISSION,
             query=("wait_ms",),
@@ -232,7 +232,7 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
         ),
         ("POST", "/v1/tasks/batch"): Operation(
             Scope.SUBMIT,
-            "Submit tasks, all of them or none. 200 when tasks with all their keys exist already.",
+            "Submit all of these tasks, or none. 200 if all of them exist already, by their idempotency keys.",
             {201: CreatedBatch, 200: CreatedBatch},
             _SUBMISSION,
             headers=("Idempotency-Key",),
@@ -249,7 +249,7 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             Scope.READ, "Show a task with its steps.", {200: TaskDocument}, (404,), query=("wait_ms",)
         ),
         ("GET", "/v1/tasks/{task_id}/why"): Operation(
-            Scope.READ, "Explain in one sentence why the task is not over, or how it ended.", {200: TaskReason}, (404,)
+            Scope.READ, "Explain in one sentence why the task has not ended, or how.", {200: TaskReason}, (404,)
         ),
         ("GET", "/v1/tasks/{task_id}/steps/{name}"): Operation(
             Scope.READ, "Show a step by its name.", {200: StepDocument}, (404,)
@@ -280,7 +280,7 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
         ),
         ("POST", "/v1/workflows"): Operation(
             Scope.ADMIN,
-            "Apply a workflow. 200 when this version exists already with the same content.",
+            "Apply a workflow. 200 if this version exists already with the same content.",
             {201: WorkflowApplied, 200: WorkflowApplied},
             _SUBMISSION,
             query=("activate",),
@@ -358,14 +358,14 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
         ),
         ("GET", "/v1/route"): Operation(
             Scope.READ,
-            "Show where a step with this path goes, which rule decides it, and which rule nearly matches.",
+            "Show the executor for a step with this path, the rule that decides, and a rule that nearly matches.",
             {200: RouteDocument},
             query=("path", "worker_selector"),
             required=("path",),
         ),
         ("GET", "/v1/rules"): Operation(Scope.READ, "List the routing rules in their order.", {200: RuleList}),
         ("GET", "/v1/shadows"): Operation(
-            Scope.READ, "Show how shadow copies compared with their steps.", {200: ShadowList}
+            Scope.READ, "Show the comparisons of shadow copies with their steps.", {200: ShadowList}
         ),
         ("GET", "/v1/breakers"): Operation(
             Scope.READ,
@@ -373,11 +373,11 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             {200: BreakerList},
         ),
         ("POST", "/v1/database/prune"): Operation(
-            Scope.ADMIN, "Remove the tasks whose retention time is over now.", {202: Pruning}
+            Scope.ADMIN, "Remove tasks whose retention time is over, at once.", {202: Pruning}
         ),
         ("GET", "/v1/tap"): Operation(
             Scope.OPERATE,
-            "Stream the messages of the bus as they pass.",
+            "Stream every message of the bus.",
             {200: Events(TapMessage)},
             (404, 429),
             query=("topic", "task"),

@@ -1,6 +1,6 @@
-"""Reading for an answer: from the text of a query, over rows of the store, to the bytes of a document.
+"""Reads rows of the store for an answer: parses the query's members, and builds the document.
 
-The functions that take queries run in a reader's thread, and build their document there: the loop only sends it.
+The functions that take `queries` run in a reader's thread and build the document there, so the loop only sends it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 from msgspec import Raw
 from stepwire_protocol.messages import NULL
 
+from stepwire_broker.core.answers import reason_codes
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.definitions.workflow import Workflow
-from stepwire_broker.core.model import reason_codes
 from stepwire_broker.core.model.states import TASK_FINAL, StepState, TaskState
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.store.rows import StepFilter, StepRow, TaskFilter, TaskRecord, TaskRow, WorkflowRow
@@ -87,12 +87,12 @@ class Read(NamedTuple):
 
     document: bytes
     state: str
-    is_settled: bool  # it has ended, or depends on a held step
+    is_settled: bool  # the task has ended, or depends on a held step
     has_moved: bool  # a step has changed since it was explained
 
 
 class Explained(NamedTuple):
-    """The reason for a step's state, and that state: the reason is void once the step has changed."""
+    """The reason for a step's state, with that state. The reason is invalid after the step has changed."""
 
     state: str
     attempt: int
@@ -101,7 +101,7 @@ class Explained(NamedTuple):
 
 
 def small_task(queries: Queries, task_id: int, workflows: Mapping[int, Workflow]) -> Read | None:
-    """A task that has ended. None if it is too large to be read on the event loop."""
+    """A task that has ended. None if the task is too large to be read on the event loop."""
     record = queries.task(task_id, SMALL_BYTES_MAX)
     if record is None or any(row.output is None and row.output_bytes for row in record.steps):
         return None
@@ -218,7 +218,7 @@ def _step(row: StepRow) -> dict[str, Any]:
 
 
 def _reason(row: StepRow) -> Reason | None:
-    """The reason in the step's row, and since when it holds."""
+    """The reason in the step's row, and the time since which it applies."""
     if row.reason is None:
         return None
     since = row.ready_ms if row.state == StepState.READY else row.finished_ms or row.started_ms or row.dispatched_ms
@@ -237,7 +237,7 @@ def _workflow(row: StoredWorkflow | WorkflowRow) -> dict[str, Any]:
 
 
 def _next(rows: Sequence[TaskRow] | Sequence[StepRow], limit: int) -> str | None:
-    """The cursor after a full page: there may be another one."""
+    """The cursor after a full page, because another page may follow; otherwise None."""
     return str(rows[-1].id) if len(rows) == limit else None
 
 

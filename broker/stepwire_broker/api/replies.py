@@ -1,4 +1,4 @@
-"""Replies and streams, and how they are sent over ASGI."""
+"""Replies and streams, and the functions that send them over ASGI."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

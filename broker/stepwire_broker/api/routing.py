@@ -1,4 +1,4 @@
-"""`/v1/route`, `/v1/rules` and `/v1/shadows`: where a step goes and why, the rules, and how shadow copies compared."""
+"""`/v1/route`, `/v1/rules` and `/v1/shadows`: the route of a step, the rules, and comparisons of shadow copies."""
 
 from typing import Final
 
@@ -18,7 +18,8 @@ SEGMENTS_MIN: Final = 3  # a namespace may itself contain ::
 
 
 class AsideDocument(Struct, frozen=True):
-    """A percentage of the tasks goes there instead (canary), or a copy of their steps goes there too (shadow)."""
+    """The second target of a rule. A canary receives this percentage of the tasks; a shadow receives copies of their
+    steps."""
 
     percent: float
     executor: str | None
@@ -26,9 +27,9 @@ class AsideDocument(Struct, frozen=True):
 
 
 class RuleDocument(Struct, frozen=True, kw_only=True):
-    """The first rule that matches wins. `origin`: the configuration, or a command at run time. `canary_steps` and
+    """The first rule that matches applies. `origin`: the configuration, or a command at run time. `canary_steps` and
     `other_steps`: the number of steps that a rule with a canary sent to each side since the broker started.
-    `hidden_by`: the number of an earlier rule that matches everything that this one matches."""
+    `hidden_by`: the number of an earlier rule that matches all paths that this rule matches."""
 
     number: int
     match: str
@@ -65,7 +66,7 @@ class NearDocument(Struct, frozen=True):
 
 class RouteDocument(Struct, frozen=True, kw_only=True):
     """The dispatcher's decision for a step with this path. `reason` is the decision as a sentence. `nearly`: the first
-    rule that does not match, but is probably meant to."""
+    rule that does not match, but was probably intended to."""
 
     path: str
     decided: str
@@ -86,9 +87,9 @@ class DifferenceDocument(Struct, frozen=True):
 
 
 class ShadowDocument(Struct, frozen=True, kw_only=True):
-    """How the copies of one rule and handler compared with their steps since the broker started. `failed`: only the
-    copy failed. `not_compared`: the step failed, or an output was too large. `lost`: the copy got no answer in time.
-    `dropped`: the copy was not sent, because no worker that declares the handler safe for copies had room."""
+    """The comparisons of one rule's copies, for one handler, with their steps since the broker started. `failed`: only
+    the copy failed. `not_compared`: the step failed, or an output was too large. `lost`: the copy got no answer in
+    time. `dropped`: the copy was not sent, because no worker that declares the handler safe for copies had room."""
 
     match: str
     handler_class: str

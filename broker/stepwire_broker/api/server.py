@@ -1,4 +1,4 @@
-"""The HTTP server on the broker's event loop: uvicorn without signal handlers, and with limits that it lacks."""
+"""The HTTP server on the broker's event loop: uvicorn without signal handlers, and with additional limits."""
 
 import asyncio
 import contextlib
@@ -49,11 +49,11 @@ class Server:
             self._serving.result()
 
     def stop_waiting(self) -> None:
-        """The broker drains: end the long polls of workers."""
+        """End the long polls of workers, because the broker drains."""
         self._application.polling.stop_waiting()
 
     async def stop(self) -> None:
-        """Accept no further requests, let open ones finish for a while, and end the streams."""
+        """Accept no further requests, end long polls and streams, and let open requests finish for STOP_TIMEOUT_S."""
         self._application.close()
         self._uvicorn.should_exit = True
         if self._serving is not None:
@@ -95,7 +95,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Limits the size of a request's head and the time for it, which the C parser does not."""
+    """Limits the size of a request's head, and the time to receive it. The C parser has no such limits."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -140,7 +140,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_refused:
             return
         if self.cycle.response_complete:
-            # A client reads the refusal only after it has sent its body, so accept that, up to a limit.
+            # A client reads the refusal only after it has sent its body, so accept the body, up to a limit.
             self._dropped_bytes += len(body)
             if self._dropped_bytes > DROPPED_BYTES_MAX:
                 self.transport.close()
@@ -171,12 +171,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class _HeadWithBody:
-    """The transport of one answer: sends the head together with the body, so that the client wakes up once."""
+    """The transport of one answer. Sends the head together with the body, so that the client wakes up only once."""
 
     def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
         self._transport = transport
         self._cycle = cycle
-        self._head: bytes | None = None  # held back; empty after it was sent
+        self._head: bytes | None = None  # not sent yet; empty after it was sent
 
     def write(self, data: bytes) -> None:
         if self._head is None and self._cycle.response_started:
@@ -191,7 +191,7 @@ class _HeadWithBody:
         self._transport.write(data)
 
     def _is_followed_at_once(self) -> bool:
-        """Whether a body follows at once; the next chunk of a stream may come much later."""
+        """True if a body follows at once. The next chunk of a stream may come much later."""
         return self._cycle.chunked_encoding is False and self._cycle.scope["method"] != "HEAD"
 
     def flush(self) -> None:

@@ -1,7 +1,7 @@
-"""`/v1/tap`: every message of the bus as a server-sent event, for debugging. It never slows the bus down.
+"""`/v1/tap`: every message of the bus as a server-sent event, for debugging, without slowing down the bus.
 
-The engine calls back for each message, and the callback only appends it to a bounded queue. Messages that a client is
-too slow for are dropped and counted, and the client receives the count.
+The engine calls a callback for each message, which only appends the message to a bounded queue. If a client is too
+slow, messages are dropped and counted, and the client receives the count.
 """
 
 import asyncio
@@ -25,15 +25,16 @@ QUEUE_MAX: Final = 2000  # messages in the queue of one client
 QUEUE_BYTES_MAX: Final = 8 * 1024 * 1024
 SHOWN_BYTES_MAX: Final = 4096  # of one message
 CLIENTS_MAX: Final = 16
-TOPIC_BYTES_MAX: Final = 256  # compared with the filter; a hostile topic may have any length
+TOPIC_BYTES_MAX: Final = 256  # the compared part of a topic; a hostile topic may have any length
 STARS_MAX: Final = 4
-KEEP_ALIVE_S: Final = 15.0  # without messages, a comment finds out whether the client is connected
+KEEP_ALIVE_S: Final = 15.0  # after this time without messages, a comment tests whether the client is still connected
 
 EVENT_STREAM: Final = b"text/event-stream"
 
 
 class TapMessage(Struct, frozen=True, omit_defaults=True):
-    """One message of the bus. `message` is its JSON; `text` its beginning, if it is long or not JSON."""
+    """One message of the bus. `message` is its JSON. A long message, or one that is not JSON, has its beginning in
+    `text` instead."""
 
     at: str
     direction: str
@@ -48,7 +49,7 @@ class Dropped(Struct, frozen=True):
     dropped: int
 
 
-class Taps:
+class TapStreams:
     """All clients of the tap: counted, and ended when the broker stops."""
 
     def __init__(self, broker: EnginePort) -> None:
@@ -107,14 +108,14 @@ class TapEntry(NamedTuple):
 
 
 class Queue:
-    """The messages that were not sent to one client yet."""
+    """The messages of one client that were not sent yet."""
 
     def __init__(self) -> None:
         self.closed = False
         self._entries: deque[TapEntry] = deque()
         self._bytes = 0
         self._dropped = 0
-        self._something = asyncio.Event()
+        self._has_entries = asyncio.Event()
 
     def put(self, direction: str, topic: bytes, body: bytes, refused: str | None) -> None:
         """The engine's callback, which must return quickly."""
@@ -123,16 +124,16 @@ class Queue:
             return
         self._entries.append(TapEntry(time.time(), direction, topic, body, refused))
         self._bytes += len(body)
-        self._something.set()
+        self._has_entries.set()
 
     async def take(self, timeout_s: float) -> tuple[list[TapEntry], int]:
-        """Wait at most `timeout_s` for messages. Returns them, and the number dropped since the last call."""
+        """Wait at most `timeout_s` for messages. Returns the messages, and the number dropped since the last call."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._something.wait()
+                await self._has_entries.wait()
         except TimeoutError:
             pass
-        self._something.clear()
+        self._has_entries.clear()
         taken, dropped = list(self._entries), self._dropped
         self._entries.clear()
         self._bytes = self._dropped = 0
@@ -140,11 +141,11 @@ class Queue:
 
     def close(self) -> None:
         self.closed = True
-        self._something.set()
+        self._has_entries.set()
 
 
 def _of_topic(glob: str | None) -> Callable[[TapEntry], bool]:
-    """`*` matches any characters. Topics are compared without the space that ends them on the wire."""
+    """Match entries by topic; `*` matches any characters. The space at the end of a topic is ignored."""
     if glob is None:
         return lambda entry: True
     if glob.count("*") > STARS_MAX:

@@ -5,9 +5,9 @@ from typing import Final
 
 from msgspec import UNSET, Raw, UnsetType
 
-from stepwire_broker.core.model.answers import Done, TasksSubmitted
+from stepwire_broker.core.answers.answers import Done, TasksSubmitted
+from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.core.model.events import AwaitTask, NewTask
-from stepwire_broker.core.model.scopes import Scope
 from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.stages import requests
 
@@ -23,7 +23,7 @@ LOOK_AGAIN_S: Final = 5.0
 
 
 async def submit(call: HttpCall) -> Reply:
-    """With `wait_ms`, wait like `show`, and answer with the task."""
+    """Submit a task. With `wait_ms`, wait like `show`, and return the task in the answer."""
     limits = call.broker.settings.limits
     wait_ms = call.query("wait_ms").get("wait_ms")
     wait_s = None
@@ -58,7 +58,8 @@ async def submit_batch(call: HttpCall) -> Reply:
 
 
 async def show(call: HttpCall) -> Reply:
-    """The task now; with `wait_ms`, when it has ended or depends on a held step, at the latest after this time."""
+    """Show the task. With `wait_ms`, first wait until the task has ended or depends on a held step, for at most this
+    time."""
     task_id = call.number("task_id")
     wait_ms = call.query("wait_ms").get("wait_ms")
     if wait_ms is None:
@@ -99,7 +100,8 @@ def _wait_s(wait_ms: str) -> float:
 
 async def _wait(call: HttpCall, task_id: int, timeout_s: float) -> reading.Read | None:
     """Wait for a task. The core answers when a task in its memory ends. A task that ended before, or that another
-    broker owns, is in the database only: read it after the core has received the command, and again from time to time.
+    broker owns, is in the database only. Such a task is read after the core has received the command, and then
+    repeatedly.
     """
     until = time.monotonic() + timeout_s
     async with long_poll(call) as client:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from stepwire_broker.core.model.scopes import Scope
+from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.timestamps import parse_rfc3339
 
@@ -30,11 +30,11 @@ _HASHED: Final = "sha256:"
 
 
 class TokenError(BrokerError):
-    """A token file cannot be read or trusted. The message names the fault and what to do."""
+    """A token file cannot be read or trusted. The message names the fault and the remedy."""
 
 
 class Grant(NamedTuple):
-    """The permissions of one token, and when they end."""
+    """The permissions of one token, and the time at which they expire."""
 
     name: str
     scopes: frozenset[Scope]
@@ -55,12 +55,12 @@ class Tokens:
     """The tokens that the API accepts. `reload` reads the files again and replaces all tokens, or none."""
 
     def __init__(self, file: Path, *more: Path) -> None:
-        self.file = file  # of the token for a client on the same machine
+        self.file = file  # the file of the token that clients on the same machine use
         self._more = more
         self._lines = self._read()
 
     def admit(self, token: bytes) -> Grant | None:
-        """The permissions of a token; None if it is unknown or expired. Takes the same time for every token."""
+        """The permissions of a token; None if the token is unknown or expired. Takes the same time for every token."""
         presented = hashlib.sha256(token).digest()
         grant = None
         for line in self._lines:
@@ -71,7 +71,7 @@ class Tokens:
         return grant
 
     def reload(self) -> int:
-        """Returns the number of tokens. Raises TokenError; the previous tokens stay valid then."""
+        """Read the files again. Returns the number of tokens. After a TokenError the previous tokens stay valid."""
         self._lines = self._read()
         return len(self._lines)
 
@@ -85,8 +85,8 @@ class Tokens:
 
 
 def open_tokens(tokens_file: str | None) -> Tokens:
-    """The tokens of `http.tokens_file`. Without it, the generated token in the state directory, and those that
-    `stepwire token new` created."""
+    """The tokens of `http.tokens_file`. Without this setting: the generated token in the state directory, and the
+    tokens of `stepwire token new`."""
     if tokens_file is not None:
         return Tokens(Path(tokens_file))
     make_state_dir()
@@ -101,7 +101,7 @@ def tokens_file_of(tokens_file: str | None) -> Path:
 
 
 def add_token(path: Path, grant: Grant) -> str:
-    """Create a token. The file gets its digest; the value is only in the result."""
+    """Create a token. The file receives only the digest; the result is the only copy of the token."""
     if path.parent == STATE_DIR:
         make_state_dir()
     if any(line.grant.name == grant.name for line in (read_lines(path) if path.exists() else [])):
@@ -117,7 +117,7 @@ def add_token(path: Path, grant: Grant) -> str:
 
 
 def revoke_token(path: Path, name: str) -> None:
-    """Remove the line of this token. All other lines stay, comments too."""
+    """Remove the line of this token. All other lines stay, including comments."""
     if not any(line.grant.name == name for line in (read_lines(path) if path.exists() else [])):
         raise TokenError(f"{path} has no token {name!r}: see stepwire token list")
     kept = []
@@ -129,13 +129,14 @@ def revoke_token(path: Path, name: str) -> None:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """One token per line, or `sha256:` and its digest in hex, then its permissions; `#` begins a comment."""
+    """Read the tokens of a file. A line holds a token, or `sha256:` and its digest in hex, then its permissions. `#`
+    begins a comment."""
     texts = enumerate(read_private(path).splitlines(), 1)
     return [line for number, text in texts if (line := _line(path, number, text)) is not None]
 
 
 def first_token(path: Path) -> str:
-    """The first token of a file that is written in plain text, for a client on the same machine."""
+    """The first token in the file that is in plain text, for a client on the same machine."""
     for line in read_private(path).splitlines():
         words = line.partition("#")[0].split()
         if words and not words[0].startswith(_HASHED):
@@ -171,7 +172,8 @@ def read_private(path: Path) -> str:
 
 
 def _generate(path: Path) -> None:
-    """Write a token file, completely or not at all. A token that another start has written meanwhile stays."""
+    """Write a token file, completely or not at all. If another broker start has written the file meanwhile, that file
+    stays."""
     unfinished = _unfinished(path, secrets.token_urlsafe(TOKEN_BYTES) + "\n")
     try:
         os.link(unfinished, path)

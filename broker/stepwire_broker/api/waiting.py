@@ -1,11 +1,11 @@
-"""Long polls: requests whose answer may take long."""
+"""Long polls: requests that wait until there is an answer."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from stepwire_broker.core.model.answers import Answer
+from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.stages.requests import Make
 
 from .http import ClientGone, HttpCall
@@ -15,7 +15,7 @@ A = TypeVar("A", bound=Answer)
 
 @asynccontextmanager
 async def long_poll(call: HttpCall) -> AsyncIterator["LongPoll"]:
-    """Wait for a request whose body has been read. `wait` raises ClientGone when the client disconnects."""
+    """A long poll for a request whose body has been read. `wait` raises ClientGone when the client disconnects."""
     poll = LongPoll(call)
     try:
         yield poll
@@ -24,7 +24,8 @@ async def long_poll(call: HttpCall) -> AsyncIterator["LongPoll"]:
 
 
 class LongPoll:
-    """A waiting client. Its commands are forgotten when it disconnects, its time is over, or the server stops."""
+    """A waiting client. Its commands are cancelled when the client disconnects, the time is over, or the server
+    stops."""
 
     def __init__(self, call: HttpCall) -> None:
         self._call = call
@@ -33,14 +34,15 @@ class LongPoll:
         self._commands: list[asyncio.Future[Any]] = []
 
     async def ask(self, make: Make, expected: type[A]) -> "asyncio.Future[A]":
-        """Send a command. When this returns the core has received it, so whatever is read afterwards is not older."""
+        """Send a command, and return after the core has received it. Rows that are read afterwards are not older than
+        the command."""
         asking = asyncio.ensure_future(self._call.ask(make, expected))
         self._commands.append(asking)
         await self._call.broker.handled()
         return asking
 
     async def wait(self, answer: "asyncio.Future[Any]", timeout_s: float) -> None:
-        """Return when it is answered, the time is over, or the server is about to stop."""
+        """Wait for the answer, for at most `timeout_s`, or until the server is about to stop."""
         futures = (answer, self._disconnecting, self._closing)
         await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if self._disconnecting.done():

@@ -11,7 +11,8 @@ from .replies import Reply, encode
 
 class WorkerDocument(Struct, frozen=True, kw_only=True):
     """A live session, or at `level` 0 a handler that only subscribes to steps. `free`: the number of further steps that
-    the worker accepts now. `holding` and `running` count steps of this broker. `stuck`: its steps exceed their time."""
+    the worker accepts now. `holding` and `running`: the number of steps of this broker that the worker holds and runs.
+    `stuck`: runs past their timeout occupy all slots, so the worker receives no steps."""
 
     worker: str
     executor: str

@@ -3,11 +3,11 @@
 from typing import Final
 
 from stepwire_broker import definition_files
-from stepwire_broker.core.definitions.document_problems import InvalidWorkflow
+from stepwire_broker.core.answers.answers import Applied
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.definitions.workflow import NAMESPACE_DEFAULT, read_workflow
-from stepwire_broker.core.model.answers import Applied
 from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow
-from stepwire_broker.core.model.hints import Hint, HintCode
+from stepwire_broker.core.reading.document_problems import InvalidWorkflow
 
 from . import reading
 from .documents import WorkflowActivated, WorkflowApplied
@@ -45,7 +45,7 @@ async def activate(call: HttpCall) -> Reply:
 
 
 async def page(call: HttpCall) -> Reply:
-    """Every version of every workflow. There are few, and each is small without its document."""
+    """List every version of every workflow, without pages: there are few, and each is small without its document."""
     return Reply(200, await call.broker.read(reading.workflows, call.query("namespace").get("namespace")))
 
 

@@ -1,5 +1,5 @@
 """Measures what this machine can do: the bus alone, a bare durable loop, and the product.
 
-The first two are limits, written as short as possible and without any of the product's promises. The third number
-divided by the second is the cost of those promises.
+The first two measurements are upper limits. Their programs are as short as possible and keep none of the product's
+promises. The third figure divided by the second is the cost of those promises.
 """

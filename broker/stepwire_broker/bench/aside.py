@@ -1,4 +1,4 @@
-"""A handler that gets no steps. The executors other than the bus need one to be configured."""
+"""A handler that receives no steps. Executors other than the bus can only be configured with a handler."""
 
 from typing import Final
 

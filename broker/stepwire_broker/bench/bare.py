@@ -1,8 +1,8 @@
-"""The second limit: a durable loop and nothing else. Four steps in a chain; a step is published after the commit of its
-dispatch and of its predecessor's result. A commit holds whatever arrived during the one before.
+"""The second limit: a bare durable loop. A task is a chain of four steps. A step is published after the commit of its
+dispatch and of its predecessor's result. A commit contains everything that arrived during the previous commit.
 
-No HTTP, general graph, retries, timeouts, leases, acks or history: this is not a broker, but a bound that no broker
-can beat.
+The loop has no HTTP, general graph, retries, timeouts, leases, acks or history. The loop is not a broker, but a bound
+that no broker can exceed.
 """
 
 import queue
@@ -54,7 +54,7 @@ class BareGroup:
 
 
 class BareWriter:
-    """One thread with one connection. Every commit is synced, and sends one byte on `done`."""
+    """One thread with one connection. Every commit is synced; then one byte is sent on `done`."""
 
     def __init__(self, path: Path) -> None:
         self.done, self._notify = socket.socketpair()
@@ -70,7 +70,7 @@ class BareWriter:
         self._groups.put(rows)
 
     def finished_tasks(self) -> int:
-        """The number of tasks of which every step has its output. The thread must be idle."""
+        """The number of tasks whose steps all have their outputs. The thread must be idle."""
         query = """
         SELECT count(*) FROM tasks WHERE state = 'completed' AND 4 =
          (SELECT count(*) FROM steps WHERE task_id = tasks.id AND steps.state = 'completed' AND output LIKE '%carrier%')
@@ -95,7 +95,7 @@ class BareWriter:
 
 
 class BareLoop:
-    """The one thread that decides: results in, rows and steps out."""
+    """The loop that decides: it receives results, and produces rows and steps."""
 
     def __init__(self, sockets: Sockets, writer: BareWriter, batch_steps: int) -> None:
         self._to_peer, self._from_peer = sockets
@@ -138,7 +138,7 @@ class BareLoop:
         self.hand_over()
 
     def hand_over(self) -> None:
-        """Give the collected rows to the writer, unless it is busy."""
+        """Pass the collected rows to the writer, unless the writer is busy."""
         if self._writing is None and any(self._open.rows):
             self._writing, self._open = self._open, BareGroup()
             self._writer.put(self._writing.rows)
@@ -146,7 +146,7 @@ class BareLoop:
     def _committed(self) -> None:
         group, self._writing = self._writing, None
         assert group is not None
-        self.hand_over()  # before this one is published
+        self.hand_over()  # first, so that the writer works while this group is published
         self.finished += len(group.rows[4])
         for start in range(0, len(group.steps), self._batch_steps):
             self._batches += 1

@@ -14,7 +14,7 @@ _decode = msgspec.json.Decoder(ResultsLevel0).decode
 
 
 def run(sockets: Sockets, load: Workload, progress: Progress) -> Throughput:
-    """Send one message per task, with `load.echo_window` in flight. Each is encoded, sent, answered and decoded."""
+    """Send `load.tasks` messages, with `load.echo_window` in flight. Each is encoded, sent, answered and decoded."""
     to_peer, from_peer = sockets
     steps = [_step(number) for number in range(load.batch_steps)]
     messages = load.tasks

@@ -42,11 +42,11 @@ class Throughput(NamedTuple):
 
 
 class BenchFailed(BrokerError):
-    """A measured program did not do its work, so there are no figures."""
+    """A measured program failed, so there are no figures."""
 
 
 def chain() -> dict[str, Any]:
-    """The workflow: four steps, each depending on the one before."""
+    """The workflow: four steps, each of which depends on the previous one."""
     steps = [
         {"name": step, "handler_class": HANDLER, "depends_on": [before] if before else []}
         for step, before in zip(STEPS, (None, *STEPS), strict=False)

@@ -1,4 +1,4 @@
-"""The other end of the two limits: a process that answers every step and does nothing else."""
+"""The peer process of the first two measurements. It only answers every step."""
 
 import multiprocessing
 import os
@@ -62,7 +62,7 @@ def wait_for(socket: "zmq.Socket[bytes]") -> None:
 
 
 def _meet(to_peer: "zmq.Socket[bytes]", from_peer: "zmq.Socket[bytes]") -> None:
-    """Send hello until it is answered, because a subscription takes a moment to arrive. Then drop late answers."""
+    """Send hello until the peer answers, because its subscription takes a moment to arrive. Then drop late answers."""
     until = time.monotonic() + TIMEOUT_S
     while not from_peer.poll(20):
         if time.monotonic() > until:

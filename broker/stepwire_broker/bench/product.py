@@ -36,7 +36,7 @@ START_TIMEOUT_S: Final = 20.0
 STOP_TIMEOUT_S: Final = 10.0
 TASK_TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.005
-CHECK_TASKS: Final = 1_000  # read at a time
+CHECK_TASKS: Final = 1_000  # tasks read at a time
 WARM_UP_TASKS: Final = 500
 LOG_TAIL_CHARACTERS: Final = 2_000
 CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -63,8 +63,8 @@ class Product:
     def run(self, load: Workload, progress: Progress) -> tuple[Throughput, Cpu]:
         """Run `load.tasks` tasks with about `load.window` in flight.
 
-        Measured from before the first submission until the broker lists no open task. The client waits for the last
-        task of each submission, and polls for any open task at the end.
+        The measurement begins before the first submission and ends when the broker lists no open task. The client waits
+        for the last task of each submission, and at the end polls for open tasks.
         """
         batch = [{"workflow": NAME, "context": CONTEXT}] * load.submit_tasks
         in_flight: deque[list[int]] = deque()
@@ -117,7 +117,7 @@ def running(
 ) -> Iterator[Product]:
     """Start a broker with its database in this directory, and one worker for each set of labels.
 
-    The workers share `load.slots`. All processes are ended afterwards, also after an error.
+    The workers share `load.slots`. All processes are ended afterwards, even after an error.
     """
     token = directory / "token"
     token.touch(mode=0o600)
@@ -191,7 +191,7 @@ def _database(directory: Path) -> Path:
 
 @contextmanager
 def _process(command: list[str], directory: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A child process that ends with this block: by TERM, or by KILL if TERM does not end it in time."""
+    """A child process that is ended with this block: by TERM, or by KILL if TERM does not end it in time."""
     with (directory / "log").open("ab") as log:
         child = subprocess.Popen(
             command,
@@ -214,7 +214,7 @@ def _process(command: list[str], directory: Path) -> Iterator["subprocess.Popen[
 
 
 def _environment() -> dict[str, str]:
-    """The environment without the user's settings, so that the printed settings are the measured ones."""
+    """The environment without the user's settings, so that the measurement uses the printed settings only."""
     return {name: value for name, value in os.environ.items() if not name.startswith("STEPWIRE_")}
 
 

@@ -1,7 +1,7 @@
 """The cost of routing: the product with four executors and twelve rules, compared with the product without them.
 
-The steps match only the last rule, so all twelve are tried; its canary takes half of the tasks. Both variants use the
-same two workers, one with the canary's label, so both have the same capacity.
+The steps match only the last rule, so all twelve rules are tried. The canary of this rule receives half of the tasks.
+Both variants use two workers, one of them with the canary's label, so both variants have the same capacity.
 """
 
 import sys

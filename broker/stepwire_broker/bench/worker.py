@@ -1,4 +1,4 @@
-"""The worker of the measurement: the shipped SDK with a handler that does almost nothing.
+"""The worker of the measurement: the released SDK with a handler that does almost nothing.
 
 python -m stepwire_broker.bench.worker STEPS RESULTS SLOTS [LABEL=VALUE …]
 """

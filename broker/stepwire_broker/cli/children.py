@@ -19,7 +19,7 @@ def end_text(code: int) -> str:
 
 
 def handler_environ(steps: str, results: str, url: str, token_file: str) -> dict[str, str]:
-    """The environment that tells every SDK where the broker is. The Python of this process comes first on PATH."""
+    """The environment with the broker's addresses for every SDK. The Python of this process comes first on PATH."""
     given = {
         "STEPWIRE_STEPS": steps,
         "STEPWIRE_RESULTS": results,

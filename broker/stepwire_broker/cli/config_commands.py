@@ -106,13 +106,13 @@ def init(options: Options, file: Path) -> None:
 
 
 def print_notes(options: Options, loaded: loader.Configuration) -> None:
-    """Print a note for each value that is accepted and may not be what the user meant."""
+    """Print a note for each accepted value that is probably a mistake."""
     for text in loaded.notes:
         output.note(options, text)
 
 
 def load(options: Options, flags: dict[str, str] | None = None) -> loader.Configuration:
-    """Load the configuration of this command. Raises Failure with what is wrong."""
+    """Load the configuration of this command. Raises Failure with the fault."""
     try:
         return loader.load(options.config_file, flags or {}, os.environ)
     except loader.SettingsError as error:

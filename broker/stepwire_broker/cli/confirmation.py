@@ -1,4 +1,4 @@
-"""Asks the person at the terminal before a command does what cannot be undone."""
+"""Asks the person at the terminal before a command makes a change that cannot be undone."""
 
 import sys
 

@@ -226,7 +226,7 @@ def _pruned_text(pruned: "Pruned") -> str:
 
 
 def _prune_by_broker(options: Options, connection: sqlite3.Connection) -> None:
-    """Request it from the broker, and show the rest until the broker's own retention has removed it."""
+    """Ask the broker to prune, and show the progress until all expired tasks are removed."""
     from stepwire_broker.core.definitions.settings import RetentionSettings
     from stepwire_broker.store.sqlite.status import expired
 

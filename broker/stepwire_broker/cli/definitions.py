@@ -12,8 +12,8 @@ from stepwire.errors import ConfigurationError
 from stepwire.workflow import Workflow as Builder
 
 from stepwire_broker import definition_files
-from stepwire_broker.core.definitions.document_problems import DocumentProblem, InvalidWorkflow, Where
 from stepwire_broker.core.definitions.workflow import Workflow, read_workflow
+from stepwire_broker.core.reading.document_problems import DocumentProblem, InvalidWorkflow, Where
 
 from .failure import Exit, Failure
 
@@ -24,7 +24,7 @@ class WorkflowSource(NamedTuple):
     file: str
     content: bytes
     content_type: str
-    where: Where | None = None  # the line in the Python file, since the content itself is generated
+    where: Where | None = None  # finds the line in a Python file, because the content is generated
 
 
 def is_definition(name: str) -> bool:

@@ -74,8 +74,8 @@ def demo(options: Options, directory: Path) -> None:
 
 
 def _import_all() -> None:
-    """Import what the story needs before it can be interrupted. An interrupt during an import can make Python end by
-    the signal, even if the command handles it."""
+    """Import the modules of the demo before it can be interrupted. An interrupt during an import can end Python by the
+    signal, even if the command handles the signal."""
     for name in ("rich.markup", "rich.progress", "rich.table", "stepwire_broker.demo.proof", f"{__package__}.watch"):
         importlib.import_module(name)
 
@@ -247,12 +247,12 @@ class _Story:
     # -- observations -------------------------------------------------------------------------------------------------
 
     def _completed(self, client: Client, task_ids: list[int]) -> int:
-        """How many of these tasks are completed."""
+        """The number of these tasks that are completed."""
         page = client.tasks(label=f"run={self._run_number}", state="completed", limit=500)["tasks"]
         return len({task["task_id"] for task in page} & set(task_ids))
 
     def _packing_runs(self, name: str, update: Callable[[], int]) -> "list[LedgerRun] | None":
-        """The worker's recent `pack` runs, once there are enough that will not end before the kill."""
+        """The worker's recent `pack` runs, if there are enough that will not end before the kill; otherwise None."""
         update()
         since_ns = time.time_ns() - FRESH_NS
         packing = [run for run in self._unfinished(self._shop.pid(name)) if run.step == "pack" and run.at_ns > since_ns]
@@ -277,7 +277,7 @@ class _Story:
         return reruns if {run.step_id for run in reruns} == step_ids else None
 
     def _both_at_the_bank(self, task_ids: list[int]) -> bool | None:
-        """True once both have started, and the bank that answers late has booked the first."""
+        """True after both payments have started, and the bank that answers late has booked the first."""
         from stepwire_broker.demo import books
 
         started = {run.task_id for run in books.read_runs(self._shop.directory) if run.step == "charge"}
@@ -326,7 +326,7 @@ class _Story:
 
 
 def _held(client: Client, task_ids: list[int]) -> list[dict[str, Any]] | None:
-    """The held steps of these tasks, once each has one."""
+    """The held steps of these tasks, if each task has one; otherwise None."""
     held = [step for step in client.steps(state="held", limit=500)["steps"] if step["task_id"] in task_ids]
     return sorted(held, key=lambda step: int(step["task_id"])) if len(held) == len(task_ids) else None
 

@@ -1,4 +1,4 @@
-"""How `stepwire demo` prints its story: headings, commands, sentences, held steps and the progress of many orders."""
+"""The output of `stepwire demo`: headings, commands, sentences, held steps and the progress of many orders."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ HELD_COLUMNS: Final = [
 
 
 class Screen:
-    """Prints for people. With JSON output it prints nothing."""
+    """Prints for people. With JSON output, the screen prints nothing."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -44,7 +44,7 @@ class Screen:
         self._console.print(text, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def point(self, sign: str, text: str) -> None:
-        """A sentence after a sign; its further lines are indented."""
+        """Print a sentence after a sign. Further lines of the sentence are indented."""
         from rich.table import Table
 
         if not self._console.is_terminal:

@@ -1,8 +1,8 @@
 """`stepwire dev`: a broker and the handlers of a Procfile in one terminal, until Ctrl-C.
 
-Each process has its own process group, so Ctrl-C reaches only `stepwire dev`. It stops the handlers first, while the
-broker still accepts their results, and the broker last. If `stepwire dev` is killed, the Linux kernel sends TERM to the
-broker and to each handler that is a single command.
+Each process has its own process group, so Ctrl-C reaches only `stepwire dev`. The command stops the handlers first,
+while the broker still accepts their results, and the broker last. If `stepwire dev` is killed, the Linux kernel sends
+TERM to the broker and to each handler that is a single command.
 """
 
 import asyncio
@@ -228,7 +228,7 @@ class _Processes:
 
 
 def _for_shell(command: str) -> str:
-    """Replace the shell by a plain command, so that signals reach it and its exit code is its own."""
+    """Replace the shell by a plain command, so that the command receives signals and its exit code is visible."""
     is_plain = _NOT_PLAIN.search(_QUOTED.sub("''", command)) is None and "=" not in command.split()[0]
     return f"exec {command}" if is_plain else command
 

@@ -1,4 +1,4 @@
-"""`stepwire doctor`: checks the installation and the broker. Each finding is one sentence and what to do about it."""
+"""`stepwire doctor`: checks the installation and the broker. Each finding is one sentence with a remedy."""
 
 import os
 import resource

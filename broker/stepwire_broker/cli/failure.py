@@ -1,4 +1,4 @@
-"""How a failed command ends: one sentence, what to do next, and an exit code for scripts."""
+"""The end of a failed command: one sentence, the next action, and an exit code for scripts."""
 
 import enum
 import sys
@@ -53,7 +53,7 @@ OF_STATUS: Final[dict[int, Exit]] = {
 
 
 class Failure(BrokerError, click.ClickException):
-    """A command failed. `hint` is what to do next, preferably a command."""
+    """A command failed. `hint` is the next action, preferably a command."""
 
     def __init__(self, code: Exit, message: str, hint: str = "", problem: dict[str, Any] | None = None) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""`stepwire workflow graph`: which step depends on which, as text or as source for a drawing program.
+"""`stepwire workflow graph`: the dependencies between steps, as text or as source for a drawing program.
 
 Names of workflows and steps hold only characters that Mermaid and DOT accept without escaping.
 """
@@ -50,7 +50,7 @@ def graph(
 
 
 def text(workflow: "Workflow") -> str:
-    """One line per step, after all that it depends on; steps that can start later are indented further."""
+    """One line per step, after the steps that it depends on. Steps that can start later are indented further."""
     depths: dict[int, int] = {}
     for index in _in_order(workflow):
         depths[index] = 1 + max((depths[before] for before in workflow.steps[index].depends_on), default=-1)
@@ -78,7 +78,7 @@ def dot(workflow: "Workflow") -> str:
 
 
 def _of_file(name: str) -> "Workflow":
-    from stepwire_broker.core.definitions.document_problems import InvalidWorkflow
+    from stepwire_broker.core.reading.document_problems import InvalidWorkflow
 
     from . import definitions
 
@@ -89,7 +89,7 @@ def _of_file(name: str) -> "Workflow":
 
 
 def _in_order(workflow: "Workflow") -> list[int]:
-    """The steps in an order in which each comes after all that it depends on. A readable workflow has no cycles."""
+    """The steps, each after all steps that it depends on. A readable workflow has no cycles."""
     waits_for = [len(step.depends_on) for step in workflow.steps]
     order = list(workflow.roots)
     for index in order:  # the list grows during the loop

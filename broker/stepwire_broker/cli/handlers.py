@@ -1,8 +1,8 @@
 """`stepwire serve --with-handlers pkg.mod`: runs the module's worker in a separate process next to the broker.
 
-A process, not a thread: a handler that computes, leaks or crashes its interpreter must not harm the broker. The
-operating system proves the death of a process, so its steps run again at once. The worker behaves like every other
-worker. (`stepwire_broker.Broker` runs broker and handlers in one process.)
+The handlers run in a process, not in a thread, so that a handler that computes, leaks memory or crashes its interpreter
+does not harm the broker. The operating system proves the death of a process, so its steps run again at once. The worker
+behaves like every other worker. (`stepwire_broker.Broker` runs broker and handlers in one process.)
 """
 
 import asyncio

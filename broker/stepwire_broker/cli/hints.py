@@ -1,10 +1,10 @@
-"""The hints of the broker, worded for shell users: each text names the command."""
+"""The texts of the broker's hints for shell users: each text names the command."""
 
 from typing import Any, Final
 
 import msgspec
 
-from stepwire_broker.core.model.hints import Hint, HintCode, hint_text
+from stepwire_broker.core.answers.hints import Hint, HintCode, hint_text
 
 TEXTS: Final[dict[HintCode, str]] = {
     HintCode.LIST_TASKS: "see: stepwire task list; ended tasks are removed after their retention time",

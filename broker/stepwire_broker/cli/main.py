@@ -1,4 +1,4 @@
-"""`stepwire`: the table of commands. Each command is in a file of its own, which is imported when it is called."""
+"""`stepwire`: the table of commands. Each command has its own file, which is imported when the command is called."""
 
 import gc
 
@@ -40,5 +40,5 @@ GC_THRESHOLDS = (50_000, 20, 100)  # objects, and collections of each younger ge
 @click.pass_context
 def main(context: click.Context) -> None:
     """Run workflows of steps whose handlers are written in any language."""
-    gc.set_threshold(*GC_THRESHOLDS)  # a command mostly imports modules, and those are never garbage
+    gc.set_threshold(*GC_THRESHOLDS)  # a command mostly imports modules, which are never garbage
     context.ensure_object(Options)

@@ -49,7 +49,7 @@ def config_page() -> str:
         "the environment variable, the file named by the environment variable with `_FILE` appended, the "
         "configuration file, the default. `stepwire config show --origin` prints which one it is.",
         "",
-        "A key that ends in `_ms` is a whole number of milliseconds. Without `_ms` it is a duration: `lease: 10s`. ",
+        "A key that ends in `_ms` is a whole number of milliseconds. Without `_ms` it is a duration: `lease: 10s`.",
     ]
     for section, names in setting_texts.sections():
         title = f"`{section}`" if section else "Top level"

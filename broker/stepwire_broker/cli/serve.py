@@ -136,14 +136,14 @@ def _engine(settings: "Settings", listener: "socket.socket") -> "Engine":
 
 
 def _freeze_objects() -> None:
-    """Exclude all present objects from garbage collection: they live as long as the broker, and a collection blocks
+    """Exclude all existing objects from garbage collection: they live as long as the broker, and a collection blocks
     the loop."""
     gc.collect()
     gc.freeze()
 
 
 async def _start(broker: "Engine", listener: "socket.socket") -> None:
-    """Start the broker. If it cannot start, stop all of it, and raise Failure with its reason."""
+    """Start the broker. If it cannot start, stop all its parts, and raise Failure with the reason."""
     from stepwire_broker.bus.endpoints import EndpointRefused
     from stepwire_broker.engine import CannotStart
     from stepwire_broker.store.errors import StoreRefused

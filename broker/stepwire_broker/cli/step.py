@@ -135,8 +135,8 @@ def _held(client: Client, handler_class: str | None, task_id: int | None) -> lis
 def _resolve_all(
     options: Options, client: Client, steps: list[dict[str, Any]], resolution: dict[str, Any], *, is_single: bool
 ) -> None:
-    """Resolve one step after the other. If another operator has resolved one meanwhile, the rest go on; a single step
-    fails with its own error."""
+    """Resolve the steps one by one. If another operator has resolved a step meanwhile, continue with the rest; a single
+    step fails with its own error."""
     results: list[dict[str, Any]] = []
     with output.progress(options, "resolved", len(steps)) as advance:
         for one in steps:

@@ -19,17 +19,17 @@ class Systemd:
         self._next: asyncio.TimerHandle | None = None
 
     def ready(self, status: str) -> None:
-        """The broker serves. From now on the watchdog is fed."""
+        """Report that the broker serves. From now on, watchdog messages are sent."""
         self._notify(f"READY=1\nSTATUS={status}")
         if self._next is None and self._watchdog_s is not None:
             self._feed()
 
     def reloading(self) -> None:
-        """A reload has begun; it ends with the next `ready`."""
+        """Report that a reload has begun, which ends with the next `ready`."""
         self._notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self, status: str) -> None:
-        """The broker drains. The watchdog is still fed: a drain may take long, and the loop keeps running."""
+        """Report that the broker drains. Watchdog messages continue: a drain may take long, and the loop runs."""
         self._notify(f"STOPPING=1\nSTATUS={status}")
 
     def close(self) -> None:

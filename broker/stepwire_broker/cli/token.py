@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 from stepwire_broker.api.token import Grant, TokenError, add_token, read_lines, revoke_token, tokens_file_of
-from stepwire_broker.core.model.scopes import Scope
+from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.timestamps import rfc3339
 
 from . import output

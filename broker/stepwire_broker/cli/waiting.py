@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from stepwire.client import Client, WaitTimeout
 
-from stepwire_broker.core.definitions.durations import milliseconds
+from stepwire_broker.core.reading.durations import milliseconds
 
 from .failure import Exit, usage
 
@@ -12,7 +12,7 @@ OF_STATE: Final = {"completed": Exit.OK, "failed": Exit.TASK_FAILED, "cancelled"
 
 
 def until_settled(client: Client, task_id: int, wait_s: float | None) -> dict[str, Any]:
-    """The task once it has ended or waits on a held step, or as it is when the wait times out."""
+    """Wait until the task has ended or waits on a held step, or the wait times out. Returns the task."""
     try:
         return client.wait(task_id, wait_s)
     except WaitTimeout:

@@ -67,7 +67,7 @@ def follow(options: Options, client: Client, task_id: int, wait_s: float | None 
 
 
 def show(options: Options, client: Client, seen: list[dict[str, Any]], wait_s: float | None = None) -> None:
-    """Show the task from the one state in `seen` on. Each newer state replaces it, so `seen` ends with the last."""
+    """Show the task, beginning with the state in `seen`. Each newer state replaces it, so `seen` holds the last one."""
     if options.output == "text" and output.is_terminal():
         _draw(client, seen, wait_s)
     else:
@@ -92,7 +92,7 @@ def _documents(client: Client, seen: list[dict[str, Any]], wait_s: float | None)
 
 
 def _changes(documents: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The changes between polls: of a step's state, attempt or worker, and of the task's state."""
+    """The changes between polls: changes of a step's state, attempt or worker, and of the task's state."""
     steps: dict[int, tuple[Any, ...]] = {}
     task: tuple[Any, ...] | None = None
     for document in documents:
@@ -140,7 +140,8 @@ def _draw(client: Client, seen: list[dict[str, Any]], wait_s: float | None) -> N
 
 
 def tree(document: dict[str, Any], parents: dict[str, list[str]]) -> "Tree":
-    """The task as a tree: each step is below the last step that it depends on, and names all of them if several."""
+    """The task as a tree. Each step is below the last of its dependencies, and names all of them if there are
+    several."""
     from rich.text import Text
     from rich.tree import Tree
 
@@ -178,7 +179,7 @@ def _label(step: dict[str, Any], parents: list[str]) -> Any:
 
 
 def _parents(client: Client, document: dict[str, Any]) -> dict[str, list[str]]:
-    """By step, the names of its dependencies. If the workflow cannot be read, the tree is flat."""
+    """The names of each step's dependencies, by step. Empty if the workflow cannot be read: the tree is flat then."""
     try:
         workflow = client.workflow(document["workflow"], namespace=document["namespace"], version=document["version"])
         return {step["name"]: list(step.get("depends_on", [])) for step in workflow["document"]["steps"]}

@@ -64,7 +64,7 @@ def _next_after_apply(applied: dict[str, Any], *, is_active: bool) -> str:
 @click.pass_obj
 def validate(options: Options, files: tuple[str, ...]) -> None:
     """Check workflow files without a broker. Each problem names its file and line."""
-    from stepwire_broker.core.definitions.document_problems import InvalidWorkflow
+    from stepwire_broker.core.reading.document_problems import InvalidWorkflow
 
     from . import definitions
 

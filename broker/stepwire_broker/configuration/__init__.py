@@ -1,1 +1,1 @@
-"""The configuration: where each value comes from, what it means, and a sentence for each way it can be wrong."""
+"""The configuration: the origin and the meaning of each setting, and an error message for each invalid value."""

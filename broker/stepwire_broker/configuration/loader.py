@@ -1,9 +1,9 @@
 """Loads the configuration, and records where each value comes from.
 
 A value comes from the first of these that sets it: flag, `STEPWIRE_SECTION__KEY`, `STEPWIRE_SECTION__KEY_FILE` (a file
-that holds the value), `DATABASE_URL` for the database, the configuration file, the default. Each of them accepts a key
-`…_ms` as a whole number of milliseconds, or without the suffix as a duration (`lease: 10s`). Relative paths, also in
-values, are relative to the current directory, like the defaults under `.stepwire/`.
+that holds the value), `DATABASE_URL` for the database, the configuration file, the default. All of them accept a key
+`…_ms` with a whole number of milliseconds, or the key without the suffix with a duration (`lease: 10s`). Relative
+paths, also in values, are relative to the current directory, as are the defaults under `.stepwire/`.
 """
 
 import stat
@@ -16,9 +16,9 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 from msgspec import Struct
 
-from stepwire_broker.core.definitions import durations
-from stepwire_broker.core.definitions.nearest import did_you_mean
 from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.core.reading import durations
+from stepwire_broker.core.reading.nearest import did_you_mean
 from stepwire_broker.errors import BrokerError
 
 from . import seed_block
@@ -46,11 +46,11 @@ class Configuration(NamedTuple):
     settings: Settings
     origins: dict[str, str]  # of every key
     file: Path | None
-    notes: tuple[str, ...] = ()  # for the operator: accepted values that may not be what was meant
+    notes: tuple[str, ...] = ()  # for the operator: accepted values that are probably mistakes
 
 
 def load(config_file: str | None, flags: Mapping[str, str], environ: Mapping[str, str]) -> Configuration:
-    """The settings and the origin of each. Raises SettingsError."""
+    """Load the settings and the origin of each. Raises SettingsError."""
     file = find_file(config_file, environ)
     notes: list[str] = []
     layers = [_of_flags(flags), _of_environment(environ), _of_file(file, notes) if file else []]
@@ -70,7 +70,8 @@ def load(config_file: str | None, flags: Mapping[str, str], environ: Mapping[str
 
 
 def find_file(config_file: str | None, environ: Mapping[str, str]) -> Path | None:
-    """The first configuration file of: `--config`, `$STEPWIRE_CONFIG`, this directory, the user's, the system's."""
+    """Find the configuration file: `--config`, `$STEPWIRE_CONFIG`, in the current directory, the user's, the system's.
+    The first one that exists is used. Raises SettingsError if a named file does not exist."""
     named = config_file or environ.get("STEPWIRE_CONFIG")
     if named:
         path = Path(named)
@@ -99,7 +100,7 @@ def show(configuration: Configuration) -> list[tuple[str, Any, str]]:
 
 
 def _without_environment(command: Any) -> Any:
-    """The command with hidden environment values, which are often passwords."""
+    """The command without the values of its environment, which are often passwords."""
     env = getattr(command, "env", None)
     return msgspec.structs.replace(command, env=dict.fromkeys(env, "***")) if env else command
 
@@ -124,7 +125,7 @@ def without_password(url: str) -> str:
 
 
 def shown_without_password(text: str, url: str) -> str:
-    """A message with the database URL in it, without the password."""
+    """A message that contains the database URL, with the password removed."""
     return text.replace(url, without_password(url))
 
 
@@ -152,8 +153,8 @@ def _of_flags(flags: Mapping[str, str]) -> list[Given]:
 
 
 def _of_environment(environ: Mapping[str, str]) -> list[Given]:
-    """The settings in the environment: names with a double underscore, and top-level keys. Other STEPWIRE_ variables
-    belong to clients and workers."""
+    """The settings in the environment: names with a double underscore, and top-level keys. Clients and workers use
+    other STEPWIRE_ variables."""
     given = []
     if environ.get("DATABASE_URL"):
         given.append(Given("database.url", environ["DATABASE_URL"], "DATABASE_URL", True))
@@ -228,7 +229,7 @@ def _flat(value: Any, path: Path, prefix: str = "") -> Iterator[Given]:
 
 
 def _typed(given: Given) -> tuple[str, Any]:
-    """The key in its one spelling, and the value in the setting's type."""
+    """The key in its canonical spelling, and the value in the setting's type."""
     key, value = _OTHER_SPELLINGS.get(given.key, given.key), given.value
     if key in _DURATIONS:
         key = _DURATIONS[key]
@@ -248,8 +249,8 @@ def _typed(given: Given) -> tuple[str, Any]:
 
 
 def _of_text(text: str, kind: Any) -> Any:
-    """The value in a text: commas separate the items of a list, structures are JSON, and an empty text is None where
-    the type allows None."""
+    """Parse a text: commas separate the items of a list, structures are JSON. An empty text is None if the type allows
+    None."""
     if text[:1] in ("[", "{") and isinstance(kind, GenericAlias):
         return msgspec.json.decode(text)
     if "tuple" in str(kind) or "list" in str(kind):
@@ -295,7 +296,8 @@ def _is_known(key: str) -> bool:
 
 
 def _is_shared(given: Given) -> bool:
-    """DATABASE_URL is shared with other programs, so STEPWIRE_DATABASE__URL may be set too, and wins."""
+    """True for DATABASE_URL. Other programs use this variable too, so STEPWIRE_DATABASE__URL may be set as well, and
+    has precedence."""
     return given.origin == "DATABASE_URL"
 
 

@@ -1,11 +1,11 @@
-"""The `step_execution:` block of the system that Stepwire grew out of. Each key sets a Stepwire setting, or gets a note
-that says why it sets none.
+"""The `step_execution:` block of Stepwire's predecessor. Each key sets a Stepwire setting, or produces a note that
+explains why it has no effect.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from stepwire_broker.core.definitions.nearest import did_you_mean
+from stepwire_broker.core.reading.nearest import did_you_mean
 from stepwire_broker.errors import BrokerError
 
 BLOCK: Final = "step_execution"

@@ -4,14 +4,14 @@ from typing import Any, Final
 
 import msgspec
 
-from stepwire_broker.core.definitions import durations
 from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.core.reading import durations
 
 from . import seed_block
 from .loader import KEYS, PREFIX, value_of
 
 ABOUT: Final[dict[str, str]] = {
-    "broker.id": "Name of this broker, by which its workers know it. Letters, digits and -.",
+    "broker.id": "Name of this broker in messages to its workers. Letters, digits and -.",
     "broker.drain_timeout_ms": "Maximum time for running steps to finish when the broker is stopped.",
     "database.url": "Database that holds the state. The environment variable `DATABASE_URL` is read too.",
     "database.pool_size": "Number of connections that only read.",
@@ -64,8 +64,8 @@ ABOUT: Final[dict[str, str]] = {
     "limits.max_open_steps": "Maximum number of open steps. The broker refuses submissions beyond it.",
     "limits.max_active_tasks": "Maximum number of tasks in memory. Other tasks wait in the database.",
     "limits.active_bytes": "Maximum size of the contexts and outputs in memory.",
-    "limits.uncommitted_bytes": "Maximum size of the writes that wait for the database. Beyond it the broker accepts "
-    "nothing.",
+    "limits.uncommitted_bytes": "Maximum size of the writes that wait for the database. Above this size, the broker "
+    "accepts no work.",
     "limits.payload_bytes": "Maximum size of a context or output. Larger ones are refused.",
     "limits.resident_payload_bytes": "A larger context or output is not kept in memory; it is read when it is needed.",
     "limits.steps_per_workflow": "Maximum number of steps in a workflow.",

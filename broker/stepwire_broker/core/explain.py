@@ -11,16 +11,16 @@ from typing import Final, NamedTuple
 import msgspec
 from stepwire_protocol.messages import ErrorDetail
 
-from stepwire_broker.core.model.hints import Hint, HintCode
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.model.live import RESTORED, Step, Task, WorkerSession
 from stepwire_broker.core.model.targets import BUS, LOCAL, POLL, Target
 from stepwire_broker.core.routing.router import NO_EXECUTOR, Decided, missing_text, path_of
 
 from . import takers
+from .answers.reason_codes import describe
 from .guards import allowance
 from .guards.breaker import BreakerPhase
 from .model.events import Now
-from .model.reason_codes import describe
 from .model.states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
 from .state import BrokerState
 from .takers import Obstacle

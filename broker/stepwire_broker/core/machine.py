@@ -13,6 +13,7 @@ from stepwire_protocol import messages as wire
 
 from stepwire_broker.core.model.live import Task
 
+from .answers.answers import CommandRefused
 from .commit.decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
 from .commit.loads import CommandLoad, PageLoad, RejectedLoad, ResultsLoad
 from .commit.outbox import SendAck, SendAnswer, SendBatch, SendHandout
@@ -26,7 +27,6 @@ from .intake.workflows import add_workflow, on_applied
 from .loading import eviction, large_payloads, residency
 from .loading.residency import keep_loading, load_for, not_found
 from .model import events
-from .model.answers import CommandRefused
 from .model.commit_group import CommitGroup, Committed, Stalled
 from .model.events import Command, Event, Now
 from .model.states import STEP_FINAL

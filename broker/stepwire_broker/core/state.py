@@ -16,6 +16,7 @@ from stepwire_broker.core.model.targets import BUS, LOCAL, Route
 from stepwire_broker.core.model.worker_session import offer_of
 from stepwire_broker.core.routing.ready_queue import ReadyQueue
 
+from .answers.answers import Answer, CommandRefused
 from .commit.decision import Decision, ToRequest
 from .commit.loads import AnyLoad
 from .commit.outbox import LaneOwner, LaneState, Outbox, SendAnswer
@@ -24,7 +25,6 @@ from .definitions.settings import RuleSettings, Settings
 from .definitions.stored_rows import Opened
 from .definitions.workflow import Workflow
 from .guards.guard import Guards
-from .model.answers import Answer, CommandRefused
 from .model.commit_group import StallCode
 from .model.events import ApplyWorkflow, Attached, Now
 from .model.facts import Fact
@@ -225,7 +225,8 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         """Apply a fact and mark the task to be written. State, history and rows go into the same transaction."""
         open_before = task.open
         apply(task, fact)
-        self.open_steps += task.open - open_before
+        if task.open != open_before:
+            self.open_steps += task.open - open_before
         task.facts.append(fact)
         if task.evicting:
             task.evicting = False  # a task to which something happens stays in memory

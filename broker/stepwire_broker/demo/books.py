@@ -1,7 +1,7 @@
 """The records that the demo's handlers write, independent of the broker: a ledger of runs, and the bank's book.
 
-Each line is one write to a file opened for appending, so a killed process leaves complete lines. The level-0 programs
-write the same lines in their own languages.
+Each line is one write to a file that is opened for appending, so a killed process leaves complete lines. The level-0
+programs write lines of the same form in their own languages.
 """
 
 import os

@@ -49,8 +49,8 @@ def _charged_once(evidence: Evidence) -> Proof:
 
 
 def _in_order(evidence: Evidence) -> Proof:
-    """Compare each start with the ends of the dependencies. A step that an operator resolved has no end in the
-    ledgers, so it is not compared."""
+    """Compare the start of each step with the ends of its dependencies. A dependency that an operator resolved has no
+    end in the ledgers, so it is not compared."""
     started: dict[tuple[int, str], int] = {}
     ended: dict[tuple[int, str], int] = {}
     for run in evidence.runs:

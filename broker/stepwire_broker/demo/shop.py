@@ -1,7 +1,7 @@
 """The demo's processes: a broker, Python workers, and level-0 programs in the installed languages.
 
-Each is a child process with its own process group, so that Ctrl-C reaches only the demo. The demo ends each by its
-process id; if the demo is killed, the Linux kernel ends them.
+Each process is a child with its own session, so that Ctrl-C reaches only the demo. The demo ends each child by its
+process id. If the demo is killed, the Linux kernel ends the children.
 """
 
 import os
@@ -35,7 +35,7 @@ LOG_TAIL_CHARACTERS: Final = 1_500
 SLOTS: Final = {
     "shop": "24",
     "payments": "8",
-}  # enough for one worker to run all, so the steps of a killed one start at once
+}  # one worker has enough slots for all steps, so the steps of a killed worker start at once on the other
 
 
 class DemoFailed(BrokerError):
@@ -43,7 +43,7 @@ class DemoFailed(BrokerError):
 
 
 class Language(NamedTuple):
-    """How to run a level-0 program of a language, how to test for its binding, and how to install that."""
+    """The commands for one language: run its level-0 program, test for its ZeroMQ binding, install the binding."""
 
     name: str
     command: tuple[str, ...]
@@ -126,7 +126,7 @@ class Shop:
         return self._start(f"level0-{language.name}", language.command, {}).pid
 
     def languages(self) -> tuple[list[Language], list[Language]]:
-        """The languages whose level-0 program can run here, and those that lack something."""
+        """The languages whose level-0 program can run here, and the languages that are not installed completely."""
         probes = {
             language: subprocess.Popen(
                 language.probe,
@@ -203,7 +203,8 @@ class Shop:
         return process
 
     def _end_all(self) -> None:
-        """End the workers first, while the broker still accepts their results. Kill what does not end in time."""
+        """End the workers first, while the broker still accepts their results. Kill processes that do not end in
+        time."""
         for names in ([name for name in self._running if name != "broker"], ["broker"]):
             ending = [self._running.pop(name) for name in names if name in self._running]
             for process in ending:
@@ -217,7 +218,7 @@ class Shop:
                     process.wait()
 
     def _log_tail(self, name: str) -> str:
-        """The end of a process's log. The reason for the broker's end is in its last line."""
+        """The end of a process's log. For the broker, the error in the last line of its log."""
         text = self._log(name).read_text(encoding="utf-8", errors="replace").strip()
         try:
             return str(msgspec.json.decode(text.rpartition("\n")[2])["error"]["detail"])

@@ -32,7 +32,7 @@ def stock(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def charge(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
-    """Charge at a bank that can be slow before or after it books. The caller cannot tell which."""
+    """Charge at a bank that can be slow before or after it books. The caller cannot distinguish the two cases."""
     if order["bank"] == "books late":
         _wait_while_slow()
     transaction = books.book("charge", ctx.task_id, ctx.idempotency_key, order["cents"])

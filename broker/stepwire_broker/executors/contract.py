@@ -4,9 +4,9 @@
         async def run(self, step: StepReady) -> ExecutionResult:
             return completed({"text": (await step.input())["text"].upper()})
 
-Nothing else is needed. The broker does the rest in the same way for every executor (see `host.py`): it chooses the
-steps by routing rules, and grants, leases, fences, retries, holds, cancels and drains them. An executor runs in the
-broker's process and on its loop, so blocking work must go to a thread or a process.
+The broker does everything else in the same way for every executor (see `host.py`). It chooses the steps by routing
+rules, and grants, leases, fences, retries, holds, cancels and drains them. An executor runs in the broker's process and
+on the broker's loop, so blocking work must go to a thread or a process.
 """
 
 import abc
@@ -28,17 +28,17 @@ EVERYTHING: Final = ("**",)
 
 
 class StepReady(Struct, frozen=True, kw_only=True, eq=False):
-    """A step to run now. Its context is not in here: `request` and `input` load it."""
+    """A step to run now. `request` and `input` load the task's context, which is not a member."""
 
     task_id: int
     step_id: int
     path: str  # namespace::workflow::step, as routes match it
     handler_class: str
-    delivery: int  # rises with every delivery of this step: a fence against an earlier run of it
+    delivery: int  # increases with every delivery of this step: a fence against its earlier runs
     attempt: int  # 1 for the first: one more than the `attempt` of the request, which counts failed ones
     max_attempts: int
-    timeout_ms: int | None  # for one run, from now on; the host cancels the run then
-    idempotency_key: str  # the same for every attempt and delivery: for effects that must not happen twice
+    timeout_ms: int | None  # for this run, counted from now; the host cancels the run at its timeout
+    idempotency_key: str  # the same for every attempt and delivery, so that no effect happens twice
     delivery_mode: DeliveryMode
     is_shadow: bool = False  # a rehearsal: its result is only compared, so it must have no effects
     load: Callable[[], Awaitable[StepRequest]]
@@ -60,8 +60,8 @@ class ExecutionResult(Struct, frozen=True, kw_only=True):
     """The result of a run. The four functions below make one.
 
     completed  `output` is the step's output: anything that is JSON, or `msgspec.Raw`.
-    failed     The work is not done. Final; with `should_retry=True` retried by the step's policy.
-    retry      The work is not done, and is retried by the step's policy, not before `retry_after_ms`.
+    failed     The work is not done. The failure is final, unless `should_retry=True`: then the step's policy applies.
+    retry      The work is not done. The step's policy decides about a retry, not before `retry_after_ms`.
     held       The outcome is unknown. An at_most_once step is held for an operator; an at_least_once step is retried.
     """
 
@@ -69,10 +69,10 @@ class ExecutionResult(Struct, frozen=True, kw_only=True):
     output: Any = None
     error: str | None = None
     code: str | None = None  # a short name of the failure, for programs
-    category: str | None = None  # `unavailable`: not the step's fault, but that of a service it needs
+    category: str | None = None  # `unavailable`: a service that the step needs has failed, not the step
     should_retry: bool | None = None  # None: True for `retry`, False for `failed`
     retry_after_ms: int | None = None
-    duration_ms: float | None = None  # None: as the host measured
+    duration_ms: float | None = None  # None: the host measures it
 
 
 def completed(output: Any = None) -> ExecutionResult:
@@ -97,7 +97,7 @@ def held(error: str) -> ExecutionResult:
 
 
 class Running(Struct, frozen=True):
-    """The run has started, or will."""
+    """The run has started or will start."""
 
 
 class Ended(Struct, frozen=True):
@@ -111,7 +111,7 @@ class Never(Struct, frozen=True):
 
 
 class Lost(Struct, frozen=True):
-    """The run is gone and its outcome is unknown. The step is treated as after `held`."""
+    """The run is gone and its outcome is unknown. The step is treated as if the run had returned `held`."""
 
     why: str
 
@@ -131,11 +131,11 @@ class NoCapacity(ExecutorError):
 
 
 class NoExecutor(ExecutorError):
-    """As it is configured, the broker can never run the step. Nothing was done; the failure is final."""
+    """With its present configuration, the broker can never run the step. Nothing was done; the failure is final."""
 
 
 class ExecutionFailed(ExecutorError):
-    """The work is not done. Retried by the step's policy; with `should_retry=False` the failure is final."""
+    """The work is not done. The step's policy decides about a retry; with `should_retry=False` the failure is final."""
 
     def __init__(
         self,
@@ -155,19 +155,19 @@ class ExecutionFailed(ExecutorError):
 
 @runtime_checkable
 class Executor(Protocol):
-    """The members that every executor has. `metrics().max_concurrent` is the number of runs that it takes at a time.
+    """The members that every executor has. `metrics().max_concurrent` is its maximum number of concurrent runs.
 
     These members are optional:
 
-    handlers      patterns of the handler classes that it runs; without it, every step that is routed to it
+    handlers      patterns of the handler classes that the executor runs; default: every step that is routed to it
     shadow_safe   patterns of the handler classes that may be rehearsed: their shadow copies have no effects
-    start()       awaited before any step is dispatched: end what an earlier process left running
+    start()       awaited before any step is dispatched: end runs that an earlier process left
     stop()        awaited when the broker stops and no run is left
-    cancel(step, reason)  stop a run; without it, the task of its `execute` is cancelled
-    execute_many(steps)   run steps that arrived together; returns a result for each, in their order
+    cancel(step, reason)  stop a run; without this method, the task of its `execute` is cancelled
+    execute_many(steps)   run steps that arrived together; return a result for each, in their order
 
-    These are for runs that outlive the broker, such as jobs on another system. The broker does not call them yet, and
-    refuses an executor with `survives_broker = True`:
+    The next members are for runs that outlive the broker, such as jobs on another system. The broker does not call them
+    yet, and refuses an executor with `survives_broker = True`:
 
     survives_broker       True: a run goes on when the broker's process ends
     plan(step)            name the run before it starts; the broker stores the name, the run's handle
@@ -184,8 +184,8 @@ class Executor(Protocol):
     def metrics(self) -> ExecutorMetrics: ...
 
     async def execute(self, step: StepReady) -> ExecutionResult:
-        """Run a step. Cancelled at its timeout, when its task is cancelled, and when the broker must stop: end then
-        what was started, as far as possible."""
+        """Run a step. The broker cancels this call at the step's timeout, when its task is cancelled, and when the
+        broker must stop. After a cancellation, end all work that the run started, as far as possible."""
         ...
 
 
@@ -210,8 +210,8 @@ class BaseExecutor(abc.ABC):
     def plan(self, step: StepReady) -> str | None:
         """Name the run that `execute` is about to start, or return None for a run that ends with the broker.
 
-        Pure, and the same for the same step and delivery: the name is stored before the run starts, so it is all that
-        a restarted broker knows. At most 4 KiB; it holds names, never secrets.
+        Must be pure, and return the same name for the same step and delivery. The name is stored before the run starts,
+        so a restarted broker knows nothing but the name. At most 4 KiB, without secrets.
         """
         return None
 
@@ -257,7 +257,7 @@ class BatchExecutor(BaseExecutor):
 
     @abc.abstractmethod
     async def run_many(self, steps: Sequence[StepReady]) -> list[ExecutionResult]:
-        """Returns a result for each step, in their order. An exception counts for all of them."""
+        """Returns a result for each step, in their order. An exception is the outcome of all of these steps."""
 
     async def run(self, step: StepReady) -> ExecutionResult:
         (result,) = await self.run_many([step])

@@ -1,8 +1,8 @@
-"""Drives an executor inside the broker's loop, as a worker with a session.
+"""Runs an executor on the broker's loop, as a worker with a session.
 
-The session is the pure one of the Python SDK. Its messages reach the broker by a function call, and the broker's
-messages reach the session by another. So one set of rules decides which step may start when, and an executor need not
-know it. There are no sockets and no threads: runs are tasks of the loop.
+The session is the session of the Python SDK, which has no I/O. Function calls carry messages between the session and
+the broker. The same rules as for workers therefore decide when a step may start, and an executor need not know them.
+There are no sockets and no threads: runs are tasks of the loop.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from .contract import EVERYTHING, Executor, ExecutorError, ExecutorMetrics, NoCa
 log = structlog.get_logger("stepwire.executor")
 
 CAPACITY_CHECK_MS: Final = 100  # for an executor without capacity
-PAUSE_MS: Final = 100  # after an executor reported capacity and then had none; doubled each time in a row
+PAUSE_MS: Final = 100  # after an executor reported capacity and then refused a step; doubled with each refusal in a row
 PAUSE_MAX_MS: Final = 5_000
 ACCEPT_DELAY_MS: Final = 5
 EXPEL_S: Final = 5.0  # the time in which cancelled runs must end
@@ -42,7 +42,7 @@ class BadExecutor(BrokerError):
 
 
 class Host:
-    """`prepare`, `start`, `drain`, `close`. Everything happens on the broker's loop."""
+    """Hosts one executor: `prepare`, `start`, `drain`, `close`, in this order, on the broker's loop."""
 
     def __init__(self, key: str, executor: Executor, number: int) -> None:
         """`number` is unique among the hosts of this process."""
@@ -78,7 +78,7 @@ class Host:
         self._is_prepared = True
 
     def start(self, broker: Engine) -> None:
-        """Connect the executor to the broker: it can receive steps from here on."""
+        """Connect the executor to the broker, which can now dispatch steps to it."""
         self._broker = broker
         self._loop = asyncio.get_running_loop()
         self.worker = own_worker(self.key, broker.broker_id, broker.epoch, self._number)
@@ -86,12 +86,13 @@ class Host:
         self._detach = broker.attach(self.worker, self.key, self._receive)
         now = now_ms()
         self._session.start(now)
-        # With this announcement of the broker, the first hello opens the session.
+        # The announcement makes the broker known to the session, so that the first hello opens the session.
         self._session.receive(topics.BROKERS, codec.encode(letters.here(broker.state.identity)), now)
         self._turn()
 
     async def drain(self, drain_ms: float) -> None:
-        """Return steps that have not started, wait for runs, then cancel them and wait for at most EXPEL_S."""
+        """Return steps that have not started, and wait for runs. After `drain_ms`, cancel the runs and wait for at most
+        EXPEL_S."""
         if self._detach is None or self._is_closed:
             return
         self._session.drain(now_ms())
@@ -186,9 +187,9 @@ class Host:
     # -- capacity -----------------------------------------------------------------------------------------------------
 
     def _check_capacity(self) -> None:
-        """Report a full executor to the broker before it dispatches a step that could not run."""
+        """Report a full executor, so that the broker dispatches no step that could not run."""
         now = now_ms()
-        # The session knows the executor's own limit, so reaching that needs no report.
+        # The session knows the number of slots, so an executor that uses all of them need not be reported.
         is_full = len(self._runs) < self.slots and (now < self._paused_until_ms or not self._has_capacity())
         if is_full != self._is_full:
             self._is_full = is_full
@@ -238,10 +239,10 @@ class Host:
         results = await self._many(steps)
         if isinstance(results, list) and len(results) == len(steps):
             return results
-        return [results] * len(steps)  # it cannot be known which result belongs to which step
+        return [results] * len(steps)  # which result belongs to which step is unknown
 
     def _ended(self, task: "asyncio.Task[list[Any]]") -> None:
-        """Called also for a task that was cancelled before it began."""
+        """Report the results of a task's runs. Also called for a task that was cancelled before it began."""
         self._tasks.discard(task)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if self._is_closed:
@@ -280,7 +281,7 @@ class Host:
             log.error("executor_broke", executor=self.key, what="execute", steps=steps, error=repr(error))
 
     def _cancel(self, item: Item, reason: RunEnd) -> None:
-        """Cancel a run, at most once: its clean-up must not be interrupted. A lost lease cancels nothing."""
+        """Cancel a run, at most once, so that its clean-up is not interrupted. A lost lease does not cancel a run."""
         running = self._runs.get(item)
         if running is None or running.reason is not None or reason == "lease_lost":
             return
@@ -351,7 +352,7 @@ class _Running:
 
 
 def check(key: str, executor: Any) -> None:
-    """Raise BadExecutor when the broker starts rather than at the first step."""
+    """Check an executor when the broker starts, rather than at the first step. Raises BadExecutor."""
     if not isinstance(executor, Executor):
         missing = [name for name in ("name", "has_capacity", "metrics", "execute") if not hasattr(executor, name)]
         raise BadExecutor(f"executor {key}: {type(executor).__name__} lacks {', '.join(missing)}")

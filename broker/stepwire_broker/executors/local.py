@@ -1,7 +1,7 @@
 """Python handlers in the broker's own process: the unchanged worker of the SDK, connected over inproc.
 
-Its sockets and its plain handlers run in threads. Handlers with `process=True` run in processes that die with this one.
-All threads share the broker's interpreter, so a long computation belongs in a process.
+The worker's sockets and plain handlers run in threads. Handlers with `process=True` run in child processes, which end
+with the broker. All threads share the broker's interpreter, so a long computation belongs in a child process.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class Local:
         self._number = number
         self._joins_bus = joins_bus
         self._worker: Worker | None = None
-        self._gone: Callable[[], None] | None = None
+        self._unregister: Callable[[], None] | None = None
 
     async def prepare(self) -> None:
         pass
@@ -49,22 +49,22 @@ class Local:
         worker._given_id = own_worker(LOCAL, broker.broker_id, broker.epoch, self._number)
         for handler in self.handlers:
             worker.add(handler)
-        self._gone = broker.expect(worker._given_id, LOCAL, joins_bus=self._joins_bus)
+        self._unregister = broker.expect(worker._given_id, LOCAL, joins_bus=self._joins_bus)
         worker.start()
 
     def metrics(self) -> None:
-        """None: the core counts the results of this worker like those of any other."""
+        """None: the core counts the results of this worker, as of every worker."""
 
     async def drain(self, drain_ms: float) -> None:
-        """Stop the worker. The broker dispatches nothing any longer, so returned steps are not delivered again."""
+        """Stop the worker. The broker no longer dispatches steps, so returned steps are not delivered again."""
         if self._worker is not None:
             await asyncio.to_thread(self._worker.stop, int(drain_ms))
 
     async def close(self) -> None:
         worker, self._worker = self._worker, None
-        if worker is not None and self._gone is not None:
+        if worker is not None and self._unregister is not None:
             await asyncio.to_thread(worker.stop, 0)
-            self._gone()
+            self._unregister()
 
 
 def handlers_of(modules: Iterable[str], before: Iterable[Handler] = ()) -> list[Handler]:

@@ -11,7 +11,7 @@ from stepwire_broker.errors import BrokerError
 
 
 class NoWorker(BrokerError):
-    """The module has no Worker to run. The message says what it needs."""
+    """The module has no Worker to run. The message names what is missing."""
 
 
 def worker_in(named: str) -> Worker:

@@ -1,5 +1,5 @@
-"""The executors of a broker: built-in ones that the settings configure, those of installed packages, and those that an
-application registers. They start and stop with their broker.
+"""The executors of a broker: built-in executors of the settings, executors of installed packages, and executors that
+an application registers. All of them start and stop with their broker.
 """
 
 import asyncio
@@ -34,10 +34,11 @@ Hosted: TypeAlias = Host | Local
 
 
 class Executors:
-    """The companion of an engine. `register` and `configure` executors before the engine starts."""
+    """All executors of one engine. Call `register` and `configure` before the engine starts."""
 
     def __init__(self, settings: Settings, *, is_embedded: bool = False) -> None:
-        """`is_embedded`: inside an application. There is no HTTP, and the application's handlers also serve the bus."""
+        """`is_embedded`: the broker runs inside an application, without HTTP. The application's handlers then also run
+        steps of the executor `bus`."""
         self._settings = settings
         self._is_embedded = is_embedded
         self._hosts: dict[str, Hosted] = {}
@@ -46,11 +47,11 @@ class Executors:
 
     @property
     def hosts(self) -> dict[str, Hosted]:
-        """By key, the executors that run in this process."""
+        """The executors that run in this process, by key."""
         return self._hosts
 
     def keys(self) -> tuple[str, ...]:
-        """Every executor that steps can be routed to."""
+        """The keys of all executors that steps can be routed to."""
         polled = (POLL,) if self._settings.executors.poll.enabled and not self._is_embedded else ()
         return (BUS, *self._hosts, *polled)
 
@@ -100,7 +101,7 @@ class Executors:
             raise BadExecutor(f"executor {key} is registered twice")
         self._hosts[key] = Host(key, executor, next(self._numbers))
 
-    # -- the broker's companion ---------------------------------------------------------------------------------------
+    # -- called by the engine -----------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
         self._is_started = True
@@ -114,7 +115,7 @@ class Executors:
                 raise CannotStart(f"executor {host.key} cannot start: {error!r}") from error
 
     async def _end_earlier_runs(self) -> None:
-        """Kill programs that an earlier broker process left, also when no program is configured any longer."""
+        """Kill programs that an earlier broker process left, even if no program is configured now."""
         settings = self._settings.executors.exec
         try:
             await asyncio.to_thread(end_earlier_runs, settings.runs_dir, is_used=bool(settings.commands))
@@ -138,7 +139,7 @@ class Executors:
         await asyncio.gather(*(host.drain(drain_ms) for host in self._hosts.values()))
 
     async def close(self) -> None:
-        """Close every executor, also when another one raises."""
+        """Close every executor, even if one of them raises."""
         hosts = list(self._hosts.values())
         ends = await asyncio.gather(*(host.close() for host in hosts), return_exceptions=True)
         for host, ended in zip(hosts, ends, strict=True):

@@ -39,7 +39,7 @@ def of_result(step: StepRequest, result: ExecutionResult, took_ms: float) -> Res
 
 
 def of_exception(step: StepRequest, error: BaseException, reason: RunEnd | None, took_ms: float) -> Result | None:
-    """The result of a run that raised. `reason`: why the run was cancelled before, if it was."""
+    """The result of a run that raised. `reason`: why the run had been cancelled, or None."""
     if isinstance(error, NoCapacity):
         return GIVE_BACK
     if reason is not None and (isinstance(error, asyncio.CancelledError) or reason == "timeout"):
@@ -52,7 +52,7 @@ def of_exception(step: StepRequest, error: BaseException, reason: RunEnd | None,
     if isinstance(error, ExecutionFailed):
         detail = _detail(text, error.code, error.category, error.should_retry, error.retry_after_ms)
         return _failed(step, detail, took_ms)
-    # The failure came at some point between start and end: the step may have run.
+    # The executor failed at an unknown point of the run, so the step may have had its effects.
     lines = [clean(line, 1000) for part in traceback.format_exception(error) for line in part.splitlines()]
     detail = ErrorDetail(
         message=clean(f"{type(error).__name__}: {error}"), code=OUTCOME_UNKNOWN, backtrace=lines[-BACKTRACE_LINES_MAX:]

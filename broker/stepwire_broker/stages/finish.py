@@ -2,8 +2,8 @@
 
 import asyncio
 
+from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.commit.decision import Decision
-from stepwire_broker.core.model.answers import Answer
 
 
 class PendingAnswers:

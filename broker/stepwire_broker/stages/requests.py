@@ -16,10 +16,10 @@ from stepwire_protocol import strict_json
 from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import EMPTY_OBJECT, Name
 
-from stepwire_broker.core.definitions.nearest import did_you_mean
 from stepwire_broker.core.definitions.settings import LimitSettings, PositiveMs
 from stepwire_broker.core.definitions.workflow import NAMESPACE_DEFAULT
 from stepwire_broker.core.model.events import Command, NewTask, SubmitTasks
+from stepwire_broker.core.reading.nearest import did_you_mean
 
 KEY_CHARACTERS_MAX: Final = 255
 LABELS_MAX: Final = 64

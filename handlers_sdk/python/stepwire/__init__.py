@@ -18,15 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .client import Client
     from .context import Context
-    from .errors import (
-        ClientError,
-        ConfigurationError,
-        OutcomeUnknown,
-        Permanent,
-        Retry,
-        StepError,
-        StepwireError,
-    )
+    from .errors import ClientError, ConfigurationError, OutcomeUnknown, Permanent, Retry, StepError, StepwireError
     from .worker import Worker
     from .workflow import Workflow, all_of, any_of, none_of
 

@@ -1,4 +1,4 @@
-"""The `stepwire` command of the broker. The light install prints how to install the broker."""
+"""The `stepwire` command. Without the broker's packages, the command prints how to install them."""
 
 import sys
 

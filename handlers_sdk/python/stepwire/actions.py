@@ -1,4 +1,4 @@
-"""The actions that a session decides, and its caller carries out: a worker with sockets, or a simulation."""
+"""The actions that a session returns. Its caller performs them: a worker with sockets, or a simulation."""
 
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -16,7 +16,7 @@ class Link(NamedTuple):
 
 
 class Lease:
-    """The time until which steps of one broker may start. The session writes it; runners read it before each start."""
+    """The time until which steps of one broker may start. The session sets it; runners read it before each start."""
 
     __slots__ = ("until_ms",)
 
@@ -32,37 +32,37 @@ class Send(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Start this step now. If `lease` is over by then, the step must not start: give it back."""
+    """Start this step now. If `lease` is over at the start, the step must not start, and is given back."""
 
     item: Item
     step: StepRequest
-    offer: int  # the number of the offer that takes it
+    offer: int  # the number of the offer that handles the step
     started_ms: float
     timeout_at_ms: float  # infinite when the step has no timeout
     lease: Lease
 
 
 class CancelRun(NamedTuple):
-    """Ask a running step to stop. `lease_lost` only informs it: the run goes on."""
+    """Ask a running step to stop. `lease_lost` only informs the handler: the run continues."""
 
     item: Item
     reason: RunEnd
 
 
 class Connect(NamedTuple):
-    """Connect to a broker that another one has listed."""
+    """Connect to a broker that another broker has listed."""
 
     link: Link
 
 
 class Rebuild(NamedTuple):
-    """Disconnect this pair and connect it again: it was silent for too long."""
+    """Disconnect this pair of endpoints and connect it again, because the pair was silent for too long."""
 
     link: Link
 
 
 class Quit(NamedTuple):
-    """End the worker: it is drained, and holds nothing."""
+    """End the worker, which has drained and holds nothing."""
 
 
 class Log(NamedTuple):

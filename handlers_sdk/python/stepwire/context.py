@@ -22,13 +22,14 @@ class Clock(Protocol):
 
 
 class ProgressReport(Protocol):
-    """Takes the progress of a run."""
+    """Accepts the progress of a run."""
 
     def __call__(self, item: Item, done: float, total: float | None, note: str | None) -> None: ...
 
 
 class Signal:
-    """A flag that the SDK sets once, and a handler reads or waits for. An event is made only when a handler waits."""
+    """A flag that the SDK sets once, and a handler reads or waits for. Its event is created when a handler first
+    waits."""
 
     __slots__ = ("_event", "_is_set")
 
@@ -42,7 +43,7 @@ class Signal:
     __bool__ = is_set
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until the flag is set, at most `timeout` seconds. Not for async handlers: they are cancelled."""
+        """Block until the flag is set, at most `timeout` seconds. Async handlers need not wait: they are cancelled."""
         with _making:
             if self._event is None:
                 self._event = threading.Event()
@@ -61,8 +62,8 @@ class Signal:
 class Context:
     """One delivery of a step, for its handler.
 
-    `idempotency_key` is the same for every attempt and delivery of the step: pass it to every service that must not
-    act twice. `delivery` only rises: a store that keeps the highest one it has seen can refuse an earlier run.
+    `idempotency_key` is the same for every attempt and delivery of the step. Pass it to every service that must not
+    act twice. `delivery` only increases: a store that keeps the highest value can refuse writes of an earlier run.
     """
 
     __slots__ = (
@@ -94,7 +95,7 @@ class Context:
         self.lease_lost = Signal()
         self.cancel_reason: str | None = None  # timeout, task_cancelled, superseded, shutdown, …
 
-    # -- which step ---------------------------------------------------------------------------------------------------
+    # -- the step -----------------------------------------------------------------------------------------------------
 
     @property
     def task_id(self) -> int:
@@ -139,10 +140,10 @@ class Context:
 
     @property
     def is_shadow(self) -> bool:
-        """True in a shadow run: its result is compared and discarded, so it must have no effects."""
+        """True in a shadow run. The result is only compared, so the run must have no effects."""
         return self._step.metadata.shadow
 
-    # -- what it works on ---------------------------------------------------------------------------------------------
+    # -- input --------------------------------------------------------------------------------------------------------
 
     @property
     def config(self) -> Any:
@@ -153,22 +154,22 @@ class Context:
 
     @property
     def results(self) -> Any:
-        """The outputs of the steps that this one depends on, by step name."""
+        """The outputs of the steps that this step depends on, by step name."""
         if self._results is None:
             self._results = _decode(self._step.previous_results)
         return self._results
 
     @property
     def raw_input(self) -> bytes:
-        """The input as JSON: the step's `input` if its workflow has one, else the whole task context."""
+        """The input as JSON: the step's `input` if its workflow defines one, otherwise the whole task context."""
         step = self._step
         return bytes(step.task_context if step.input is msgspec.UNSET else step.input)
 
-    # -- its time -----------------------------------------------------------------------------------------------------
+    # -- time ---------------------------------------------------------------------------------------------------------
 
     @property
     def remaining_ms(self) -> float:
-        """Milliseconds until the timeout; infinite if there is none."""
+        """Milliseconds until the timeout; infinite without a timeout."""
         return max(0.0, self._timeout_at_ms - self._clock())
 
     @property
@@ -184,7 +185,7 @@ class Context:
     # -- reports ---------------------------------------------------------------------------------------------------
 
     def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
-        """Report progress. Calls are cheap: only the latest is sent, a few times a second."""
+        """Report progress. Calls are cheap: only the latest report is sent, at most five times a second."""
         for number in (done, total):
             if number is not None and not abs(number) <= 2**53:
                 raise ConfigurationError(f"progress({done!r}, {total!r}): both must be finite numbers up to 2^53")
@@ -208,7 +209,7 @@ class Context:
     logger = log
 
     def _stop(self, reason: str) -> None:
-        """Set the flags for this reason. A lost lease cancels nothing: this run may still be the only one."""
+        """Set the flags for this reason. A lost lease does not cancel the run, which may still be the only one."""
         if reason == "lease_lost":
             self.lease_lost.set()
             return

@@ -1,4 +1,4 @@
-"""The environment variables STEPWIRE_*, and checks of endpoints before libzmq would refuse them with a bare number."""
+"""The environment variables STEPWIRE_*, and checks of endpoints, because libzmq reports only an error number."""
 
 import os
 import re

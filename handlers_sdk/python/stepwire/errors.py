@@ -3,9 +3,9 @@
     StepwireError
     ├── ConfigurationError      a worker, handler, workflow or client cannot be set up like this
     ├── StepError               raised by handlers: the step failed
-    │   ├── Permanent           and no retry can help
-    │   ├── Retry               and may be retried after a pause
-    │   └── OutcomeUnknown      or not: the handler cannot know
+    │   ├── Permanent           the step failed, and a retry cannot help
+    │   ├── Retry               the step failed, and may be retried after a pause
+    │   └── OutcomeUnknown      the handler cannot know whether the step had its effect
     └── ClientError             raised by `Client`: the broker refused, or did not answer
         ├── Unreachable
         ├── NotFound
@@ -25,7 +25,7 @@ RETRY_AFTER_MAX_S: Final = 10 * 365 * 86_400
 
 
 class StepwireError(Exception):
-    """The base of every exception that this SDK raises, or that handlers raise for it."""
+    """The base of every exception that the SDK defines."""
 
 
 class ConfigurationError(StepwireError, ValueError):
@@ -33,7 +33,8 @@ class ConfigurationError(StepwireError, ValueError):
 
 
 class StepError(StepwireError):
-    """The step failed, with a code of its own; retried by the step's policy, like any exception."""
+    """The step failed, with a code that the handler chooses. The step's policy decides about a retry, as for any
+    exception."""
 
     retryable: bool | None = True
 
@@ -65,7 +66,7 @@ class Retry(StepError):
 class OutcomeUnknown(StepError):
     """The effect may or may not have happened, and the handler cannot find out.
 
-    An at_least_once step is retried; an at_most_once step is held for an operator.
+    The broker retries an at_least_once step, and holds an at_most_once step for an operator.
     """
 
     retryable = None
@@ -77,8 +78,8 @@ class OutcomeUnknown(StepError):
 class ClientError(StepwireError):
     """The broker refused a call, or did not answer it.
 
-    `status` is the HTTP status, 0 without an answer. `code` and `hint` come from the broker: what is wrong, and what to
-    do next; `next` is the same hint for programs: a code and its parameters.
+    `status` is the HTTP status, or 0 without an answer. The broker sets `code` (the problem), `hint` (the next action)
+    and `next` (the hint for programs: a code with parameters).
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class ClientError(StepwireError):
 
 
 class Unreachable(ClientError):
-    """No answer came. A call that is not safe to repeat may have been carried out all the same."""
+    """No answer arrived. The broker may have performed the call nevertheless."""
 
 
 class NotFound(ClientError):
@@ -105,15 +106,15 @@ class Denied(ClientError):
 
 
 class WrongState(ClientError):
-    """409: the state of the task or step does not allow this, or the key or version already means something else."""
+    """409: the state of the task or step does not allow the call, or the key or version exists with other content."""
 
 
 class Overloaded(ClientError):
-    """429 or 503, also after the retries: nothing was accepted."""
+    """429 or 503, also after the retries: the broker accepted nothing."""
 
 
 class WaitTimeout(ClientError):
-    """The wait is over, and the task still runs and goes on."""
+    """The time to wait is over. The task continues."""
 
     def __init__(self, task_id: int, state: str) -> None:
         super().__init__(f"task {task_id} is still {state}", code="still_running")

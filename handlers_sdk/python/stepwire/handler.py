@@ -1,4 +1,4 @@
-"""A registered handler, and the result that its return value or exception becomes."""
+"""A registered handler, and the results that are made of its return values and exceptions."""
 
 import inspect
 import re
@@ -30,7 +30,7 @@ _EMPTY_METADATA: Final = ResultMetadata()
 
 
 class Handler:
-    """A function, and how to run it. The type of its input is the annotation of its second parameter."""
+    """A function with its settings. The type of its input is the annotation of its second parameter."""
 
     __slots__ = ("decode", "function", "kind", "offer", "takes_input", "version")
 
@@ -56,7 +56,7 @@ def make_handler(
     shadow_safe: bool = False,
     version: str | None = None,
 ) -> Handler:
-    """A handler from a function. Raises ConfigurationError for what could only fail later."""
+    """Make a handler of a function. Raises ConfigurationError for faults that would otherwise only show at run time."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"handler name {name!r}: it needs 1 to 128 letters, digits, _ . : - and, for patterns, *"
@@ -77,7 +77,7 @@ def make_handler(
 
 
 def bad_input(handler: Handler, step: StepRequest, why: str) -> Result:
-    """The result if the input does not fit the annotation: the handler was not called."""
+    """The result of a handler that was not called, because the input does not fit its annotation."""
     text = f"the input of {step.step_name!r} does not fit handler {handler.name!r}: {why}"
     return _error(step, "bad_input", text, retryable=False)
 
@@ -88,7 +88,8 @@ def read_input(handler: Handler, step: StepRequest) -> Any:
 
 
 def completed(handler: Handler, step: StepRequest, value: Any, took_ms: float) -> Result:
-    """The result if the handler returned: its output, or an error if not every language and database can hold it."""
+    """The result of a handler that returned: its output, or an error if a language or a database cannot represent
+    it."""
     try:
         output = encode_output(value)
     except (TypeError, ValueError, OverflowError, RecursionError, UnicodeEncodeError) as error:
@@ -101,7 +102,7 @@ def completed(handler: Handler, step: StepRequest, value: Any, took_ms: float) -
 
 
 def failed(handler: Handler, step: StepRequest, error: BaseException, took_ms: float) -> Result:
-    """The result if the handler raised."""
+    """The result of a handler that raised."""
     code: str | None = type(error).__name__
     category = retryable = retry_after_ms = None
     if isinstance(error, StepError):
@@ -124,7 +125,7 @@ def failed(handler: Handler, step: StepRequest, error: BaseException, took_ms: f
 
 
 def stopped(step: StepRequest, reason: str, took_ms: float, version: str | None = None) -> Result:
-    """The result if the run stopped because of a timeout or cancel."""
+    """The result of a run that stopped because of a timeout or a cancel."""
     text = "the run exceeded its timeout" if reason == "timeout" else f"the run was cancelled: {reason}"
     code = "timeout" if reason == "timeout" else "cancelled"
     if step.delivery_mode == "at_most_once":
@@ -137,7 +138,7 @@ def stopped(step: StepRequest, reason: str, took_ms: float, version: str | None 
 def sdk_failure(
     step: StepRequest, code: str, text: str, *, retryable: bool = False, took_ms: float | None = None
 ) -> Result:
-    """The result if the handler was called, and the SDK cannot report its outcome."""
+    """The result of a handler that was called, but whose outcome the SDK cannot report."""
     if step.delivery_mode == "at_most_once":
         return _error(step, OUTCOME_UNKNOWN, f"{code}: {text}", retryable=None, took_ms=took_ms)
     return _error(step, code, text, retryable=retryable, took_ms=took_ms)
@@ -146,7 +147,7 @@ def sdk_failure(
 def encode_output(value: Any) -> bytes:
     """The output as JSON. NaN and the infinities become null, as in JavaScript. Raises ValueError and others.
 
-    The strict check is slow, so it runs only if the bytes give a reason: long numbers, U+0000, many brackets, Raw.
+    The strict check is slow. It runs only for suspect outputs: long numbers, U+0000, many brackets, Raw.
     """
     body = _encode(value)
     is_suspect = (
@@ -158,7 +159,7 @@ def encode_output(value: Any) -> bytes:
     if is_suspect:
         try:
             if isinstance(value, Raw):
-                msgspec.json.decode(body)  # exactly one value, and not a part of a larger one
+                msgspec.json.decode(body)  # raises unless the body is exactly one value
             # The depth counts from the outside of a results message.
             strict_json.parse(b'{"results":[{"output":' + body + b"}]}", bytes_max=len(body) + 64)
         except (InvalidMessage, msgspec.DecodeError) as refusal:
@@ -167,12 +168,13 @@ def encode_output(value: Any) -> bytes:
 
 
 def clean(text: str, chars_max: int = MESSAGE_CHARS_MAX) -> str:
-    """The text as every broker accepts it: without U+0000 and lone surrogates, and not longer than `chars_max`."""
+    """The text in a form that every broker accepts: no U+0000, no lone surrogates, at most `chars_max` characters."""
     return text[:chars_max].encode("utf-8", "replace").decode().replace("\0", "�")
 
 
 def _metadata(took_ms: float, version: str | None) -> ResultMetadata:
-    """Rounded to a microsecond: with more digits, every broker would check the number as a long integer."""
+    """The metadata of a result. The time is rounded to microseconds: brokers would check more digits as a long
+    integer."""
     return ResultMetadata(execution_time_ms=round(took_ms, 3), handler_version=version)
 
 
@@ -183,7 +185,7 @@ def _error(step: StepRequest, code: str, text: str, *, retryable: bool | None, t
 
 
 def _backtrace(error: BaseException) -> list[str]:
-    """The last lines of the traceback, at most 8 KiB: the innermost frames explain most."""
+    """The last lines of the traceback, at most 8 KiB, because the innermost frames explain most."""
     lines = [clean(line, 1000) for part in traceback.format_exception(error) for line in part.splitlines()]
     size, kept = 0, 0
     for line in reversed(lines):

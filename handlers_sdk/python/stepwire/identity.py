@@ -1,4 +1,4 @@
-"""The identity of this process as a worker, and the clock that leases are measured with."""
+"""The identity of this process as a worker, and the clock that measures leases."""
 
 import os
 import secrets
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from stepwire_protocol import host
 
-# Counts sleep: a laptop that was closed for an hour no longer has a lease.
+# The clock also counts sleep: after an hour of sleep, a laptop's lease is over.
 _CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _read_ns: Final = time.clock_gettime_ns
 
@@ -36,5 +36,5 @@ def this_process() -> ThisProcess:
 
 
 def new_worker_id(name: str) -> str:
-    """A new id at every call: a process that starts again, or forks, is another worker."""
+    """Returns a new id at every call, because a process that restarts or forks is another worker."""
     return f"{name}:{secrets.token_hex(8)}"

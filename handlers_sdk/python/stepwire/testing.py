@@ -61,8 +61,8 @@ def run(
 ) -> Outcome:
     """Run a handler once, with the decoding, encoding and mapping of errors of a worker.
 
-    `handler` is the function, or a Worker with the `handler_class` to find in it. An async handler runs on a loop of
-    its own, so call this from plain tests; in an async test, use `run_async`.
+    `handler` is the function, or a Worker together with a `handler_class`. An async handler runs on a new event loop,
+    so call `run` from plain tests; in an async test, use `run_async`.
     """
     call, progress = _call(
         handler, input, handler_class, results, config, attempt, delivery_mode, timeout_ms, idempotency_key
@@ -84,7 +84,7 @@ async def run_async(
     timeout_ms: int = limits.TIMEOUT_DEFAULT_MS,
     idempotency_key: str | None = None,
 ) -> Outcome:
-    """The same as `run`, for async tests; a plain handler runs in a thread."""
+    """The same as `run`, for async tests. A plain handler runs in a thread."""
     call, progress = _call(
         handler, input, handler_class, results, config, attempt, delivery_mode, timeout_ms, idempotency_key
     )
@@ -93,7 +93,7 @@ async def run_async(
 
 
 async def _within(call: HandlerCall) -> Result | None:
-    """Enforce the timeout as a worker does: cancel the handler, and let it end by itself."""
+    """Run the call with the timeout of a worker: cancel the handler, and wait until it ends by itself."""
     running = asyncio.ensure_future(call_async(call, now_ms()))
 
     def overdue() -> None:

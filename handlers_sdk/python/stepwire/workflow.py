@@ -1,4 +1,4 @@
-"""Write a workflow in Python: the same members as in a file, and the same document.
+"""Workflows in Python, with the same members and the same document as in a file.
 
 order = Workflow("order_fulfillment", namespace="shop", version="1.0")
 validate = order.step("validate_order", "orders.validate")
@@ -10,9 +10,9 @@ order.output({"transaction": pay["transaction_id"]})
 
 Client().apply_workflow(order), or `stepwire workflow apply order.py`.
 
-Each step is checked where it is added, so a mistake is raised at its own line. A step can depend only on steps that
-were added before it, so there can be no cycles. The broker checks the workflow as a whole, and so does
-`stepwire workflow validate order.py`, which names the line of the step.
+Each step is checked when it is added, so an exception points to the line of the mistake. A step can depend only on
+steps that were added before, so cycles are impossible. The broker checks the whole workflow.
+`stepwire workflow validate order.py` does the same, and names the line of the step.
 """
 
 import difflib
@@ -93,7 +93,7 @@ class Value:
             raise ConfigurationError(f"{text!r} cannot be part of a path: a part is not empty and has no dot")
         return Value(self._source, (*self._path, text))
 
-    __iter__ = None  # otherwise Python would iterate by __getitem__, without end
+    __iter__ = None  # otherwise Python would iterate with __getitem__, without end
 
     def __str__(self) -> str:
         return ".".join((self._source, *self._path))
@@ -132,22 +132,22 @@ class Value:
 
 
 def all_of(*rules: Rule) -> Rule:
-    """A trigger rule that is true if all of these are."""
+    """A trigger rule that is true if all of these rules are true."""
     return {"all": list(rules)}
 
 
 def any_of(*rules: Rule) -> Rule:
-    """A trigger rule that is true if at least one of these is."""
+    """A trigger rule that is true if at least one of these rules is true."""
     return {"any": list(rules)}
 
 
 def none_of(*rules: Rule) -> Rule:
-    """A trigger rule that is true if none of these is."""
+    """A trigger rule that is true if none of these rules is true."""
     return {"none": list(rules)}
 
 
 class Step(Value):
-    """A step of a workflow, for use in later steps. As a value it is the step's whole output."""
+    """A step of a workflow, for use in later steps. Used as a value, it is the step's whole output."""
 
     def __init__(self, workflow: "Workflow", name: str) -> None:
         super().__init__("results", (name,))
@@ -160,7 +160,7 @@ class Step(Value):
 
     @property
     def failed(self) -> Rule:
-        """A rule that is true once the step has failed and its retries are exhausted."""
+        """A rule that is true after the step has failed and its retries are exhausted."""
         return {"failed": self.name}
 
     @property
@@ -251,19 +251,19 @@ class Workflow:
         return Step(self, name)
 
     def output(self, mapping: ValueMap) -> None:
-        """Set the members of the task's result. Without this, the result is the outputs of the last steps."""
+        """Set the members of the task's result. By default, the result is the outputs of the last steps."""
         subject = f"workflow {self.name!r}"
         self._output = _paths(mapping, self._steps, subject, "output", "a step of this workflow")
 
     def document(self) -> dict[str, Any]:
-        """The document, as a file would hold it. The caller owns it: changes do not affect the workflow."""
+        """The document, as in a file. The document is a copy: changes do not affect the workflow."""
         head = {"name": self.name, **self._head, "steps": list(self._steps.values())}
         document = head if self._output is None else {**head, "output": self._output}
         copy: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document))
         return copy
 
     def where(self, path: tuple[str | int, ...]) -> str:
-        """The line, like `order.py:12`, that wrote the part of the document at this path."""
+        """The source line, like `order.py:12`, of the part of the document at this path."""
         match path:
             case ("steps", int(number), *_) if number < len(self._places):
                 return self._places[number]
@@ -291,7 +291,7 @@ class Workflow:
 
 
 def _members(members: Mapping[str, Any], kind: Any, subject: str) -> dict[str, Any]:
-    """The members as they are in JSON. Raises ConfigurationError if one is unknown or has a wrong value."""
+    """The members as plain JSON values. Raises ConfigurationError if one is unknown or has a wrong value."""
     known: dict[str, Any] = kind.__annotations__
     for key in members:
         if key not in known:
@@ -337,7 +337,7 @@ def _paths(mapping: ValueMap, steps: Collection[str], subject: str, key: str, wh
 
 
 def _check_rule(rule: Any, needed: Collection[str], subject: str) -> None:
-    """Check that the rule names only dependencies. Its form is checked with the whole workflow."""
+    """Check that the rule names only dependencies. The form of the rule is checked with the whole workflow."""
     if not isinstance(rule, Mapping):
         raise ConfigurationError(f"{subject}: trigger_rule holds {rule!r:.100}, not a rule like pay.failed")
     for key, value in rule.items():

@@ -1,6 +1,6 @@
 """The Python SDK as a subject: `stepwire.session.Session` behind the lines of the conformance kit.
 
-An example for other languages: read an op, give it to the session, write its actions. README.md has the lines.
+An example for other languages: read an op, pass it to the session, write its actions. README.md describes the lines.
 """
 
 import json
@@ -17,12 +17,12 @@ from stepwire_protocol.messages import ErrorDetail, Result
 
 
 class Subject:
-    """One session, from its `start` on."""
+    """Passes ops to one session, which the op `start` creates."""
 
     _session: Session
 
     def handle(self, op: dict[str, Any]) -> dict[str, Any]:
-        """Give one op to the session. Returns the reply."""
+        """Pass one op to the session. Returns the reply."""
         now_ms = op["now_ms"]
         match op["op"]:
             case "start":
@@ -31,7 +31,7 @@ class Subject:
                 topic, body = codec.split(op["frame"].encode())
                 self._session.receive(topic, body, now_ms)
             case "tick":
-                pass  # `actions`, below, has all that is due
+                pass  # `actions`, below, returns all actions that are due
             case "complete":
                 output = Raw(msgspec.json.encode(op["output"]))
                 self._finish(op, status="completed", output=output)
@@ -66,7 +66,7 @@ class Subject:
 
 
 def _as_line(action: Action) -> dict[str, Any] | None:
-    """The action as the kit reads it; None for an action of the process around a session, such as logging."""
+    """The action in the form of the kit; None for actions that the kit does not use, such as logging."""
     match action:
         case Send():
             return {"action": "send", "frame": (action.topic + action.body).decode()}

@@ -40,7 +40,7 @@ def send_late(f: Forger, key: str, outcome: tuple[str, str | None], acked_at: in
 
 def retry_undelivered(f: Forger, key: str) -> None:
     """Add an operator's retry of the first step between its first delivery and its second."""
-    again = [["operated", "retry", None, "from the start"], ["reopened", 0, False], ["readied", 0]]
+    again: list[Fact] = [["operated", "retry", None, "from the start"], ["reopened", 0, False], ["readied", 0]]
 
     def change(rows: list[list[Fact]]) -> None:
         row, i = facts_of(rows, "undelivered", 0)[0]

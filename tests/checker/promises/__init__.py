@@ -1,6 +1,6 @@
 """The promises as rules over a database and its ledgers: one module for each group of promises.
 
-A rule is a function that yields whatever breaks its promise. Names and order are those of tests/simulation/checks. What
+A rule is a function that yields every breach of its promise. Names and order are those of tests/simulation/checks. What
 the history alone shows is judged in tests/checker/language.py; here it meets its rows, and both meet the witnesses.
 """
 

@@ -1,7 +1,8 @@
 """P5: an at_most_once step starts once, on a grant. A held step has a cause."""
 
 from tests.checker import causes
-from tests.checker.evidence import Case, Database, Witnesses
+from tests.checker.database import Case, Database
+from tests.checker.witnesses import Witnesses
 
 from .common import Finding, Finds, describe, is_unknown, runs_of
 

@@ -3,7 +3,8 @@
 from collections import Counter
 
 from tests.checker import causes
-from tests.checker.evidence import Case, Database, Witnesses
+from tests.checker.database import Case, Database
+from tests.checker.witnesses import Witnesses
 
 from .common import Finding, Finds
 

@@ -1,8 +1,9 @@
 """P1 to P5: nothing is sent before its commit, and no effect comes before its cause."""
 
-from tests.checker.evidence import Case, Database, Witnesses
+from tests.checker.database import Case, Database
 from tests.checker.ledgers import SentResult
 from tests.checker.story import StepStory
+from tests.checker.witnesses import Witnesses
 
 from .common import CLOCK_SLACK_MS, Finding, Finds, describe, given_of, runs_of
 

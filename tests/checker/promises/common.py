@@ -5,8 +5,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from tests.checker.evidence import Case, Database, Run, Witnesses
+from tests.checker.database import Case, Database
 from tests.checker.story import Outcome, StepStory
+from tests.checker.witnesses import Run, Witnesses
 
 LEVEL0: Final = "level0."  # the prefix of level-0 handlers in the history
 

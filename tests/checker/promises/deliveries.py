@@ -4,7 +4,8 @@ from collections import Counter
 from itertools import pairwise
 
 from tests.checker import causes
-from tests.checker.evidence import Case, Database, Witnesses
+from tests.checker.database import Case, Database
+from tests.checker.witnesses import Witnesses
 
 from .common import Finding, Finds, describe, runs_of
 

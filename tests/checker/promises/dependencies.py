@@ -3,8 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tests.checker.evidence import Case, Database, Witnesses
+from tests.checker.database import Case, Database
 from tests.checker.story import STEP_FINAL, StepStory
+from tests.checker.witnesses import Witnesses
 
 from .common import LEVEL0, Finding, Finds, Judged, describe, given_of, may_be_removed, run_of_token, runs_of, token_in
 

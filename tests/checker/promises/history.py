@@ -6,7 +6,8 @@ from zlib import crc32
 
 import msgspec
 
-from tests.checker.evidence import Case, Database, StepRow, Witnesses
+from tests.checker.database import Case, Database, StepRow
+from tests.checker.witnesses import Witnesses
 
 from .common import Finding, Finds, Judged
 

@@ -1,7 +1,8 @@
 """P7 and P8: every task ends. The times of recovery are judged by tests/simulation."""
 
-from tests.checker.evidence import Case, Database, Witnesses
+from tests.checker.database import Case, Database
 from tests.checker.story import TASK_FINAL
+from tests.checker.witnesses import Witnesses
 
 from .common import Finding, Finds
 

@@ -2,8 +2,9 @@
 
 from typing import Any, Final
 
-from tests.checker.evidence import Case, Database, StepRow, Witnesses
+from tests.checker.database import Case, Database, StepRow
 from tests.checker.story import STEP_FINAL, Outcome, StepStory
+from tests.checker.witnesses import Witnesses
 
 from .common import Finding, Finds, run_of_token, token_in
 

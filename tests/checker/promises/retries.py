@@ -4,7 +4,8 @@ from itertools import pairwise
 from typing import Final
 
 from tests.checker import causes
-from tests.checker.evidence import Case, Database, Witnesses
+from tests.checker.database import Case, Database
+from tests.checker.witnesses import Witnesses
 
 from .common import CLOCK_SLACK_MS, Finding, Finds, describe, given_of, runs_of
 

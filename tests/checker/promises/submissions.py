@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from itertools import groupby
 
-from tests.checker.evidence import Case, Database, Witnesses
+from tests.checker.database import Case, Database
+from tests.checker.witnesses import Witnesses
 
 from .common import Finding, Finds, Judged, may_be_removed
 

@@ -149,7 +149,7 @@ class Books:
         self.acked_tasks: dict[int, Any] = {}
         self.acked_commands: Counter[tuple[int, str]] = Counter()
         self.entered_items: set[tuple[str, int, int]] = set()
-        # Worker, step, delivery: the process was told, or reported, that it will not run this.
+        # Worker, step, delivery: a cancel reached the process, or the process reported that it will not run it.
         self.disowned_items: set[tuple[str, int, int]] = set()
         self.results: dict[tuple[str, int], wire.Results] = {}
         self.outputs: dict[tuple[int, int], set[bytes]] = {}

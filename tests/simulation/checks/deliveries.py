@@ -82,5 +82,5 @@ def _may_overlap(books: Books, book: StepBook, before: Run) -> bool:
     if before.reopened != book.reopened or before.was_stopped or books.is_overdue(before):
         return True
     if before.worker.at_level0:
-        return before.delivery in book.taken_back  # a level-0 handler cannot be told to stop
+        return before.delivery in book.taken_back  # the broker cannot stop a level-0 handler
     return books.is_cut_off(before.running.worker, before.at_ms)

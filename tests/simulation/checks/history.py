@@ -6,9 +6,9 @@ from .books import Books
 
 
 def check_task_row(books: Books, task_id: int, state: str) -> None:
-    told = books.tasks[task_id].state
-    if told != state:
-        books.fail("P10 the history replays", f"task {task_id} is {state}, by its history {told}")
+    by_history = books.tasks[task_id].state
+    if by_history != state:
+        books.fail("P10 the history replays", f"task {task_id} is {state}, by its history {by_history}")
 
 
 def check_replays(books: Books) -> None:

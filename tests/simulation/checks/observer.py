@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from stepwire.actions import Log
+from stepwire_broker.core.answers.answers import TasksSubmitted
 from stepwire_broker.core.model import events
-from stepwire_broker.core.model.answers import TasksSubmitted
 from stepwire_broker.core.model.live import LEVEL0
 from stepwire_broker.core.shadows.shadow import FIRST
 from stepwire_broker.store.lane import Rows
@@ -272,7 +272,7 @@ class Checks:
         is_once = books.definition_of(running).delivery_mode == "at_most_once"
         if is_once:
             at_most_once.check_granted(books, book, delivery, f"{running.run.item} at {worker.id}")
-        # A level-0 handler cannot be told that its lease has ended.
+        # The broker cannot inform a level-0 handler that its lease has ended.
         is_stale = worker.at_level0 and delivery in book.taken_back and not is_once
         for before in [] if is_stale else book.runs:
             deliveries.check_overlap(books, book, before, running, worker)

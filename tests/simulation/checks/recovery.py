@@ -94,7 +94,7 @@ def _check_dispatches(books: Books, life: int, since_ms: float) -> None:
     if not broker.is_alive or broker.life != life or books.dispatched_ms > since_ms:
         return
     if broker.leaving == life:
-        return  # it was told to dispatch nothing more
+        return  # the broker is draining
     if world.routes.is_on:
         return  # the rules decide which worker is free for a step
     books.numbers["restarts timed"] += 1

@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from stepwire_broker.core.answers.answers import Applied, CommandRefused, Done, TasksSubmitted
 from stepwire_broker.core.model import events
-from stepwire_broker.core.model.answers import Applied, CommandRefused, Done, TasksSubmitted
 
 from .books import Books
 

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 from stepwire_broker.core import machine, timer_kinds
+from stepwire_broker.core.answers.answers import TasksSubmitted
 from stepwire_broker.core.commit import decision, outbox
 from stepwire_broker.core.dispatch import placement
 from stepwire_broker.core.guards import allowance
@@ -12,7 +13,6 @@ from stepwire_broker.core.intake import commands, submission
 from stepwire_broker.core.loading import residency
 from stepwire_broker.core.model import apply as core_apply
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model.answers import TasksSubmitted
 from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Rejected, SubmissionOutcome, WorkflowOutcome
 from stepwire_broker.core.model.states import COMPLETED, DISPATCHED, HELD, WAITING
 from stepwire_broker.core.progress import dependents, readiness, step_outcomes

@@ -23,7 +23,7 @@ def _not_resent(plant: Plant) -> None:
     def answer_again(original: Any, self: Any, peer: Any, held: Any, refused: Any, now_ms: float) -> bool:
         return bool(held.message is None and original(self, peer, held, refused, now_ms))
 
-    plant.method(sdk_outbox.Outbox, "resend", again)
+    plant.method(sdk_outbox.ResultsOutbox, "resend", again)
     plant.method(intake.Intake, "_answer_again", answer_again)
 
 

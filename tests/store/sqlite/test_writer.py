@@ -18,14 +18,7 @@ from stepwire_broker.store.sqlite import opening
 from stepwire_broker.store.sqlite.troubles import trouble_of
 
 from tests.store.running import PATIENCE_S, Running
-from tests.store.stored_rows import (
-    NOW,
-    dispatched,
-    fact,
-    submission,
-    task_changed,
-    workflow_new,
-)
+from tests.store.stored_rows import NOW, dispatched, fact, submission, task_changed, workflow_new
 
 
 class Raises:

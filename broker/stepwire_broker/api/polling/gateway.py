@@ -1,7 +1,7 @@
 """`/v1/worker/…`: workers that lease steps over HTTP by long poll.
 
-A worker is attached with its first call, and detached when it has said goodbye or was silent for a lease. SPEC.md,
-"Over HTTP", specifies what a client may rely on; worker.py is the worker's half of the protocol.
+A worker is attached with its first call, and detached after its bye call or after a silence longer than a lease.
+SPEC.md, "Over HTTP", specifies the guarantees for clients; worker.py is the worker's half of the protocol.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from stepwire_broker.api.http import HttpCall
 from stepwire_broker.api.http_problems import HttpProblem
 from stepwire_broker.api.replies import Reply, encode
 from stepwire_broker.api.waiting import LongPoll, long_poll
-from stepwire_broker.core.model.hints import Hint, HintCode
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.model.targets import POLL
 
 from .holdings import HELD_MAX
@@ -37,8 +37,8 @@ from .worker import PollWorker
 
 WORKERS_MAX: Final = 512  # each may have one waiting call; access control admits twice as many calls
 CALL_BYTES_MAX: Final = 512 * 1024
-WAIT_MS_MIN: Final = 100  # ready steps must be committed before they are given
-COMMIT_WAIT_S: Final = 15.0  # then the client must send the call again
+WAIT_MS_MIN: Final = 100  # so that ready steps can be committed before the answer
+COMMIT_WAIT_S: Final = 15.0  # after this time the client must send the call again
 LOOK_AGAIN_S: Final = 1.0
 
 
@@ -51,7 +51,7 @@ class Gateway:
     def __init__(self, broker: EnginePort) -> None:
         self._broker = broker
         self._attached: dict[str, AttachedWorker] = {}
-        # Session numbers are unique over all workers, so that a worker that was detached never gets one again.
+        # Session numbers are unique over all workers, so that a worker that was detached never gets the same number.
         self._session_numbers = 0
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -64,7 +64,7 @@ class Gateway:
         worker = self._worker(request.worker)
         self._supersede(worker, request.n)
         if request.session is None or request.session != worker.session or not worker.is_alive:
-            # Give nothing and take nothing back yet: a call from outside of the session may be old.
+            # Send no steps and take none back yet, because a call without the current session may be old.
             if request.session is None and worker.is_alive and worker.holdings.has_given:
                 _raise_taken(request.worker)
             self._open(worker, request)
@@ -113,7 +113,7 @@ class Gateway:
                 409,
                 "not_granted",
                 "none of these steps may start: each was reassigned or cancelled",
-                "drop them; the next lease call, without them in `holding`, gives back the rest",
+                "drop them; the next lease call, without them in `holding`, returns the others",
             )
         answer = StartAnswer(
             broker=self._broker.broker_id,
@@ -125,14 +125,14 @@ class Gateway:
         return Reply(200, encode(answer))
 
     async def results(self, call: HttpCall) -> Reply:
-        """Accepted in any session, because the steps have run."""
+        """Results are accepted in any session, because the steps have run."""
         broker = self._broker
         request = await self._read(call, ResultsCall, broker.settings.bus.max_message_bytes)
         if request.deployment != broker.deployment:
             raise HttpProblem(
                 409,
                 "other_deployment",
-                "the steps belong to another database: the broker's was replaced or restored since",
+                "the steps belong to another database: the broker's database was replaced or restored meanwhile",
                 "log these results and discard them: this broker does not need them",
             )
         if core_views.is_behind(broker):
@@ -158,7 +158,8 @@ class Gateway:
         return Reply(200, encode(ResultsAnswer(broker=broker.broker_id, epoch=broker.epoch, rids=[request.rid])))
 
     async def bye(self, call: HttpCall) -> Reply:
-        """A goodbye that is sent again, because its answer was lost, is answered too: the session is over."""
+        """End the session. A repeated call, sent because its answer was lost, is answered too: the session has
+        ended."""
         request = await self._read(call, ByeCall, CALL_BYTES_MAX)
         attached = self._attached.get(request.worker)
         ended = attached is None or attached.worker.session != request.session or not attached.worker.is_alive
@@ -177,12 +178,12 @@ class Gateway:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def stop_waiting(self) -> None:
-        """The broker hands out nothing more: end all long polls."""
+        """End all long polls, because the broker dispatches no further steps."""
         for attached in self._attached.values():
             attached.worker.stop_waiting()
 
     def close(self) -> None:
-        """Waiting calls end by `closing`, without an answer to what they wait for."""
+        """Stop detaching silent workers. Waiting calls are ended by `HttpCall.closing`."""
         if self._sweep is not None:
             self._sweep.cancel()
 
@@ -191,7 +192,7 @@ class Gateway:
     async def _steps(
         self, call: HttpCall, client: LongPoll, worker: PollWorker, request: LeaseCall, free: int
     ) -> Steps | None:
-        """The next batch for this worker; None when the time is over, or another call of the worker came."""
+        """The next batch for this worker. None if the time is over, or the worker has sent another call."""
         loop = asyncio.get_running_loop()
         mine = worker.waiter = loop.create_future()
         until = loop.time() + max(request.wait_ms, WAIT_MS_MIN) / 1000
@@ -213,14 +214,14 @@ class Gateway:
                     return None
                 await client.wait(mine, min(left_s, beat_s))
                 if worker.waiter is mine and not worker.holdings:
-                    worker.beat()  # the worker waits and holds nothing, so the waiting call itself is the heartbeat
+                    worker.beat()  # the worker holds nothing, so its waiting call counts as a heartbeat
         finally:
             if worker.waiter is mine:
                 worker.waiter = None
                 worker.withdraw()
 
     def _free(self, worker: PollWorker, request: LeaseCall) -> int:
-        """The number of steps that the answer may contain: one answer is one batch."""
+        """The number of steps that the answer may contain. An answer contains at most one batch."""
         free = request.free
         if free is None:
             free = request.slots + request.prefetch - sum(state != "done" for _, _, state, _ in request.holding)
@@ -275,7 +276,7 @@ class Gateway:
         return request
 
     def _worker(self, id: str) -> PollWorker:
-        """The worker with this id. A new one is attached: from here on the core can send to it."""
+        """The worker with this id. A new worker is attached, so that the core can send messages to it."""
         attached = self._attached.get(id)
         if attached is not None:
             return attached.worker
@@ -303,7 +304,8 @@ class Gateway:
         return attached.worker
 
     def _supersede(self, worker: PollWorker, n: int) -> None:
-        """Make this call the worker's latest one. Raises HttpProblem if it is not; ends the wait of the one before."""
+        """Record this call as the worker's latest, and end the wait of the previous one. Raises HttpProblem for an
+        older call."""
         if n <= worker.last_n:
             raise HttpProblem(
                 409,
@@ -325,7 +327,7 @@ class Gateway:
             attached.detach()
 
     def _detach_silent(self) -> None:
-        """Detach workers that were silent for longer than a lease, so that no earlier call of theirs matters."""
+        """Detach workers that were silent for longer than a lease: their earlier calls can have no effect now."""
         self._sweep = None
         now = self._broker.now().mono
         silent_ms = int(self._broker.settings.bus.lease_ms * limits.LEASE_BROKER_FACTOR)
@@ -345,7 +347,7 @@ class Gateway:
         answered: "asyncio.Future[None]",
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        """Wait for the commit. A client that gets a 503 sends the call again: all these calls may be repeated."""
+        """Wait for the commit. A client that receives a 503 sends the call again, which is safe for all these calls."""
         loop = asyncio.get_running_loop()
         until = loop.time() + COMMIT_WAIT_S
         while not answered.done():
@@ -372,7 +374,7 @@ def _raise_no_session() -> NoReturn:
         409,
         "unknown_session",
         "the session is over or was never opened: its lease ran out, or the broker restarted",
-        "start no step that was given in it; lease again, with running and finished steps in `holding`",
+        "start no step of that session; lease again, with running and finished steps in `holding`",
     )
 
 

@@ -1,4 +1,4 @@
-"""The deliveries of one worker over HTTP, as far as the broker knows: what each is doing, and what is to stop."""
+"""The deliveries of one worker over HTTP, as the broker knows them: the state of each, and the cancelled ones."""
 
 from collections.abc import Container, Iterable
 from typing import Final
@@ -19,10 +19,10 @@ class LeasedStep(Struct):
 
     state: HeldState
     since_mono: int
-    is_given: bool = True  # it was part of an answer, so the client may have it
+    is_given: bool = True  # the delivery was part of an answer, so the client may have it
 
 
-class Holdings:
+class PolledSteps:
     def __init__(self) -> None:
         self.cancels: dict[Item, CancelledItem] = {}  # sent with every answer while the client may hold the delivery
         self._held: dict[Item, LeasedStep] = {}
@@ -36,7 +36,7 @@ class Holdings:
 
     @property
     def has_given(self) -> bool:
-        """Whether the client has, or may have, a delivery whose result it has not reported."""
+        """True if the client may have a delivery whose result it has not reported."""
         return any(held.is_given for held in self._held.values())
 
     def clear(self) -> None:
@@ -44,7 +44,7 @@ class Holdings:
         self.cancels = {}
 
     def add(self, items: Iterable[Item], now_mono: int) -> None:
-        """Deliveries from the core that were in no answer yet."""
+        """Add deliveries from the core that were in no answer yet."""
         for item in items:
             self._held[item] = LeasedStep("queued", now_mono, False)
 
@@ -53,7 +53,7 @@ class Holdings:
             self._held[item].is_given = True
 
     def update(self, holding: Iterable[HeldItem], now_mono: int) -> None:
-        """Merge the client's report. Calls may overtake each other, so no state goes backwards."""
+        """Merge the client's report. Calls may arrive out of order, so a state never goes backwards."""
         for step_id, delivery, state, age_ms in holding:
             held = self._held.get((step_id, delivery))
             if held is None:
@@ -66,11 +66,11 @@ class Holdings:
                     held.since_mono = now_mono - age_ms
 
     def missing(self, reported: Container[Item]) -> list[Item]:
-        """Deliveries that were in an answer and are not reported."""
+        """Deliveries that were in an answer and are not in `reported`."""
         return [item for item, held in self._held.items() if held.is_given and item not in reported]
 
     def report(self, now_mono: int, among: Iterable[Item] | None = None) -> list[HeldItem]:
-        """All of them, or those among these items, as a message to the core names them."""
+        """All deliveries, or those in `among`, in the form of a message to the core."""
         items = self._held if among is None else [item for item in among if item in self._held]
         return [(*item, held.state, max(0, now_mono - held.since_mono)) for item in items if (held := self._held[item])]
 
@@ -84,7 +84,7 @@ class Holdings:
         self.cancels.pop(item, None)
 
     def acknowledge(self, items: Iterable[Item]) -> None:
-        """Their results are committed: a call that still reports one of them is old."""
+        """Remove deliveries whose results are committed. A later call that still reports one of them is ignored."""
         for item in items:
             self.remove(item)
             self._acked[item] = None

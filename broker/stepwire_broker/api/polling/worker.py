@@ -1,9 +1,9 @@
-"""The worker's half of the protocol for one worker over HTTP, whose client cannot take part in it itself.
+"""The worker's half of the protocol, on behalf of a client that leases steps over HTTP.
 
-To the core this is a worker like any other, with a session, a lease and a credit. It accepts at once what the core
-sends, because it runs in the same process. Whether the client has it is another question: a delivery stays in
-`holdings` until the client reports its result, or reports in a later call that it does not have it. Only that report
-is a proof, because an answer may be under way for any time. Silence proves nothing here: the core decides by the lease.
+For the core, a PollWorker is a worker like any other, with a session, a lease and a credit. It runs in the same process
+and therefore accepts every batch at once, but the client may not have received the batch. A delivery stays in
+`holdings` until the client reports its result, or a later call shows that the client does not have it. Only such a
+call is a proof, because an answer may be under way for any time. Silence is no proof: the lease decides, in the core.
 """
 
 import asyncio
@@ -41,11 +41,11 @@ from stepwire_protocol.polling import CancelledItem, LeaseCall, ResultsCall
 from stepwire_broker.api import core_views
 from stepwire_broker.api.engine_port import EnginePort
 
-from .holdings import Holdings
+from .holdings import PolledSteps
 
 V: Final = limits.PROTOCOL_LEVEL_1
-GIVE_BACK_S: Final = 1.0  # steps that arrive while no call waits are kept this long for the next call
-NO_BATCH: Final = "none"  # an accept of this batch announces the credit and nothing else
+GIVE_BACK_S: Final = 1.0  # steps that arrive while no call waits are kept for the next call for this time
+NO_BATCH: Final = "none"  # an accept of this batch only announces the credit
 
 
 class Starting(Struct, eq=False):
@@ -73,7 +73,7 @@ class PollWorker:
         self.is_leaving = False
         self.quiet = False
         self.quit = False
-        self.holdings = Holdings()
+        self.holdings = PolledSteps()
         self.batches: dict[str, Steps] = {}  # received, and not yet part of an answer
         self.waiter: asyncio.Future[None] | None = None  # of the lease call that waits now
         self._broker = broker
@@ -88,12 +88,12 @@ class PollWorker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the core still has the session. Only the core decides when a lease is over."""
+        """True if the core still has the session. Only the core decides when a lease is over."""
         session = core_views.session(self._broker, self.id)
         return session is not None and session.id == self.session
 
     def open(self, k: int, call: LeaseCall) -> bool:
-        """Open a new session. What the client holds moves into it, as far as it is still this worker's."""
+        """Open a new session. The deliveries that the client holds move into it, if this worker still owns them."""
         broker = self._broker
         self.session = topics.session_id(broker.epoch, k)
         self.holdings.clear()
@@ -123,7 +123,8 @@ class PollWorker:
         return self.is_alive
 
     def beat(self, holding: Iterable[HeldItem] = (), free: int | None = None) -> bool:
-        """Renew the lease. Deliveries that `holding` does not name may be on their way. False: the lease is over."""
+        """Renew the lease. Deliveries that are missing in `holding` are kept: they may be under way to the client.
+        False: the lease is over."""
         self._update(holding)
         heartbeat = Heartbeat(
             v=V,
@@ -140,8 +141,8 @@ class PollWorker:
         self._send(Progress(v=V, worker=self.id, session=self.session or "", items=items))
 
     def drop_missing(self, holding: list[HeldItem]) -> None:
-        """`holding` is all that the client has. It never received the rest, or dropped it, and will not start it: the
-        core may send it to another worker."""
+        """Drop all deliveries that are not in `holding`, the complete list of the client's deliveries. The client will
+        not start the others, so the core may send them to another worker."""
         self._has_reported_all = True
         reported = {(step_id, delivery) for step_id, delivery, _, _ in holding}
         missing = self.holdings.missing(reported)
@@ -157,7 +158,7 @@ class PollWorker:
             self._send(Accept(v=V, worker=self.id, session=self.session or "", batch_id=NO_BATCH, free=0))
 
     def take_batch(self, free: int) -> Steps | None:
-        """Steps for an answer that is sent now. A batch that has become too large for `free` is given back."""
+        """Take a batch for an answer that is sent now. A batch that has become too large for `free` is given back."""
         for batch_id, steps in list(self.batches.items()):
             if len(steps.steps) > free:
                 self.give_back(batch_id)
@@ -178,7 +179,7 @@ class PollWorker:
             self._starting.remove(starting)
 
     def report(self, call: ResultsCall) -> Reporting:
-        """Pass results to the core, under a number of our own: two calls may carry the same one."""
+        """Pass results to the core with a new `rid`, because two calls may have the same one."""
         self._rid += 1
         reporting = self._reporting[self._rid] = Reporting(asyncio.get_running_loop().create_future())
         self._send(
@@ -196,7 +197,7 @@ class PollWorker:
         return reporting
 
     def leave(self) -> None:
-        """Receive no further steps; the session ends when it holds none."""
+        """Receive no further steps. The session ends when the worker holds no step."""
         self.is_leaving = True
         self._send(Bye(v=V, worker=self.id, n=self._next_n()), topics.WORKERS)
 
@@ -207,7 +208,7 @@ class PollWorker:
             waiter.set_result(None)
 
     def fail_waiting(self, why: Exception) -> None:
-        """The core sends nothing more to this worker: the calls that wait for its answer fail."""
+        """Fail the calls that wait for an answer of the core, because the core sends nothing more to this worker."""
         starting = [each.answered for each in self._starting]
         for answered in (*starting, *(each.answered for each in self._reporting.values())):
             if not answered.done():
@@ -240,7 +241,7 @@ class PollWorker:
                 self._on_adopt(message)
 
     def _on_steps(self, message: Steps) -> None:
-        """Accept the batch. One call is answered with one batch, so no credit is left."""
+        """Accept the batch. A call is answered with one batch, so the credit is now 0."""
         session, batch_id = self.session or "", message.batch_id
         number = int(batch_id.rpartition("_")[2])
         if number > self._batch:
@@ -252,7 +253,8 @@ class PollWorker:
         self._wake()
 
     def give_back(self, batch_id: str) -> None:
-        """No call with room came for this batch: another worker may run it. It was in no answer, so this is safe."""
+        """Return a batch to the core, because no call with room for it came. This is safe: the batch was in no
+        answer."""
         message = self.batches.pop(batch_id, None)
         if message is not None:
             self._refuse(batch_id, _items(message), "busy")
@@ -281,7 +283,7 @@ class PollWorker:
         self.holdings.cancel(message.items, message.reason)
         for batch_id, batch in list(self.batches.items()):
             if any(item in self.holdings.cancels for item in _items(batch)):
-                del self.batches[batch_id]  # it was in no answer yet, so the client cannot have it
+                del self.batches[batch_id]  # the batch was in no answer yet, so the client cannot have it
                 self._refuse(batch_id, _items(batch), "stale")
 
     def _on_started(self, items: list[Item], *, is_granted: bool) -> None:
@@ -334,7 +336,7 @@ class PollWorker:
         return self._n
 
     def _send(self, message: FromWorker, topic: bytes | None = None) -> None:
-        """To the broker's results topic, unless another one is named."""
+        """Send a message to the broker, by default on the broker's results topic."""
         self._broker.hear(topic or topics.results_to(self._broker.broker_id), codec.encode(message))
 
 

@@ -5,7 +5,7 @@ from typing import TypeAlias
 from msgspec import Struct
 from stepwire_protocol.messages import BrokerMessage
 
-from stepwire_broker.core.model.answers import Answer
+from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.model.level0_peer import Handout
 from stepwire_broker.core.model.live import StepBatch
 

@@ -12,8 +12,8 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 from stepwire_protocol.messages import Ack, Adopt, Cancel, Go, Steps
 
+from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model.answers import Answer
 from stepwire_broker.core.model.commit_group import (
     CommitGroup,
     HistoryRow,

@@ -10,8 +10,9 @@ from typing import Any, Final, TypeAlias, get_args
 from msgspec import Struct
 from stepwire_protocol import topics
 
-from .document_problems import Path, ProblemCollector, shown
-from .durations import DURATION_MAX_MS, FORMS, milliseconds
+from stepwire_broker.core.reading.document_problems import Path, ProblemCollector, shown
+from stepwire_broker.core.reading.durations import DURATION_MAX_MS, FORMS, milliseconds
+
 from .trigger_rules import Compare, DependencyEnded, Every, Nothing, Op, Some, TriggerRule
 
 NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}"  # of a step: in paths, in idempotency keys, in JSON

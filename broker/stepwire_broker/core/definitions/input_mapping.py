@@ -5,7 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
-from .json_paths import NOTHING, value_at
+from stepwire_broker.core.reading.json_paths import NOTHING, value_at
+
 from .step_definition import Mapping
 
 _decode: Final = msgspec.json.Decoder().decode

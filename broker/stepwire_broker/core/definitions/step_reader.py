@@ -8,8 +8,9 @@ from stepwire_protocol import strict_json
 from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import EMPTY_OBJECT
 
+from stepwire_broker.core.reading.document_problems import Path, ProblemCollector, shown
+
 from . import dependency_cycles, fields
-from .document_problems import Path, ProblemCollector, shown
 from .settings import LimitSettings
 from .step_definition import RETRY_LIMIT_DEFAULT, BackoffPolicy, Mapping
 from .trigger_rules import TriggerRule

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from .json_paths import NOTHING, value_at
+from stepwire_broker.core.reading.json_paths import NOTHING, value_at
 
 Op: TypeAlias = Literal[
     "equals", "not_equals", "greater_than", "less_than", "contains", "not_contains", "exists", "not_exists"

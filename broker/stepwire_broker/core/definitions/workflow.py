@@ -7,8 +7,15 @@ import msgspec
 from msgspec import Struct, structs
 from stepwire_protocol.limits import INTEGER_MAX
 
+from stepwire_broker.core.reading.document_problems import (
+    DocumentProblem,
+    InvalidWorkflow,
+    ProblemCollector,
+    Where,
+    shown,
+)
+
 from . import fields
-from .document_problems import DocumentProblem, InvalidWorkflow, ProblemCollector, Where, shown
 from .settings import LimitSettings
 from .step_definition import TIMEOUT_DEFAULT_MS, Mapping, StepDefinition, StepKind
 from .step_reader import DOCUMENT_BYTES_MAX, STEP_READERS, WrittenStep, read_steps, retry_limit_default

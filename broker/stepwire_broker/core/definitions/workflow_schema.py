@@ -7,7 +7,9 @@ schema cannot express: names of other steps, cycles, and a retry limit that fits
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from . import durations, fields, step_reader, workflow
+from stepwire_broker.core.reading import durations
+
+from . import fields, step_reader, workflow
 from .settings import LimitSettings
 
 Schema: TypeAlias = dict[str, Any]

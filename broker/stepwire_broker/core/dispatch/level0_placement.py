@@ -15,7 +15,7 @@ from stepwire_broker.core.model.live import Step
 from stepwire_broker.core.model.targets import BUS, Route
 from stepwire_broker.core.state import BrokerState
 
-from .batches import BatchFiller, DispatchRound, record_dispatch
+from .batches import BatchFiller, DispatchRound, record_dispatches
 
 
 def dispatch(state: BrokerState, now: Now) -> None:
@@ -116,8 +116,8 @@ def _hand_out(state: BrokerState, peer: Level0Peer, steps: list[Step], requests:
             steps=[_for_level0(request) for request in requests],
         )
     )
+    record_dispatches(state, steps, requests, peer.worker, handout.id, now)
     for step, request in zip(steps, requests, strict=True):
-        record_dispatch(state, step, request, peer.worker, handout.id, now)
         if step.at_most_once:
             state.record(step.task, facts.Granted(now.wall, step.position, request.delivery))
     if state.guards.by_handler:

@@ -17,7 +17,7 @@ from stepwire_broker.core.progress.readiness import enqueue
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import StartLimit
 
-from .batches import BatchFiller, DispatchRound, record_dispatch
+from .batches import BatchFiller, DispatchRound, record_dispatches
 
 
 def dispatch(state: BrokerState, now: Now, *, whole_batches: bool = False) -> None:
@@ -127,7 +127,7 @@ def _fill(
             if not step.avoid or _choose(by_route[other], step) is session:
                 return step
             batch.left_over.append(step)
-            if batch.is_full:
+            if batch.has_too_many_aside:
                 break
         return None
 
@@ -144,12 +144,13 @@ def _send_batch(
     batch_id = state.next_batch_id()
     frame = codec.frame(session.topic, letters.steps(state.identity, session, batch_id, requests))
     batch = StepBatch(id=batch_id, session=session, steps=steps, frame=frame)
+    has_lease = session.has_lease
+    record_dispatches(state, steps, requests, session.worker, batch_id, now)
     for step, request in zip(steps, requests, strict=True):
-        record_dispatch(state, step, request, session.worker, batch_id, now)
         step.batch = batch
         hand_to(step, session)
-        if not session.has_lease:
-            # Without a lease, the time limit for the start allows for the runs of all steps handed out before.
+        if not has_lease:
+            # No heartbeat renews a lease here: each step has the time of all steps before it.
             ahead = len(session.deliveries)
             due = now.mono + ahead * (step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS)
             state.timers.set(due, StartLimit(step, request.delivery))

@@ -13,10 +13,10 @@ from typing import Final, Literal
 
 from stepwire_protocol.messages import ErrorDetail
 
+from stepwire_broker.core.answers.answers import Answer, CommandRefused
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.commit.decision import BreakerChanged, ToRequest
-from stepwire_broker.core.model.answers import Answer, CommandRefused
 from stepwire_broker.core.model.events import Command, Now
-from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import RETRY_COUNTED, RETRY_NAMED, Step
 from stepwire_broker.core.model.targets import Route
 from stepwire_broker.core.state import BrokerState

@@ -9,17 +9,12 @@ from typing import Final, Literal
 from msgspec import Raw
 from stepwire_protocol.messages import ErrorDetail
 
+from stepwire_broker.core.answers.answers import CommandRefused, Done
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.dispatch.payloads import forget_fetched
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model.answers import CommandRefused, Done
 from stepwire_broker.core.model.apply import counted
-from stepwire_broker.core.model.events import (
-    AwaitTask,
-    Command,
-    Forget,
-    Now,
-)
-from stepwire_broker.core.model.hints import Hint, HintCode
+from stepwire_broker.core.model.events import AwaitTask, Command, Forget, Now
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import (
     CANCELLED,
@@ -36,11 +31,7 @@ from stepwire_broker.core.model.states import (
 )
 from stepwire_broker.core.progress.dependents import decide_again, wait_again
 from stepwire_broker.core.progress.readiness import enqueue
-from stepwire_broker.core.progress.step_outcomes import (
-    cancel_step,
-    complete,
-    fail,
-)
+from stepwire_broker.core.progress.step_outcomes import cancel_step, complete, fail
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.workers.stopping import request_stop
 

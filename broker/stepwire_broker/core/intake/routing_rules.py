@@ -8,10 +8,10 @@ from typing import Final
 
 import msgspec
 
+from stepwire_broker.core.answers.answers import Answer, CommandRefused
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.definitions.settings import ExecutionSettings, RuleSettings
-from stepwire_broker.core.model.answers import Answer, CommandRefused
 from stepwire_broker.core.model.events import Command, Now, Reconfigure
-from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.routing.router import Router, RulesRefused, check_rule
 from stepwire_broker.core.state import BrokerState
 

@@ -11,12 +11,12 @@ from typing import Final
 
 from msgspec import Struct
 
+from stepwire_broker.core.answers.answers import CommandRefused, TasksSubmitted
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model.answers import CommandRefused, TasksSubmitted
 from stepwire_broker.core.model.commit_group import HistoryRow, Key, Submission, SubmissionOutcome
 from stepwire_broker.core.model.events import NewTask, Now, SubmitTasks
-from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Task
 from stepwire_broker.core.progress.discard import discard
 from stepwire_broker.core.progress.new_task import CreatedTask, TaskIds, begin, new_task

@@ -1,10 +1,10 @@
 """Workflows: applying a version, which is stored once and never changes, and choosing the active version."""
 
+from stepwire_broker.core.answers.answers import Applied, CommandRefused
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.definitions.workflow import Workflow
-from stepwire_broker.core.model.answers import Applied, CommandRefused
 from stepwire_broker.core.model.commit_group import WorkflowNew, WorkflowOutcome
 from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow, Now
-from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.state import BrokerState
 
 from .submission import intake_refused

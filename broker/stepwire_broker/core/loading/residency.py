@@ -9,6 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from stepwire_broker.core import takers
+from stepwire_broker.core.answers.answers import CommandRefused
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.commit.decision import LoadById, LoadPage
 from stepwire_broker.core.commit.loads import CommandLoad, PageLoad
 from stepwire_broker.core.definitions.stored_rows import Loaded, StoredStep, StoredTask
@@ -16,11 +18,9 @@ from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.intake.commands import ResolveStep
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model.answers import CommandRefused
 from stepwire_broker.core.model.apply import counted
 from stepwire_broker.core.model.commit_group import Parked
 from stepwire_broker.core.model.events import Command, Now
-from stepwire_broker.core.model.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Delivery, Step, Task
 from stepwire_broker.core.model.states import (
     DISPATCHED,

@@ -225,9 +225,12 @@ def _noticed(task: Task, fact: facts.Noticed) -> None:
     task.attention = fact.attention
 
 
+_BY_VALUE: Final[dict[str, TaskState]] = {state.value: state for state in TaskState}  # faster than TaskState(value)
+
+
 def _ended(task: Task, fact: facts.TaskEnded) -> None:
     assert task.state in TASK_TRANSITIONS[facts.TaskEnded]
-    task.state = TaskState(fact.state)
+    task.state = _BY_VALUE[fact.state]
     task.finished_ms = fact.at
 
 

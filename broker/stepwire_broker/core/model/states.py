@@ -43,6 +43,7 @@ COMPLETED, FAILED, HELD, CANCELLED, SKIPPED = (
     StepState.CANCELLED,
     StepState.SKIPPED,
 )
+RUNNING: Final = TaskState.RUNNING
 
 STEP_FINAL: Final = frozenset({COMPLETED, FAILED, CANCELLED, SKIPPED})
 TASK_FINAL: Final = frozenset({TaskState.COMPLETED, TaskState.FAILED, TaskState.CANCELLED})

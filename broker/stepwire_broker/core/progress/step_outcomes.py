@@ -8,12 +8,12 @@ from zlib import crc32
 
 from stepwire_protocol.messages import ErrorDetail
 
+from stepwire_broker.core.answers.reason_codes import describe
 from stepwire_broker.core.definitions import retry
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import RETRY_COUNTED, Step, Task
-from stepwire_broker.core.model.reason_codes import describe
 from stepwire_broker.core.model.states import DISPATCHED, HELD
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import RetryDue

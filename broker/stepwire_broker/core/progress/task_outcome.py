@@ -1,7 +1,7 @@
 """How a task ends, and when it needs an operator: both answer the requests that wait for the task."""
 
+from stepwire_broker.core.answers.answers import Done
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model.answers import Done
 from stepwire_broker.core.model.apply import held
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Task

@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 from stepwire_broker.core.model.live import Step
-from stepwire_broker.core.model.states import READY, TaskState
+from stepwire_broker.core.model.states import READY, RUNNING
 from stepwire_broker.core.model.targets import Route
 
 # negated priority, ready since, step id; the count makes the order total when a task is loaded a second time
@@ -149,4 +149,4 @@ class ReadyQueue:
 
 
 def _is_ready(step: Step) -> bool:
-    return step.state is READY and step.task.state is TaskState.RUNNING and bool(step.task.steps)
+    return step.state is READY and step.task.state is RUNNING and bool(step.task.steps)

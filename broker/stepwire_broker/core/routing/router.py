@@ -14,13 +14,13 @@ from msgspec import Struct
 from stepwire_protocol import patterns
 
 from stepwire_broker.core.definitions import fields
-from stepwire_broker.core.definitions.document_problems import ProblemCollector
-from stepwire_broker.core.definitions.nearest import nearest
 from stepwire_broker.core.definitions.settings import CanarySettings, ExecutionSettings, RuleSettings, ShadowSettings
 from stepwire_broker.core.definitions.step_definition import StepDefinition
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.live import Step
 from stepwire_broker.core.model.targets import BUS, LOCAL, Route, Selector, Target
+from stepwire_broker.core.reading.document_problems import ProblemCollector
+from stepwire_broker.core.reading.nearest import nearest
 from stepwire_broker.errors import BrokerError
 
 NO_EXECUTOR: Final = ""  # the key of the executor of a step that has none

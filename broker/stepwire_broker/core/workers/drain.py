@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Final
 
+from stepwire_broker.core.answers.answers import Answer, CommandRefused
 from stepwire_broker.core.commit.decision import ToRequest
-from stepwire_broker.core.model.answers import Answer, CommandRefused
 from stepwire_broker.core.model.events import Command, Now
 from stepwire_broker.core.state import QUIETED_REMEMBERED_MAX, BrokerState
 

@@ -20,7 +20,6 @@ from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import STOPPED, Step, Task, WorkerSession
 from stepwire_broker.core.model.states import DISPATCHED, HELD, READY, RETRY_WAIT, STEP_FINAL
-from stepwire_broker.core.model.targets import BUS
 from stepwire_broker.core.progress.step_outcomes import cancel_step, complete, fail, unknown_outcome
 from stepwire_broker.core.shadows import copies
 from stepwire_broker.core.shadows.shadow import FIRST
@@ -153,7 +152,7 @@ def _apply_success(
     if delivery != step.delivery and step.state is DISPATCHED and step.session is not None:
         # An earlier delivery succeeded after all, so the current one need not go on.
         send_cancel(state, step.session, [(step.id, step.delivery)], "superseded")
-    _count(state, step, result, now, session)
+    executor_control.count_run(state, session, step, result, now)
     if state.guards.by_handler:
         allowance.answered(state, step, delivery, None, result.status, now)
     complete(state, step, delivery, _compact(bytes(result.output)), now)
@@ -166,7 +165,7 @@ def _apply_failure(
     if delivery != step.delivery or step.batch_id is None or not _is_open_for_failure(step):
         state.counters.late_results += 1
         return
-    _count(state, step, result, now, session)
+    executor_control.count_run(state, session, step, result, now)
     error = result.error or ErrorDetail(message="the handler gave no reason")
     stored = bounded(error, result.status)
     allowance.answered(state, step, delivery, error, result.status, now)
@@ -210,14 +209,6 @@ def _is_retryable(error: ErrorDetail, result: Result) -> bool:
     if error.retryable is not None:
         return error.retryable
     return result.metadata is None or result.metadata.retryable is not False
-
-
-def _count(state: BrokerState, step: Step, result: Result, now: Now, session: WorkerSession | None) -> None:
-    if session is not None:
-        session.completed += result.status == "completed"
-        session.failed += result.status != "completed"
-    executor = state.executor(BUS) if session is None else session.of
-    executor_control.count(executor.figures, step, result, now)
 
 
 ERROR_BYTES_MAX: Final = 8192

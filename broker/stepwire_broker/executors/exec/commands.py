@@ -14,7 +14,7 @@ from stepwire_broker.errors import BrokerError
 
 from .program import SHELL
 
-INHERITED: Final = ("PATH", "HOME", "LANG", "TZ")  # from the broker's environment; programs get nothing else of it
+INHERITED: Final = ("PATH", "HOME", "LANG", "TZ")  # from the broker's environment; programs inherit no other variable
 _HANDLERS: Final = re.compile(r"[A-Za-z0-9_.:*-]{1,128}")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -54,7 +54,7 @@ class Commands:
         return tuple(command.handlers for command in self._all if command.shadow_safe)
 
     def find(self, handler_class: str) -> ProgramCommand | None:
-        """The command with this exact name, otherwise that of the first pattern that matches."""
+        """The command with this exact name, or else the command of the first pattern that matches."""
         exact = self._exact.get(handler_class)
         if exact is not None:
             return exact
@@ -84,7 +84,7 @@ def _command(key: str, written: CommandSettings | tuple[str, ...], inherited: di
 
 
 def _check_program(where: str, program: str, cwd: str | None, path: str) -> None:
-    """Look for the program as its start will: with a slash from its directory, without one along its PATH."""
+    """Find the program as its start will: a name with a slash from `cwd`, any other name in the PATH."""
     if "/" not in program:
         if shutil.which(program, path=path) is None:
             raise BadCommand(f"{where}: there is no program {program} in its PATH ({path})")

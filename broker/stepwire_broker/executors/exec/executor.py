@@ -1,6 +1,6 @@
 """The executor `exec`: any executable runs a step, with the request on standard input, the output on standard output.
 
-`exit_codes.py` holds the meaning of exit codes. `program.py` starts a program, records it, and ends it for certain.
+`exit_codes.py` turns exit codes into results. `program.py` starts a program, records it, and makes sure that it ends.
 """
 
 import os
@@ -53,7 +53,7 @@ class Exec(BaseExecutor):
         self._records: Records | None = None
 
     async def start(self) -> None:
-        """Open the records of runs. Raises RunsRefused. Programs of an earlier process have ended by now."""
+        """Open the records of runs. Raises RunsRefused. Programs of an earlier broker process have ended before."""
         self._records = Records(self._runs_dir)
 
     async def stop(self) -> None:

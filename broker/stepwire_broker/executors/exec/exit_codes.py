@@ -1,6 +1,6 @@
-"""The meaning of a program's end for its step: a table of exit codes, and the program's output.
+"""Turns the exit code and the output of a program into the result of its step.
 
-An at_most_once step is completed or failed only when the program reports that by its own end. A program that was
+An at_most_once step is completed or failed only if the program exits by itself and reports that. A program that was
 killed or cancelled, or whose output cannot be used, has not reported its outcome.
 """
 
@@ -22,7 +22,7 @@ COMPLETED: Final = 0
 PERMANENT: Final = 65  # EX_DATAERR: a retry cannot help
 RETRYABLE: Final = 75  # EX_TEMPFAIL: a retry may help
 UNKNOWN: Final = 81  # the effect may have happened, and the program cannot find out
-BY_SIGNAL_FROM: Final = 128  # a shell adds the signal that killed its command
+BY_SIGNAL_FROM: Final = 128  # a shell exits with this number plus the signal that killed its command
 
 BAD_OUTPUT: Final = "bad_output"
 TIMEOUT: Final = "timeout"
@@ -79,7 +79,8 @@ def _completed(stdout: bytes, at_most_once: bool) -> ExecutionResult:
 
 
 def _refused(output: bytes) -> str | None:
-    """Why this output cannot be stored. Checked at the depth of a results message, and as one single value."""
+    """The reason why the output cannot be stored, or None. Checked at the depth of a results message, and as one
+    value."""
     try:
         strict_json.parse(b'{"results":[{"output":' + output + b"}]}", bytes_max=len(output) + 64)
     except InvalidMessage as refusal:
@@ -115,7 +116,7 @@ def _failed(ended: ProgramEnded, at_most_once: bool) -> ExecutionResult:
 
 
 def _unreported(code: str, text: str, at_most_once: bool, *, retryable: bool = True) -> ExecutionResult:
-    """The program has started and has not reported its outcome."""
+    """The result of a program that started and did not report its outcome."""
     if at_most_once:
         return ExecutionResult(status="held", error=clean(f"{code}: {text}"))
     status: Status = "retry" if retryable else "failed"
@@ -123,7 +124,7 @@ def _unreported(code: str, text: str, at_most_once: bool, *, retryable: bool = T
 
 
 def _was_killed(ended: ProgramEnded) -> bool:
-    """Was the program killed by a signal, or, as a shell reports it, the command that it ran?"""
+    """True if a signal killed the program, or killed the command of a shell that reports this in its exit code."""
     return ended.killed_by is not None or 0 < (ended.exit_code or 0) - BY_SIGNAL_FROM < signal.SIGRTMIN
 
 
@@ -147,19 +148,19 @@ def _error_document(stdout: bytes) -> ErrorDocument | None:
 def _message(ended: ProgramEnded, document: ErrorDocument | None, default: str) -> str:
     if document is not None and document.message.strip():
         return clean(document.message)
-    return _last_words(ended) or default
+    return _stderr_tail(ended) or default
 
 
 def _with_stderr(text: str, ended: ProgramEnded) -> str:
-    words = _last_words(ended)
-    return f"{text}; standard error ends with: {words}" if words else text
+    tail = _stderr_tail(ended)
+    return f"{text}; standard error ends with: {tail}" if tail else text
 
 
 MESSAGE_CHARS_MAX: Final = 2_000
 
 
-def _last_words(ended: ProgramEnded) -> str:
-    """The end of standard error, in whole lines if it was cut."""
+def _stderr_tail(ended: ProgramEnded) -> str:
+    """The end of standard error. If the text was cut, it begins with a whole line."""
     text = ended.stderr.decode("utf-8", "replace").strip()
     is_cut = ended.stderr_cut or len(text) > MESSAGE_CHARS_MAX
     text = text[-MESSAGE_CHARS_MAX:]

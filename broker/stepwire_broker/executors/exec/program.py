@@ -1,12 +1,12 @@
-"""One run of a program, from its start behind a gate to the certain end of every process that it started.
+"""One run of a program: its start behind a gate, and the end of every process that it started.
 
-The gate is a shell that reads one line of its input and then becomes the program. The line is written once the run is
-recorded. If the broker dies before that, the shell reads the end of its input instead, and the program never begins.
-The request follows the line.
+The gate is a shell that reads one line of its input and then becomes the program. The line is written after the run is
+recorded, and the request follows the line. If the broker dies before that, the shell reads the end of its input instead
+of the line, and the program never begins.
 
-The run is over when the program has ended. Processes that are still in its group are killed then. Other processes may
-complete its standard output (`> >(jq .)` of a shell); they get FINISH_S for that. The program's pid stays its own until
-all signals are sent, because the process is not reaped before.
+The run is over when the program has ended. Processes that are still in its group are then killed. Other processes may
+complete its standard output (`> >(jq .)` of a shell) and have FINISH_S for that. The process is reaped after all
+signals are sent, so that no other process can have its pid before.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class ProgramEnded(Struct, frozen=True, kw_only=True):
     exit_code: int | None = None  # None: killed by a signal, or unknown
     killed_by: int | None = None
     stdout: bytes = b""
-    stderr: bytes = b""  # the end of it
+    stderr: bytes = b""  # the end of standard error
     stderr_cut: bool = False
     too_much: bool = False  # killed because its output exceeded the limit
     cancelled_for: str | None = None  # the reason, if the run was cancelled
@@ -69,7 +69,7 @@ class ProgramEnded(Struct, frozen=True, kw_only=True):
 
 class Program:
     def __init__(self, order: ProgramStart, register: Callable[[int], tuple[Record, Path]]) -> None:
-        """`register` records the process with this pid; it may raise OSError."""
+        """`register` records the process with this pid, and may raise OSError."""
         self._order = order
         self._register = register
         self._loop = asyncio.get_running_loop()
@@ -86,26 +86,27 @@ class Program:
         self._left = memoryview(OPEN + order.request)
 
     async def run(self) -> ProgramEnded:
-        """Run the program to its end. Raises NotStarted. A cancellation is raised once the program has ended."""
+        """Run the program to its end. Raises NotStarted. A cancellation is raised after the program has ended."""
         try:
             process, path = self._start()
         except BaseException:
             self._close_all()
             raise
-        living = self._loop.create_task(self._live(process, path))
+        supervising = self._loop.create_task(self._supervise(process, path))
         cancelled: asyncio.CancelledError | None = None
-        while not living.done():
+        while not supervising.done():
             try:
-                await asyncio.shield(living)
+                await asyncio.shield(supervising)
             except asyncio.CancelledError as error:
                 cancelled = error
                 self.end("cancelled")
         if cancelled is not None:
             raise cancelled
-        return living.result()
+        return supervising.result()
 
     def end(self, reason: str) -> None:
-        """Send SIGTERM to the program and all that it started, and SIGKILL after GRACE_S, unless it has ended."""
+        """Send SIGTERM to the program and all processes that it started, and SIGKILL after GRACE_S. Does nothing if the
+        program has ended."""
         if self._cancelled_for is not None or self._exited.done() or _has_exited(self._group.pid):
             return
         self._cancelled_for = reason
@@ -143,7 +144,7 @@ class Program:
             self._open.add(self._pidfd)
             record, path = self._register(process.pid)
         except OSError as error:
-            # The input ends before the line, so the gate stays shut.
+            # The input ends before the line, so the gate does not start the program.
             process.kill()
             process.wait()
             raise NotStarted(f"the run cannot be recorded: {error.strerror or error}") from None
@@ -164,7 +165,7 @@ class Program:
 
     # -- while it runs ------------------------------------------------------------------------------------------------
 
-    async def _live(self, process: "subprocess.Popen[bytes]", path: Path) -> ProgramEnded:
+    async def _supervise(self, process: "subprocess.Popen[bytes]", path: Path) -> ProgramEnded:
         try:
             self._loop.add_reader(self._pidfd, self._on_exit)
             self._loop.add_reader(self._out, self._read_stdout)
@@ -177,7 +178,7 @@ class Program:
                 await asyncio.wait((self._finished,), timeout=FINISH_S)
             else:
                 await self._grace()
-            exit_code, killed_by = await self._bury(process)
+            exit_code, killed_by = await self._wait_for_processes(process)
         except BaseException:
             if process.returncode is None:
                 self._signal(signal.SIGKILL)  # the loop ends; the record stays, for the next broker process
@@ -186,9 +187,9 @@ class Program:
             if self._killer is not None:
                 self._killer.cancel()
             self._close_all()
-        return self._over(path, exit_code, killed_by)
+        return self._ended(path, exit_code, killed_by)
 
-    def _over(self, path: Path, exit_code: int | None, killed_by: int | None) -> ProgramEnded:
+    def _ended(self, path: Path, exit_code: int | None, killed_by: int | None) -> ProgramEnded:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:  # harmless: the recorded process is gone
@@ -221,7 +222,7 @@ class Program:
             self._finished.set_result(None)
 
     def _read_stderr(self) -> bool:
-        """Read once. Returns whether there was anything."""
+        """Read once. True if there was data."""
         if self._err not in self._open:
             return False
         chunk = self._read(self._err)
@@ -235,7 +236,7 @@ class Program:
         return bool(chunk)
 
     def _read(self, fd: int) -> bytes | None:
-        """b"" at the end of the stream, None when there is nothing to read now."""
+        """Returns b"" at the end of the stream, and None when there is nothing to read now."""
         try:
             return os.read(fd, READ_BYTES)
         except BlockingIOError:
@@ -264,14 +265,14 @@ class Program:
     # -- end ----------------------------------------------------------------------------------------------------------
 
     async def _grace(self) -> None:
-        """Wait until the grace is over for processes that the program started."""
+        """Wait until the processes that the program started have ended, at most for the grace period."""
         pause_s = CHECK_EVERY_S
         while self._loop.time() < self._kill_at_s and members([self._group]):
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, CHECK_EVERY_MAX_S)
 
-    async def _bury(self, process: "subprocess.Popen[bytes]") -> tuple[int | None, int | None]:
-        """The exit code and the signal, once no process of the run is left."""
+    async def _wait_for_processes(self, process: "subprocess.Popen[bytes]") -> tuple[int | None, int | None]:
+        """Wait until no process of the run is left. Returns the exit code and the signal."""
         if self._killer is not None:
             self._killer.cancel()
         self._finish_stdout()
@@ -287,9 +288,9 @@ class Program:
         return (end.si_status, None) if is_exit else (None, end.si_status)
 
     def _reap(self, process: "subprocess.Popen[bytes]") -> "os.waitid_result | None":
-        """Kill processes that the program left behind, then reap it. None: other code in this process has reaped it, so
-        its end is unknown."""
-        process.returncode = 0  # so that Popen does not wait for it, too
+        """Kill processes that the program left behind, then reap the program. None: other code in this process has
+        reaped the program, so its exit code is unknown."""
+        process.returncode = 0  # so that Popen does not wait for the process, too
         try:
             end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
@@ -302,7 +303,7 @@ class Program:
         return end
 
     async def _until_gone(self, is_kept: bool) -> None:
-        """Wait, without a limit, until the killed processes are gone: the run is not over before."""
+        """Wait, without a limit, until the killed processes have ended. The run is over only then."""
         pause_s, waited_s = CHECK_EVERY_S, 0.0
         while alive := members([self._group], is_kept=is_kept):
             for member in alive:
@@ -329,7 +330,7 @@ class Program:
 
 
 def _has_exited(pid: int) -> bool:
-    """Has this process ended? True also before the loop is notified."""
+    """True if the process has ended, even if the loop has not been notified yet."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -337,7 +338,7 @@ def _has_exited(pid: int) -> bool:
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """Signal a group. Returns whether it has members; the signal 0 only checks that."""
+    """Signal a group. Returns whether the group has members; signal 0 only checks that."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 from msgspec import Struct
 
 from stepwire_broker.core.commit.history import CannotReplay, differences, replay
-from stepwire_broker.core.definitions.document_problems import InvalidWorkflow
 from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
+from stepwire_broker.core.reading.document_problems import InvalidWorkflow
 from stepwire_broker.store.rows import TaskWithHistory
 
 from .queries import SqliteQueries

@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from stepwire_broker.core.definitions.document_problems import InvalidWorkflow
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.core.definitions.workflow import stored_workflow
@@ -28,6 +27,7 @@ from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Task
 from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.core.progress.step_outcomes import hold_restored
+from stepwire_broker.core.reading.document_problems import InvalidWorkflow
 from stepwire_broker.core.state import BrokerState, Identity
 from stepwire_broker.store.errors import StoreRefused, WouldReplace
 from stepwire_broker.store.lane import Writing

@@ -1,8 +1,8 @@
-"""The control client: submit tasks, read them, operate them, over the broker's HTTP API.
+"""The control client: submits, reads and operates tasks over the broker's HTTP API.
 
     client       `Client`: address, token, and all groups of calls
     tasks, steps, workflows, executors, routing, broker, streams    one group of calls each
-    transport    one call: the request, its retries, its error
+    transport    one call: the request, its retries, its exception
     connection   one HTTP/1.1 connection
 
 A worker uses none of this, and the client uses no ZeroMQ.

@@ -11,14 +11,14 @@ class BrokerCalls(Calls):
     """Health and maintenance."""
 
     def is_alive(self) -> bool:
-        """True if a broker answers at this address. One request, which needs no token."""
+        """True if a broker answers at this address. Sends one request, which needs no token."""
         try:
             return self._transport.get_once("/livez").status == 200
         except OSError:
             return False
 
     def readiness(self) -> dict[str, Any]:
-        """`{"ready": true, "reasons": []}`, or the reasons why the broker accepts no work now. One request."""
+        """Returns `{"ready": true, "reasons": []}`, or the reasons why the broker accepts no work. One request."""
         try:
             answer = self._transport.get_once("/readyz")
         except OSError as error:
@@ -29,8 +29,8 @@ class BrokerCalls(Calls):
         return document
 
     def prune(self) -> dict[str, Any]:
-        """Remove finished tasks that are older than they are kept.
+        """Remove finished tasks whose retention time is over.
 
-        Returns `{"now_ms", "completed_ms", "failed_ms"}`: the time of the call, and how long tasks are kept.
+        Returns `{"now_ms", "completed_ms", "failed_ms"}`: the time of the call, and the retention times.
         """
         return self._transport.post("/v1/database/prune", None, is_safe=True)

@@ -1,4 +1,4 @@
-"""The client: one class for programs, put together from groups of calls."""
+"""The client: one class for programs, composed of groups of calls."""
 
 import os
 from pathlib import Path
@@ -19,10 +19,10 @@ TOKEN_FILE_DEFAULT: Final = ".stepwire/token"
 
 
 class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, StreamCalls, BrokerCalls):
-    """A client with one keep-alive connection. Threads may share it; their calls then take turns.
+    """A client with one keep-alive connection. Threads may share the client; their calls then run one at a time.
 
-    The address is `url`, else $STEPWIRE_URL, else http://127.0.0.1:7410. The token is `token`, else the content of
-    `token_file`, else $STEPWIRE_TOKEN, else the content of $STEPWIRE_TOKEN_FILE, else of `.stepwire/token`.
+    The address is the first of: `url`, $STEPWIRE_URL, http://127.0.0.1:7410. The token is the first of: `token`, the
+    content of `token_file`, $STEPWIRE_TOKEN, the content of $STEPWIRE_TOKEN_FILE, the content of `.stepwire/token`.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection to the broker, kept alive: a request in one send, its answer read by its length.
+"""One kept-alive HTTP/1.1 connection to the broker. A request is one send; the answer is read by its length.
 
-Why not `http.client`: docs/decisions/0015-the-client-speaks-http-itself.md. The tests that this depends on are
-tests/sdk/test_connection.py.
+docs/decisions/0015-the-client-speaks-http-itself.md explains why `http.client` is not used, and
+tests/sdk/test_connection.py tests this module.
 """
 
 import re
@@ -19,17 +19,17 @@ _NOT_IN_HEADER: Final = re.compile(r"[^\t\x20-\x7e]")
 
 
 class BadAnswer(StepwireError, OSError):
-    """The answer is not HTTP, or incomplete. The client reports it as Unreachable."""
+    """The answer is not HTTP, or is incomplete. The client raises Unreachable for it."""
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     status: int
     headers: dict[str, str]  # names in lower case
     body: bytes
 
 
 class Connection:
-    """One request at a time. After any exception the connection is of no further use: close it."""
+    """One connection, with one request at a time. After any exception, close the connection."""
 
     def __init__(self, host: str, port: int | None, *, is_tls: bool, timeout_s: float) -> None:
         port = port or (443 if is_tls else 80)
@@ -50,13 +50,14 @@ class Connection:
     def close(self) -> None:
         self._socket.close()
 
-    def request(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None = None) -> Answer:
+    def request(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None = None) -> HttpAnswer:
         """Send a request and return the whole answer. Raises OSError."""
         status, answer_headers = self._begin(method, target, headers, body)
-        return Answer(status, answer_headers, b"".join(self._body(status, answer_headers)))
+        return HttpAnswer(status, answer_headers, b"".join(self._body(status, answer_headers)))
 
     def follow(self, method: str, target: str, headers: Mapping[str, str]) -> tuple[int, Iterator[bytes]]:
-        """Send a request; return the status, and the body line by line as it comes. The last line may lack its end."""
+        """Send a request. Returns the status, and the body line by line as it arrives. The last line may be
+        incomplete."""
         status, answer_headers = self._begin(method, target, headers, None)
         return status, _lines(self._body(status, answer_headers))
 
@@ -103,7 +104,7 @@ class Connection:
             self.is_reusable = False  # more than one answer came for one request
 
     def _read_until(self, end: bytes) -> bytes:
-        """The bytes before `end`, which is consumed."""
+        """Read until `end`. Returns the bytes before it, and consumes `end`."""
         while (at := self._received.find(end)) < 0:
             if len(self._received) > HEAD_BYTES_MAX:
                 raise BadAnswer(f"the head of the answer is longer than {HEAD_BYTES_MAX} bytes")

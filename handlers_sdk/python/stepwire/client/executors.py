@@ -1,4 +1,4 @@
-"""Calls on what runs steps: workers, executors, and the circuit breakers of handlers."""
+"""Calls on workers, executors, and the circuit breakers of handlers."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ from .transport import Calls, in_path
 
 
 class ExecutorCalls(Calls):
-    """List, pause and resume what runs steps."""
+    """List workers, executors and breakers; drain workers, pause executors, and set breakers."""
 
     def workers(self) -> dict[str, Any]:
         """All workers with a session, and the level-0 handlers."""
         return self._transport.get("/v1/workers")
 
     def drain_worker(self, worker: str, *, quit: bool = False) -> dict[str, Any]:
-        """Send this worker no new steps; with `quit`, it ends once it holds none."""
+        """Send no new steps to this worker. With `quit`, the worker also ends when it holds no step."""
         return self._transport.post(f"/v1/workers/{in_path(worker)}/drain", {"quit": quit}, is_safe=True)
 
     def executors(self) -> dict[str, Any]:
@@ -25,7 +25,7 @@ class ExecutorCalls(Calls):
         return self._transport.get(f"/v1/executors/{in_path(key)}")
 
     def pause_executor(self, key: str) -> dict[str, Any]:
-        """Dispatch no new steps to this executor until it is resumed, or the broker restarts."""
+        """Dispatch no new steps to this executor until it is resumed or the broker restarts."""
         return self._transport.post(f"/v1/executors/{in_path(key)}/pause", {}, is_safe=True)
 
     def resume_executor(self, key: str) -> dict[str, Any]:
@@ -33,7 +33,7 @@ class ExecutorCalls(Calls):
         return self._transport.post(f"/v1/executors/{in_path(key)}/resume", {}, is_safe=True)
 
     def breakers(self) -> dict[str, Any]:
-        """Handlers that failed lately, and how many of their steps are dispatched."""
+        """The breakers and retry budgets of handlers that failed recently."""
         return self._transport.get("/v1/breakers")
 
     def set_breaker(self, handler_class: str, state: str, *, reason: str = "") -> dict[str, Any]:

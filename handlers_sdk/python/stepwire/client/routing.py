@@ -1,4 +1,4 @@
-"""Calls on routing: which executor and worker a step goes to."""
+"""Calls on routing: the rules that choose the executor and the workers of a step."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ class RoutingCalls(Calls):
     """Routing rules, and the results of shadow runs."""
 
     def route(self, path: str, worker_selector: str | None = None) -> dict[str, Any]:
-        """Where a step of this path (`namespace::workflow::step`) goes, and which rule decides that."""
+        """The executor for a step with this path (`namespace::workflow::step`), and the rule that decides."""
         return self._transport.get("/v1/route", {"path": path, "worker_selector": worker_selector})
 
     def rules(self) -> dict[str, Any]:
@@ -17,7 +17,7 @@ class RoutingCalls(Calls):
         return self._transport.get("/v1/rules")
 
     def set_rule(self, rule: dict[str, Any]) -> dict[str, Any]:
-        """Apply this rule from now on, also after restarts. A rule with the same `match` is replaced."""
+        """Store this rule and apply it from now on, also after restarts. A rule with the same `match` is replaced."""
         return self._transport.post("/v1/rules", rule, is_safe=True)
 
     def remove_rule(self, match: str) -> dict[str, Any]:
@@ -25,5 +25,5 @@ class RoutingCalls(Calls):
         return self._transport.post("/v1/rules/remove", {"match": match}, is_safe=True)
 
     def shadows(self) -> dict[str, Any]:
-        """How the results of shadow runs compare with those of their steps."""
+        """The comparisons of shadow copies with their steps."""
         return self._transport.get("/v1/shadows")

@@ -1,4 +1,4 @@
-"""Streams: events as they are committed, and the messages of the bus as they pass."""
+"""Streams: committed events, and the messages of the bus."""
 
 import random
 import time
@@ -10,14 +10,14 @@ import msgspec
 from . import transport
 from .transport import Calls, error_of, with_query
 
-RECONNECT_S: Final = 60.0  # how long a broker that went away is waited for
+RECONNECT_S: Final = 60.0  # the time to wait for a broker whose connection was lost
 
 
 class StreamCalls(Calls):
     """Iterators that end only with an error."""
 
     def tap(self, topic: str | None = None, task: int | None = None) -> Iterator[dict[str, Any]]:
-        """The messages of the bus, without end; `{"dropped": n}` means that n messages were too many to be shown."""
+        """The messages of the bus, without end. `{"dropped": n}`: the client was too slow, and missed n messages."""
         try:
             with self._transport.follow(with_query("/v1/tap", {"topic": topic, "task": task})) as (status, lines):
                 if status >= 400:
@@ -39,14 +39,14 @@ class StreamCalls(Calls):
     ) -> Iterator[dict[str, Any]]:
         """The events of tasks and steps, as they are committed, without end.
 
-        The stream begins after the event whose `id` is `after`, with "0" at the first event stored, and by default now.
-        After a lost connection it continues: no event is missed, and none comes twice. Raises Unreachable if the broker
-        stays away for a minute.
+        The stream begins after the event whose `id` is `after`; "0" begins at the first stored event, and None with new
+        events. After a lost connection, the stream continues without a gap or a repetition. Raises Unreachable if the
+        broker cannot be reached for a minute.
         """
         kind = None if kinds is None else ",".join(kinds)
         query = {"task_id": task_id, "workflow": workflow, "namespace": namespace, "after": after, "kind": kind}
         path = with_query("/v1/events", query)
-        last_id: str | None = None  # the id of the last event that was received whole
+        last_id: str | None = None  # the id of the last event that was received completely
         next_id: str | None = None
         received_s = time.monotonic()
         while True:
@@ -58,7 +58,7 @@ class StreamCalls(Calls):
                         received_s = time.monotonic()
                         if line.startswith(b"id: "):
                             next_id = line[4:].strip().decode()
-                        elif line.startswith(b"data: ") and line.endswith(b"\n"):  # whole: it can break off anywhere
+                        elif line.startswith(b"data: ") and line.endswith(b"\n"):  # the stream can end anywhere
                             last_id = next_id
                             yield msgspec.json.decode(line[6:])
                         elif line == b"\n":

@@ -16,12 +16,12 @@ class Submitted(NamedTuple):
     """The task of a submission."""
 
     task_id: int
-    created: bool  # False: a task with this key existed, and this is that task
+    created: bool  # False: the task with this key existed already
     key: str
 
 
 class TaskCalls(Calls):
-    """Everything about whole tasks."""
+    """Submit, read, wait for, and operate tasks."""
 
     def submit(
         self,
@@ -34,7 +34,7 @@ class TaskCalls(Calls):
         priority: int | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Submitted:
-        """Start a task. Without a `key` the client makes one, so that a lost answer never makes two tasks."""
+        """Start a task. Without a `key` the client creates one, so that a lost answer never leads to a second task."""
         key = key or secrets.token_hex(16)
         task = _task(workflow, context, key, namespace, version, priority, labels)
         answer = self._transport.post("/v1/tasks", task, is_safe=True)
@@ -52,7 +52,7 @@ class TaskCalls(Calls):
         priority: int | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """`submit` and `wait`, in one request if the task ends soon."""
+        """Submit a task and wait for it, in one request if the task ends soon."""
         until_s = None if timeout is None else time.monotonic() + timeout
         task = _task(workflow, context, key or secrets.token_hex(16), namespace, version, priority, labels)
         path = with_query("/v1/tasks", {"wait_ms": self._transport.long_poll_ms(until_s)})
@@ -60,7 +60,7 @@ class TaskCalls(Calls):
         return self._until_settled(answer["task_id"], answer["task"], until_s)
 
     def submit_many(self, tasks: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Start all of them or none. Each is a mapping of `submit`'s arguments: workflow, context, key, …"""
+        """Start all of these tasks, or none. Each is a mapping of `submit`'s arguments: workflow, context, key, …"""
         documents = [_task_of(task) for task in tasks]
         answer = self._transport.post("/v1/tasks/batch", {"tasks": documents}, is_safe=True)
         return list(answer["task_ids"])
@@ -78,15 +78,15 @@ class TaskCalls(Calls):
         return self._transport.get(f"{_path(task_id)}/events", page)
 
     def wait(self, task_id: int, timeout: float | None = None) -> dict[str, Any]:
-        """The task, once it is completed, failed or cancelled, or waits on a held step (`attention`).
+        """Wait until the task has ended, or depends on a held step (`attention`). Returns the task.
 
-        Raises WaitTimeout if that takes more than `timeout` seconds.
+        Raises WaitTimeout after `timeout` seconds.
         """
         until_s = None if timeout is None else time.monotonic() + timeout
         return self._until_settled(task_id, self._long_poll(task_id, until_s), until_s)
 
     def why(self, task_id: int, step: str | None = None) -> dict[str, Any]:
-        """Why the task, or its step of this name, is not running: `message` is one sentence, `code` its kind."""
+        """Why the task, or its step with this name, is in its state: `message` is a sentence, `code` the kind."""
         of_step = "" if step is None else f"/steps/{in_path(step)}"
         return self._transport.get(f"{_path(task_id)}{of_step}/why")
 
@@ -111,7 +111,7 @@ class TaskCalls(Calls):
         new_key: bool = False,
         reason: str = "",
     ) -> dict[str, Any]:
-        """Run failed, cancelled and skipped steps again; with `from_step`, that step and all after it."""
+        """Run failed, cancelled and skipped steps again. With `from_step`, run that step and all later ones again."""
         body = {"from_step": from_step, "again": again, "new_key": new_key, "reason": reason}
         return self._command(task_id, "retry", {name: value for name, value in body.items() if value}, is_safe=False)
 

@@ -1,4 +1,4 @@
-"""One call of the HTTP API: the request, its retries where they are safe, and the error that an answer means."""
+"""One call of the HTTP API: the request, its retries if they are safe, and the exception for an error."""
 
 import random
 import threading
@@ -11,24 +11,16 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 from msgspec import Struct
 
-from stepwire.errors import (
-    ClientError,
-    ConfigurationError,
-    Denied,
-    NotFound,
-    Overloaded,
-    Unreachable,
-    WrongState,
-)
+from stepwire.errors import ClientError, ConfigurationError, Denied, NotFound, Overloaded, Unreachable, WrongState
 
-from .connection import Answer, Connection
+from .connection import Connection, HttpAnswer
 
 URL_DEFAULT: Final = "http://127.0.0.1:7410"
 TIMEOUT_S: Final = 30.0
 TRIES_MAX: Final = 3
 BACKOFF_BASE_S: Final = 0.1
 BACKOFF_MAX_S: Final = 20.0
-LONG_POLL_MS: Final = 20_000  # one request of a wait; a wait is as many as needed
+LONG_POLL_MS: Final = 20_000  # the time of one request; a longer wait sends several requests
 RETRIED: Final = frozenset({429, 503})
 
 _ERROR_OF: Final[dict[int, type[ClientError]]] = {
@@ -63,21 +55,21 @@ class Transport:
             self._disconnect()
 
     def get(self, path: str, query: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The document at this path. Members of `query` that are None are left out."""
+        """Get the document at this path. Members of `query` that are None are omitted."""
         return self._call("GET", with_query(path, query or {}), None, is_safe=True)
 
     def post(self, path: str, body: Any, *, is_safe: bool, content_type: str = "application/json") -> dict[str, Any]:
-        """Post a document, or bytes as they are. `is_safe`: carrying it out twice is the same as once."""
+        """Post a document, or bytes unchanged. `is_safe`: a repeated call has no further effect."""
         data = body if body is None or isinstance(body, bytes) else _encode(body)
         return self._call("POST", path, data, is_safe=is_safe, content_type=content_type)
 
-    def get_once(self, path: str) -> Answer:
-        """The answer to one GET, with any status. Raises OSError if there is no answer."""
+    def get_once(self, path: str) -> HttpAnswer:
+        """Send one GET request. Returns the answer, with any status. Raises OSError if there is no answer."""
         return self._request("GET", path, None, is_safe=True)
 
     @contextmanager
     def follow(self, path: str, last_event_id: str | None = None) -> Iterator[tuple[int, Iterator[bytes]]]:
-        """An event stream on a connection of its own: its status, and its lines as they come. Raises OSError."""
+        """An event stream on its own connection: the status, and the lines as they arrive. Raises OSError."""
         headers = self._headers("text/event-stream")
         if last_event_id:
             headers["Last-Event-ID"] = last_event_id
@@ -85,7 +77,7 @@ class Transport:
             yield connection.follow("GET", self._prefix + path, headers)
 
     def long_poll_ms(self, until_s: float | None) -> int:
-        """How long the broker may hold one request of a wait: well below the timeout of the connection."""
+        """The time that one request may wait at the broker: well below the timeout of the connection."""
         wait_ms = min(LONG_POLL_MS, int(self._timeout_s * 500))
         return wait_ms if until_s is None else max(0, min(wait_ms, int((until_s - time.monotonic()) * 1000)))
 
@@ -99,7 +91,8 @@ class Transport:
     def _call(
         self, method: str, path: str, data: bytes | None, *, is_safe: bool, content_type: str = "application/json"
     ) -> dict[str, Any]:
-        """Request, and retry where that cannot do a thing twice. A refusal for load has done nothing, so it is safe."""
+        """Send a request, and retry if that cannot repeat an effect. A request that was refused because of load had no
+        effect, so its retry is safe."""
         tries = 0
         while True:
             tries += 1
@@ -122,19 +115,19 @@ class Transport:
 
     def _request(
         self, method: str, path: str, data: bytes | None, is_safe: bool, content_type: str = "application/json"
-    ) -> Answer:
+    ) -> HttpAnswer:
         headers = self._headers("application/json")
         if data is not None:
             headers["Content-Type"] = content_type
         with self._lock:
             if not is_safe:
-                self._disconnect()  # the broker may have closed an idle connection: then the outcome would be unknown
+                self._disconnect()  # if the broker has closed an idle connection, the outcome would be unknown
             if self._connection is None:
                 self._connection = self._connect()
             try:
                 answer = self._connection.request(method, self._prefix + path, headers, data)
             except BaseException:
-                self._disconnect()  # the rest of an answer may still come: this connection is of no further use
+                self._disconnect()  # the rest of an answer may still arrive, so the connection cannot be used again
                 raise
             if not self._connection.is_reusable:
                 self._disconnect()
@@ -195,5 +188,5 @@ def in_path(value: str | int) -> str:
 
 
 def _seconds(text: str | None) -> float:
-    """Retry-After, in its form as a number of seconds."""
+    """Parse Retry-After in its form as a number of seconds; otherwise 0."""
     return float(text) if text is not None and text.isdigit() and len(text) < 6 else 0.0

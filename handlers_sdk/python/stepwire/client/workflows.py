@@ -13,16 +13,16 @@ class WorkflowCalls(Calls):
     """Workflow definitions and their versions."""
 
     def apply_workflow(self, document: "Mapping[str, Any] | Workflow") -> dict[str, Any]:
-        """Store a workflow: the content of its file, or one that is written in Python.
+        """Store a workflow: the content of its file, or a workflow that is written in Python.
 
-        Storing a version again with the same content changes nothing; with other content it is refused.
+        Storing a version again with the same content has no effect. Storing it with other content is refused.
         """
         if not isinstance(document, Mapping):
             document = document.document()
         return self._transport.post("/v1/workflows", document, is_safe=True)
 
     def apply_workflow_text(self, text: bytes, content_type: str, *, activate: bool = True) -> dict[str, Any]:
-        """Store a workflow as it is written in a file: `application/yaml` or `application/json`."""
+        """Store a workflow from the text of a file: `application/yaml` or `application/json`."""
         path = "/v1/workflows" if activate else "/v1/workflows?activate=false"
         return self._transport.post(path, text, is_safe=True, content_type=content_type)
 
@@ -35,6 +35,6 @@ class WorkflowCalls(Calls):
         return self._transport.get(f"/v1/workflows/{in_path(name)}", {"namespace": namespace, "version": version})
 
     def activate_workflow(self, name: str, version: str, *, namespace: str | None = None) -> dict[str, Any]:
-        """Use this version for new tasks that name none."""
+        """Use this version for new tasks that name no version."""
         query = {"version": version, "namespace": namespace}
         return self._transport.post(with_query(f"/v1/workflows/{in_path(name)}/activate", query), {}, is_safe=True)

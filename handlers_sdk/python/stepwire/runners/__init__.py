@@ -1,5 +1,5 @@
-"""Where handlers run, never on the thread that owns the sockets.
+"""Runners: the loop, threads and processes that run handlers. The thread that owns the sockets runs none.
 
-`calls` is one call of a handler; `loop` runs async handlers, `threads` plain ones, `processes` those with
-`process=True`; `by_kind` starts the runners that a worker's handlers need.
+`calls` is one call of a handler. `loop` runs async handlers, `threads` plain handlers, `processes` handlers with
+`process=True`. `by_kind` starts the runners that a worker's handlers need.
 """

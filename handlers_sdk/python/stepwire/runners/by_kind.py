@@ -7,7 +7,7 @@ from .loop import AsyncRunner
 from .processes import ChildProcesses
 from .threads import ThreadRunner
 
-STOP_S = 0.5  # a run that does not stop by then is left behind; its thread is a daemon
+STOP_S = 0.5  # a run that does not stop in this time is abandoned; its thread is a daemon
 
 
 class Runners:
@@ -42,7 +42,7 @@ class Runners:
             self._loop.submit(calls)
 
     def cancel(self, call: HandlerCall) -> None:
-        """Cancel an async handler's task. The others see `context.cancelled`, and a process is killed."""
+        """Cancel an async handler's task. Plain handlers read `context.cancelled`; a handler process is killed."""
         if self._loop is not None and call.handler.kind == "async":
             self._loop.cancel(call)
 

@@ -1,4 +1,4 @@
-"""One call of a handler, from the session's `Run` to the result for its broker."""
+"""One call of a handler, from the session's `Run` to the result for the broker."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
@@ -19,7 +19,7 @@ GIVE_BACK: Final[Result | None] = None  # an outcome: the step was not started, 
 
 
 class OutcomeReport(Protocol):
-    """Takes the outcome of a call: a Result, or GIVE_BACK. Any thread may call it."""
+    """Accepts the outcome of a call: a Result, or GIVE_BACK. Any thread may call this function."""
 
     def __call__(self, item: Item, result: Result | None) -> None: ...
 
@@ -28,7 +28,7 @@ OutcomesReport: TypeAlias = Callable[[list[tuple[Item, Result | None]]], None]
 
 
 class HandlerCall:
-    """One run on its way to a handler and back."""
+    """One run, with its handler and context."""
 
     __slots__ = ("context", "handler", "run", "task")
 
@@ -39,7 +39,7 @@ class HandlerCall:
         self.task: asyncio.Task[None] | None = None  # set while the handler runs on a loop
 
     def may_start(self, at_ms: float) -> bool:
-        """The last check before the handler is entered: the lease is valid, and the run was not cancelled."""
+        """The last check before the handler is called: the lease is valid, and the run was not cancelled."""
         return at_ms < self.run.lease.until_ms and self.context.cancel_reason is None
 
 
@@ -68,7 +68,7 @@ async def call_async(
 ) -> Result | None:
     """Run an async handler in the current task, in a copy of the context variables.
 
-    `before_waiting` is called if the handler does not return without waiting.
+    `before_waiting` is called before the handler first waits.
     """
     handler, step, context = call.handler, call.run.step, call.context
     running: Coroutine[Any, Any, Any]
@@ -102,7 +102,7 @@ async def call_async(
 
 @coroutine
 def _rest_of(running: Coroutine[Any, Any, Any], variables: Variables, awaited: Any) -> Generator[Any, Any, Any]:
-    """Continue a coroutine that has begun, in its own context variables: what `await` does, step by step."""
+    """Continue a started coroutine in its own context variables. Does the same as `await`, step by step."""
     while True:
         try:
             sent = yield awaited

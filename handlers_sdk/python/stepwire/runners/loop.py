@@ -1,7 +1,7 @@
 """An asyncio loop in a thread of its own, for async handlers.
 
-The loop serves its calls with a few long-lived tasks instead of one task a call, so a batch of short handlers runs
-through without one return to the loop. Each call has its own copy of the context variables all the same.
+A few long-lived tasks serve the calls, instead of one task per call, so a batch of short handlers runs without a return
+to the loop. Each call has its own copy of the context variables nevertheless.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from stepwire.identity import now_ms
 
 from .calls import GIVE_BACK, HandlerCall, OutcomesReport, call_async
 
-REPORT_EVERY_MS: Final = 1.0  # a loop with much to do reports at least this often
+REPORT_EVERY_MS: Final = 1.0  # the longest time between reports while short calls run
 
 
 class AsyncRunner:
-    """Runs async handlers side by side."""
+    """Runs async handlers concurrently."""
 
     def __init__(self, name: str, report_many: OutcomesReport) -> None:
         self._report_many = report_many
@@ -44,7 +44,7 @@ class AsyncRunner:
         self._loop.call_soon_threadsafe(self._cancel, call)
 
     def stop(self, wait_s: float) -> None:
-        """Cancel what runs; wait at most `wait_s` for it to end."""
+        """Cancel all running calls. Wait at most `wait_s` for their end."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(wait_s)
 
@@ -68,7 +68,7 @@ class AsyncRunner:
             self._rouse()
 
     def _rouse(self) -> None:
-        """Let one more task serve the calls. The task rouses the next one if more calls wait."""
+        """Wake one idle task, or start a new one. The task wakes the next one if more calls wait."""
         self._is_roused = True
         while self._idle:
             idle = self._idle.pop()

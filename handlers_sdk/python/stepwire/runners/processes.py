@@ -1,7 +1,7 @@
-"""CPU-bound handlers in processes of their own: each thread of the runner has one child process.
+"""Child processes for CPU-bound handlers: each thread of the runner has one child process.
 
-A child cannot outlive the worker: the kernel kills it with the thread that started it. A child is killed when
-its step times out, so a timed-out step really has ended. Steps and results cross a pipe as JSON.
+A child cannot outlive the worker: the kernel kills the child when the thread that started it ends. A child is killed
+when its step times out, so a timed-out step has certainly ended. Steps and results are sent over a pipe as JSON.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ from stepwire.identity import now_ms
 from .calls import GIVE_BACK, HandlerCall, call_plain
 
 _PR_SET_PDEATHSIG: Final = 1
-_POLL_S: Final = 0.05  # within this a cancel is noticed; results and deaths are noticed at once
+_POLL_S: Final = 0.05  # the longest delay of a cancel; a result or the end of the child is received at once
 
 _encode: Final = msgspec.json.Encoder().encode
 _RESULT: Final = b"r"
@@ -56,7 +56,8 @@ _decode_progress: Final = msgspec.json.Decoder(_Progress).decode
 
 
 class ChildProcess:
-    """A child process and its pipe, owned by one thread. Started at the first call, and again after it was killed."""
+    """A child process and its pipe, owned by one thread. The first call, and the next call after a kill, start a
+    child."""
 
     def __init__(self) -> None:
         self._child: BaseProcess | None = None
@@ -99,7 +100,7 @@ class ChildProcess:
             return sdk_failure(step, "process_died", text, retryable=True, took_ms=now_ms() - started_ms)
 
     def kill(self) -> int | None:
-        """Returns the exit code; None if there was no child."""
+        """Kill the child. Returns its exit code; None if there was no child."""
         child, self._child = self._child, None
         if self._pipe is not None:
             self._pipe.close()
@@ -138,7 +139,7 @@ class ChildProcesses:
         return child.perform(call)
 
     def kill(self) -> None:
-        """Kill all: the program may go on without the worker."""
+        """Kill all children, because the program may continue without the worker."""
         for child in self._all:
             child.kill()
 
@@ -153,7 +154,7 @@ def _child(pipe: Connection, parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(0)  # the parent died before it could be tied to us
+        os._exit(0)  # the parent ended before prctl was called
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches all processes of a terminal; the worker decides when its children stop
@@ -191,5 +192,5 @@ def _perform(start: _StartRun, report: ProgressReport) -> Result:
 
 
 def _module_here(module: str) -> str:
-    """The name of this module in a spawned child, where the worker's main program has another one."""
+    """The name of this module in a spawned child. The worker's main program has another name there."""
     return "__mp_main__" if module == "__main__" else module

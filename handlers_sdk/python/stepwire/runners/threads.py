@@ -12,7 +12,8 @@ from .calls import GIVE_BACK, HandlerCall, OutcomeReport
 
 
 class ThreadRunner:
-    """At most `threads_max` daemon threads, started when they are needed. One that hangs only keeps its slot."""
+    """At most `threads_max` daemon threads, which are started on demand. A handler that hangs only occupies its
+    slot."""
 
     def __init__(
         self, threads_max: int, name: str, report: OutcomeReport, perform: Callable[[HandlerCall], Result | None]
@@ -39,7 +40,7 @@ class ThreadRunner:
         self._calls.put(call)
 
     def stop(self, wait_s: float) -> None:
-        """End the threads; wait at most `wait_s` for those that are in a handler."""
+        """End the threads. Wait at most `wait_s` for threads that are in a handler."""
         for _ in self._threads:
             self._calls.put(None)
         until_ms = now_ms() + wait_s * 1000

@@ -1,17 +1,17 @@
-"""The worker's half of the protocol, and nothing else: no sockets, no clock, no threads, no randomness of its own.
+"""The worker's half of the protocol, as pure logic: without sockets, clock, threads or its own randomness.
 
-Facts go in with the time, actions come out. `session.py` composes the parts; each part owns its own state:
+The caller passes facts with the time, and receives actions. `session.py` composes the parts; each part owns its state:
 
     config         what the worker offers
-    brokers        the brokers it knows
-    leases         the session with each broker, and how long it is valid
+    brokers        the brokers that the worker knows
+    leases         the session with each broker, and its lease
     announcements  hello, heartbeat, bye
     endpoints      which brokers to connect to, and when to connect again
     intake         `steps` messages, and their answers: accept, refuse
     holdings       every delivery that this process holds (records: `deliveries`, `tombstones`)
-    slots          the run queue, and the slots that runs take
+    slots          the run queue, and the slots of runs
     runs           start, at_most_once permission, timeouts, cancels
-    credit         how many steps each broker may send
+    credit         the number of steps that each broker may send
     reporting      results messages of finished runs
     outbox         results messages until they are acknowledged
     progress       progress reports

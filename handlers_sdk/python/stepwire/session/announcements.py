@@ -1,4 +1,4 @@
-"""The messages to every broker: hello until each has welcomed this worker, heartbeats, and bye."""
+"""The messages to every broker: hello (until every broker has sent welcome), heartbeats, and bye."""
 
 from collections.abc import Callable
 
@@ -8,19 +8,19 @@ from stepwire_protocol.messages import Bye, Heartbeat, Hello
 from .brokers import Brokers
 from .config import Config
 from .credit import Credit
-from .holdings import Holdings
+from .holdings import HeldDeliveries
 from .outgoing import NEVER, Outgoing, V
 
 
 class Announcements:
-    """Sends hello, heartbeat and bye. `random` gives numbers in [0, 1), which spread them in time."""
+    """Sends hello, heartbeat and bye. `random` returns numbers in [0, 1), for the jitter of the intervals."""
 
     def __init__(
         self,
         config: Config,
         random: Callable[[], float],
         brokers: Brokers,
-        holdings: Holdings,
+        holdings: HeldDeliveries,
         credit: Credit,
         out: Outgoing,
     ) -> None:
@@ -41,17 +41,17 @@ class Announcements:
         self.heartbeat_at_ms = now_ms + self._heartbeat_every_ms()
 
     def request_hello(self, now_ms: float) -> None:
-        """Begin to send hello again, but not faster than its first retry."""
+        """Begin to send hello again. The pause since the last hello is at least that of the first retry."""
         self._hello_wait_ms = float(limits.HELLO_RETRY_MS)
         soonest_ms = self._hello_sent_ms + self._spread(limits.HELLO_RETRY_MS, limits.HELLO_JITTER)
         self.hello_at_ms = min(self.hello_at_ms, max(now_ms, soonest_ms))
 
     def request_heartbeat(self, now_ms: float) -> None:
-        """Send a heartbeat with the next actions: brokers must know at once."""
+        """Send a heartbeat with the next actions, because the brokers must be informed at once."""
         self.heartbeat_at_ms = now_ms
 
     def stop_hello_if_welcomed(self) -> None:
-        """Stop sending hello, if every broker has answered one that was sent after its last drop or `here`."""
+        """Stop sending hello, if every broker has answered a hello that was sent after its last drop or `here`."""
         peers = self._brokers
         if peers and all(peer.session is not None and peer.n_after < self._hello_n for peer in peers):
             self.hello_at_ms = NEVER
@@ -89,7 +89,7 @@ class Announcements:
         self.stop_hello_if_welcomed()
 
     def heartbeat(self, now_ms: float) -> None:
-        """Send a heartbeat, and while draining a bye."""
+        """Send a heartbeat; while draining, also a bye."""
         heartbeat = Heartbeat(
             v=V,
             worker=self._out.worker,

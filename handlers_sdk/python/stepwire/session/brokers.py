@@ -8,7 +8,7 @@ from stepwire.actions import Lease
 
 
 class BrokerPeer:
-    """One broker as the worker knows it: its session and lease, and its share of the load."""
+    """The worker's knowledge of one broker: the session, the lease, and the broker's share of the load."""
 
     __slots__ = (
         "answered_ms",
@@ -32,7 +32,7 @@ class BrokerPeer:
     def __init__(self, id: str, now_ms: float) -> None:
         self.id = id
         self.topic = topics.results_to(id)
-        self.next = 1  # the k of the current or next session; rises whenever a session is dropped
+        self.next = 1  # the k of the current or next session; increases when a session is dropped
         self.epoch = -1
         self.session: str | None = None
         self.deployment: str | None = None
@@ -43,9 +43,9 @@ class BrokerPeer:
         self.bytes_max = limits.MESSAGE_BYTES_MAX
         self.floor = -1  # unknown batches of this session up to this number are stale
         self.load = 0  # deliveries of this broker that need a slot or have one
-        self.answered_ms = now_ms  # when it last answered a hello or heartbeat
-        self.steps_ms = float("-inf")  # when it last sent steps
-        self.is_quiet = False  # by `quiet` in a heartbeat_ack: the broker sends no new steps
+        self.answered_ms = now_ms  # the time of the broker's last answer to a hello or heartbeat
+        self.steps_ms = float("-inf")  # the time of the broker's last steps
+        self.is_quiet = False  # `quiet` of the last heartbeat_ack: the broker sends no new steps
 
 
 class Brokers:

@@ -1,4 +1,4 @@
-"""The configuration of a session: identity, capacity, and the offers that take steps."""
+"""The configuration of a session: identity, capacity, and the handlers that the worker offers."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -15,7 +15,7 @@ class Offer(Struct, frozen=True):
     """A handler of this worker, by name or pattern."""
 
     pattern: str
-    concurrency: int | None = None  # runs at a time; None: as many as there are slots
+    concurrency: int | None = None  # maximum number of runs at a time; None: the number of slots
     timeout_ms: int | None = None  # shortens the timeout of the step
     shadow_safe: bool = False
 
@@ -26,7 +26,7 @@ class Config(Struct, frozen=True, kw_only=True):
     worker: str
     offers: tuple[Offer, ...]
     slots: int
-    prefetch: int | None = None  # None: as many as slots, at least 10
+    prefetch: int | None = None  # None: the number of slots, at least 10
     labels: dict[str, str] = {}
     links: tuple[Link, ...] = ()
     heartbeat_ms: int = limits.HEARTBEAT_MS
@@ -41,12 +41,12 @@ class Config(Struct, frozen=True, kw_only=True):
 
     @property
     def queue_max(self) -> int:
-        """Steps that may wait for a slot."""
+        """The number of steps that may wait for a slot."""
         return max(self.slots, limits.PREFETCH_MIN) if self.prefetch is None else self.prefetch
 
 
 class Offers:
-    """The worker's offers by number, and which of them takes a handler_class."""
+    """The worker's offers by number, and the offer for each handler_class."""
 
     def __init__(self, offers: tuple[Offer, ...]) -> None:
         self._offers = offers
@@ -56,7 +56,7 @@ class Offers:
         return self._offers[number]
 
     def find(self, handler_class: str) -> int | None:
-        """The number of the offer that takes this handler_class; None if there is none."""
+        """The number of the offer for this handler_class; None if no offer matches."""
         known = self._number_of
         if handler_class not in known:
             if len(known) >= CLASSES_MAX:
@@ -66,7 +66,7 @@ class Offers:
 
 
 def find_offer(offers: Iterable[Offer], handler_class: str) -> int | None:
-    """The number of the offer with this exact name, else of the first pattern that matches."""
+    """The number of the offer with this exact name, otherwise of the first pattern that matches."""
     first_match = None
     for i, offer in enumerate(offers):
         if offer.pattern == handler_class:

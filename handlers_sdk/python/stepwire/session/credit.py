@@ -1,29 +1,30 @@
-"""How many steps each broker may send. Brokers do not know of each other, so the worker splits its capacity.
+"""The credit of each broker. Brokers do not know of each other, so the worker divides its capacity among them.
 
-Each broker has a floor share. The remainder rotates, so that with more brokers than places each has its turn. Brokers
-that send nothing lend their share to those that do, and keep what they were promised meanwhile: the sum of promises can
-reach twice the capacity, and never more. Steps above the capacity wait, and cost only memory.
+Each broker has an equal share, rounded down. The remainder rotates, so that every broker has its turn even if there are
+more brokers than capacity. Idle brokers lend their share to the others, but keep the credit that they already have. The
+total credit can therefore reach twice the capacity, and never more. Steps above the capacity wait, and cost only
+memory.
 """
 
 from typing import Final, NamedTuple
 
 from .brokers import BrokerPeer, Brokers
 from .config import Config
-from .holdings import Holdings
-from .outbox import Outbox
+from .holdings import HeldDeliveries
+from .outbox import ResultsOutbox
 
 OUTBOX_BYTES_MAX: Final = (
     64 * 1024 * 1024
-)  # above this no credit is offered: a broker that sends no acks may send no steps
+)  # above this size no credit is offered: brokers that send no acks may send no steps
 
 
 class Credit:
     """The credit of each broker, and the reasons to offer none."""
 
-    def __init__(self, config: Config, brokers: Brokers, holdings: Holdings, outbox: Outbox) -> None:
+    def __init__(self, config: Config, brokers: Brokers, holdings: HeldDeliveries, outbox: ResultsOutbox) -> None:
         self.capacity = config.slots + config.queue_max
-        self.is_quiet = False  # by the program: take no new steps
-        self.is_full = False  # the runner takes no steps for now
+        self.is_quiet = False  # set by the program: accept no new steps
+        self.is_full = False  # the runner accepts no steps at the moment
         self.is_draining = False
         self._idle_after_ms = 2 * config.heartbeat_ms
         self._brokers = brokers
@@ -36,7 +37,7 @@ class Credit:
         self._rotation += 1
 
     def room(self) -> int:
-        """How many more steps are held before any is refused: promises can reach twice the capacity."""
+        """The number of further steps that are not refused. The total credit can be twice the capacity."""
         return 2 * self.capacity - self._holdings.load
 
     def of_all(self, now_ms: float) -> dict[str, int]:
@@ -55,7 +56,7 @@ class Credit:
 
 
 class Claim(NamedTuple):
-    """The use that one live broker makes of its share."""
+    """The load of one live broker, and whether it is idle."""
 
     load: int
     is_idle: bool

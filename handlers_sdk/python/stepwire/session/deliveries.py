@@ -1,4 +1,4 @@
-"""The records of what a worker holds: deliveries, the batches they came in, the messages that carry their results."""
+"""Records of what a worker holds: deliveries, the batches that contained them, and the messages with their results."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ from stepwire_protocol.messages import HeldState, Item, Result, StepRequest
 
 from .brokers import BrokerPeer
 
-# A delivery passes through these states in order. It can leave from any of them, and then becomes a tombstone.
+# A delivery passes through these states in this order. In any of them it can end, and then becomes a tombstone.
 QUEUED: Final[HeldState] = "queued"  # waits for a slot
 ASKING: Final[HeldState] = "asking"  # at_most_once: has a slot, and waits for the broker's go
 RUNNING: Final[HeldState] = "running"  # handed to its handler
@@ -15,7 +15,7 @@ DONE: Final[HeldState] = "done"  # its result is kept until a broker acknowledge
 
 
 class HeldBatch:
-    """The steps of one message. Their results are reported together where possible."""
+    """The steps of one message. Their results are reported together if possible."""
 
     __slots__ = ("id", "number", "ready", "session", "size")
 
@@ -52,22 +52,22 @@ class HeldDelivery:
         self, item: Item, step: StepRequest, peer: BrokerPeer, batch: HeldBatch, offer: int, now_ms: float
     ) -> None:
         self.item = item
-        self.step: StepRequest | None = step  # None once the run has ended: only the result is needed then
-        self.peer = peer  # the broker that owns the delivery; another one after an adoption
+        self.step: StepRequest | None = step  # None after the run has ended, when only the result is needed
+        self.peer = peer  # the broker that owns the delivery; changed by an adoption
         self.batch = batch
         self.offer = offer
         self.received_ms = self.started_ms = now_ms
         self.state: HeldState | None = QUEUED  # None: no longer held
         self.is_at_most_once = step.delivery_mode == "at_most_once"
         self.is_overdue = False
-        self.is_interrupted = False  # by a request to stop: a later failure of an at_most_once step is then no verdict
+        self.is_interrupted = False  # was asked to stop: a later failure of an at_most_once step proves nothing
         self.timeout_at_ms = float("inf")
         self.ask_at_ms = 0.0
         self.ask_wait_ms = 0.0
         self.message: ResultsMessage | None = None
 
     def age_ms(self, now_ms: float) -> int:
-        """Milliseconds since the start of the run, or since the receipt if it has not started."""
+        """Milliseconds since the start of the run, or since the receipt if the run has not started."""
         since_ms = self.started_ms if self.state in (RUNNING, DONE) else self.received_ms
         return max(0, int(now_ms - since_ms))
 
@@ -101,6 +101,7 @@ class ResultsMessage:
 
 
 def batch_number(batch_id: str) -> int:
-    """The rising number of `batch_<nonce>_<n>`; -1 for an id of another form, which no floor can cover."""
+    """The increasing number n of `batch_<nonce>_<n>`. An id of another form has -1, and is never refused as stale by
+    its number."""
     number = batch_id.rpartition("_")[2]
     return int(number) if number.isascii() and number.isdigit() and len(number) <= 16 else -1

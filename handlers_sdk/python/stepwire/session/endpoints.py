@@ -1,4 +1,4 @@
-"""The endpoints of brokers: which to connect to, and when to connect again."""
+"""The endpoints of brokers: decides which to connect, and when to connect again."""
 
 from typing import Final
 
@@ -13,8 +13,8 @@ from .outgoing import NEVER, Outgoing
 CHECK_EVERY_MS: Final = 1_000
 
 
-class Endpoints:
-    """The links that are connected, and the broker behind each as far as it is known."""
+class BrokerLinks:
+    """The connected links, and the broker at each link if it is known."""
 
     def __init__(self, links: tuple[Link, ...], brokers: Brokers, out: Outgoing) -> None:
         self.check_at_ms = NEVER
@@ -28,7 +28,8 @@ class Endpoints:
         self.check_at_ms = now_ms + limits.SOCKET_REBUILD_MS
 
     def learn(self, peer: BrokerPeer, message: Welcome, now_ms: float) -> None:
-        """Connect to the brokers that a welcome lists; a configured endpoint may be one of them by another name."""
+        """Connect to the brokers that a welcome lists. A configured endpoint may be the same broker with another
+        address."""
         known = {broker: link for link, broker in self._broker_of.items() if broker is not None}
         for entry in message.brokers:
             link = Link(entry.steps, entry.results)
@@ -46,7 +47,7 @@ class Endpoints:
                 self._out.add(Connect(link))
 
     def rebuild_silent(self, now_ms: float) -> None:
-        """Connect silent links again: a refused or deaf connection gives no sign, and never recovers by itself."""
+        """Connect silent links again. A refused or dead connection reports no error, and never recovers by itself."""
         named = set(self._broker_of.values())
         unnamed = sum(broker is None for broker in self._broker_of.values())
         since_ms = now_ms - limits.SOCKET_REBUILD_MS

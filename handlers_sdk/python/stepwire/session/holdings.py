@@ -1,4 +1,4 @@
-"""Every delivery that this process holds: the list that heartbeats carry as `holding`."""
+"""Every delivery that this process holds: the list `holding` of heartbeats."""
 
 from stepwire_protocol.messages import HeldItem, Item
 
@@ -8,7 +8,7 @@ from .slots import Slots
 from .tombstones import Tombstones
 
 
-class Holdings:
+class HeldDeliveries:
     """The held deliveries by item, from their receipt until their result is acknowledged."""
 
     def __init__(self, slots: Slots) -> None:
@@ -16,7 +16,7 @@ class Holdings:
         self.tombstones = Tombstones()
         self._slots = slots
         self._held: dict[Item, HeldDelivery] = {}
-        self._orphans: dict[Item, HeldDelivery] = {}  # still run, for a database that was replaced
+        self._orphans: dict[Item, HeldDelivery] = {}  # still running, for a database that was replaced
 
     def __len__(self) -> int:
         return len(self._held)
@@ -41,14 +41,14 @@ class Holdings:
         return [(*held.item, held.state, held.age_ms(now_ms)) for held in self._held.values() if held.state is not None]
 
     def add(self, held: HeldDelivery) -> None:
-        """Hold a delivery that was just received, and put it into the run queue."""
+        """Add a delivery that was just received, and put it into the run queue."""
         self._held[held.item] = held
         held.peer.load += 1
         self.load += 1
         self._slots.queue(held)
 
     def finish(self, held: HeldDelivery) -> None:
-        """The run has ended: only its result is kept."""
+        """Record the end of a run. Only its result is kept."""
         held.state = DONE
         held.step = None
         self._lighten(held)
@@ -62,7 +62,7 @@ class Holdings:
         del self._held[held.item]
         self.tombstones.add(held.item, held.peer, held.batch, now_ms)
         if state is DONE:
-            held.message = None  # the message refers to the delivery, too: only the cyclic collector would free both
+            held.message = None  # breaks a reference cycle that only the cyclic collector would free
             return
         held.step = None
         self._lighten(held)
@@ -72,20 +72,20 @@ class Holdings:
             self._slots.release(held)
 
     def bury_unread(self, peer: BrokerPeer, batch: HeldBatch, items: list[Item], now_ms: float) -> None:
-        """Refused deliveries must not start when they come again."""
+        """Keep tombstones of refused deliveries, so that they do not start if they are received again."""
         for item in items:
             if item not in self._held:
                 self.tombstones.add(item, peer, batch, now_ms)
 
     def move(self, held: HeldDelivery, peer: BrokerPeer) -> None:
-        """The delivery has another owner: a broker that adopted it."""
+        """Change the owner of a delivery to the broker that has adopted it."""
         if held.state is not DONE:
             held.peer.load -= 1
             peer.load += 1
         held.peer = peer
 
     def orphan(self, held: HeldDelivery) -> None:
-        """The database of its broker was replaced: let the run end, and drop its result."""
+        """Let a run end whose broker's database was replaced, but drop its result."""
         del self._held[held.item]
         self._orphans[held.item] = held
         self._lighten(held)

@@ -1,4 +1,5 @@
-"""`steps` messages, and their answers. A `steps` message that comes again is answered again, or it would never end."""
+"""`steps` messages, and their answers. A repeated `steps` message is answered again, or the broker would resend it
+forever."""
 
 from typing import Final, Literal
 
@@ -10,22 +11,22 @@ from .brokers import BrokerPeer, Brokers
 from .config import Offers
 from .credit import Credit
 from .deliveries import DONE, HeldBatch, HeldDelivery
-from .holdings import Holdings
-from .outbox import Outbox
+from .holdings import HeldDeliveries
+from .outbox import ResultsOutbox
 from .outgoing import NEVER, Outgoing, V, parts
 
 
 class Intake:
-    """Takes steps in, and sends `accept` and `refuse`."""
+    """Receives steps, and sends `accept` and `refuse`."""
 
     def __init__(
         self,
         offers: Offers,
         accept_delay_ms: int,
         brokers: Brokers,
-        holdings: Holdings,
+        holdings: HeldDeliveries,
         credit: Credit,
-        outbox: Outbox,
+        outbox: ResultsOutbox,
         out: Outgoing,
     ) -> None:
         self.accept_at_ms = NEVER
@@ -79,7 +80,7 @@ class Intake:
             self.refuse(peer, message.batch_id, items, code, now_ms)
 
     def cancel_accept(self, session: str, batch_id: str) -> None:
-        """Send no accept for this batch: its results were sent, and are an answer too."""
+        """Send no accept for this batch, because its results were sent and are an answer, too."""
         self._unaccepted.pop((session, batch_id), None)
 
     def accept_due(self, now_ms: float) -> None:
@@ -99,7 +100,7 @@ class Intake:
         self.accept_at_ms = at_ms
 
     def refuse(self, peer: BrokerPeer, batch_id: str, items: list[Item], code: RefuseCode, now_ms: float) -> None:
-        """Give these items back to their broker."""
+        """Return these items to their broker."""
         if peer.session is None:
             return
         for part in parts(items):
@@ -118,7 +119,7 @@ class Intake:
             self._out.log(level, "steps_refused", broker=peer.id, batch_id=batch_id, code=code, steps=len(items))
 
     def on_unreadable(self, body: bytes, code: Literal["bad_message", "too_large"], why: str, now_ms: float) -> None:
-        """Refuse the steps of a message that cannot be read, or its broker would send it for ever."""
+        """Refuse the steps of a message that cannot be read, or its broker would resend it forever."""
         self._out.log("error", "message_unreadable", code=code, why=why)
         try:
             remains = _decode_remains(body)
@@ -134,7 +135,7 @@ class Intake:
     ) -> bool:
         """Answer a delivery that is held already. True: its batch is accepted again."""
         if held.peer is not peer:
-            refused.setdefault("stale", []).append(held.item)  # another broker has adopted it since
+            refused.setdefault("stale", []).append(held.item)  # another broker has adopted the delivery meanwhile
         elif held.message is not None:
             self._outbox.hasten(held.message, now_ms)
         elif held.state is not DONE:

@@ -1,7 +1,7 @@
-"""The session with each broker: agreed by hello and welcome, valid as long as its lease, dropped when that is over.
+"""The session with each broker: opened by hello and welcome, valid during its lease, dropped after it.
 
-A lease runs from the time when the echoed hello or heartbeat was sent, on the worker's own clock. Therefore it
-ends at the worker before the broker may consider the worker dead, and their clocks need not agree.
+A lease begins when the echoed hello or heartbeat was sent, on the worker's own clock. Therefore the lease ends at the
+worker before the broker may consider the worker dead, and their clocks need not agree.
 """
 
 from stepwire_protocol import limits, topics
@@ -12,8 +12,8 @@ from stepwire.actions import LogLevel
 from .announcements import Announcements
 from .brokers import BrokerPeer, Brokers
 from .deliveries import DONE, RUNNING
-from .holdings import Holdings
-from .outbox import Outbox
+from .holdings import HeldDeliveries
+from .outbox import ResultsOutbox
 from .outgoing import NEVER, Outgoing
 from .runs import Runs
 
@@ -25,9 +25,9 @@ class Leases:
         self,
         brokers: Brokers,
         announcements: Announcements,
-        holdings: Holdings,
+        holdings: HeldDeliveries,
         runs: Runs,
-        outbox: Outbox,
+        outbox: ResultsOutbox,
         out: Outgoing,
     ) -> None:
         self.check_at_ms = NEVER
@@ -39,7 +39,7 @@ class Leases:
         self._out = out
 
     def check(self, now_ms: float) -> None:
-        """Drop the sessions whose lease is over: nothing may start under them, and no message counts."""
+        """Drop sessions whose lease is over: no step may start in them, and their messages are ignored."""
         if now_ms < self.check_at_ms:
             return
         for peer in list(self._brokers):
@@ -54,7 +54,7 @@ class Leases:
         if message.epoch < peer.epoch:
             return
         if message.epoch > peer.epoch:
-            # The broker restarted. Its deliveries go on under the current lease; the new session will adopt them.
+            # The broker restarted. Its deliveries continue with the current lease; the new session will adopt them.
             peer.epoch = message.epoch
             peer.session = None
         peer.deployment = message.deployment
@@ -62,7 +62,8 @@ class Leases:
         self._announcements.request_hello(now_ms)
 
     def on_welcome(self, peer: BrokerPeer, message: Welcome, now_ms: float) -> bool:
-        """True if the message answers a hello of the current session number, and its lease is not over yet."""
+        """Open or extend a session. True if the message answers a hello with the current session number, and its lease
+        is not over yet."""
         epoch, k = topics.session_parts(message.session)
         sent_ms = self._out.sent_ms(message.n)
         if epoch != message.epoch or k != peer.next or message.n <= peer.n_after or sent_ms is None:
@@ -72,7 +73,7 @@ class Leases:
             return False
         until_ms = sent_ms + message.lease_ms * limits.LEASE_WORKER_FACTOR
         if epoch < peer.epoch or until_ms <= now_ms:
-            return False  # from before a restart, or so late that its lease is over: the next hello is answered, too
+            return False  # sent before a restart, or its lease is over; the broker answers the next hello, too
         is_new = message.session != peer.session
         peer.epoch = epoch
         peer.deployment = message.deployment
@@ -80,7 +81,7 @@ class Leases:
         peer.lease_ms = message.lease_ms
         peer.heartbeat_ms = max(100, min(message.heartbeat_ms or limits.HEARTBEAT_MS, message.lease_ms // 5))
         if is_new:
-            peer.lease.until_ms = 0.0  # a restarted broker may give a shorter lease, and then counts by that
+            peer.lease.until_ms = 0.0  # a restarted broker may have a shorter lease, which then applies
         self._extend(peer, until_ms, now_ms)
         if is_new:
             self._open(peer, message.session, now_ms)
@@ -116,7 +117,7 @@ class Leases:
             self.check_at_ms = min(self.check_at_ms, until_ms)
 
     def _drop(self, peer: BrokerPeer, why: str, now_ms: float, level: LogLevel = "warning") -> None:
-        """End the session. The broker may run deliveries elsewhere that have not started here: they never will."""
+        """End the session. Deliveries that have not started here never start, because another worker may get them."""
         dropped = 0
         for held in self._holdings.of_broker(peer):
             if held.state is RUNNING:
@@ -132,7 +133,8 @@ class Leases:
         self._announcements.request_hello(now_ms)
 
     def _replace(self, peer: BrokerPeer, deployment: str, epoch: int, now_ms: float) -> None:
-        """The broker has another database: earlier deliveries have no owner, and their numbers mean other steps."""
+        """Discard everything of a broker that has another database: earlier deliveries have no owner, and their ids
+        now belong to other steps."""
         discarded = self._outbox.discard(peer)
         for held in self._holdings.of_broker(peer):
             if held.state is RUNNING:

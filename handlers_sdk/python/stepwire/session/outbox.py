@@ -1,4 +1,4 @@
-"""Results messages until they are acknowledged: kept, and sent again."""
+"""Results messages that are not acknowledged yet. They are kept and resent."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -14,7 +14,7 @@ from .outgoing import NEVER, Outgoing
 decode_results: Final = msgspec.json.Decoder(Results).decode
 
 
-class Outbox:
+class ResultsOutbox:
     """The unacknowledged results messages by `rid`."""
 
     def __init__(self, out: Outgoing) -> None:
@@ -27,7 +27,7 @@ class Outbox:
         return iter(self._messages.values())
 
     def send(self, message: ResultsMessage) -> None:
-        """Send the message, and keep it."""
+        """Send the message, and keep it until it is acknowledged."""
         self._messages[message.rid] = message
         self.bytes += len(message.body)
         if message.at_ms < self.resend_at_ms:
@@ -48,7 +48,7 @@ class Outbox:
         return len(rids)
 
     def resend(self, now_ms: float) -> None:
-        """Send the messages that are due, and at the next turn again."""
+        """Resend the messages that are due, and schedule the next attempt of each."""
         at_ms = NEVER
         for message in self._messages.values():
             if message.at_ms <= now_ms:
@@ -68,13 +68,13 @@ class Outbox:
         message.at_ms = self.resend_at_ms = now_ms
 
     def hasten_all(self, peer: BrokerPeer, now_ms: float) -> None:
-        """Send the messages for this broker with the next actions: it has just come back."""
+        """Send the messages for this broker with the next actions, because its session has just opened."""
         for message in self._messages.values():
             if message.peer is peer:
                 self.hasten(message, now_ms)
 
     def _renew(self, message: ResultsMessage) -> None:
-        """Put the current session into the message. `n` and `free` stay: an old `n` marks the credit as old."""
+        """Put the current session into the message. `n` and `free` stay unchanged: an old `n` marks old credit."""
         session = message.peer.session
         if session is None or session == message.session:
             return

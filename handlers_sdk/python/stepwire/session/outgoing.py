@@ -15,7 +15,7 @@ T = TypeVar("T")
 NEVER: Final = float("inf")
 V: Final = limits.PROTOCOL_LEVEL_1
 
-SENT_MAX: Final = 128  # hellos and heartbeats whose send time is remembered: minutes, and a lease is seconds
+SENT_MAX: Final = 128  # hellos and heartbeats whose send time is remembered: for minutes, while a lease lasts seconds
 
 
 class Outgoing:
@@ -52,7 +52,7 @@ class Outgoing:
         return self.n
 
     def next_timed_n(self, now_ms: float) -> int:
-        """The next number, for a message that brokers echo: its send time is where the lease starts."""
+        """The next number, for a message that brokers echo. The lease starts at the send time of this message."""
         n = self.next_n()
         self._sent_ms[n] = now_ms
         if len(self._sent_ms) > SENT_MAX:
@@ -60,12 +60,12 @@ class Outgoing:
         return n
 
     def sent_ms(self, n: int) -> float | None:
-        """When the hello or heartbeat with this number was sent; None if it is unknown or too long ago."""
+        """The send time of the hello or heartbeat with this number; None if unknown or too old."""
         return self._sent_ms.get(n)
 
 
 def parts(items: list[T]) -> Iterable[list[T]]:
-    """The items in lists that one message may carry."""
+    """Split the items into lists that fit into one message."""
     if len(items) <= limits.BATCH_ITEMS_MAX:
         return (items,)
     return (items[i : i + limits.BATCH_ITEMS_MAX] for i in range(0, len(items), limits.BATCH_ITEMS_MAX))

@@ -1,4 +1,4 @@
-"""Progress reports: only the latest of each run, a few times a second."""
+"""Progress reports: only the latest of each run is sent, at most five times a second."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ from stepwire_protocol.messages import Item, Progress, ProgressItem
 
 from .brokers import BrokerPeer
 from .deliveries import HeldDelivery
-from .holdings import Holdings
+from .holdings import HeldDeliveries
 from .outgoing import NEVER, Outgoing, V, parts
 
 PROGRESS_EVERY_MS: Final = 200
@@ -15,7 +15,7 @@ PROGRESS_EVERY_MS: Final = 200
 class ProgressReports:
     """The latest progress of each run that was not sent yet."""
 
-    def __init__(self, holdings: Holdings, out: Outgoing) -> None:
+    def __init__(self, holdings: HeldDeliveries, out: Outgoing) -> None:
         self.send_at_ms = NEVER
         self._holdings = holdings
         self._out = out

@@ -1,4 +1,4 @@
-"""Finished runs become results messages, and acknowledged or refused messages end their deliveries."""
+"""Sends the results of finished runs, and ends their deliveries when a broker acknowledges or refuses the message."""
 
 from typing import Final
 
@@ -11,19 +11,21 @@ from stepwire.errors import OUTCOME_UNKNOWN
 from .brokers import BrokerPeer
 from .credit import Credit
 from .deliveries import DONE, HeldBatch, HeldDelivery, ResultsMessage
-from .holdings import Holdings
+from .holdings import HeldDeliveries
 from .intake import Intake
-from .outbox import Outbox, decode_results
+from .outbox import ResultsOutbox, decode_results
 from .outgoing import Outgoing, V, parts
 
-# A results message refused with one of these codes is not at fault for its content: other content would not help.
+# With these codes the broker does not refuse the content of a results message, so other content would not help.
 _HOPELESS: Final = frozenset({"wrong_batch", "wrong_sender", "unknown_delivery", "unknown_session", "unknown_type"})
 
 
-class Reporting:
-    """Reports results: those of one batch that are ready together go in one message."""
+class ResultsReporting:
+    """Reports results. Results of one batch that are ready at the same time are sent in one message."""
 
-    def __init__(self, holdings: Holdings, credit: Credit, intake: Intake, outbox: Outbox, out: Outgoing) -> None:
+    def __init__(
+        self, holdings: HeldDeliveries, credit: Credit, intake: Intake, outbox: ResultsOutbox, out: Outgoing
+    ) -> None:
         self._holdings = holdings
         self._credit = credit
         self._intake = intake
@@ -70,7 +72,7 @@ class Reporting:
             for held in refused.done:
                 self._holdings.bury(held, now_ms)
             return
-        # The broker will never accept these results. If they were only forgotten, the steps would run again.
+        # The broker will never accept these results. If they were only dropped, the steps would run again.
         for held in refused.done:
             failure = _sdk_failure(held, "result_refused", f"{message.code}: {message.message}")
             self._send(refused.peer, refused.batch, [(held, failure)], now_ms, is_replacement=True)
@@ -78,7 +80,8 @@ class Reporting:
     def change_owner(
         self, message: ResultsMessage, adopted: list[HeldDelivery], peer: BrokerPeer, now_ms: float
     ) -> None:
-        """Another broker owns these deliveries now. Results for the previous owner stay in a message of their own."""
+        """Move results to the broker that now owns their deliveries. Results for the previous owner get a separate
+        message."""
         items = {held.item for held in adopted}
         rest = [held for held in message.done if held.item not in items]
         if not rest:
@@ -98,7 +101,7 @@ class Reporting:
         now_ms: float,
         is_replacement: bool = False,
     ) -> None:
-        """Send one results message; two halves if it is larger than the broker accepts."""
+        """Send one results message, or two halves if the broker does not accept its size."""
         session = peer.session or batch.session
         rid = self._rid + 1
         message = Results(
@@ -136,14 +139,15 @@ class Reporting:
 
 
 def without_verdict(held: HeldDelivery, result: Result) -> Result:
-    """A failure after a request to stop does not prove that an at_most_once step had no effect."""
+    """The result without a verdict on an at_most_once step: a failure after a request to stop does not prove that the
+    step had no effect."""
     if not held.is_at_most_once or result.error is None:
         return result
     return msgspec.structs.replace(result, error=msgspec.structs.replace(result.error, code=OUTCOME_UNKNOWN))
 
 
 def _sdk_failure(held: HeldDelivery, code: str, text: str) -> Result:
-    """The step ran, and its result cannot be delivered."""
+    """The result of a step that ran, but whose result cannot be delivered."""
     if held.is_at_most_once:
         error = ErrorDetail(message=f"{code}: {text}", code=OUTCOME_UNKNOWN)
     else:

@@ -1,4 +1,4 @@
-"""From a slot to the end of the run: start, permission for at_most_once steps, timeouts, cancels."""
+"""Runs, from their slot to their end: permission for at_most_once steps, start, timeouts, cancels."""
 
 from stepwire_protocol import limits
 from stepwire_protocol.messages import Item, Start
@@ -8,15 +8,15 @@ from stepwire.actions import CancelRun, Run, RunEnd
 from .brokers import BrokerPeer
 from .config import Offers
 from .deliveries import ASKING, RUNNING, HeldDelivery
-from .holdings import Holdings
+from .holdings import HeldDeliveries
 from .outgoing import NEVER, Outgoing, V, parts
 from .slots import Slots
 
 
 class Runs:
-    """Starts deliveries that have a slot, and asks runs to stop."""
+    """Starts deliveries in the run queue, and asks runs to stop."""
 
-    def __init__(self, offers: Offers, slots: Slots, holdings: Holdings, out: Outgoing) -> None:
+    def __init__(self, offers: Offers, slots: Slots, holdings: HeldDeliveries, out: Outgoing) -> None:
         self.ask_at_ms = NEVER
         self.timeout_at_ms = NEVER
         self._offers = offers
@@ -36,7 +36,7 @@ class Runs:
                 self._start(held, now_ms)
 
     def ask(self, now_ms: float) -> None:
-        """Send `start` for the at_most_once steps that are due; again until the broker answers go or cancel."""
+        """Send `start` for the at_most_once steps that are due. Resent until the broker answers go or cancel."""
         asking = self._slots.asking
         due: dict[BrokerPeer, list[Item]] = {}
         for held in asking.values():
@@ -51,7 +51,7 @@ class Runs:
                     self._out.send_to(peer, Start(v=V, worker=self._out.worker, session=peer.session, items=part))
 
     def hasten(self, peer: BrokerPeer, now_ms: float) -> None:
-        """Ask this broker now, not at the next turn: it has just come back."""
+        """Ask this broker with the next actions, because its session has just opened."""
         for held in self._slots.asking.values():
             if held.peer is peer:
                 held.ask_at_ms = self.ask_at_ms = now_ms
@@ -64,7 +64,7 @@ class Runs:
                 self._start(held, now_ms)
 
     def interrupt(self, held: HeldDelivery, reason: RunEnd) -> None:
-        """Ask a run to stop. The first reason counts; `lease_lost` only informs the handler and stops nothing."""
+        """Ask a run to stop. The first reason counts. `lease_lost` only informs the handler, and stops nothing."""
         self._out.add(CancelRun(held.item, reason))
         held.is_interrupted = True
 

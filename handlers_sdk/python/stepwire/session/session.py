@@ -1,11 +1,11 @@
-"""The session: facts in, actions out.
+"""The session: receives facts, and returns actions.
 
-The caller gives the time with every call, in milliseconds of a clock that counts sleep, and calls `actions` after the
-facts that are at hand, and again not later than `wake_at`. Results that are finished by then and belong to one batch
-leave in one message.
+The caller passes the time with every call, in milliseconds of a clock that counts sleep. It passes all facts that have
+arrived, then calls `actions`, and calls it again at `wake_at` at the latest. Results of one batch that finished in the
+meantime are sent in one message.
 
-The promises: a process runs a delivery at most once; nothing starts once its broker may consider this worker
-dead; an at_most_once step starts only on the broker's go; a result is kept until a broker has committed it.
+The guarantees: a process runs a delivery at most once. No step starts after its broker may consider this worker dead.
+An at_most_once step starts only after the broker's go. A result is kept until a broker has committed it.
 """
 
 from collections.abc import Callable
@@ -40,20 +40,20 @@ from .brokers import BrokerPeer, Brokers
 from .config import Config, Offers
 from .credit import Credit
 from .deliveries import DONE, RUNNING, HeldDelivery, ResultsMessage
-from .endpoints import Endpoints
-from .holdings import Holdings
+from .endpoints import BrokerLinks
+from .holdings import HeldDeliveries
 from .intake import Intake
 from .leases import Leases
-from .outbox import Outbox
+from .outbox import ResultsOutbox
 from .outgoing import NEVER, Outgoing, V, parts
 from .progress import ProgressReports
-from .reporting import Reporting, without_verdict
+from .reporting import ResultsReporting, without_verdict
 from .runs import Runs
 from .slots import Slots
 
 
 class Session:
-    """One worker's sessions with all its brokers. `random` gives numbers in [0, 1)."""
+    """One worker's sessions with all its brokers. `random` returns numbers in [0, 1)."""
 
     def __init__(self, config: Config, random: Callable[[], float]) -> None:
         self._inbox = topics.to_worker(config.worker)
@@ -63,16 +63,16 @@ class Session:
         self.out = out = Outgoing(config.worker)
         self.brokers = brokers = Brokers()
         self.slots = slots = Slots(config.slots, offers)
-        self.holdings = holdings = Holdings(slots)
-        self.outbox = outbox = Outbox(out)
+        self.holdings = holdings = HeldDeliveries(slots)
+        self.outbox = outbox = ResultsOutbox(out)
         self.runs = runs = Runs(offers, slots, holdings, out)
         self.credit = credit = Credit(config, brokers, holdings, outbox)
         self.intake = intake = Intake(offers, config.accept_delay_ms, brokers, holdings, credit, outbox, out)
-        self.reporting = Reporting(holdings, credit, intake, outbox, out)
+        self.reporting = ResultsReporting(holdings, credit, intake, outbox, out)
         self.progress = ProgressReports(holdings, out)
         self.announcements = Announcements(config, random, brokers, holdings, credit, out)
         self.leases = Leases(brokers, self.announcements, holdings, runs, outbox, out)
-        self.endpoints = Endpoints(config.links, brokers, out)
+        self.endpoints = BrokerLinks(config.links, brokers, out)
 
     # -- facts in -----------------------------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ class Session:
         self.endpoints.start(now_ms)
 
     def receive(self, topic: bytes, body: bytes, now_ms: float) -> None:
-        """A frame of the SUB socket, split at its first space."""
+        """Receive a frame of the SUB socket, split at its first space."""
         self.leases.check(now_ms)
         if topic not in (self._inbox, topics.BROKERS):
             return
@@ -98,7 +98,7 @@ class Session:
             self._dispatch(message, now_ms)
 
     def finished(self, item: Item, result: Result, now_ms: float) -> None:
-        """The run that `Run` ordered has ended. The first report of a run counts."""
+        """Report the end of a run that `Run` started. The first report of a run counts."""
         held = self.holdings.get(item)
         if held is None or held.state is not RUNNING:
             self.holdings.release_orphan(item)
@@ -110,7 +110,7 @@ class Session:
         self.holdings.finish(held)
 
     def give_back(self, item: Item, now_ms: float) -> None:
-        """The run did not start, or has had no effect: the broker may run the step elsewhere."""
+        """Return a step to its broker: its run did not start, or had no effect, so another worker may run the step."""
         held = self.holdings.get(item)
         if held is None or held.state is not RUNNING:
             self.holdings.release_orphan(item)
@@ -125,18 +125,18 @@ class Session:
             self.progress.add(held, done, total, note, now_ms)
 
     def quiet(self, now_ms: float) -> None:
-        """Take nothing new; go on with what is held."""
+        """Accept no new steps, and finish those that are held."""
         self.credit.is_quiet = True
         self.announcements.request_heartbeat(now_ms)
 
     def full(self, is_full: bool, now_ms: float) -> None:
-        """The runner takes no steps for now, although slots are free; or takes steps again."""
+        """Report whether the runner accepts no steps at the moment, although slots are free."""
         if is_full != self.credit.is_full:
             self.credit.is_full = is_full
             self.announcements.request_heartbeat(now_ms)
 
     def drain(self, now_ms: float) -> None:
-        """Give back what has not started, finish what runs, then `Quit`."""
+        """Return steps that have not started, finish those that run, then `Quit`."""
         if self.credit.is_draining:
             return
         self.credit.is_draining = True
@@ -150,14 +150,14 @@ class Session:
         self.announcements.request_heartbeat(now_ms)
 
     def expel(self) -> int:
-        """The time to drain is over: ask every run to stop. Returns the number of runs."""
+        """Ask every run to stop, because the time to drain is over. Returns the number of runs."""
         return self.runs.interrupt_all("shutdown")
 
     # -- actions out --------------------------------------------------------------------------------------------------
 
     def actions(self, now_ms: float) -> list[Action]:
-        """Everything to do now, in this order."""
-        # Called for every frame and every end of a run: what is not due costs a comparison and no call.
+        """All actions that are due now, in their order."""
+        # Called for every frame and every end of a run, so a part that is not due costs only a comparison.
         if now_ms >= self.leases.check_at_ms:
             self.leases.check(now_ms)
         if now_ms >= self.runs.timeout_at_ms:
@@ -187,7 +187,7 @@ class Session:
         return self.out.take()
 
     def wake_at(self) -> float:
-        """When to call `actions` at the latest; minus infinity: at once. A lower bound: there may be nothing to do."""
+        """The latest time for the next call of `actions`; minus infinity: now. At that time, nothing may be due."""
         if self.out.actions or self.reporting.ready or (self.slots.queued and self.slots.has_next()):
             return -NEVER
         if self.credit.is_draining and self._may_quit():
@@ -230,7 +230,7 @@ class Session:
             case Refused():
                 self.reporting.on_refused(message, now_ms)
             case _ if peer is None or peer.session != message.session or peer.epoch != message.epoch:
-                return  # not of the current session: the next heartbeat informs its sender
+                return  # not in the current session: the next heartbeat informs the sender
             case Steps():
                 self.intake.on_steps(peer, message, now_ms)
             case HeartbeatAck():
@@ -261,7 +261,7 @@ class Session:
             self.intake.refuse(peer, batch_id, items, "stale", now_ms)
 
     def _on_adopt(self, peer: BrokerPeer, message: Adopt, now_ms: float) -> None:
-        """Hand deliveries to another broker, or to this one after a restart. An unknown one never starts here."""
+        """Move deliveries to another broker, or to the same one after a restart. Unknown ones will never start here."""
         answers: list[AdoptedItem] = []
         moved: dict[ResultsMessage, list[HeldDelivery]] = {}
         for item in message.items:

@@ -1,4 +1,4 @@
-"""Which deliveries wait for a slot, and how many slots are taken."""
+"""The deliveries that wait for a slot, and the slots in use."""
 
 from collections import deque
 
@@ -9,15 +9,15 @@ from .deliveries import QUEUED, HeldDelivery
 
 
 class Slots:
-    """The run queue. A slot is taken from the start of a run, or from its request for permission, to its end."""
+    """The run queue. A slot is in use from the start of a run, or from its request for permission, to its end."""
 
     def __init__(self, slots: int, offers: Offers) -> None:
-        self.asking: dict[Item, HeldDelivery] = {}  # at_most_once: have a slot, and wait for the broker's go
+        self.asking: dict[Item, HeldDelivery] = {}  # at_most_once: has a slot, and waits for the broker's go
         self.taken = 0
         self._slots = slots
         self._offers = offers
         self.queued: deque[HeldDelivery] = deque()
-        self._blocked: dict[int, deque[HeldDelivery]] = {}  # by offer: its own concurrency is used up
+        self._blocked: dict[int, deque[HeldDelivery]] = {}  # by offer: waits because the offer's concurrency is in use
         self._taken_by: dict[int, int] = {}  # by offer
 
     def has_next(self) -> bool:
@@ -27,14 +27,12 @@ class Slots:
         self.queued.append(held)
 
     def take_next(self) -> HeldDelivery | None:
-        """Give the next delivery in the queue a slot. None: no slot is free, or nothing in the queue may start."""
+        """Assign a slot to the next delivery in the queue. None: no slot is free, or nothing in the queue may start."""
         queue = self.queued
         while queue and self.taken < self._slots:
             held = queue.popleft()
             if held.state is not QUEUED:
-                self._unblock(
-                    held.offer
-                )  # cancelled in the queue, perhaps after `_unblock`: the next one that was blocked is due
+                self._unblock(held.offer)  # cancelled while queued, perhaps after `_unblock`: unblock the next one
                 continue
             limit = self._offers[held.offer].concurrency
             taken = self._taken_by.get(held.offer, 0)
@@ -47,14 +45,14 @@ class Slots:
         return None
 
     def release(self, held: HeldDelivery) -> None:
-        """The delivery needs its slot no longer."""
+        """Release the slot of a delivery."""
         self.taken -= 1
         self._taken_by[held.offer] -= 1
         if self._blocked:
             self._unblock(held.offer)
 
     def _unblock(self, offer: int) -> None:
-        """Put the next delivery that waited for its offer's own concurrency at the head of the queue."""
+        """Put the next delivery that waits for this offer's concurrency at the head of the queue."""
         blocked = self._blocked.get(offer)
         while blocked:
             held = blocked.popleft()

@@ -15,9 +15,10 @@ TOMBSTONES_MAX: Final = 20_000
 class Tombstones:
     """Remembers deliveries that are over or were refused.
 
-    The memory may be short because batch numbers rise within a session: when a tombstone is forgotten, the floor of
-    its session rises to its number, and an unknown batch up to the floor is refused as stale. A delivery that was
-    disowned before it was received has no batch number, so its tombstone is kept for its full time.
+    The number of tombstones may be limited because batch numbers increase within a session. When a tombstone is
+    forgotten, the floor of its session rises to its batch number, and unknown batches up to the floor are refused as
+    stale. A delivery that was disowned before its receipt has no batch number, so its tombstone is kept for the full
+    time.
     """
 
     def __init__(self) -> None:
@@ -33,12 +34,12 @@ class Tombstones:
             self.forget_oldest()
 
     def disown(self, item: Item, peer: BrokerPeer, now_ms: float) -> None:
-        """Promise that this delivery, which may still be on its way, never starts here."""
+        """Make sure that this delivery, which may still be under way, never starts here."""
         if item not in self._received:
             self._disowned[item] = (now_ms, peer)
 
     def sweep(self, now_ms: float) -> None:
-        """Forget what is older than the time that tombstones are kept."""
+        """Forget tombstones that are older than TOMBSTONE_MS."""
         before = now_ms - limits.TOMBSTONE_MS
         while self._received and next(iter(self._received.values()))[0] < before:
             self.forget_oldest()
@@ -46,7 +47,7 @@ class Tombstones:
             self._disowned.popitem(last=False)
 
     def forget_broker(self, peer: BrokerPeer) -> None:
-        """Forget the tombstones of a broker whose database was replaced: its numbers mean other steps now."""
+        """Forget the tombstones of a broker whose database was replaced, because its ids now belong to other steps."""
         for item in [item for item, entry in self._received.items() if entry[1] is peer]:
             del self._received[item]
         for item in [item for item, (_, owner) in self._disowned.items() if owner is peer]:

@@ -1,4 +1,4 @@
-"""The worker: `worker.py` is what programs use, `socket_thread.py` joins the session with sockets and handlers."""
+"""The worker: `worker.py` is the interface for programs, `socket_thread.py` connects session, sockets and handlers."""
 
 from .worker import Worker
 

@@ -1,4 +1,4 @@
-"""The way from other threads to the socket thread: outcomes, requests, and a pipe that wakes it."""
+"""Passes outcomes and requests from other threads to the socket thread, and wakes it."""
 
 import socket
 from collections import deque
@@ -8,7 +8,7 @@ from stepwire_protocol.messages import Item, Result
 
 
 class Mailbox:
-    """Outcomes of calls, and requests to the session. Any thread may put; only the socket thread takes."""
+    """Outcomes of calls, and requests to the session. Any thread may add them; only the socket thread removes them."""
 
     def __init__(self) -> None:
         self.outcomes: deque[tuple[Item, Result | None]] = deque()
@@ -19,7 +19,7 @@ class Mailbox:
         self._writer.setblocking(False)
 
     def fileno(self) -> int:
-        """Readable when the socket thread is to wake up."""
+        """A descriptor that is readable when the socket thread must wake up."""
         return self._reader.fileno()
 
     def put_request(self, request: Callable[[], None]) -> None:
@@ -35,7 +35,7 @@ class Mailbox:
         self._wake()
 
     def clear(self) -> None:
-        """Call this before taking: what is put from now on wakes the thread again."""
+        """Clear the wake-up, before the thread reads the mailbox: later additions wake the thread again."""
         try:
             self._reader.recv(4096)
         except BlockingIOError:

@@ -1,6 +1,6 @@
-"""The thread that owns both sockets. No handler runs on it, so heartbeats go on while handlers work.
+"""The thread that owns both sockets. No handler runs on this thread, so heartbeats continue while handlers run.
 
-The thread only carries: frames to the session, the session's actions to sockets and runners, outcomes of calls back.
+The thread passes frames and outcomes of calls to the session, and the session's actions to sockets and runners.
 """
 
 import logging
@@ -22,12 +22,12 @@ from stepwire.runners.calls import HandlerCall
 from stepwire.session import Config, Session
 
 from .mailbox import Mailbox
-from .sockets import Sockets
+from .sockets import WorkerSockets
 
 log: Final = logging.getLogger("stepwire.worker")
 
 EXPEL_MS: Final = 2_000  # time for runs to end after a request to stop
-RECEIVE_MAX: Final = 500  # frames received before actions are taken
+RECEIVE_MAX: Final = 500  # frames received before actions are performed
 RECEIVE_BYTES_MAX: Final = 64 * 1024  # the same in bytes: the first steps run while the next are received
 POLL_MAX_MS: Final = 60_000
 NEVER: Final = float("inf")
@@ -35,11 +35,11 @@ _LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": log
 
 
 class SocketThread:
-    """One life of a worker: from its hello until it has quit."""
+    """Runs a worker from its first hello until it has quit."""
 
     def __init__(self, config: Config, handlers: tuple[Handler, ...], zmq_context: "zmq.Context[Any] | None") -> None:
         self.worker_id = config.worker
-        self.session = Session(config, random.Random().random)  # leaves the program's own `random` alone
+        self.session = Session(config, random.Random().random)  # does not affect the program's own `random`
         self.has_ended = threading.Event()
         self._config = config
         self._handlers = handlers
@@ -57,7 +57,7 @@ class SocketThread:
         self._thread.start()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """True once the thread has ended; raises the fault that ended it."""
+        """Wait for the end of the thread. True if it has ended. Raises RuntimeError if a fault ended the thread."""
         ended = self.has_ended.wait(timeout_s)
         if ended:
             self._thread.join()
@@ -86,7 +86,7 @@ class SocketThread:
             self._runners = Runners(
                 self._handlers, self._config.slots, self._mailbox.put_outcome, self._mailbox.put_outcomes
             )
-            self._sockets = Sockets(context, self.worker_id, self._config.links)
+            self._sockets = WorkerSockets(context, self.worker_id, self._config.links)
             try:
                 self._work()
             finally:
@@ -154,7 +154,7 @@ class SocketThread:
                 session.finished(item, result, now)
 
     def _check_drain(self, now: float) -> None:
-        """After the time to drain, ask runs to stop; after a last wait, leave without them."""
+        """After the time to drain, ask runs to stop. After EXPEL_MS, quit without waiting for them."""
         if now >= self._expel_at_ms:
             self._expel_at_ms = NEVER
             self._leave_at_ms = now + (EXPEL_MS if self.session.expel() else 0)

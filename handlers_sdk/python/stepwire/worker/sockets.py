@@ -1,6 +1,6 @@
-"""The worker's two sockets: SUB for what brokers send, PUB for what the worker sends. Both connect, brokers bind.
+"""The worker's two sockets: SUB receives from brokers, PUB sends to brokers. The worker connects, brokers bind.
 
-The options and the reason for each: `protocol/SDK_GUIDE.md` §13.
+`protocol/SDK_GUIDE.md` §13 explains each option.
 """
 
 import logging
@@ -16,8 +16,8 @@ log: Final = logging.getLogger("stepwire.worker")
 LINGER_MS: Final = 2_000
 
 
-class Sockets:
-    """Owned by one thread: created, used and closed there."""
+class WorkerSockets:
+    """Both sockets. One thread must create, use and close them."""
 
     def __init__(self, context: "zmq.Context[Any]", worker_id: str, links: tuple[Link, ...]) -> None:
         self._worker_id = worker_id
@@ -34,7 +34,7 @@ class Sockets:
             sock.reconnect_ivl_max = 1000
             sock.handshake_ivl = 5000
             sock.ipv6 = True
-        self.sub.rcvhwm = 0  # credit limits what arrives, and a finite mark can abort the process
+        self.sub.rcvhwm = 0  # credit limits the number of messages, and a finite mark can abort the process
         self.sub.maxmsgsize = limits.FRAME_BYTES_MAX
         self.pub.sndhwm = 10_000
         self.pub.maxmsgsize = 64 * 1024

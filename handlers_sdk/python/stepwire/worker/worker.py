@@ -1,4 +1,4 @@
-"""The worker that programs use: configuration, handlers, signals, start and stop."""
+"""The `Worker` class for programs: configuration, handlers, signals, start and stop."""
 
 import gc
 import os
@@ -25,15 +25,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DRAIN_MS: Final = 25_000
 ACCEPT_DELAY_MS: Final = 5
-SWITCH_INTERVAL_S: Final = 0.0005  # the longest time that a computing handler delays the socket thread's heartbeats
+SWITCH_INTERVAL_S: Final = 0.0005  # the longest time for which a computing handler delays heartbeats
 COLLECT_AFTER: Final = 10_000  # objects; at Python's 700, the collector takes a fifth of a busy worker's time
 
 
 class Worker:
     """Offers handlers to the brokers at the given endpoints.
 
-    With several brokers `steps` and `results` are lists, one pair for each broker. `context` is the ZeroMQ context of a
-    broker in this process, for `inproc://`. `run` or `start` chooses the worker id and connects; nothing does before.
+    For several brokers, `steps` and `results` are lists, with one pair for each broker. `context` is the ZeroMQ context
+    of a broker in this process, for `inproc://`. The worker gets its id and connects in `run` or `start`, not before.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Worker:
         self._heartbeat_ms = heartbeat_ms
         self._zmq_context = context
         self._handlers: list[Handler] = []
-        self._given_id: str | None = None  # set by a broker in this process, which has to know the id beforehand
+        self._given_id: str | None = None  # set by a broker in this process, which must know the id beforehand
         self._thread: SocketThread | None = None
         self._thread_pid = 0
 
@@ -82,9 +82,9 @@ class Worker:
         shadow_safe: bool = False,
         version: str | None = None,
     ) -> Callable[[F], F]:
-        """Register a function for a handler_class, or for a pattern of them (`Billing::**`).
+        """Register a function for a handler_class, or for a pattern (`Billing::**`).
 
-        Async functions run on one event loop, plain ones in threads, with `process=True` in processes of their own.
+        Async functions run on one event loop, plain functions in threads, or with `process=True` in child processes.
         `concurrency` is the maximum number of runs of this handler at a time; `timeout_ms` shortens the step's timeout.
         """
 
@@ -105,7 +105,7 @@ class Worker:
         return register
 
     def add(self, handler: Handler) -> None:
-        """Register a handler that `make_handler` has made."""
+        """Register a handler from `make_handler`."""
         if self._thread is not None:
             raise ConfigurationError(
                 f"handler {handler.name!r} is registered too late: register handlers before the worker starts"
@@ -129,9 +129,8 @@ class Worker:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Work until a signal ends it. TERM and INT drain; a second INT exits at once; TSTP takes no new steps.
-
-        Signals are handled only if this is the main thread.
+        """Run until a signal ends the worker. TERM and INT drain; a second INT exits at once. After TSTP the worker
+        accepts no new steps. Signals are handled only in the main thread.
         """
         if threading.current_thread() is not threading.main_thread():
             self.start()
@@ -162,7 +161,7 @@ class Worker:
                 signal.signal(number, handler)
 
     def start(self) -> None:
-        """Connect, and work in the background."""
+        """Connect, and run in the background."""
         if not self._handlers:
             raise ConfigurationError("the worker has no handlers: register some with @worker.handler(...)")
         if self._thread is not None and self._thread_pid == os.getpid() and not self._thread.has_ended.is_set():
@@ -189,12 +188,12 @@ class Worker:
         self._thread.start()
 
     def quiet(self) -> None:
-        """Take no new steps, finish those that are held, and stay connected."""
+        """Accept no new steps, finish the steps that are held, and stay connected."""
         if self._thread is not None:
             self._thread.quiet()
 
     def drain(self, drain_ms: int = DRAIN_MS) -> None:
-        """Begin to stop: give back what has not started, let runs finish for at most `drain_ms`, then end."""
+        """Begin to stop: return steps that have not started, let runs finish for at most `drain_ms`, then end."""
         if self._thread is not None:
             self._thread.drain(drain_ms)
 
@@ -204,12 +203,12 @@ class Worker:
         self.wait()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the worker. True if it has ended; raises the fault of the SDK that ended it, if any."""
+        """Wait for the end of the worker. True if it has ended. Raises RuntimeError if a fault of the SDK ended it."""
         return True if self._thread is None else self._thread.wait(timeout_s)
 
 
 def _collect_seldom() -> None:
-    """Tune the cyclic collector: this process belongs to the worker, and short runs leave it almost nothing."""
+    """Run the cyclic collector rarely: the process belongs to the worker, and short runs leave almost no cycles."""
     gc.freeze()
     young, *older = gc.get_threshold()
     if young:  # 0: the program has switched the collector off
@@ -221,7 +220,7 @@ def _as_list(endpoints: str | list[str]) -> list[str]:
 
 
 def _default_name() -> str:
-    """The program's name, so that logs and lists of workers show which program it was."""
+    """The program's name, so that logs and lists of workers show which program runs."""
     stem = Path(sys.argv[0] or "worker").stem
     name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem)[:48]
     return name.strip("-") or "worker"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from stepwire_broker.core.definitions.nearest import did_you_mean
+from stepwire_broker.core.reading.nearest import did_you_mean
 from stepwire_broker.errors import BrokerError
 
 PROBLEMS_MAX: Final = 100  # listed at most; further problems are counted

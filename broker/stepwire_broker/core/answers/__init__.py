@@ -1,0 +1,1 @@
+"""Answers to commands, with their hints and reason codes, and the scope that a command needs."""

@@ -1,0 +1,132 @@
+"""The faults at planned times: kills, suspensions, partitions, clock jumps and trouble of the database."""
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from .faults import LEVEL0_KINDS
+from .peer_node import PeerNode
+from .worker_node import WorkerNode
+
+if TYPE_CHECKING:
+    from .world import World
+
+
+class PlannedFaults:
+    def __init__(self, world: "World") -> None:
+        self.world = world
+
+    def plan(self) -> None:
+        plan = (
+            ("broker_killed", 4, self._kill_broker),
+            ("broker_stopped", 2, self._stop_broker),
+            ("broker_paused", 3, self._pause_broker),
+            ("wall_jump", 4, self._jump),
+            ("worker_killed", 6, self._kill_worker),
+            ("worker_paused", 5, self._pause_worker),
+            ("worker_drained", 4, self._drain_worker),
+            ("worker_forgets", 3, self._report_gone),
+            ("peer_killed", 5, self._kill_peer),
+            ("peer_paused", 4, self._pause_peer),
+            ("partition", 6, self._cut),
+            ("disk_full", 2, self._fill_disk),
+            ("locked", 3, self._lock_database),
+            ("handler_unavailable", 5, self.world.breakers.strike),
+        )
+        for kind, most, strike in plan:
+            if self.world.focus is not None:
+                most *= self.world.focus.plan_factor
+            chance = Random(f"{self.world.seed}/plan/{kind}")
+            # Mostly early, when there is work.
+            times = [
+                (self.world.phase_ms * chance.random() ** 1.7, chance.random(), chance.random()) for _ in range(most)
+            ]
+            times = times[: 1 + int(most * self.world.faults.rates[kind])]
+            if kind in self.world.faults.on and (self.world.peers or kind not in LEVEL0_KINDS):
+                for i, (at_ms, luck, size) in enumerate(times):
+                    self.world.schedule.at(at_ms, self._strike, kind, i, strike, luck, size)
+
+    def _strike(self, kind: str, number: int, strike: Any, luck: float, size: float) -> None:
+        if self.world.faults.strikes(kind, number):
+            strike(luck, size)
+
+    def _kill_broker(self, luck: float, size: float) -> None:
+        if self.world.broker.is_alive:
+            self.world.broker.kill()
+
+    def _stop_broker(self, luck: float, size: float) -> None:
+        self.world.broker.drain_and_stop()
+
+    def _pause_broker(self, luck: float, size: float) -> None:
+        if self.world.focus is not None and self.world.focus.pause_ms is not None:
+            least_ms, most_ms = self.world.focus.pause_ms
+            self.world.broker.pause(least_ms + (most_ms - least_ms) * size)
+        else:
+            self.world.broker.pause(300.0 + (5_000.0 if luck < 0.5 else 85_000.0) * size**2)
+
+    def _jump(self, luck: float, size: float) -> None:
+        hosts = [self.world.broker, *self.world.workers]
+        hosts[int(luck * 2) * int(luck * len(hosts))].clock.jump(int(7_200_000 * (size - 0.5)), self.world.now)
+
+    def _worker(self, luck: float) -> WorkerNode:
+        return self.world.workers[int(luck * self.world.on_bus)]
+
+    def _kill_worker(self, luck: float, size: float) -> None:
+        self._worker(luck).kill()
+
+    def _pause_worker(self, luck: float, size: float) -> None:
+        self._worker(luck).pause(1_000.0 + (15_000.0 if size < 0.7 else 85_000.0) * size)
+
+    def _peer(self, luck: float) -> PeerNode:
+        return self.world.peers[int(luck * len(self.world.peers))]
+
+    def _kill_peer(self, luck: float, size: float) -> None:
+        self._peer(luck).kill()
+
+    def _pause_peer(self, luck: float, size: float) -> None:
+        self._peer(luck).pause(1_000.0 + (15_000.0 if size < 0.7 else 85_000.0) * size)
+
+    def _drain_worker(self, luck: float, size: float) -> None:
+        self._worker(luck).drain()
+
+    def _report_gone(self, luck: float, size: float) -> None:
+        """A worker dies, and its supervisor reports it."""
+        worker = self._worker(luck)
+        if worker.is_alive:
+            gone = msgspec.json.encode({"type": "gone", "v": "2.0", "worker": worker.id})
+            worker.kill()
+            self.world.schedule.after(50.0 * size, self.world.broker.post, "message", b"workers " + gone)
+
+    def _cut(self, luck: float, size: float) -> None:
+        worker = self._worker(luck)
+        if worker.is_alive and self.world.focus is not None and self.world.focus.cut_ms is not None:
+            least_ms, most_ms = self.world.focus.cut_ms
+            worker.link.up.cut_until_ms = self.world.now + least_ms + (most_ms - least_ms) * size
+        elif worker.is_alive:
+            for way in (worker.link.up, worker.link.down)[int(size * 10) % 3 // 2 :][: 1 + int(size * 100) % 2]:
+                way.cut_until_ms = self.world.now + 1_000.0 + 39_000.0 * size**2
+
+    def _cut_after_start(self, life: int, worker: int, size: float) -> None:
+        if self.world.faults.strikes("partition", f"{life}.{worker}"):
+            self._cut((worker + 0.5) / len(self.world.workers), size)
+
+    def _fill_disk(self, luck: float, size: float) -> None:
+        self.world.broker.trouble_until_ms, self.world.broker.trouble_code = (
+            self.world.now + 60_000.0 * size**2,
+            "disk_full",
+        )
+
+    def _lock_database(self, luck: float, size: float) -> None:
+        self.world.broker.trouble_until_ms, self.world.broker.trouble_code = (
+            self.world.now + 15_000.0 * size,
+            "database_locked",
+        )
+
+    def broker_started(self) -> None:
+        """Cut workers off soon after every second start, where the focus requires it."""
+        if self.world.focus is not None and self.world.focus.cuts_after_start and self.world.broker.life % 2 == 0:
+            chance = Random(f"{self.world.seed}/cuts/{self.world.broker.life}")
+            for i in range(len(self.world.workers)):
+                wait_ms, size = 1_500.0 + 3_000.0 * chance.random(), chance.random()
+                self.world.schedule.after(wait_ms, self._cut_after_start, self.world.broker.life, i, size)
