@@ -156,7 +156,7 @@ class CoreLoop:
     # -- decisions out ------------------------------------------------------------------------------------------------
 
     def flush_soon(self) -> None:
-        """Flush when the rest of this turn of the loop has been handled."""
+        """Flush after the other callbacks of this turn of the loop."""
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self.flush)
@@ -171,8 +171,9 @@ class CoreLoop:
     def handled(self) -> asyncio.Future[None]:
         """Return a future that is done when all earlier calls and messages are handled.
 
-        Their immediate answers have been delivered by then, and a task of asyncio that was created earlier has run to
-        its first wait. The loop runs callbacks in order, and the callback of this future is the last of them.
+                Their immediate answers have been delivered by then, and an asyncio task that was created earlier has run to
+        its first wait. Tasks and deliveries to attached workers are callbacks of the loop, which runs callbacks in
+        order: the callback of this future is the last.
         """
         future: asyncio.Future[None] = self._loop.create_future()
         self._loop.call_soon(_resolve, future)

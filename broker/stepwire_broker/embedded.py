@@ -174,10 +174,10 @@ class Broker:
     ) -> Self:
         """Return a broker for this SQLite file. The start creates the file if it does not exist.
 
-        The handlers of `handlers` (its endpoints are not used) and those registered with `handler` run in this process,
-        at most `slots` at a time. `settings` has the shape of stepwire.yaml with times in `…_ms`. Use it for limits,
-        retention and `bus.lease_ms`, or for `bus.steps` and `bus.results` with ipc:// paths, so that handlers in other
-        processes can connect.
+        The handlers of `handlers` (its endpoints are not used) and handlers registered with `handler` run in this
+        process, at most `slots` at a time. `settings` has the shape of stepwire.yaml with times in `…_ms`. Use it for
+        limits, retention and `bus.lease_ms`, or for `bus.steps` and `bus.results` with ipc:// paths, so that handlers
+        in other processes can connect.
         """
         path = os.path.abspath(os.fspath(database))
         defaults = Settings(
@@ -390,7 +390,9 @@ class Broker:
         if self._core is None or not hasattr(self._core, "identity"):
             raise RuntimeError("the broker is not started: use `async with Broker.open(...) as broker`")
         if asyncio.get_running_loop() is not self._loop:
-            raise RuntimeError("the broker was started on another event loop: call it there (see Broker.in_thread)")
+            raise RuntimeError(
+                "the broker was started on another event loop: call it from that loop (see Broker.in_thread)"
+            )
         return self._core
 
 
@@ -445,7 +447,7 @@ class Task:
         task = await broker.read(_view, self.id, broker.workflows)
         if task is None:
             raise CommandError(
-                "not_found", f"task {self.id} does not exist", "ended tasks are removed after their retention time"
+                "not_found", f"there is no task {self.id}", "ended tasks are removed after their retention time"
             )
         return task
 

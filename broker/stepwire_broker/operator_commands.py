@@ -301,7 +301,7 @@ SET_BREAKER: Final = OperatorCommand[str, BreakerBody, BreakerSet](
     name="set_breaker",
     path="/v1/breakers/{handler_class}",
     scope=Scope.OPERATE,
-    summary="Hold a handler's breaker `open` (dispatch none of its steps) or `closed` (dispatch all of them), or return"
+    summary="Hold a handler's breaker `open` (dispatch no steps) or `closed` (dispatch all steps), or return"
     " it to automatic control (`auto`). The setting lasts until the broker ends.",
     body=BreakerBody,
     event=lambda request, handler_class, body: SetBreaker(request, handler_class, body.state, body.reason),

@@ -100,7 +100,7 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
         _error(
             "executor_broke",
             "executor what error",
-            "An executor raised an exception in the call `what`.",
+            "An executor raised an exception in its method `what`.",
             optional="steps",
         ),
     ),

@@ -64,7 +64,7 @@ def test_status_of_a_database_without_a_broker(still: Place) -> None:
 def test_a_missing_database_is_reported_and_not_created(empty: Place, command: str) -> None:
     ended = empty.stepwire("db", *command.split())
     assert ended.code == 3, ended
-    assert "does not exist" in ended.err
+    assert "there is no database" in ended.err
     assert "stepwire serve" in ended.err
     assert list(empty.directory.rglob("*.db")) == []
 

@@ -20,7 +20,7 @@ TEXTS: Final[dict[HintCode, str]] = {
     HintCode.RELEASE_BREAKER: "return it to automatic control: POST /v1/breakers/{handler_class} with `state`: auto",
     HintCode.RELEASE_ANY_BREAKER: "return one to automatic control: POST /v1/breakers/{{handler_class}} with"
     " `state`: auto",
-    HintCode.CONFIGURE_RULES: "move rules into the configuration and remove those set at run time:"
+    HintCode.CONFIGURE_RULES: "move rules into the configuration and remove the rules set at run time:"
     " POST /v1/rules/remove",
     HintCode.CONFIRM_SECOND_RUN: "pass `again`: true to run them a second time",
     HintCode.WAIT_OR_RESOLVE: "wait until running steps have finished, and resolve held steps first:"

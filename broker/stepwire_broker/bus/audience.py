@@ -23,7 +23,7 @@ _UNSUBSCRIBE: Final = b"\x00"
 
 
 class _Level0Peer(Struct):
-    """A connection that subscribed `steps`: its topics, and the `to` that it was granted instead of them."""
+    """A connection that subscribed `steps`: its topics, and the `to` that it was granted instead."""
 
     topics: list[bytes]
     to: str | None = None
@@ -55,7 +55,7 @@ class Audience:
         self._alarms = alarms
         self._peers: dict[int, _Level0Peer] = {}  # by descriptor of the connection; includes peers without a grant
         self._inproc_peers: list[_Level0Peer] = []  # the same for inproc, which has no descriptors
-        self._unsubscriptions_due = 0  # expected from connections that are known to be gone
+        self._unsubscriptions_due = 0  # still expected from connections that have ended
         self._subscribing: _Level0Peer | None = None  # the peer that `on_peer` is reporting
         self._is_peer_unsure = False
 

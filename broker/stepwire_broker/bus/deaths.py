@@ -1,8 +1,8 @@
 """Proof of death: whether a worker's process has certainly ended.
 
-A worker whose subscription vanished may be dead or only disconnected. On the same host the operating system can tell
-the two apart, and the steps of a dead worker can run again at once instead of a lease later. Callers first compare
-`hello.host` with `host.identity()`: a pid of another machine means nothing here.
+A worker whose subscription vanished may be dead or only disconnected. On the same host the operating system can
+distinguish the two cases. The steps of a dead worker then run again at once instead of a lease later. Callers first
+compare `hello.host` with `host.identity()`: a pid of another machine means nothing here.
 """
 
 import os

@@ -25,7 +25,7 @@ class EndpointRefused(BrokerError):
 
 
 class Endpoint(NamedTuple):
-    """A checked endpoint. `address` is what ZeroMQ binds."""
+    """A checked endpoint. ZeroMQ binds `address`."""
 
     key: str  # bus.steps or bus.results
     written: str  # as configured

@@ -34,14 +34,14 @@ class Paths:
         """Bind again each path that another process has bound or removed."""
         for key, claimed in self._claims.items():
             if not claimed.claim.is_ours():
-                self._take_back(key, claimed)
+                self._bind_again(key, claimed)
 
     def release(self) -> None:
         for claimed in self._claims.values():
             claimed.claim.release()
         self._claims.clear()
 
-    def _take_back(self, key: str, claimed: "_Claimed") -> None:
+    def _bind_again(self, key: str, claimed: "_Claimed") -> None:
         path = claimed.claim.path
         address = f"ipc://{path}"
         # The lost listener still has its peers, so it is kept, up to a limited number of listeners.
@@ -70,7 +70,7 @@ class _Claimed:
 
 
 class PathClaim:
-    """The right to serve an ipc path: a lock file next to it, and the identity of the socket that was bound there.
+    """The right to serve an ipc path: a lock file next to it, and the identity of the bound socket.
 
     Without the lock ZeroMQ would bind a path that another broker serves, and so take it over.
     """

@@ -20,7 +20,7 @@ TEXTS: Final[dict[HintCode, str]] = {
     HintCode.ROUTE_TO_EXECUTOR: "send the step there: stepwire executor route {path} --executor {executor}",
     HintCode.RELEASE_BREAKER: "return it to automatic control: stepwire breaker auto {handler_class}",
     HintCode.RELEASE_ANY_BREAKER: "return one to automatic control: stepwire breaker auto HANDLER",
-    HintCode.CONFIGURE_RULES: "move rules into the configuration and remove those set at run time:"
+    HintCode.CONFIGURE_RULES: "move rules into the configuration and remove the rules set at run time:"
     " stepwire executor route MATCH --reset",
     HintCode.CONFIRM_SECOND_RUN: "pass --again to run them a second time",
     HintCode.WAIT_OR_RESOLVE: "wait until running steps have finished, and resolve held steps first:"

@@ -26,12 +26,12 @@ from .phrases import at_time, counted, named, span
 from .state import BrokerState
 from .takers import Obstacle
 
-STEPS_EXAMINED_MAX: Final = 200  # of a task, to find what it waits for
+STEPS_EXAMINED_MAX: Final = 200  # steps of a task that are searched for the cause of its waiting
 QUEUE_EXAMINED_MAX: Final = 2_000
 HOPS_MAX: Final = 100  # from one waiting step to the next
 ERROR_CHARACTERS_MAX: Final = 200
 
-# What each code means; a message adds the names and the numbers. A task is explained by its step with the first code.
+# The meaning of each code; a message adds names and numbers. A task is explained by its step with the first code.
 CODES: Final[dict[str, str]] = {
     "held": "the outcome of the step is unknown, and an operator must decide",
     "paused": "the task is paused",
@@ -48,7 +48,7 @@ CODES: Final[dict[str, str]] = {
     "retries_wait": "the step is a retry, and the retry budget of its handler is used up",
     "workers_busy": "every worker that could run the step is full",
     "executor_full": "the executor of the step is full, or reports that it has no capacity",
-    "no_poll_waits": "workers over HTTP could run the step, and none of them requests steps now",
+    "no_poll_waits": "workers over HTTP could run the step, but no such worker requests steps now",
     "back_off": "an attempt failed, and the next one is scheduled",
     "not_loaded": "the task waits in the database until memory has space",
     "payload_fetched": "the step's payload, or a payload that its rule compares, is being read from the database",
@@ -56,7 +56,7 @@ CODES: Final[dict[str, str]] = {
     "committing": "the step's state is changing: the next state is being written",
     "worker_awaited": "the step was dispatched before this broker started, and its worker may still have it",
     "handed_out": "a worker has the step, and has not started it",
-    "result_awaited": "the step has run, and its result is on its way",
+    "result_awaited": "the step has run, and its result has not arrived yet",
     "running": "a worker runs the step",
     "waits_for": "a dependency is not final",
     "completed": "the step is completed",
@@ -70,7 +70,7 @@ class Why(NamedTuple):
     code: str
     message: str
     since_ms: int | None  # UTC; None if unknown
-    hint: Hint | None = None  # what an operator can do about it
+    hint: Hint | None = None  # the operator's next action
 
 
 class WhyTask(NamedTuple):
@@ -88,7 +88,7 @@ def step(state: BrokerState, step: Step, now: Now) -> Why:
 
 
 def task(state: BrokerState, task: Task, now: Now) -> WhyTask:
-    """Explain what a task waits for, or how it ended."""
+    """Explain the step that a task waits for, or its end."""
     if task.state in TASK_FINAL:
         return _ended(state, task, now)
     moving = [s for s in task.steps if s.state not in STEP_FINAL and s.state is not WAITING]
@@ -169,7 +169,7 @@ def _dispatched(state: BrokerState, step: Step, now: Now) -> Why:
         return Why("worker_awaited", f"handed to {where} {at}, before this broker started; {rest}{stopping}", since)
     lease = _lease(live.session, now)
     if live.seen == "done":
-        return Why("result_awaited", f"ran on {where}, whose result is on its way; {lease}{stopping}", since)
+        return Why("result_awaited", f"ran on {where}, and its result has not arrived yet; {lease}{stopping}", since)
     if step.started_ms is not None:
         return Why("running", f"runs on {where}, started {at_time(step.started_ms, now)}; {lease}{stopping}", since)
     if live.batch is not None and not live.batch.answered:
@@ -276,9 +276,9 @@ def _has_no_executor(state: BrokerState, step: Step, now: Now) -> Why | None:
 
 def _is_offered_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | None:
     name, target = step.definition.handler_class, state.router.target(step)
-    there = _of_executor(state, target.executor)
-    offering_it = [s for s in there if s.offers(name)]
-    if any(takers.knows_handler(s, name) for s in there) or takers.level0_serves(state, state.route_of(step)):
+    of_executor = _of_executor(state, target.executor)
+    offering_it = [s for s in of_executor if s.offers(name)]
+    if any(takers.knows_handler(s, name) for s in of_executor) or takers.level0_serves(state, state.route_of(step)):
         return None
     if target.executor == BUS and takers.level0_offers(state, name):
         why = "requires labels, which level-0 handlers do not have"
@@ -289,9 +289,9 @@ def _is_offered_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | 
         return Why("no_worker_offers", message, step.ready_ms)
     if offering_it:
         rest = f"{named(s.worker for s in offering_it)} offered it and then refused it as unknown"
-    elif there:
-        offered = sorted({h for s in there for h in s.handlers})
-        rest = f"{counted(len(there), 'worker')} connected, offering {named(offered)}"
+    elif of_executor:
+        offered = sorted({h for s in of_executor for h in s.handlers})
+        rest = f"{counted(len(of_executor), 'worker')} connected, offering {named(offered)}"
     else:
         rest = "no worker is connected"
     whose = "" if target.executor == BUS else f" of executor `{target.executor}`"
@@ -336,8 +336,8 @@ def _is_matched_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | 
     if takers.can_be_taken(state, state.route_of(step)):
         return None
     name, target = step.definition.handler_class, state.router.target(step)
-    there = [s for s in _of_executor(state, target.executor) if s.offers(name)]
-    have = sorted({f"{k}={v}" for s in there for k, v in s.labels.items()})
+    of_executor = [s for s in _of_executor(state, target.executor) if s.offers(name)]
+    have = sorted({f"{k}={v}" for s in of_executor for k, v in s.labels.items()})
     theirs = f"theirs are {named(have)}" if have else "they have none"
     asks = named(f"{k}={v}" for k, v in target.selector)
     shuns = named(f"{k}={v}" for k, v in target.without)
@@ -407,8 +407,8 @@ def _is_fetched(state: BrokerState, step: Step, now: Now) -> Why | None:
 def _is_not_loaded(state: BrokerState, step: Step, now: Now) -> Why | None:
     if step.id in state.steps:
         return None
-    room = f"{len(state.tasks)} tasks are in memory, at most {state.settings.limits.max_active_tasks}"
-    message = f"the task waits in the database: {room}, and {state.unloaded} wait to be loaded"
+    in_memory = f"{len(state.tasks)} tasks are in memory, at most {state.settings.limits.max_active_tasks}"
+    message = f"the task waits in the database: {in_memory}, and {state.unloaded} wait to be loaded"
     return Why("not_loaded", message, step.ready_ms)
 
 
@@ -539,7 +539,7 @@ _RANK: Final = {code: rank for rank, code in enumerate(CODES)}
 
 
 def _live(state: BrokerState, step: Step) -> Step | None:
-    """Return the same step in memory, if it has the same state there."""
+    """Return the same step in memory, if its state in memory is the same."""
     live = state.steps.get(step.id)
     if live is None or (live.state, live.delivery, live.attempt) != (step.state, step.delivery, step.attempt):
         return None

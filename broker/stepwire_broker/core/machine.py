@@ -23,7 +23,7 @@ from .dispatch import level0_placement, placement, transmission
 from .guards import allowance
 from .intake import commands, routing_rules, submission, workflows
 from .intake.submission import on_decided
-from .intake.workflows import know, on_applied
+from .intake.workflows import add_workflow, on_applied
 from .loading import eviction, large_payloads, residency
 from .loading.residency import keep_loading, load_for, not_found
 from .model import events
@@ -66,14 +66,14 @@ class Machine:
     def __init__(self, state: BrokerState, workflows: list[tuple[Workflow, bool]]) -> None:
         self.state = state
         for workflow, active in workflows:
-            know(state, workflow, active)
-        submission.keep_numbers(state, 0)
+            add_workflow(state, workflow, active)
+        submission.reserve_numbers(state, 0)
         if state.unloaded:
             state.timers.set(0, PageDue())
         state.timers.set(state.safe_at_mono, RecoverySafe())
 
     def handle(self, event: Event, now: Now, principal: str = "") -> Decision:
-        """Decide on one event. The Decision holds what must be done at once.
+        """Decide on one event. The Decision holds the actions that must be taken at once.
 
         `principal` is the authenticated sender of a message of the bus; "" for every other event.
         """
@@ -96,7 +96,7 @@ class Machine:
             copies.send_wanted(state, now)
 
     def next_group(self, lane: int, now: Now) -> tuple[CommitGroup | None, Decision]:
-        """The lane's next transaction, if its writer is free and there is something to write."""
+        """Return the lane's next transaction, if its writer is free and the outbox has one."""
         return self.state.outbox.close(lane, now), self._decided(now)
 
     @property

@@ -36,7 +36,7 @@ from .timer_kinds import AnyTimer
 
 
 class Identity(Struct, frozen=True):
-    """Which broker this is, and which start of it."""
+    """The identity of this broker and of its present start."""
 
     broker: str
     epoch: int
@@ -123,7 +123,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     runtime_rules: tuple[RuleSettings, ...] = ()
     ready: ReadyQueue
     offer_cache: dict[Route, list[WorkerSession]] = {}
-    canaries: dict[str, list[int]] = {}  # by match: steps dispatched to the canary, and to the others
+    canaries: dict[str, list[int]] = {}  # by match: the number of steps dispatched to the canary, and of other steps
     guards: Guards  # of handlers that fail
     shadows: Shadows
 
@@ -132,7 +132,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     sessions: dict[str, WorkerSession] = {}
     level0: Level0
     executors: dict[str, ExecutorState] = {}  # by key, from when they are first seen
-    attached: dict[str, Attached] = {}  # by worker: those of this process
+    attached: dict[str, Attached] = {}  # by worker: the workers of this process
     dead_k: OrderedDict[str, int] = field(default_factory=OrderedDict)  # by worker: the largest number declared dead
     quieted: OrderedDict[str, bool] = field(default_factory=OrderedDict)  # by draining worker: whether it must quit
 

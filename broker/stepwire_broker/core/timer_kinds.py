@@ -1,6 +1,6 @@
 """The kinds of timers: a class for each, with the condition under which it is stale.
 
-`machine.py` decides what happens when one is due.
+`machine.py` handles a timer that is due.
 """
 
 from typing import TypeAlias

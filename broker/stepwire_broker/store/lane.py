@@ -1,8 +1,8 @@
 """The lane: one thread that writes groups in order, each as one transaction, until it is durable.
 
-A write can fail in three cases. If the database refuses data, the task or submission at fault is removed from the group
-and stored with its bytes in `parked`, and the rest is written. If the database cannot write now, the same group is
-retried until it is written. If the database has lost data, the lane writes and reports nothing further.
+A write can fail in three cases. If the database refuses data, the task or submission at fault is stored with its bytes
+in `parked`, and the rest of the group is written. If the database cannot write now, the same group is retried until it
+is written. If the database has lost data, the lane writes and reports nothing further.
 
 The first statement of every transaction moves the lane's sequence row from n - 1 to n. A group is therefore never
 written twice, a lost outcome can be read from the database, and a broker that has lost its lane writes nothing.
@@ -137,7 +137,7 @@ class Upkeep(Protocol):
     """Work that can wait, in pieces so short that a group can wait for one. Called in the writer's thread."""
 
     def pause_s(self) -> float:
-        """Return the time for which there is nothing to do."""
+        """Return the time until the next piece of work."""
 
     def work(self) -> object:
         """Do one piece, completely or not at all. May raise an error that the writer's `trouble` classifies."""

@@ -1,7 +1,7 @@
 """The store's ports: the protocols that an adapter implements for a kind of database.
 
-An adapter opens a `Database`. The protocol of its writer is in lane.py (`LaneWriter`), that of its queries in
-queries.py, and that of its statements for removing old tasks in retention.py (`PruneStatements`).
+An adapter opens a `Database`. Further protocols are in lane.py (`LaneWriter`), in queries.py (`Queries`) and in
+retention.py (`PruneStatements`, the statements that remove old tasks).
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Readers(Protocol):
         disk and takes less time than a thread switch. Returns None instead of waiting for a lock."""
 
     def close(self) -> None:
-        """Let running queries finish, and cancel those that have not begun."""
+        """Let running queries finish, and cancel queries that have not begun."""
 
 
 class Database(Protocol):

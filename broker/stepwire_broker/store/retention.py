@@ -167,7 +167,7 @@ class Retention:
         self._was_asked = True
 
     def pause_s(self) -> float:
-        """Return the time for which there is nothing to do."""
+        """Return the time until the next piece of work."""
         if self._was_asked and self._run is None:
             return 0.0
         return max(0.0, self._next_at_s - self._mono_s())

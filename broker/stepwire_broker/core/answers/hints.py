@@ -57,7 +57,7 @@ class Hint(Struct, frozen=True, omit_defaults=True):
 
 TEXTS: Final[dict[HintCode, str]] = {
     HintCode.LIST_TASKS: "list the tasks; ended tasks are removed after their retention time",
-    HintCode.SHOW_TASK: "look at task {task_id} for the states of its steps",
+    HintCode.SHOW_TASK: "show task {task_id} for the states of its steps",
     HintCode.LIST_HELD_STEPS: "list the held steps",
     HintCode.LIST_WORKFLOWS: "list the workflows",
     HintCode.LIST_RULES: "list the rules; remove a configured rule in the configuration",
@@ -72,7 +72,7 @@ TEXTS: Final[dict[HintCode, str]] = {
     HintCode.RELEASE_ANY_BREAKER: "return one breaker to automatic control",
     HintCode.CONFIGURE_EXECUTOR: "configure the executor, or run such steps inside the broker with"
     " execution.on_missing: local",
-    HintCode.CONFIGURE_RULES: "move rules into the configuration and remove those set at run time",
+    HintCode.CONFIGURE_RULES: "move rules into the configuration and remove the rules set at run time",
     HintCode.CONFIRM_SECOND_RUN: "confirm that completed at_most_once steps may run a second time",
     HintCode.USE_NEW_KEY: "use a new idempotency key, or send the same content as the first time",
     HintCode.USE_NEW_VERSION: "a version never changes: give the new content a new version",

@@ -1,7 +1,7 @@
-"""The history, read back: replaying a task's facts gives the state that its rows must show.
+"""Replay of the history: a task's facts give the state that its rows must show.
 
-The live state changes by the same facts, so a difference means that a row was written without its fact, a fact without
-its row, or that another program changed the database.
+The live state changes by the same facts. Therefore a difference means that a row was written without its fact, a fact
+was written without its row, or another program changed the database.
 """
 
 from collections.abc import Iterable

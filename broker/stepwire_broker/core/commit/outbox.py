@@ -167,7 +167,7 @@ class Outbox:
     # -- committing ---------------------------------------------------------------------------------------------------
 
     def close(self, number: int, now: Now) -> CommitGroup | None:
-        """The lane's next transaction, if its writer is free and there is something to write."""
+        """Return the lane's next transaction, if its writer is free and rows or barriers wait."""
         lane = self.lanes[number]
         if not lane.is_idle or not lane.is_open:
             return None

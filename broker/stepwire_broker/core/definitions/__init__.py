@@ -1,1 +1,1 @@
-"""Workflows, trigger rules, mappings and settings: what users write, read and validated."""
+"""Reading and validation of the users' workflows, trigger rules, mappings and settings."""

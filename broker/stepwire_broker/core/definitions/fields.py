@@ -168,14 +168,14 @@ def step_names(value: Any, path: Path, report: ProblemCollector) -> list[str] | 
 
 
 def selector(value: Any, path: Path, report: ProblemCollector) -> dict[str, str] | str | None:
-    """Labels, or the word `local`. An empty map requires no labels."""
+    """Read labels or the string `local`. An empty map requires no labels."""
     if isinstance(value, str):
         if value.strip().lower() == "local":
             return "local"
-        report.add(path, f"{shown(value)} is not a map of labels or the word local")
+        report.add(path, f"{shown(value)} is not a map of labels or the string local")
         return None
     if not isinstance(value, dict):
-        report.add(path, f"{shown(value)} is not a map of labels or the word local")
+        report.add(path, f"{shown(value)} is not a map of labels or the string local")
         return None
     if len(value) > LABELS_MAX:
         report.add(path, f"{len(value)} labels; at most {LABELS_MAX} are allowed")

@@ -123,7 +123,9 @@ class BreakerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool = True
     failure_threshold: Limit = 5  # in a row
     window_ms: PositiveMs = 30_000
-    window_outcomes: Limit = 20  # at least N in the window, `window_percent` of them failures
+    window_outcomes: Limit = (
+        20  # the window opens the breaker if it has at least N outcomes and `window_percent` are failures
+    )
     window_percent: Percent = 50.0
     open_ms: PositiveMs = 5_000  # doubled each time, up to open_max_ms
     open_max_ms: PositiveMs = 120_000

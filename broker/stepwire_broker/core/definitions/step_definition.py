@@ -1,4 +1,4 @@
-"""One step of a compiled workflow: what runs it, when, and how often."""
+"""One step of a compiled workflow: its handler, its conditions and its limits."""
 
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias

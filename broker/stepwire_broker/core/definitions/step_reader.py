@@ -1,4 +1,4 @@
-"""The steps of a workflow document: each step's members first, then what depends on the other steps."""
+"""The steps of a workflow document: each step's own members first, then members that refer to other steps."""
 
 from typing import Any, Final
 

@@ -70,7 +70,7 @@ class Loaded(NamedTuple):
     """The result of a load of tasks."""
 
     tasks: list[StoredTask]
-    steps: list[StoredStep]  # of those tasks, in the order of the tasks and by position
+    steps: list[StoredStep]  # of these tasks, in the order of the tasks and by position
     wants: tuple[str, ...] = ()  # all handler classes that stored tasks wait for
 
 

@@ -1,7 +1,7 @@
-"""The workflow format as JSON Schema, for editors: made from the readers that decide what a document means.
+"""The workflow format as JSON Schema, for editors: made from the readers that interpret a document.
 
-Only `stepwire workflow validate` checks the rules that a schema cannot express, such as the names of other steps,
-cycles, and a retry limit that fits the delivery mode. The schema accepts every document that the validator accepts.
+The schema accepts every document that the validator accepts. Only `stepwire workflow validate` checks the rules that a
+schema cannot express: names of other steps, cycles, and a retry limit that fits the delivery mode.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ Schema: TypeAlias = dict[str, Any]
 _WORD: Final = r"[^.]+"
 _REF_RULE: Final = {"$ref": "#/$defs/rule"}
 
-# Members that are read later than the others, once the steps are known.
+# Members that are read last, once the steps are known.
 _OF_MEMBER: Final[dict[str, Schema]] = {
     "steps": {
         "type": "array",
@@ -34,7 +34,7 @@ def workflow_schema() -> Schema:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Stepwire workflow",
-        "description": "Steps and their dependencies. `stepwire workflow validate FILE` checks what a schema cannot.",
+        "description": "Steps and their dependencies. `stepwire workflow validate FILE` checks more than this schema.",
         **_map(workflow.WORKFLOW_READERS, OF_WORKFLOW, required=("name", "steps")),
         "$defs": {
             "step": {
@@ -65,11 +65,11 @@ OF_STEP: Final[dict[str, str]] = {
     "handler_class": "The handler that runs the step.",
     "description": "For people.",
     "depends_on": "Steps that must end before this step can begin.",
-    "trigger_rule": "When the step runs, after its dependencies have ended. Default: when all of them completed.",
+    "trigger_rule": "When the step runs, after its dependencies have ended. Default: when all dependencies completed.",
     "handler_config": "Passed to the handler unchanged.",
     "input": "Members and the paths of their values, passed to the handler instead of the task's context.",
     "delivery_mode": "at_most_once: the step never starts twice, unless an operator runs it again.",
-    "on_unknown": "What happens to an at_most_once step whose outcome is unknown.",
+    "on_unknown": "The treatment of an at_most_once step whose outcome is unknown.",
     "retry_limit": "Retries after the first attempt.",
     "retry_reported_failures": "Retry an at_most_once step after a failure that its handler reported.",
     "backoff": "The pause before the next attempt.",

@@ -1,4 +1,4 @@
-"""Payloads that are too large to stay in memory: fetched for the one dispatch or trigger rule that needs them."""
+"""Payloads that are too large to stay in memory: fetched for a single dispatch or trigger rule."""
 
 from stepwire_broker.core.commit.decision import FetchPayloads
 from stepwire_broker.core.model.live import Step

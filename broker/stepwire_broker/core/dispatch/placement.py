@@ -81,7 +81,7 @@ def _allowed(
 
 
 def _choose(sessions: list[WorkerSession], step: Step) -> WorkerSession:
-    """The session with the largest free share, then the one that has been idle longest. A worker that refused or lost
+    """Return the session with the largest free share, then the longest idle session. A worker that refused or lost
     the step is chosen only if no other can take it."""
     if step.avoid:
         sessions = [s for s in sessions if s.worker not in step.avoid] or sessions
@@ -103,7 +103,7 @@ def _fill(
 ) -> None:
     """Send one batch that begins with this step. A step that goes alone is the only step of its batch."""
     settings = state.settings.bus.batch
-    # The free slots of all workers are filled before the prefetch of any of them.
+    # The free slots of all workers are filled before the prefetch of any worker.
     slots_free = session.credit - session.prefetch
     room = min(settings.max_steps, steps_max, slots_free if slots_free > 0 else session.credit)
     batch = BatchFiller(

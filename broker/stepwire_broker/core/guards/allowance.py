@@ -1,8 +1,8 @@
 """The number of steps that may be dispatched to a failing handler: none, a few probes, or a limited share of retries.
 
-Failures here are failures of the infrastructure: a lost session, a delivery that was refused or not answered, a result
-that cannot be read, a handler that reports that something it needs is unavailable. A handler that reports an error of
-its own is not such a failure, because the handler was reached.
+Only failures of the infrastructure count: a lost session, a refused or unanswered delivery, an unreadable result, or a
+handler that reports an unavailable dependency. An error of the handler's own does not count, because the handler was
+reached.
 
 Steps that must wait stay `ready`, keep their position in the queue, and use no attempt. Breakers and budgets are not
 stored: after a restart every breaker is closed.
@@ -30,10 +30,10 @@ LOSSES_APART_MS: Final = 2_000  # sessions that die within this time are one fai
 REASON_CHARACTERS_MAX: Final = 200
 
 LATE: Final = "the run took longer than its timeout"
-UNAVAILABLE: Final = "unavailable"  # the error category of a handler that misses something it needs
-# Codes of an SDK, with the status `error`, for a handler that it could not run, or whose outcome it could not send.
+UNAVAILABLE: Final = "unavailable"  # the error category of a handler whose dependency is unavailable
+# Codes of an SDK, with status `error`: it could not run the handler, or could not send the handler's outcome.
 _NOT_RUN: Final = frozenset({"unknown_handler", "result_refused", "process_died", "handler_not_loadable"})
-_REFUSALS: Final = frozenset({"unknown_handler", "bad_message"})  # the others are about the worker, or about the step
+_REFUSALS: Final = frozenset({"unknown_handler", "bad_message"})  # other codes are about the worker or the step
 
 
 def guard_of(state: BrokerState, handler_class: str, now: Now) -> Guard | None:

@@ -28,7 +28,7 @@ class BreakerPhase(StrEnum):
 
 
 class BreakerPolicy(Struct, frozen=True):
-    """When a breaker opens, for how long, and what closes it."""
+    """The limits at which a breaker opens and closes, and its open times."""
 
     failure_threshold: int = 5  # in a row
     success_threshold: int = 2  # calls at a time while half-open, and successes that close it
@@ -36,7 +36,7 @@ class BreakerPolicy(Struct, frozen=True):
     open_max_ms: int = 30_000
     jitter: float = 0.0  # the open time is shorter by up to this share, so that breakers do not all try at once
     window_ms: int | None = None  # failures are also judged by their share in this time
-    window_outcomes: int = 20  # but only if there are this many outcomes
+    window_outcomes: int = 20  # the share is judged only from this number of outcomes
     window_percent: float = 50.0
 
 
@@ -175,7 +175,7 @@ class Breaker:
         self._forget()
 
     def automatic(self, mono: int) -> None:
-        """Close, and decide by outcomes from now on."""
+        """Close the breaker, and let outcomes decide from now on."""
         self.is_forced = False
         self._forget()
         self._close(mono)

@@ -42,7 +42,7 @@ class Guards:
         self.settings = settings
         self.bounds_retries = settings.retry_budget.percent < 100
         self.by_handler: dict[str, Guard] = {}
-        self.barred: dict[str, Guard] = {}  # those whose breaker is not closed
+        self.barred: dict[str, Guard] = {}  # guards whose breaker is not closed
         self.probes: dict[int, Probe] = {}  # by step id
         self._broker = broker
         of = settings.breaker

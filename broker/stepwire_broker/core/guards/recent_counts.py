@@ -1,7 +1,7 @@
 """Recent counts: sums over a sliding window, in pieces, so that memory does not grow with the number of events.
 
-Events older than the window are forgotten one piece at a time. So a sum covers between nine and ten tenths of the
-window, and never more than the window.
+Events older than the window are forgotten one piece at a time. Therefore a sum covers at least nine tenths of the
+window, and at most the whole window.
 """
 
 from typing import Final

@@ -223,7 +223,7 @@ def _reopen(state: BrokerState, task: Task, chosen: list[Step], event: RetryTask
     state.record(task, facts.Operated(now.wall, "retry", None, event.reason))
     if was_final:
         state.record(task, facts.TaskReopened(now.wall))
-        task.deadline_ms = None  # the deadline was for the run that has ended
+        task.deadline_ms = None  # the deadline applied to the run that has ended
         for step in task.steps:
             state.ended.pop(step.id, None)
     forget_fetched(state, task.steps)

@@ -38,7 +38,7 @@ class Undecided(Struct):
     """A submission whose insert is not committed yet."""
 
     request: int
-    tasks: list[Task]  # those that go into memory if they own their keys
+    tasks: list[Task]  # the tasks that go into memory if they own their keys
     stored_only: list[tuple[int, int, str | None]]  # task id, number of steps, wants: memory has no space for them
     ids: list[int]
     admitted: bool  # the tasks are in memory already, because the insert is expected to succeed
@@ -90,7 +90,7 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
             RETRY_LATER_MS,
         )
     numbers = steps + len(event.tasks)
-    keep_numbers(state, numbers)
+    reserve_numbers(state, numbers)
     if refused is None and state.next_id + numbers - 1 > state.last_id:
         refused = CommandRefused("overloaded", "new ids are being reserved", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS)
     if refused is not None:
@@ -99,7 +99,7 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
     _store(state, event, workflows, now)
 
 
-def keep_numbers(state: BrokerState, numbers: int) -> None:
+def reserve_numbers(state: BrokerState, numbers: int) -> None:
     """Reserve the next block of ids before the current block is used up."""
     if not state.ids_asked and state.last_id - state.next_id - numbers < ID_BLOCK // 2:
         state.ids_asked = True
@@ -170,7 +170,7 @@ def _store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], no
             begin(state, task, now)
 
 
-_ROW_BYTES: Final = 200  # an estimate of what a new row holds in memory until it is written
+_ROW_BYTES: Final = 200  # estimated size of a new row in memory until it is written
 
 
 def _room(state: BrokerState) -> int:
@@ -211,7 +211,7 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
     undecided: Undecided = state.undecided.pop(outcome.request)
     state.reserved_tasks -= len(undecided.tasks)
     if outcome.conflict is not None or outcome.failed is not None:
-        _take_back(state, undecided, now)
+        _undo(state, undecided, now)
         if outcome.conflict is not None:
             refused = CommandRefused(
                 "key_conflict",
@@ -224,7 +224,7 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
         return
     for task in undecided.tasks:
         if task.id in outcome.existing:
-            _take_back_task(state, task, undecided.admitted, now)
+            _undo_task(state, task, undecided.admitted, now)
         elif not undecided.admitted:
             # Times count from the submission, even if the wall clock was changed during the commit.
             begin(state, task, undecided.at)
@@ -246,14 +246,14 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
     )
 
 
-def _take_back(state: BrokerState, undecided: Undecided, now: Now) -> None:
+def _undo(state: BrokerState, undecided: Undecided, now: Now) -> None:
     for task in undecided.tasks:
-        _take_back_task(state, task, undecided.admitted, now)
+        _undo_task(state, task, undecided.admitted, now)
     for _, steps, _ in undecided.stored_only:
         state.open_steps -= steps
 
 
-def _take_back_task(state: BrokerState, task: Task, admitted: bool, now: Now) -> None:
+def _undo_task(state: BrokerState, task: Task, admitted: bool, now: Now) -> None:
     if admitted:
         discard(state, task, now)
     else:

@@ -53,14 +53,14 @@ def on_applied(state: BrokerState, outcome: WorkflowOutcome, now: Now) -> None:
         )
         return
     # Applying an existing version changes nothing, and does not make it the active version.
-    know(state, workflow.with_id(outcome.workflow_id), event.activate and outcome.created)
+    add_workflow(state, workflow.with_id(outcome.workflow_id), event.activate and outcome.created)
     state.answer(
         outcome.request,
         Applied(outcome.workflow_id, workflow.namespace, workflow.name, workflow.version, outcome.created),
     )
 
 
-def know(state: BrokerState, workflow: Workflow, active: bool) -> None:
+def add_workflow(state: BrokerState, workflow: Workflow, active: bool) -> None:
     """Add a stored workflow, so that its tasks can be submitted."""
     known = state.workflows.setdefault(workflow.id, workflow)
     state.versions[(workflow.namespace, workflow.name, workflow.version)] = known
@@ -79,5 +79,5 @@ def on_activate(state: BrokerState, event: ActivateWorkflow, now: Now) -> None:
         state.refuse_now(event.request, refused or CommandRefused("not_found", "no such workflow"))
         return
     state.outbox.touch(min(state.outbox.lanes)).activations.append((event.request, workflow.id))
-    know(state, workflow, active=True)
+    add_workflow(state, workflow, active=True)
     state.answer(event.request, Applied(workflow.id, workflow.namespace, workflow.name, workflow.version, False))

@@ -76,7 +76,7 @@ class Step(Struct, gc=False, weakref=False, eq=False):
     deadline_mono: int | None = None
     dirty: int = 0
     queued: bool = False  # is in the ready queue
-    route: Route | None = None  # its route in the ready queue, or the one by which it was dispatched
+    route: Route | None = None  # its route in the ready queue, or the route by which it was dispatched
     session: "WorkerSession | None" = None  # holds the current delivery
     batch: "StepBatch | None" = None
     seen: str | None = None  # as the worker last reported it: queued, asking, running, done
@@ -183,12 +183,12 @@ class WorkerSession(Struct, weakref=False, eq=False):
     reported_n: int  # number of that report: a report with a lower number is late or a duplicate
     topic: bytes
     of: ExecutorState
-    joins_bus: bool = False  # takes steps of the executor `bus` too, whatever its own executor is
+    joins_bus: bool = False  # takes steps of the executor `bus`, in addition to its own executor's
     principal: str = ""  # the identity that opened it; "" while connections are not authenticated
     free: int = 0  # number of further steps that the worker last offered to take
     free_n: int = -1  # number of the message with that `free`
     unanswered: int = 0  # steps sent since then that no accept, refuse or result has answered
-    deliveries: dict[int, Step] = {}  # by step id: held by the worker, or on the way to it
+    deliveries: dict[int, Step] = {}  # by step id: held by the worker, or being sent to it
     unanswered_batches: dict[str, StepBatch] = {}
     unknown: set[str] = set()  # handler classes that it offers but refused as unknown
     is_asked: bool = False  # a timer is set that sends an `adopt`

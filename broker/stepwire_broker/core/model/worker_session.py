@@ -1,7 +1,7 @@
 """Sessions made from hellos, and the names of workers inside the broker's process.
 
 The broker's side of a lease ends 3 % after the worker's: the worker counts from its send, the broker from its receipt.
-Therefore the worker of a session that is dead here has already stopped starting steps of it.
+Therefore a worker starts no step of a session that is dead at the broker.
 """
 
 from collections.abc import Callable, Iterable

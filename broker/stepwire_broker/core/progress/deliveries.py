@@ -1,4 +1,4 @@
-"""Which session holds a step's current delivery: the link is set here, and removed here when the delivery is over."""
+"""The link between a step's current delivery and the session that holds it: set and removed only here."""
 
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model.live import Step, WorkerSession
@@ -14,7 +14,7 @@ def hand_to(step: Step, session: WorkerSession) -> None:
 
 
 def remove_delivery(state: BrokerState, step: Step) -> None:
-    """Remove the step's current delivery from the session that holds it, or from those recovered after a start."""
+    """Remove the step's current delivery from its session, or from the deliveries recovered after a start."""
     session = step.session
     if session is not None:
         session.deliveries.pop(step.id, None)

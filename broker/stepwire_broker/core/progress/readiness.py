@@ -61,7 +61,7 @@ _HANDLER: Final = StepKind.HANDLER  # a member of an enum is slow to look up
 def await_retry(state: BrokerState, step: Step, now: Now) -> None:
     """Continue the back-off of a step that was stored during it."""
     assert step.not_before_ms is not None
-    # The dispatch is in the past, whatever the wall clock shows.
+    # The dispatch is in the past, even if the wall clock was set back.
     left_ms = step.not_before_ms - max(now.wall, step.dispatched_ms or 0)
     if left_ms <= 0:
         make_ready(state, step, now)

@@ -130,7 +130,7 @@ def hold(state: BrokerState, step: Step, code: str, now: Now) -> None:
 def hold_restored(state: BrokerState, task: Task, now: Now) -> int:
     """Hold the at_most_once steps of a task restored from a backup, and return the number of steps held.
 
-    A step that is not final in the backup may have started after the backup was made, in whatever state it was.
+    A step that is not final in the backup, in any state, may have started after the backup was made.
     """
     unsure = [s for s in task.steps if s.at_most_once and not s.is_final and s.state is not HELD]
     for step in unsure:

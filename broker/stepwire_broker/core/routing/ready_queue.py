@@ -1,4 +1,4 @@
-"""The ready queue: higher priority first, then age. Namespaces take turns, so that none starves the others.
+"""The ready queue: higher priority first, then age. Namespaces take turns, so that no namespace starves another.
 
 Steps are kept by namespace and route, so that a route without workers costs nothing. The entry of a step that leaves
 `ready` without being dispatched stays here, and is skipped when its turn comes.
@@ -57,7 +57,7 @@ class ReadyQueue:
         )
 
     def next(self, servable: Container[Route]) -> tuple[Route, Step] | None:
-        """Take out the step whose turn it is among these routes. None if there is no such step."""
+        """Remove and return the next step of these routes. None if these routes have no step."""
         for _ in range(len(self._turns) + 1):
             if not self._turns:
                 return None

@@ -238,7 +238,7 @@ class Router:
         return None
 
     def _aside(self, aside: Split | None, executor: str, labels: Selector) -> Target | None:
-        """The target of a canary or shadow. Its labels are required in addition to those of the step."""
+        """Return the target of a canary or shadow. Its labels are required in addition to the step's labels."""
         if aside is None:
             return None
         own = aside.executor or executor

@@ -1,4 +1,4 @@
-"""Data of shadows: the copies of steps that are under way, and the counts of how earlier copies compared.
+"""Data of shadows: the copies in progress, and the counts of the results of earlier comparisons.
 
 `copies.py` sends and compares them.
 """
@@ -43,7 +43,7 @@ class WantedCopy(NamedTuple):
 class OutputDifference(NamedTuple):
     task_id: int
     step_id: int
-    what: str  # "differs at $.path", or why the copy failed
+    what: str  # "differs at $.path", or the cause of the copy's failure
     at_ms: int
 
 

@@ -65,7 +65,7 @@ def _open(state: BrokerState, hello: Hello, k: int, before: WorkerSession | None
         watch_lease(state, session)
     if hello.worker in state.recovered:
         ask_soon(state, session)
-    watch(state, session)  # its subscription may have vanished while this hello was under way
+    watch(state, session)  # its subscription may have vanished before this hello arrived
     return session
 
 

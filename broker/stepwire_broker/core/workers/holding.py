@@ -114,7 +114,7 @@ def ask_soon(state: BrokerState, session: WorkerSession) -> None:
 
 
 def ask_adoption(state: BrokerState, session: WorkerSession, now: Now) -> None:
-    """Ask the worker which of these steps it holds, every second until it has answered for each of them."""
+    """Ask the worker which of these steps it holds, every second until it has answered for each step."""
     session.is_asked = False
     if session.dead:
         return

@@ -95,7 +95,7 @@ def on_loop_was_late(state: BrokerState, event: LoopWasLate, now: Now) -> None:
     state.safe_at_mono += event.gap_ms
 
 
-# -- what a dead worker held ------------------------------------------------------------------------------------------
+# -- steps of a dead worker -------------------------------------------------------------------------------------------
 
 
 def close(session: WorkerSession) -> None:

@@ -39,7 +39,7 @@ def expire_run(state: BrokerState, run: RunLimit, now: Now) -> None:
     if session is not None and session.has_lease and now.mono < due_mono + state.settings.bus.lease_ms:
         is_silent = session.reported_mono < due_mono - limits.TIMEOUT_GRACE_MS
         if step.seen == "done" or is_silent:
-            # The run may have ended in time with its result still on the way: the worker has a lease to send it.
+            # The run may have ended in time, and its result may not have arrived: the worker has a lease to send it.
             state.timers.set(now.mono + CHECK_AGAIN_MS, run)
             return
     if session is not None:

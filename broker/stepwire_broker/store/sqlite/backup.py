@@ -62,7 +62,7 @@ def backup(path: Path, file: Path, *, wall_ms: int, progress: Progress) -> Made:
 def open_stored(path: Path) -> sqlite3.Connection:
     """Open a Stepwire database for reading only. A broker may have it open."""
     if not path.exists():
-        raise NotThere(f"the database {path} does not exist")
+        raise NotThere(f"there is no database {path}")
     connection = opening.open_reader(path)
     try:
         if revision(connection) is None:

@@ -1,5 +1,5 @@
 """Opening a SQLite database so that no acknowledged commit is lost: one broker, one connection that writes, every
-commit synced. A database that cannot be opened like this is refused, with what to do about it.
+commit synced. A database that cannot be opened like this is refused with an error that names the remedy.
 """
 
 import fcntl

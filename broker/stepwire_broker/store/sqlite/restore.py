@@ -110,7 +110,7 @@ def _renewed(built: Path, path: Path, broker_id: str, wall_ms: int, entropy: int
         made = connection.execute(
             "SELECT json_extract(value, '$.made_ms') FROM meta WHERE name = ?", (MADE,)
         ).fetchone()
-        lease_ms = _above_what_was(connection, path, broker_id, wall_ms)
+        lease_ms = _continue_numbers(connection, path, broker_id, wall_ms)
         lane_id, opened = begin_epoch(connection, broker_id, lease_ms, wall_ms, entropy)
         held_tasks, held_steps = _hold(
             SqliteWriter(connection, built, lane_id, opened.epoch), broker_id, opened, wall_ms, progress
@@ -131,42 +131,44 @@ def _renewed(built: Path, path: Path, broker_id: str, wall_ms: int, entropy: int
     return restored
 
 
-def _above_what_was(connection: sqlite3.Connection, path: Path, broker_id: str, wall_ms: int) -> int:
+def _continue_numbers(connection: sqlite3.Connection, path: Path, broker_id: str, wall_ms: int) -> int:
     """Continue epochs and ids above those of the backup and, if readable, of the replaced database. Returns the
     broker's lease.
 
     Epochs also continue above the seconds since 1970, so that two restores of one backup never use the same epoch: a
     broker starts less than once a second."""
-    was = _given_out(connection)
-    there = GivenOut("", 0, 0)
+    backup_used = _used_numbers(connection)
+    replaced_used = UsedNumbers("", 0, 0)
     try:
         with closing(opening.open_reader(path)) as replaced:
-            there = _given_out(replaced)
+            replaced_used = _used_numbers(replaced)
     except (sqlite3.Error, StoreRefused):
         pass  # the replaced database is gone or damaged
-    unknown = 0 if there.deployment == was.deployment else IDS_UNKNOWN
+    unknown = 0 if replaced_used.deployment == backup_used.deployment else IDS_UNKNOWN
     row = connection.execute("SELECT lease_ms FROM brokers WHERE id = ?", (broker_id,)).fetchone()
     lease_ms = LEASE_MS_DEFAULT if row is None else int(row[0])
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("DELETE FROM meta WHERE name = 'deployment'")
-    connection.execute("UPDATE sequences SET next = ? WHERE name = 'ids'", (max(was.next_id + unknown, there.next_id),))
+    connection.execute(
+        "UPDATE sequences SET next = ? WHERE name = 'ids'", (max(backup_used.next_id + unknown, replaced_used.next_id),)
+    )
     connection.execute(
         "INSERT INTO brokers (id, epoch, lease_until_ms, lease_ms) VALUES (?, ?, 0, ?) "
         "ON CONFLICT (id) DO UPDATE SET epoch = excluded.epoch",
-        (broker_id, max(was.epoch, there.epoch, wall_ms // 1000), lease_ms),
+        (broker_id, max(backup_used.epoch, replaced_used.epoch, wall_ms // 1000), lease_ms),
     )
     connection.execute("COMMIT")
     return lease_ms
 
 
-class GivenOut(NamedTuple):
+class UsedNumbers(NamedTuple):
     deployment: str
     epoch: int  # the last one
     next_id: int
 
 
-def _given_out(connection: sqlite3.Connection) -> GivenOut:
-    return GivenOut(
+def _used_numbers(connection: sqlite3.Connection) -> UsedNumbers:
+    return UsedNumbers(
         *connection.execute(
             """
             SELECT (SELECT value FROM meta WHERE name = 'deployment'), (SELECT coalesce(max(epoch), 0) FROM brokers),
@@ -241,10 +243,10 @@ def _swap(built: Path, path: Path, wall_ms: int) -> list[Path]:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(wall_ms / 1000))
     replaced = []
     for suffix in ("", "-wal"):
-        there = Path(f"{path}{suffix}")
-        if there.exists():
+        old_file = Path(f"{path}{suffix}")
+        if old_file.exists():
             kept = Path(f"{path}.replaced-{stamp}{suffix}")
-            os.rename(there, kept)
+            os.rename(old_file, kept)
             replaced.append(kept)
     Path(f"{path}-shm").unlink(missing_ok=True)
     opening.sync_names(path.parent)
