@@ -33,7 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """The rooms of this package need none of it: it is imported when it is asked for."""
+    """Import the embedded broker on first use: the subpackages do not need it."""
     if name not in __all__:
         raise AttributeError(f"module 'stepwire_broker' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(".embedded", __name__), name)

@@ -1,4 +1,4 @@
-"""Turns the reports of the bus into events of the core."""
+"""Turn the reports of the bus into events of the core."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ log = structlog.get_logger("stepwire.broker")
 
 
 class BusEvents:
-    """The engine's `BusListener`. Messages and refused frames go to the engine directly: its taps show them."""
+    """The engine's `BusListener`. Messages and refused frames go directly to the engine, whose taps show them."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
-"""The loop around the core: carries events in, and decisions out to the bus, the store and the callers.
+"""The loop around the core: pass events to the core, and its decisions to the bus, the store and the callers.
 
-Every turn is the same: events are handled one by one, and what may leave at once leaves. When all that has arrived is
-read, or a commit came back, the lane's next group goes to its writer before what the last commit released is published.
+Every turn is the same. Events are handled one by one, and actions that need no commit are taken at once. After all
+arrived messages are read, or a commit has an outcome, the lane's next group goes to its writer. Only then are the
+messages of the last commit sent.
 """
 
 import asyncio
@@ -64,7 +65,7 @@ class CoreLoop:
         self.measures = nothing_yet()
         self.commit_listeners: list[Callable[[], None]] = []
         self._flush_due = False
-        self._handed: dict[int, float] = {}  # by lane: when its writer was given the group it has
+        self._handed: dict[int, float] = {}  # by lane: when its writer got its current group
         self._complained: dict[str, float] = {}  # by code: when a fault of level 0 was last logged
         listener = BusEvents(
             on_message=self.receive,
@@ -117,7 +118,7 @@ class CoreLoop:
         self.handle(FrameRefused(code))
 
     def report(self, outcome: Outcome) -> None:
-        """Called in the writer's thread."""
+        """Pass an outcome to the loop. Called in the writer's thread."""
         self._loop.call_soon_threadsafe(self.on_outcome, outcome)
 
     def on_outcome(self, outcome: Outcome) -> None:
@@ -139,7 +140,7 @@ class CoreLoop:
         self.pulse.arm()
 
     def _fail(self, outcome: Broken | Fenced) -> None:
-        """Write and answer nothing from here on: the next start of a broker decides."""
+        """Write and answer nothing from now on: the next start of a broker recovers the state."""
         self.is_open = False
         self.pulse.stop()
         reason = (
@@ -168,10 +169,10 @@ class CoreLoop:
             self.pulse.arm()
 
     def handled(self) -> asyncio.Future[None]:
-        """Done when every call and message of before is handled, and its immediate answers have been delivered.
+        """Return a future that is done when all earlier calls and messages are handled.
 
-        A task that was created before counts from its start to its first wait. Tasks and deliveries to attached workers
-        are callbacks of the loop, which runs them in the order they were scheduled: the one of this future is the last.
+        Their immediate answers have been delivered by then. An asyncio task that was created earlier has run to its first wait. Tasks and deliveries to attached workers
+        are callbacks of the loop, which runs callbacks in order: the callback of this future is the last.
         """
         future: asyncio.Future[None] = self._loop.create_future()
         self._loop.call_soon(_resolve, future)
@@ -216,7 +217,7 @@ class CoreLoop:
 
 
 def _log_breaker(changed: BreakerChanged) -> None:
-    """A breaker that opens is trouble, so it is a warning; other changes are news."""
+    """Log the opening of a breaker as a warning, and other changes as information."""
     facts: dict[str, Any] = {
         "handler_class": changed.handler_class,
         "by": "an operator" if changed.is_forced else "itself",

@@ -1,8 +1,8 @@
-"""Workflow files and configuration, read strictly: YAML or JSON, to plain values and the line of each.
+"""Read workflow files and configuration strictly: YAML or JSON, into plain values with their lines.
 
-Of YAML only the part is read that JSON can express: no anchors, aliases, tags or merges, because 352 bytes of aliases
-make a billion leaves. Plain scalars are read as in YAML 1.2, so `no`, `1:30` and `2024-01-01` are strings. A number on
-which the versions of YAML disagree (`012` is 10 or 12) is refused.
+Only the part of YAML is read that JSON can express: no anchors, aliases, tags or merges, because 352 bytes of aliases
+make a billion leaves. Plain scalars are read as in YAML 1.2, so `no`, `1:30` and `2024-01-01` are strings. A number
+whose value depends on the version of YAML (`012` is 10 or 12) is refused.
 """
 
 import json
@@ -26,12 +26,12 @@ PLACES_MAX: Final = 200_000  # the number of parts of a JSON document whose line
 
 _JSON_BEGINS: Final = re.compile(r'\s*[\[{]\s*["\[{\]}]')  # `{name: x}` is YAML
 
-# The C parser where there is one: twenty times as fast, and the same events.
+# The C parser, if available, is twenty times as fast and yields the same events.
 _PARSER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class DocumentError(BrokerError):
-    """The text cannot be read. The message names the line and shows how to write it."""
+    """The text cannot be read. The message names the line and the correct form."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message if line is None else f"line {line}: {message}")
@@ -47,7 +47,7 @@ class SourceDocument:
         self._lines = lines
 
     def where(self, path: Path) -> str:
-        """Return `order.yaml:12` for the part at this path, or for the nearest part around it that is written."""
+        """Return `order.yaml:12` for the part at this path, or for the nearest enclosing part of the document."""
         if callable(self._lines):
             self._lines = self._lines()
         while path and path not in self._lines:
@@ -98,7 +98,7 @@ def _yaml_document(text: str, name: str = "") -> SourceDocument:
 
 
 def _plainly(problem: str, text: str, line: int | None) -> str:
-    """Reword the parser's two most frequent messages, which describe a symptom."""
+    """Add the cause to the parser's two most frequent messages, which describe only a symptom."""
     written = text.splitlines()[line - 1] if line and line <= text.count("\n") + 1 else ""
     if "cannot start any token" in problem:
         indent = written[: len(written) - len(written.lstrip())]
@@ -255,7 +255,7 @@ _read_string: Final = json.JSONDecoder().raw_decode
 
 
 def _json_places(text: str) -> Iterator[tuple[Path, int]]:
-    """The line of each key and each item of this valid JSON."""
+    """Yield the line of each key and each item of this valid JSON."""
     yield (), 1
     path: list[str | int] = []
     line = 1

@@ -1,12 +1,12 @@
-"""The broker inside an application: no server, no socket of the network, one SQLite file, handlers in the same process.
+"""The broker inside an application: no server, no network socket, one SQLite file, handlers in the same process.
 
     async with Broker.open("orders.db", handlers=worker) as broker:
         await broker.apply({"name": "order", "steps": [{"name": "charge", "handler_class": "shop.charge"}]})
         task = await broker.submit("order", {"total": 12.5}, key="order-17")
         result = await task.result()
 
-The broker is `stepwire serve` without HTTP: the same core, store and bus (over inproc), so the same promises. Whatever
-was acknowledged is stored: kill the application, open the file again, and the work goes on. Every call belongs on the
+The broker is `stepwire serve` without HTTP: the same core, store and bus (over inproc), so the same guarantees. All
+acknowledged work is stored: kill the application, open the file again, and the work continues. Make every call on the
 event loop on which the broker was started; a program without a loop uses `in_thread`.
 """
 
@@ -67,7 +67,7 @@ _decode: Final = msgspec.json.Decoder().decode
 
 
 class CommandError(BrokerError):
-    """A command was refused, and nothing of it is stored. `code` is the same as over HTTP, `hint` is what to do.
+    """A command was refused, and nothing is stored. `code` is the same as over HTTP, `hint` is the next action.
 
     With `retry_after_ms`, the same command may succeed after that time.
     """
@@ -101,7 +101,7 @@ class TaskHeld(TaskNotCompleted):
 
 
 class StepView(Struct, frozen=True, kw_only=True):
-    """A step as it was stored when it was read."""
+    """The stored state of a step at the time of the read."""
 
     step_id: int
     name: str
@@ -115,7 +115,7 @@ class StepView(Struct, frozen=True, kw_only=True):
 
 
 class TaskView(Struct, frozen=True, kw_only=True):
-    """A task as it was stored when it was read. `result` is None until it is completed."""
+    """The stored state of a task at the time of the read. `result` is None until the task is completed."""
 
     task_id: int
     namespace: str
@@ -132,12 +132,12 @@ class TaskView(Struct, frozen=True, kw_only=True):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the task has ended, or waits for an operator's decision."""
+        """True if the task has ended, or waits for an operator's decision."""
         return self.state in TASK_FINAL or self.attention is not None
 
 
 class AppliedWorkflow(Struct, frozen=True):
-    """`created` is False when this version existed already, with the same content."""
+    """`created` is False when this version already existed with the same content."""
 
     namespace: str
     name: str
@@ -172,12 +172,12 @@ class Broker:
         slots: int = SLOTS_DEFAULT,
         settings: Mapping[str, Any] | None = None,
     ) -> Self:
-        """A broker on this SQLite file, which is created if it does not exist. Nothing happens before the start.
+        """Return a broker for this SQLite file. The start creates the file if it does not exist.
 
         The handlers of `handlers` (its endpoints are not used) and those registered with `handler` run in this process,
         at most `slots` at a time. `settings` has the shape of stepwire.yaml with times in `…_ms`. Use it for limits,
-        retention and `bus.lease_ms`, or for `bus.steps` and `bus.results` with ipc:// paths, if handlers in other
-        processes shall connect.
+        retention and `bus.lease_ms`, or for `bus.steps` and `bus.results` with ipc:// paths, so that handlers in other
+        processes can connect.
         """
         path = os.path.abspath(os.fspath(database))
         defaults = Settings(
@@ -230,8 +230,8 @@ class Broker:
             raise
 
     async def stop(self) -> None:
-        """Accept nothing new, let running steps finish for `broker.drain_timeout_ms`, and close. Open tasks continue
-        with the next start."""
+        """Accept no new work, let running steps finish for `broker.drain_timeout_ms`, and close. Open tasks continue at
+        the next start."""
         if self._core is None or self._zmq is None:
             return
         broker, context = self._core, self._zmq
@@ -253,23 +253,23 @@ class Broker:
         await self.stop()
 
     async def until_failed(self) -> None:
-        """Wait until the database fails, which is all that stops a broker by itself, and raise BrokerStopped.
+        """Wait until the database fails, and raise BrokerStopped. No other cause stops a broker by itself.
 
-        For a task group that also runs the application's own work.
+        Use this method in a task group that also runs the application's own work.
         """
         await asyncio.shield(self._started().failed)
 
     @contextmanager
     def in_thread(self) -> "Iterator[RunBlocking]":
-        """For a program without an event loop: run the broker on a loop in a thread, and stop it at the end.
+        """Run the broker on an event loop in a thread, for a program without a loop, and stop the broker at the end.
 
             broker = Broker.open("orders.db", handlers=worker)
             with broker.in_thread() as run:
                 task = run(broker.submit("order", {"total": 12.5}))
                 print(run(task.result()))
 
-        `run` waits for an asynchronous method of this broker or of its tasks, and returns its result. It may be called
-        from any thread.
+        `run` waits for an asynchronous method of this broker or of its tasks, and returns the result. Any thread may
+        call `run`.
         """
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="stepwire-broker", daemon=True)
@@ -292,8 +292,8 @@ class Broker:
     # -- workflows and tasks ------------------------------------------------------------------------------------------
 
     async def apply(self, workflow: Mapping[str, Any] | str | bytes, *, activate: bool = True) -> AppliedWorkflow:
-        """Store a workflow: a mapping, or the text of a file in YAML or JSON. The same version can be applied again
-        with the same content; with other content it is refused."""
+        """Store a workflow: a mapping, or the text of a file in YAML or JSON. An existing version is accepted with the
+        same content and refused with other content."""
         limits = self._settings.limits
         try:
             if isinstance(workflow, Mapping):
@@ -318,8 +318,9 @@ class Broker:
         labels: Mapping[str, str] | None = None,
         deadline_ms: int | None = None,
     ) -> "Task":
-        """Start a task. When this returns the task is stored. The same `key` again is the same task. Use a key for
-        everything that must not be done twice: the application may be killed between its submission and the answer."""
+        """Start a task. The task is stored when this method returns. A second submission with the same `key` returns
+        the same task. Use a key for all work that must not be done twice: the application may be killed between the
+        submission and the answer."""
         body = _body(workflow, context, key, namespace, version, priority, labels, deadline_ms)
         (task,) = await self._submit(lambda limits: [requests.read_task(_encode(body), limits)])
         return task
@@ -335,11 +336,11 @@ class Broker:
         return [Task(self, *each) for each in zip(stored.task_ids, stored.created, strict=True)]
 
     def task(self, task_id: int) -> "Task":
-        """A task by its number, for example of an earlier run. It is not read yet."""
+        """Return the task with this id, for example of an earlier run. The task is not read yet."""
         return Task(self, task_id, False)
 
     async def tasks(self, state: str | None = None, *, workflow: str | None = None) -> "AsyncIterator[Task]":
-        """All stored tasks, the newest first: `async for task in broker.tasks("running")`."""
+        """Yield all stored tasks, the newest first: `async for task in broker.tasks("running")`."""
         wanted = TaskFilter(state=state, workflow=workflow)
         while rows := await self._started().read(_tasks, wanted):
             for row in rows:
@@ -349,7 +350,7 @@ class Broker:
     # -- for operators ------------------------------------------------------------------------------------------------
 
     async def held_steps(self) -> list[StepView]:
-        """Steps that must not start twice and of which it is not known whether they ran."""
+        """Return the steps that must not start twice and whose outcome is unknown."""
         held: list[StepRow] = []
         wanted = StepFilter(state="held")
         while rows := await self._started().read(_steps, wanted):
@@ -398,7 +399,7 @@ class Task:
 
     def __init__(self, broker: Broker, task_id: int, created: bool) -> None:
         self.id = task_id
-        self.created = created  # False: its key had been submitted before, or it came from `Broker.task`
+        self.created = created  # False: the key was submitted before, or the object came from `Broker.task`
         self._broker = broker
 
     def __repr__(self) -> str:
@@ -407,8 +408,8 @@ class Task:
     async def result(self, timeout_s: float | None = None) -> Any:
         """Wait for the task's result: its workflow's `output`, or the outputs of its last steps by name.
 
-        Raises TaskFailed, TaskCancelled, TaskHeld, and TimeoutError when the task has none of these ends after
-        `timeout_s`. The wait can be repeated, also after a restart: `broker.task(id).result()`.
+        Raises TaskFailed, TaskCancelled or TaskHeld, and TimeoutError when the task is still in progress after
+        `timeout_s`. The wait can be repeated, even after a restart: `broker.task(id).result()`.
         """
         task = await self.wait(timeout_s)
         if task.attention is not None and task.state not in TASK_FINAL:
@@ -427,7 +428,7 @@ class Task:
             while True:
                 settled = asyncio.ensure_future(self._broker._ask(lambda request: AwaitTask(request, self.id), Done))
                 try:
-                    await self._broker._started().handled()  # what is read after this is not older than the command
+                    await self._broker._started().handled()  # later reads are not older than the command
                     task = await self.show()
                     if task.is_settled:
                         return task
@@ -444,7 +445,7 @@ class Task:
         task = await broker.read(_view, self.id, broker.workflows)
         if task is None:
             raise CommandError(
-                "not_found", f"there is no task {self.id}", "tasks are removed some time after their end"
+                "not_found", f"task {self.id} does not exist", "ended tasks are removed after their retention time"
             )
         return task
 
@@ -462,8 +463,8 @@ class Task:
     async def retry(
         self, *, from_step: str | None = None, again: bool = False, new_key: bool = False, reason: str = ""
     ) -> None:
-        """Run failed, cancelled and skipped steps again; with `from_step`, that step and all after it. A step that must
-        not start twice is run again only with `again`."""
+        """Run failed, cancelled and skipped steps again; with `from_step`, that step and all steps after it. A
+        completed step that must not start twice runs again only with `again`."""
         members = {"from_step": from_step, "again": again, "new_key": new_key, "reason": reason}
         await self._broker._order(operator_commands.RETRY_TASK, self.id, members)
 
@@ -523,7 +524,7 @@ def _body(
     labels: Mapping[str, str] | None = None,
     deadline_ms: int | None = None,
 ) -> dict[str, Any]:
-    """A submission as it would come over HTTP, so that the same code reads it."""
+    """Return a submission in the form of an HTTP body, so that the same code reads it."""
     members = {
         "workflow": workflow,
         "context": {} if context is None else dict(context),

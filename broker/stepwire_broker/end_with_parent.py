@@ -1,4 +1,4 @@
-"""Ends child processes when their parent ends, however it ends. The Linux kernel does this."""
+"""End child processes when their parent ends for any reason. The Linux kernel does this."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], None] | None:
-    """For `preexec_fn`: the child gets this signal when this process ends. None on systems other than Linux.
+    """Return a `preexec_fn` that sends the child this signal when this process ends. None on systems other than Linux.
 
     The kernel regards the thread that starts the child as its parent, so that thread must live as long as the child.
     """

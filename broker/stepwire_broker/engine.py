@@ -1,4 +1,4 @@
-"""The composition root: opens the store, the core and the bus, and offers what the API and the embedded broker need.
+"""The composition root: it opens the store, the core and the bus, for the API and the embedded broker.
 
 One asyncio loop owns the sockets, the core and the timers; SQL runs in the store's threads. `core_loop.py` carries
 events into the core and decisions out of it, and `pulse.py` wakes it.
@@ -44,13 +44,13 @@ log = structlog.get_logger("stepwire.broker")
 
 INPROC: Final = "inproc://"
 IDLE_CHECK_S: Final = 0.05
-SETTLE_S: Final = 2.0  # for the last messages of a drain to be stored
+SETTLE_S: Final = 2.0  # time to store the last messages of a drain
 LINGER_MS: Final = 1_000
 STORE_CLOSE_S: Final = 5.0
 
 
 class CannotStart(BrokerError):
-    """The broker cannot start. `hint` is what to do about it."""
+    """The broker cannot start. `hint` is the remedy."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -61,31 +61,31 @@ class Companion(Protocol):
     """An object that starts and ends with a broker, inside its process."""
 
     def keys(self) -> Collection[str]:
-        """The executors that it brings."""
+        """Return the keys of the executors that the companion provides."""
         ...
 
     async def prepare(self) -> None:
-        """Called before any task is loaded. Raises CannotStart."""
+        """Prepare, before any task is loaded. Raises CannotStart."""
         ...
 
     def start(self, broker: "Engine") -> None: ...
 
     async def drain(self, drain_ms: float) -> None:
-        """Called when no step is dispatched any longer: let runs finish for this time, then stop the rest."""
+        """Let runs finish for this time, then stop the others. Called when no more steps are dispatched."""
         ...
 
     async def close(self) -> None: ...
 
     def metrics(self) -> Mapping[str, ExecutorMetrics | None]:
-        """By key, every executor that steps can go to. None: the core's own figures of it are all there are."""
+        """Return the figures of every executor by key. None: only the core has figures of this executor."""
         ...
 
 
 class Engine:
-    """`start`, then `ask` and `read`, then `drain` and `stop`. `failed` is set when the broker cannot go on."""
+    """A running broker: `start`, then `ask` and `read`, then `drain` and `stop`. `failed` is set on a fatal fault."""
 
     failed: asyncio.Future[None]
-    # Known from the start on. `state` and `workflows` are the core's: others may read them and must not change them.
+    # Set by `start`. `state` and `workflows` belong to the core: other code may read them and must not change them.
     identity: Identity
     broker_id: str
     epoch: int
@@ -114,7 +114,7 @@ class Engine:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Raises CannotStart, and StoreRefused when the database cannot be used."""
+        """Start the broker. Raises CannotStart, and StoreRefused when the database cannot be used."""
         self.failed = asyncio.get_running_loop().create_future()
         try:
             self.check(self.settings.execution)
@@ -153,7 +153,7 @@ class Engine:
         )
 
     def _open_core(self, store: Store, now: Now) -> CoreLoop:
-        """Build the core from what is stored, and the loop around it. Nothing runs yet."""
+        """Build the core from the stored data, and the loop around the core. Nothing runs yet."""
         settings, opened = self.settings, store.opened
         runtime_rules = stored_rules(opened.rules)
         self.identity = Identity(
@@ -179,7 +179,7 @@ class Engine:
         return core
 
     async def drain(self) -> None:
-        """Accept and dispatch nothing more, and let what runs finish for `broker.drain_timeout_ms`."""
+        """Accept and dispatch nothing new, and let running steps finish for `broker.drain_timeout_ms`."""
         core = self.core_loop
         core.handle(Drain())
         core.flush()
@@ -207,7 +207,7 @@ class Engine:
             await asyncio.sleep(IDLE_CHECK_S)
 
     async def stop(self) -> None:
-        """Tell the workers, and close. What was acknowledged is stored; what was not is sent again."""
+        """Notify the workers, and close. Acknowledged results are stored; workers resend all others."""
         if self._companion is not None:
             await self._companion.close()
         core = self._core
@@ -222,7 +222,7 @@ class Engine:
             core.is_open = False
             core.pulse.stop()
             core.wire.close(LINGER_MS)
-            core.answers.give_up(CommandRefused("draining", "the broker stopped before this was known to be done"))
+            core.answers.give_up(CommandRefused("draining", "the broker stopped before the outcome was known"))
         if self._store is not None:
             await asyncio.to_thread(self._store.close, STORE_CLOSE_S)
 
@@ -234,11 +234,11 @@ class Engine:
     # -- routing ------------------------------------------------------------------------------------------------------
 
     def check(self, execution: ExecutionSettings) -> None:
-        """Raises RulesRefused when this broker could not route by these settings."""
+        """Check routing settings. Raises RulesRefused when this broker could not route by them."""
         check(execution, self._executors)
 
     def reconfigure(self, execution: ExecutionSettings) -> None:
-        """Route by this from now on; what was dispatched stays where it is. Raises RulesRefused."""
+        """Route by these settings from now on; dispatched steps stay where they are. Raises RulesRefused."""
         self.check(execution)
         core = self.core_loop
         core.handle(Reconfigure(execution))
@@ -248,7 +248,7 @@ class Engine:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     async def ask(self, make: Callable[[int], Command]) -> Answer:
-        """Give the core a command; its answer comes after the commit. Cancelled, the request is forgotten."""
+        """Pass a command to the core and return its answer after the commit. A cancelled call drops the request."""
         core = self._core
         if core is None or not core.is_open:
             return CommandRefused("starting", "the broker is not running", Hint(HintCode.SEND_AGAIN), 1_000)
@@ -263,24 +263,24 @@ class Engine:
             raise
 
     def handled(self) -> asyncio.Future[None]:
-        """Done when every command and message that was given to the engine before this call is handled.
+        """Return a future that is done when all commands and messages from before this call are handled.
 
-        What the core answers at once to attached workers has been delivered by then.
+        The core's immediate answers to attached workers have been delivered by then.
         """
         return self.core_loop.handled()
 
     async def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `query(queries, …)` in a reader's thread: it sees what is committed."""
+        """Run `query(queries, …)` in a reader's thread, where it sees committed rows."""
         assert self._store is not None
         return await asyncio.wrap_future(self._store.read(query, *args, **kwargs))
 
     def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Run a query on the loop, for a few rows committed a moment ago. None rather than wait for a lock."""
+        """Run a query on the loop, for a few rows committed a moment ago. None instead of waiting for a lock."""
         assert self._store is not None
         return self._store.read_at_once(query, *args, **kwargs)
 
     def prune(self) -> None:
-        """Remove what is too old now, rather than within a minute."""
+        """Remove old rows now, rather than within a minute."""
         assert self._store is not None
         self._store.prune()
 
@@ -295,7 +295,7 @@ class Engine:
 
         return remove
 
-    # -- what it is like ----------------------------------------------------------------------------------------------
+    # -- state for display --------------------------------------------------------------------------------------------
 
     @property
     def endpoints(self) -> dict[str, str]:
@@ -304,7 +304,7 @@ class Engine:
 
     @property
     def unroutable(self) -> list[explain.Unroutable]:
-        """Ready steps that no worker could take for too long, as of the last check."""
+        """The ready steps that no worker could take for too long, as of the last check."""
         return [] if self._core is None else self._core.pulse.unroutable
 
     def now(self) -> Now:
@@ -312,7 +312,7 @@ class Engine:
         return read_clocks()
 
     def readiness(self) -> list[str]:
-        """Why no work can be accepted now; empty when it can."""
+        """Return the reasons why no work can be accepted now; empty when work is accepted."""
         if self._core is None or not self._core.is_open:
             return ["not running"]
         reasons = ["draining"] if self.state.draining else []
@@ -322,7 +322,7 @@ class Engine:
         return overview.workers(self.state, read_clocks())
 
     def executors(self) -> list[ExecutorView]:
-        """Where steps can go."""
+        """Return the executors that steps can be dispatched to."""
         known: Mapping[str, ExecutorMetrics | None] = (
             {BUS: None} if self._companion is None else self._companion.metrics()
         )
@@ -335,10 +335,10 @@ class Engine:
     # -- workers of this process --------------------------------------------------------------------------------------
 
     def attach(self, worker: str, executor: str, deliver: Callable[[bytes, bytes], None]) -> Callable[[], None]:
-        """Connect a worker that does not use the bus, for what is routed to `executor`.
+        """Connect a worker that does not use the bus, for steps that are routed to `executor`.
 
         Messages for it go to `deliver(topic, body)` in a later callback of the loop, never during a call of the worker.
-        The worker sends by `hear`. The returned function detaches it; what it held is lost then.
+        The worker sends with `hear`. The returned function detaches the worker, whose steps are then lost.
         """
         loop = asyncio.get_running_loop()
 
@@ -355,10 +355,10 @@ class Engine:
         return detach
 
     def expect(self, worker: str, executor: str, *, joins_bus: bool = False) -> Callable[[], None]:
-        """Announce a worker that will connect to `inner_endpoints`, for what is routed to `executor`.
+        """Announce a worker that will connect to `inner_endpoints`, for steps that are routed to `executor`.
 
-        With `joins_bus` it gets what is routed to the bus as well. The returned function reports that it is gone; what
-        it held is lost then.
+        With `joins_bus` the worker also gets steps that are routed to the bus. The returned function reports that the
+        worker has ended, and its steps are then lost.
         """
         core = self.core_loop
         core.handle(Attached(worker, executor, joins_bus))
@@ -370,7 +370,7 @@ class Engine:
         return gone
 
     def inner_endpoints(self) -> tuple[zmq.Context[zmq.Socket[bytes]], str, str]:
-        """Where a worker in this process connects. It must end before the broker stops."""
+        """Return the context and endpoints for a worker in this process. It must end before the broker stops."""
         wire = self.core_loop.wire
         return (wire.context, *wire.inner_endpoints())
 

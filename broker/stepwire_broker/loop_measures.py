@@ -1,6 +1,6 @@
 """Measurements of the loop: the duration of commits, the size of groups, the delay of the loop.
 
-They are taken once for a group or a pulse, never for a step.
+Values are measured once for a group or a pulse, never for a step.
 """
 
 from typing import Final
@@ -27,7 +27,7 @@ def nothing_yet() -> Measures:
 
 
 def rows_of(group: CommitGroup) -> int:
-    """The approximate number of rows that one transaction writes."""
+    """Return the approximate number of rows that one transaction writes."""
     rows = (
         len(group.steps_dispatched)
         + len(group.steps_completed)

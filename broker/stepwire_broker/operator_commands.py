@@ -1,4 +1,4 @@
-"""The commands of operators, one row each. The API, its OpenAPI page and the embedded broker are derived from the rows.
+"""The commands of operators, one row each. The rows define the API, its OpenAPI page and the embedded broker.
 
 A new command needs its event and handler in the core, a row here, a command of the CLI and a method of the client.
 """
@@ -43,7 +43,7 @@ class OperatorCommand(NamedTuple, Generic[T, B, A]):
     check: Callable[[B], None] = lambda body: None  # raises InvalidMessage
 
     def read(self, text: bytes, target: T, limits: LimitSettings) -> Make:
-        """The command from the text of a request's body. Raises InvalidMessage."""
+        """Read the command from the text of a request's body. Raises InvalidMessage."""
         body = read_body(text if self.is_body_needed else text or b"{}", self.body, limits.payload_bytes)
         self.check(body)
         return lambda request: self.event(request, target, body)
@@ -63,7 +63,7 @@ class ReasonBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RetryBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """`again` permits completed at_most_once steps to run a second time. `new_key` gives the steps new idempotency
+    """`again` allows completed at_most_once steps to run a second time. `new_key` gives the steps new idempotency
     keys."""
 
     from_step: Name | None = None
@@ -155,7 +155,7 @@ CANCEL_TASK: Final = OperatorCommand[int, ReasonBody, Done](
     name="cancel_task",
     path="/v1/tasks/{task_id}/cancel",
     scope=Scope.OPERATE,
-    summary="Cancel a task: start no further step, and tell workers to stop its running steps.",
+    summary="Cancel a task: start no further step, and ask workers to stop its running steps.",
     body=ReasonBody,
     event=lambda request, task_id, body: CancelTask(request, task_id, body.reason),
     answer=Done,
@@ -274,8 +274,8 @@ SET_RULE: Final = OperatorCommand[None, RuleSettings, Routed](
     name="set_rule",
     path="/v1/rules",
     scope=Scope.OPERATE,
-    summary="Set a routing rule; it is stored and survives restarts. A rule with the same `match` is replaced, and a "
-    "new rule becomes the first one. Steps that were dispatched before are not affected.",
+    summary="Set a routing rule, which is stored and survives restarts. A rule with the same `match` is replaced, and "
+    "a new rule becomes the first one. Steps that were dispatched before are not affected.",
     body=RuleSettings,
     event=lambda request, _, rule: SetRule(request, rule.match, rule),
     answer=Routed,

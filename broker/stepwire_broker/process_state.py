@@ -1,4 +1,4 @@
-"""Whether a process of this host still runs code, as /proc shows it."""
+"""Read from /proc whether a process of this host still runs code."""
 
 import os
 
@@ -15,6 +15,6 @@ def is_alive(pid: int, process: ProcessIdentity) -> bool:
     try:
         return any(thread != str(pid) for thread in os.listdir(f"/proc/{pid}/task"))
     except FileNotFoundError:
-        return False  # reaped since its state was read
+        return False  # reaped after its state was read
     except OSError:
         return True

@@ -1,4 +1,4 @@
-"""The loop's sense of time: when the core is woken, whether the loop stood still, and whether a commit hangs."""
+"""Regular checks on the loop: wake the core when a timer is due, and detect a blocked loop or a hanging commit."""
 
 import asyncio
 import time
@@ -16,10 +16,10 @@ from .core.model.figures import Histogram
 log = structlog.get_logger("stepwire.broker")
 
 PULSE_MS: Final = 250  # how often the clock and the writer are checked
-LATE_MS: Final = 500  # after a longer gap the loop did not listen, so no worker was silent
+LATE_MS: Final = 500  # a longer gap means that the loop read nothing, so no worker was silent
 UNROUTABLE_EVERY_MS: Final = 2_000
-COMMIT_LATE_MS: Final = 1_000  # a commit that takes longer is trouble with the database
-TICKS_PUT_OFF_MAX: Final = 50  # under steady load there is always something to read, and time goes on all the same
+COMMIT_LATE_MS: Final = 1_000  # a longer commit is reported as trouble with the database
+TICKS_PUT_OFF_MAX: Final = 50  # timers must run even under steady load, when there is always a message to read
 
 
 def read_clocks() -> Now:
@@ -54,7 +54,7 @@ class Pulse:
 
     @property
     def unroutable(self) -> list[explain.Unroutable]:
-        """Ready steps that no worker could take for too long, as of the last check."""
+        """The ready steps that no worker could take for too long, as of the last check."""
         return list(self._unroutable.values())
 
     def start(self) -> None:
@@ -68,7 +68,7 @@ class Pulse:
                 handle.cancel()
 
     def arm(self) -> None:
-        """Wake the core when its next timer is due, if it is not woken earlier anyway."""
+        """Schedule a wake-up for the core's next timer, unless an earlier wake-up is scheduled."""
         wake_at = self._machine.wake_at
         if wake_at is None or (self._timer is not None and self._timer_mono <= wake_at):
             return
@@ -80,7 +80,7 @@ class Pulse:
     def _tick(self) -> None:
         self._timer = None
         if self._ticks_put_off < TICKS_PUT_OFF_MAX and self._actions.is_behind():
-            # Messages that have arrived are read before any worker is called silent.
+            # Read arrived messages before the core considers a worker silent.
             self._ticks_put_off += 1
             self._timer_mono = 0
             self._timer = self._loop.call_later(0, self._tick)
@@ -99,7 +99,7 @@ class Pulse:
         self._check_unroutable()
 
     def _check_clock(self) -> None:
-        """If the loop stood still, no worker was silent: this broker did not listen."""
+        """Report a blocked loop to the core: no worker was silent while this broker did not read."""
         now = read_clocks()
         gap_ms = now.mono - self._last_turn_mono - PULSE_MS
         self._last_turn_mono = now.mono
@@ -108,7 +108,7 @@ class Pulse:
             self._actions.handle(LoopWasLate(gap_ms))
 
     def _check_writer(self) -> None:
-        """A writer that hangs in its commit cannot report it. Nothing new is accepted until it returns."""
+        """Report a commit that hangs, because its writer cannot. No new work is accepted until the commit ends."""
         now = read_clocks()
         for lane in self._state.outbox.lanes.values():
             late_ms = 0 if lane.is_idle else now.mono - lane.handed_mono
@@ -117,7 +117,7 @@ class Pulse:
                 self._actions.stalled(Stalled(lane.number, lane.handed, "database_unavailable", text))
 
     def _check_unroutable(self) -> None:
-        """Log each kind of unroutable step once, and again when it was over and comes back."""
+        """Log each kind of unroutable step once, and again when it recurs."""
         now = read_clocks()
         if now.mono - self._unroutable_mono < UNROUTABLE_EVERY_MS:
             return

@@ -5,12 +5,12 @@ from typing import TypeAlias
 
 from .bus.wire import Wire
 
-# direction ("in" or "out"), topic, body, and the refusal code of a message that came in and was refused
+# direction ("in" or "out"), topic, body, and the refusal code of a refused incoming message
 Tap: TypeAlias = Callable[[str, bytes, bytes, str | None], None]
 
 
 class Taps:
-    """The wire shows what is sent; what is received is shown by `show`, with its refusal code."""
+    """The taps of one broker. The wire shows sent messages; `show` shows received messages with their refusal codes."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire

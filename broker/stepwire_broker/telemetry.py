@@ -43,7 +43,7 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "The broker accepts work. `steps` and `results` are its endpoints.",
         ),
         _info("broker_drained", "running", "A drain has ended. `running` is the number of steps that did not finish."),
-        _error("broker_failed", "reason", "The broker stops because it can no longer work safely."),
+        _error("broker_failed", "reason", "The broker stops because it cannot continue safely."),
         _warning("bus_alarm", "text", "The bus needs attention. `text` is the reason."),
         _warning("loop_was_late", "gap_ms", "The process or the machine was stopped for `gap_ms`."),
         _warning(
@@ -79,7 +79,7 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
         _info(
             "breaker_half_open",
             "handler_class by cause reason left_ms",
-            "The breaker of a handler lets trial steps through.",
+            "The breaker of a handler allows trial steps.",
         ),
         _info(
             "breaker_closed",

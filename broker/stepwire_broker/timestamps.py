@@ -1,4 +1,4 @@
-"""Times as the API and its clients write them: RFC 3339 in UTC with milliseconds."""
+"""The format of times in the API and its clients: RFC 3339 in UTC with milliseconds."""
 
 import functools
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ def rfc3339(ms: int) -> str:
 
 @functools.lru_cache(1024)
 def _second(second: int) -> str:
-    """Most times of one document lie within a few seconds, so the cache hits."""
+    """Format a second. Most times of a document lie within a few seconds, so the cache is effective."""
     return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
@@ -21,7 +21,7 @@ def rfc3339_or_none(ms: int | None) -> str | None:
 
 
 def parse_rfc3339(text: str) -> int | None:
-    """Milliseconds since 1970 of a time that names its zone; None for any other text."""
+    """Return the milliseconds since 1970 of a time with a zone; None for any other text."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError:

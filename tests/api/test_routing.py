@@ -65,7 +65,7 @@ def test_a_route_shows_the_percentage_of_shadow_copies(ruled: Api, percent: floa
     rule = {"match": "**::quote", "shadow": {"executor": "poll", "percent": percent}}
     assert promised(ruled, "POST", "/v1/rules", rule).status == 200
     reason = route(ruled, "shop::order::quote").json["reason"]
-    assert reason.endswith(f"it goes to executor bus; a copy goes to executor {said} compared")
+    assert reason.endswith(f"the step goes to executor bus; a copy goes to executor {said} compared")
 
 
 @pytest.mark.parametrize("path", ["", "charge", "shop::charge", "shop::::charge", "::a::b", "a::b::"])

@@ -78,7 +78,7 @@ FORM = "it needs a form like tcp://127.0.0.1:7411, ipc:///run/stepwire/steps.soc
         ("ipc://@abstract", "an abstract socket has no permissions"),
         ("ipc:///run/x/", "it needs the path of a socket file"),
         ("ipc://*", "it needs the path of a socket file"),
-        ("ipc:///" + "x" * 107, "has 108 bytes, a socket's path at most 107; use a shorter one"),
+        ("ipc:///" + "x" * 107, "has 108 bytes; at most 107 are allowed; use a shorter one"),
         ("inproc://" + "x" * 257, "an inproc name has at most 256 bytes"),
     ],
 )

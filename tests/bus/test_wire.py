@@ -338,7 +338,7 @@ def test_messages_into_the_steps_socket_are_dropped_and_raise_one_alarm(
             for _ in range(50):
                 intruder.send_multipart([b"hello", b"there"])
             await until(lambda: bench.wire.counters.refused["user_message"] == 100)
-            assert bench.log.alarms == ["a peer sends messages into the steps socket; it should only subscribe there"]
+            assert bench.log.alarms == ["a peer sends messages to the steps socket; a peer should only subscribe there"]
 
     run(story())
 

@@ -64,7 +64,7 @@ def test_status_of_a_database_without_a_broker(still: Place) -> None:
 def test_a_missing_database_is_reported_and_not_created(empty: Place, command: str) -> None:
     ended = empty.stepwire("db", *command.split())
     assert ended.code == 3, ended
-    assert "there is no database" in ended.err
+    assert "does not exist" in ended.err
     assert "stepwire serve" in ended.err
     assert list(empty.directory.rglob("*.db")) == []
 
@@ -111,7 +111,10 @@ def by_sql(*statements: str) -> Callable[[Path], None]:
             by_sql("DELETE FROM tasks WHERE state = 'completed'"),
             "of steps refers to a row of tasks that does not exist",
         ),
-        (by_sql("DELETE FROM tasks WHERE state = 'completed'"), "there is a history of task .*, which does not exist"),
+        (
+            by_sql("DELETE FROM tasks WHERE state = 'completed'"),
+            "the history has rows of task .*, which does not exist",
+        ),
         (by_sql("DELETE FROM history WHERE position >= 0"), "its history does not begin with its submission"),
         (by_sql("DELETE FROM keys"), "has the idempotency key .*, which belongs to no task"),
         (

@@ -421,7 +421,7 @@ def test_an_at_most_once_step_waits_until_the_breaker_is_closed() -> None:
     why = explain.step(world.state, world.step(money), world.now)
     assert why.code == "breaker_half_open"
     assert why.message.endswith(
-        "1 step out to try the handler, 1 of which must succeed; at_most_once steps wait until the breaker is closed"
+        "1 trial step in progress; 1 must succeed; at_most_once steps wait until the breaker is closed"
     )
     world.result(world.batches()[-1])
     assert given(world)[-1] == money + 1

@@ -121,7 +121,7 @@ def test_a_share_of_failures_opens_the_breaker_too(words: str, state: str) -> No
 
 @pytest.mark.parametrize(
     ("words", "cause"),
-    [("no no no", "3 failures in a row"), ("no no no 1000 no", "a failure when it was tried again")],
+    [("no no no", "3 failures in a row"), ("no no no 1000 no", "a failed trial")],
 )
 def test_the_breaker_gives_the_cause_of_its_opening(words: str, cause: str) -> None:
     story = Story(PLAIN)

@@ -55,7 +55,7 @@ def test_why_names_the_running_step_that_a_step_waits_for() -> None:
     waits = why(world, task_id, "b")
     assert waits.code == "waits_for"
     assert waits.message == f"waits for `a` (runs on `{W}`, started {clock(world, -4000)}; lease renewed 1 s ago)"
-    assert why(world, task_id, "c").message.startswith("waits for `b`, and that for `a` (runs on ")
+    assert why(world, task_id, "c").message.startswith("waits for `b`, which waits for `a` (runs on ")
 
 
 def test_why_counts_the_dependencies_that_a_step_waits_for() -> None:
@@ -70,8 +70,10 @@ def test_a_very_long_chain_is_not_followed_to_its_end() -> None:
     world = World()
     chain = [{"name": "s0"}, *({"name": f"s{n}", "depends_on": [f"s{n - 1}"]} for n in range(1, 300))]
     task_id = world.task(steps(*chain))
-    assert why(world, task_id, "s50").message.startswith("waits for `s49`, and that for `s0` (no worker offers")
-    assert why(world, task_id, "s299").message == "waits for `s298`, and that for `s198` (which waits for other steps)"
+    assert why(world, task_id, "s50").message.startswith("waits for `s49`, which waits for `s0` (no worker offers")
+    assert (
+        why(world, task_id, "s299").message == "waits for `s298`, which waits for `s198` (which waits for other steps)"
+    )
 
 
 def test_why_reports_that_the_payloads_of_a_rule_are_being_read() -> None:
@@ -492,7 +494,7 @@ def test_why_reports_an_open_and_then_a_half_open_breaker() -> None:
     more = world.submit(count=2).task_ids
     (money,) = world.submit("pay").task_ids
     world.pass_time(left_ms)
-    rest = "2 steps out to try the handler, 2 of which must succeed"
+    rest = "2 trial steps in progress; 2 must succeed"
     half_open = f"the breaker for `h` is half-open since {clock(world)}: {rest}"
     assert why(world, task_id).code == "handed_out"
     assert why(world, more[1])[:2] == ("breaker_half_open", half_open)

@@ -203,7 +203,7 @@ def test_a_process_of_another_user_stops_the_start(stranger: "subprocess.Popen[b
         os.setresuid(65534, 65534, 65534)
         runs = Path(directory, "runs")
         recorded(runs, stranger.pid)
-        with pytest.raises(RunsRefused, match="it belongs to another user now"):
+        with pytest.raises(RunsRefused, match="it now belongs to another user"):
             end_earlier_runs(str(runs), is_used=True)
 
     with tempfile.TemporaryDirectory() as directory:

@@ -9,11 +9,11 @@ class Alarms:
         self._last = ""
 
     def report(self, text: str) -> None:
-        """Report a condition that lasts. Its repetitions are suppressed until another alarm."""
+        """Report a lasting condition. Repetitions are suppressed until another alarm."""
         if text != self._last:
             self.report_each(text)
 
     def report_each(self, text: str) -> None:
-        """Report an event. It is reported each time it happens."""
+        """Report an event each time it happens."""
         self._last = text
         self._report(text)

@@ -1,8 +1,8 @@
 """The audience of the steps socket: which peer receives which topic.
 
-XPUB reports subscriptions and delivers only what the broker grants. A worker gets its own inbox, `@<worker> `, exactly
-as it subscribed. A level-0 handler subscribes all steps and is granted its own. Every other subscription is refused
-silently.
+XPUB reports subscriptions and delivers only the topics that the broker grants. A worker is granted its own inbox,
+`@<worker> `, exactly as subscribed. A level-0 handler subscribes all steps and is granted a `to` of its own. Every
+other subscription is refused silently.
 """
 
 from typing import Final
@@ -32,9 +32,9 @@ class _Level0Peer(Struct):
 class Audience:
     """`take` handles every event of the XPUB socket, in order.
 
-    libzmq pairs the events in its queue with their pipes by counting, and counts user messages, too. After a user
-    message a grant could go to another peer than the one whose subscription was read, so nothing is granted until the
-    queue is empty (`queue_emptied`).
+    libzmq pairs the events in its queue with their pipes by counting, and it counts user messages, too. After a user
+    message a grant could go to a peer other than the subscriber, so nothing is granted until the queue is empty
+    (`queue_emptied`).
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class Audience:
         self._listener = listener
         self._counters = counters
         self._alarms = alarms
-        self._peers: dict[int, _Level0Peer] = {}  # by their connection's descriptor, also those without a grant
+        self._peers: dict[int, _Level0Peer] = {}  # by descriptor of the connection; includes peers without a grant
         self._inproc_peers: list[_Level0Peer] = []  # the same for inproc, which has no descriptors
-        self._unsubscriptions_due = 0  # still to come from connections that are known to be gone
+        self._unsubscriptions_due = 0  # expected from connections that are known to be gone
         self._subscribing: _Level0Peer | None = None  # the peer that `on_peer` is reporting
         self._is_peer_unsure = False
 
     def take(self, frame: zmq.Frame) -> int:
         """Handle one event. Returns its cost for the reader's budget of bytes: none."""
-        # A descriptor is used again: its previous connection is gone by now, and the monitor has reported that.
+        # A descriptor may be reused: the monitor has already reported the end of the previous connection.
         self.read_partings()
         event = frame.bytes
         sign, topic = event[:1], event[1:]
@@ -83,14 +83,14 @@ class Audience:
         self._is_peer_unsure = False
 
     def grant(self, to: str) -> None:
-        """The peer that `on_peer` is reporting receives messages that begin with this `to`, and no others."""
+        """Let the peer that `on_peer` is reporting receive messages that begin with this `to`, and no others."""
         assert self._subscribing is not None, "no level-0 subscription is being reported"
         self._subscribing.to = to
         self.granted.add(to)
         self._xpub.setsockopt(zmq.SUBSCRIBE, topics.to_peer(to))
 
     def read_partings(self) -> None:
-        """Forget the level-0 peers whose connections ended."""
+        """Remove the level-0 peers whose connections ended."""
         while True:
             try:
                 event = recv_monitor_message(self._partings, zmq.NOBLOCK)
@@ -112,7 +112,7 @@ class Audience:
         if worker is None and topic != topics.BROKERS:
             self._counters.refused["subscription"] += 1
         elif self._is_peer_unsure:
-            self._counters.refused["unsure_peer"] += 1  # a worker that gets no answer connects again after a while
+            self._counters.refused["unsure_peer"] += 1  # a worker without an answer reconnects after a while
         else:
             self._xpub.setsockopt(zmq.SUBSCRIBE, topic)
             if worker is not None:
@@ -120,7 +120,7 @@ class Audience:
                 self._listener.on_subscribed(worker)
 
     def _on_unsubscription(self, topic: bytes) -> None:
-        """Sent by a peer, or by libzmq for a pipe that is gone; then there is no grant left to take back."""
+        """Handle an unsubscription, sent by a peer or by libzmq for a dead pipe. A dead pipe has no grant to revoke."""
         worker = topics.worker_of(topic)
         if worker is None and topic != topics.BROKERS:
             return
@@ -128,7 +128,7 @@ class Audience:
             self._xpub.setsockopt(zmq.UNSUBSCRIBE, topic)
         if worker is None or topic not in self.pipes:
             return
-        # A worker that reconnects may have its new pipe before the old one is found dead.
+        # A worker that reconnects may have a new pipe before libzmq detects the death of the old pipe.
         self.pipes[topic] -= 1
         if not self.pipes[topic]:
             del self.pipes[topic]
@@ -138,14 +138,14 @@ class Audience:
         self._counters.refused["user_message"] += 1
         if not self._is_peer_unsure:
             self._is_peer_unsure = True
-            self._alarms.report("a peer sends messages into the steps socket; it should only subscribe there")
+            self._alarms.report("a peer sends messages to the steps socket; a peer should only subscribe there")
 
     # -- level-0 peers ------------------------------------------------------------------------------------------------
 
     def _on_level0_subscription(self, topic: bytes, descriptor: int | None) -> None:
         peer = None if descriptor is None else self._peers.get(descriptor)
         if peer is not None:
-            peer.topics.append(topic)  # twice, or with and without the space: one handler all the same
+            peer.topics.append(topic)  # subscribed twice, or with and without the space: still one handler
             return
         peer = _Level0Peer([topic])
         if self._is_peer_unsure:
@@ -182,8 +182,8 @@ class Audience:
             self._forget(peer)
 
     def _on_unsubscription_of_gone_pipe(self, topic: bytes) -> None:
-        """The monitor has named its connection already, except for inproc. There only the topic is known, so one of
-        several peers with the same topic cannot be identified."""
+        """Handle an unsubscription whose connection the monitor has already reported. For inproc only the topic is
+        known, so one of several peers with the same topic cannot be identified."""
         if self._unsubscriptions_due:
             self._unsubscriptions_due -= 1
             return
@@ -201,7 +201,7 @@ class Audience:
 
 
 def _descriptor(frame: zmq.Frame) -> int | None:
-    """The connection that a subscription event comes from. None: it is gone, or never had one (inproc)."""
+    """Return the descriptor of a subscription event's connection. None: the connection is gone, or is inproc."""
     try:
         descriptor = int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:

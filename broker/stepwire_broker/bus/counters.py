@@ -7,7 +7,7 @@ REFUSED = ("multipart", "level0", "subscription", "user_message", "unsure_peer")
 
 
 class WireCounters(Struct):
-    """Messages that passed, and those that did not, by reason. Every reason is present from the start."""
+    """Counts of passed messages, and of refused or dropped messages by reason. Every reason exists from the start."""
 
     sent: int = 0
     sent_bytes: int = 0

@@ -1,8 +1,8 @@
-"""Proof of death: is a worker's process certainly gone?
+"""Proof of death: whether a worker's process has certainly ended.
 
-A worker whose subscription vanished may be dead or only cut off. On the same host the operating system knows, and the
-steps of a dead worker can run again at once instead of a lease later. Callers first compare `hello.host` with
-`host.identity()`: a pid of another machine means nothing here.
+A worker whose subscription vanished may be dead or only disconnected. On the same host the operating system can tell
+the two apart, and the steps of a dead worker can run again at once instead of a lease later. Callers first compare
+`hello.host` with `host.identity()`: a pid of another machine means nothing here.
 """
 
 import os
@@ -13,7 +13,7 @@ from stepwire_broker.process_state import is_alive
 
 
 def is_gone(pid: int, pid_started: int) -> bool:
-    """True only if no thread of the process can ever run again. Every doubt gives False.
+    """True only if no thread of the process can ever run again. In doubt the result is False.
 
     An unknown pid or start time proves nothing.
     """
@@ -34,5 +34,5 @@ def _exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):
-        pass  # another user's process, or a number that is no pid
+        pass  # another user's process, or an invalid pid
     return True

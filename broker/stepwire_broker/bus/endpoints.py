@@ -1,7 +1,7 @@
-"""The endpoints where the bus listens: read and checked before ZeroMQ sees them.
+"""The endpoints of the bus, read and checked before ZeroMQ gets them.
 
 ZeroMQ itself would report `No such device` for a typing error, and would serve the whole internet. Every refusal names
-the configuration key and what to do.
+the configuration key and the remedy.
 """
 
 import ipaddress
@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 from stepwire_broker.errors import BrokerError
 
-IPC_PATH_BYTES_MAX: Final = 107  # sockaddr_un of Linux, without its final zero
+IPC_PATH_BYTES_MAX: Final = 107  # sockaddr_un of Linux, without the final zero
 INPROC_NAME_BYTES_MAX: Final = 256
 PORT_MAX: Final = 65_535
 
@@ -21,7 +21,7 @@ _ANYWHERE: Final = {"*", "0.0.0.0", "::"}  # every interface of this host
 
 
 class EndpointRefused(BrokerError):
-    """An endpoint cannot be served. The message names the key, the fault and what to do."""
+    """An endpoint cannot be served. The message names the key, the fault and the remedy."""
 
 
 class Endpoint(NamedTuple):
@@ -45,7 +45,7 @@ def read_endpoint(key: str, written: str, *, allow_insecure: bool = False) -> En
 
 
 def advertised(bound: str, host: str | None) -> str:
-    """The endpoint that workers of other hosts connect to. `0.0.0.0` is an address to listen on, not to connect to."""
+    """Return the endpoint for workers of other hosts. `0.0.0.0` is an address to listen on, not to connect to."""
     transport, _, rest = bound.partition("://")
     if transport != "tcp":
         return bound
@@ -71,12 +71,12 @@ def _read_ipc(key: str, written: str, path: str, allow_insecure: bool) -> Endpoi
         )
     if path.endswith("/") or "\0" in path or path == "*":
         raise EndpointRefused(f"{key} is {written!r}: it needs the path of a socket file, like {_FORMS}")
-    # Absolute, so that workers with another working directory can use it; as written if only that fits.
+    # The absolute path works for workers in any working directory. If it is too long, the written path may fit.
     absolute = os.path.abspath(path)
     chosen = absolute if len(os.fsencode(absolute)) <= IPC_PATH_BYTES_MAX else path
     if (size := len(os.fsencode(chosen))) > IPC_PATH_BYTES_MAX:
         raise EndpointRefused(
-            f"{key}: the path {path!r} has {size} bytes, a socket's path at most {IPC_PATH_BYTES_MAX}; "
+            f"{key}: the path {path!r} has {size} bytes; at most {IPC_PATH_BYTES_MAX} are allowed; "
             "use a shorter one, for example under /run or $XDG_RUNTIME_DIR"
         )
     return Endpoint(key, written, "ipc", f"ipc://{chosen}", chosen)
@@ -94,15 +94,15 @@ def _read_tcp(key: str, written: str, rest: str, allow_insecure: bool) -> Endpoi
     address, is_loopback, is_ipv6 = _resolve(key, written, host)
     if not is_loopback and not allow_insecure:
         raise EndpointRefused(
-            f"{key} is {written!r}: it can be reached from other hosts, and no connection would be encrypted or "
+            f"{key} is {written!r}: other hosts can reach it, and no connection would be encrypted or "
             "authenticated; listen on 127.0.0.1 or an ipc path, or set bus.allow_insecure: true in a private network"
         )
     return Endpoint(key, written, "tcp", f"tcp://{address}:{port or '*'}", None, is_ipv6)
 
 
 def _resolve(key: str, written: str, host: str) -> tuple[str, bool, bool]:
-    """(the address to bind, whether it is loopback only, whether it needs IPv6). A name is resolved here, so that the
-    checked address is the bound one."""
+    """Return the address to bind, whether it is loopback only, and whether it needs IPv6. A name is resolved here, so
+    that the checked address is the bound address."""
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if bare in _ANYWHERE:
         is_ipv6 = bare != "0.0.0.0" and _host_has_ipv6()
@@ -123,7 +123,9 @@ def _look_up(key: str, written: str, name: str) -> tuple[str, bool, bool]:
     except (OSError, UnicodeError) as error:
         raise EndpointRefused(f"{key} is {written!r}: the host {name!r} cannot be found ({error})") from None
     addresses = {str(entry[4][0]) for entry in entries}
-    first = min(addresses, key=lambda address: (":" in address, address))  # clients without IPv6 reach IPv4 only
+    first = min(
+        addresses, key=lambda address: (":" in address, address)
+    )  # IPv4 first: clients without IPv6 can reach it
     return (f"[{first}]" if ":" in first else first), ipaddress.ip_address(first).is_loopback, ":" in first
 
 

@@ -1,4 +1,4 @@
-"""The owner of a wire, as the wire sees it."""
+"""The interface of the wire's owner."""
 
 from typing import Final, Protocol
 
@@ -6,43 +6,43 @@ UNAUTHENTICATED: Final = ""  # the principal of a message whose connection prove
 
 
 class BusListener(Protocol):
-    """Receives what happens on the bus. Every method runs on the loop, in the order of events, and may send."""
+    """Receives the events of the bus. Every method runs on the loop, in the order of events, and may send."""
 
     def on_message(self, topic: bytes, body: bytes, principal: str, /) -> None:
         """Handle one frame of a subscribed topic: the topic with its space, and the unchecked bytes after it.
 
-        `principal` is the identity of the connection that it came from, or UNAUTHENTICATED.
+        `principal` is the identity of the frame's connection, or UNAUTHENTICATED.
         """
         ...
 
     def on_refused_frame(self, code: str, first_part: bytes, /) -> None:
-        """Handle a frame that is no message at all. `code` is one of errors.REFUSALS."""
+        """Handle a frame that is not a message. `code` is one of errors.REFUSALS."""
         ...
 
     def on_subscribed(self, worker: str, /) -> None:
-        """A peer now receives this worker's inbox: the very next send reaches it."""
+        """Handle a peer that subscribed this worker's inbox: the next send reaches the peer."""
         ...
 
     def on_vanished(self, worker: str, /) -> None:
-        """The last pipe that received this worker's inbox is gone."""
+        """Handle the end of the last pipe that received this worker's inbox."""
         ...
 
     def on_peer(self) -> None:
-        """A level-0 handler subscribed `steps`. It receives what is granted to it during this call."""
+        """Handle a level-0 handler that subscribed `steps`. It receives only what is granted during this call."""
         ...
 
     def on_peer_gone(self, to: str, /) -> None:
-        """The level-0 handler with this `to` unsubscribed or lost its connection."""
+        """Handle a level-0 handler that unsubscribed or lost its connection. `to` was granted to it."""
         ...
 
     def on_peers_uncertain(self) -> None:
-        """One of several level-0 handlers is gone, and the bus cannot know which."""
+        """Handle the end of one of several level-0 handlers, which the bus cannot identify."""
         ...
 
     def after_drain(self) -> None:
-        """A drain ended or used up its budget: decide and flush once for all of it."""
+        """Decide and flush once for all messages of a drain that ended or used up its budget."""
         ...
 
     def on_alarm(self, text: str, /) -> None:
-        """An operator must know this. One or two sentences."""
+        """Report a text of one or two sentences to the operator."""
         ...

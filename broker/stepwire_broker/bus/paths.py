@@ -1,4 +1,4 @@
-"""The paths of ipc endpoints: claimed with a lock, and bound again when another process replaced the socket."""
+"""The paths of ipc endpoints: claimed with a lock, and bound again after another process replaced the socket."""
 
 import fcntl
 import os
@@ -44,7 +44,7 @@ class Paths:
     def _take_back(self, key: str, claimed: "_Claimed") -> None:
         path = claimed.claim.path
         address = f"ipc://{path}"
-        # The lost listener still has its peers, so it is kept; but only a limited number of them.
+        # The lost listener still has its peers, so it is kept, up to a limited number of listeners.
         claimed.listeners_lost += 1
         if claimed.listeners_lost % LISTENERS_LOST_MAX == 0:
             claimed.socket.unbind(address)
@@ -72,7 +72,7 @@ class _Claimed:
 class PathClaim:
     """The right to serve an ipc path: a lock file next to it, and the identity of the socket that was bound there.
 
-    ZeroMQ itself would bind a path that another broker serves, and so steal it.
+    Without the lock ZeroMQ would bind a path that another broker serves, and so take it over.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -111,15 +111,15 @@ class PathClaim:
             os.close(lock)  # the file was deleted between open and lock: another broker would not see this lock
 
     def bound(self) -> None:
-        """Note the socket at the path as ours: ZeroMQ has just bound it."""
+        """Record the identity of the socket that ZeroMQ has just bound at the path."""
         self._ours = _identity(self.path)
 
     def is_ours(self) -> bool:
-        """Does a connection to the path still reach this broker? A foreign bind replaces the file without any error."""
+        """True if a connection to the path still reaches this broker. A foreign bind replaces the file silently."""
         return self._ours is not None and _identity(self.path) == self._ours
 
     def release(self) -> None:
-        """Release the lock. The socket file stays, as ZeroMQ leaves it: unlinking could remove a successor's."""
+        """Release the lock. The socket file stays, because its removal could remove the socket of a successor."""
         os.close(self._lock)
 
 
@@ -134,12 +134,12 @@ def _prepare_directory(key: str, directory: str) -> None:
         raise EndpointRefused(f"{key}: {directory} is not a directory")
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         raise EndpointRefused(
-            f"{key}: every user may write to {directory} and could replace the socket there; chmod 700 it"
+            f"{key}: every user may write to {directory} and could replace the socket in it; chmod 700 it"
         )
 
 
 def _make_directory(key: str, directory: str) -> None:
-    """Make it, but only inside a directory of this user: elsewhere the installation decides owner and mode."""
+    """Make the directory inside a directory of this user. Elsewhere the installation decides owner and mode."""
     parent = os.path.dirname(os.path.abspath(directory))
     try:
         is_ours = os.stat(parent).st_uid == os.geteuid()
@@ -156,7 +156,7 @@ def _make_directory(key: str, directory: str) -> None:
 
 
 def _refuse_other_files(key: str, path: str) -> None:
-    """Binding deletes the file at the path. A socket is a stopped broker's; any other file is refused."""
+    """Refuse a path with a file that is not a socket, because a bind deletes the file."""
     try:
         mode = os.stat(path, follow_symlinks=False).st_mode
     except OSError:

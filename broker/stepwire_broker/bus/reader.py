@@ -1,8 +1,8 @@
-"""Reads one socket on the loop, a limited number of messages per turn.
+"""Read one socket on the loop, a limited number of messages per turn.
 
-The socket's file descriptor is edge-triggered, and almost every call on the socket may consume the edge. So a socket is
-always read until it is empty, or its reading is scheduled again: after a used-up budget, after a send that took the
-edge, and after an exception of the listener.
+The socket's file descriptor is edge-triggered, and almost every call on the socket may consume the edge. Therefore a
+socket is always read until it is empty, or its reading is scheduled again. Reading is scheduled after a used-up budget,
+after a send that consumed the edge, and after an exception of the listener.
 """
 
 import asyncio
@@ -11,14 +11,14 @@ from typing import Final, TypeAlias
 
 import zmq
 
-MESSAGES_PER_TURN: Final = 200  # then the loop's other work has its turn
+MESSAGES_PER_TURN: Final = 200  # afterwards the loop does other work
 BYTES_PER_TURN: Final = 64 * 1024  # some hundred results: the database stores them while the next ones are read
 
 Take: TypeAlias = Callable[[zmq.Frame], int]
 
 
 class SocketReader:
-    """`start`, then `take` is called for every frame, in order; `stop` before the socket is closed."""
+    """After `start`, `take` is called for every frame, in order. Call `stop` before the socket is closed."""
 
     def __init__(
         self,
@@ -28,13 +28,13 @@ class SocketReader:
         after_drain: Callable[[], None],
         on_empty: Callable[[], None] | None = None,
     ) -> None:
-        """`take` returns how many bytes of the turn's budget a frame costs. `after_drain` is called once per turn that
-        read something, `on_empty` whenever the socket was read until it was empty."""
+        """`take` returns the number of bytes that a frame costs of the turn's budget. `after_drain` is called once per
+        turn that read something, `on_empty` each time the socket is empty."""
         self._socket = socket
         self._take = take
         self._after_drain = after_drain
         self._on_empty = on_empty
-        self.is_scheduled = False  # a read is on the loop's list
+        self.is_scheduled = False  # a read is scheduled on the loop
         self._is_stopped = True
 
     def start(self) -> None:
@@ -55,7 +55,7 @@ class SocketReader:
 
     @property
     def is_behind(self) -> bool:
-        """Frames have arrived that were not read yet. Their reading is scheduled then."""
+        """True if frames have arrived that were not read yet. Schedules their reading."""
         if self._is_stopped:
             return False
         if not self.is_scheduled and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:

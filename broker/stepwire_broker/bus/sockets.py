@@ -1,7 +1,7 @@
 """The broker's sockets: created with the protocol's options, bound, and closed.
 
-XPUB sends. With XPUB_MANUAL the broker decides what a connected peer really receives. SUB receives results and worker
-messages. A third socket monitors which connections of the XPUB end.
+XPUB sends. With XPUB_MANUAL the broker decides which topics a connected peer receives. SUB receives results and worker
+messages. A third socket reports the connections of the XPUB that end.
 """
 
 import asyncio
@@ -32,18 +32,18 @@ _TCP_KEEPALIVE: Final[Options] = {
 _BOTH: Final[Options] = _TCP_KEEPALIVE | {
     zmq.LINGER: 0,
     zmq.IMMEDIATE: 0,
-    zmq.HEARTBEAT_IVL: 0,  # a bound socket's would kill healthy peers that are slow to read
+    zmq.HEARTBEAT_IVL: 0,  # heartbeats of a bound socket would kill healthy peers that are slow to read
     zmq.HANDSHAKE_IVL: 5_000,
     zmq.BACKLOG: 1_024,
 }
 
 
 def read_endpoints(bus: BusSettings) -> tuple[Endpoint, Endpoint]:
-    """(steps, results), checked. Raises EndpointRefused."""
+    """Return the checked endpoints (steps, results). Raises EndpointRefused."""
     steps = read_endpoint("bus.steps", bus.steps, allow_insecure=bus.allow_insecure)
     results = read_endpoint("bus.results", bus.results, allow_insecure=bus.allow_insecure)
     if steps.address == results.address and not steps.address.endswith(":*"):
-        raise EndpointRefused(f"bus.steps and bus.results are both {bus.steps!r}: they need an endpoint each")
+        raise EndpointRefused(f"bus.steps and bus.results are both {bus.steps!r}: each needs its own endpoint")
     return steps, results
 
 
@@ -76,13 +76,13 @@ class Sockets:
             raise
 
     async def bind(self, paths: Paths) -> dict[str, str]:
-        """Bind both sockets. Returns where `steps` and `results` are really bound. Raises EndpointRefused.
+        """Bind both sockets. Returns the actual addresses of `steps` and `results`. Raises EndpointRefused.
 
-        A tcp port that is still busy is tried again for some seconds.
+        The bind of a busy tcp port is retried for some seconds.
         """
         steps, results = self._endpoints
         bound_results = await _bind(self.sub, results, paths)
-        # The steps endpoint comes last: a worker that receives the greeting can reach the broker.
+        # The steps endpoint is bound last, so that a worker that receives the greeting can reach the broker.
         bound_steps = await _bind(self.xpub, steps, paths)
         return {"results": bound_results, "steps": bound_steps}
 
@@ -102,8 +102,8 @@ class Sockets:
     def _monitor_partings(self) -> None:
         """Report every connection of the XPUB that ends.
 
-        A pipe that dies takes its subscriptions back without naming its connection; the monitor names it. The queue has
-        no limit: a monitor that is not read would stop the socket's thread.
+        The unsubscriptions of a dead pipe do not name its connection, but the monitor does. The queue has no limit,
+        because a full queue would stop the socket's thread.
         """
         address = f"inproc://steps-partings-{id(self)}"
         self.xpub.monitor(address, zmq.EVENT_DISCONNECTED)
@@ -114,7 +114,7 @@ class Sockets:
 def _xpub_options(settings: BusSettings, here: bytes) -> Options:
     return {
         zmq.XPUB_MANUAL: 1,
-        # A send to a full pipe fails, and affects only its one receiver: every topic has one.
+        # A send to a full pipe fails. It affects only one receiver, because every topic has only one.
         zmq.XPUB_NODROP: 1,
         zmq.XPUB_WELCOME_MSG: topics.BROKERS + here,
         zmq.SNDHWM: settings.steps_hwm,
@@ -156,8 +156,8 @@ async def _bind(socket: zmq.Socket[bytes], endpoint: Endpoint, paths: Paths) -> 
 
 def _why_not_bound(endpoint: Endpoint, error: zmq.ZMQError, waited_ms: int) -> str:
     reason = {
-        errno.EADDRINUSE: f"it is in use by another process (tried for {waited_ms} ms)",
-        errno.EACCES: "this user may not bind it; ports below 1024 and directories of other users need rights",
+        errno.EADDRINUSE: f"the address is in use by another process (tried for {waited_ms} ms)",
+        errno.EACCES: "this user may not bind it; ports below 1024 and directories of other users need privileges",
         errno.ENODEV: "this host has no such address",
         errno.EADDRNOTAVAIL: "this host has no such address",
     }.get(error.errno or 0, str(error.strerror))

@@ -1,8 +1,7 @@
 """The wire: the broker's two sockets as the core and the engine use them.
 
-`sockets.py` opens them, `reader.py` reads them, `audience.py` decides who receives what, `paths.py` keeps their ipc
-paths. The wire composes these parts, sends, and passes what happens to its listener. It knows nothing else of the
-protocol.
+`sockets.py` opens the sockets, `reader.py` reads them, `audience.py` decides which peer receives which topic, and
+`paths.py` keeps the ipc paths. The wire composes these parts, sends messages, and passes events to its listener.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ Deliver: TypeAlias = Callable[[bytes, bytes], None]
 
 
 class Wire:
-    """`open`, then send; `close` at the end."""
+    """Call `open` before sending, and `close` at the end."""
 
     def __init__(
         self,
@@ -37,9 +36,9 @@ class Wire:
         listener: BusListener,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
-        """With a `context` of the caller, peers in this process can connect over inproc. `close` leaves it open."""
+        """With a `context` of the caller, peers in this process can connect over inproc. `close` does not end it."""
         self.counters = WireCounters()
-        self.endpoints: dict[str, str] = {}  # "steps" and "results": where they are really bound
+        self.endpoints: dict[str, str] = {}  # "steps" and "results": the actual addresses
         self._settings = settings
         self._broker_id = broker_id
         self._listener = listener
@@ -59,7 +58,7 @@ class Wire:
     async def open(self, here: bytes) -> None:
         """Bind both sockets. `here` greets every peer that connects.
 
-        Raises EndpointRefused, with no socket left open. A tcp port that is still busy is tried again for some seconds.
+        Raises EndpointRefused, with no socket left open. The bind of a busy tcp port is retried for some seconds.
         """
         endpoints = read_endpoints(self._settings)
         self._sockets = Sockets(self._context, self._settings, self._broker_id, here, endpoints)
@@ -83,7 +82,7 @@ class Wire:
         self._check_later()
 
     def close(self, linger_ms: int = 0) -> None:
-        """Unbind and close. Sent messages have `linger_ms` to leave. A context of the wire's own is waited for."""
+        """Unbind and close. Queued messages are sent for at most `linger_ms`. Waits for a context of the wire's own."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -99,7 +98,7 @@ class Wire:
 
     @property
     def context(self) -> zmq.Context[zmq.Socket[bytes]]:
-        """For peers that connect to `inner_endpoints`. They close their sockets before the wire is closed."""
+        """The context for peers that connect to `inner_endpoints`. Close their sockets before the wire."""
         return self._context
 
     def inner_endpoints(self) -> tuple[str, str]:
@@ -109,7 +108,7 @@ class Wire:
     # -- out ----------------------------------------------------------------------------------------------------------
 
     def send(self, topic: bytes, body: bytes) -> bool:
-        """False: the message was dropped, because the topic has no receiver, or its receiver reads too slowly."""
+        """Send a message. False: it was dropped, because the topic has no receiver or the receiver reads too slowly."""
         if topic not in self._audience.pipes:
             deliver = self._attached.get(topic)
             if deliver is None:
@@ -122,22 +121,22 @@ class Wire:
         return self._send(topic, body)
 
     def send_frame(self, frame: bytes) -> bool:
-        """`send` for topic and body kept as one, such as a retransmission."""
+        """Send a whole frame (topic and body), for example a retransmission."""
         return self.send(*codec.split(frame))
 
     def send_to_peer(self, to: str, body: bytes) -> bool:
-        """`send` for a level-0 peer; `body` begins with its `to`."""
+        """Send to a level-0 peer. `body` begins with the peer's `to`."""
         if to not in self._audience.granted:
             self.counters.dropped["no_receiver"] += 1
             return False
         return self._send(topics.STEPS, body)
 
     def grant(self, to: str) -> None:
-        """The peer that `on_peer` is reporting receives messages that begin with this `to`, and no others."""
+        """Let the peer that `on_peer` is reporting receive messages that begin with this `to`, and no others."""
         self._audience.grant(to)
 
     def attach(self, topic: bytes, deliver: Deliver) -> Callable[[], None]:
-        """Messages to this topic go to `deliver` instead of the sockets, until the returned function is called."""
+        """Pass messages to this topic to `deliver` instead of the sockets, until the returned function is called."""
         self._attached[topic] = deliver
 
         def detach() -> None:
@@ -155,7 +154,7 @@ class Wire:
             counters.dropped["full"] += 1
             return False
         finally:
-            # A send can take the edge that a subscription made.
+            # A send can consume the edge of a subscription.
             if not self._steps.is_scheduled and int(self._xpub.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 self._steps.schedule()
         counters.sent += 1
@@ -182,7 +181,7 @@ class Wire:
 
     @property
     def is_behind(self) -> bool:
-        """Results or worker messages have arrived that were not read yet. Their reading is scheduled then."""
+        """True if results or worker messages have arrived that were not read yet. Schedules their reading."""
         return not self._is_closed and self._results.is_behind
 
     def _take_message(self, frame: zmq.Frame) -> int:
@@ -199,7 +198,7 @@ class Wire:
         return len(data)
 
     def _skip_part(self, frame: zmq.Frame) -> int:
-        """Parts are skipped one by one, on the same budget of messages: a multipart message may have millions."""
+        """Skip one part of a multipart message. Each part uses the budget of messages: a message may have millions."""
         is_first = not self._is_inside_multipart
         self._is_inside_multipart = frame.more
         if is_first:
@@ -210,7 +209,7 @@ class Wire:
     # -- regular checks -----------------------------------------------------------------------------------------------
 
     def check_paths(self) -> None:
-        """Take back each ipc path that another process has bound or removed. Runs by itself at every heartbeat."""
+        """Bind again each ipc path that another process has bound or removed. Runs by itself at every heartbeat."""
         self._paths.check()
 
     def _check_later(self) -> None:

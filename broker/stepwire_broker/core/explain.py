@@ -1,7 +1,7 @@
-"""Why is this step not running? One sentence, from the same data that the dispatcher uses.
+"""Explain in one sentence why a step is not running, from the same data that the dispatcher uses.
 
-The caller passes a live step, or a step restored from its committed rows, so that no sentence reports what is not
-durable yet. Sessions, leases and the queue are only in memory; they are used while memory and rows agree on the step.
+The caller passes a live step, or a step restored from its committed rows, so that every sentence reports durable state.
+Sessions, leases and the queue are only in memory; they are used while memory and rows agree on the step.
 Times are clock readings in UTC, so that a sentence is still true when it is read later.
 """
 
@@ -34,7 +34,7 @@ DAY_MS: Final = 24 * 3600 * 1000
 
 # What each code means; a message adds the names and the numbers. A task is explained by its step with the first code.
 CODES: Final[dict[str, str]] = {
-    "held": "whether the step ran is unknown, and an operator has to decide",
+    "held": "the outcome of the step is unknown, and an operator must decide",
     "paused": "the task is paused",
     "executor_paused": "the executor of the step is paused",
     "database_stalled": "the database accepts no writes now, so nothing is dispatched",
@@ -51,7 +51,7 @@ CODES: Final[dict[str, str]] = {
     "executor_full": "the executor of the step is full, or reports that it has no capacity",
     "nobody_asks": "workers over HTTP could run the step, and none of them requests steps now",
     "back_off": "an attempt failed, and the next one is scheduled",
-    "not_loaded": "the task waits in the database until there is room in memory",
+    "not_loaded": "the task waits in the database until memory has space",
     "payload_fetched": "the step's payload, or a payload that its rule compares, is being read from the database",
     "queued": "the step is in the queue, and will be dispatched",
     "committing": "the step's state is changing: the next state is being written",
@@ -111,7 +111,7 @@ def task(state: BrokerState, task: Task, now: Now) -> WhyTask:
 
 
 def _waiting(state: BrokerState, step: Step, now: Now) -> Why:
-    """Name the first open dependency, and the step that this dependency waits for in the end."""
+    """Name the first open dependency, and the last step in the chain of steps that this dependency waits for."""
     before = _open_before(step)
     if not before:
         return Why(
@@ -132,7 +132,7 @@ def _waiting(state: BrokerState, step: Step, now: Now) -> Why:
     if last is first:
         message = f"waits for `{name}` ({reason.message})"
     else:
-        message = f"waits for `{name}`, and that for `{last.definition.name}` ({reason.message})"
+        message = f"waits for `{name}`, which waits for `{last.definition.name}` ({reason.message})"
     if len(before) > 1:
         message += f", and for {len(before) - 1} more"
     return Why("waits_for", message, reason.since_ms, reason.hint)
@@ -375,11 +375,11 @@ def _is_barred(state: BrokerState, step: Step, now: Now) -> Why | None:
         )
     if breaker.room and not step.at_most_once:
         return None  # the step may be used to try the handler
-    out = f"{_count(breaker.under_way, 'step')} out to try the handler, {breaker.needed} of which must succeed"
+    trials = f"{_count(breaker.under_way, 'trial step')} in progress; {breaker.needed} must succeed"
     if not breaker.under_way:
-        out = "there is no step that may run twice to try the handler with"
+        trials = "no step that may run twice is ready for a trial"
     rest = "; at_most_once steps wait until the breaker is closed" if step.at_most_once else ""
-    message = f"the breaker for `{name}` is half-open {since}: {out}{rest}"
+    message = f"the breaker for `{name}` is half-open {since}: {trials}{rest}"
     return Why("breaker_half_open", message, guard.since_wall)
 
 
@@ -460,7 +460,7 @@ def _finds_no_room(state: BrokerState, step: Step, now: Now) -> Why | None:
 
 
 def _none_requests(sessions: list[WorkerSession]) -> str:
-    """A worker over HTTP has room only while its request waits."""
+    """Explain why no worker over HTTP takes the step: such a worker takes steps only while its request waits."""
     have = _count(sum(len(s.deliveries) for s in sessions), "step")
     slots = _count(sum(s.slots for s in sessions), "slot")
     return (

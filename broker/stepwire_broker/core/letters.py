@@ -1,4 +1,4 @@
-"""Messages to workers. Their header (version, broker, epoch, session) is written here and nowhere else."""
+"""Messages to workers. Only this module writes their header (version, broker, epoch, session)."""
 
 from typing import Final, TypedDict
 

@@ -1,9 +1,9 @@
-"""The core's one door: `handle(event, now) → Decision`. Deterministic: equal events at equal times, equal decisions.
+"""The core's single entry point: `handle(event, now) → Decision`. Equal events at equal times give equal decisions.
 
 A decision has three parts. Facts change the live state and mark what must be written. Sends wait in the outbox until
 everything they depend on is committed; the few that depend on nothing leave at once. Reads, watches and timers are
-requested. `dispatch` then hands out ready steps, `next_group` yields a lane's next transaction, and the outcome of that
-comes back as an event.
+requested. `dispatch` then hands out ready steps, and `next_group` returns a lane's next transaction. The outcome of the
+transaction returns as an event.
 """
 
 from collections.abc import Callable
@@ -82,10 +82,10 @@ class Machine:
         return self._decided(now)
 
     def dispatch(self, lane: int, now: Now) -> None:
-        """Hand out ready steps. What is decided here leaves with `next_group`.
+        """Hand out ready steps. Their rows are part of the group that `next_group` returns.
 
-        A batch holds all steps that became ready while the lane's writer was busy. Batches that are full already are
-        handed out while it is still busy.
+        A batch holds all steps that became ready while the lane's writer was busy. A full batch is handed out while the
+        writer is still busy.
         """
         state = self.state
         is_idle = state.outbox.lanes[lane].is_idle
@@ -114,13 +114,13 @@ class Machine:
             _release(state, now)
         decision = state.decision
         if decision.is_empty:
-            return NOTHING  # not state.decision: the next turn fills that one
+            return NOTHING  # not state.decision: the next turn adds to that object
         state.decision = Decision()
         return decision
 
 
 def _release(state: BrokerState, now: Now) -> None:
-    """Send what depends on no open commit, unless the session is dead or the task's rows were refused."""
+    """Send every message that waits for no open commit, unless its session is dead or its task's rows were refused."""
     decision = state.decision
     for send in state.outbox.released():
         if isinstance(send, SendBatch):
@@ -163,7 +163,7 @@ def _on_committed(state: BrokerState, event: Committed, now: Now) -> None:
         state.ids_asked = False
     eviction.settle(state, wrote, state.outbox.lanes[event.lane].dirty)
     if state.large or state.large_contexts:
-        large_payloads.let_go_of_large(state)
+        large_payloads.drop_large_payloads(state)
 
 
 def _joined(block: tuple[int, int], more: tuple[int, int]) -> tuple[int, int]:
@@ -172,7 +172,7 @@ def _joined(block: tuple[int, int], more: tuple[int, int]) -> tuple[int, int]:
 
 
 def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None:
-    """The database refused this task's rows. The task is reloaded as it was before, and the guilty input is parked."""
+    """Reload a task whose rows the database refused in its stored state, and park the input that caused the refusal."""
     task = state.tasks.get(task_id)
     if task is None:
         return
@@ -225,7 +225,7 @@ def _steps_in(loaded: Loaded, gone: set[int]) -> frozenset[int]:
 
 
 def _command_again(state: BrokerState, loaded: Loaded, gone: set[int], command: Command, now: Now) -> None:
-    """The task that a command names was read. A finished one stays in memory only if the command opens it again."""
+    """Handle the command again with the loaded task. A finished task stays in memory only if the command reopens it."""
     if not loaded.tasks:
         state.refuse_now(command.request, not_found(command))
         return
@@ -258,7 +258,7 @@ def _on_load_failed(state: BrokerState, event: events.LoadFailed, now: Now) -> N
             state.page_after_mono = now.mono + residency.PAGE_PAUSE_MS
             state.timers.set(state.page_after_mono, PageDue())
         case ResultsLoad():
-            return  # a worker resends its results; of a level-0 handler the step runs again
+            return  # a worker resends its results; a level-0 handler does not, so its step runs again
         case CommandLoad():
             text = f"the task could not be read: {event.error}"
             state.refuse_now(load.command.request, CommandRefused("database_unavailable", text))

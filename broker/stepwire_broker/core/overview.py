@@ -14,7 +14,7 @@ from .state import BrokerState
 
 
 class WorkerView(Struct, frozen=True, kw_only=True):
-    """A live session, or at `level` 0 a handler that subscribed `steps`. `stuck`: what it runs is past its time."""
+    """A live session, or at `level` 0 a handler that subscribed `steps`. `stuck`: all its runs are overdue."""
 
     worker: str
     executor: str
@@ -26,7 +26,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     labels: dict[str, str]
     slots: int
     prefetch: int
-    free: int  # how many more steps it takes now
+    free: int  # number of further steps that it takes now
     holding: int
     running: int
     draining: bool
@@ -39,7 +39,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
 
 
 class ExecutorView(Struct, frozen=True, kw_only=True):
-    """An executor since this broker's start. `is_hosted`: it runs in this process, and counts for itself."""
+    """An executor since this broker's start. `is_hosted`: it runs in this process, and keeps its own figures."""
 
     executor: str
     is_hosted: bool
@@ -89,7 +89,7 @@ def _session(session: WorkerSession, now: Now) -> WorkerView:
 
 
 def _peer(state: BrokerState, peer: Level0Peer, now: Now) -> WorkerView:
-    """Describe a level-0 peer by the batches it was sent. The peer is `stuck` once it has let a lease expire."""
+    """Only the steps handed to a level-0 peer are known. A peer is `stuck` once it has let a lease expire."""
     return WorkerView(
         worker=peer.worker,
         executor=BUS,
@@ -115,7 +115,7 @@ def _peer(state: BrokerState, peer: Level0Peer, now: Now) -> WorkerView:
 
 
 def executors(state: BrokerState, known: Mapping[str, ExecutorMetrics | None], now: Now) -> list[ExecutorView]:
-    """The executors of `known`, and those that workers brought. None in `known`: the core's own figures are used."""
+    """List the executors of `known` and of workers. None in `known`: the core's own figures are used."""
     return [_executor(state, key, known.get(key), now) for key in dict.fromkeys((*known, *state.executors))]
 
 
@@ -145,12 +145,12 @@ def _executor(state: BrokerState, key: str, own: ExecutorMetrics | None, now: No
 
 
 def steps_in_flight(state: BrokerState) -> int:
-    """How many steps are handed out and not answered."""
+    """Count the steps that are handed out and not answered."""
     at_level0 = sum(len(handout.items) for handout in state.level0.handouts.values())
     return at_level0 + sum(len(session.deliveries) for session in state.sessions.values())
 
 
 def is_settled(state: BrokerState) -> bool:
-    """Everything that was decided is committed, and has left."""
+    """True if everything that was decided is committed and sent."""
     lanes = state.outbox.lanes.values()
     return len(state.outbox) == 0 and all(lane.is_idle and not lane.is_open for lane in lanes)

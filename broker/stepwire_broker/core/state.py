@@ -1,7 +1,7 @@
-"""Everything the core knows, and the one way in which a task changes: `record(task, fact)`.
+"""The whole state of the core, and `record(task, fact)`, the only function through which tasks change.
 
-The packages above this module (intake, workers, dispatch, progress, loading) hold the policies,
-as functions over this state.
+The packages above this module (intake, workers, dispatch, progress, loading) hold the policies, as functions over this
+state.
 """
 
 from collections import OrderedDict
@@ -134,11 +134,11 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     executors: dict[str, ExecutorState] = {}  # by key, from when they are first seen
     attached: dict[str, Attached] = {}  # by worker: those of this process
     dead_k: OrderedDict[str, int] = field(default_factory=OrderedDict)  # by worker: the largest number declared dead
-    quieted: OrderedDict[str, bool] = field(default_factory=OrderedDict)  # by worker that drains: whether it shall quit
+    quieted: OrderedDict[str, bool] = field(default_factory=OrderedDict)  # by draining worker: whether it must quit
 
     # recovery
-    recovered: dict[str, dict[int, Step]] = {}  # by worker: deliveries of before this start
-    safe_at_mono: int  # from then on no worker holds a lease of before this start
+    recovered: dict[str, dict[int, Step]] = {}  # by worker: deliveries from before this start
+    safe_at_mono: int  # from this time on no worker holds a lease from before this start
     safe_is_due: bool = True  # a timer is set for it
 
     # loading
@@ -148,8 +148,8 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     fetching: dict[int, list[Step]] = {}
     page_asked: int | None = None
     page_after_mono: int = 0
-    waits_for_room: bool = False  # more could be loaded if some of what is in memory ended
-    evict_from: int = 0  # position in `tasks` at which the search for idle tasks goes on
+    waits_for_room: bool = False  # more tasks could be loaded if tasks in memory ended
+    evict_from: int = 0  # position in `tasks` at which the search for idle tasks continues
     evicted: int = 0  # since the ready queue was swept
     rejected: dict[int, tuple[frozenset[int], str]] = {}  # refused tasks being reloaded: culprits, the database's error
 
@@ -167,7 +167,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         router: Router | None = None,
         runtime_rules: tuple[RuleSettings, ...] = (),
     ) -> "BrokerState":
-        """The state of a broker that starts now on a database that was found so. No task is in memory yet."""
+        """Return the state of a broker that starts now on this database. No task is in memory yet."""
         router = router or Router(settings.execution, {BUS, LOCAL}, bus_is_distributed=True)
         next_id, last_id = opened.ids
         return cls(
@@ -200,23 +200,23 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         return self.router.route_of(step)
 
     def on_the_bus(self, worker: str) -> Attached:
-        """Where a worker of the bus belongs. A bus that is only inproc has only workers of this process."""
+        """Return the executor of a worker of the bus. A bus that is only inproc has only workers of this process."""
         is_distributed = self.router.bus_is_distributed
         return Attached(worker, BUS if is_distributed else LOCAL, joins_bus=not is_distributed)
 
-    def count_canary(self, step: Step, way: StepRoute) -> None:
+    def count_canary(self, step: Step, step_route: StepRoute) -> None:
         """Count a dispatch on its side of the rule's canary."""
-        if way.canary is not None:
-            assert way.place.rule is not None
+        if step_route.canary is not None:
+            assert step_route.place.rule is not None
             assert step.route is not None
-            match = way.place.rule.match
+            match = step_route.place.rule.match
             counts = self.canaries.get(match)
             if counts is None:
                 counts = self.canaries[match] = [0, 0]
-            counts[step.route.target is not way.canary[0]] += 1
+            counts[step.route.target is not step_route.canary[0]] += 1
 
     def route_by(self, router: Router) -> None:
-        """Route by this from now on. Steps that were dispatched stay where they are."""
+        """Use this router from now on. Dispatched steps stay where they are."""
         self.router = router
         self.offer_cache.clear()
         self.ready.reroute(router.route_of)
@@ -225,7 +225,8 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         """Apply a fact and mark the task to be written. State, history and rows go into the same transaction."""
         open_before = task.open
         apply(task, fact)
-        self.open_steps += task.open - open_before
+        if task.open != open_before:
+            self.open_steps += task.open - open_before
         task.facts.append(fact)
         if task.evicting:
             task.evicting = False  # a task to which something happens stays in memory
@@ -233,7 +234,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         self.outbox.mark(task)
 
     def hold_bytes(self, task: Task, more: int) -> None:
-        """Count that much more (or less) of a task's payloads in memory."""
+        """Add to the counts of payload bytes in memory. A negative number subtracts."""
         task.resident_bytes += more
         self.resident_bytes += more
 
@@ -243,7 +244,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         return self.next_id % len(lanes) if len(lanes) > 1 else next(iter(lanes))
 
     def answer(self, request: int, answer: Answer, about: Task | None = None, *, awaits: bool = False) -> None:
-        """Answer when all that was decided so far is durable. If the rows of `about` are refused, so is the request."""
+        """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused."""
         self.outbox.send(SendAnswer(request, answer, about, awaits))
 
     def refuse_now(self, request: int, refused: CommandRefused) -> None:
@@ -259,7 +260,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         return self.reads
 
     def drop(self, task: Task) -> None:
-        """Remove a task from memory: it is over, or it waits in the database."""
+        """Remove a task from memory: the task has ended, or it waits in the database."""
         self.tasks.pop(task.id, None)
         self.resident_bytes -= task.resident_bytes
         for step in task.steps:

@@ -1,8 +1,8 @@
-"""Who can take a ready step now, and why the others cannot.
+"""The sessions and peers that can take a ready step now, and the obstacles of the others.
 
-Dispatch to workers and to level 0, shadow copies, loading and `stepwire why` all decide by this module, so that no two
-of them can disagree. An obstacle is lasting (it ends with the session, or when rules change) or passing (it ends by
-itself or with a result). The sessions without a lasting obstacle are cached for each route.
+Dispatch to workers and to level 0, shadow copies, loading and `stepwire why` all use this module, so that they cannot
+disagree. A lasting obstacle ends with the session or with a change of rules. A passing obstacle ends by itself or with
+a result. The sessions without a lasting obstacle are cached for each route.
 """
 
 from enum import StrEnum
@@ -16,7 +16,7 @@ from .state import BrokerState
 
 
 class Obstacle(StrEnum):
-    """Why a session or a level-0 peer cannot take a step now. If several apply, the first of them is given."""
+    """Why a session or a level-0 peer cannot take a step now. If several apply, the first is returned."""
 
     # lasting
     OTHER_EXECUTOR = "other_executor"  # the step goes to another executor
@@ -30,7 +30,7 @@ class Obstacle(StrEnum):
     STUCK = "stuck"  # every run of the worker is past its timeout
     MUTED = "muted"  # the worker does not answer its batches
     PAUSED = "paused"  # an operator paused the executor
-    NO_CREDIT = "no_credit"  # the worker has no room; a level-0 peer holds a batch
+    NO_CREDIT = "no_credit"  # the worker offers no credit; a level-0 peer holds a batch
     HAS_SUSPECT = "has_suspect"  # the step goes alone, and the worker holds another step that goes alone
     SETTLING = "settling"  # the PUB socket of a new level-0 peer may not reach this broker yet
     DOUBTED = "doubted"  # a level-0 peer that let a lease expire gets no at_most_once step
@@ -40,12 +40,12 @@ LEAVING: Final = frozenset({Obstacle.DRAINING, Obstacle.STUCK, Obstacle.MUTED})
 
 
 def can_be_taken(state: BrokerState, route: Route) -> bool:
-    """Can a step of this route be taken by anything connected, now or once there is room?"""
+    """True if a connected worker or level-0 peer can take a step of this route, now or once it has credit."""
     return bool(offering(state, route)) or level0_serves(state, route)
 
 
 def is_offered(state: BrokerState, handler_class: str) -> bool:
-    """Does anything connected offer this handler, whatever its executor and labels?"""
+    """True if a connected worker or level-0 peer offers this handler, with any executor and any labels."""
     return level0_offers(state, handler_class) or any(
         knows_handler(session, handler_class) for session in state.sessions.values()
     )
@@ -55,12 +55,12 @@ def is_offered(state: BrokerState, handler_class: str) -> bool:
 
 
 def takers(state: BrokerState, route: Route) -> list[WorkerSession]:
-    """The sessions that can take a step of this route now."""
+    """Return the sessions that can take a step of this route now."""
     return [session for session in offering(state, route) if passing_obstacle(session, route) is None]
 
 
 def offering(state: BrokerState, route: Route) -> list[WorkerSession]:
-    """The sessions that can take a step of this route once they have room for it."""
+    """Return the sessions that can take a step of this route once their passing obstacles end."""
     cached = state.offer_cache.get(route)
     if cached is None:
         cached = [session for session in state.sessions.values() if lasting_obstacle(session, route) is None]
@@ -92,7 +92,7 @@ def passing_obstacle(session: WorkerSession, route: Route) -> Obstacle | None:
 
 
 def knows_handler(session: WorkerSession, handler_class: str) -> bool:
-    """Does the worker offer this handler, and has it never refused a step because it does not know it?"""
+    """True if the worker offers this handler and has never refused a step of it as unknown."""
     return session.offers(handler_class) and handler_class not in session.unknown
 
 
@@ -100,17 +100,17 @@ def knows_handler(session: WorkerSession, handler_class: str) -> bool:
 
 
 def level0_serves(state: BrokerState, route: Route) -> bool:
-    """Can a step of this route be taken by level 0, now or once a peer is free?"""
+    """True if level 0 can take a step of this route, now or once a peer is free."""
     return bool(state.level0.peers) and level0_obstacle(state, route) is None
 
 
 def level0_offers(state: BrokerState, handler_class: str) -> bool:
-    """Is there a level-0 peer, and may this handler run at level 0?"""
+    """True if a level-0 peer exists and this handler may run at level 0."""
     return bool(state.level0.peers) and state.level0.allows(handler_class)
 
 
 def level0_obstacle(state: BrokerState, route: Route) -> Obstacle | None:
-    """The lasting obstacle of all level-0 peers: they offer the same handlers, because they cannot be distinguished."""
+    """Return the lasting obstacle of all level-0 peers. They share one set of handlers, because they look alike."""
     target = route.target
     if target.executor != BUS and (target.executor != LOCAL or state.router.bus_is_distributed):
         return Obstacle.OTHER_EXECUTOR
@@ -124,7 +124,7 @@ def level0_obstacle(state: BrokerState, route: Route) -> Obstacle | None:
 
 
 def peer_obstacle(peer: Level0Peer, route: Route, now: Now) -> Obstacle | None:
-    """The passing obstacle of one level-0 peer."""
+    """Return the passing obstacle of one level-0 peer."""
     if peer.draining:
         return Obstacle.DRAINING
     if peer.holds:
@@ -135,5 +135,5 @@ def peer_obstacle(peer: Level0Peer, route: Route, now: Now) -> Obstacle | None:
 
 
 def is_free(peer: Level0Peer, now: Now) -> bool:
-    """Can this level-0 peer be handed a batch now?"""
+    """True if this level-0 peer can be handed a batch now."""
     return not peer.holds and not peer.draining and now.mono >= peer.settled_mono

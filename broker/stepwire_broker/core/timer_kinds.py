@@ -1,4 +1,4 @@
-"""The kinds of timers: a class for each, with the rule by which it is stale.
+"""The kinds of timers: a class for each, with the condition under which it is stale.
 
 `machine.py` decides what happens when one is due.
 """
@@ -122,35 +122,35 @@ class BreakerDue(Struct, frozen=True, gc=False):
 
 
 class NeverStale(Struct, frozen=True, gc=False):
-    """For timers that are needed whatever has happened since they were set."""
+    """For timers that stay needed regardless of later events."""
 
     def is_stale(self) -> bool:
         return False
 
 
 class BudgetDue(NeverStale, frozen=True, gc=False):
-    """A retry budget may have room again."""
+    """A retry budget may allow retries again."""
 
     guard: Guard
 
 
 class GuardSweepDue(NeverStale, frozen=True, gc=False):
-    """Guards that remember nothing are removed."""
+    """Guards without recent failures or settings are removed."""
 
 
 # -- loading ----------------------------------------------------------------------------------------------------------
 
 
 class PeerSettled(NeverStale, frozen=True, gc=False):
-    """A new level-0 peer can be sent steps. Nothing is done but the dispatch that follows every event."""
+    """A new level-0 peer can receive steps. The dispatch that follows every event sends them."""
 
 
 class PageDue(NeverStale, frozen=True, gc=False):
-    """Tasks may be loaded again. Nothing is done but the loading that follows every event."""
+    """Tasks may be loaded again. The loading that follows every event reads them."""
 
 
 class RecoverySafe(NeverStale, frozen=True, gc=False):
-    """No worker holds a lease any longer that an earlier run of this broker gave."""
+    """No worker still holds a lease from an earlier run of this broker."""
 
 
 class FetchDue(NeverStale, frozen=True, gc=False):

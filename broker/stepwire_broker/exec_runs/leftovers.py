@@ -19,10 +19,9 @@ log = structlog.get_logger("stepwire.exec")
 
 
 def end_earlier_runs(directory: str, *, is_used: bool) -> None:
-    """Return when all recorded programs are certainly gone. Raises RunsRefused when one cannot be ended.
+    """End all recorded programs, and wait until they have certainly ended. Raises RunsRefused if one cannot be ended.
 
-    Without `is_used`, no program is configured now: the directory is not made, and it is no error that another broker
-    uses it.
+    Without `is_used`, no program is configured now: the directory is not made, and another broker may use it.
     """
     if not is_used and not os.path.isdir(directory):
         return
@@ -47,7 +46,7 @@ def _is_here(records: Records, record: Record) -> bool:
     if records.is_visible(record):
         return True
     if records.is_of_this_boot(record):
-        # The processes of a container that ended are gone. Those of a container that still runs cannot be seen here.
+        # A container that ended has no processes. The processes of a running container cannot be seen from here.
         log.warning("run_of_another_namespace", pid=record.pid, step_id=record.step_id, program=record.program)
     return False
 
@@ -60,7 +59,7 @@ def _end(recorded: list[tuple[Path, Record]]) -> None:
     while alive := members(groups):
         waited_s = time.monotonic() - begun_s
         if waited_s > PATIENCE_S:
-            raise _cannot_end(alive[0], by_mark, "it was killed and does not end")
+            raise _cannot_end(alive[0], by_mark, "SIGKILL did not end it")
         for member in alive:
             number = signal.SIGKILL if waited_s >= GRACE_S else signal.SIGTERM
             if number is signal.SIGTERM and member in signalled:
@@ -72,7 +71,7 @@ def _end(recorded: list[tuple[Path, Record]]) -> None:
             try:
                 send_signal(member, number)
             except NotOurs:
-                raise _cannot_end(member, by_mark, "it belongs to another user now") from None
+                raise _cannot_end(member, by_mark, "it now belongs to another user") from None
         time.sleep(CHECK_EVERY_S)
 
 

@@ -1,9 +1,9 @@
 """The processes that belong to a started program, and signals to them.
 
-A program is started in its own session, which is also its process group. The processes that it starts are in there,
-too, unless they leave on purpose. The group's number can be trusted while the first process exists, dead or alive,
-because its start time is known. After that, the number may belong to other processes: only a process that has the run's
-mark in its environment is a member then.
+A program is started in its own session, which is also its process group. The processes that it starts are in the same
+group, unless they leave on purpose. The group's number is reliable while the first process exists, dead or alive,
+because its start time is known. Later the number may belong to other processes: then a process is a member only if its
+environment contains the run's mark.
 """
 
 import os
@@ -16,7 +16,7 @@ from stepwire_protocol import host
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.process_state import is_alive
 
-MARK: Final = "STEPWIRE_RUN"  # in the environment of the program and of what it starts
+MARK: Final = "STEPWIRE_RUN"  # in the environment of the program and of the processes that it starts
 
 
 class ProcessGroup(NamedTuple):
@@ -42,7 +42,7 @@ class NotOurs(BrokerError):
 
 
 def members(groups: Iterable[ProcessGroup], *, is_kept: bool = False) -> list[Member]:
-    """The live processes of these groups, in one pass over all processes.
+    """Return the live processes of these groups, in one pass over all processes.
 
     `is_kept`: the groups were never empty, so their numbers cannot have been reused.
     """

@@ -1,7 +1,7 @@
-"""Records of running programs: one small file for each, written before the program's own code begins.
+"""Records of running programs: one small file for each, written before the program's own code starts.
 
-The records must survive the end of this process, but not that of the machine, which ends the programs, too. So nothing
-is synced to the disk.
+The records must survive the end of this process. They need not survive a crash of the machine, which ends the programs
+as well. Therefore nothing is synced to the disk.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class RunsRefused(BrokerError):
-    """The records cannot be kept, or a recorded program cannot be ended. The message says what to do."""
+    """The records cannot be kept, or a recorded program cannot be ended. The message names the remedy."""
 
 
 class RunsInUse(RunsRefused):
@@ -40,7 +40,7 @@ class Record(Struct, frozen=True, kw_only=True):
 
     pid: int
     started: int
-    host: str  # the machine, boot and pid namespace of these two
+    host: str  # the machine, boot and pid namespace of `pid` and `pid_started`
     mark: str
     handler_class: str
     task_id: int
@@ -65,7 +65,7 @@ class Records:
         self._host = host.identity()
         if not self._host or not _can_hold_processes():
             raise RunsRefused(
-                "executors.exec: programs need /proc and pidfd_open, which identify a process for certain; use Linux "
+                "executors.exec: programs need /proc and pidfd_open, which identify a process reliably; use Linux "
                 "5.3 or later, and a sandbox that allows both"
             )
         _prepare(self.directory)
@@ -75,8 +75,7 @@ class Records:
         os.close(self._lock)
 
     def add(self, record: Record) -> Path:
-        """Store a record: from here on a later process will end the program. The file's name holds the pid. Raises
-        OSError."""
+        """Store a record, so that a later broker process ends the program. The file is named by pid. Raises OSError."""
         path = self.directory / f"{record.pid}-{record.started}{SUFFIX}"
         unfinished = path.with_suffix(_UNFINISHED)
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -105,11 +104,11 @@ class Records:
         return record.host.partition(":")[0] == self._host.partition(":")[0]
 
     def is_visible(self, record: Record) -> bool:
-        """Do the record's pid and start time identify a process here, as they did where it was written?"""
+        """True if the record's pid and start time identify the same process in this pid namespace."""
         return record.host == self._host
 
     def all(self) -> tuple[list[tuple[Path, Record]], list[tuple[Path, str]]]:
-        """The readable records, and the unreadable ones with the reason."""
+        """Return the readable records, and the unreadable records with the reason."""
         readable, unreadable = [], []
         for path in sorted(self.directory.iterdir()):
             if path.suffix == _UNFINISHED:
@@ -142,7 +141,7 @@ def _read(path: Path) -> Record:
 
 
 def _prepare(directory: Path) -> None:
-    """Make the directory private. Its records decide which processes are killed, so only this user may write them."""
+    """Make a private directory. Its records decide which processes are killed, so only this user may write it."""
     try:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)

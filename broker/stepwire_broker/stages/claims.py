@@ -1,6 +1,6 @@
-"""Station two, claims: tasks come from the database into memory. The core decides what is read; this reads it.
+"""Station two, claims: read tasks from the database into memory. The core decides which tasks are read.
 
-Everything here runs in a reader's thread and sees what is committed.
+These functions run in a reader's thread and see committed rows.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class Reader(NamedTuple):
 
 
 def perform(queries: LoadQueries, reader: Reader, read: Read, now_ms: int) -> LoadedTasks | LoadedPayloads:
-    """Read what the core wants to be read. Returns the event to hand to it."""
+    """Do a read that the core decided on. Returns the event for the core."""
     match read:
         case LoadPage():
             loaded = queries.load_page(read.limit, reader.epoch, read.wants, now_ms, reader.resident_bytes_max)
@@ -35,7 +35,7 @@ def perform(queries: LoadQueries, reader: Reader, read: Read, now_ms: int) -> Lo
 
 
 def _by_steps(queries: LoadQueries, reader: Reader, read: LoadBySteps) -> LoadedTasks:
-    """Load the tasks of these steps. A task that has ended is not loaded: any result for it is late."""
+    """Load the tasks of these steps. A task that has ended is not loaded, because any result for it is late."""
     tasks_of_steps = queries.tasks_of_steps(read.step_ids)
     wanted = {task_id for task_id, state in tasks_of_steps.values() if read.any_state or state not in TASK_FINAL}
     loaded = Loaded([], [])

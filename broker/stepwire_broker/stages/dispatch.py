@@ -1,4 +1,4 @@
-"""Station three, dispatch: the messages that the core decided on become frames on the bus."""
+"""Station three, dispatch: turn the messages that the core decided on into frames on the bus."""
 
 from stepwire_protocol import codec
 
@@ -7,7 +7,7 @@ from stepwire_broker.core.commit.ports import WirePort
 
 
 def send(wire: WirePort, decision: Decision) -> None:
-    """Send everything of a decision. Batches go first: a `go` or a `cancel` is about a batch sent before it."""
+    """Send all messages of a decision. Batches go first: a `go` or a `cancel` refers to a batch sent before it."""
     for to in decision.grants:
         wire.grant(to)
     for batch in decision.batches:

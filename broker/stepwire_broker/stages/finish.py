@@ -1,4 +1,4 @@
-"""Station five, finish: answers go to the waiting requests, after the commit that they depend on."""
+"""Station five, finish: answer the waiting requests, after the commit that an answer depends on."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from stepwire_broker.core.commit.decision import Decision
 
 
 class PendingAnswers:
-    """Requests that are not answered yet, by number. The futures belong to the running loop."""
+    """Unanswered requests by number. The futures belong to the running loop."""
 
     def __init__(self) -> None:
         self._futures: dict[int, asyncio.Future[Answer]] = {}
@@ -20,7 +20,7 @@ class PendingAnswers:
         return self._count, future
 
     def close(self, request: int) -> None:
-        """Forget a request whose client has gone."""
+        """Drop a request whose client has disconnected."""
         self._futures.pop(request, None)
 
     def answer(self, decision: Decision) -> None:
@@ -30,7 +30,7 @@ class PendingAnswers:
                 future.set_result(each.answer)
 
     def give_up(self, answer: Answer) -> None:
-        """Give all waiting requests this answer: the broker stops, and their outcomes are not known."""
+        """Answer all waiting requests with this answer: the broker stops, and their outcomes are unknown."""
         for future in self._futures.values():
             if not future.done():
                 future.set_result(answer)

@@ -1,4 +1,4 @@
-"""Station one, requests: the bytes of a submission or a command become the command that the core decides on.
+"""Station one, requests: turn the bytes of a submission or a command into the command that the core decides on.
 
 A request that is refused here was never accepted, so it costs only its parsing. A batch is processed as a whole where
 possible (one strict parse, one minification, one typed decode), and task by task only where necessary.
@@ -26,7 +26,7 @@ LABELS_MAX: Final = 64
 PRIORITY_MAX: Final = 100
 BATCH_BODY_FACTOR: Final = 4  # the largest batch, in multiples of the largest payload
 
-Make: TypeAlias = Callable[[int], Command]  # the broker numbers the request when it is given to the core
+Make: TypeAlias = Callable[[int], Command]  # the broker numbers the request when the core gets the command
 LabelValue: TypeAlias = Annotated[str, Meta(max_length=256)]
 S = TypeVar("S", bound=Struct)
 
@@ -51,7 +51,7 @@ class BatchBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_task(body: bytes, limits: LimitSettings, key: str | None = None) -> NewTask:
-    """One submission. `key` is the request's Idempotency-Key header; the body may repeat it, but not name another."""
+    """Read one submission. `key` is the request's Idempotency-Key header; a key in the body must be the same."""
     value, task = _read(body, _task, limits.payload_bytes)
     if key is not None:
         if task.idempotency_key not in (None, key):
@@ -61,8 +61,8 @@ def read_task(body: bytes, limits: LimitSettings, key: str | None = None) -> New
 
 
 def read_tasks(body: bytes, limits: LimitSettings, key: str | None = None) -> list[NewTask]:
-    """Submissions that are stored together or not at all. With the header's `key`, the i-th task that has no key of its
-    own gets `<key>/<i>`, so that a resent batch is the same batch."""
+    """Read submissions that are stored together or not at all. With the header's `key`, the i-th task without a key of
+    its own gets `<key>/<i>`, so that a resent batch is the same batch."""
     value, batch = _read(body, _batch, batch_bytes_max(limits))
     if len(batch.tasks) > limits.tasks_per_batch:
         raise InvalidMessage("too_large", f"{len(batch.tasks)} tasks in one batch, at most {limits.tasks_per_batch}")
@@ -105,12 +105,12 @@ _deterministic: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
 def read_body(body: bytes, kind: type[S], bytes_max: int) -> S:
-    """The body of a command as its type. Raises InvalidMessage."""
+    """Decode the body of a command. Raises InvalidMessage."""
     return _read(body, msgspec.json.Decoder(kind), bytes_max)[1]
 
 
 def _read(body: bytes, decoder: "msgspec.json.Decoder[S]", bytes_max: int) -> tuple[Any, S]:
-    """The body as plain values and as its type. The type is read from minified text, so that its raw members are
+    """Decode the body as plain values and as its type. The type is read from minified text, so that its raw members are
     compact."""
     value = strict_json.parse(body, bytes_max)
     try:
@@ -120,7 +120,7 @@ def _read(body: bytes, decoder: "msgspec.json.Decoder[S]", bytes_max: int) -> tu
 
 
 def with_nearest(error: str, known: tuple[str, ...]) -> str:
-    """A validation error of msgspec; one about an unknown member gets the nearest known name."""
+    """Add the nearest known name to a validation error of msgspec about an unknown member."""
     member = _UNKNOWN.match(error)
     meant = did_you_mean(member[1], known) if member else ""
     return f"{error}; {meant}" if meant else error
@@ -132,7 +132,7 @@ def _names_in(kind: Any) -> tuple[str, ...]:
 
 
 def _new_task(task: TaskBody, plain: dict[str, Any], key: str | None, limits: LimitSettings, at: int | str) -> NewTask:
-    context = bytes(task.context)  # a copy: the whole body must not live as long as its smallest task
+    context = bytes(task.context)  # a copy, so that one task does not keep the whole body in memory
     if context[0] != 0x7B:
         raise InvalidMessage("bad_field", f"Expected `object` - at `{_path(at)}.context`")
     if len(context) > limits.payload_bytes:

@@ -1,4 +1,4 @@
-"""Station four, results: bytes of the bus become events, whether they can be decoded or not."""
+"""Station four, results: turn bytes of the bus into events, even if the bytes cannot be decoded."""
 
 from stepwire_protocol import codec, topics
 from stepwire_protocol.errors import InvalidMessage

@@ -1,6 +1,6 @@
-"""One turn: an event goes in, and what is decided goes out, in the one order that keeps the promises.
+"""One turn: handle an event and carry out the decision, in the only order that keeps the delivery guarantees.
 
-Nothing here knows sockets, threads or clocks: the engine and the simulation run the same turn.
+This module uses no sockets, threads or clocks: the engine and the simulation run the same turn.
 """
 
 from collections.abc import Callable
@@ -34,20 +34,20 @@ class Turn:
         self._around = around
 
     def handle(self, event: Event, principal: str = "") -> Decision:
-        """Give the core one event and act on its decision, which is returned for the taps."""
+        """Pass one event to the core and act on the decision, which is returned for the taps."""
         decision = self._machine.handle(event, self._around.clock(), principal)
         self.act(decision)
         return decision
 
     def commit(self, outcome: Outcome) -> None:
-        """Handle a commit's outcome. The writer has its next group before what this commit released is published."""
+        """Handle a commit's outcome. The writer gets its next group before the messages of this commit are sent."""
         now = self._around.clock()
         decision = self._machine.handle(outcome, now)
         self._hand_over(now)
         self.act(decision)
 
     def flush(self) -> None:
-        """Dispatch, and hand each lane's open group to its writer if that is free."""
+        """Dispatch, and hand each lane's open group to its writer if the writer is free."""
         self._hand_over(self._around.clock())
 
     def _hand_over(self, now: Now) -> None:

@@ -1,4 +1,4 @@
-"""The database: the lane that writes, the port behind which a database is, and its adapters. Nothing here decides."""
+"""The database: the lane that writes, the port for databases, and the adapters. The core makes all decisions."""
 
 from stepwire_broker.core.definitions.stored_rows import Opened
 

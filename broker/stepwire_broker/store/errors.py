@@ -1,4 +1,4 @@
-"""Why a store refuses to work: whose fault it is, and what to do. Every message is for the operator."""
+"""The errors of a store that refuses to work. Every message names the fault and the remedy for the operator."""
 
 from stepwire_broker.errors import BrokerError
 
@@ -16,4 +16,4 @@ class WouldReplace(StoreRefused):
 
 
 class NotThere(StoreRefused):
-    """There is no such database."""
+    """The database does not exist."""

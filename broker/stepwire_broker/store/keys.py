@@ -1,7 +1,7 @@
-"""Which submission gets an idempotency key. Pure: submissions and the keys' owners in, a verdict out.
+"""Decide which submission owns an idempotency key. A pure function of the submissions and the keys' owners.
 
-The database decides between brokers: an insert wins or it does not. This module decides between the submissions of one
-group, in their order: an earlier one counts as stored for a later one, unless it turns out not to be stored.
+The database decides between brokers: only one insert succeeds. This module decides between the submissions of one
+group, in their order: an earlier submission counts as stored for a later one, unless the earlier one is refused.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ def all_new(submissions: Sequence[Submission]) -> Verdict:
 
 
 def settle(submissions: Sequence[Submission], owners: dict[Name, KeyOwner]) -> Verdict:
-    """Decide for each submission. `owners` are the rows after every key was inserted unless it existed: the owner of a
-    name is its first claimant, or the task that had it before."""
+    """Decide for each submission. `owners` are the rows after the insert of every key that did not exist. The owner of
+    a name is its first claimant, or the task that had the key before."""
     claimed = {key.task_id: key for submission in submissions for key in submission.keys}
     held = {name: claimed[owner.task_id] for name, owner in owners.items() if owner.task_id in claimed}
     taken = {name: owner for name, owner in owners.items() if owner.task_id not in claimed}

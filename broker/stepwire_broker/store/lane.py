@@ -1,11 +1,11 @@
-"""The lane: one thread that writes groups, in order, each as one transaction, until each is durable.
+"""The lane: one thread that writes groups in order, each as one transaction, until it is durable.
 
-A write can fail in three ways. The database refuses the data: then the guilty task or submission is taken out of the
-group and kept with its bytes in `parked`, and the rest is written. The database cannot write now: then the same group
-is tried again until it can. The database has lost what it was given: then the lane writes and reports nothing more.
+A write can fail in three cases. If the database refuses data, the task or submission at fault is removed from the group
+and stored with its bytes in `parked`, and the rest is written. If the database cannot write now, the same group is
+retried until it is written. If the database has lost data, the lane writes and reports nothing further.
 
 The first statement of every transaction moves the lane's sequence row from n - 1 to n. A group is therefore never
-written twice, an outcome that was lost is found in the database, and a broker that has lost its lane writes nothing.
+written twice, a lost outcome can be read from the database, and a broker that has lost its lane writes nothing.
 """
 
 import json
@@ -57,12 +57,12 @@ class Trouble(NamedTuple):
     """The meaning of a database error for the lane."""
 
     kind: Literal["data", "passing", "broken"]
-    code: StallCode | None  # of a passing trouble
+    code: StallCode | None  # of a temporary trouble
     error: str
 
 
 class Rows(NamedTuple):
-    """The rows of a transaction, after its keys are decided. A row is at most once in each list."""
+    """The rows of a transaction, after the owners of its keys are decided. A row is at most once in each list."""
 
     tasks_new: Sequence[TaskNew]
     steps_new: Sequence[StepNew]
@@ -75,7 +75,7 @@ class Rows(NamedTuple):
 
 
 class WriteResult(NamedTuple):
-    """The outcome of a group's rows inside the transaction: durable with its COMMIT."""
+    """The outcome of a group's rows inside the transaction. The COMMIT makes it durable."""
 
     submissions: list[SubmissionOutcome]
     workflows: list[WorkflowOutcome]
@@ -96,13 +96,13 @@ class LaneWriter(Protocol):
     def commit(self) -> None: ...
 
     def abandon(self) -> None:
-        """Leave no transaction open, in whatever state it is. Never raises."""
+        """End an open transaction in any state. Never raises."""
 
     def advance(self, seq: int) -> bool:
-        """Move the lane from seq - 1 to seq, if it is there and belongs to this epoch."""
+        """Move the lane from seq - 1 to seq. False if the lane is at another sequence or belongs to another epoch."""
 
     def position(self) -> int | None:
-        """The lane's last committed sequence; None when the lane belongs to another epoch."""
+        """Return the lane's last committed sequence; None when the lane belongs to another epoch."""
 
     def savepoint(self) -> None: ...
     def release(self) -> None: ...
@@ -115,7 +115,7 @@ class LaneWriter(Protocol):
     def key_owners(self, claims: Sequence[Key]) -> dict[keys.Name, keys.KeyOwner]: ...
     def release_keys(self, claims: Sequence[Key]) -> None: ...
     def add_workflow(self, new: WorkflowNew) -> bool:
-        """Insert it unless this version exists. Returns whether it was inserted."""
+        """Insert the workflow unless this version exists. Returns whether it was inserted."""
 
     def find_workflow(self, namespace: str, name: str, version: str) -> StoredDigest: ...
     def activate(self, workflow_id: int) -> None: ...
@@ -128,7 +128,7 @@ class LaneWriter(Protocol):
     def reserve_ids(self, count: int) -> tuple[int, int]: ...
     def trouble(self, error: Exception) -> Trouble: ...
     def rest(self, group: CommitGroup) -> None:
-        """The database's housekeeping, after the outcome of a group was reported and before the next group."""
+        """Do the database's housekeeping, after the outcome of a group was reported and before the next group."""
 
     def close(self) -> None: ...
 
@@ -137,25 +137,25 @@ class Upkeep(Protocol):
     """Work that can wait, in pieces so short that a group can wait for one. Called in the writer's thread."""
 
     def pause_s(self) -> float:
-        """How long there is nothing to do."""
+        """Return the time for which there is nothing to do."""
 
     def work(self) -> object:
-        """Do one piece, whole or not at all. May raise an error that the writer's `trouble` classifies."""
+        """Do one piece, completely or not at all. May raise an error that the writer's `trouble` classifies."""
 
     def is_hindered(self, trouble: Trouble) -> None:
-        """The last piece failed with this trouble."""
+        """Take note that the last piece failed with this trouble."""
 
 
 class Faults(Protocol):
-    """Where a test stops or fails the writer: just before and just after COMMIT."""
+    """Hooks with which a test stops or fails the writer: just before and just after COMMIT."""
 
     def before_commit(self, group: CommitGroup) -> None: ...
     def after_commit(self, group: CommitGroup) -> None: ...
 
 
 class Lane:
-    """`put` groups numbered without gaps; each is reported, in the writer's thread, once it is durable. After Fenced or
-    Broken nothing more is written or reported."""
+    """`put` takes groups numbered without gaps. The writer's thread reports each group once it is durable. After Fenced
+    or Broken nothing further is written or reported."""
 
     def __init__(
         self,
@@ -181,12 +181,12 @@ class Lane:
         self._groups.put(group)
 
     def look(self) -> None:
-        """Ask the upkeep again, because it has something to do now."""
+        """Wake the upkeep, because it has something to do now."""
         self._groups.put("look")
 
     def close(self, timeout_s: float) -> bool:
-        """Write the queued groups, for at most `timeout_s`. False: some group could not be written, and no outcome was
-        reported for it."""
+        """Write the queued groups, for at most `timeout_s`. False: at least one group could not be written, and its
+        outcome was not reported."""
         self._groups.put("end")
         self._thread.join(timeout_s)
         finished = not self._thread.is_alive()
@@ -227,7 +227,7 @@ class Lane:
                 return item
 
     def _aside(self, work: Callable[[], object]) -> Trouble | None:
-        """Do work that may fail without harm, and return its trouble. Only a broken database is raised."""
+        """Do work that may fail without harm, and return its trouble. Raises only if the database is broken."""
         try:
             work()
         except Exception as error:
@@ -238,7 +238,7 @@ class Lane:
         return None
 
     def _commit(self, group: CommitGroup) -> Outcome | None:
-        """Try until the group is durable or never will be. None: the store was closed while it could not be written."""
+        """Try until the group has a final outcome. None: the store was closed while the group could not be written."""
         writing = Writing(self._number, self._writer, group, self._faults)
         stall = Stall(self._number, group.seq)
         while isinstance(result := writing.attempt(), Trouble):
@@ -256,8 +256,8 @@ class _IsBroken(BrokerError):
 
 
 class Writing:
-    """One group on its way into the database. Every attempt is one transaction. Waiting is the caller's: a thread or a
-    simulation tries again when it is time."""
+    """The writing of one group. Every attempt is one transaction. The caller, a thread or a simulation, waits between
+    attempts."""
 
     def __init__(self, lane: int, writer: LaneWriter, group: CommitGroup, faults: Faults | None = None) -> None:
         self._number = lane
@@ -268,13 +268,13 @@ class Writing:
         self._in_pieces = False
 
     def attempt(self) -> Outcome | Trouble:
-        """Try once. Returns the outcome, or a passing trouble, after which the caller must try again."""
+        """Try once. Returns the outcome, or a temporary trouble after which the caller must try again."""
         group, writer = self._group, self._writer
         while True:
             try:
                 writer.begin()
                 if not writer.advance(group.seq):
-                    # An earlier attempt committed and its outcome was lost; or the lane is no longer ours.
+                    # Either an earlier attempt committed and its outcome was lost, or the lane is no longer ours.
                     is_ours = writer.position() == group.seq
                     writer.abandon()
                     return self._written if is_ours and self._written is not None else Fenced(self._number)
@@ -355,8 +355,8 @@ class Writing:
         return verdict
 
     def _apply(self, new: WorkflowNew) -> WorkflowOutcome:
-        """Store a version of a workflow. A version that exists stays as it is, and the active version stays active:
-        applying a version again changes nothing."""
+        """Store a version of a workflow. Applying an existing version changes nothing: neither its content nor the
+        active version."""
         created = self._writer.add_workflow(new)
         stored = self._writer.find_workflow(new.namespace, new.name, new.version)
         if created and new.activate:
@@ -366,7 +366,7 @@ class Writing:
     # -- when the database refuses data -------------------------------------------------------------------------------
 
     def _write_in_pieces(self, group: CommitGroup) -> WriteResult:
-        """Halve the group until the guilty pieces are alone. They are parked and the others written, in one
+        """Halve the group until each piece at fault is alone. Park these pieces and write the others, in one
         transaction."""
         writer = self._writer
         whole = WriteResult([], [], set(), [])
@@ -420,7 +420,7 @@ def _pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
 
     now = max((row.at_ms for row in group.history), default=0)
     pieces = [Piece(_with(empty(), workflows=[new]), (), new.created_ms) for new in group.workflows]
-    # A stored step belongs to its stored task, even if a refused submission names the same step.
+    # A stored step belongs to its stored task, even if a refused submission contains the same step id.
     task_of = {step.id: step.task_id for s in group.submissions for step in s.steps} | tasks_of_steps
     by_task: dict[int, CommitGroup] = {}
     stored = set(tasks_of_steps.values())
@@ -428,7 +428,7 @@ def _pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
         created = max((task.created_ms for task in s.tasks), default=now)
         part = _with(empty(), submissions=[s])
         pieces.append(Piece(part, tuple(task.id for task in s.tasks), created))
-        # Changes of a new task are stored together with the task, or neither is stored.
+        # Changes of a new task are stored together with the task, or not at all.
         by_task.update((task.id, part) for task in s.tasks if task.id not in stored)
     new = set(by_task)
     pieces += [Piece(_with(empty(), activations=[one]), (), now) for one in group.activations]
@@ -498,7 +498,7 @@ def _step_ids(group: CommitGroup) -> list[int]:
 
 
 def _parked(piece: Piece, error: str) -> Parked:
-    """The refused rows as JSON that any reader can parse, whatever the fault of the rows."""
+    """Return the refused rows as JSON that any reader can parse, regardless of the rows' fault."""
     rows = {name: [_plain(row) for row in getattr(piece.group, name)] for name in _LISTS}
     body = json.dumps({"error": error, **{name: row for name, row in rows.items() if row}})
     task_id = piece.tasks[0] if len(piece.tasks) == 1 and 0 < piece.tasks[0] < 2**63 else None
@@ -518,7 +518,7 @@ def _plain(value: Any) -> Any:
 
 
 class Stall:
-    """When to try again, and when to report a stall again."""
+    """The times of the next attempt and of the next report of a stall."""
 
     def __init__(self, lane: int, seq: int) -> None:
         self._lane = lane

@@ -1,4 +1,4 @@
-"""The store's ports: what an adapter brings, so that the broker can keep its state in that database.
+"""The store's ports: the protocols that an adapter implements for a kind of database.
 
 An adapter opens a `Database`. The protocol of its writer is in lane.py (`LaneWriter`), that of its queries in
 queries.py, and that of its statements for removing old tasks in retention.py (`PruneStatements`).
@@ -18,26 +18,26 @@ from .retention import PruneStatements
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LANE: Final = 0  # the number of the only lane there is today
+LANE: Final = 0  # the number of the only lane at present
 ID_BLOCK: Final = 10_000  # the number of task and step ids that a start reserves; unused ids are never used
 
 
 class Readers(Protocol):
-    """Connections to read on, in parallel to the writer."""
+    """Connections that read in parallel to the writer."""
 
     def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run `query(queries, …)` in a reader's thread: one or a few questions, at most a page."""
+        """Run `query(queries, …)` in a reader's thread: one or a few queries, at most a page."""
 
     def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Run it in the caller's own thread, for a few rows that were written a moment ago: they need no disk, and
-        handing them over takes longer than reading them. None rather than wait for a lock."""
+        """Run a query in the caller's own thread, for a few rows that were written a moment ago. Such a read needs no
+        disk and takes less time than a thread switch. Returns None instead of waiting for a lock."""
 
     def close(self) -> None:
         """Let running queries finish, and cancel those that have not begun."""
 
 
 class Database(Protocol):
-    """One broker's exclusive hold on its database."""
+    """A database that one broker has locked and opened."""
 
     @property
     def opened(self) -> Opened: ...
@@ -52,11 +52,11 @@ class Database(Protocol):
     def pruning(self) -> PruneStatements: ...
 
     def release(self) -> None:
-        """Give up the right to write. The writer and the readers are closed by then."""
+        """Release the right to write. The caller has closed the writer and the readers."""
 
 
 class OpenDatabase(Protocol):
-    """Opens the database of `settings.url`: locks and checks it, migrates it, and begins a new epoch in it."""
+    """Opens the database of `settings.url`: locks, checks and migrates it, and begins a new epoch in it."""
 
     def __call__(
         self, settings: DatabaseSettings, broker_id: str, *, lease_ms: int, wall_ms: int, entropy: int

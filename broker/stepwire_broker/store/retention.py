@@ -1,8 +1,8 @@
-"""Retention: which tasks that have ended, and which refused input, leave the database, and when.
+"""Retention: the removal of old ended tasks and old refused input from the database.
 
 Removal runs in the writer's thread between groups, one small piece at a time, each in its own transaction: a group
-waits for at most one piece. A task that a piece cannot finish in its time (a task may have ten thousand steps) is noted
-in the same transaction as partly removed. From then on it is neither shown nor loaded, and the next piece, or the next
+waits for at most one piece. A task may have ten thousand steps, more than fit into a piece. The same transaction then
+notes the task as partly removed. From then on the task is neither shown nor loaded, and the next piece, or the next
 process, continues with it.
 """
 
@@ -21,13 +21,13 @@ from stepwire_broker.errors import BrokerError
 from .lane import Trouble
 
 PIECE_S: Final = 0.002  # of work, then a commit
-STEPS_MIN: Final = 64  # read at once, in a piece that has to be shorter
+STEPS_MIN: Final = 64  # the smallest number of steps read at once
 STEPS_MAX: Final = 1_024
 BYTES_MAX: Final = 1024 * 1024  # of payloads in one piece
 TASKS_MAX: Final = 256
 HISTORY_MAX: Final = 2_048
 SHARE: Final = 0.1  # of the writer's time
-SHARE_BEHIND: Final = 0.5  # when an operator asked for a run, or the oldest task is long overdue
+SHARE_BEHIND: Final = 0.5  # when an operator requested a run, or the oldest task is long overdue
 BEHIND_MS: Final = 3_600_000
 LOOK_EVERY_S: Final = 60.0
 LOOK_EVERY_MIN_S: Final = 0.1
@@ -63,28 +63,28 @@ RowT = TypeVar("RowT", EndedTask, EndedStep, ParkedInput)
 
 
 class PruneStatements(Protocol):
-    """The statements that retention needs of a database. Everything between `begin` and `commit` is one transaction."""
+    """The statements that retention needs. All statements between `begin` and `commit` are one transaction."""
 
     def begin(self) -> None: ...
 
     def commit(self) -> None: ...
     def abandon(self) -> None:
-        """Leave no transaction open. Never raises."""
+        """End an open transaction. Never raises."""
 
     def rest(self, rows: int) -> None:
-        """The database's own housekeeping after a commit that removed about this number of rows."""
+        """Do the database's own housekeeping after a commit that removed about this number of rows."""
 
     def oldest_ended_ms(self, state: str) -> int | None:
-        """When the first task ended that is stored in this final state."""
+        """Return the earliest end of a stored task in this final state."""
 
     def ended_tasks(self, state: str, before_ms: int, without: Collection[int], limit: int) -> Sequence[EndedTask]:
-        """Tasks that ended in this state before this time, the earliest first."""
+        """Return tasks that ended in this state before this time, the earliest first."""
 
     def steps_of(self, task_ids: Collection[int], limit: int) -> Sequence[EndedStep]:
-        """Any steps of these tasks."""
+        """Return any steps of these tasks."""
 
     def task_not_over(self, task_ids: Collection[int]) -> int | None:
-        """One of these tasks that still has a step that is not final."""
+        """Return one of these tasks that has a step in a state that is not final."""
 
     def remove_steps(self, step_ids: Collection[int]) -> int:
         """Returns the number of removed rows, as the next four methods do."""
@@ -96,19 +96,19 @@ class PruneStatements(Protocol):
 
     def newest_parked(self) -> int | None: ...
     def parked_until(self, last_id: int, before_ms: int, limit: int) -> Sequence[ParkedInput]:
-        """Refused inputs with an id up to `last_id` or from before this time, the oldest first."""
+        """Return refused inputs with an id up to `last_id` or from before this time, the oldest first."""
 
     def newest_parked_sizes(self, limit: int) -> Sequence[ParkedInput]:
-        """The newest first."""
+        """Return refused inputs, the newest first."""
 
     def partly_removed(self) -> set[int]:
-        """The tasks of which an earlier piece removed a part."""
+        """Return the tasks of which an earlier piece removed a part."""
 
     def note_partly_removed(self, task_ids: Collection[int]) -> None:
-        """Store which tasks are removed in part. They are neither shown nor loaded from now on."""
+        """Store which tasks are partly removed. These tasks are neither shown nor loaded from now on."""
 
     def forbid_changes(self, task_ids: Collection[int]) -> None:
-        """From now on the writer refuses every change of these tasks, and of no other task."""
+        """Make the writer refuse every change of these tasks, and of no other task, from now on."""
 
     def note(self, name: str, value: str) -> None: ...
 
@@ -130,15 +130,15 @@ class Pruned(Struct):
 
 
 class NotOver(BrokerError):
-    """A task whose row has ended has a step that has not. Retention does not touch it."""
+    """A task is stored as ended but has an open step. Retention does not remove such a task."""
 
     def __init__(self, task_id: int) -> None:
-        super().__init__(f"task {task_id} has ended by its row and has a step that has not")
+        super().__init__(f"task {task_id} is stored as ended but has an open step")
         self.task_id = task_id
 
 
 class Retention:
-    """The lane's Upkeep. Everything but `ask` is called in the writer's thread."""
+    """The lane's Upkeep. All methods except `ask` are called in the writer's thread."""
 
     def __init__(
         self,
@@ -158,22 +158,22 @@ class Retention:
         self._run: Pruned | None = None
         self._share = SHARE
         self._steps = 2 * STEPS_MIN  # read at once
-        self._partly_removed: set[int] | None = None  # None: to be read from the database
-        self._not_over: set[int] = set()  # ended by their rows, with a step that has not
-        self._parked_seen = 0  # the newest refused input when their bytes were last added up
+        self._partly_removed: set[int] | None = None  # None: not yet read from the database
+        self._not_over: set[int] = set()  # stored as ended, but with an open step
+        self._parked_seen = 0  # id of the newest refused input when the bytes were last summed
 
     def ask(self) -> None:
-        """Begin a run now. From any thread."""
+        """Begin a run now. May be called from any thread."""
         self._was_asked = True
 
     def pause_s(self) -> float:
-        """How long there is nothing to do."""
+        """Return the time for which there is nothing to do."""
         if self._was_asked and self._run is None:
             return 0.0
         return max(0.0, self._next_at_s - self._mono_s())
 
     def work(self) -> Pruned | None:
-        """Do one piece. Returns the run if this piece ended it."""
+        """Do one piece. Returns the run if this piece was its last."""
         started_s = self._mono_s()
         run = self._run or self._begin()
         try:
@@ -195,7 +195,7 @@ class Retention:
         return self._run or Pruned(0)
 
     def is_hindered(self, trouble: Trouble) -> None:
-        """A piece failed, or its outcome is unknown: try again later."""
+        """Try again later, because a piece failed or its outcome is unknown."""
         self._partly_removed = None
         self._next_at_s = self._mono_s() + TROUBLE_PAUSE_S
         log.warning("prune_hindered", code=trouble.code, error=trouble.error)
@@ -209,14 +209,14 @@ class Retention:
         return self._run
 
     def _late_ms(self, state: TaskState, now: int) -> int:
-        """How long the oldest task in this state is overdue."""
+        """Return the time by which the oldest task in this state is overdue."""
         oldest_ms = self._statements.oldest_ended_ms(state)
         return 0 if oldest_ms is None else now - self._kept_ms[state] - oldest_ms
 
     # -- a piece ------------------------------------------------------------------------------------------------------
 
     def _piece(self, run: Pruned, until_s: float) -> bool:
-        """One transaction. Returns True when there was nothing left to do, and the run is noted."""
+        """Run one transaction. Returns True when nothing was left to remove, and the run is noted."""
         statements = self._statements
         done = msgspec.structs.replace(run)
         statements.begin()
@@ -259,7 +259,7 @@ class Retention:
         return is_over
 
     def _adapt(self, until_s: float, *, is_whole: bool) -> None:
-        """Read fewer steps at once in the next piece if this one was too long, more if it was short."""
+        """Read fewer steps at once in the next piece if this piece was too long, more if it was short."""
         left_s = until_s - self._mono_s()
         if left_s < 0 or not is_whole:
             self._steps = max(STEPS_MIN, self._steps // 2)
@@ -267,7 +267,7 @@ class Retention:
             self._steps = min(STEPS_MAX, self._steps * 2)
 
     def _choose(self, now_ms: int) -> set[int]:
-        """The next tasks to remove: of one state, the earliest first, about as many as a piece has time for."""
+        """Return the next tasks to remove: of one state, the earliest first, about as many as fit into a piece."""
         for state, kept_ms in self._kept_ms.items():
             limit = min(TASKS_MAX, self._steps)
             tasks = self._statements.ended_tasks(state, now_ms - kept_ms, self._not_over, limit)
@@ -276,20 +276,19 @@ class Retention:
         return set()
 
     def _remove(self, task_ids: set[int], done: Pruned, until_s: float, *, are_over: bool) -> set[int]:
-        """Remove these tasks with all they have, or as much as there is time for. Returns the tasks that are left, if
-        only in part."""
+        """Remove these tasks with all their rows, as far as the time allows. Returns the tasks that still have rows."""
         statements = self._statements
         while self._remove_steps(task_ids, done, are_over) or self._remove_history(task_ids, done):
             if self._mono_s() > until_s:
                 if not are_over and (not_over := statements.task_not_over(task_ids)) is not None:
-                    raise NotOver(not_over)  # a task may be left in part only if the rest of it has ended too
+                    raise NotOver(not_over)  # a task may be partly removed only if all its steps have ended
                 return task_ids
         done.keys += statements.remove_keys(task_ids)
         done.tasks += statements.remove_tasks(task_ids)
         return set()
 
     def _remove_steps(self, task_ids: set[int], done: Pruned, are_over: bool) -> bool:
-        """Remove a slice of the steps. Returns whether there may be more."""
+        """Remove a slice of the steps. Returns whether more steps may exist."""
         steps = self._statements.steps_of(task_ids, self._steps + 1)
         if not are_over:
             for step in steps:
@@ -309,11 +308,11 @@ class Retention:
     # -- refused input ------------------------------------------------------------------------------------------------
 
     def _remove_parked(self, done: Pruned, now_ms: int) -> None:
-        """Refused input is kept for inspection as long as a failed task, up to a number of rows and of bytes."""
+        """Remove old refused input. It is kept as long as a failed task, up to a limit of rows and a limit of bytes."""
         last = self._statements.newest_parked()
         if last is None:
             return
-        # Ids are given in order, so the limit of rows is a limit of ids.
+        # Ids ascend, so the limit of rows is a limit of ids.
         oldest_kept_ms = now_ms - self._kept_ms[TaskState.FAILED]
         unwanted = self._statements.parked_until(last - PARKED_ROWS_MAX, oldest_kept_ms, self._steps)
         if not unwanted and last > self._parked_seen:
@@ -323,7 +322,7 @@ class Retention:
             done.parked += self._statements.remove_parked([row.id for row in self._first(unwanted, lambda _: 1)])
 
     def _beyond_bytes(self) -> list[ParkedInput]:
-        """The refused inputs for which PARKED_BYTES_MAX has no room, the oldest first."""
+        """Return the refused inputs that exceed PARKED_BYTES_MAX, the oldest first."""
         room = PARKED_BYTES_MAX
         unwanted = []
         for row in self._statements.newest_parked_sizes(PARKED_ROWS_MAX):
@@ -333,7 +332,7 @@ class Retention:
         return unwanted[::-1]
 
     def _first(self, rows: Sequence[RowT], steps_of: Callable[[RowT], int]) -> list[RowT]:
-        """The first rows that fit into a piece by bytes and steps; one at least."""
+        """Return the first rows that fit into a piece by bytes and steps; at least one row."""
         bytes_left, steps_left = BYTES_MAX, self._steps
         first: list[RowT] = []
         for row in rows:
@@ -346,7 +345,7 @@ class Retention:
 
 
 def kept_ms(settings: RetentionSettings) -> dict[TaskState, int]:
-    """How long a task is kept, by the state in which it ended."""
+    """Return the time for which an ended task is kept, by its state."""
     return {
         TaskState.COMPLETED: settings.completed_ms,
         TaskState.FAILED: settings.failed_ms,

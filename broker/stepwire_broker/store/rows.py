@@ -42,7 +42,7 @@ class TaskRow(NamedTuple):
 
 
 class OpenCounts(NamedTuple):
-    """Tasks that have not ended, and their steps that have not: the steps that count for `limits.max_open_steps`."""
+    """Open tasks and their open steps. These steps count for `limits.max_open_steps`."""
 
     tasks: int
     steps: int

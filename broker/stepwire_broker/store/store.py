@@ -1,5 +1,5 @@
-"""The store: where the broker's state is kept. Groups go in by `put` and come back as outcomes; queries come back as
-futures. The store has no policy: the core decides what is written and what is read.
+"""The store keeps the broker's state. `put` queues a group, whose outcome is reported; a query returns a future. The
+store has no policy: the core decides about writes and reads.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,13 @@ ADAPTERS: Final[dict[str, OpenDatabase]] = {"sqlite": open_sqlite}  # by the sch
 
 def open_store(settings: DatabaseSettings, broker_id: str, *, lease_ms: int, wall_ms: int, entropy: int) -> "Store":
     """Lock, check and migrate the database of `settings.url`, and begin a new epoch in it. `entropy` is 128 random
-    bits. Raises StoreRefused, with what to do, when the database cannot be used."""
+    bits. Raises StoreRefused, which names the remedy, when the database cannot be used."""
     open_database = ADAPTERS[scheme_of(settings.url)]
     return Store(open_database(settings, broker_id, lease_ms=lease_ms, wall_ms=wall_ms, entropy=entropy))
 
 
 class Store:
-    """One broker's hold on its database, from opening to `close`."""
+    """The open database of one broker, until `close`."""
 
     def __init__(self, database: Database) -> None:
         self.opened = database.opened
@@ -41,22 +41,21 @@ class Store:
         self._is_all_written: bool | None = None  # what `close` returned
 
     def start(self, report: Report, faults: Faults | None = None, retention: RetentionSettings | None = None) -> None:
-        """Begin to write groups and to remove what is too old. `report` is called with each outcome, in the writer's
-        thread."""
+        """Begin to write groups and to remove old rows. The writer's thread calls `report` with each outcome."""
         assert self._lane is None, "the store was started before"
         self._retention = None if retention is None else Retention(self._database.pruning, retention)
         self._lane = Lane(LANE, self._database.writer, report, faults, self._retention)
         self._lane.start()
 
     def prune(self) -> None:
-        """Look for old tasks now, rather than within a minute."""
+        """Remove old tasks now, rather than within a minute."""
         assert self._lane is not None, "the store was not started"
         if self._retention is not None:
             self._retention.ask()
             self._lane.look()
 
     def put(self, group: CommitGroup) -> None:
-        """Queue a group to be written after all groups before it. Never waits."""
+        """Queue a group. Groups are written in order. Never waits."""
         assert self._lane is not None, "the store was not started"
         self._lane.put(group)
 
@@ -65,12 +64,12 @@ class Store:
         return self._readers.read(query, *args, **kwargs)
 
     def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Run it in the caller's thread, for a few rows written a moment ago. None rather than wait for a lock."""
+        """Run a query in the caller's thread, for a few rows written a moment ago. None if a lock would delay it."""
         return self._readers.read_at_once(query, *args, **kwargs)
 
     def close(self, timeout_s: float) -> bool:
-        """Write the queued groups, for at most `timeout_s`, and release the database. False: some group could not be
-        written, and no outcome was reported for it."""
+        """Write the queued groups, for at most `timeout_s`, and release the database. False: at least one group could
+        not be written, and its outcome was not reported."""
         if self._is_all_written is None:
             self._readers.close()
             if self._lane is None:

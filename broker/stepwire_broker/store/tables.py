@@ -1,11 +1,11 @@
-"""The declared schema, for every database. Its CHECKs reject false rows: a step's state decides which of its columns
-are filled.
+"""The declared schema, for every database. Its CHECKs reject invalid rows: a step's state decides which columns have
+values.
 
-The migrations end at exactly this schema, and a test compares the two. Columns are in the order of the row types of
-core/model/commit_group.py and core/definitions/stored_rows.py, with the large payload last, because SQLite reads a
-column by walking through all columns before it. Times are UTC milliseconds, payloads are JSON text, and a column
-accepts its own type only. `keys` and `history` have no foreign keys: a key is claimed before its task is stored, and
-every history row would pay for a look-up of its task.
+The migrations result in exactly this schema, and a test compares the two. Columns are in the order of the row types of
+core/model/commit_group.py and core/definitions/stored_rows.py. The large payload is last, because SQLite reads a column
+by walking through all columns before it. Times are UTC milliseconds, payloads are JSON text, and a column accepts only
+its own type. `keys` and `history` have no foreign keys: a key is claimed before its task is stored, and every history
+row would cost a look-up of its task.
 """
 
 from typing import Any, Final
@@ -29,10 +29,11 @@ from sqlalchemy import (
 metadata: Final = MetaData()
 
 
-# On SQLite only the exact word INTEGER makes a primary key the row's own number.
+# On SQLite only the exact type name INTEGER makes a primary key the row id.
 Number: Final = BigInteger().with_variant(Integer, "sqlite")
 
-# One line a state: which columns must be filled and which must not. Hot states first: the first match decides.
+# One line per state: columns that must have values, and columns that must not. The first match decides, so frequent
+# states come first.
 STEP_STATES: Final = """
 CASE state
  WHEN 'dispatched' THEN batch_id IS NOT NULL AND worker IS NOT NULL AND delivery > 0 AND dispatched_ms IS NOT NULL
@@ -59,7 +60,7 @@ CASE state
 
 
 def _where(condition: str) -> dict[str, Any]:
-    """The condition of a partial index, for every database."""
+    """Return the condition of a partial index, for every database."""
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
 
@@ -75,9 +76,9 @@ brokers = Table(
     "brokers",
     metadata,
     Column("id", Text, primary_key=True, nullable=False),
-    Column("epoch", Number, nullable=False),  # of its last start; no two starts of any brokers share one
+    Column("epoch", Number, nullable=False),  # of the last start; unique among all starts of all brokers
     Column("lease_until_ms", Number, nullable=False),  # 0 on SQLite, where the lock of the file is the lease
-    Column("lease_ms", Number, nullable=False),  # the longest it gave its workers, who may run on for this long
+    Column("lease_ms", Number, nullable=False),  # the longest lease that its workers may still hold
     CheckConstraint("epoch > 0", name="epoch_is_given"),
     sqlite_strict=True,
 )
@@ -89,7 +90,7 @@ lanes = Table(
     Column("broker", Text, ForeignKey("brokers.id"), nullable=False),
     Column("lane", Integer, nullable=False),
     Column("epoch", Number, nullable=False),
-    Column("seq", Number, nullable=False),  # of its last transaction; continues over restarts, so it orders the history
+    Column("seq", Number, nullable=False),  # of the last transaction; continues over restarts and so orders the history
     UniqueConstraint("broker", "lane", name="lanes_of_broker"),
     CheckConstraint("seq >= 0 AND epoch > 0", name="seq_counts"),
     sqlite_strict=True,
@@ -214,7 +215,7 @@ keys = Table(
     sqlite_with_rowid=False,
 )
 
-# (lane, seq, position) orders a lane's history, and a late commit is still after the earlier ones of its lane. A
+# (lane, seq, position) orders a lane's history, and a later commit is always after the earlier commits of its lane. A
 # follower of the history keeps a cursor for each lane and skips nothing.
 history = Table(
     "history",

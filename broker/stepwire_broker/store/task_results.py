@@ -16,7 +16,7 @@ class TaskResult(NamedTuple):
 
 
 def result_of(queries: Queries, record: TaskRecord, workflow: Workflow, bytes_max: int | None = None) -> TaskResult:
-    """The workflow's `output`, or the outputs of its last steps by name. Reads outputs that the record left out."""
+    """Return the workflow's `output`, or the outputs of its last steps by name. Reads outputs missing in the record."""
     if record.task.state != TaskState.COMPLETED:
         return TaskResult(None)
     last = [workflow.steps[index].name for index in workflow.last]

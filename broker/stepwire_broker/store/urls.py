@@ -1,4 +1,4 @@
-"""Which database `database.url` names."""
+"""The kind of database that `database.url` selects."""
 
 from typing import Final
 
@@ -8,11 +8,11 @@ SCHEMES: Final = ("sqlite",)
 
 
 def scheme_of(url: str) -> str:
-    """The URL's scheme, which decides the adapter. Raises StoreRefused for a database that this broker cannot use."""
+    """Return the URL's scheme, which selects the adapter. Raises StoreRefused for an unsupported database."""
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in SCHEMES:
         raise StoreRefused(
-            f"database.url is {url!r}: this broker keeps its state in SQLite, so it needs a form like "
+            f"database.url is {url!r}: this broker stores its state in SQLite, so the URL needs a form like "
             "sqlite:///.stepwire/state.db"
         )
     return scheme

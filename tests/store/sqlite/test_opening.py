@@ -227,13 +227,13 @@ def test_three_slashes_are_relative_and_four_are_absolute(url: str, path: str) -
     ("url", "says"),
     [
         ("state.db", "needs a form like"),
-        ("postgresql://localhost/x", "keeps its state in SQLite"),
+        ("postgresql://localhost/x", "stores its state in SQLite"),
         ("sqlite://state.db", "three slashes"),
         ("sqlite://", "three slashes"),
-        ("sqlite:///", "has to name a file"),
+        ("sqlite:///", "must name a file"),
         ("sqlite:///:memory:", "cannot be kept in memory"),
         ("sqlite:///state.db?mode=memory", "nothing after the name"),
-        ("sqlite:///dir/", "has to name a file"),
+        ("sqlite:///dir/", "must name a file"),
     ],
 )
 def test_a_url_that_cannot_work_is_refused_with_an_example(url: str, says: str) -> None:

@@ -24,7 +24,7 @@ RefusedCode: TypeAlias = Literal[
     "disk_full",
     "database_read_only",
     "database_unavailable",
-    # the data, after all
+    # the data, which the database refused
     "refused_by_database",
 ]
 
@@ -34,7 +34,7 @@ class Answer(Struct, frozen=True):
 
 
 class CommandRefused(Answer, frozen=True):
-    """The command was not carried out, and nothing of it is stored."""
+    """The command was not carried out, and nothing is stored."""
 
     code: RefusedCode
     message: str

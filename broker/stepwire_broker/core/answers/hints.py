@@ -1,7 +1,7 @@
 """Hints: the next action for a caller, as a code with parameters. The core never names a command or a route.
 
-`TEXTS` words each code for any caller. The API replaces some of these texts by ones that name its routes, the CLI by
-ones that name its commands.
+`TEXTS` holds a text of each code for any caller. The API replaces some of these texts by texts that name its routes.
+The CLI replaces some by texts that name its commands.
 """
 
 import enum
@@ -60,7 +60,7 @@ TEXTS: Final[dict[HintCode, str]] = {
     HintCode.SHOW_TASK: "look at task {task_id} for the states of its steps",
     HintCode.LIST_HELD_STEPS: "list the held steps",
     HintCode.LIST_WORKFLOWS: "list the workflows",
-    HintCode.LIST_RULES: "list the rules; those of the configuration are removed in the configuration",
+    HintCode.LIST_RULES: "list the rules; remove a configured rule in the configuration",
     HintCode.LIST_HANDLERS: "list the workflows and the workers for the handlers that exist",
     HintCode.NAME_A_STEP: "its steps: {names}",
     HintCode.APPLY_WORKFLOW: "apply the workflow first",
@@ -74,7 +74,7 @@ TEXTS: Final[dict[HintCode, str]] = {
     " execution.on_missing: local",
     HintCode.CONFIGURE_RULES: "move rules into the configuration and remove those set at run time",
     HintCode.CONFIRM_SECOND_RUN: "confirm that completed at_most_once steps may run a second time",
-    HintCode.USE_NEW_KEY: "use a new idempotency key, or send exactly what was sent first",
+    HintCode.USE_NEW_KEY: "use a new idempotency key, or send the same content as the first time",
     HintCode.USE_NEW_VERSION: "a version never changes: give the new content a new version",
     HintCode.SEND_AGAIN: "send the command again after a second",
     HintCode.WAIT_FOR_BROKER: "send the command again when this broker is back, or send it to another broker",
@@ -85,7 +85,7 @@ TEXTS: Final[dict[HintCode, str]] = {
 
 
 def hint_text(hint: Hint, texts: Mapping[HintCode, str] = TEXTS) -> str:
-    """The hint as a sentence: from `texts` where it has the code, else from `TEXTS`."""
+    """Return the hint as a sentence, from `texts` if the code is there, else from `TEXTS`."""
     members = msgspec.structs.asdict(hint)
     members["names"] = ", ".join(hint.names or ())
     return (texts.get(hint.code) or TEXTS[hint.code]).format(**members)

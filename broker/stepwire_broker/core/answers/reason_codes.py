@@ -1,10 +1,10 @@
-"""The reasons for a step's state: every code of the broker's own with its sentence."""
+"""Reason codes: every code by which the broker explains a step's state, with its sentence."""
 
 from typing import Final
 
 SENTENCES: Final[dict[str, str]] = {
     # the step is ready again
-    "busy": "the worker had no room for the step",
+    "busy": "the worker had no free slot for the step",
     "draining": "the worker is stopping",
     "stale": "the worker had dropped the step",
     "unknown_handler": "the worker does not know the step's handler",

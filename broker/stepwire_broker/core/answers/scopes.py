@@ -10,4 +10,4 @@ class Scope(enum.StrEnum):
     SUBMIT = "submit"  # submit tasks
     WORK = "work"  # lease steps over HTTP and report their results
     OPERATE = "operate"  # cancel, pause, resume, retry, resolve; drain workers; read the messages of the bus
-    ADMIN = "admin"  # everything; the only scope that permits to apply and activate workflows and to prune
+    ADMIN = "admin"  # everything; the only scope that allows applying and activating workflows, and pruning

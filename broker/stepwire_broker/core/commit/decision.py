@@ -1,4 +1,4 @@
-"""The actions that `handle` decides on for now. Writes are not among them: they wait in the outbox for their lane."""
+"""The actions that the core decides on, to be taken at once. Writes are not included: they wait in the outbox."""
 
 from typing import TypeAlias
 
@@ -64,14 +64,14 @@ class WatchProcess(Struct, frozen=True):
 
 
 class BreakerChanged(Struct, frozen=True):
-    """A handler's breaker has changed its state, which is logged."""
+    """A handler's breaker has changed its state. The change is logged."""
 
     handler_class: str
     state: str
     is_forced: bool
-    cause: str  # of its last opening: how much failed
-    reason: str  # what failed last, or what an operator said
-    left_ms: int | None  # while it is open: until it is tried again
+    cause: str  # of the last opening: how many calls failed
+    reason: str  # the last failure, or the operator's reason
+    left_ms: int | None  # while it is open: the time until the next trial
 
 
 class Complaint(Struct, frozen=True):

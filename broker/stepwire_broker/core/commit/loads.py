@@ -1,6 +1,6 @@
 """Reads of tasks that are under way, each with its purpose.
 
-`gone` are the tasks that left memory meanwhile: the rows that were read may be older than that.
+`gone` are the tasks that left memory during the read: the rows that were read may be out of date.
 """
 
 from typing import TypeAlias
@@ -32,7 +32,7 @@ class CommandLoad(Struct):
 
 
 class RejectedLoad(Struct):
-    """A task whose rows the database refused, as it was before."""
+    """The stored state of a task whose rows the database refused."""
 
     task_id: int
     gone: set[int] = set()

@@ -1,8 +1,8 @@
 """The open group of each lane, and the sends that may leave once it is durable.
 
-Every send carries a barrier: the last sequence enqueued on every lane when the send was decided. A send that wrote
-nothing has one too, because it may depend on what is not committed yet. Barriers only rise, so sends leave in the order
-in which they were decided.
+Every send carries a barrier: the last sequence enqueued on every lane when the send was decided. A send without writes
+has a barrier too, because it may depend on rows that are not committed yet. Barriers only rise, so sends leave in the
+order in which they were decided.
 """
 
 from collections import deque
@@ -56,7 +56,7 @@ class SendHandout(Struct, frozen=True):
 
 
 class SendMessage(Struct, frozen=True):
-    """A message to a worker, dropped if its session is dead. `about` are the tasks that it depends on."""
+    """A message to a worker, dropped if its session is dead. The message depends on the rows of the tasks `about`."""
 
     session: WorkerSession
     message: Go | Cancel | Adopt | Steps
@@ -122,7 +122,7 @@ class LaneState(Struct):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the writer has no group of this lane."""
+        """True if the writer has no group of this lane."""
         return self.handed == self.committed
 
 
@@ -253,7 +253,7 @@ def _write_step(group: CommitGroup, step: Step) -> None:
 
 
 def task_changed(task: Task, owner: LaneOwner) -> TaskChanged:
-    wake_ms, wants = resting_place(task) if task.evicting else (None, None)
+    wake_ms, wants = reload_conditions(task) if task.evicting else (None, None)
     return TaskChanged(
         id=task.id,
         state=task.state,
@@ -269,8 +269,8 @@ def task_changed(task: Task, owner: LaneOwner) -> TaskChanged:
     )
 
 
-def resting_place(task: Task) -> tuple[int | None, str | None]:
-    """For a task that leaves memory: when it must be loaded again, and the handler class that it waits for."""
+def reload_conditions(task: Task) -> tuple[int | None, str | None]:
+    """Return when a task that leaves memory must be loaded again, and the handler class that it waits for."""
     times: list[int] = []
     wants = None
     for step in task.steps:

@@ -29,9 +29,11 @@ class LoadQueries(Protocol):
     """The core's reads from the database: tasks to bring into memory, and their payloads."""
 
     def load_page(self, limit: int, epoch: int, wants: Sequence[str], now_ms: int, resident_bytes_max: int) -> Loaded:
-        """Open tasks that are not in this epoch's memory: tasks that are due, tasks that wait for one of these handler
-        classes, and tasks of which neither is noted; the most urgent first, then the oldest. Payloads larger than
-        `resident_bytes_max` are left out. `epoch` is the reader's own: tasks of other epochs are in no memory."""
+        """Return open tasks that are not in this epoch's memory, by priority and age.
+
+        A task qualifies if it is due, waits for one of these handler classes, or has neither condition stored.
+        Payloads larger than `resident_bytes_max` are left out. `epoch` is the reader's own epoch: tasks of other
+        epochs are in no broker's memory."""
 
     def load_tasks(self, task_ids: Sequence[int], resident_bytes_max: int) -> Loaded:
         """Tasks by id, in any state. Tasks that do not exist are left out."""

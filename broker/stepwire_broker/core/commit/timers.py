@@ -1,8 +1,8 @@
-"""When the core must be woken: a heap of times, each with what it was set for.
+"""The timers of the core: a heap of times, each with its purpose.
 
-A timer is never cancelled. Its handler checks whether it still applies, and sets it again if needed. Stale timers are
-removed when they would be next, so that the broker does not wake for them, and when they could be half of the heap: the
-one-hour deadline of a task that took a second must not stay for the hour.
+A timer is never cancelled. Its handler checks whether the timer still applies, and sets a new one if needed. A stale
+timer is removed when it would be next, so that the broker does not wake for it. All stale timers are removed when they
+could be half of the heap: the one-hour deadline of a task that took a second must not stay for the hour.
 """
 
 from heapq import heapify, heappop, heappush
@@ -15,7 +15,7 @@ SWEEP_FROM: Final = 8_192
 
 class Timer(Protocol):
     def is_stale(self) -> bool:
-        """Whether nothing is to be done when it is due."""
+        """True if nothing needs to be done when the timer is due."""
         ...
 
 
@@ -40,7 +40,7 @@ class Timers(Generic[T]):
         self._sweep_at = max(SWEEP_FROM, 2 * len(self._heap))
 
     def pop_due(self, now: Now) -> T | None:
-        """Remove and return the next timer that is due, stale or not. After None, `wake_at` is of a live timer."""
+        """Remove and return the next due timer, stale or not. After None, `wake_at` is the time of a live timer."""
         heap = self._heap
         while heap:
             due_mono, _, timer = heap[0]
@@ -53,7 +53,7 @@ class Timers(Generic[T]):
         return None
 
     def all(self) -> list[T]:
-        """Every timer that is set, in no order."""
+        """Return every timer that is set, in no order."""
         return [entry[2] for entry in self._heap]
 
     @property

@@ -1,4 +1,4 @@
-"""Cycles among the dependencies of a workflow's steps: how they are found, and how a message shows one."""
+"""Cycles among the dependencies of a workflow's steps: finding them, and showing one in a message."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -7,7 +7,7 @@ CYCLE_STEPS_SHOWN: Final = 10
 
 
 def cycles(needs: list[tuple[int, ...]]) -> Iterator[list[int]]:
-    """One cycle of each group of steps that wait for each other: each step depends on the next.
+    """Yield one cycle of each group of steps that wait for each other. Each step of a cycle depends on the next.
 
     Linear in steps and edges, and without recursion.
     """

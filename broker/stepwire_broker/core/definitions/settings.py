@@ -64,7 +64,7 @@ class CanarySettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ShadowSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """A copy of each step runs there too, and its result is compared."""
+    """A copy of each step also runs on this executor or these workers, and the two results are compared."""
 
     executor: ExecutorKey | None = None
     worker_selector: Labels | None = None
@@ -72,7 +72,7 @@ class ShadowSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RuleSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Steps whose path matches run there."""
+    """Steps whose path matches run on this executor, on workers with these labels."""
 
     match: str
     executor: ExecutorKey | None = None
@@ -103,7 +103,7 @@ class CommandSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExecSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    commands: dict[str, CommandSettings | tuple[str, ...]] = {}  # by handler_class, or a pattern of them
+    commands: dict[str, CommandSettings | tuple[str, ...]] = {}  # by handler_class or pattern
     slots: Limit = 8
     runs_dir: str = ".stepwire/runs"  # running programs are recorded there for the next broker process
 

@@ -29,7 +29,7 @@ class BackoffPolicy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class StepDefinition(Struct, frozen=True, kw_only=True):
-    """One step of a workflow, every default filled in and every name resolved to an index."""
+    """One step of a workflow, with every default filled in and every name resolved to an index."""
 
     index: int
     name: str

@@ -64,7 +64,7 @@ STEP_READERS: Final[dict[str, fields.Reader]] = {
 
 
 class WrittenStep(Struct):
-    """A step while it is read: its own members, and what is resolved with the other steps."""
+    """A step while it is read: its own members, and the members that are resolved against the other steps."""
 
     members: dict[str, Any]
     needs: tuple[int, ...] = ()

@@ -71,7 +71,7 @@ class Loaded(NamedTuple):
 
     tasks: list[StoredTask]
     steps: list[StoredStep]  # of those tasks, in the order of the tasks and by position
-    wants: tuple[str, ...] = ()  # the handler classes that stored tasks wait for, all of them
+    wants: tuple[str, ...] = ()  # all handler classes that stored tasks wait for
 
 
 class Payloads(NamedTuple):
@@ -82,13 +82,13 @@ class Payloads(NamedTuple):
 
 
 class Opened(Struct, frozen=True):
-    """What the core starts from, as the database had it when it was opened."""
+    """The database content from which the core starts, read when the database was opened."""
 
     deployment: str  # 32 hex digits, drawn when the database was created
-    epoch: int  # of this start, and of no other start of any broker on this database
+    epoch: int  # of this start; no other start of any broker on this database has it
     ids: tuple[int, int]  # the reserved ids for tasks and steps, first and last
-    lanes: dict[int, int]  # the last committed sequence of each
-    lease_ms_before: int  # the lease that workers may still count on; 0 when no broker ran before
+    lanes: dict[int, int]  # the last committed sequence of each lane
+    lease_ms_before: int  # the lease that workers may still hold; 0 when no broker ran before
     workflows: list[StoredWorkflow]
     open_tasks: int
     open_steps: int

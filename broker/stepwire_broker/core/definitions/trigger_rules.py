@@ -1,7 +1,8 @@
-"""Trigger rules: may a step run, given how its dependencies ended? A rule has paths and literals, and no expressions.
+"""Trigger rules decide whether a step runs, given how its dependencies ended.
 
-A path that leads nowhere, also into the output of a step that has none, gives no value: it equals nothing, contains
-nothing, is neither greater nor less than anything, and does not exist. `null` is a value and exists.
+A rule has paths and literals, and no expressions. A path that leads nowhere has no value, for example a path into the
+output of a step without output. A missing value does not exist, equals nothing and contains nothing, and is neither
+greater nor less than anything. `null` is a value and exists.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +53,7 @@ _decode: Final = msgspec.json.Decoder().decode
 
 
 def evaluate(rule: TriggerRule, states: Sequence[str], context: bytes, outputs: Mapping[int, bytes]) -> bool:
-    """Is the rule true? `states[i]` is the final state of step i, `outputs[i]` its output as JSON, where it has one.
+    """Evaluate the rule. `states[i]` is the final state of step i, and `outputs[i]` its output as JSON, if any.
 
     A payload is decoded at most once, and only if a comparison needs it.
     """
@@ -81,7 +82,7 @@ def evaluate(rule: TriggerRule, states: Sequence[str], context: bytes, outputs: 
 
 
 def needs_payloads(rule: TriggerRule) -> bool:
-    """Does the rule compare values, so that context and outputs must be in memory?"""
+    """True if the rule compares values, so that context and outputs must be in memory."""
     match rule:
         case DependencyEnded():
             return False

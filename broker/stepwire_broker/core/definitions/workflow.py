@@ -43,7 +43,7 @@ class Workflow(Struct, frozen=True, kw_only=True):
     output: Mapping | None = None
     digest: str  # of the stored form: the same content gives the same digest
     document: bytes  # the definition as JSON, as stored: defaults left out, durations in milliseconds
-    warnings: tuple[DocumentProblem, ...] = ()  # what is allowed and probably a mistake
+    warnings: tuple[DocumentProblem, ...] = ()  # allowed, but probably a mistake
 
     def with_id(self, number: int) -> "Workflow":
         """The same definition with its id in the database."""
@@ -90,7 +90,7 @@ def read_workflow(document: object, where: Where | None = None, limits: LimitSet
 
 
 def stored_workflow(row: StoredWorkflow) -> Workflow:
-    """Compile the workflow of a stored row. Limits that were lowered since it was applied are not checked."""
+    """Compile the workflow of a stored row. The limits are not checked, because they may have been lowered since."""
     workflow = read_workflow(msgspec.json.decode(row.document), limits=_UNBOUND)
     return structs.replace(workflow, id=row.id, warnings=())
 
@@ -101,7 +101,7 @@ def stored_workflow(row: StoredWorkflow) -> Workflow:
 def _read(
     document: object, report: ProblemCollector, limits: LimitSettings
 ) -> tuple[dict[str, Any], list[WrittenStep], dict[str, int]]:
-    """The members of the workflow but `steps`, its steps, and the index of each step's name."""
+    """Return the members of the workflow except `steps`, the steps, and the index of each step's name."""
     if not isinstance(document, dict):
         report.add((), f"the document is {shown(document)}, not a map with a name and steps")
         raise report.refusal()
@@ -142,7 +142,7 @@ WORKFLOW_READERS: Final[dict[str, fields.Reader]] = {
 
 
 def _settle_selectors(head: dict[str, Any], steps: list[WrittenStep], report: ProblemCollector) -> None:
-    """Drop empty selectors. On a step an empty map stays if it replaces the workflow's selector."""
+    """Drop empty selectors. A step keeps an empty map if the map replaces the workflow's selector."""
     if not head.get("worker_selector"):
         head.pop("worker_selector", None)
     for i, step in enumerate(steps):

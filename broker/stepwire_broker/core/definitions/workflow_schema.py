@@ -1,7 +1,7 @@
 """The workflow format as JSON Schema, for editors: made from the readers that decide what a document means.
 
-Only `stepwire workflow validate` checks what a schema cannot express: that names are those of other steps, that there
-is no cycle, that a retry limit fits the delivery mode. Every document that the validator accepts, the schema accepts.
+Only `stepwire workflow validate` checks the rules that a schema cannot express, such as the names of other steps,
+cycles, and a retry limit that fits the delivery mode. The schema accepts every document that the validator accepts.
 """
 
 from collections.abc import Mapping

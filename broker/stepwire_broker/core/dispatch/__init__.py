@@ -1,1 +1,1 @@
-"""Which worker gets which ready steps."""
+"""Dispatch: the choice of a worker for each ready step."""

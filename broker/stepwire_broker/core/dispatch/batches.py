@@ -24,7 +24,7 @@ class DispatchRound:
     """One pass of dispatch over the ready queue, with the steps that it took out and could not hand out."""
 
     def __init__(self, state: BrokerState) -> None:
-        self.aside: list[Step] = []  # back into the queue when the round ends
+        self.aside: list[Step] = []  # returned to the queue when the round ends
         self._fetch: list[Step] = []
         self._fetches_in_flight = sum(map(len, state.fetching.values()))
 
@@ -53,7 +53,7 @@ class BatchFiller:
     ) -> None:
         self.steps: list[Step] = []
         self.requests: list[StepRequest] = []
-        self.left_over: list[Step] = []  # taken out of the queue, and not for this batch
+        self.left_over: list[Step] = []  # taken out of the queue, but not added to this batch
         self._round = round
         self._now = now
         self._steps_max = steps_max
@@ -62,33 +62,43 @@ class BatchFiller:
         self._has_lease = has_lease
 
     @property
-    def is_full(self) -> bool:
-        return len(self.steps) >= self._steps_max or len(self._round.aside) + len(self.left_over) > ASIDE_MAX
+    def has_too_many_aside(self) -> bool:
+        return len(self._round.aside) + len(self.left_over) > ASIDE_MAX
 
     def fill(self, state: BrokerState, first: Step, next_step: Callable[[], Step | None]) -> None:
         """Put in the first step, and then the steps that `next_step` takes out of the queue until the batch is full."""
+        steps, requests, now, has_lease = self.steps, self.requests, self._now, self._has_lease
+        bytes_left, step_bytes_max = self._bytes_left, self._step_bytes_max
         step: Step | None = first
         while step is not None:
-            made = request_of(step, self._now, has_lease=self._has_lease)
+            made = request_of(step, now, has_lease=has_lease)
             if made is None:
                 self._round.await_payload(step)
-            elif made[1] > self._step_bytes_max:
-                fail_for(state, step, "too_large", self._now)
-            elif self.requests and made[1] > self._bytes_left:
+                if self.has_too_many_aside:
+                    break
+            elif made[1] > step_bytes_max:
+                fail_for(state, step, "too_large", now)
+            elif requests and made[1] > bytes_left:
                 self.left_over.append(step)
                 break
             else:
-                self._bytes_left -= made[1]
-                self.steps.append(step)
-                self.requests.append(made[0])
-            step = None if self.is_full else next_step()
+                bytes_left -= made[1]
+                steps.append(step)
+                requests.append(made[0])
+                if len(steps) >= self._steps_max:
+                    break
+            step = next_step()
 
 
-def record_dispatch(state: BrokerState, step: Step, request: StepRequest, worker: str, batch_id: str, now: Now) -> None:
-    """Record that this step is handed out in this batch, note a copy if a rule wants one, and drop the payloads that
-    were fetched for it."""
-    state.record(step.task, facts.Dispatched(now.wall, step.position, request.delivery, worker, batch_id))
-    if state.router.has_asides:
-        copies.handed(state, step, request)
-    step.payload_context = None
-    step.fetched_outputs = None
+def record_dispatches(
+    state: BrokerState, steps: list[Step], requests: list[StepRequest], worker: str, batch_id: str, now: Now
+) -> None:
+    """Record that these steps are handed out in this batch, note a copy where a rule wants one, and drop the payloads
+    that were fetched for them."""
+    has_asides = state.router.has_asides
+    for step, request in zip(steps, requests, strict=True):
+        state.record(step.task, facts.Dispatched(now.wall, step.position, request.delivery, worker, batch_id))
+        if has_asides:
+            copies.handed(state, step, request)
+        if step.payload_context is not None or step.fetched_outputs is not None:
+            step.payload_context = step.fetched_outputs = None

@@ -1,4 +1,4 @@
-"""Dispatch to level 0: one batch at a time to each free peer, one step in it unless configured."""
+"""Dispatch to level 0: one batch at a time to each free peer, with one step unless configured otherwise."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ from stepwire_broker.core.model.live import Step
 from stepwire_broker.core.model.targets import BUS, Route
 from stepwire_broker.core.state import BrokerState
 
-from .batches import BatchFiller, DispatchRound, record_dispatch
+from .batches import BatchFiller, DispatchRound, record_dispatches
 
 
 def dispatch(state: BrokerState, now: Now) -> None:
@@ -56,7 +56,7 @@ def _is_paused(state: BrokerState) -> bool:
 
 
 def _choose(free: list[Level0Peer], route: Route, step: Step, now: Now) -> Level0Peer:
-    """The first free peer; for a step that a peer lost, the first that has not had it."""
+    """Return the first free peer; for a step that a peer lost, the first peer that has not had the step."""
     if step.avoid:
         for peer in free:
             if peer.worker not in step.avoid and takers.peer_obstacle(peer, route, now) is None:
@@ -73,8 +73,8 @@ def _fill(
     share: int,
     now: Now,
 ) -> BatchFiller:
-    """One batch for this peer, beginning with this step. A step that is at_most_once or a suspect goes alone, and so
-    does every step for a doubted peer."""
+    """Hand this peer one batch that begins with this step. An at_most_once step or a suspect goes alone, and so does
+    every step for a doubted peer."""
     bus = state.settings.bus
     goes_alone = peer.doubted or first.at_most_once or first.is_suspect
     batch = BatchFiller(
@@ -97,7 +97,7 @@ def _fill(
 
 
 def _hand_out(state: BrokerState, peer: Level0Peer, steps: list[Step], requests: list[StepRequest], now: Now) -> None:
-    """Record a batch for this peer; it is sent after the commit. An at_most_once step is granted in the same commit,
+    """Record a batch for this peer, to be sent after the commit. An at_most_once step is granted in the same commit,
     because no answer tells whether the peer has received the batch."""
     level0 = state.level0
     level0.turns += 1
@@ -116,8 +116,8 @@ def _hand_out(state: BrokerState, peer: Level0Peer, steps: list[Step], requests:
             steps=[_for_level0(request) for request in requests],
         )
     )
+    record_dispatches(state, steps, requests, peer.worker, handout.id, now)
     for step, request in zip(steps, requests, strict=True):
-        record_dispatch(state, step, request, peer.worker, handout.id, now)
         if step.at_most_once:
             state.record(step.task, facts.Granted(now.wall, step.position, request.delivery))
     if state.guards.by_handler:

@@ -21,7 +21,7 @@ def fetch_payloads(state: BrokerState, steps: list[Step]) -> None:
 
 
 def forget_fetched(state: BrokerState, steps: list[Step]) -> None:
-    """Drop what was fetched for these steps, and what still arrives for them: it belongs to a run that is over."""
+    """Drop the payloads that were or are being fetched for these steps: they belong to runs that have ended."""
     for step in steps:
         step.payload_context = step.fetched_outputs = None
     for fetching in state.fetching.values():
@@ -29,7 +29,7 @@ def forget_fetched(state: BrokerState, steps: list[Step]) -> None:
 
 
 def _missing_payloads(step: Step) -> tuple[bool, list[int]]:
-    """Whether the task's context is missing, and the ids of the dependencies whose outputs are missing."""
+    """Return whether the task's context is missing, and the ids of the dependencies whose outputs are missing."""
     task = step.task
     dependencies = [task.steps[i] for i in step.definition.depends_on]
     return task.context is None, [s.id for s in dependencies if s.state is COMPLETED and s.output is None]

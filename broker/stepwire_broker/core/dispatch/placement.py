@@ -17,7 +17,7 @@ from stepwire_broker.core.progress.readiness import enqueue
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import StartLimit
 
-from .batches import BatchFiller, DispatchRound, record_dispatch
+from .batches import BatchFiller, DispatchRound, record_dispatches
 
 
 def dispatch(state: BrokerState, now: Now, *, whole_batches: bool = False) -> None:
@@ -54,7 +54,7 @@ def dispatch(state: BrokerState, now: Now, *, whole_batches: bool = False) -> No
 
 
 def _takers(state: BrokerState) -> dict[Route, list[WorkerSession]]:
-    """The sessions that can take a step now, by route that has ready steps and such a session."""
+    """Return the sessions that can take a step now, for each route with ready steps and at least one such session."""
     by_route: dict[Route, list[WorkerSession]] = {}
     for route in state.ready.routes():
         if route not in by_route:
@@ -65,7 +65,7 @@ def _takers(state: BrokerState) -> dict[Route, list[WorkerSession]]:
 
 
 def _without(by_route: dict[Route, list[WorkerSession]], session: WorkerSession) -> dict[Route, list[WorkerSession]]:
-    """The takers of each route, without this session where it can take nothing more."""
+    """Return the takers of each route, without this session where it can take no further step."""
     left = {
         r: [s for s in sessions if s is not session or takers.passing_obstacle(s, r) is None]
         for r, sessions in by_route.items()
@@ -76,7 +76,7 @@ def _without(by_route: dict[Route, list[WorkerSession]], session: WorkerSession)
 def _allowed(
     by_route: dict[Route, list[WorkerSession]], allowances: dict[Route, allowance.Allowance]
 ) -> dict[Route, list[WorkerSession]]:
-    """The takers of each route whose allowance is not used up."""
+    """Return the takers of each route whose allowance is not used up."""
     return {r: sessions for r, sessions in by_route.items() if r not in allowances or allowances[r].left > 0}
 
 
@@ -101,7 +101,7 @@ def _fill(
     *,
     steps_max: int = limits.BATCH_ITEMS_MAX,
 ) -> None:
-    """Send one batch to this session, beginning with this step. A step that goes alone is all of its batch."""
+    """Send one batch that begins with this step. A step that goes alone is the only step of its batch."""
     settings = state.settings.bus.batch
     # The free slots of all workers are filled before the prefetch of any of them.
     slots_free = session.credit - session.prefetch
@@ -127,7 +127,7 @@ def _fill(
             if not step.avoid or _choose(by_route[other], step) is session:
                 return step
             batch.left_over.append(step)
-            if batch.is_full:
+            if batch.has_too_many_aside:
                 break
         return None
 
@@ -144,11 +144,12 @@ def _send_batch(
     batch_id = state.next_batch_id()
     frame = codec.frame(session.topic, letters.steps(state.identity, session, batch_id, requests))
     batch = StepBatch(id=batch_id, session=session, steps=steps, frame=frame)
+    has_lease = session.has_lease
+    record_dispatches(state, steps, requests, session.worker, batch_id, now)
     for step, request in zip(steps, requests, strict=True):
-        record_dispatch(state, step, request, session.worker, batch_id, now)
         step.batch = batch
         hand_to(step, session)
-        if not session.has_lease:
+        if not has_lease:
             # No heartbeat renews a lease here: each step has the time of all steps before it.
             ahead = len(session.deliveries)
             due = now.mono + ahead * (step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS)

@@ -10,11 +10,11 @@ from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Step
 from stepwire_broker.core.model.states import COMPLETED
 
-REQUEST_OVERHEAD_BYTES: Final = 1_500  # what a request holds in addition to its payloads, at most
+REQUEST_OVERHEAD_BYTES: Final = 1_500  # maximum size of a request without its payloads
 
 
 def request_of(step: Step, now: Now, *, has_lease: bool) -> tuple[StepRequest, int] | None:
-    """The request for the step's next delivery, and about its size. None when a payload has to be fetched first."""
+    """Return the step's next request and its approximate size; None if a payload must be fetched first."""
     task, definition = step.task, step.definition
     context = task.context if task.context is not None else step.payload_context
     if context is None:
@@ -53,7 +53,7 @@ def request_of(step: Step, now: Now, *, has_lease: bool) -> tuple[StepRequest, i
 
 
 def _previous_results(step: Step) -> bytes | None:
-    """The outputs of its direct dependencies by name, as JSON. None when one of them has to be fetched first."""
+    """Return the outputs of the direct dependencies by name, as JSON; None if one of them must be fetched first."""
     members = []
     for index in step.definition.depends_on:
         dependency = step.task.steps[index]

@@ -11,7 +11,7 @@ from stepwire_broker.core.timer_kinds import RetransmitDue
 
 
 def released(state: BrokerState, batch: StepBatch, now: Now) -> None:
-    """The commit of this batch is done: send it, and resend it until it is answered."""
+    """Send a batch whose commit is durable, and resend the batch until it is answered."""
     if batch.session.dead or batch.answered:
         return
     batch.released = True
@@ -37,8 +37,8 @@ def retransmit(state: BrokerState, batch: StepBatch, now: Now) -> None:
 
 
 def resend(state: BrokerState, batch: StepBatch) -> bool:
-    """Send the batch again, without the deliveries that were withdrawn meanwhile: a worker that has not received the
-    batch yet would start them. False if nothing is left of it."""
+    """Resend the batch without the deliveries that were withdrawn meanwhile: a worker that has not received the batch
+    yet would start them. Return False if no delivery is left."""
     current = [step for step in batch.steps if step.batch is batch]
     if len(current) < len(batch.steps):
         session = batch.session

@@ -2,10 +2,10 @@
 
 Failures here are failures of the infrastructure: a lost session, a delivery that was refused or not answered, a result
 that cannot be read, a handler that reports that something it needs is unavailable. A handler that reports an error of
-its own is not such a failure: it was reached.
+its own is not such a failure, because the handler was reached.
 
-Steps that must wait stay `ready`, in their place in the queue, and use no attempt. Nothing of this is stored: after a
-restart every breaker is closed.
+Steps that must wait stay `ready`, keep their position in the queue, and use no attempt. Breakers and budgets are not
+stored: after a restart every breaker is closed.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,7 +37,7 @@ _REFUSALS: Final = frozenset({"unknown_handler", "bad_message"})  # the others a
 
 
 def guard_of(state: BrokerState, handler_class: str, now: Now) -> Guard | None:
-    """The guard of this handler, created if there is none. None when there are too many already."""
+    """Return the guard of this handler, created if necessary. None when the limit of guards is reached."""
     guards = state.guards
     guard = guards.by_handler.get(handler_class)
     if guard is None:
@@ -51,13 +51,13 @@ def guard_of(state: BrokerState, handler_class: str, now: Now) -> Guard | None:
 
 
 class Allowance:
-    """How many more steps of some routes may go now."""
+    """The number of further steps of some routes that may be dispatched now."""
 
     __slots__ = ("is_for_probes", "left")
 
     def __init__(self, left: int, *, is_for_probes: bool = False) -> None:
         self.left = left
-        self.is_for_probes = is_for_probes  # each is sent alone, so that probes are spread over the workers
+        self.is_for_probes = is_for_probes  # each probe is sent alone, so that probes are spread over the workers
 
 
 NO_ROOM: Final = Allowance(0)
@@ -65,7 +65,7 @@ _FREE: Final[dict[Route, Allowance]] = {}
 
 
 def limits(state: BrokerState, routes: Iterable[Route], now: Now) -> dict[Route, Allowance]:
-    """The allowance of each of these routes that is limited. Routes that are missing in the result are not limited."""
+    """Return the allowance of each limited route. Routes that are missing in the result are not limited."""
     guards = state.guards
     barred = guards.barred
     limited = [r for r in routes if (guards.bounds_retries and r.is_held_to_budget) or r.handler_class in barred]
@@ -149,8 +149,8 @@ def _outcome(status: str, error: ErrorDetail | None) -> Literal["good", "bad", "
 def lost(state: BrokerState, held: list[Step], ran: list[Step], how: str, now: Now) -> None:
     """Count the loss of these steps: a session died, or a level-0 handler did not answer within its lease.
 
-    `ran` are those that may have run: one failure of each handler. No failure counts if others were lost just before: a
-    host that dies proves nothing about a handler.
+    `ran` are the steps that may have run: one failure of each handler. No failure counts if other steps were lost just
+    before, because the death of a host proves nothing about a handler.
     """
     of_probes = {s.definition.handler_class: s for s in held if s.id in state.guards.probes}
     for step in of_probes.values():
@@ -163,7 +163,7 @@ def lost(state: BrokerState, held: list[Step], ran: list[Step], how: str, now: N
 
 
 def refused(state: BrokerState, steps: list[Step], code: str, now: Now) -> None:
-    """Count steps that a worker gave back: one failure of each handler, if the code is about the handler."""
+    """Count steps that a worker refused: one failure of each handler, if the code is about the handler."""
     if code not in _REFUSALS:
         return
     for step in {s.definition.handler_class: s for s in steps if s.id not in state.guards.probes}.values():
@@ -219,15 +219,15 @@ def _failed(state: BrokerState, handler_class: str, reason: str, now: Now, tried
 
 
 def _call(breaker: Breaker) -> int:
-    """The call number for an outcome of no probe, which counts only while the breaker is closed."""
+    """Return the call number for a step that is no probe. Its outcome counts only while the breaker is closed."""
     return breaker.turn if breaker.state is BreakerPhase.CLOSED else -1
 
 
-# -- how a breaker turns ----------------------------------------------------------------------------------------------
+# -- changes of a breaker ---------------------------------------------------------------------------------------------
 
 
 def _after_turn(state: BrokerState, guard: Guard, before: int, now: Now) -> None:
-    """Log the change of a breaker whose turn is not `before` any longer, and set its timer."""
+    """Log the change of a breaker whose turn is no longer `before`, and set its timer."""
     breaker, guards = guard.breaker, state.guards
     if breaker.turn == before:
         return
@@ -238,7 +238,7 @@ def _after_turn(state: BrokerState, guard: Guard, before: int, now: Now) -> None
     if breaker.state is BreakerPhase.CLOSED:
         guards.barred.pop(guard.handler_class, None)
         if guard.budget is not None:
-            guard.budget.renew()  # retries of the failed time must not limit those of the handler that works now
+            guard.budget.renew()  # retries made while the handler failed must not limit its retries now
     else:
         guards.barred[guard.handler_class] = guard
     state.counters.breakers_opened += breaker.state is BreakerPhase.OPEN
@@ -295,7 +295,7 @@ def _wake_for_budget(state: BrokerState, guard: Guard, now: Now) -> None:
 
 
 def on_budget_timer(due: BudgetDue) -> None:
-    """Steps that waited for the budget are dispatched after every event. If it is too early, a new timer is set."""
+    """Allow a new timer. Steps that waited for the budget are dispatched after every event."""
     due.guard.wakes = False
 
 
@@ -325,8 +325,8 @@ class BreakerSet(Answer, frozen=True):
 
 
 def on_set_breaker(state: BrokerState, event: SetBreaker, now: Now) -> None:
-    """Force or release a breaker. Nothing of this is stored, so the answer waits for no commit, and it ends with this
-    broker."""
+    """Force or release a breaker. The setting is not stored, so the answer waits for no commit, and the setting ends
+    with this broker process."""
     handler_class = event.handler_class
     if handler_class not in state.guards.by_handler and not _is_known(state, handler_class):
         message = f"no workflow and no worker here knows the handler {handler_class}"
@@ -362,7 +362,7 @@ def _is_known(state: BrokerState, handler_class: str) -> bool:
 
 
 def is_shut(state: BrokerState, handler_class: str, longer_than_ms: int, now: Now) -> bool:
-    """Whether no step of this handler will be dispatched for longer than that."""
+    """True if no step of this handler will be dispatched for longer than `longer_than_ms`."""
     guard = state.guards.barred.get(handler_class)
     if guard is None or guard.breaker.state is not BreakerPhase.OPEN:
         return False
@@ -371,7 +371,7 @@ def is_shut(state: BrokerState, handler_class: str, longer_than_ms: int, now: No
 
 
 def waits_for_budget(state: BrokerState, step: Step, now: Now) -> bool:
-    """Whether it is a retry that the budget does not allow now."""
+    """True if the step is a retry that the budget does not allow now."""
     if not step.attempt or step.retry is not None:
         return False
     guard = state.guards.by_handler.get(step.definition.handler_class)

@@ -1,10 +1,10 @@
 """A circuit breaker: a component that keeps failing is not called for a while, then tried with a few calls, then used.
 
-It is closed until too many calls in a row fail, or too large a share of the recent ones. Then it is open: no call is
-allowed for a time, which doubles with each opening. Then it is half-open: a few calls are allowed, and their outcomes
-decide. It knows neither a clock nor what it protects: every method gets the time, in `mono` milliseconds.
+A breaker is closed until too many calls in a row fail, or too large a share of the recent calls. Then the breaker is
+open: no call is allowed for a time, which doubles with each opening. Then the breaker is half-open: a few calls are
+allowed, and their outcomes decide. A breaker reads no clock: every method gets the time, in `mono` milliseconds.
 
-An outcome counts in the state that allowed its call: a call that began before the opening proves nothing about now.
+An outcome counts in the state that allowed its call: a call from before the opening proves nothing about the present.
 """
 
 from enum import StrEnum
@@ -23,8 +23,8 @@ _OUTCOMES, _FAILURES = range(2)
 
 class BreakerPhase(StrEnum):
     CLOSED = "closed"  # all calls are allowed
-    OPEN = "open"  # none is
-    HALF_OPEN = "half_open"  # a few are, and decide
+    OPEN = "open"  # no call is allowed
+    HALF_OPEN = "half_open"  # a few calls are allowed, and their outcomes decide
 
 
 class BreakerPolicy(Struct, frozen=True):
@@ -70,15 +70,15 @@ class Breaker:
     # -- for callers ------------------------------------------------------------------------------------------------
 
     def call(self, mono: int) -> int:
-        """Allow a call, or raise CircuitOpen. The returned number must be given with its outcome: one call of
-        `succeeded`, `failed` or `given_up` must follow."""
+        """Allow a call, or raise CircuitOpen. The caller must pass the returned number to exactly one of `succeeded`,
+        `failed` and `given_up`."""
         self.look(mono)
         if self.room == 0:
             raise CircuitOpen(self.component, self.until_mono)
         return self.admit()
 
     def look(self, mono: int) -> bool:
-        """Become half-open if the open time is over. Returns whether it did."""
+        """Become half-open if the open time is over. Return whether the state changed."""
         if self.state is BreakerPhase.OPEN and self.until_mono is not None and mono >= self.until_mono:
             self._turn(BreakerPhase.HALF_OPEN)
             return True
@@ -94,7 +94,7 @@ class Breaker:
         return max(0, self.policy.success_threshold - self.under_way)
 
     def admit(self) -> int:
-        """Count a call that the caller makes within `room`. Returns its number."""
+        """Count a call that the caller makes within `room`. Return the number of the call."""
         assert self.state is not BreakerPhase.OPEN
         if self.state is BreakerPhase.HALF_OPEN:
             self.under_way += 1
@@ -127,7 +127,7 @@ class Breaker:
                 outcomes, failures = self.lately(mono)
                 self._open(mono, f"{failures} failures among {outcomes} outcomes")
         elif self.state is BreakerPhase.HALF_OPEN:
-            self._open(mono, "a failure when it was tried again")
+            self._open(mono, "a failed trial")
 
     def given_up(self, call: int) -> None:
         """End a call whose outcome is not known, so that another is allowed in its place."""
@@ -148,11 +148,11 @@ class Breaker:
 
     @property
     def needed(self) -> int:
-        """The number of further successes that close it while it is half-open."""
+        """The number of further successes that close a half-open breaker."""
         return self.policy.success_threshold - self._succeeded
 
     def is_calm(self, mono: int) -> bool:
-        """Whether it is like a new one: closed, not forced, without recent failures."""
+        """True if the breaker equals a new one: closed, not forced, without recent failures."""
         return (
             self.state is BreakerPhase.CLOSED
             and not self.is_forced
@@ -163,13 +163,13 @@ class Breaker:
     # -- for operators ----------------------------------------------------------------------------------------------
 
     def force_open(self) -> None:
-        """Allow no call, whatever succeeds, until it is forced closed or automatic."""
+        """Allow no call, regardless of successes, until the breaker is forced closed or automatic."""
         self._turn(BreakerPhase.OPEN)
         self.is_forced = True
         self.until_mono = None
 
     def force_closed(self) -> None:
-        """Allow every call, whatever fails, until it is forced open or automatic."""
+        """Allow every call, regardless of failures, until the breaker is forced open or automatic."""
         self._turn(BreakerPhase.CLOSED)
         self.is_forced = True
         self._forget()
@@ -180,7 +180,7 @@ class Breaker:
         self._forget()
         self._close(mono)
 
-    # -- how it changes ---------------------------------------------------------------------------------------------
+    # -- changes of state -------------------------------------------------------------------------------------------
 
     def _fails_too_often(self, mono: int) -> bool:
         outcomes, failures = self.lately(mono)

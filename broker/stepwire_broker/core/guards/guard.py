@@ -22,7 +22,7 @@ class Guard(Struct, eq=False):
     budget: RetryBudget | None
     since_wall: int  # of the breaker's state
     until_wall: int | None = None  # while the breaker is open: when it is tried again
-    reason: str = ""  # of the last failure, or given by an operator
+    reason: str = ""  # of the last failure, or the operator's reason
     lost_mono: int | None = None  # when a session was last counted as lost
     wakes: bool = False  # a timer is set for the budget
 
@@ -58,7 +58,7 @@ class Guards:
         )
 
     def add(self, handler_class: str, mono: int, wall: int) -> Guard | None:
-        """Create a guard. None when there are too many that still remember something."""
+        """Create a guard. None when too many guards still hold recent failures or settings."""
         if len(self.by_handler) >= GUARDS_MAX:
             self.sweep(mono)
             if len(self.by_handler) >= GUARDS_MAX:
@@ -70,7 +70,7 @@ class Guards:
         return guard
 
     def sweep(self, mono: int) -> None:
-        """Remove the guards that remember nothing."""
+        """Remove the guards without recent failures or settings."""
         for guard in list(self.by_handler.values()):
             is_spent = guard.budget is not None and guard.budget.lately(mono)[1] > 0
             if guard.breaker.is_calm(mono) and not is_spent:

@@ -10,7 +10,7 @@ PIECES: Final = 10
 
 
 class Recent:
-    """Counts of the last `window_ms`, in `columns` columns. Times never go back."""
+    """Counts of the last `window_ms`, in `columns` columns. Callers pass times in ascending order."""
 
     __slots__ = ("_piece", "_pieces", "_sums", "piece_ms")
 
@@ -30,7 +30,7 @@ class Recent:
         return self._sums[column]
 
     def next_roll(self, mono: int) -> int:
-        """When the next piece is forgotten."""
+        """Return when the next piece is forgotten."""
         return (mono // self.piece_ms + 1) * self.piece_ms
 
     def clear(self) -> None:

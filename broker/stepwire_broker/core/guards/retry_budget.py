@@ -1,8 +1,8 @@
 """The retry budget: retries are limited to a share of a handler's starts, so that they cannot be most of its load.
 
-When a component is down, every step that needs it is retried, and the retries alone can keep it down. So retries may be
-`percent` of all starts within the window, and at least a few. A retry that succeeds returns its own place and one more:
-while retries succeed their number doubles from round to round, so a backlog that failed once is soon done. Only retries
+When a component is down, every step that needs it is retried, and the retries alone can keep it down. Therefore retries
+may be `percent` of all starts within the window, and at least a few. A successful retry allows two more retries: while
+retries succeed, their number doubles from round to round, so a backlog that failed once is soon done. Only retries
 wait, never a step's first attempt.
 """
 
@@ -41,9 +41,9 @@ class RetryBudget:
         self._recent.clear()
 
     def lately(self, mono: int) -> tuple[int, int]:
-        """The number of starts in the window, and of retries among them."""
+        """Return the number of starts in the window, and the number of retries among them."""
         return self._recent.sum(_STARTS, mono), self._recent.sum(_RETRIES, mono)
 
     def next_change(self, mono: int) -> int:
-        """When the room may grow without another event."""
+        """Return when `room` may grow without another event."""
         return self._recent.next_roll(mono)

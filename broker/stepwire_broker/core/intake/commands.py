@@ -75,7 +75,7 @@ class ResolveStep(Command, frozen=True):
 def on_await(state: BrokerState, event: AwaitTask, now: Now) -> None:
     """Answer when the task ends or needs an operator.
 
-    The caller reads the task after it sent this: a task that is not in memory has ended, or is stored and loaded later.
+    The caller reads the task after it sent this command. A task that is not in memory has ended or is loaded later.
     """
     task = state.tasks.get(event.task_id)
     if task is not None and (task.state in TASK_FINAL or task.attention is not None):
@@ -91,7 +91,7 @@ def wait(state: BrokerState, request: int, task_id: int) -> None:
 
 
 def on_forget(state: BrokerState, event: Forget, now: Now) -> None:
-    """Stop waiting for a task: the caller has gone away."""
+    """Stop waiting for a task whose caller has disconnected."""
     task_id = state.asked.pop(event.request, None)
     if task_id is not None:
         waiters = state.waiters[task_id]
@@ -164,7 +164,7 @@ def on_retry(state: BrokerState, task: Task, event: RetryTask, now: Now) -> None
 
 
 def _retry_refused(state: BrokerState, task: Task, event: RetryTask) -> CommandRefused | None:
-    """Refuse a retry that is wrong whatever the states of the steps are."""
+    """Refuse a retry that is wrong for any states of the steps."""
     if (missing := state.router.refusal(task.workflow)) is not None:
         return no_executor(task.workflow, missing)
     if event.from_step is not None and event.from_step not in task.workflow.by_name:
@@ -178,7 +178,7 @@ def _retry_refused(state: BrokerState, task: Task, event: RetryTask) -> CommandR
 
 
 def _chosen(task: Task, event: RetryTask) -> list[Step] | CommandRefused:
-    """The steps to run again. Refused while one of them, or a step after them, runs or is held."""
+    """Return the steps to run again. Refuse while one of these steps, or a step after them, runs or is held."""
     reached = _reached(task, event)
     blocked = [s for s in reached if s.state in (DISPATCHED, HELD)]
     if blocked:
@@ -199,7 +199,7 @@ def _chosen(task: Task, event: RetryTask) -> list[Step] | CommandRefused:
 
 
 def _reached(task: Task, event: RetryTask) -> list[Step]:
-    """The steps that the retry starts from and all steps after them."""
+    """Return the steps that the retry starts from and all steps after them."""
     if event.from_step is not None:
         todo = [task.workflow.by_name[event.from_step]]
     else:
@@ -271,7 +271,7 @@ def _wrong_state(task: Task, done: str) -> CommandRefused:
     )
 
 
-# The machine brings the task into memory before it calls these, and takes it out again if it is over.
+# The machine loads the task before it calls these functions, and removes a task that has ended afterwards.
 TASK_COMMANDS: Final[dict[type[Command], Callable[..., None]]] = {
     CancelTask: on_cancel,
     PauseTask: on_pause,

@@ -52,7 +52,7 @@ def on_set_rule(state: BrokerState, event: SetRule, now: Now) -> None:
         refused = CommandRefused("not_found", text, Hint(HintCode.LIST_RULES))
     if refused is None and len(others) >= RULES_MAX:
         refused = CommandRefused(
-            "invalid", f"{len(others)} rules are set at run time, the most there can be", Hint(HintCode.CONFIGURE_RULES)
+            "invalid", f"{len(others)} rules are set at run time, which is the limit", Hint(HintCode.CONFIGURE_RULES)
         )
     if refused is None and event.rule is not None:
         try:
@@ -62,7 +62,7 @@ def on_set_rule(state: BrokerState, event: SetRule, now: Now) -> None:
     if refused is not None:
         state.refuse_now(event.request, refused)
         return
-    # A changed rule keeps its place; a new rule comes first.
+    # A changed rule keeps its position; a new rule comes first.
     if event.rule is None:
         after = others
     elif len(others) == len(before):

@@ -3,8 +3,8 @@
 The insert, in the transaction that stores the task, decides which task owns an idempotency key. Until then a task with
 a key is only in this module's memory, and none of its steps is dispatched. A task without a key begins at once: its
 first dispatch is in the same transaction. A single task on an idle lane also begins at once, because nearly every key
-is new and its client then waits for one commit less. If the key belongs to an earlier task, all that was decided for
-the new task is taken back before any message about it is sent.
+is new and the client then waits for one commit less. If the key belongs to an earlier task, every decision for the
+new task is undone before any message about it is sent.
 """
 
 from typing import Final
@@ -39,7 +39,7 @@ class Undecided(Struct):
 
     request: int
     tasks: list[Task]  # those that go into memory if they own their keys
-    stored_only: list[tuple[int, int, str | None]]  # task id, number of steps, wants: memory has no room for them
+    stored_only: list[tuple[int, int, str | None]]  # task id, number of steps, wants: memory has no space for them
     ids: list[int]
     admitted: bool  # the tasks are in memory already, because the insert is expected to succeed
     at: Now
@@ -84,7 +84,7 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
     if refused is None and state.open_steps + steps > state.settings.limits.max_open_steps:
         refused = CommandRefused(
             "too_many_open_steps",
-            f"{state.open_steps} steps are open and {steps} would come; the limit is "
+            f"{state.open_steps} steps are open and this submission adds {steps}; the limit is "
             f"{state.settings.limits.max_open_steps}",
             Hint(HintCode.WAIT_FOR_OPEN_STEPS),
             RETRY_LATER_MS,
@@ -92,9 +92,7 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
     numbers = steps + len(event.tasks)
     keep_numbers(state, numbers)
     if refused is None and state.next_id + numbers - 1 > state.last_id:
-        refused = CommandRefused(
-            "overloaded", "new numbers are being reserved", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS
-        )
+        refused = CommandRefused("overloaded", "new ids are being reserved", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS)
     if refused is not None:
         state.refuse_now(event.request, refused)
         return

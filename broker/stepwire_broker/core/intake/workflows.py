@@ -61,7 +61,7 @@ def on_applied(state: BrokerState, outcome: WorkflowOutcome, now: Now) -> None:
 
 
 def know(state: BrokerState, workflow: Workflow, active: bool) -> None:
-    """Add a stored workflow, so that tasks of it can be submitted."""
+    """Add a stored workflow, so that its tasks can be submitted."""
     known = state.workflows.setdefault(workflow.id, workflow)
     state.versions[(workflow.namespace, workflow.name, workflow.version)] = known
     if active:

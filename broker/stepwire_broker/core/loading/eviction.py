@@ -1,14 +1,14 @@
-"""Room in memory: the limits on loaded tasks, and the tasks that leave memory.
+"""Memory limits: how many tasks may be loaded, and which tasks leave memory.
 
-Tasks that have ended leave when their writes are durable. Tasks that wait for something far off leave when other tasks
-could run.
+Tasks that have ended leave when their writes are durable. Tasks that must wait for long leave when other tasks could
+run.
 """
 
 from itertools import islice
 from typing import Final
 
 from stepwire_broker.core import takers
-from stepwire_broker.core.commit.outbox import NEVER_MS, resting_place
+from stepwire_broker.core.commit.outbox import NEVER_MS, reload_conditions
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Task
@@ -23,12 +23,12 @@ BUDGET_REST_MS: Final = 30_000  # how long a retry that its handler's budget del
 
 
 def room(state: BrokerState) -> int:
-    """The number of tasks that may be loaded now."""
+    """Return the number of tasks that may be loaded now."""
     return state.settings.limits.max_active_tasks - len(state.tasks) - state.reserved_tasks
 
 
 def is_full(state: BrokerState) -> bool:
-    """Do the payloads in memory exceed their limit?"""
+    """True if the payloads in memory exceed their limit."""
     return state.resident_bytes > state.settings.limits.active_bytes
 
 
@@ -41,7 +41,7 @@ def settle(state: BrokerState, wrote: list[Task], dirty: dict[int, Task]) -> Non
             state.remember_ended(task)
             state.drop(task)
         elif task.evicting:
-            _, wants = resting_place(task)
+            _, wants = reload_conditions(task)
             if wants is not None:
                 state.wants.add(wants)
             state.unloaded += 1
@@ -57,7 +57,7 @@ def settle(state: BrokerState, wrote: list[Task], dirty: dict[int, Task]) -> Non
 
 
 def make_room(state: BrokerState, now: Now) -> None:
-    """Evict tasks that wait for something far off, so that they do not starve tasks that could run."""
+    """Evict tasks that must wait for long, so that they do not starve tasks that could run."""
     examined = list(islice(state.tasks.values(), state.evict_from, state.evict_from + EVICT_TASKS))
     for task in examined:
         if not task.evicting and _is_idle(state, task, now):
@@ -86,5 +86,5 @@ def _is_idle(state: BrokerState, task: Task, now: Now) -> bool:
         ):
             continue
         return False
-    wake_ms, _ = resting_place(task)
+    wake_ms, _ = reload_conditions(task)
     return wake_ms is None or wake_ms == NEVER_MS or wake_ms - now.wall > FAR_OFF_MS

@@ -35,8 +35,8 @@ def fetch_for_rules(state: BrokerState) -> None:
     fetch_payloads(state, steps)
 
 
-def let_go_of_large(state: BrokerState) -> None:
-    """Remove large payloads from memory: they stayed only until they were durable."""
+def drop_large_payloads(state: BrokerState) -> None:
+    """Remove large payloads from memory: the payloads stayed only until they were durable."""
     keep = []
     for lane, seq, step in state.large:
         if lane.committed < seq:

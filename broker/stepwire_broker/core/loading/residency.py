@@ -1,7 +1,7 @@
-"""Loading: how stored tasks come into memory.
+"""Loading stored tasks into memory.
 
-Tasks are loaded in pages, by priority and age over all namespaces, when there is room and a worker offers the handlers
-that they wait for. A command loads the task that it names.
+Tasks are loaded in pages, by priority and age over all namespaces, when memory has space and a worker offers the
+handlers that they wait for. A command loads the task that it names.
 """
 
 from typing import Any, Final
@@ -53,7 +53,7 @@ _earlier: Final = msgspec.json.Decoder(list[Delivery]).decode
 
 
 def keep_loading(state: BrokerState, now: Now) -> None:
-    """Read the next page if there is room and stored tasks may exist."""
+    """Read the next page if memory has space and stored tasks may exist."""
     if state.page_asked is not None or state.unloaded <= 0 or state.draining or now.mono < state.page_after_mono:
         return
     free = room(state)
@@ -88,7 +88,7 @@ def on_page(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> Non
 
 
 def insert(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> int:
-    """Put tasks from the database in memory. The transaction of their next change makes this broker their owner."""
+    """Add tasks from the database to memory. The transaction of a task's next change makes this broker its owner."""
     steps = iter(loaded.steps)
     taken = 0
     undecided = {task_id for submission in state.undecided.values() for task_id in submission.ids}
@@ -115,7 +115,7 @@ def insert(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> int:
 def _blame(state: BrokerState, task: Task, culprits: frozenset[int], error: str, now: Now) -> None:
     """Fail the steps whose outcome the database refused to store.
 
-    Such a task was loaded again as it was before, whichever read loaded it.
+    The task was reloaded in its stored state before, by this read or by another.
     """
     for step in task.steps:
         if step.id in culprits and step.state not in STEP_FINAL and step.batch_id is not None:

@@ -29,7 +29,7 @@ class TaskNew(NamedTuple):
     finished_ms: int | None
     deadline_ms: int | None
     owner: str | None
-    owner_epoch: int  # the epoch of the owner that has it in memory; 0 = stored, and in no broker's memory
+    owner_epoch: int  # the epoch of the owner that has it in memory; 0: it is in no broker's memory
     wake_ms: int | None  # stored tasks: when the loader should load them, None = at any time
     wants: str | None  # stored tasks: the handler_class of the step that the task waits to dispatch
 
@@ -84,7 +84,7 @@ class StepCompleted(NamedTuple):
 
 
 class StepChanged(NamedTuple):
-    """UPDATE steps, every column that can change but `output`, which only StepCompleted and StepOutput write."""
+    """UPDATE steps, every column that can change except `output`, which only StepCompleted and StepOutput write."""
 
     id: int
     state: str
@@ -149,7 +149,7 @@ class WorkflowNew(NamedTuple):
 
 
 class Key(NamedTuple):
-    """An idempotency key of a submission: the first task to insert it owns it."""
+    """An idempotency key of a submission. The first task that is inserted with the key owns it."""
 
     namespace: str
     key: str
@@ -158,8 +158,8 @@ class Key(NamedTuple):
 
 
 class Submission(NamedTuple):
-    """Tasks that are stored together or not at all. If a key is taken by another digest, none is stored;
-    if it is taken by the same digest, that one task (its steps, its history) is left out."""
+    """Tasks that are stored together or not at all. If a key exists with another digest, no task is stored. If a key
+    exists with the same digest, only its task is left out, with the steps and the history."""
 
     request: int
     keys: list[Key]
@@ -190,8 +190,8 @@ class CommitGroup(Struct):
 
 class SubmissionOutcome(NamedTuple):
     request: int
-    existing: dict[int, int]  # assigned task_id → the task that has its key already
-    conflict: str | None  # the key that another submission has, with other content
+    existing: dict[int, int]  # assigned task_id → the task that already has its key
+    conflict: str | None  # the key of an existing submission with other content
     failed: str | None = None  # the database's error when it refused the data
 
 
@@ -204,7 +204,7 @@ class WorkflowOutcome(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """A task whose rows of this group the database refused (a data error, never a passing one): none was written."""
+    """A task whose rows in this group the database refused because of a data error. None of the rows was written."""
 
     task_id: int
     error: str

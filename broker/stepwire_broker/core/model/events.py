@@ -1,7 +1,8 @@
-"""The events that the core handles: commands, and facts of the outside. Messages of workers are events as they are.
+"""The events that the core handles: commands, and facts from outside. A message of a worker is an event without a
+wrapper.
 
-A command carries `request`, the number of its Answer. It is answered once, after the commit of what was decided by
-then.
+A command carries `request`, the number of its Answer. The command is answered once, after the commit of everything
+decided before the answer.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -17,7 +18,7 @@ from .commit_group import Outcome
 
 
 class Now(NamedTuple):
-    """One reading of both clocks. `mono` never jumps and counts sleep; `wall` is UTC and only for what is stored."""
+    """One reading of both clocks. `mono` never jumps and counts sleep; `wall` is UTC and used only for stored times."""
 
     mono: int  # milliseconds
     wall: int  # milliseconds
@@ -78,8 +79,8 @@ class Forget(Command, frozen=True):
 
 
 class Attached(Struct, frozen=True):
-    """A worker of the broker's own process, for what is routed to this executor. With `joins_bus` it also takes what is
-    routed to the bus."""
+    """A worker in the broker's own process takes steps that are routed to this executor. With `joins_bus` it also takes
+    steps that are routed to the bus."""
 
     worker: str
     executor: str
@@ -87,7 +88,7 @@ class Attached(Struct, frozen=True):
 
 
 class Detached(Struct, frozen=True):
-    """A worker of the broker's own process has ended."""
+    """A worker in the broker's own process has ended."""
 
     worker: str
 
@@ -105,11 +106,11 @@ class SubscriptionVanished(Struct, frozen=True):
 
 
 class PeerSubscribed(Struct, frozen=True):
-    """A level-0 handler subscribed `steps`. It receives what this turn grants to it, or nothing."""
+    """A level-0 handler subscribed `steps`. The handler receives nothing unless the decision grants it a `to`."""
 
 
 class PeerVanished(Struct, frozen=True):
-    """A level-0 peer unsubscribed, died or lost its connection. It may be busy, and return with its result."""
+    """A level-0 peer unsubscribed, died or lost its connection. A busy peer may still send its result."""
 
     to: str
 
@@ -122,7 +123,7 @@ class EndpointsBound(Struct, frozen=True):
 
 
 class MessageRefused(Struct, frozen=True):
-    """A message of the bus that could not be decoded. `worker`, `kind` and `rid` are what could be read of it."""
+    """A message of the bus that could not be decoded. `worker`, `kind` and `rid` are the members that could be read."""
 
     topic: bytes
     code: str
@@ -139,13 +140,13 @@ class MessageIgnored(Struct, frozen=True):
 
 
 class FrameRefused(Struct, frozen=True):
-    """A frame of the bus without a topic or a body that could be read."""
+    """A frame of the bus without a readable topic or body."""
 
     code: str
 
 
 class PeersUncertain(Struct, frozen=True):
-    """One of the level-0 peers is gone, and it cannot be known which."""
+    """One of several level-0 peers is gone, and the broker cannot identify it."""
 
 
 class ProcessDied(Struct, frozen=True):
@@ -155,7 +156,7 @@ class ProcessDied(Struct, frozen=True):
 
 
 class LoadedTasks(Struct, frozen=True):
-    """The tasks of a read. `absent`: steps it asked for that are final, or were removed with their task."""
+    """The tasks that a read returned. `absent`: requested steps that are final, or were removed with their task."""
 
     loaded: Loaded
     request: int
@@ -173,7 +174,7 @@ class LoadFailed(Struct, frozen=True):
 
 
 class LoopWasLate(Struct, frozen=True):
-    """The loop stood still for `gap_ms`: no worker counts as silent for that time."""
+    """The loop was blocked for `gap_ms`: no worker counts as silent for that time."""
 
     gap_ms: int
 
@@ -183,13 +184,13 @@ class Tick(Struct, frozen=True):
 
 
 class Reconfigure(Struct, frozen=True):
-    """The configuration of routing is this one from now on. `router.check` has accepted it."""
+    """Use this routing configuration from now on. `router.check` has accepted it."""
 
     execution: ExecutionSettings
 
 
 class Drain(Struct, frozen=True):
-    """The broker will stop: it accepts and dispatches nothing more; running steps may finish."""
+    """The broker will stop: it accepts and dispatches nothing new; running steps may finish."""
 
 
 class Leave(Struct, frozen=True):

@@ -39,7 +39,7 @@ class Started(StepFact, frozen=True, tag="started"):
 
 
 class Undelivered(StepFact, frozen=True, tag="undelivered"):
-    """The delivery ended, and the worker will not start the step. `lost`: it counts as lost with its session."""
+    """The delivery ended, and the worker will not start the step. `lost`: its session died."""
 
     delivery: int
     code: str
@@ -71,7 +71,7 @@ class Held(StepFact, frozen=True, tag="held"):
 
 
 class Restored(StepFact, frozen=True, tag="restored"):
-    """The database was restored from a backup: what this at_most_once step did since is unknown, and it is held."""
+    """The database was restored from a backup, and this at_most_once step may have started since: the step is held."""
 
 
 class Skipped(StepFact, frozen=True, tag="skipped"):
@@ -128,7 +128,7 @@ class Operated(TaskFact, frozen=True, tag="operated"):
 
 
 class Noticed(TaskFact, frozen=True, tag="noticed"):
-    """`attention` changed: `held` when the rest of the task hangs on a held step."""
+    """`attention` changed: `held` when the rest of the task depends on a held step."""
 
     attention: str | None
 

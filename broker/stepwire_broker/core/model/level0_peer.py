@@ -1,7 +1,7 @@
-"""Level-0 peers: handlers without a session, of which only the subscription is known, and the batches they hold.
+"""Level-0 peers (handlers without a session, known only by their subscription) and the batches they hold.
 
-A peer reports nothing about itself. The broker infers what it runs and whether it is well from the batches it was sent
-and the answers that came back. These structs hold what the broker infers.
+A peer reports nothing about itself. The broker infers its load and its health from the batches sent and the answers
+received. These structs hold the inferred state.
 """
 
 from collections import OrderedDict
@@ -20,7 +20,7 @@ class Level0Peer(Struct, weakref=False, eq=False):
     worker: str  # the name under which its deliveries are recorded
     since_wall: int
     since_mono: int
-    settled_mono: int  # from then on its own PUB socket can reach this broker
+    settled_mono: int  # from this time on the peer's PUB socket can reach this broker
     heard_mono: int  # when it last answered, or else when it subscribed
     turn: int = 0  # number of its latest batch, counted over all peers
     holds: dict[str, "Handout"] = {}  # by batch id: handed out, not answered, and the lease is not over
@@ -32,7 +32,7 @@ class Level0Peer(Struct, weakref=False, eq=False):
 
 
 class Handout(Struct, weakref=False, eq=False):
-    """One batch, sent once. It is over when every step of it is answered or its lease ends."""
+    """One batch, sent once. A handout ends when every step is answered or the lease ends."""
 
     id: str
     peer: Level0Peer | None  # None: handed out before this broker started
@@ -44,7 +44,7 @@ class Handout(Struct, weakref=False, eq=False):
 
 
 class Level0(Struct):
-    """All that this broker knows of level 0."""
+    """The broker's state of level 0."""
 
     started_mono: int
     allows: Callable[[str], bool]  # whether this handler_class may go to level 0

@@ -1,7 +1,7 @@
 """The objects that the core holds in memory and that refer to one another: tasks, steps, batches and sessions.
 
-They are changed in place. Only `apply` changes what is stored of them. Most of them are not tracked by the cyclic
-garbage collector, because scanning a large heap would stop the loop for hundreds of milliseconds. Therefore a task
+These objects are changed in place. Only `apply` changes their stored members. The cyclic garbage collector does not
+track most of them, because a scan of a large heap would stop the loop for hundreds of milliseconds. Therefore a task
 that leaves memory is unlinked.
 """
 
@@ -27,7 +27,7 @@ DIRTY_CHANGED: Final = 4
 DIRTY_OUTPUT: Final = 8
 
 
-EARLIER_MAX: Final = 32  # earlier deliveries of a step that are remembered, so that a late result of them counts
+EARLIER_MAX: Final = 32  # earlier deliveries remembered per step, so that their late results still count
 LEVEL0: Final = "level0."  # prefix of the names of level-0 peers; no worker can choose such a name
 RETRY_COUNTED: Final = "counted"  # handed out, and counted by the retry budget
 RETRY_NAMED: Final = "named"  # the handler named the time of the next attempt
@@ -36,7 +36,7 @@ STOPPED: Final = "stopped"  # the reason of a step that is held because its work
 
 
 class Delivery(NamedTuple):
-    """An earlier delivery of a step, which a late result may still name."""
+    """An earlier delivery of a step. A late result may still name it."""
 
     number: int
     batch_id: str
@@ -48,7 +48,7 @@ class Step(Struct, gc=False, weakref=False, eq=False):
     # stored
     id: int
     task: "Task"
-    position: int  # in its task: facts name the step by it
+    position: int  # index in the task, by which facts name the step
     definition: StepDefinition
     state: StepState = WAITING
     attempt: int = 0  # failed attempts
@@ -81,11 +81,11 @@ class Step(Struct, gc=False, weakref=False, eq=False):
     batch: "StepBatch | None" = None
     seen: str | None = None  # as the worker last reported it: queued, asking, running, done
     cancel: CancelReason | None = None  # the reason of the cancel that was sent to its worker
-    avoid: set[str] | None = None  # workers that refused or lost it, and get it only if no other can take it
-    payload_context: bytes | None = None  # fetched for its next dispatch or its rule, and dropped after it
+    avoid: set[str] | None = None  # workers that refused or lost the step: chosen only if no other can take it
+    payload_context: bytes | None = None  # fetched for the next dispatch or the rule, then dropped
     fetched_outputs: dict[int, bytes] | None = None
     progress: tuple[float, float | None, str | None] | None = None
-    rests_until_ms: int | None = None  # it may leave memory until then, even if a worker offers its handler
+    rests_until_ms: int | None = None  # until then the step may leave memory, even if a worker offers its handler
     retry: str | None = None  # for its next attempt: RETRY_COUNTED, RETRY_NAMED, or None: the retry budget decides
 
     @property
@@ -98,12 +98,12 @@ class Step(Struct, gc=False, weakref=False, eq=False):
 
     @property
     def at_level0(self) -> bool:
-        """Did its latest delivery go to level 0? A level-0 handler receives no cancel, and sends only results."""
+        """True if the latest delivery went to level 0. A level-0 handler receives no cancel, and sends only results."""
         return self.worker is not None and self.worker.startswith(LEVEL0)
 
     @property
     def is_suspect(self) -> bool:
-        """Two sessions died while they held it, so it may kill workers."""
+        """True if two sessions died while they held the step, so that the step may kill workers."""
         return self.lost_sessions >= 2
 
 
@@ -134,12 +134,12 @@ class Task(Struct, gc=False, weakref=False, eq=False):
     dirty_steps: list[Step] = []  # steps whose rows must be written
     dirty: bool = False  # its own row must be written
     evicting: bool = False
-    rejected: bool = False  # the database refused its rows: no send that rests on them may leave
+    rejected: bool = False  # the database refused its rows: no message that depends on them may be sent
     resident_bytes: int = 0
 
 
 class ExecutorState(Struct, weakref=False, eq=False):
-    """An executor as the core knows it: the sessions that bear its key."""
+    """The core's state of an executor, including the sessions that have its key."""
 
     key: str
     figures: Figures
@@ -185,20 +185,20 @@ class WorkerSession(Struct, weakref=False, eq=False):
     of: ExecutorState
     joins_bus: bool = False  # takes steps of the executor `bus` too, whatever its own executor is
     principal: str = ""  # the identity that opened it; "" while connections are not authenticated
-    free: int = 0  # how many more steps the worker last said it can take
+    free: int = 0  # number of further steps that the worker last offered to take
     free_n: int = -1  # number of the message with that `free`
     unanswered: int = 0  # steps sent since then that no accept, refuse or result has answered
     deliveries: dict[int, Step] = {}  # by step id: held by the worker, or on the way to it
     unanswered_batches: dict[str, StepBatch] = {}
-    unknown: set[str] = set()  # handler classes that it offers, and of which it refused a step as unknown
+    unknown: set[str] = set()  # handler classes that it offers but refused as unknown
     is_asked: bool = False  # a timer is set that sends an `adopt`
     asking: set[int] = set()  # steps that the worker is asked about until it reports that it holds them
     draining: bool = False
-    stuck: bool = False  # every run of it is past its timeout: it gets no more steps
+    stuck: bool = False  # all its runs exceeded their timeouts: it gets no further steps
     muted: bool = False  # it does not answer its batches: its heartbeats are no longer acked
     suspects: int = 0  # steps it holds that may kill workers: at most one at a time
     dead: bool = False
-    confirmed: bool = False  # the worker has sent a heartbeat in this session, so it keeps to this lease
+    confirmed: bool = False  # the worker has sent a heartbeat in this session, so it uses this lease
     idle_since_mono: int = 0
     completed: int = 0
     failed: int = 0
@@ -209,7 +209,7 @@ class WorkerSession(Struct, weakref=False, eq=False):
 
     @property
     def credit(self) -> int:
-        """How many more steps may be sent to this worker now."""
+        """The number of further steps that may be sent to this worker now."""
         if self.draining or self.stuck or self.muted or self.dead or self.of.paused_wall is not None:
             return 0
         return self.free - self.unanswered

@@ -16,7 +16,7 @@ class StepState(StrEnum):
     RETRY_WAIT = "retry_wait"  # an attempt failed, and the next one is scheduled
     COMPLETED = "completed"
     FAILED = "failed"
-    HELD = "held"  # at_most_once, and whether the step ran is unknown: an operator decides
+    HELD = "held"  # at_most_once, and the outcome is unknown: an operator decides
     CANCELLED = "cancelled"
     SKIPPED = "skipped"  # can no longer run: its rule is false, or a dependency did not complete
 
@@ -43,6 +43,7 @@ COMPLETED, FAILED, HELD, CANCELLED, SKIPPED = (
     StepState.CANCELLED,
     StepState.SKIPPED,
 )
+RUNNING: Final = TaskState.RUNNING
 
 STEP_FINAL: Final = frozenset({COMPLETED, FAILED, CANCELLED, SKIPPED})
 TASK_FINAL: Final = frozenset({TaskState.COMPLETED, TaskState.FAILED, TaskState.CANCELLED})
@@ -53,7 +54,7 @@ STEP_TRANSITIONS: Final[dict[type[facts.StepFact], dict[StepState, StepState]]] 
     facts.Granted: {DISPATCHED: DISPATCHED},
     facts.Started: {DISPATCHED: DISPATCHED},
     facts.Undelivered: {DISPATCHED: READY},
-    # A late success completes the step wherever that saves a run.
+    # A late success completes a step that has not ended, which saves another run.
     facts.Completed: {DISPATCHED: COMPLETED, READY: COMPLETED, RETRY_WAIT: COMPLETED, HELD: COMPLETED},
     facts.BackedOff: {DISPATCHED: RETRY_WAIT, HELD: RETRY_WAIT},
     facts.Failed: {DISPATCHED: FAILED, HELD: FAILED, READY: FAILED, RETRY_WAIT: FAILED},
@@ -83,7 +84,7 @@ TASK_TRANSITIONS: Final[dict[type[facts.TaskFact], dict[TaskState, TaskState | N
     facts.Paused: {TaskState.RUNNING: TaskState.PAUSED},
     facts.Resumed: {TaskState.PAUSED: TaskState.RUNNING},
     facts.TaskReopened: dict.fromkeys(sorted(TASK_FINAL), TaskState.RUNNING),
-    # TaskEnded names the state it ends in.
+    # TaskEnded carries the final state.
     facts.TaskEnded: {TaskState.RUNNING: None, TaskState.PAUSED: None},
 }
 

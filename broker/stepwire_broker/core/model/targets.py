@@ -26,9 +26,9 @@ class Labelled(Protocol):
 
 
 class Target(Struct, frozen=True, eq=False):
-    """The sessions that may take a step: those of this executor, with these labels, and without those.
+    """The sessions that may take a step: those of `executor` that have all labels `selector` and lack one of `without`.
 
-    The router makes one object for each combination, so a target is compared and hashed by identity.
+    The router makes one object for each combination, so targets are compared and hashed by identity.
     """
 
     executor: str
@@ -55,4 +55,4 @@ class Route(NamedTuple):
     handler_class: str
     goes_alone: bool = False  # a suspect: two sessions died with it
     is_at_most_once: bool = False
-    is_held_to_budget: bool = False  # a retry that the retry budget of its handler may hold up
+    is_held_to_budget: bool = False  # a retry that the retry budget of its handler may delay

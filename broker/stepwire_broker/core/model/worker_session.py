@@ -1,4 +1,4 @@
-"""How a session is made from a hello, and the names of workers inside the broker's process.
+"""Sessions made from hellos, and the names of workers inside the broker's process.
 
 The broker's side of a lease ends 3 % after the worker's: the worker counts from its send, the broker from its receipt.
 Therefore the worker of a session that is dead here has already stopped starting steps of it.
@@ -16,13 +16,13 @@ NAME_MAX: Final = 48  # characters of a worker's id before its digits
 
 
 def own_worker(executor: str, broker: str, epoch: int, number: int) -> str:
-    """The id of a worker inside the broker's process. It contains the epoch, so that the next process of this broker
+    """The id of a worker inside the broker's process. The id contains the epoch, so that the broker's next process
     knows that this worker is dead."""
     return f"{executor[: NAME_MAX - 1 - len(broker)]}.{broker}:{epoch:012x}{number:04x}"
 
 
 def died_with(worker: str, broker: str, epoch: int) -> bool:
-    """Was this a worker inside an earlier process of this broker? Other workers have random digits in their ids."""
+    """True if this worker ran inside an earlier process of this broker. Other worker ids contain random digits."""
     name, _, digits = worker.partition(":")
     return name.endswith(f".{broker}") and int(digits[:12], 16) < epoch
 
@@ -59,7 +59,7 @@ def opened(hello: Hello, k: int, epoch: int, broker: str, of: ExecutorState, mon
 
 
 def offer_of(handlers: Iterable[str]) -> Callable[[str], bool]:
-    """A function that tells whether any of these names or patterns matches a handler_class."""
+    """Return a function that is true for a handler_class that one of these names or patterns matches."""
     exact = frozenset(h for h in handlers if "*" not in h)
     globs = [patterns.compile_pattern(h) for h in handlers if "*" in h]
 

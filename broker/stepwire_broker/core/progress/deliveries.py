@@ -9,16 +9,18 @@ def hand_to(step: Step, session: WorkerSession) -> None:
     """Record that this session holds the step's current delivery."""
     step.session = session
     session.deliveries[step.id] = step
-    session.suspects += step.is_suspect
+    if step.is_suspect:
+        session.suspects += 1
 
 
-def let_go(state: BrokerState, step: Step) -> None:
+def remove_delivery(state: BrokerState, step: Step) -> None:
     """Remove the step's current delivery from the session that holds it, or from those recovered after a start."""
     session = step.session
     if session is not None:
         session.deliveries.pop(step.id, None)
         session.asking.discard(step.id)
-        session.suspects -= step.is_suspect
+        if step.is_suspect:
+            session.suspects -= 1
         step.session = None
     elif step.worker is not None and state.recovered:
         of_worker = state.recovered.get(step.worker)

@@ -57,7 +57,7 @@ def _decide(state: BrokerState, step: Step, now: Now) -> bool:
 
 
 def _lacks_payloads(step: Step) -> bool:
-    """Does the step's rule compare a payload that is too large to stay in memory?"""
+    """True if the step's rule compares a payload that is too large to stay in memory."""
     assert step.definition.trigger_rule is not None
     task = step.task
     if not trigger_rules.needs_payloads(step.definition.trigger_rule):

@@ -4,7 +4,7 @@ from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Task
 from stepwire_broker.core.state import BrokerState
 
-from .deliveries import let_go
+from .deliveries import remove_delivery
 from .step_outcomes import undeliver
 
 
@@ -21,7 +21,7 @@ def discard(state: BrokerState, task: Task, now: Now) -> None:
             if step.task is not task and step.batch is batch:
                 undeliver(state, step, "unstorable", now, avoid=False)
     for step in task.steps:
-        let_go(state, step)
+        remove_delivery(state, step)
     state.outbox.withdraw(task)
     state.open_steps -= task.open
     state.drop(task)

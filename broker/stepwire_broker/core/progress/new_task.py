@@ -1,6 +1,8 @@
 """A new task: its rows, its first facts and, when it goes into memory at once, its live form and its timers."""
 
-from typing import Final, NamedTuple
+from typing import Final
+
+from msgspec import Struct
 
 from stepwire_broker.core.commit.outbox import LaneOwner
 from stepwire_broker.core.definitions.workflow import Workflow
@@ -15,7 +17,7 @@ from stepwire_broker.core.timer_kinds import TaskDeadline
 from .readiness import start
 
 
-class TaskIds(NamedTuple):
+class TaskIds(Struct, frozen=True, gc=False):
     """The numbers of a new task. Its steps have consecutive ids, in the order of the workflow."""
 
     task: int
@@ -24,7 +26,7 @@ class TaskIds(NamedTuple):
     lane: int
 
 
-class CreatedTask(NamedTuple):
+class CreatedTask(Struct, frozen=True, gc=False):
     row: TaskNew
     steps: list[StepNew]
     facts: list[Fact]

@@ -1,12 +1,12 @@
-"""How a step becomes ready: it enters the ready queue, and the timers that limit its waiting are set."""
+"""Make a step ready: put it in the ready queue, and set the timers that limit its waiting time."""
 
-from typing import assert_never
+from typing import Final, assert_never
 
 from stepwire_broker.core.definitions.step_definition import StepKind
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Step
-from stepwire_broker.core.model.states import READY, RETRY_WAIT, TaskState
+from stepwire_broker.core.model.states import READY, RETRY_WAIT, RUNNING
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import QueueLimit, RetryDue, StepDeadline
 
@@ -47,12 +47,15 @@ def watch_deadline(state: BrokerState, step: Step, now: Now) -> None:
 
 def enqueue(state: BrokerState, step: Step) -> None:
     """Hand a ready step of a running task to whatever runs its kind; leave any other step as it is."""
-    if step.state is READY and step.task.state is TaskState.RUNNING:
-        match step.definition.kind:
-            case StepKind.HANDLER:
-                state.ready.put(step)
-            case other:
-                assert_never(other)
+    if step.state is READY and step.task.state is RUNNING:
+        kind = step.definition.kind
+        if kind is _HANDLER:
+            state.ready.put(step)
+        else:
+            assert_never(kind)
+
+
+_HANDLER: Final = StepKind.HANDLER  # a member of an enum is slow to look up
 
 
 def await_retry(state: BrokerState, step: Step, now: Now) -> None:

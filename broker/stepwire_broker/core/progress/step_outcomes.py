@@ -1,6 +1,6 @@
-"""How a run of a step ends: completed, failed, undelivered, held or cancelled.
+"""The outcomes of a run of a step: completed, failed, undelivered, held or cancelled.
 
-The caller has decided that it happens; these functions record it and do what follows for the step and its task.
+The caller decides the outcome. These functions record the outcome and its consequences for the step and its task.
 """
 
 from typing import Final
@@ -18,7 +18,7 @@ from stepwire_broker.core.model.states import DISPATCHED, HELD
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import RetryDue
 
-from .deliveries import let_go
+from .deliveries import remove_delivery
 from .dependents import advance
 from .readiness import enqueue
 from .task_outcome import update_attention
@@ -27,7 +27,7 @@ from .task_outcome import update_attention
 def complete(state: BrokerState, step: Step, delivery: int, output: bytes, now: Now) -> None:
     """Complete a step with the output of this delivery."""
     task = step.task
-    let_go(state, step)
+    remove_delivery(state, step)
     if step.retry is RETRY_COUNTED:
         allowance.retried(state, step, now)
     step.output = output
@@ -55,7 +55,7 @@ def fail(
     `reported`: the handler reported the failure, which is final for at_most_once.
     """
     task, definition = step.task, step.definition
-    let_go(state, step)
+    remove_delivery(state, step)
     code = error.code or "failed"
     step.error = facts.encode(error)
     again = retryable and step.attempt < definition.retry_limit and not task.cancelling and step.state in _HAS_RUN
@@ -76,7 +76,7 @@ _HAS_RUN: Final = frozenset({DISPATCHED, HELD})
 
 
 def _back_off(state: BrokerState, step: Step, code: str, retry_after_ms: int | None, now: Now) -> None:
-    """Schedule the next attempt: after the handler's own pause if it named one, else after the step's back-off."""
+    """Schedule the next attempt: after the pause that the handler named, or else after the step's back-off."""
     task, definition = step.task, step.definition
     pause_ms = retry_after_ms
     if pause_ms is None:
@@ -95,11 +95,11 @@ def fail_for(state: BrokerState, step: Step, code: str, now: Now, *, retryable: 
 
 
 def undeliver(state: BrokerState, step: Step, code: str, now: Now, *, lost: bool = False, avoid: bool = True) -> None:
-    """Make a step ready again whose worker will not start the current delivery. `avoid`: prefer other workers."""
+    """Make a step ready again that its worker will not start. `avoid`: prefer other workers."""
     task = step.task
     if avoid and step.worker is not None:
         step.avoid = {*(step.avoid or ()), step.worker}
-    let_go(state, step)
+    remove_delivery(state, step)
     state.record(task, facts.Undelivered(now.wall, step.position, step.delivery, code, lost))
     state.counters.redelivered += 1
     if task.cancelling:
@@ -121,7 +121,7 @@ def hold(state: BrokerState, step: Step, code: str, now: Now) -> None:
     if step.definition.on_unknown == "fail":
         fail_for(state, step, code, now)
         return
-    let_go(state, step)
+    remove_delivery(state, step)
     state.record(step.task, facts.Held(now.wall, step.position, step.delivery, code))
     state.counters.held += 1
     update_attention(state, step.task, now)
@@ -130,7 +130,7 @@ def hold(state: BrokerState, step: Step, code: str, now: Now) -> None:
 def hold_restored(state: BrokerState, task: Task, now: Now) -> int:
     """Hold the at_most_once steps of a task restored from a backup, and return the number of steps held.
 
-    A step that is not final in the backup may have started after the backup was made, whatever its state was then.
+    A step that is not final in the backup may have started after the backup was made, in whatever state it was.
     """
     unsure = [s for s in task.steps if s.at_most_once and not s.is_final and s.state is not HELD]
     for step in unsure:
@@ -154,6 +154,6 @@ def unknown_outcome(state: BrokerState, step: Step, code: str, now: Now) -> None
 
 def cancel_step(state: BrokerState, step: Step, code: str, now: Now) -> None:
     """Cancel a step that is not final, for the reason `code`."""
-    let_go(state, step)
+    remove_delivery(state, step)
     state.record(step.task, facts.StepCancelled(now.wall, step.position, code))
     advance(state, step, now)

@@ -33,7 +33,7 @@ class InvalidWorkflow(BrokerError):
 
 
 class ProblemCollector:
-    """Collects the problems of one document, and the warnings: what is allowed and probably a mistake."""
+    """Collects the problems of one document, and the warnings about probable mistakes that are allowed."""
 
     def __init__(self, where: Where | None) -> None:
         self.problems: list[DocumentProblem] = []

@@ -6,7 +6,7 @@ NOTHING: Final = object()  # the result for a path that leads nowhere: `null` is
 
 
 def value_at(value: Any, path: tuple[str, ...]) -> Any:
-    """The value at this path, or NOTHING. In a list a part of the path is an index of ASCII digits, from 0."""
+    """Return the value at this path, or NOTHING. In a list a part of the path is an index of ASCII digits, from 0."""
     for part in path:
         if isinstance(value, dict):
             value = value.get(part, NOTHING)

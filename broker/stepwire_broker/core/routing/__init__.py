@@ -1,1 +1,1 @@
-"""Where a step runs, and in which order ready steps leave."""
+"""Routing: where a step runs, and in which order ready steps are dispatched."""

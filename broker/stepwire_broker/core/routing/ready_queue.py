@@ -1,7 +1,7 @@
 """The ready queue: higher priority first, then age. Namespaces take turns, so that none starves the others.
 
-Steps are kept by namespace and route, because whole routes often have no worker and must cost nothing then. The entry
-of a step that leaves `ready` without being dispatched stays here, and is skipped when its turn comes.
+Steps are kept by namespace and route, so that a route without workers costs nothing. The entry of a step that leaves
+`ready` without being dispatched stays here, and is skipped when its turn comes.
 """
 
 from collections import deque
@@ -10,10 +10,10 @@ from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 from stepwire_broker.core.model.live import Step
-from stepwire_broker.core.model.states import READY, TaskState
+from stepwire_broker.core.model.states import READY, RUNNING
 from stepwire_broker.core.model.targets import Route
 
-# negated priority, ready since, step id; the count makes the order total when a task left memory and came back
+# negated priority, ready since, step id; the count makes the order total when a task is loaded a second time
 _Entry: TypeAlias = tuple[int, int, int, int, Step]
 
 
@@ -28,7 +28,7 @@ class ReadyQueue:
         self.count = 0
 
     def put(self, step: Step) -> None:
-        """Put in a step that became ready, unless it is here already."""
+        """Add a step that became ready, unless it is already in the queue."""
         if step.queued:
             return
         step.queued = True
@@ -51,7 +51,7 @@ class ReadyQueue:
             yield from routes
 
     def count_of(self, servable: Container[Route]) -> int:
-        """About the number of ready steps of these routes."""
+        """Return the approximate number of ready steps of these routes."""
         return sum(
             len(heap) for routes in self._by_namespace.values() for route, heap in routes.items() if route in servable
         )
@@ -97,8 +97,8 @@ class ReadyQueue:
         return route, step
 
     def ahead_of(self, step: Step, look_at_max: int) -> int:
-        """The number of steps of its namespace and route that leave before it. If there are more than `look_at_max`,
-        the number of all others."""
+        """Count the steps of the same namespace and route that are dispatched before this step. If more than
+        `look_at_max` entries exist, return the number of all other entries."""
         heap = self._by_namespace.get(step.task.namespace, {}).get(self._route_of(step), [])
         if len(heap) > look_at_max:
             return len(heap) - 1
@@ -106,7 +106,7 @@ class ReadyQueue:
         return sum(entry[:3] < own and _is_ready(entry[-1]) for entry in heap)
 
     def ready_counts(self) -> Iterator[tuple[Route, int, int]]:
-        """For each namespace and route: the number of ready steps, and since when the oldest is ready."""
+        """Yield each namespace and route with the number of ready steps and the time when the oldest became ready."""
         for routes in self._by_namespace.values():
             for route, heap in routes.items():
                 since = [entry[1] for entry in heap if _is_ready(entry[-1])]
@@ -114,14 +114,14 @@ class ReadyQueue:
                     yield route, len(since), min(since)
 
     def oldest(self) -> Iterator[tuple[Route, int, int]]:
-        """For each namespace and route: about the number of ready steps, and since when the next one is ready."""
+        """Yield each route with the approximate number of ready steps and the time when the next one became ready."""
         for routes in self._by_namespace.values():
             for route, heap in routes.items():
                 if heap and _is_ready(heap[0][-1]):
                     yield route, len(heap), heap[0][1]
 
     def reroute(self, route_of: Callable[[Step], Route]) -> None:
-        """Routing has changed: move each step to its new route. Its place by priority and age stays."""
+        """Move each step to its new route after a change of routing. The order by priority and age stays."""
         self._route_of = route_of
         steps = [e[-1] for routes in self._by_namespace.values() for heap in routes.values() for e in heap]
         self._by_namespace = {}
@@ -149,4 +149,4 @@ class ReadyQueue:
 
 
 def _is_ready(step: Step) -> bool:
-    return step.state is READY and step.task.state is TaskState.RUNNING and bool(step.task.steps)
+    return step.state is READY and step.task.state is RUNNING and bool(step.task.steps)

@@ -1,8 +1,8 @@
-"""Where a step runs: which executor and which workers. Every way in which a step can start uses this decision.
+"""The router decides where a step runs: on which executor and which workers.
 
-The dispatcher, `stepwire why`, `stepwire route` and the refusal of a submission use the same `Router`, so what they
-report is what happens. `decide` chooses between local and distributed. A distributed step goes by the first rule that
-matches its path `<namespace>::<workflow>::<step>`, or else to the default executor.
+The dispatcher, `stepwire why`, `stepwire route` and the refusal of a submission use the same `Router`, so a report
+always matches the dispatch. `decide` chooses between local and distributed. A distributed step follows the first rule
+that matches its path `<namespace>::<workflow>::<step>`. Without a match the step goes to the default executor.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -37,8 +37,8 @@ class Decided(StrEnum):
 def decide(
     *, force_local: bool, has_distributed: bool, has_labels: bool, mode: Mode, on_missing: Literal["error", "local"]
 ) -> Decided:
-    """Local or distributed. A step that should be distributed and cannot be is an error: it runs locally only if the
-    settings say `on_missing: local`."""
+    """Choose local or distributed. A step that must be distributed and cannot be is an error, unless the settings say
+    `on_missing: local`."""
     if force_local:
         return Decided.LOCAL
     if not has_labels and mode == "local":
@@ -49,9 +49,9 @@ def decide(
 
 
 class Split(Struct, frozen=True):
-    """A share of a rule's tasks, and where they go instead (canary) or in addition (shadow)."""
+    """A share of a rule's tasks, and their destination instead (canary) or in addition (shadow)."""
 
-    below: int  # tasks whose part is below this number, of PARTS
+    below: int  # selects tasks whose part, out of PARTS, is below this number
     executor: str | None
     selector: Selector
 
@@ -74,12 +74,12 @@ class RoutingRule(Struct, frozen=True, eq=False):
     seed: int  # for `part`
 
     def part(self, task_id: int) -> int:
-        """The part of this task, from 0 to PARTS. It never changes, so all steps of a task go to the same side."""
+        """Return this task's part, below PARTS. A task's part never changes, so all its steps go to the same side."""
         return crc32(b"%d" % task_id, self.seed) % PARTS
 
 
 class Destination(Struct, frozen=True, eq=False):
-    """Where one step of a workflow goes, as far as it is the same for every task."""
+    """The routing of one step of a workflow, as far as it is the same for every task."""
 
     decided: Decided
     rule: RoutingRule | None
@@ -104,7 +104,7 @@ class RulesRefused(BrokerError):
 
 
 class Router:
-    """The routing settings, and the destination of each step that follows from them. Replaced when they change."""
+    """The routing settings, and the resulting destination of each step. New settings make a new router."""
 
     def __init__(
         self,
@@ -126,18 +126,18 @@ class Router:
         self.has_asides = any(rule.canary is not None or rule.shadow is not None for rule in self.rules)
         self._patterns = [patterns.compile_pattern(rule.match) for rule in self.rules]
         self._targets: dict[tuple[str, Selector, Selector], Target] = {}
-        self._ways: dict[int, list[StepRoute | None]] = {}  # by workflow
+        self._step_routes: dict[int, list[StepRoute | None]] = {}  # by workflow
         self._refusals: dict[int, str | None] = {}
 
     def route_of(self, step: Step) -> Route:
-        """The route by which the step is queued and dispatched."""
+        """Return the route by which the step is queued and dispatched."""
         task = step.task
-        way = self.way(task.workflow, step.definition.index)
-        route = way.route
-        if way.canary is not None:
-            assert way.place.rule is not None
-            if way.place.rule.part(task.id) < way.canary_below:
-                route = way.canary
+        step_route = self.step_route(task.workflow, step.definition.index)
+        route = step_route.route
+        if step_route.canary is not None:
+            assert step_route.place.rule is not None
+            if step_route.place.rule.part(task.id) < step_route.canary_below:
+                route = step_route.canary
         if step.attempt or step.lost_sessions:
             is_held_to_budget = step.attempt > 0 and step.retry is None
             route = route._replace(goes_alone=step.is_suspect, is_held_to_budget=is_held_to_budget)
@@ -147,7 +147,7 @@ class Router:
         return self.route_of(step).target
 
     def shadow(self, step: Step) -> Target | None:
-        """Where a copy of the step goes; None if no copy is made."""
+        """Return the target of a copy of the step; None if no copy is made."""
         place = self.place(step.task.workflow, step.definition.index)
         if place.shadow is None:
             return None
@@ -156,18 +156,18 @@ class Router:
         return place.shadow if place.rule.part(step.task.id) < place.rule.shadow.below else None
 
     def place(self, workflow: Workflow, index: int) -> Destination:
-        return self.way(workflow, index).place
+        return self.step_route(workflow, index).place
 
-    def way(self, workflow: Workflow, index: int) -> StepRoute:
-        ways = self._ways.get(workflow.id)
-        if ways is None:
-            ways = self._ways[workflow.id] = [None] * len(workflow.steps)
-        way = ways[index]
-        if way is None:
-            way = ways[index] = self._way(workflow, workflow.steps[index])
-        return way
+    def step_route(self, workflow: Workflow, index: int) -> StepRoute:
+        step_routes = self._step_routes.get(workflow.id)
+        if step_routes is None:
+            step_routes = self._step_routes[workflow.id] = [None] * len(workflow.steps)
+        step_route = step_routes[index]
+        if step_route is None:
+            step_route = step_routes[index] = self._make_step_route(workflow, workflow.steps[index])
+        return step_route
 
-    def _way(self, workflow: Workflow, definition: StepDefinition) -> StepRoute:
+    def _make_step_route(self, workflow: Workflow, definition: StepDefinition) -> StepRoute:
         path = path_of(workflow.namespace, workflow.name, definition.name)
         place = self.route(path, definition.worker_selector)
         route = Route(
@@ -183,7 +183,7 @@ class Router:
         )
 
     def route(self, path: str, selector: dict[str, str] | str | None) -> Destination:
-        """The decision for a step path and the worker_selector of its step or workflow."""
+        """Return the destination of a step path, given the worker_selector of its step or workflow."""
         labels = _selector(selector) if isinstance(selector, dict) else ()
         decided = decide(
             force_local=selector == LOCAL,
@@ -219,7 +219,7 @@ class Router:
         )
 
     def refusal(self, workflow: Workflow) -> str | None:
-        """Why no task of this workflow can be accepted: the executor of one of its steps is not configured."""
+        """Return why no task of this workflow can be accepted (the executor of a step is not configured), or None."""
         if workflow.id not in self._refusals:
             self._refusals[workflow.id] = next(
                 (
@@ -265,16 +265,16 @@ def missing_text(place: Destination) -> str:
 
 
 def reason_text(place: Destination, selector: object) -> str:
-    """Why a step with this worker_selector goes there, in one sentence."""
+    """Explain in one sentence why a step with this worker_selector goes to this destination."""
     if place.missing is not None:
         return missing_text(place)
     if place.decided is Decided.LOCAL:
         cause = "its worker_selector is local" if selector == LOCAL else "the default_execution_mode is local"
-        return f"it runs inside the broker: {cause}"
+        return f"the step runs inside the broker: {cause}"
     rule = place.rule
     if rule is None:
-        return f"no rule matches: it goes to {target_text(place.target)}"
-    text = f"rule {rule.number} ({rule.match}) matches first: it goes to {target_text(place.target)}"
+        return f"no rule matches: the step goes to {target_text(place.target)}"
+    text = f"rule {rule.number} ({rule.match}) matches first: the step goes to {target_text(place.target)}"
     if place.canary is not None and rule.canary is not None:
         text += f", and for {rule.canary.percent:g} % of its tasks to {target_text(place.canary)}"
     if place.shadow is not None and rule.shadow is not None:
@@ -296,7 +296,7 @@ def _labels_text(preposition: str, labels: Selector) -> str:
 
 
 def check(settings: ExecutionSettings, executors: Collection[str]) -> None:
-    """Raises RulesRefused when a rule names an executor that is not configured, or cannot be read."""
+    """Check the rules. Raises RulesRefused when a rule names an executor that is not configured, or cannot be read."""
     names = ", ".join(sorted(executors))
     if settings.default_executor not in executors:
         raise RulesRefused(
@@ -318,7 +318,7 @@ def _named(rule: RoutingRule) -> Iterable[str]:
 
 
 def check_rule(written: RuleSettings, executors: Collection[str]) -> None:
-    """Raises RulesRefused when this rule, to be set at run time, cannot be used."""
+    """Check a rule before it is set at run time. Raises RulesRefused."""
     rule = _read(written, 1, "runtime")
     for executor in _named(rule):
         if executor not in executors:
@@ -396,7 +396,7 @@ class NearMiss(NamedTuple):
 
 
 def near_miss(rules: Sequence[RoutingRule], path: str) -> NearMiss | None:
-    """The first rule that does not match this path and was probably meant to."""
+    """Return the first rule that does not match this path but probably should."""
     for rule in rules:
         if patterns.matches(rule.match, path):
             continue
@@ -412,7 +412,7 @@ def near_miss(rules: Sequence[RoutingRule], path: str) -> NearMiss | None:
         for i in written if len(written) > 1 else ():
             segment = segments[i]
             other = patterns.SEPARATOR.join([*segments[:i], "*", *segments[i + 1 :]])
-            # A segment that is spelled alike is a near miss; the name of another step is not.
+            # A segment with similar spelling is a near miss; the name of another step is not.
             if patterns.matches(other, path) and (alike := nearest(segment, path.split("::"))):
                 return NearMiss(rule, f"only the segment {segment} differs: the path has {alike}")
     return None

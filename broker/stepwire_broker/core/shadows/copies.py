@@ -1,8 +1,8 @@
 """Shadows: a copy of a step goes to another executor or to other workers, and the two results are compared.
 
-A shadow is no step: it is not stored, and it changes no state. It goes only to handlers that declare themselves
-`shadow_safe`, and only into slots that no ready step needs. It is sent once, after the commit that dispatches the real
-step. A shadow that is lost is counted and not resent.
+A shadow is not a step: it is not stored, and it changes no state. A shadow goes only to handlers that declare
+themselves `shadow_safe`, and only into slots that no ready step needs. It is sent once, after the commit that
+dispatches the real step. A lost shadow is counted and not resent.
 """
 
 from typing import Final
@@ -29,21 +29,20 @@ TALLIES_MAX: Final = 1_000
 
 
 def handed(state: BrokerState, step: Step, request: StepRequest) -> None:
-    """The step is dispatched: count its side of the rule's canary, and note at its first delivery whether a copy is
-    wanted."""
-    way = state.router.way(step.task.workflow, step.definition.index)
-    if way.is_plain:
+    """Count a dispatched step on its side of the canary. At the first delivery, note whether a copy is wanted."""
+    step_route = state.router.step_route(step.task.workflow, step.definition.index)
+    if step_route.is_plain:
         return
-    state.count_canary(step, way)
-    if way.place.shadow is not None and request.delivery == 1:
+    state.count_canary(step, step_route)
+    if step_route.place.shadow is not None and request.delivery == 1:
         target = state.router.shadow(step)
         if target is not None:
-            assert way.place.rule is not None
-            state.shadows.wanted.append(WantedCopy(step, request, target, way.place.rule.match))
+            assert step_route.place.rule is not None
+            state.shadows.wanted.append(WantedCopy(step, request, target, step_route.place.rule.match))
 
 
 def send_wanted(state: BrokerState, now: Now) -> None:
-    """Send the wanted copies, now that every real step that could be dispatched has been."""
+    """Send the wanted copies, after every real step that could be dispatched."""
     wanted, state.shadows.wanted = state.shadows.wanted, []
     for one in wanted:
         _send(state, one, now)
@@ -83,7 +82,7 @@ def _send(state: BrokerState, wanted: WantedCopy, now: Now) -> None:
 
 
 def on_result(state: BrokerState, result: Result, session: WorkerSession | None, now: Now) -> None:
-    """The result of a copy. It is acked like any other, and changes no state."""
+    """Handle the result of a copy: the result is acked like any other, and changes no state."""
     shadow = state.shadows.by_id.get(result.step_id)
     if shadow is None or shadow.copied is not None:
         state.counters.late_results += 1
@@ -104,7 +103,7 @@ def real_ended(state: BrokerState, step: Step, now: Now) -> None:
 
 
 def expire(state: BrokerState, shadow: Shadow, now: Now) -> None:
-    """The time of this copy is over, even if the real step has not ended yet."""
+    """End a copy whose time is over, even if the real step has not ended yet."""
     if not shadow.over:
         if shadow.copied is None:
             shadow.tally.lost += 1

@@ -19,7 +19,7 @@ DIFFERENCES_KEPT: Final = 20
 
 
 class Shadow(Struct, weakref=False, eq=False):
-    """One copy. It is over when the copy and the real step have ended, or when its time is over."""
+    """One copy. A shadow ends when the copy and the real step have ended, or when its time is over."""
 
     id: int
     step_id: int
@@ -32,7 +32,7 @@ class Shadow(Struct, weakref=False, eq=False):
 
 
 class WantedCopy(NamedTuple):
-    """A copy that is sent if there is room for it when the real steps have been dispatched."""
+    """A copy that is sent if a slot is free after the real steps were dispatched."""
 
     step: Step
     request: StepRequest
@@ -48,7 +48,7 @@ class OutputDifference(NamedTuple):
 
 
 class Tally(Struct):
-    """How the shadows of one rule and handler compared."""
+    """Counts of how the shadows of one rule and handler compared."""
 
     match: str
     handler_class: str
@@ -58,7 +58,7 @@ class Tally(Struct):
     failed: int = 0  # the copy failed and the step did not
     not_compared: int = 0  # the step itself failed, or an output was too large
     lost: int = 0  # the copy was not answered in time
-    dropped: int = 0  # not sent, because no worker had room for it
+    dropped: int = 0  # not sent, because no worker had a free slot
     lately: deque[OutputDifference] = field(default_factory=lambda: deque(maxlen=DIFFERENCES_KEPT))
 
 
@@ -85,7 +85,7 @@ class Shadows:
 
 
 def difference(one: Any, other: Any, path: str = "$") -> str | None:
-    """The path of the first difference of two JSON values, like $.lines[2].total; None if they are equal."""
+    """Return the path of the first difference of two JSON values, like $.lines[2].total; None if they are equal."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in [*one, *(key for key in other if key not in one)]:
             if key not in one or key not in other:

@@ -1,1 +1,1 @@
-"""Sessions, level-0 peers and executors: who runs steps, and what they report."""
+"""Sessions, level-0 peers and executors, and their reports about steps."""

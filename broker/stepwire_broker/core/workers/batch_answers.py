@@ -27,7 +27,7 @@ def on_accept(state: BrokerState, message: Accept, now: Now) -> None:
 
 
 def mark_answered(session: WorkerSession, batch_id: str) -> None:
-    """The worker has this batch, so it is not resent, and the worker's `free` counts it from now on."""
+    """Record that the worker has this batch: it is not resent, and from now on the worker's `free` includes it."""
     batch = session.unanswered_batches.pop(batch_id, None)
     if batch is not None:
         batch.answered = True
@@ -57,7 +57,7 @@ def on_refuse(state: BrokerState, message: Refuse, now: Now) -> None:
             continue
         if message.code in ("bad_message", "too_large"):
             _park(state, step, message, frame, now)
-            frame = b""  # stored once, however many steps it holds
+            frame = b""  # the frame is stored once, not for each step
             fail_for(state, step, message.code, now)
             continue
         if message.code == "unknown_handler":
@@ -67,7 +67,7 @@ def on_refuse(state: BrokerState, message: Refuse, now: Now) -> None:
 
 
 def _park(state: BrokerState, step: Step, message: Refuse, frame: bytes, now: Now) -> None:
-    """Keep the bytes that the worker could not read, for an operator to look at."""
+    """Store the bytes that the worker could not read, for an operator to inspect."""
     lane = state.outbox.touch(step.task.lane)
     lane.parked.append(Parked(now.wall, step.task.id, step.id, message.code, message.worker, frame))
     lane.bytes += len(frame)
@@ -77,8 +77,8 @@ def _park(state: BrokerState, step: Step, message: Refuse, frame: bytes, now: No
 
 
 def on_start(state: BrokerState, message: Start, now: Now) -> None:
-    """The worker asks whether it may run these deliveries. The `go` leaves once the grant is committed, and leaves
-    again if the worker asks again because it was lost."""
+    """Answer whether the worker may run these deliveries. The `go` is sent once the grant is committed. If the `go` is
+    lost, the worker asks again and the `go` is resent."""
     session = session_of(state, message.worker, message.session)
     if session is None:
         return

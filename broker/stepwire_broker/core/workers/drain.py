@@ -24,7 +24,7 @@ class Quieted(Answer, frozen=True):
 
 
 def on_drain_worker(state: BrokerState, event: DrainWorker, now: Now) -> None:
-    """Give this worker nothing new, also in a later session of the same process. The answer waits for no commit."""
+    """Send this worker nothing new, even in a later session of the same process. The answer waits for no commit."""
     peer = next((peer for peer in state.level0.peers.values() if peer.worker == event.worker), None)
     if peer is not None:
         peer.draining = True

@@ -1,4 +1,4 @@
-"""Executors: pause and resume by an operator, and the figures of what each has run.
+"""Executors: pause and resume by an operator, and the figures of their runs.
 
 A pause is not stored: it ends when the executor is resumed or the broker restarts.
 """
@@ -11,8 +11,8 @@ from stepwire_protocol.messages import Result
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.commit.decision import ToRequest
 from stepwire_broker.core.model.events import Command, Now
-from stepwire_broker.core.model.figures import Figures
-from stepwire_broker.core.model.live import Step
+from stepwire_broker.core.model.live import Step, WorkerSession
+from stepwire_broker.core.model.targets import BUS
 from stepwire_broker.core.state import BrokerState
 
 
@@ -27,14 +27,14 @@ class ResumeExecutor(Command, frozen=True):
 
 
 class ExecutorPaused(Answer, frozen=True):
-    """The executor is paused since this time in UTC. None: it is not paused."""
+    """The time in UTC since which the executor is paused. None: the executor is not paused."""
 
     executor: str
     since_ms: int | None
 
 
 def on_pause(state: BrokerState, event: PauseExecutor, now: Now) -> None:
-    """The executor finishes the steps it has. If it is paused already, the time of the first pause stays."""
+    """Pause an executor, which finishes the steps it has. If it is already paused, its first pause continues."""
     executor = state.executor(event.executor)
     if executor.paused_wall is None:
         executor.paused_wall = now.wall
@@ -47,12 +47,22 @@ def on_resume(state: BrokerState, event: ResumeExecutor, now: Now) -> None:
     state.decision.answers.append(ToRequest(event.request, ExecutorPaused(executor.key, None)))
 
 
-def count(figures: Figures, step: Step, result: Result, now: Now) -> None:
-    """Count a run that ended. Its duration is the one that the worker measured, or else the time since its start."""
+def count_run(state: BrokerState, session: WorkerSession | None, step: Step, result: Result, now: Now) -> None:
+    """Count a run that ended, for its executor and its session. Its duration is the one that the worker measured, or
+    else the time since its start."""
+    is_completed = result.status == "completed"
+    if session is None:
+        executor = state.executor(BUS)
+    else:
+        executor = session.of
+        if is_completed:
+            session.completed += 1
+        else:
+            session.failed += 1
     took_ms = None if result.metadata is None else result.metadata.execution_time_ms
     if took_ms is None and step.started_ms is not None:
         took_ms = max(0, now.wall - step.started_ms)
-    figures.ended(result.status == "completed", None if took_ms is None else took_ms / 1000)
+    executor.figures.ended(is_completed, None if took_ms is None else took_ms / 1000)
 
 
 COMMANDS: Final[dict[type[Command], Callable[..., None]]] = {PauseExecutor: on_pause, ResumeExecutor: on_resume}

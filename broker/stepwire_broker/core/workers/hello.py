@@ -1,4 +1,4 @@
-"""Workers that come and stay: hello, heartbeat, and other changes of a live session."""
+"""Workers that connect and stay: hello, heartbeat, and other changes of a live session."""
 
 from typing import Final
 
@@ -49,7 +49,7 @@ def on_hello(state: BrokerState, hello: Hello, now: Now) -> None:
 
 
 def _open(state: BrokerState, hello: Hello, k: int, before: WorkerSession | None, now: Now) -> WorkerSession:
-    """A new session. From the one before, it takes over what the worker still holds; the worker dropped the rest."""
+    """Open a session. It takes over the deliveries that the worker still holds; the worker dropped the others."""
     attached = state.attached.get(hello.worker) or state.on_the_bus(hello.worker)
     executor = state.executor(attached.executor)
     session = opened(hello, k, state.identity.epoch, state.identity.broker, executor, now.mono, now.wall)
@@ -115,7 +115,7 @@ def on_bye(state: BrokerState, bye: Bye, now: Now) -> None:
 
 
 def on_subscribed(state: BrokerState, event: Subscribed, now: Now) -> None:
-    """From now on the worker receives what is sent to it, so its unanswered batches are resent at once."""
+    """Resend the worker's unanswered batches at once: from now on the worker receives its messages."""
     session = state.sessions.get(event.worker)
     if session is not None:
         for batch in list(session.unanswered_batches.values()):
@@ -124,7 +124,7 @@ def on_subscribed(state: BrokerState, event: Subscribed, now: Now) -> None:
 
 
 def on_attached(state: BrokerState, event: Attached, now: Now) -> None:
-    """A worker inside this process belongs to this executor."""
+    """Record that a worker inside this process belongs to this executor."""
     state.attached[event.worker] = event
     session = state.sessions.get(event.worker)
     if session is not None:

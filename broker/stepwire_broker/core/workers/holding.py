@@ -1,7 +1,7 @@
-"""What a worker reports that it holds, compared with what this broker knows of it.
+"""Compare the steps that a worker reports as held with this broker's state.
 
-Hellos and heartbeats list the held steps. A step that is missing there is asked about by `adopt`, every second until
-the worker answers; so are the deliveries of before this broker's start.
+Hellos and heartbeats list the held steps. The broker asks about each missing step with `adopt`, every second until the
+worker answers. The broker asks in the same way about deliveries from before its start.
 """
 
 from stepwire_protocol import limits
@@ -23,8 +23,8 @@ from .stopping import send_cancel
 
 
 def compare_holding(state: BrokerState, session: WorkerSession, n: int, holding: list[HeldItem], now: Now) -> None:
-    """The worker is alive and reports what it holds: record starts, cancel what is not its own, and ask about steps
-    that are missing."""
+    """Handle a report of a live worker: record starts, cancel deliveries that do not belong to the worker, and ask
+    about missing steps."""
     session.reported_n = n
     session.heard_mono = max(session.heard_mono, now.mono)
     session.reported_mono = max(session.reported_mono, now.mono)
@@ -55,12 +55,12 @@ def compare_holding(state: BrokerState, session: WorkerSession, n: int, holding:
 
 
 def _is_its_own(step: Step, delivery: int, session: WorkerSession) -> bool:
-    """Is this the current delivery of the step, and was it handed to this worker?"""
+    """True if this is the current delivery of the step and was handed to this worker."""
     return step.state is DISPATCHED and step.delivery == delivery and step.worker == session.worker
 
 
 def _overdue_from_ms(state: BrokerState, step: Step | None, step_id: int) -> float:
-    """The age from which a run of this step is overdue. Never for a step that is not known here."""
+    """Return the age from which a run of this step is overdue. A run of an unknown step is never overdue."""
     timeout_ms = step.definition.timeout_ms if step is not None else state.ended.get(step_id)
     return float("inf") if timeout_ms is None else timeout_ms + limits.TIMEOUT_GRACE_MS
 
@@ -68,7 +68,7 @@ def _overdue_from_ms(state: BrokerState, step: Step | None, step_id: int) -> flo
 def _record_held(
     state: BrokerState, step: Step, session: WorkerSession, held_state: str, age_ms: int, now: Now
 ) -> None:
-    """The worker holds this delivery: the session takes it over if it has it not yet, and a start is recorded."""
+    """Record that the worker holds this delivery: link the delivery to the session if necessary, and record a start."""
     if step.session is not session:
         _adopt(state, step, session)
     session.asking.discard(step.id)
@@ -83,7 +83,7 @@ def _record_held(
 
 
 def _adopt(state: BrokerState, step: Step, session: WorkerSession) -> None:
-    """A delivery of an earlier session, or of before this broker's start, moves to this session."""
+    """Move a delivery of an earlier session, or from before this broker's start, to this session."""
     of_worker = state.recovered.get(session.worker)
     if of_worker is not None and of_worker.pop(step.id, None) is not None and not of_worker:
         del state.recovered[session.worker]
@@ -91,7 +91,7 @@ def _adopt(state: BrokerState, step: Step, session: WorkerSession) -> None:
 
 
 def _judge_stuck(state: BrokerState, session: WorkerSession, overdue: int) -> None:
-    """A session whose runs are all overdue gets no more steps, and those that it has not started are withdrawn."""
+    """Send no further steps to a session whose runs are all overdue, and withdraw the steps that it has not started."""
     session.stuck = overdue >= session.slots
     if session.stuck:
         waiting = [

@@ -1,9 +1,9 @@
 """Level 0: handlers that know only two messages, `steps` in and `results` out.
 
-Each subscription of `steps` is a peer of its own, and peers take turns. A level-0 handler acknowledges nothing, so a
-lost batch, a lost answer, a dead handler and a slow one look alike. One lease decides for all of them: the timeouts of
-the steps in the batch, plus 5 s. Peers share one set of handlers, because they cannot be distinguished. Workers with
-sessions come first.
+Each subscription of `steps` is a peer of its own, and peers take turns. A level-0 handler acknowledges nothing, so the
+broker cannot distinguish a lost batch, a lost answer, a dead handler and a slow handler. One lease covers all four
+cases: the timeouts of the steps in the batch, plus 5 s. Peers share one set of handlers, because they look alike.
+Workers with sessions come first.
 
 An at_most_once step goes here only if the settings allow it, and it counts as started once it is handed out.
 """
@@ -36,7 +36,7 @@ PEERS_MAX: Final = 1_000
 
 
 def on_subscribed(state: BrokerState, event: PeerSubscribed, now: Now) -> None:
-    """A new peer. Its name is new, so that it receives nothing that was meant for an earlier peer."""
+    """Add a peer under a new name, so that the peer receives nothing that was meant for an earlier peer."""
     level0 = state.level0
     if not state.settings.bus.level0.handlers or len(level0.peers) >= PEERS_MAX:
         return  # a peer without a grant receives nothing
@@ -48,8 +48,8 @@ def on_subscribed(state: BrokerState, event: PeerSubscribed, now: Now) -> None:
 
 
 def on_vanished(state: BrokerState, event: PeerVanished, now: Now) -> None:
-    """Give this peer no more batches. Its current batch keeps its lease: a handler that loses its connection while it
-    is busy can still answer."""
+    """Hand this peer no further batch. Its current batch keeps its lease: a busy handler that loses its connection can
+    still answer."""
     peer = state.level0.peers.pop(event.to, None)
     if peer is not None:
         peer.gone = True
@@ -64,7 +64,7 @@ def on_uncertain(state: BrokerState, event: PeersUncertain, now: Now) -> None:
 
 
 def released(state: BrokerState, send: SendHandout, now: Now) -> None:
-    """The commit of this batch is done: send it, once, and let its lease begin. If its peer is gone, take it back."""
+    """Send a committed batch once, and start its lease. If the peer is gone, make the steps ready again."""
     handout = send.handout
     assert handout.peer is not None
     if not handout.peer.gone and not any(task.rejected for task in send.about):
@@ -79,7 +79,7 @@ def released(state: BrokerState, send: SendHandout, now: Now) -> None:
 
 
 def recover(state: BrokerState, step: Step, now: Now) -> None:
-    """Give a step of before this broker's start its whole lease again: its handler may be running it."""
+    """Give a step from before this broker's start a whole new lease: its handler may be running the step."""
     assert step.batch_id is not None
     level0 = state.level0
     handout = level0.handouts.get(step.batch_id)
@@ -140,7 +140,7 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
 
 
 def _count_rejected(state: BrokerState, step_id: int, batch_id: str) -> str | None:
-    """Count a result that does not count. Gives the code for which it is refused; None if it is only late."""
+    """Count a result that was not applied. Return the code of its refusal; None if the result is only late."""
     code = _mismatch(state, step_id, batch_id)
     if code is None:
         state.counters.late_results += 1
@@ -150,7 +150,7 @@ def _count_rejected(state: BrokerState, step_id: int, batch_id: str) -> str | No
 
 
 def _results_of_error(handout: Handout | None, message: ResultsLevel0) -> list[Result]:
-    """The results of an answer that reports one error for the whole batch: each of its steps failed."""
+    """Return a failure of each step for an answer that reports one error for the whole batch."""
     assert message.error is not None
     error = ErrorDetail(message=message.error) if isinstance(message.error, str) else message.error
     items = [] if handout is None else handout.items
@@ -158,7 +158,7 @@ def _results_of_error(handout: Handout | None, message: ResultsLevel0) -> list[R
 
 
 def _mismatch(state: BrokerState, step_id: int, batch_id: str) -> str | None:
-    """Why a result of this batch is refused; None if it is late, which is no fault."""
+    """Return why a result of this batch is refused; None if the result is late, which is no fault."""
     step = state.steps.get(step_id)
     if step is None or step.state in STEP_FINAL or _delivery(step, batch_id) is not None:
         return None
@@ -168,7 +168,7 @@ def _mismatch(state: BrokerState, step_id: int, batch_id: str) -> str | None:
 
 
 def _delivery(step: Step, batch_id: str) -> int | None:
-    """The number of the step's delivery in this batch, if the batch went to level 0."""
+    """Return the number of the step's delivery in this batch, if the batch went to level 0."""
     if step.batch_id == batch_id:
         return step.delivery if step.at_level0 else None
     for earlier in step.earlier or ():
@@ -178,7 +178,7 @@ def _delivery(step: Step, batch_id: str) -> int | None:
 
 
 def expire(state: BrokerState, handout: Handout, now: Now) -> None:
-    """The lease of a batch is over: its unanswered steps run again, and those that are at_most_once are held."""
+    """End a batch whose lease is over: unanswered steps run again, except at_most_once steps, which are held."""
     if handout.over:
         return
     if now.mono < handout.due_mono:
@@ -193,7 +193,7 @@ def expire(state: BrokerState, handout: Handout, now: Now) -> None:
         expired[handout.id] = peer
         if len(expired) > EXPIRED_REMEMBERED_MAX:
             expired.popitem(last=False)
-        allowance.lost(state, left, left, "a level-0 handler let its lease end", now)
+        allowance.lost(state, left, left, "a level-0 handler did not answer within its lease", now)
     for step in left:
         if step.at_most_once:
             unknown_outcome(state, step, "outcome_unknown", now)
@@ -209,7 +209,7 @@ def _end(state: BrokerState, handout: Handout) -> None:
 
 
 def _unanswered(state: BrokerState, handout: Handout) -> list[Step]:
-    """The steps of this batch that still wait for an answer."""
+    """Return the steps of this batch that still wait for an answer."""
     steps = []
     for step_id, delivery in handout.items:
         step = state.steps.get(step_id)

@@ -1,4 +1,4 @@
-"""Workers that die or fall silent, and what becomes of the steps they held."""
+"""Workers that die or fall silent, and the outcomes of the steps they held."""
 
 from typing import Final
 
@@ -20,7 +20,7 @@ CHECK_AGAIN_MS: Final = 1_000
 
 
 def watch(state: BrokerState, session: WorkerSession) -> None:
-    """Have the session's process checked for death. Possible on this host only, for a worker that named its process."""
+    """Request checks for the end of the session's process, if it runs on this host and sent its pid."""
     if session.proof and session.pid and session.host == state.identity.host:
         state.decision.watches.append(WatchProcess(session.worker, session.pid, session.pid_started))
 
@@ -32,7 +32,7 @@ def on_subscription_vanished(state: BrokerState, event: SubscriptionVanished, no
 
 
 def on_gone(state: BrokerState, gone: Gone, now: Now) -> None:
-    """A supervisor reaped its child. On this host the broker checks; elsewhere it believes the supervisor."""
+    """Handle a supervisor's report that its child ended. The broker checks the report if the child ran on this host."""
     session = state.sessions.get(gone.worker)
     if session is not None and session.pid and session.host == state.identity.host:
         state.decision.watches.append(WatchProcess(session.worker, session.pid, session.pid_started))
@@ -46,7 +46,7 @@ def on_process_died(state: BrokerState, event: ProcessDied, now: Now) -> None:
 
 
 def on_detached(state: BrokerState, event: Detached, now: Now) -> None:
-    """A worker inside this process ended. While this broker drains it ends them itself, so no step is blamed."""
+    """End the session of a worker inside this process. While the broker drains, no step is blamed for the end."""
     state.attached.pop(event.worker, None)
     _bury_worker(state, event.worker, now, blames=not state.draining)
 
@@ -85,7 +85,7 @@ def _lease_ends_at(state: BrokerState, session: WorkerSession) -> int:
 
 
 def on_loop_was_late(state: BrokerState, event: LoopWasLate, now: Now) -> None:
-    """The broker did not read its sockets for a while, so no worker was silent in that time."""
+    """Extend leases by the time in which the broker did not read its sockets: no worker was silent in that time."""
     for session in state.sessions.values():
         session.heard_mono = min(session.heard_mono + event.gap_ms, now.mono)
         for batch in session.unanswered_batches.values():
@@ -99,14 +99,14 @@ def on_loop_was_late(state: BrokerState, event: LoopWasLate, now: Now) -> None:
 
 
 def close(session: WorkerSession) -> None:
-    """The session ends here: nothing more is sent in it or accepted from it."""
+    """End the session: no further message is sent in it or accepted from it."""
     session.dead = True
     session.unanswered_batches = {}
     session.unanswered = 0
 
 
 def bury(state: BrokerState, session: WorkerSession, now: Now, *, blames: bool = True) -> None:
-    """The session is dead: none of its steps will start, and those that ran are lost or unknown.
+    """End a dead session: none of its steps will start, and the steps that ran are lost or have an unknown outcome.
 
     `blames`: one of the steps that ran may have killed the worker.
     """
@@ -132,7 +132,7 @@ def bury(state: BrokerState, session: WorkerSession, now: Now, *, blames: bool =
 
 
 def lost(state: BrokerState, step: Step, now: Now, *, suspicious: bool, blames: bool = True) -> None:
-    """The worker of this step is dead. A granted at_most_once step is held; any other step runs again."""
+    """Handle the death of this step's worker. A granted at_most_once step is held; any other step runs again."""
     may_have_run = step.granted or step.started_ms is not None or (suspicious and not step.at_most_once)
     if step.at_most_once and step.granted:
         unknown_outcome(state, step, "outcome_unknown", now)
@@ -141,7 +141,7 @@ def lost(state: BrokerState, step: Step, now: Now, *, suspicious: bool, blames: 
 
 
 def expire_recovered(state: BrokerState, now: Now) -> None:
-    """Every lease that was given before this start is over. Steps whose workers have not come back are lost."""
+    """Handle the end of all leases from before this start. Steps whose workers have not reconnected are lost."""
     for worker in list(state.recovered):
         if worker in state.sessions:
             continue

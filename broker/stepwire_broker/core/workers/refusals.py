@@ -1,4 +1,4 @@
-"""Messages of the bus that could not be read: each is counted, and its sender is answered where it is known."""
+"""Messages of the bus that could not be read. Each is counted, and its sender is answered if known."""
 
 from stepwire_protocol import topics
 
@@ -10,7 +10,7 @@ from .replies import refuse
 
 
 def on_message_refused(state: BrokerState, event: MessageRefused, now: Now) -> None:
-    """Answer the worker that sent it. A level-0 handler cannot be answered, so its fault is logged."""
+    """Answer the worker that sent the message. A level-0 handler cannot be answered, so its fault is logged."""
     if event.worker is not None:
         refuse(state, event.worker, event.code, event.message, event.kind, event.rid)
         return
@@ -24,5 +24,5 @@ def on_message_ignored(state: BrokerState, event: MessageIgnored, now: Now) -> N
 
 
 def on_frame_refused(state: BrokerState, event: FrameRefused, now: Now) -> None:
-    """Nothing of a frame names its sender."""
+    """Count the frame. Its sender is unknown and cannot be answered."""
     state.counters.count_refused(event.code)

@@ -1,4 +1,4 @@
-"""Answers that leave at once: to a message of a session that this broker does not have, and to a message it refuses."""
+"""Answers that are sent at once: to messages of unknown sessions, and to refused messages."""
 
 from stepwire_protocol import topics
 from stepwire_protocol.messages import ResetCode
@@ -10,7 +10,7 @@ from stepwire_broker.core.state import BrokerState
 
 
 def session_of(state: BrokerState, worker: str, session_id: str) -> WorkerSession | None:
-    """The session that a message names. None if this broker does not have it; its sender is answered then."""
+    """Return the session that a message names. If this broker does not have it, answer the sender and return None."""
     session = state.sessions.get(worker)
     if session is not None and session.id == session_id:
         return session

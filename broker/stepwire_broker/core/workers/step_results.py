@@ -1,7 +1,7 @@
-"""Results of steps: which of them count, and what a success or a failure does to its step.
+"""Results of steps: the check whether a result counts, and the effect of a success or a failure.
 
 A result counts if its delivery was handed to this worker in this batch and can still change the step. It is applied
-once. A result that can no longer change anything is acknowledged too, so that the worker can forget it.
+once. A result that can no longer change anything is acknowledged as well, so that the worker can drop it.
 """
 
 from typing import Final
@@ -20,7 +20,6 @@ from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import STOPPED, Step, Task, WorkerSession
 from stepwire_broker.core.model.states import DISPATCHED, HELD, READY, RETRY_WAIT, STEP_FINAL
-from stepwire_broker.core.model.targets import BUS
 from stepwire_broker.core.progress.step_outcomes import cancel_step, complete, fail, unknown_outcome
 from stepwire_broker.core.shadows import copies
 from stepwire_broker.core.shadows.shadow import FIRST
@@ -37,7 +36,7 @@ _OPEN_FOR_SUCCESS: Final = frozenset({DISPATCHED, READY, RETRY_WAIT, HELD})
 def on_results(state: BrokerState, message: Results, now: Now, absent: frozenset[int] = frozenset()) -> None:
     """`absent`: steps that were looked up in the database and are final or pruned. Their results are late."""
     if message.deployment != state.identity.deployment:
-        state.counters.ignored += 1  # steps of another database: never acknowledged, their owner may want the result
+        state.counters.ignored += 1  # results of another deployment: never acknowledged, its broker may need them
         return
     steps = state.steps
     unknown = [
@@ -64,7 +63,7 @@ def on_results(state: BrokerState, message: Results, now: Now, absent: frozenset
 
 
 def look_up(state: BrokerState, message: Results | ResultsLevel0, unknown: list[int]) -> None:
-    """Read these steps from the database, and handle the message again then."""
+    """Read these steps from the database. The message is handled again after the read."""
     request = state.next_read()
     state.loads[request] = ResultsLoad(message)
     state.decision.reads.append(LoadBySteps(request, sorted(set(unknown))))
@@ -81,9 +80,9 @@ def _renew_credit(session: WorkerSession, message: Results) -> None:
 def _apply_all(
     state: BrokerState, message: Results, session: WorkerSession | None, now: Now
 ) -> tuple[list[Task], str | None]:
-    """Apply each result that counts. Gives the tasks that the ack rests on, and the code of a result that is refused.
+    """Apply each result that counts. Return the tasks that the ack depends on, and the code of a refused result.
 
-    The ack of a late result rests on its task too: the rows that made it late may not be stored yet.
+    The ack of a late result depends on its task as well: the rows that made the result late may not be stored yet.
     """
     about: list[Task] = []
     refusal: str | None = None
@@ -107,8 +106,8 @@ def _apply_all(
 
 
 def _mismatch(step: Step, result: Result, batch_id: str, worker: str) -> str | None:
-    """Why this result does not belong to a delivery of the step that can still count; None if it does. `late` is no
-    fault of the sender, every other code is."""
+    """Return why this result belongs to no delivery that can still count; None if the result counts. Every code except
+    `late` is a fault of the sender."""
     delivery = result.delivery
     if delivery is UNSET or delivery == step.delivery:
         if step.batch_id is None:
@@ -146,14 +145,14 @@ def apply_result(state: BrokerState, step: Step, result: Result, now: Now, sessi
 def _apply_success(
     state: BrokerState, step: Step, delivery: int, result: Result, now: Now, session: WorkerSession | None
 ) -> None:
-    """A success of any delivery completes the step, unless an operator has retried the step since that delivery."""
+    """Complete the step by a success of any delivery, unless an operator has retried the step since that delivery."""
     if delivery < step.accept_from or step.state not in _OPEN_FOR_SUCCESS:
         state.counters.late_results += 1
         return
     if delivery != step.delivery and step.state is DISPATCHED and step.session is not None:
         # An earlier delivery succeeded after all, so the current one need not go on.
         send_cancel(state, step.session, [(step.id, step.delivery)], "superseded")
-    _count(state, step, result, now, session)
+    executor_control.count_run(state, session, step, result, now)
     if state.guards.by_handler:
         allowance.answered(state, step, delivery, None, result.status, now)
     complete(state, step, delivery, _compact(bytes(result.output)), now)
@@ -162,11 +161,11 @@ def _apply_success(
 def _apply_failure(
     state: BrokerState, step: Step, delivery: int, result: Result, now: Now, session: WorkerSession | None
 ) -> None:
-    """A failure of the current delivery charges an attempt, or leaves the outcome of an at_most_once step unknown."""
+    """Apply a failure of the current delivery: use an attempt, or leave an at_most_once outcome unknown."""
     if delivery != step.delivery or step.batch_id is None or not _is_open_for_failure(step):
         state.counters.late_results += 1
         return
-    _count(state, step, result, now, session)
+    executor_control.count_run(state, session, step, result, now)
     error = result.error or ErrorDetail(message="the handler gave no reason")
     stored = bounded(error, result.status)
     allowance.answered(state, step, delivery, error, result.status, now)
@@ -176,7 +175,7 @@ def _apply_failure(
             step.error = facts.encode(stored)  # an operator who resolves the step needs the handler's message
         unknown_outcome(state, step, "outcome_unknown", now)
     elif step.cancel is not None and step.at_most_once and step.granted:
-        # The worker reported a failure after a cancel: what the step had done by then is not known.
+        # The worker reported a failure after a cancel: the effects of the stopped run are unknown.
         unknown_outcome(state, step, STOPPED, now)
     elif step.task.cancelling and step.state is DISPATCHED:
         cancel_step(state, step, "task_cancelled", now)
@@ -197,7 +196,7 @@ RETRY_AFTER_MAX_MS: Final = 366 * 24 * 3600 * 1000
 
 
 def _is_open_for_failure(step: Step) -> bool:
-    """Can a reported failure of the current delivery still change this step?
+    """True if a reported failure of the current delivery can still change this step.
 
     A step that is held because its worker failed it after a cancel stays held when the worker resends that failure.
     The reason decides, because it is stored in the step's row and survives a restart.
@@ -206,25 +205,17 @@ def _is_open_for_failure(step: Step) -> bool:
 
 
 def _is_retryable(error: ErrorDetail, result: Result) -> bool:
-    """The error decides; if it does not, the result's metadata; if neither does, yes."""
+    """Return the error's `retryable`, or else the metadata's. Without both, the failure is retryable."""
     if error.retryable is not None:
         return error.retryable
     return result.metadata is None or result.metadata.retryable is not False
-
-
-def _count(state: BrokerState, step: Step, result: Result, now: Now, session: WorkerSession | None) -> None:
-    if session is not None:
-        session.completed += result.status == "completed"
-        session.failed += result.status != "completed"
-    executor = state.executor(BUS) if session is None else session.of
-    executor_control.count(executor.figures, step, result, now)
 
 
 ERROR_BYTES_MAX: Final = 8192
 
 
 def bounded(error: ErrorDetail, status: str) -> ErrorDetail:
-    """The error as it is stored: with a code, and with its texts cut to a length that a person would read."""
+    """Return the error as it is stored: with a code, and with its texts cut to a readable length."""
     backtrace = error.backtrace
     if isinstance(backtrace, str):
         backtrace = backtrace[:ERROR_BYTES_MAX]
@@ -246,7 +237,7 @@ def bounded(error: ErrorDetail, status: str) -> ErrorDetail:
 
 
 def _compact(output: bytes) -> bytes:
-    """The output as it is stored: without white space between tokens."""
+    """Return the output as it is stored: without white space between tokens."""
     if b" " in output or b"\n" in output or b"\t" in output or b"\r" in output:
         return msgspec.json.format(output, indent=-1)
     return output

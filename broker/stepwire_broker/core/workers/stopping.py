@@ -11,7 +11,7 @@ from stepwire_broker.core.state import BrokerState
 def request_stop(state: BrokerState, step: Step, reason: CancelReason) -> None:
     """Send the step's worker a cancel, and again after each heartbeat that still lists the step."""
     if step.at_level0:
-        return  # a level-0 handler receives no cancel, so its result counts as if there were none
+        return  # a level-0 handler receives no cancel, so its result counts as usual
     step.cancel = reason
     if step.session is not None:
         send_cancel(state, step.session, [(step.id, step.delivery)], reason)

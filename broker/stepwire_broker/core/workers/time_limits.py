@@ -1,4 +1,4 @@
-"""Time that is over: queue timeouts, run timeouts and deadlines of steps and tasks."""
+"""Limits of time that have expired: queue timeouts, run timeouts, and deadlines of steps and tasks."""
 
 from typing import Final
 
@@ -31,7 +31,7 @@ def expire_queue(state: BrokerState, step: Step, ready_ms: int | None, now: Now)
 
 
 def expire_run(state: BrokerState, run: RunLimit, now: Now) -> None:
-    """The worker should have ended this run at its timeout. If it did not, the broker ends it here."""
+    """End a run that the worker should have ended at its timeout."""
     step, delivery, due_mono = run.step, run.delivery, run.due_mono
     if step.state is not DISPATCHED or step.delivery != delivery or not step.task.steps:
         return
@@ -60,7 +60,7 @@ def expire_deadline(state: BrokerState, step: Step, deadline_ms: int, now: Now) 
 
 
 def expire_task(state: BrokerState, task: Task, deadline_ms: int, now: Now) -> None:
-    """Fail the steps under way in a task whose deadline is over. Steps that run after a failure still run."""
+    """Fail the ready, backing-off and dispatched steps of a task whose deadline is over. Later steps may still run."""
     if task.state in TASK_FINAL or task.deadline_ms != deadline_ms:
         return
     for step in [s for s in task.steps if s.state in _UNDER_WAY]:

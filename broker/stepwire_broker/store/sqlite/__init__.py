@@ -1,1 +1,1 @@
-"""The store on SQLite: the only place that knows its driver, its SQL and its files."""
+"""The store on SQLite: the only package that uses its driver, its SQL and its files."""

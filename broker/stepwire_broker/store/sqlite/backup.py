@@ -1,4 +1,4 @@
-"""A backup: a copy of the database as of one moment, made while the broker goes on."""
+"""A backup: a copy of the database as of one moment, made while the broker runs."""
 
 import os
 import sqlite3
@@ -16,11 +16,11 @@ from stepwire_broker.store.errors import NotThere, StoreRefused, WouldReplace
 from . import opening
 from .migrate import revision
 
-PAGES_A_STEP: Final = 1_024  # copied between two calls of `progress`
+PAGES_A_STEP: Final = 1_024  # pages copied between two calls of `progress`
 
-MADE: Final = "backup"  # in `meta` of a backup, and of what was restored from it: when it was made
+MADE: Final = "backup"  # in `meta` of a backup and of a restored database: the time of the backup
 
-Progress: TypeAlias = Callable[[str, int, int], object]  # the name of the work, how much is done, of how much
+Progress: TypeAlias = Callable[[str, int, int], object]  # the name of the work, the amount done, the whole amount
 
 
 class Made(Struct, frozen=True):
@@ -33,8 +33,8 @@ class Made(Struct, frozen=True):
 
 
 def backup(path: Path, file: Path, *, wall_ms: int, progress: Progress) -> Made:
-    """Copy the database as of one moment into a new file. The file gets its name once it is whole, checked and synced.
-    The broker goes on, and its log grows meanwhile by what it writes."""
+    """Copy the database as of one moment into a new file. The file gets its name once it is complete, checked and
+    synced. The broker continues, and its log grows by its writes meanwhile."""
     began = time.monotonic()
     if file.exists():
         raise WouldReplace(f"{file} already exists; a backup never replaces a file")
@@ -45,7 +45,7 @@ def backup(path: Path, file: Path, *, wall_ms: int, progress: Progress) -> Made:
             with closing(connect(partial)) as copy:
                 copy_pages(source, copy, progress)
                 note(copy, MADE, {"made_ms": wall_ms})
-                # A backup is one file: without this, a log would belong to it.
+                # A backup is one file: in WAL mode it would also have a log.
                 copy.execute("PRAGMA journal_mode=DELETE").fetchall()
                 verify(copy, file, progress)
             sync(partial)
@@ -60,9 +60,9 @@ def backup(path: Path, file: Path, *, wall_ms: int, progress: Progress) -> Made:
 
 
 def open_stored(path: Path) -> sqlite3.Connection:
-    """Open a Stepwire database for reading only, whether or not a broker has it open."""
+    """Open a Stepwire database for reading only. A broker may have it open."""
     if not path.exists():
-        raise NotThere(f"there is no database {path}")
+        raise NotThere(f"the database {path} does not exist")
     connection = opening.open_reader(path)
     try:
         if revision(connection) is None:

@@ -1,7 +1,7 @@
 """The check of a database. SQLite accepts every row that fits its table. This check replays each task's history and
 compares it with the task's rows, and looks up every reference.
 
-A broker may run meanwhile: the check uses a connection that can only read. Each page of tasks is read as of one moment.
+A broker may run meanwhile, because the check only reads. Each page of tasks is read as of one moment.
 """
 
 import random
@@ -22,7 +22,7 @@ PAGE_TASKS: Final = 200
 FINDINGS_MAX: Final = 100  # the check ends after this many
 OUTPUT_BYTES_MAX: Final = 64 * 1024  # a larger output is read by itself
 
-Progress: TypeAlias = Callable[[int, int], object]  # the number of tasks done, and of all
+Progress: TypeAlias = Callable[[int, int], object]  # the number of checked tasks, and of all tasks
 
 
 class Checked(Struct, frozen=True):
@@ -31,7 +31,7 @@ class Checked(Struct, frozen=True):
     tasks: int
     tasks_replayed: int
     findings: list[str]
-    is_cut: bool  # there may be more findings than these
+    is_cut: bool  # more findings may exist
 
 
 def check(connection: sqlite3.Connection, sample: int | None, progress: Progress) -> Checked:
@@ -56,7 +56,7 @@ def check(connection: sqlite3.Connection, sample: int | None, progress: Progress
 
 
 def _findings(connection: sqlite3.Connection, sample: int | None) -> Iterator[str | int]:
-    """Yields a sentence for each fault, and the number of tasks of each page that is done."""
+    """Yield a sentence for each fault, and the number of tasks of each checked page."""
     yield from _integrity(connection)
     yield from _constraints(connection)
     for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check"):
@@ -83,7 +83,7 @@ def _integrity(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def _constraints(connection: sqlite3.Connection) -> Iterator[str]:
-    """The CHECKs of the schema. SQLite ignores them on a connection that can only read."""
+    """Evaluate the CHECKs of the schema, which SQLite ignores on a read-only connection."""
     from sqlalchemy import CheckConstraint
 
     from stepwire_broker.store.tables import metadata
@@ -105,7 +105,7 @@ REFERENCES: Final = (
     (
         "SELECT namespace, key, task_id FROM keys WHERE NOT EXISTS (SELECT 1 FROM tasks "
         "WHERE tasks.id = keys.task_id AND tasks.namespace = keys.namespace AND tasks.key = keys.key)",
-        "the idempotency key {1!r} of {0} belongs to task {2}, which does not exist or does not have it",
+        "the idempotency key {1!r} of {0} belongs to task {2}, which does not exist or has another key",
     ),
     (
         "SELECT id, key FROM tasks WHERE key IS NOT NULL AND NOT EXISTS (SELECT 1 FROM keys "
@@ -114,12 +114,12 @@ REFERENCES: Final = (
     ),
     (
         "SELECT DISTINCT task_id FROM history WHERE NOT EXISTS (SELECT 1 FROM tasks WHERE tasks.id = history.task_id)",
-        "there is a history of task {0}, which does not exist",
+        "the history has rows of task {0}, which does not exist",
     ),
     (
         "SELECT lane_id, last, seq FROM (SELECT lane_id, max(history.seq) AS last FROM history GROUP BY lane_id) "
         "LEFT JOIN lanes ON lanes.id = lane_id WHERE seq IS NULL OR last > seq",
-        "the history of lane {0} ends at {1}, and the lane itself at {2}",
+        "the history of lane {0} ends at sequence {1}, but the lane's row has sequence {2}",
     ),
     (
         "SELECT next, (SELECT max(id) FROM tasks), (SELECT max(id) FROM steps) FROM sequences WHERE name = 'ids' "
@@ -143,7 +143,7 @@ def _read_workflows(connection: sqlite3.Connection, workflows: dict[int, Workflo
 
 
 def _pages(connection: sqlite3.Connection, sample: int | None) -> Iterator[list[int]]:
-    """Yields pages of task ids: all tasks in order, or a sample."""
+    """Yield pages of task ids: all tasks in order, or a sample."""
     if sample is None:
         after = 0
         while task_ids := _task_ids(connection, after, PAGE_TASKS):

@@ -1,4 +1,4 @@
-"""A broker's hold on a SQLite database: the lock of its file, the connection that writes, and those that read."""
+"""An open SQLite database of a broker: the lock of its file, the writing connection, and the reading connections."""
 
 import sqlite3
 
@@ -54,8 +54,8 @@ def open_database(
 def begin_epoch(
     connection: sqlite3.Connection, broker_id: str, lease_ms: int, wall_ms: int, entropy: int
 ) -> tuple[int, Opened]:
-    """Begin a new epoch, in one transaction. It fences whatever an earlier run of this broker still has under way.
-    Returns the lane's id in the database, and what the core starts from."""
+    """Begin a new epoch, in one transaction. The epoch fences transactions of earlier runs of this broker. Returns the
+    lane's id in the database, and the data from which the core starts."""
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(
         "INSERT INTO meta (name, value) VALUES ('deployment', ?), ('created_ms', ?) ON CONFLICT (name) DO NOTHING",

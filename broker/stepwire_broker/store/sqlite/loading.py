@@ -1,4 +1,4 @@
-"""The core's questions in SQLite's SQL: tasks to bring into memory, and their payloads."""
+"""The core's queries in SQLite's SQL: tasks to load into memory, and their payloads."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -37,7 +37,7 @@ class LoadingQueries(Reading):
             return Payloads(self._contexts(task_ids), self._outputs(step_ids))
 
     def distinct_wants(self, epoch: int) -> list[str]:
-        """The handler classes that stored tasks wait for."""
+        """Return the handler classes that stored tasks wait for."""
         rows = self.rows(
             _Wants,
             """
@@ -122,7 +122,7 @@ class LoadingQueries(Reading):
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def _steps_in_order(self, tasks: list[StoredTask], resident_bytes_max: int) -> list[StoredStep]:
-        """In the order of the tasks, and by position."""
+        """Return the steps in the order of the tasks, and by position."""
         task_ids = [task.id for task in tasks]
         steps = self._steps_of_tasks(task_ids, resident_bytes_max)
         if task_ids != sorted(task_ids):

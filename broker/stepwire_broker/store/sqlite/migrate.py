@@ -1,4 +1,4 @@
-"""Bringing a database to the schema of this program. Migrations only add; a database of a newer program is refused.
+"""Migrate a database to the schema of this program. Migrations only add; a database of a newer program is refused.
 
 A new database is made at once from schema.sql, which is the result of all migrations. `python -m
 stepwire_broker.store.sqlite.migrations` writes that file, and a test keeps the two equal.
@@ -18,7 +18,7 @@ SCHEMA: Final = Path(__file__).with_name("schema.sql")
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Bring the database to HEAD, in one transaction. Costs one query when it is already there."""
+    """Migrate the database to HEAD, in one transaction. A database at HEAD costs one query."""
     now = revision(connection)
     if now == HEAD:
         return
@@ -57,8 +57,8 @@ def upgrade(connection: sqlite3.Connection, now: str | None) -> None:
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if now is not None and now not in known:
         raise StoreRefused(
-            f"the database has schema {now!r}, which this program (schema {HEAD!r}) does not know: it was written by a "
-            "newer Stepwire. Start that version, or restore a backup from before the upgrade"
+            f"the database has schema {now!r}, which this program (schema {HEAD!r}) does not know: the database was "
+            "written by a newer Stepwire. Start that version, or restore a backup from before the upgrade"
         )
     engine = create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
     with engine.connect() as transaction:
@@ -69,7 +69,7 @@ def upgrade(connection: sqlite3.Connection, now: str | None) -> None:
 
 
 def revision(connection: sqlite3.Connection) -> str | None:
-    """The schema of the database; None when it has none yet."""
+    """Return the schema version of the database; None for an empty database."""
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone():
         return None
     row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
@@ -82,7 +82,7 @@ def _any_table(connection: sqlite3.Connection) -> str | None:
 
 
 def schema() -> str:
-    """The result of all migrations, as the statements that create it."""
+    """Return the statements that create the result of all migrations."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         upgrade(connection, None)
         rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")

@@ -13,7 +13,7 @@ from stepwire_broker.store.errors import InUse, StoreRefused
 from stepwire_broker.store.urls import scheme_of
 
 VERSION_MIN: Final = (3, 37)  # STRICT tables
-BUSY_TIMEOUT_MS: Final = 100  # the lane tries again by itself; this saves it a retry when a lock is short
+BUSY_TIMEOUT_MS: Final = 100  # the lane retries by itself; this saves a retry when a lock is short
 READ_BUSY_TIMEOUT_MS: Final = 1_000
 CACHE_KIB: Final = 32 * 1024
 READ_CACHE_KIB: Final = 4 * 1024
@@ -21,10 +21,10 @@ STATEMENTS_MAX: Final = 512
 AUTOCHECKPOINT_PAGES: Final = 16_384
 LOG_BYTES_MAX: Final = 64 * 1024 * 1024  # a longer log file is cut back to this
 LOG_STRIDE_BYTES: Final = 4 * 1024 * 1024  # the log file is lengthened by this, ahead of the writer
-ROOM_FACTOR: Final = 20  # only while the disk has room for this number of strides
+ROOM_FACTOR: Final = 20  # only while the disk has space for this number of strides
 QUICK_CHECK_BYTES_MAX: Final = 128 * 1024 * 1024  # a third of a second; an operator checks larger databases
 
-# Locks and shared memory of these are too weak for the write-ahead log: sooner or later it is corrupted.
+# Locks and shared memory of these file systems are too weak for the write-ahead log: they corrupt it in time.
 NETWORK_FILESYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "ceph", "afs"})
 
 SYNCHRONOUS_FULL: Final = 2
@@ -33,7 +33,7 @@ LOCK_PAUSE_S: Final = 0.02
 
 
 def path_of(url: str) -> Path:
-    """`sqlite:///relative.db` or `sqlite:////absolute.db`."""
+    """Return the path in `sqlite:///relative.db` or `sqlite:////absolute.db`."""
     scheme_of(url)
     rest = url.partition("://")[2]
     if not rest.startswith("/"):
@@ -44,7 +44,7 @@ def path_of(url: str) -> Path:
     name = rest[1:]
     if name in ("", ":memory:") or "?" in name or "\0" in name or name.endswith("/"):
         raise StoreRefused(
-            f"database.url is {url!r}: it has to name a file, with nothing after the name; state that must survive a "
+            f"database.url is {url!r}: it must name a file, with nothing after the name; state that must survive a "
             "restart cannot be kept in memory"
         )
     return Path(name)
@@ -82,7 +82,7 @@ class Lock:
 
 
 def holder(path: Path) -> int | None:
-    """The process that has the database open, 0 if its id is unknown; None: no broker has it open."""
+    """Return the process that has the database open, 0 if its id is unknown, None if no broker has it open."""
     try:
         descriptor = os.open(f"{path}.lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -98,12 +98,12 @@ def holder(path: Path) -> int | None:
 
 
 def restoring(path: Path) -> Path:
-    """The restored database that is about to replace this one. It has this name only while files are renamed."""
+    """Return the path of a restored database that will replace this one. It is used only while files are renamed."""
     return Path(f"{path}.restoring")
 
 
 def prepare(path: Path) -> Lock:
-    """Make the directory, the lock, and the file, readable by its owner only."""
+    """Make the directory, the lock and the file, which only its owner can read."""
     taken = lock(path)
     try:
         if restoring(path).exists():
@@ -152,8 +152,8 @@ def sync_names(directory: Path) -> None:
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """The connection that writes and checkpoints. A second one must not exist: some versions of SQLite corrupt the log
-    when two connections reset it at once."""
+    """Open the connection that writes and checkpoints. A second such connection must not exist: some versions of SQLite
+    corrupt the log when two connections reset it at once."""
     connection = _connect(f"{path.absolute().as_uri()}?mode=rw", path)
     try:
         (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
@@ -176,8 +176,8 @@ def open_writer(path: Path) -> sqlite3.Connection:
             f"journal_size_limit={LOG_BYTES_MAX}",
             "temp_store=MEMORY",
             "trusted_schema=OFF",
-            # Zero deleted rows only where their page is written anyway. Some builds zero every freed page: six times
-            # the writes, and twice the time, when a task with payloads of several pages is removed.
+            # Zero deleted rows only in pages that are written anyway. Some builds zero every freed page. The removal of
+            # a task with payloads of several pages then takes six times the writes and twice the time.
             "secure_delete=FAST",
         ):
             connection.execute(f"PRAGMA {pragma}").fetchall()
@@ -192,10 +192,12 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 
 def lay_out_log(path: Path) -> int:
-    """Lengthen the write-ahead log by a stride of zeros. Returns its length; 0 where that fails, and then the log grows
-    by itself. A commit that lengthens the file also syncs the file system's metadata, and takes twice as long as one
-    that overwrites. SQLite overwrites whatever follows the last valid frame, as after every checkpoint, and its
-    recovery ends at the first invalid frame. Call it only while no transaction is open."""
+    """Lengthen the write-ahead log by a stride of zeros. Returns the new length; 0 on failure, so that the log grows by
+    itself.
+
+    A commit that lengthens the file also syncs the file system's metadata, and takes twice as long as a commit that
+    overwrites. SQLite overwrites all bytes after the last valid frame, as after every checkpoint. Its recovery ends at
+    the first invalid frame. Call this function only while no transaction is open."""
     try:
         descriptor = os.open(f"{path}-wal", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
@@ -215,7 +217,7 @@ def lay_out_log(path: Path) -> int:
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """A connection that can neither write nor checkpoint: the file is open for reading only."""
+    """Open a connection that can neither write nor checkpoint: the file is open for reading only."""
     connection = _connect(f"{path.absolute().as_uri()}?mode=ro", path)
     try:
         for pragma in (
@@ -268,13 +270,13 @@ def _refuse_network(directory: Path) -> None:
     kind = _filesystem_of(directory.resolve())
     if kind in NETWORK_FILESYSTEMS:
         raise StoreRefused(
-            f"{directory} is on a network file system ({kind}), where SQLite cannot keep its promises: put the "
+            f"{directory} is on a network file system ({kind}), where SQLite can lose commits: put the "
             "database on a local disk"
         )
 
 
 def _filesystem_of(directory: Path) -> str:
-    """The file system's type as Linux names it; empty where it is unknown."""
+    """Return Linux's name for the file system's type, or an empty string if unknown."""
     try:
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:

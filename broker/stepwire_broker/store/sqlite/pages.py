@@ -1,4 +1,4 @@
-"""The questions of people and of the API in SQLite's SQL: pages of tasks, steps, workflows and history."""
+"""The queries of people and of the API in SQLite's SQL: pages of tasks, steps, workflows and history."""
 
 import heapq
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ class PageQueries(Reading):
             }
         )
         if wanted.state is not None:
-            # A literal where an index holds just these tasks: SQLite cannot use that index for a parameter.
+            # A literal for the state that has a partial index: SQLite cannot use that index for a parameter.
             conditions.append("tasks.state = 'failed'" if wanted.state == "failed" else "tasks.state = :state")
             values["state"] = wanted.state
         if wanted.label is not None:
@@ -67,7 +67,7 @@ class PageQueries(Reading):
         values["limit"] = wanted.limit
         if wanted.workflow is None:
             return self._task_rows(" AND ".join(conditions), values)
-        # One version at a time, each newest first from its index: together they would have to be sorted whole.
+        # Read one version at a time, newest first from its index: a joint query would have to sort all rows.
         with self.snapshot():
             pages = [
                 self._task_rows(
@@ -206,7 +206,7 @@ class PageQueries(Reading):
 
 _WORKFLOW: Final = "id, namespace, name, version, digest, document, created_ms, active"
 
-# Sizes alone decide which outputs are in: an output that is left out is not read.
+# Only sizes decide which outputs are included: an output that is left out is not read.
 _FIRST_OUTPUTS: Final = """
  CASE WHEN id IN (SELECT id FROM (
    SELECT id, sum(output_bytes) OVER (ORDER BY position) AS bytes_so_far FROM steps WHERE task_id = :task_id
@@ -214,6 +214,6 @@ _FIRST_OUTPUTS: Final = """
 
 
 def _conditions(optional: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """The conditions whose value is given, and the values by the names that the conditions use."""
+    """Return the conditions that have a value, and the values by the names that the conditions use."""
     given = {condition: value for condition, value in optional.items() if value is not None}
     return list(given), {condition.rpartition(":")[2]: value for condition, value in given.items()}

@@ -1,4 +1,4 @@
-"""Retention's statements in SQLite's SQL, and what an operator runs on a database that no broker has open."""
+"""Retention's statements in SQLite's SQL, and an operator's commands on a database that no broker has open."""
 
 import sqlite3
 from collections.abc import Callable, Collection, Iterable
@@ -154,7 +154,7 @@ class SqlitePruning:
 
 
 def prune_now(path: Path, settings: RetentionSettings, progress: Callable[[Pruned], object]) -> Pruned:
-    """Do a whole run in the caller's thread, while no broker has the database open."""
+    """Prune completely in the caller's thread, while no broker has the database open."""
     lock = opening.lock(path)
     try:
         connection = opening.open_writer(path)

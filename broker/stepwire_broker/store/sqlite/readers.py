@@ -1,4 +1,4 @@
-"""Reading in parallel to the writer: a few threads, each with a connection that can only read."""
+"""Reading in parallel to the writer: a few threads, each with a read-only connection."""
 
 import sqlite3
 import threading

@@ -1,8 +1,8 @@
-"""How rows come back from SQLite.
+"""Reading rows from SQLite.
 
-A result of many rows comes back as one row, a JSON array that SQLite builds and msgspec decodes: Python's driver
-releases the GIL at every row it steps over and, next to a busy loop, waits a switch interval to get it back. A page
-costs the loop a handful of hand-overs, whatever its length.
+A result of many rows is read as one row: a JSON array that SQLite builds and msgspec decodes. Python's driver releases
+the GIL at every row it steps over and, next to a busy loop, waits a switch interval for the GIL. With one row, a page
+of any length costs the loop only a few hand-overs.
 """
 
 import sqlite3
@@ -19,15 +19,15 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Reading:
-    """A connection to read on. What its methods return was committed, unless the connection itself is writing."""
+    """A connection to read on. Its methods return committed rows, unless the connection itself is writing."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.execute = connection.execute
 
     def rows(self, row: type[Row], select: str, values: Mapping[str, Any]) -> list[Row]:
-        """The selected rows in their order: the aggregate keeps the order in which rows arrive. An ORDER BY needs a
-        LIMIT, -1 at least, or SQLite may ignore the order."""
+        """Return the selected rows in their order, which the aggregate keeps. An ORDER BY needs a LIMIT (-1 is enough),
+        or SQLite may ignore the order."""
         columns, decoder = _decoder(row)
         text = self.execute(
             f"WITH page ({columns}) AS ({select}) SELECT json_group_array(json_array({columns})) FROM page",  # noqa: S608
@@ -38,7 +38,7 @@ class Reading:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Several statements see one state. Keep it short: the log cannot be reset past the oldest reader."""
+        """Let several statements see one state. Keep the time short: the log cannot be reset past the oldest reader."""
         self.execute("BEGIN")
         try:
             yield
@@ -48,16 +48,16 @@ class Reading:
 
 @cache
 def _decoder(row: type[Any]) -> tuple[str, msgspec.json.Decoder[Any]]:
-    """The names of a row's columns in a statement, and the decoder of a page of such rows."""
+    """Return the names of a row's columns in a statement, and the decoder of a page of such rows."""
     columns = ", ".join(f"c{i}" for i in range(len(row._fields)))
     return columns, msgspec.json.Decoder(list[row])  # type: ignore[valid-type]
 
 
 def json_list(values: Sequence[Any]) -> str:
-    """Values as one parameter, for `IN (SELECT value FROM json_each(…))`."""
+    """Return values as one parameter, for `IN (SELECT value FROM json_each(…))`."""
     return _encode(values).decode()
 
 
-# Tasks that retention has removed in part and will remove whole: they are neither shown nor loaded.
+# Tasks that retention has partly removed are neither shown nor loaded.
 NOT_PRUNED: Final = """
 tasks.id NOT IN (SELECT value FROM json_each((SELECT value FROM meta WHERE name = 'pruning')))""".strip()

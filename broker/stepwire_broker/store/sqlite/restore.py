@@ -1,8 +1,9 @@
-"""The way back from a backup.
+"""The restore of a backup.
 
-A backup knows nothing of what happened after it was made. A restored database is therefore a new deployment (workers
-drop what they hold of the old one), its epochs and ids begin above all that may have been given out, and every
-at_most_once step that has not ended in it is held: it may have started since, and only an operator can find out.
+A backup lacks everything that happened after it was made. Therefore a restored database is a new deployment: workers
+drop the steps and results of the old deployment. Its epochs and ids begin above all numbers that may have been used
+since. Every at_most_once step that has not ended in the backup is held: it may have started since, and only an
+operator can find out.
 """
 
 import os
@@ -41,36 +42,36 @@ from .writer import SqliteWriter
 
 PAGE_TASKS: Final = 500
 LEASE_MS_DEFAULT: Final = 10_000
-IDS_UNKNOWN: Final = 1_000_000_000  # ids that may have been given out since, when their number is unknown
+IDS_UNKNOWN: Final = 1_000_000_000  # ids that may have been used since the backup, when their number is unknown
 
-RESTORED: Final = "restored"  # in `meta`: when, and from what
+RESTORED: Final = "restored"  # in `meta`: the time and the source of the restore
 
 
 class RestoredBackup(Struct, frozen=True):
     """The result of a restore."""
 
-    made_ms: int | None  # of the backup; None for a copy made by other means
+    made_ms: int | None  # time of the backup; None for a copy made by other means
     deployment_before: str
     deployment: str
     epoch: int
     open_tasks: int
     held_tasks: int
     held_steps: int
-    replaced: list[str]  # where the replaced files are now
+    replaced: list[str]  # the new paths of the replaced files
 
 
 def restore(
     file: Path, path: Path, broker_id: str, *, may_replace: bool, wall_ms: int, entropy: int, progress: Progress
 ) -> RestoredBackup:
-    """Put a backup in the database's place, while no broker runs. The replaced files are kept next to it. After an
-    interruption either the old database is unchanged, or no broker starts until the restore is run again."""
+    """Replace the database by a backup, while no broker runs. The replaced files are kept next to the database. After
+    an interruption either the old database is unchanged, or no broker starts until the restore is run again."""
     path = path.absolute()
     with _locked(path), closing(open_stored(file)) as source:
         if path.exists():
             if path.samefile(file):
                 raise StoreRefused(f"{file} is the database itself")
             if not may_replace:
-                raise WouldReplace(f"{path} already exists: it would be replaced, and its files kept next to it")
+                raise WouldReplace(f"{path} already exists: a restore would replace it and keep its files next to it")
         built = path.with_name(f"{path.name}.partial")
         _remove(built)
         try:
@@ -100,8 +101,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _renewed(built: Path, path: Path, broker_id: str, wall_ms: int, entropy: int, progress: Progress) -> RestoredBackup:
-    """Make the copy a new deployment: it gives out no id or epoch that was given out before, and holds every step that
-    must not start twice."""
+    """Make the copy a new deployment: it reuses no earlier id or epoch, and holds every step that must not start
+    twice."""
     connection = opening.open_writer(built)
     try:
         migrate(connection)
@@ -131,9 +132,11 @@ def _renewed(built: Path, path: Path, broker_id: str, wall_ms: int, entropy: int
 
 
 def _above_what_was(connection: sqlite3.Connection, path: Path, broker_id: str, wall_ms: int) -> int:
-    """Continue epochs and ids above the backup's and above those of the replaced database, if that can be read. Epochs
-    also continue above the seconds since 1970, so that two restores of one backup never give the same epoch: a broker
-    starts less than once a second. Returns the broker's lease."""
+    """Continue epochs and ids above those of the backup and, if readable, of the replaced database. Returns the
+    broker's lease.
+
+    Epochs also continue above the seconds since 1970, so that two restores of one backup never use the same epoch: a
+    broker starts less than once a second."""
     was = _given_out(connection)
     there = GivenOut("", 0, 0)
     try:
@@ -180,7 +183,7 @@ def _hold(
     wall_ms: int,
     progress: Progress,
 ) -> tuple[int, int]:
-    """Hold every step that must not start twice, through the core and the lane as usual, so that the history shows it.
+    """Hold every step that must not start twice, through the core and the lane, so that the history has the change.
     Returns the numbers of tasks and steps."""
     now = Now(0, wall_ms)
     identity = Identity(broker_id, opened.epoch, opened.deployment, nonce="")
@@ -199,7 +202,7 @@ def _hold(
             held = hold_restored(state, task, now)
             held_steps += held
             held_tasks += held > 0
-            # A task that was never loaded stays unloaded. All others are stored as a broker that died left them.
+            # A task that was never loaded stays unloaded. Every other task is stored as if its broker had died.
             task.evicting = task.state is TaskState.PENDING
         _write(state, writer, now)
         for task in tasks:
@@ -229,7 +232,7 @@ def _write(state: BrokerState, writer: SqliteWriter, now: Now) -> None:
 
 
 def _swap(built: Path, path: Path, wall_ms: int) -> list[Path]:
-    """Rename the files. Returns where the replaced ones are now. No broker starts between the first and the last
+    """Rename the files. Returns the new paths of the replaced files. No broker starts between the first and the last
     rename."""
     _fold(path)
     ready = opening.restoring(path)

@@ -1,10 +1,12 @@
 """The writer's statements for many rows at once.
 
-Many rows go to the database in one call: the driver releases the GIL at every call and every row it steps over, and
-next to a busy loop it waits a whole switch interval to get it back. Three ways were measured: one call a row, one JSON
-parameter, many bound rows. Bound rows took the least CPU at every group size, and their calls hold the GIL only while
-values are bound. A statement exists in a few sizes; the last one of a list is filled up with rows of NONE, which match
-no row of a table. (NULL would do, but the driver takes more than twice as long to bind it.)
+Many rows go to the database in one call, because the driver releases the GIL at every call and at every row it steps
+over. Next to a busy loop, the driver then waits a whole switch interval for the GIL. Three methods were measured: one
+call per row, one JSON parameter, many bound rows. Bound rows took the least CPU at every group size, and their calls
+hold the GIL only while values are bound.
+
+A statement exists in a few sizes. The last statement of a list is filled up with rows of NONE, which match no row of a
+table. (NULL would match no row either, but the driver takes more than twice as long to bind it.)
 """
 
 import sqlite3
@@ -15,7 +17,7 @@ from typing import Any, Final
 from stepwire_broker.core.model.commit_group import Key, Parked, StepChanged, StepNew, StepOutput, TaskChanged, TaskNew
 
 NONE: Final = -1
-ROWS_MAX: Final = 256  # in one statement: larger ones do not fit into the processor's cache and are slower a row
+ROWS_MAX: Final = 256  # in one statement: larger statements exceed the processor's cache and take longer per row
 
 
 class Many:
@@ -28,7 +30,7 @@ class Many:
         self._texts: dict[tuple[int, bool], str] = {}
 
     def run(self, execute: Callable[[str, Sequence[Any]], sqlite3.Cursor], rows: Sequence[tuple[Any, ...]]) -> int:
-        """Returns the number of rows that the database changed."""
+        """Run the statement for all rows. Returns the number of rows that the database changed."""
         changed = 0
         for start in range(0, len(rows), ROWS_MAX):
             part = rows[start : start + ROWS_MAX]
@@ -47,7 +49,7 @@ class Many:
 
 
 def _size_for(count: int) -> int:
-    """A power of two, or three quarters of one: on average an eighth of the rows are filled up."""
+    """Return a power of two, or three quarters of one: on average an eighth of the rows are padding."""
     size = 1 << (count - 1).bit_length()
     return size - size // 4 if count <= size - size // 4 else size
 
@@ -62,7 +64,7 @@ def _insert(table: str, columns: Sequence[str], on_conflict: str = "") -> Many:
 
 
 def _update(table: str, columns: Sequence[str], *fixed: str) -> Many:
-    """Set all columns but the first, which is the row's id, and the fixed ones."""
+    """Set the fixed columns and all others except the first, which is the row's id."""
     assignments = ", ".join([*(f"{c} = v.{c}" for c in columns[1:]), *fixed])
     numbered = ", ".join([*(f"{c} = ?{n}" for n, c in enumerate(columns[1:], 2)), *fixed])
     one = f"UPDATE {table} SET {numbered} WHERE id = ?1"  # noqa: S608

@@ -19,9 +19,9 @@ from .restore import RESTORED
 class Status(Struct, frozen=True):
     path: str
     bytes: int
-    free_bytes: int  # of those: in empty pages, which are used again
+    free_bytes: int  # of those: in empty pages, which are reused
     log_bytes: int  # the write-ahead log
-    process: int | None  # the one that writes; 0: its id is unknown
+    process: int | None  # the process that writes; 0: its id is unknown
     schema: str
     schema_known: str  # of this program
     deployment: str
@@ -31,10 +31,10 @@ class Status(Struct, frozen=True):
     held_steps: int
     oldest_open_task: int | None
     oldest_open_since_ms: int | None
-    expired_tasks: int  # ended, and kept for longer than `retention` sets
+    expired_tasks: int  # ended, and past the retention time
     parked: int
     last_prune: dict[str, Any] | None
-    last_backup_ms: int | None  # of the backup that this was restored from
+    last_backup_ms: int | None  # of the backup that was restored
     restored: dict[str, Any] | None
 
 
@@ -69,7 +69,7 @@ def status(connection: sqlite3.Connection, path: Path, kept: RetentionSettings, 
         connection.execute("COMMIT")
 
 
-# Two halves, each counted from its own index.
+# Open and ended tasks are each counted from their own index.
 TASKS: Final = """
 SELECT state, sum(n) FROM (
  SELECT state, count(*) AS n FROM tasks WHERE finished_ms IS NULL GROUP BY state
@@ -83,7 +83,7 @@ WHERE tasks.finished_ms IS NULL GROUP BY steps.state ORDER BY steps.state
 
 
 def expired(connection: sqlite3.Connection, kept: RetentionSettings, now_ms: int) -> int:
-    """The number of tasks that ended longer ago than they are kept."""
+    """Return the number of ended tasks whose retention time is over."""
     return sum(
         _count(
             connection,

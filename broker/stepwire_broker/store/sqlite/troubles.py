@@ -1,4 +1,4 @@
-"""The meaning of an error of SQLite or of its driver: bad data, a passing trouble, or a broken database."""
+"""Classify errors of SQLite and of its driver: bad data, temporary trouble, or a broken database."""
 
 import sqlite3
 from typing import Final
@@ -13,7 +13,7 @@ class TaskIsGone(BrokerError):
 
 
 class FileReplaced(BrokerError):
-    """The database file was moved or replaced: what is written now is lost with the last process that has it open."""
+    """The database file was moved or replaced: new writes are lost with the last process that has the file open."""
 
 
 BROKEN_CODES: Final = frozenset(
@@ -47,8 +47,8 @@ UNSTORABLE: Final = (UnicodeError, OverflowError, sqlite3.InterfaceError, sqlite
 
 
 def trouble_of(error: Exception) -> Trouble:
-    """Classify an error for the lane. An error that is not named here is a fault of this program or of the schema:
-    it stops the lane, because it would come again tomorrow, and no data is to blame."""
+    """Classify an error for the lane. An error that is not listed here is a fault of this program or of the schema.
+    Such an error stops the lane, because it would recur and no data is at fault."""
     text = f"{type(error).__name__}: {error}"
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:

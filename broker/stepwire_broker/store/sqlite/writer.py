@@ -1,4 +1,4 @@
-"""The lane's writer on SQLite: one connection that writes and checkpoints. Many rows go in one statement each, see
+"""The lane's writer on SQLite: one connection that writes and checkpoints. Each statement writes many rows, see
 statements.py.
 """
 
@@ -53,14 +53,14 @@ class SqliteWriter:
     def __init__(self, connection: sqlite3.Connection, path: Path, lane_id: int, epoch: int) -> None:
         self.connection = connection
         self._execute = self.execute = connection.execute
-        self.partly_removed: frozenset[int] = frozenset()  # tasks that retention is removing: no longer to be changed
+        self.partly_removed: frozenset[int] = frozenset()  # tasks that retention is removing: they must not be changed
         self._path = path
         self._file = _identity(path)
         self._lane_id = lane_id
         self._epoch = epoch
         self._seq = 0
         self._position = 0
-        self._pages = 0  # of the log, since the last checkpoint
+        self._pages = 0  # written to the log since the last checkpoint
         self._pages_laid_out = 0
         self._lay_out()
 
@@ -68,7 +68,9 @@ class SqliteWriter:
 
     def begin(self) -> None:
         if _identity(self._path) != self._file:
-            raise FileReplaced(f"{self._path} is no longer the file that this broker opened: it was moved or replaced")
+            raise FileReplaced(
+                f"{self._path} is no longer the file that this broker opened: the file was moved or replaced"
+            )
         self._execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
@@ -107,7 +109,7 @@ class SqliteWriter:
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def write(self, rows: Rows) -> None:
-        """Outputs are set before the state that needs them, and cleared after the state that does not."""
+        """Write the rows. An output is set before its step becomes completed, and cleared after its step is reopened."""
         run = self._execute
         if rows.tasks_new:
             TASKS_NEW.run(run, [_task_new(row) for row in rows.tasks_new])
@@ -130,12 +132,12 @@ class SqliteWriter:
             self._write_history(rows.history)
 
     def _change_tasks(self, changed: Sequence[TaskChanged]) -> None:
-        """Refuse the change of a task that retention has removed since it was read, so that no answer reports it."""
+        """Refuse to change a task that retention removed after it was read, so that no answer reports the change."""
         before = self.connection.total_changes
         TASKS_CHANGED.run(self._execute, [_task_changed(row) for row in changed])
         is_complete = self.connection.total_changes - before == len(changed)
         if not is_complete or not self.partly_removed.isdisjoint(row.id for row in changed):
-            raise TaskIsGone("a task was removed from the database before this change of it was written")
+            raise TaskIsGone("a task was removed from the database before its change was written")
 
     def _write_history(self, history: Sequence[HistoryRow]) -> None:
         lane_id, seq, first = self._lane_id, self._seq, self._position
@@ -152,7 +154,7 @@ class SqliteWriter:
         )
 
     def park(self, parked: Sequence[Parked]) -> None:
-        """Refused input must not be refused again here: names are made storable, bodies are bytes."""
+        """Store refused input. Names are made storable and bodies are bytes, so that the input is not refused again."""
         PARKED.run(self._execute, [row._replace(source=_safe(row.source), code=_safe(row.code)) for row in parked])
 
     def claim_keys(self, claims: Sequence[Key]) -> int:
@@ -215,8 +217,8 @@ class SqliteWriter:
         return trouble_of(error)
 
     def rest(self, group: CommitGroup) -> None:
-        """Checkpoint here, where an error is seen and no client waits for an outcome. SQLite's own checkpoint, inside
-        COMMIT, comes at twice the size and hides its errors."""
+        """Checkpoint when no client waits for an outcome and an error is seen. SQLite's own checkpoint runs inside
+        COMMIT at twice the size, and hides its errors."""
         self.count_pages(_pages_of(group))
 
     def count_pages(self, pages: int) -> None:
@@ -232,7 +234,7 @@ class SqliteWriter:
         self._pages_laid_out = length // FRAME_BYTES if length else CHECKPOINT_PAGES + PAGES_AHEAD
 
     def close(self) -> None:
-        """SQLite moves the whole log into the database when its last connection closes."""
+        """Close the connection. SQLite moves the whole log into the database when the last connection closes."""
         self.connection.close()
 
 
@@ -304,8 +306,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _pages_of(group: CommitGroup) -> int:
-    """About the number of log pages that a group writes, rather more than fewer: a lone row writes several pages, many
-    rows share theirs."""
+    """Estimate the number of log pages that a group writes, rather too high than too low. A single row writes several
+    pages, and many rows share pages."""
     lists: Iterable[Sequence[Any]] = (
         group.steps_dispatched,
         group.steps_completed,
