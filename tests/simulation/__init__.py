@@ -1,1 +1,1 @@
-"""The shipped core, stages, codec, store code and SDK session in one process, under pretended time and drawn faults."""
+"""The shipped core, stages, codec, store code and SDK session in one process, under simulated time and drawn faults."""

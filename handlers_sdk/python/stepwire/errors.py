@@ -33,8 +33,7 @@ class ConfigurationError(StepwireError, ValueError):
 
 
 class StepError(StepwireError):
-    """The step failed, with a code that the handler chooses. The step's policy decides about a retry, as for any
-    exception."""
+    """The step failed, with a code from the handler. The step's policy decides about a retry, as for any exception."""
 
     retryable: bool | None = True
 
