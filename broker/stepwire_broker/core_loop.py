@@ -171,9 +171,8 @@ class CoreLoop:
     def handled(self) -> asyncio.Future[None]:
         """Return a future that is done when all earlier calls and messages are handled.
 
-                Their immediate answers have been delivered by then, and an asyncio task that was created earlier has run to
-        its first wait. Tasks and deliveries to attached workers are callbacks of the loop, which runs callbacks in
-        order: the callback of this future is the last.
+        Their immediate answers have been delivered by then, and an asyncio task that was created earlier has run to its
+        first wait. The loop runs callbacks in order, and the callback of this future is the last of them.
         """
         future: asyncio.Future[None] = self._loop.create_future()
         self._loop.call_soon(_resolve, future)
