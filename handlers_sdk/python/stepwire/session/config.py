@@ -49,11 +49,8 @@ class Offers:
     """The worker's offers by number, and the offer for each handler_class."""
 
     def __init__(self, offers: tuple[Offer, ...]) -> None:
-        self._offers = offers
+        self.by_number = offers
         self._number_of: dict[str, int | None] = {}
-
-    def __getitem__(self, number: int) -> Offer:
-        return self._offers[number]
 
     def find(self, handler_class: str) -> int | None:
         """The number of the offer for this handler_class; None if no offer matches."""
@@ -61,7 +58,7 @@ class Offers:
         if handler_class not in known:
             if len(known) >= CLASSES_MAX:
                 known.clear()
-            known[handler_class] = find_offer(self._offers, handler_class)
+            known[handler_class] = find_offer(self.by_number, handler_class)
         return known[handler_class]
 
 

@@ -1,5 +1,7 @@
 """Every delivery that this process holds: the list `holding` of heartbeats."""
 
+from collections.abc import Callable
+
 from stepwire_protocol.messages import HeldItem, Item
 
 from .brokers import BrokerPeer
@@ -16,16 +18,13 @@ class HeldDeliveries:
         self.tombstones = Tombstones()
         self._slots = slots
         self._held: dict[Item, HeldDelivery] = {}
-        self._orphans: dict[Item, HeldDelivery] = {}  # still running, for a database that was replaced
+        self._orphans: dict[Item, HeldDelivery] = {}  # still run, for a database that was replaced
+        # Called for every step, so they are the methods of the dictionaries.
+        self.get: Callable[[Item], HeldDelivery | None] = self._held.get
+        self.is_orphan: Callable[[Item], bool] = self._orphans.__contains__
 
     def __len__(self) -> int:
         return len(self._held)
-
-    def get(self, item: Item) -> HeldDelivery | None:
-        return self._held.get(item)
-
-    def is_orphan(self, item: Item) -> bool:
-        return item in self._orphans
 
     def running(self) -> list[HeldDelivery]:
         return [held for held in self._held.values() if held.state is RUNNING]

@@ -26,9 +26,7 @@ class Outgoing:
         self.n = 0  # the last number used
         self._sent_ms: dict[int, float] = {}  # by n
         self.actions: list[Action] = []
-
-    def add(self, action: Action) -> None:
-        self.actions.append(action)
+        self.add = self.actions.append
 
     def log(self, level: LogLevel, event: str, **facts: object) -> None:
         self.actions.append(Log(level, event, facts))
@@ -44,7 +42,8 @@ class Outgoing:
 
     def take(self) -> list[Action]:
         """The actions decided since the last call."""
-        actions, self.actions = self.actions, []
+        actions = self.actions.copy()
+        self.actions.clear()
         return actions
 
     def next_n(self) -> int:

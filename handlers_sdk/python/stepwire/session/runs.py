@@ -19,7 +19,7 @@ class Runs:
     def __init__(self, offers: Offers, slots: Slots, holdings: HeldDeliveries, out: Outgoing) -> None:
         self.ask_at_ms = NEVER
         self.timeout_at_ms = NEVER
-        self._offers = offers
+        self._offers = offers.by_number
         self._slots = slots
         self._holdings = holdings
         self._out = out

@@ -106,7 +106,8 @@ class Session:
         if result.status != "completed" and (held.is_interrupted or now_ms >= held.timeout_at_ms):
             result = without_verdict(held, result)
         self.reporting.add(held, result)
-        self.progress.forget(held)
+        if self.progress.send_at_ms != NEVER:
+            self.progress.forget(held)
         self.holdings.finish(held)
 
     def give_back(self, item: Item, now_ms: float) -> None:

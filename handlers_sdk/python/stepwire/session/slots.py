@@ -15,16 +15,14 @@ class Slots:
         self.asking: dict[Item, HeldDelivery] = {}  # at_most_once: has a slot, and waits for the broker's go
         self.taken = 0
         self._slots = slots
-        self._offers = offers
+        self._offers = offers.by_number
         self.queued: deque[HeldDelivery] = deque()
-        self._blocked: dict[int, deque[HeldDelivery]] = {}  # by offer: waits because the offer's concurrency is in use
+        self.queue = self.queued.append
+        self._blocked: dict[int, deque[HeldDelivery]] = {}  # by offer: its own concurrency is used up
         self._taken_by: dict[int, int] = {}  # by offer
 
     def has_next(self) -> bool:
         return bool(self.queued) and self.taken < self._slots
-
-    def queue(self, held: HeldDelivery) -> None:
-        self.queued.append(held)
 
     def take_next(self) -> HeldDelivery | None:
         """Assign a slot to the next delivery in the queue. None: no slot is free, or nothing in the queue may start."""

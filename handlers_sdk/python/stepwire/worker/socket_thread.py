@@ -13,7 +13,7 @@ from stepwire_protocol import codec
 from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import Item
 
-from stepwire.actions import Action, CancelRun, Connect, Log, Quit, Rebuild, Run, Send
+from stepwire.actions import CancelRun, Connect, Log, Quit, Rebuild, Run, Send
 from stepwire.context import Context
 from stepwire.handler import Handler
 from stepwire.identity import now_ms
@@ -109,7 +109,10 @@ class SocketThread:
         session.start(now_ms())
         while not self._has_quit:
             for action in session.actions(now_ms()):
-                self._perform(action)
+                if isinstance(action, Run):  # nearly every action
+                    self._run(action)
+                else:
+                    self._perform(action)
             self._runners.flush()
             if not self._mailbox.is_woken:
                 wait_ms = min(session.wake_at(), self._expel_at_ms, self._leave_at_ms) - now_ms()
@@ -163,12 +166,10 @@ class SocketThread:
 
     # -- actions of the session ---------------------------------------------------------------------------------------
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: Send | CancelRun | Connect | Rebuild | Log | Quit) -> None:
         match action:
             case Send():
                 self._sockets.pub.send(action.topic + action.body, zmq.NOBLOCK)
-            case Run():
-                self._run(action)
             case CancelRun():
                 self._cancel(action)
             case Connect():
