@@ -1,5 +1,7 @@
 """The base of the broker's exceptions. docs/reference/errors.md draws the tree."""
 
+from stepwire_protocol.errors import StepwireError
 
-class BrokerError(Exception):
+
+class BrokerError(StepwireError):
     """Base of every exception that the broker's code defines."""

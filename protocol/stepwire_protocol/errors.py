@@ -1,4 +1,4 @@
-"""The codes of refused messages, each with a sentence. SPEC.md contains this table."""
+"""The codes of refused messages, each with a sentence (SPEC.md contains this table), and the base of all exceptions."""
 
 from typing import Final
 
@@ -34,7 +34,11 @@ REFUSALS: Final[dict[str, str]] = {
 }
 
 
-class InvalidMessage(Exception):
+class StepwireError(Exception):
+    """Base of every exception that Stepwire defines: in the protocol, the SDK and the broker."""
+
+
+class InvalidMessage(StepwireError):
     """A message or document that is refused. `code` is a key of REFUSALS; `message` names the place and the reason."""
 
     def __init__(self, code: str, message: str = "") -> None:

@@ -122,8 +122,12 @@ async def route(call: HttpCall) -> Reply:
         )
     router = core_views.router(call.broker)
     selector = _selector(members.get("worker_selector", ""))
-    place = router.route(path, selector)
-    before = [] if place.decided == "local" else router.rules[: None if place.rule is None else place.rule.number - 1]
+    destination = router.route(path, selector)
+    before = (
+        []
+        if destination.decided == "local"
+        else router.rules[: None if destination.rule is None else destination.rule.number - 1]
+    )
     near = near_miss(before, path)
     canaries = core_views.canary_steps(call.broker)
     return Reply(
@@ -131,14 +135,14 @@ async def route(call: HttpCall) -> Reply:
         encode(
             RouteDocument(
                 path=path,
-                decided=str(place.decided),
-                executor=place.target.executor or None,
-                worker_selector=dict(place.target.selector),
-                rule=None if place.rule is None else _rule(place.rule, None, canaries),
-                canary=_target(place.canary),
-                shadow=_target(place.shadow),
+                decided=str(destination.decided),
+                executor=destination.target.executor or None,
+                worker_selector=dict(destination.target.selector),
+                rule=None if destination.rule is None else _rule(destination.rule, None, canaries),
+                canary=_target(destination.canary),
+                shadow=_target(destination.shadow),
                 nearly=None if near is None else NearDocument(near.rule.number, near.rule.match, near.why),
-                reason=reason_text(place, selector),
+                reason=reason_text(destination, selector),
             )
         ),
     )

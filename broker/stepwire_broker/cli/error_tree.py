@@ -15,9 +15,9 @@ class ErrorClass(NamedTuple):
     is_public: bool  # exported by the package
 
 
-def error_classes(package: ModuleType) -> dict[str, ErrorClass]:
-    """The exception classes that the package defines, by name. Class names are unique in the product."""
-    classes = {one.name: one for one in _classes(package)}
+def error_classes(*packages: ModuleType) -> dict[str, ErrorClass]:
+    """The exception classes that the packages define, by name. Class names are unique in the product."""
+    classes = {one.name: one for package in packages for one in _classes(package)}
     return {name: one for name, one in classes.items() if _is_error(one, classes) and not name.startswith("_")}
 
 
@@ -33,6 +33,7 @@ def tree(root: str, classes: dict[str, ErrorClass], depth: int = 0) -> Iterator[
 
 def _classes(package: ModuleType) -> Iterator[ErrorClass]:
     assert package.__file__ is not None
+    exported = getattr(package, "__all__", ())
     directory = Path(package.__file__).parent
     for path in sorted(directory.rglob("*.py")):
         module = ".".join((package.__name__, *path.relative_to(directory).with_suffix("").parts))
@@ -41,7 +42,7 @@ def _classes(package: ModuleType) -> Iterator[ErrorClass]:
             if isinstance(node, ast.ClassDef):
                 bases = tuple(ast.unparse(base).rpartition(".")[2] for base in node.bases)
                 meaning = _first_sentence(ast.get_docstring(node) or "")
-                yield ErrorClass(node.name, module, bases, meaning, node.name in package.__all__)
+                yield ErrorClass(node.name, module, bases, meaning, node.name in exported)
 
 
 def _is_error(one: ErrorClass, classes: dict[str, ErrorClass]) -> bool:

@@ -98,18 +98,15 @@ def _event_table(events: tuple[telemetry.LogEvent, ...]) -> Iterator[str]:
 
 
 def errors_page() -> str:
-    """The tree of the exceptions that the broker and the Python SDK define."""
+    """The tree of the exceptions that the product defines."""
     import stepwire
+    import stepwire_protocol
 
     import stepwire_broker
 
     about = "Each class with its module. A class below another derives from it. Packages export the classes in bold."
-    lines = [HEAD, "# Exceptions", "", about]
-    for title, package, root in (
-        ("The broker", stepwire_broker, "BrokerError"),
-        ("The Python SDK", stepwire, "StepwireError"),
-    ):
-        lines += ["", f"## {title}", "", *error_tree.tree(root, error_tree.error_classes(package))]
+    classes = error_tree.error_classes(stepwire_protocol, stepwire, stepwire_broker)
+    lines = [HEAD, "# Exceptions", "", about, "", *error_tree.tree("StepwireError", classes)]
     return "\n".join(lines) + "\n"
 
 

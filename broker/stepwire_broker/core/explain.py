@@ -270,8 +270,8 @@ def _is_changing(state: BrokerState, step: Step, now: Now) -> Why | None:
 def _has_no_executor(state: BrokerState, step: Step, now: Now) -> Why | None:
     if state.router.target(step).executor != NO_EXECUTOR:
         return None
-    place = state.router.place(step.task.workflow, step.definition.index)
-    return Why("no_executor", missing_text(place), step.ready_ms)
+    destination = state.router.destination(step.task.workflow, step.definition.index)
+    return Why("no_executor", missing_text(destination), step.ready_ms)
 
 
 def _is_offered_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | None:
@@ -303,8 +303,8 @@ def _is_offered_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | 
 
 def _elsewhere(state: BrokerState, step: Step, target: Target) -> Hint | None:
     """Suggest another executor that offers the handler."""
-    place = state.router.place(step.task.workflow, step.definition.index)
-    if place.decided is Decided.LOCAL:
+    destination = state.router.destination(step.task.workflow, step.definition.index)
+    if destination.decided is Decided.LOCAL:
         return None
     name = step.definition.handler_class
     others = {s.executor for s in state.sessions.values() if takers.knows_handler(s, name)}
@@ -322,11 +322,11 @@ def _of_executor(state: BrokerState, executor: str) -> list[WorkerSession]:
 
 def _rule(state: BrokerState, step: Step) -> str:
     """Name the rule or the setting that routed the step, if it is not the default."""
-    place = state.router.place(step.task.workflow, step.definition.index)
-    if place.rule is not None:
-        side = " as canary" if state.router.target(step) is place.canary else ""
-        return f"; rule {place.rule.number} ({place.rule.match}) sends it there{side}"
-    if place.decided is Decided.LOCAL:
+    destination = state.router.destination(step.task.workflow, step.definition.index)
+    if destination.rule is not None:
+        side = " as canary" if state.router.target(step) is destination.canary else ""
+        return f"; rule {destination.rule.number} ({destination.rule.match}) sends it there{side}"
+    if destination.decided is Decided.LOCAL:
         by = "the worker_selector" if step.definition.worker_selector == LOCAL else "the default_execution_mode"
         return f"; {by} keeps it inside the broker"
     return ""

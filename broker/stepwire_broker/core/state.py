@@ -207,9 +207,9 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     def count_canary(self, step: Step, step_route: StepRoute) -> None:
         """Count a dispatch on its side of the rule's canary."""
         if step_route.canary is not None:
-            assert step_route.place.rule is not None
+            assert step_route.destination.rule is not None
             assert step.route is not None
-            match = step_route.place.rule.match
+            match = step_route.destination.rule.match
             counts = self.canaries.get(match)
             if counts is None:
                 counts = self.canaries[match] = [0, 0]

@@ -20,12 +20,10 @@ precise.
 
 from typing import Any, Final
 
+from stepwire_protocol.errors import StepwireError as StepwireError
+
 OUTCOME_UNKNOWN: Final = "outcome_unknown"
 RETRY_AFTER_MAX_S: Final = 10 * 365 * 86_400
-
-
-class StepwireError(Exception):
-    """The base of every exception that the SDK defines."""
 
 
 class ConfigurationError(StepwireError, ValueError):

@@ -6,7 +6,7 @@ greater nor less than anything. `null` is a value and exists.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, assert_never
 
 import msgspec
 from msgspec import Struct
@@ -77,6 +77,8 @@ def evaluate(rule: TriggerRule, states: Sequence[str], context: bytes, outputs: 
                 return any(holds(each) for each in rules)
             case Nothing(rules):
                 return not any(holds(each) for each in rules)
+            case _:
+                assert_never(rule)
 
     return holds(rule)
 
@@ -90,6 +92,8 @@ def needs_payloads(rule: TriggerRule) -> bool:
             return True
         case Every(rules) | Some(rules) | Nothing(rules):
             return any(needs_payloads(each) for each in rules)
+        case _:
+            assert_never(rule)
 
 
 def _equals(actual: Any, value: Any) -> bool:

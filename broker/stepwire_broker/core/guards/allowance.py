@@ -9,7 +9,7 @@ stored: after a restart every breaker is closed.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Final, Literal
+from typing import Final, Literal, assert_never
 
 from stepwire_protocol.messages import ErrorDetail
 
@@ -346,6 +346,8 @@ def on_set_breaker(state: BrokerState, event: SetBreaker, now: Now) -> None:
             guard.breaker.force_closed()
         case "auto":
             guard.breaker.automatic(now.mono)
+        case _:
+            assert_never(event.state)
     _after_turn(state, guard, before, now)
     breaker = guard.breaker
     answer = BreakerSet(handler_class, breaker.state, breaker.is_forced)

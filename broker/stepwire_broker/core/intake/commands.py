@@ -4,7 +4,7 @@ A command is answered when its effects are committed, or refused at once.
 """
 
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final, Literal, assert_never
 
 from msgspec import Raw
 from stepwire_protocol.messages import ErrorDetail
@@ -262,6 +262,8 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
                 cancel_step(state, step, "task_cancelled", now)
             else:
                 wait_again(state, step, now)
+        case _:
+            assert_never(event.outcome)
     state.answer(event.request, Done(task.id, task.state, task.attention), task)
 
 

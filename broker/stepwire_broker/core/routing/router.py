@@ -92,7 +92,7 @@ class Destination(Struct, frozen=True, eq=False):
 class StepRoute(Struct, frozen=True, eq=False):
     """The destination of one step of a workflow with its routes, made once so that each task only looks them up."""
 
-    place: Destination
+    destination: Destination
     route: Route  # for a first attempt
     canary: Route | None  # the same for tasks of the canary
     canary_below: int  # of PARTS
@@ -135,8 +135,8 @@ class Router:
         step_route = self.step_route(task.workflow, step.definition.index)
         route = step_route.route
         if step_route.canary is not None:
-            assert step_route.place.rule is not None
-            if step_route.place.rule.part(task.id) < step_route.canary_below:
+            assert step_route.destination.rule is not None
+            if step_route.destination.rule.part(task.id) < step_route.canary_below:
                 route = step_route.canary
         if step.attempt or step.lost_sessions:
             is_held_to_budget = step.attempt > 0 and step.retry is None
@@ -148,15 +148,15 @@ class Router:
 
     def shadow(self, step: Step) -> Target | None:
         """Return the target of a copy of the step; None if no copy is made."""
-        place = self.place(step.task.workflow, step.definition.index)
-        if place.shadow is None:
+        destination = self.destination(step.task.workflow, step.definition.index)
+        if destination.shadow is None:
             return None
-        assert place.rule is not None
-        assert place.rule.shadow is not None
-        return place.shadow if place.rule.part(step.task.id) < place.rule.shadow.below else None
+        assert destination.rule is not None
+        assert destination.rule.shadow is not None
+        return destination.shadow if destination.rule.part(step.task.id) < destination.rule.shadow.below else None
 
-    def place(self, workflow: Workflow, index: int) -> Destination:
-        return self.step_route(workflow, index).place
+    def destination(self, workflow: Workflow, index: int) -> Destination:
+        return self.step_route(workflow, index).destination
 
     def step_route(self, workflow: Workflow, index: int) -> StepRoute:
         step_routes = self._step_routes.get(workflow.id)
@@ -169,17 +169,17 @@ class Router:
 
     def _make_step_route(self, workflow: Workflow, definition: StepDefinition) -> StepRoute:
         path = path_of(workflow.namespace, workflow.name, definition.name)
-        place = self.route(path, definition.worker_selector)
+        destination = self.route(path, definition.worker_selector)
         route = Route(
-            place.target, definition.handler_class, is_at_most_once=definition.delivery_mode == "at_most_once"
+            destination.target, definition.handler_class, is_at_most_once=definition.delivery_mode == "at_most_once"
         )
-        canary = None if place.rule is None else place.rule.canary
+        canary = None if destination.rule is None else destination.rule.canary
         return StepRoute(
-            place,
+            destination,
             route=route,
-            canary=None if place.canary is None else route._replace(target=place.canary),
+            canary=None if destination.canary is None else route._replace(target=destination.canary),
             canary_below=0 if canary is None else canary.below,
-            is_plain=place.canary is None and place.shadow is None,
+            is_plain=destination.canary is None and destination.shadow is None,
         )
 
     def route(self, path: str, selector: dict[str, str] | str | None) -> Destination:
@@ -223,9 +223,9 @@ class Router:
         if workflow.id not in self._refusals:
             self._refusals[workflow.id] = next(
                 (
-                    f"step {definition.name}: {missing_text(place)}"
+                    f"step {definition.name}: {missing_text(destination)}"
                     for definition in workflow.steps
-                    if (place := self.place(workflow, definition.index)).decided is Decided.NO_EXECUTOR
+                    if (destination := self.destination(workflow, definition.index)).decided is Decided.NO_EXECUTOR
                 ),
                 None,
             )
@@ -258,28 +258,29 @@ def path_of(namespace: str, workflow: str, step: str) -> str:
     return patterns.SEPARATOR.join((namespace, workflow, step))
 
 
-def missing_text(place: Destination) -> str:
-    if place.rule is None:
+def missing_text(destination: Destination) -> str:
+    if destination.rule is None:
         return "the step must run on a distributed executor and none is configured: the bus is inproc only"
-    return f"executor `{place.missing}`, which rule {place.rule.number} ({place.rule.match}) names, is not configured"
+    rule = destination.rule
+    return f"executor `{destination.missing}`, which rule {rule.number} ({rule.match}) names, is not configured"
 
 
-def reason_text(place: Destination, selector: object) -> str:
+def reason_text(destination: Destination, selector: object) -> str:
     """Explain in one sentence why a step with this worker_selector goes to this destination."""
-    if place.missing is not None:
-        return missing_text(place)
-    if place.decided is Decided.LOCAL:
+    if destination.missing is not None:
+        return missing_text(destination)
+    if destination.decided is Decided.LOCAL:
         cause = "its worker_selector is local" if selector == LOCAL else "the default_execution_mode is local"
         return f"the step runs inside the broker: {cause}"
-    rule = place.rule
+    rule = destination.rule
     if rule is None:
-        return f"no rule matches: the step goes to {target_text(place.target)}"
-    text = f"rule {rule.number} ({rule.match}) matches first: the step goes to {target_text(place.target)}"
-    if place.canary is not None and rule.canary is not None:
-        text += f", and for {rule.canary.percent:g} % of its tasks to {target_text(place.canary)}"
-    if place.shadow is not None and rule.shadow is not None:
+        return f"no rule matches: the step goes to {target_text(destination.target)}"
+    text = f"rule {rule.number} ({rule.match}) matches first: the step goes to {target_text(destination.target)}"
+    if destination.canary is not None and rule.canary is not None:
+        text += f", and for {rule.canary.percent:g} % of its tasks to {target_text(destination.canary)}"
+    if destination.shadow is not None and rule.shadow is not None:
         share = "" if rule.shadow.percent == 100 else f" for {rule.shadow.percent:g} % of its tasks"
-        text += f"; a copy goes to {target_text(place.shadow)}{share}, and is compared"
+        text += f"; a copy goes to {target_text(destination.shadow)}{share}, and is compared"
     return text
 
 

@@ -34,11 +34,11 @@ def handed(state: BrokerState, step: Step, request: StepRequest) -> None:
     if step_route.is_plain:
         return
     state.count_canary(step, step_route)
-    if step_route.place.shadow is not None and request.delivery == 1:
+    if step_route.destination.shadow is not None and request.delivery == 1:
         target = state.router.shadow(step)
         if target is not None:
-            assert step_route.place.rule is not None
-            state.shadows.wanted.append(WantedCopy(step, request, target, step_route.place.rule.match))
+            assert step_route.destination.rule is not None
+            state.shadows.wanted.append(WantedCopy(step, request, target, step_route.destination.rule.match))
 
 
 def send_wanted(state: BrokerState, now: Now) -> None:
