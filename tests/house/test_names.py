@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from . import drawing, files
-from .source import PRODUCT, product
+from .source import PRODUCT, ROOT, product
 
 # What users write in Python has the same word as what the broker makes of it: both are that thing.
 SHARED_CLASS_NAMES = frozenset({"Step", "Task", "Workflow", "Submitted"})
@@ -53,3 +53,12 @@ def test_every_public_name_can_be_imported_and_is_documented(package: str) -> No
     for name in module.__all__:
         value = getattr(module, name)
         assert not inspect.isclass(value) or inspect.getdoc(value), f"{package}.{name} has no docstring"
+
+
+def test_the_index_lists_every_decision_with_its_title_status_and_date() -> None:
+    folder = ROOT / "docs/decisions"
+    index = (folder / "README.md").read_text()
+    for record in sorted(folder.glob("0*.md")):
+        title, _, status, date, *_ = record.read_text().split("\n")
+        number, status, date = record.name[:4], status.removeprefix("Status: "), date.removeprefix("Date: ")
+        assert f"| {number} | [{title.removeprefix('# ')}]({record.name}) | {status} | {date} |" in index
