@@ -7,6 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import stepwire_broker
 
 from . import drawing, files
 from .source import PRODUCT, ROOT, product
@@ -42,8 +43,18 @@ def packages_with_public_names() -> list[str]:
     ]
 
 
-def test_the_packages_that_users_import_declare_their_public_names() -> None:
-    assert {"stepwire", "stepwire_broker"} <= set(packages_with_public_names())
+def test_the_broker_exports_what_an_application_needs_to_embed_it_and_nothing_else() -> None:
+    assert stepwire_broker.__all__ == [
+        "Broker",
+        "BrokerError",
+        "CommandError",
+        "Task",
+        "TaskCancelled",
+        "TaskFailed",
+        "TaskHeld",
+        "TaskNotCompleted",
+        "TaskView",
+    ]
 
 
 @pytest.mark.parametrize("package", packages_with_public_names())
