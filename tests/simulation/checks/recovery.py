@@ -107,8 +107,8 @@ def _check_dispatches(books: Books, life: int, since_ms: float) -> None:
         if stored.task_id not in broker.state.tasks and is_full:
             continue  # memory is full of tasks that run, or will within seconds
         name = world.tables.steps[step_id].handler_class
-        if stored.attempt and world.breakers.is_on and _is_at_rest(books, stored.task_id, broker.now().wall):
-            continue  # its retry budget delays this retry, which is in the database until then
+        if stored.attempt and world.breakers.is_on and _is_at_rest(books, stored.task_id, ready_by):
+            continue  # its retry budget delays this retry: until then it is in the database, and becomes due there
         if not world.breakers.is_closed(name):
             continue  # its handler was running before that start, and has reported since that it is down
         if books.tasks[stored.task_id].state == "running" and any(
@@ -137,9 +137,10 @@ def _is_any_task_moving(books: Books) -> bool:
     )
 
 
-def _is_at_rest(books: Books, task_id: int, now_ms: int) -> bool:
+def _is_at_rest(books: Books, task_id: int, at_ms: float) -> bool:
+    """True if the task was in the database at this time, and not due before it."""
     row = books.world.tables.tasks[task_id]
-    return row.owner_epoch == 0 and row.wants is None and row.wake_ms is not None and row.wake_ms > now_ms
+    return row.owner_epoch == 0 and row.wants is None and row.wake_ms is not None and row.wake_ms > at_ms
 
 
 def fail_stuck(books: Books) -> None:
