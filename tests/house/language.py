@@ -12,9 +12,7 @@ from typing import Final, NamedTuple
 from .source import Definition, Source, definitions, pages, product, tests
 
 # A text names its subject: it does not begin with a word that stands for one.
-OPENINGS: Final = re.compile(
-    r"(It|They|This|That|These|Those|What|Who|Whoever|Whatever|Whose|Of|So)\b(?! (level|worker|handler)-)"
-)
+OPENINGS: Final = re.compile(r"(It|They|This|That|These|Those|What|Who|Whoever|Whatever|Whose|Of|So)\b")
 TEST_OPENINGS: Final = re.compile(r"test_(it|they|this|that|what|who|whoever|whatever|whose|of|so|those)_")
 
 PHRASES: Final[dict[str, re.Pattern[str]]] = {

@@ -124,16 +124,19 @@ def level0_obstacle(state: BrokerState, route: Route) -> Obstacle | None:
 
 
 def peer_obstacle(peer: Level0Peer, route: Route, now: Now) -> Obstacle | None:
-    """Return the passing obstacle of one level-0 peer."""
-    if peer.draining:
-        return Obstacle.DRAINING
-    if peer.holds:
-        return Obstacle.NO_CREDIT
-    if now.mono < peer.settled_mono:
-        return Obstacle.SETTLING
-    return Obstacle.DOUBTED if peer.doubted and route.is_at_most_once else None
+    """Return the passing obstacle of one level-0 peer for a step of this route."""
+    obstacle = _peer_obstacle(peer, now)
+    return Obstacle.DOUBTED if obstacle is None and peer.doubted and route.is_at_most_once else obstacle
 
 
 def is_free(peer: Level0Peer, now: Now) -> bool:
     """True if this level-0 peer can be handed a batch now."""
-    return not peer.holds and not peer.draining and now.mono >= peer.settled_mono
+    return _peer_obstacle(peer, now) is None
+
+
+def _peer_obstacle(peer: Level0Peer, now: Now) -> Obstacle | None:
+    if peer.draining:
+        return Obstacle.DRAINING
+    if peer.holds:
+        return Obstacle.NO_CREDIT
+    return Obstacle.SETTLING if now.mono < peer.settled_mono else None

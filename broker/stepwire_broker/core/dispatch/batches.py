@@ -66,7 +66,7 @@ class BatchFiller:
         return len(self._round.aside) + len(self.left_over) > ASIDE_MAX
 
     def fill(self, state: BrokerState, first: Step, next_step: Callable[[], Step | None]) -> None:
-        """Put in the first step, and then the steps that `next_step` takes out of the queue until the batch is full."""
+        """Add the first step, then the steps that `next_step` takes out of the queue, until the batch is full."""
         steps, requests, now, has_lease = self.steps, self.requests, self._now, self._has_lease
         bytes_left, step_bytes_max = self._bytes_left, self._step_bytes_max
         step: Step | None = first
@@ -93,8 +93,10 @@ class BatchFiller:
 def record_dispatches(
     state: BrokerState, steps: list[Step], requests: list[StepRequest], worker: str, batch_id: str, now: Now
 ) -> None:
-    """Record that these steps are handed out in this batch, note a copy where a rule wants one, and drop the payloads
-    that were fetched for them."""
+    """Record that these steps are handed out in this batch.
+
+    A copy of a step is noted if its rule requests one. The payloads that were fetched for the steps are dropped.
+    """
     has_asides = state.router.has_asides
     for step, request in zip(steps, requests, strict=True):
         state.record(step.task, facts.Dispatched(now.wall, step.position, request.delivery, worker, batch_id))
