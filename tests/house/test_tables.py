@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
-from stepwire_broker.cli.watch import STATE_STYLES
+from stepwire_broker.cli.task.watch import STATE_STYLES
 from stepwire_broker.core import explain, machine
 from stepwire_broker.core.model import apply, facts
 from stepwire_broker.core.model.events import Command, Event

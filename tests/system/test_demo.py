@@ -169,7 +169,7 @@ def test_the_demo_imports_nothing_while_it_can_be_interrupted() -> None:
     trees = [ast.parse(inspect.getsource(module)) for module in (demo, demo_screen)]
     imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     names = {importlib.util.resolve_name("." * node.level + (node.module or ""), demo.__package__) for node in imports}
-    assert names >= {"rich.progress", "stepwire_broker.cli.watch"}
+    assert names >= {"rich.progress", "stepwire_broker.cli.task.watch"}
     assert names - loaded <= {"stepwire_broker.demo.shop"}  # imported earlier
     command = inspect.getsource(demo.demo.callback)
     assert command.index("_import_all()") < command.index("_interruptible()")

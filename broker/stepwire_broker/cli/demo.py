@@ -314,7 +314,7 @@ class _Story:
         return self._shop.kill(name)
 
     def _follow(self, client: Client, task_id: int) -> dict[str, Any]:
-        from .watch import show
+        from .task.watch import show
 
         self._screen.command(f"stepwire task watch {task_id}")
         seen = [client.task(task_id)]

@@ -16,7 +16,7 @@ GC_THRESHOLDS = (50_000, 20, 100)  # objects, and collections of each younger ge
     lazy={
         "serve": f"{_HERE}.serve:serve",
         "workflow": f"{_HERE}.workflow:workflow",
-        "task": f"{_HERE}.task:task",
+        "task": f"{_HERE}.task.group:task",
         "step": f"{_HERE}.step:step",
         "why": f"{_HERE}.why:why",
         "worker": f"{_HERE}.worker:worker",

@@ -19,7 +19,7 @@ from . import output
 from .config_commands import load
 from .failure import Exit, Failure, usage
 from .options import Options, StepwireGroup
-from .waiting import seconds
+from .task.waiting import seconds
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 SCOPES_DEFAULT: Final = (Scope.READ,)

@@ -11,7 +11,7 @@ from stepwire.client import Client
 from . import output
 from .connection import broker_client
 from .options import Options, StepwireCommand
-from .waiting import seconds
+from .task.waiting import seconds
 from .worker import row
 
 if TYPE_CHECKING:

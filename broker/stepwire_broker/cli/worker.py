@@ -10,7 +10,7 @@ from . import output
 from .connection import broker_client
 from .failure import Exit, Failure, leave
 from .options import Options, StepwireGroup
-from .waiting import seconds
+from .task.waiting import seconds
 
 POLL_S: Final = 0.25
 

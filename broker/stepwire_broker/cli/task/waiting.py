@@ -4,9 +4,8 @@ from typing import Any, Final
 
 from stepwire.client import Client, WaitTimeout
 
+from stepwire_broker.cli.failure import Exit, usage
 from stepwire_broker.core.reading.durations import milliseconds
-
-from .failure import Exit, usage
 
 OF_STATE: Final = {"completed": Exit.OK, "failed": Exit.TASK_FAILED, "cancelled": Exit.TASK_CANCELLED}
 

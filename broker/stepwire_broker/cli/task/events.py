@@ -7,9 +7,9 @@ import click
 import msgspec
 from stepwire.client import Client
 
-from . import output
-from .connection import broker_client
-from .options import Options, StepwireCommand
+from stepwire_broker.cli import output
+from stepwire_broker.cli.connection import broker_client
+from stepwire_broker.cli.options import Options, StepwireCommand
 
 BEGINNING: Final = "0"
 PAGE_EVENTS: Final = 500

@@ -9,10 +9,11 @@ import click
 import msgspec
 from stepwire.client import Client, ClientError, WaitTimeout
 
-from . import output
-from .connection import broker_client
-from .failure import Exit, leave
-from .options import Options, StepwireCommand
+from stepwire_broker.cli import output
+from stepwire_broker.cli.connection import broker_client
+from stepwire_broker.cli.failure import Exit, leave
+from stepwire_broker.cli.options import Options, StepwireCommand
+
 from .waiting import exit_of, seconds
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""`stepwire task`: one file for each command or family of commands."""

@@ -1,0 +1,159 @@
+"""`stepwire task submit`: submits one task or many, and waits for them if asked to."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import click
+import msgspec
+from stepwire.client import Client
+
+from stepwire_broker.cli import output
+from stepwire_broker.cli.connection import broker_client
+from stepwire_broker.cli.failure import Exit, leave, usage
+from stepwire_broker.cli.options import Options, StepwireCommand
+from stepwire_broker.cli.workflow import split_name
+
+from .show import print_task
+from .waiting import exit_of, seconds, until_settled
+
+BATCH_TASKS_MAX: Final = 1000  # tasks in one request of `submit -n`; several requests let the progress bar advance
+
+_CONTEXT_FORM: Final = """use a form like --context '{"order_id": 7}'"""
+
+
+@click.command(cls=StepwireCommand)
+@click.argument("workflow")
+@click.option("--namespace", metavar="NAME", help="The workflow's namespace.")
+@click.option("--version", metavar="VERSION", help="The workflow's version. [the active one]")
+@click.option(
+    "--context", metavar="J|@FILE|-", default="{}", help="A JSON object, the file that holds it, or - for stdin."
+)
+@click.option("--key", metavar="KEY", help="Idempotency key: submitting it again returns the same task.")
+@click.option("--priority", type=int, help="-100 to 100; a higher priority runs sooner.")
+@click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="Label for finding the task later.")
+@click.option("--wait", is_flag=True, help="Wait until the task has ended or is held; the exit code tells which.")
+@click.option("--follow", is_flag=True, help="Same as --wait, and show the progress.")
+@click.option("--timeout", metavar="DURATION", help="Maximum time to wait, e.g. 30s.")
+@click.option(
+    "-n", "count", metavar="N", type=click.IntRange(1, 10_000_000), default=1, help="Submit N identical tasks."
+)
+@click.pass_obj
+def submit(
+    options: Options,
+    /,
+    workflow: str,
+    key: str | None,
+    count: int,
+    wait: bool,
+    follow: bool,
+    timeout: str | None,
+    **rest: Any,
+) -> None:
+    """Submit a task of WORKFLOW. WORKFLOW may have the form NAMESPACE::NAME."""
+    request = _request(workflow, **rest)
+    wait_s = seconds(timeout)
+    if follow and count > 1:
+        usage("--follow shows one task: for several, use --wait")
+    with broker_client(options) as client:
+        if count > 1:
+            task_ids = _submit_many(options, client, request, key, count)
+            if wait:
+                leave(_wait_for_all(options, client, task_ids, wait_s))
+            return
+        submitted = client.submit(**request, key=key)
+        if follow:
+            _follow(options, client, submitted.task_id, wait_s)
+        if wait:
+            document = until_settled(client, submitted.task_id, wait_s)
+            print_task(options, document)
+            leave(exit_of(document))
+    existing = "" if submitted.created else " (an earlier submission has this key)"
+    data = {"task_id": submitted.task_id, "created": submitted.created, "idempotency_key": submitted.key}
+    output.one(options, data, f"task {submitted.task_id}{existing}")
+    output.note(options, f"next: stepwire task show {submitted.task_id}")
+
+
+def _request(
+    workflow: str,
+    namespace: str | None,
+    version: str | None,
+    context: str,
+    priority: int | None,
+    labels: tuple[str, ...],
+) -> dict[str, Any]:
+    """The arguments of `Client.submit` for these options, without the key."""
+    namespace, workflow = split_name(workflow, namespace)
+    return {
+        "workflow": workflow,
+        "context": _context(context),
+        "namespace": namespace,
+        "version": version,
+        "priority": priority,
+        "labels": dict(map(_label, labels)) or None,
+    }
+
+
+def _follow(options: Options, client: Client, task_id: int, wait_s: float | None) -> NoReturn:
+    from .watch import follow
+
+    document = follow(options, client, task_id, wait_s)
+    if options.output == "json":
+        output.one(options, document, "")
+    leave(exit_of(document))
+
+
+def _submit_many(options: Options, client: Client, request: dict[str, Any], key: str | None, count: int) -> list[int]:
+    task_ids: list[int] = []
+    with output.progress(options, "submitted", count) as advance:
+        while len(task_ids) < count:
+            numbers = range(len(task_ids), min(len(task_ids) + BATCH_TASKS_MAX, count))
+            keys = [None if key is None else f"{key}/{n}" for n in numbers]
+            task_ids += client.submit_many([{**request, "key": each} for each in keys])
+            advance(len(numbers))
+    if options.output == "jsonl":
+        for task_id in task_ids:
+            click.echo(msgspec.json.encode({"task_id": task_id}).decode())
+    else:
+        output.one(options, {"task_ids": task_ids}, f"{count} tasks, {task_ids[0]} to {task_ids[-1]}")
+    return task_ids
+
+
+def _wait_for_all(options: Options, client: Client, task_ids: list[int], wait_s: float | None) -> Exit:
+    """Wait for every task. Returns the highest of their exit codes."""
+    until_s = None if wait_s is None else time.monotonic() + wait_s
+    worst = Exit.OK
+    with output.progress(options, "finished", len(task_ids)) as advance:
+        for task_id in task_ids:
+            left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+            worst = max(worst, exit_of(until_settled(client, task_id, left_s)))
+            advance(1)
+    return worst
+
+
+def _context(text: str) -> Any:
+    """The JSON object of --context, from the command line, a file or stdin. An error names where it came from."""
+    where = "--context"
+    if text == "-":
+        text, where = sys.stdin.read(), "stdin"
+    elif text.startswith("@"):
+        where = text[1:]
+        try:
+            text = Path(where).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            usage(f"--context {text}: the file cannot be read: {error}")
+    try:
+        value = msgspec.json.decode(text.encode())
+    except msgspec.DecodeError as error:
+        usage(f"{where} is not JSON: {error}", _CONTEXT_FORM)
+    if not isinstance(value, dict):
+        usage(f"{where} is not a JSON object", _CONTEXT_FORM)
+    return msgspec.Raw(text.encode())  # the original text: 1.50 stays 1.50
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        usage(f"--label {text}: use a form like region=eu")
+    return name, value
