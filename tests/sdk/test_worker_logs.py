@@ -76,8 +76,8 @@ def test_a_worker_writes_its_offers_its_broker_and_its_end(started: Start) -> No
     lines = worker.run()
     assert all(re.match(f"{TIME} INFO    ", line) for line in lines)
     assert without_time(lines) == [
-        "INFO    worker logging offers log, log_async, log_in_child, fail, fail_in_child and 1 more; 2 slots,"
-        f" process {worker.process.pid}",
+        f"INFO    started as logging, process {worker.process.pid}, 2 slots;"
+        " offers log, log_async, log_in_child, fail, fail_in_child and 1 more",
         "INFO    connected to broker b1 at ipc://s",
         "INFO    stopping: no step is running",
         "INFO    the worker has ended",

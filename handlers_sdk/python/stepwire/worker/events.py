@@ -70,7 +70,7 @@ def _started(facts: Facts) -> str:
     names = facts["handlers"]
     more = f" and {len(names) - LISTED_MAX} more" if len(names) > LISTED_MAX else ""
     slots = "1 slot" if facts["slots"] == 1 else f"{facts['slots']} slots"
-    return f"worker {facts['name']} offers {', '.join(names[:LISTED_MAX])}{more}; {slots}, process {facts['pid']}"
+    return f"started as {facts['name']}, process {facts['pid']}, {slots}; offers {', '.join(names[:LISTED_MAX])}{more}"
 
 
 def _dropped(facts: Facts) -> str:

@@ -121,7 +121,7 @@ class SocketThread:
                 else:
                     self._perform(action)
             self._runners.flush()
-            if not self._mailbox.is_woken:
+            if not self._mailbox.is_woken and not self._has_quit:
                 wait_ms = min(session.wake_at(), self._expel_at_ms, self._leave_at_ms, search.report_at_ms) - now_ms()
                 if wait_ms > 0:
                     poller.poll(int(min(wait_ms, POLL_MAX_MS)) + 1)
