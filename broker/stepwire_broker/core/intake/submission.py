@@ -25,7 +25,7 @@ from stepwire_broker.core.state import BrokerState
 
 from .unknown_workflow import unknown_workflow
 
-ID_BLOCK: Final = 1 << 20
+ID_BLOCK: Final = 1 << 14  # ids reserved at a time: a broker that is killed skips at most as many
 RETRY_SOON_MS: Final = 200
 RETRY_LATER_MS: Final = 1_000
 
@@ -95,6 +95,8 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
     numbers = steps + len(event.tasks)
     reserve_numbers(state, numbers)
     if refused is None and state.next_id + numbers - 1 > state.last_id:
+        if _waits_for_numbers(state, event):
+            return
         refused = CommandRefused("overloaded", "new ids are being reserved", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS)
     if refused is not None:
         state.refuse_now(event.request, refused)
@@ -107,6 +109,38 @@ def reserve_numbers(state: BrokerState, numbers: int) -> None:
     if not state.ids_asked and state.last_id - state.next_id - numbers < ID_BLOCK // 2:
         state.ids_asked = True
         state.outbox.touch(min(state.outbox.lanes)).reserve_ids = max(ID_BLOCK, 2 * numbers)
+
+
+def _waits_for_numbers(state: BrokerState, event: SubmitTasks) -> bool:
+    """Keep a submission until the next block is reserved, which takes one commit. False: too many bytes wait already,
+    or no block will come because the broker stops."""
+    size = sum(len(new.context) + _ROW_BYTES for new in event.tasks)
+    if state.left or state.submissions_waiting_bytes + size > state.settings.limits.uncommitted_bytes // 4:
+        return False
+    state.submissions_waiting.append(event)
+    state.submissions_waiting_bytes += size
+    return True
+
+
+def on_numbers(state: BrokerState, numbers: tuple[int, int], now: Now) -> None:
+    """Use a new block: both blocks if it follows the old one, else only the new one. Then continue the submissions that
+    waited for it."""
+    state.next_id = state.next_id if numbers[0] == state.last_id + 1 else numbers[0]
+    state.last_id = numbers[1]
+    state.ids_asked = False
+    waiting, state.submissions_waiting, state.submissions_waiting_bytes = state.submissions_waiting, [], 0
+    for event in waiting:
+        on_submit(state, event, now)
+
+
+def return_numbers(state: BrokerState) -> None:
+    """Return the rest of the block at a planned stop: the next start then continues with the next id. If a reservation
+    is on its way, another block follows the rest, and nothing is returned."""
+    state.left = True
+    if not state.ids_asked and state.next_id <= state.last_id:
+        state.outbox.touch(min(state.outbox.lanes)).unused_ids = (state.next_id, state.last_id)
+    state.next_id = state.last_id + 1
+    state.ids_asked = True  # nothing further is reserved
 
 
 def _workflow_of(state: BrokerState, new: NewTask) -> Workflow | None:
