@@ -1,6 +1,8 @@
 """The commands of the documentation work, and do what their page says."""
 
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,12 @@ DOCUMENTS = {str(path.relative_to(pages.REPOSITORY)): path for path in pages.doc
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:)(?P<path>[^)#\s]*)(?:#(?P<place>[^)\s]+))?\)")
 
 
+def has_ruby() -> bool:
+    """True if Ruby and its ZeroMQ binding are installed."""
+    probe = ["ruby", "-e", "require 'ffi-rzmq'"]
+    return shutil.which("ruby") is not None and subprocess.run(probe, capture_output=True, timeout=60).returncode == 0
+
+
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
     tmp_path.chmod(0o700)
@@ -25,6 +33,17 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 @pytest.mark.parametrize("name", [name for name, path in PAGES.items() if "```" in path.read_text()])
 def test_a_page_runs_as_it_is_written(name: str, reader: Reader) -> None:
     reader.read(PAGES[name].read_text())
+
+
+@pytest.mark.skipif(not has_ruby(), reason="no Ruby with ffi-rzmq here")
+def test_the_ruby_program_of_the_guide_runs(reader: Reader) -> None:
+    text = PAGES["protocol/SDK_GUIDE.md"].read_text()
+    first_part = text[: text.index("## 2.")].replace("python handler.py", "ruby handler.rb")
+    reader.read(
+        first_part.replace('"by":"python"', '"by":"ruby"')
+        .replace("KeyError('order_id')", "…")
+        .replace("ValueError(…", "…")
+    )
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -62,7 +81,11 @@ def places(text: str) -> set[str]:
         ("```bash\ntrue\n```", "'bash' is none of"),
         ("```sh\ntrue\n", "does not end"),
         ("<!-- not run: for a reason -->\nwords", "is above no block"),
-        ("<!-- setup terminal: two words\n$ true\n-->", "is not a valid setup"),
+        ("<!-- setup\n$ true\n-->", "hides something"),
+        ("<!-- file: hidden.py\nprint()\n-->", "hides something"),
+        ("words <!-- and a secret -->", "hides something"),
+        ("<!-- not run, parsed: it is of another product -->\n```python\ndef\n```", "the Python is not valid"),
+        ("<!-- not run, parsed: it is of another product -->\n```yaml\na: b\n```", "cannot be parsed here"),
         ("<!-- terminal: t -->\n```console\n$ echo ready\nsteady\n```", "has not printed"),
     ],
 )  # fmt: skip
@@ -74,11 +97,13 @@ def test_a_mistake_in_a_page_is_found(text: str, says: str, reader: Reader) -> N
 def test_a_correct_page_is_run(reader: Reader, tmp_path: Path) -> None:
     page = (
         "<!-- file: deep/a.txt -->\n```text\none\n```\n"
-        "<!-- setup\ncd deep\nNAME=two\n-->\n"
+        "```sh\ncd deep\nNAME=two\n```\n"
         "```console\n$ cat a.txt && \\\n> echo $NAME 17\none\n…\ntw… 99\n```\n"
         "<!-- terminal: t -->\n```console\n$ sh -c 'echo ready 1; sleep 60'\nready 2\n```\n"
         "<!-- seen in: t -->\n```text\nready 3\n```\n"
         "```console\n$ sh -c 'echo 1; sleep 60' &\n1\n$ exit 3\n[exit 3]\n```\n"
+        "<!-- in the clone: tests/docs -->\n```console\n$ ls tests/docs\nreader.py\n```\n"
+        "<!-- not run, parsed: it is of another product -->\n```python\nraise SystemExit(1)\n```\n"
         "<!-- not run: it would hurt -->\n```sh\nrm -rf deep\n```\n"
         "```python\nprint(open('a.txt').read())\n```\n"
     )
