@@ -24,7 +24,7 @@ from .pages import REPOSITORY, Block, blocks
 
 COMMAND_BOUND_S: Final = 60.0
 SEEN_BOUND_S: Final = 40.0
-PORTS: Final = ("7410", "7411", "7412")  # as the pages have them
+PORTS: Final = ("7410", "7411", "7412", "8000", "8001", "8002")  # as the pages have them
 _EXIT: Final = re.compile(r"^\[exit (\d+)\]$")
 
 
@@ -119,7 +119,7 @@ class Reader:
 
     def _with_ports(self, text: str) -> str:
         for port, free in self._ports.items():
-            text = re.sub(rf"(?<=:){port}\b", free, text)
+            text = re.sub(rf"(?<=[: ]){port}\b", free, text)
         return text
 
 
