@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 @pytest.mark.parametrize("name", [name for name, path in PAGES.items() if "```" in path.read_text()])
 def test_a_page_runs_as_it_is_written(name: str, reader: Reader) -> None:
     reader.read(PAGES[name].read_text())
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_text_above_a_file_names_the_file(name: str) -> None:
+    paragraphs = PAGES[name].read_text().split("\n\n")
+    for above, paragraph in pairwise(paragraphs):
+        if file := re.match(r" *<!-- file: (?P<path>.+?) -->\n", paragraph):
+            assert file["path"] in above, f"a reader cannot see that the next block is {file['path']}"
 
 
 @pytest.mark.skipif(not has_ruby(), reason="no Ruby with ffi-rzmq here")
