@@ -1,5 +1,6 @@
 """The commands of the documentation work, and do what their page says."""
 
+import ast
 import re
 import shutil
 import subprocess
@@ -8,6 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from tests.house.source import product
 
 from . import pages
 from .reader import Reader, Wrong, first_missing
@@ -69,6 +72,21 @@ def places(text: str) -> set[str]:
     """The anchors of a page's headings, as the usual viewers make them."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_a_message_in_the_troubleshooting_page_is_one_that_the_product_prints() -> None:
+    texts = "\n".join(
+        node.value
+        for source in product()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    page = PAGES["docs/how-to/troubleshooting.md"].read_text()
+    first_cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
+    messages = [message for cell in first_cells for message in re.findall(r"`([^`]+)`", cell)]
+    pieces = [piece.strip(" :,") for message in messages for piece in message.split("…")]
+    assert len(pieces) > 20
+    assert [piece for piece in pieces if piece and piece not in texts] == []
 
 
 # -- the reader itself ------------------------------------------------------------------------------------------------
