@@ -114,6 +114,7 @@ def test_the_warning_names_the_line_of_the_rule() -> None:
     )
     (warning,) = read_workflow(document.value, document.where).warnings
     assert str(warning).startswith("order.yaml:9: steps[3].trigger_rule: if pack fails")
+    assert (warning.code, warning.path, warning.where) == ("missed_failure", "steps[3].trigger_rule", "order.yaml:9")
 
 
 _graphs = st.integers(2, 6).flatmap(

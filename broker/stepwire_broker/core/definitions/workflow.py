@@ -173,7 +173,7 @@ def _warn(head: dict[str, Any], steps: list[WrittenStep], report: ProblemCollect
                 if key in step.members:
                     report.warn(("steps", i, key), f"{key} has no effect: the step is not at_most_once")
     for missed in missed_failures(steps):
-        report.warn(("steps", missed.step, "trigger_rule"), _missed_failure(missed, steps))
+        report.warn(("steps", missed.step, "trigger_rule"), _missed_failure(missed, steps), code="missed_failure")
 
 
 def _missed_failure(missed: MissedFailure, steps: list[WrittenStep]) -> str:
