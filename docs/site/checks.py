@@ -22,6 +22,8 @@ _LOADS: Final = {
 }
 _LOADING_RELATIONS: Final = ("stylesheet", "preconnect", "preload", "dns-prefetch", "icon", "prefetch", "modulepreload")
 _CSS_LOAD: Final = re.compile(r"(?:@import\s*|url\()\s*[\"']?(?P<url>(?:https?:)?//[^\"')\s]+)")
+_INLINE: Final = ("a", "code", "em", "strong", "span")
+_LIST_ITEM: Final = re.compile(r"\n(?:[-*]|\d+\.) .*")
 
 
 class _Page(HTMLParser):
@@ -33,12 +35,15 @@ class _Page(HTMLParser):
         self.loads: list[str] = []
         self.anchors: set[str] = set()
         self.styles: list[str] = []
+        self.broken_lists: list[str] = []
         self._in_style = False
+        self._in_paragraph = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
         self._in_style = tag == "style"
+        self._in_paragraph = tag == "p" or (self._in_paragraph and tag in _INLINE)
         self.anchors.update(values[name] for name in ("id", "name") if name in values)
         self.styles.append(values.get("style", ""))
         if tag == "a" and "href" in values:
@@ -50,9 +55,12 @@ class _Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._in_style:
             self.styles.append(data)
+        if self._in_paragraph and (item := _LIST_ITEM.search(data)):
+            self.broken_lists.append(item[0].strip())
 
     def handle_endtag(self, tag: str) -> None:
         self._in_style = False
+        self._in_paragraph = self._in_paragraph and tag in _INLINE
 
 
 def problems(html: Path) -> Iterator[str]:
@@ -68,6 +76,7 @@ def problems(html: Path) -> Iterator[str]:
                 yield f"{name} loads {load}, which does not exist"
         for style in page.styles:
             yield from (f"{name} loads {load['url']} by its style" for load in _CSS_LOAD.finditer(style))
+        yield from (f"{name} needs an empty line above the list that begins {item!r}" for item in page.broken_lists)
         for link in page.links:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:

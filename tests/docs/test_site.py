@@ -39,6 +39,7 @@ def test_a_correct_site_has_no_problems(html: Path) -> None:
         ('<link rel="preconnect" href="https://f.example">', "loads https://f.example from another host"),
         ("<style>@import 'https://f.example/css'</style>", "loads https://f.example/css by its style"),
         ('<p style="background: url(http://x.example/a.png)">', "loads http://x.example/a.png by its style"),
+        ("<p>Both: <code>x</code>\n- one\n- two</p>", "needs an empty line above the list that begins '- one'"),
         ('<script src="gone.js"></script>', "loads gone.js, which does not exist"),
     ],
 )  # fmt: skip
