@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from stepwire_broker.core.definitions import missed_failures
 from stepwire_broker.core.definitions.trigger_rules import evaluate
 from stepwire_broker.core.definitions.workflow import Workflow, read_workflow
+from stepwire_broker.core.intake.commands import CancelTask, RetryTask
 from stepwire_broker.definition_files import read_document
+
+from .world import World
 
 RECOMMENDED: dict[str, Any] = {"all": [{"completed": "pay"}, {"none": [{"completed": "ship"}]}]}
 TEMPTING: dict[str, Any] = {"all": [{"completed": "pay"}, {"failed": "ship"}]}
@@ -98,7 +101,7 @@ def test_a_rule_is_reported_only_if_a_failure_before_the_named_step_makes_it_fal
 
 def test_a_branch_that_was_not_taken_is_no_failure() -> None:
     express = step("ship", "pay", trigger_rule={"all": [{"completed": "pay"}, {"context": "express", "op": "exists"}]})
-    refund = step("refund", "pay", "ship", trigger_rule=TEMPTING)
+    refund = step("refund", "pay", "ship", trigger_rule=RECOMMENDED)
     assert read_workflow({"name": "w", "steps": [step("pay"), express, refund]}).warnings == ()
 
 
@@ -143,3 +146,70 @@ def test_a_large_workflow_is_checked_in_part(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(missed_failures, "VISITS_MAX", 100)
     fewer = len(read_workflow({"name": "w", "steps": [*chain, *rules]}).warnings)
     assert 0 < fewer < found
+
+
+# -- in the core ------------------------------------------------------------------------------------------------------
+
+
+def started(*, deadline_ms: int | None = None) -> tuple[World, int]:
+    """A task with the documented compensation. Each step's handler has the step's name."""
+    world = World()
+    names = ("pay", "label", "ship")
+    steps = [
+        step(name, *needs, handler_class=name, retry_limit=0)
+        for name, needs in zip(names, ((), ("pay",), ("label",)), strict=True)
+    ]
+    refund = step("refund", "pay", "ship", handler_class="refund", trigger_rule=RECOMMENDED)
+    deadline = {} if deadline_ms is None else {"deadline_ms": deadline_ms}
+    task_id = world.task({"name": "order", "steps": [*steps, refund], **deadline})
+    world.hello()
+    return world, task_id
+
+
+def end(world: World, name: str, fate: str = "completed") -> None:
+    """Let the step's run end, if the step was dispatched."""
+    batch = world.batches()[-1]
+    if batch.steps[0].handler_class == name:
+        world.result(batch) if fate == "completed" else world.fail(batch)
+
+
+@pytest.mark.parametrize("fates", list(product(("completed", "failed"), repeat=3)))
+def test_the_core_starts_the_documented_compensation_exactly_when_pay_completed_and_ship_did_not(
+    fates: tuple[str, str, str],
+) -> None:
+    world, task_id = started()
+    for name, fate in zip(("pay", "label", "ship"), fates, strict=True):
+        end(world, name, fate)
+    ended = world.states(task_id)
+    must_run = ended["pay"] == "completed" and ended["ship"] != "completed"
+    assert ended["refund"] == ("dispatched" if must_run else "skipped")
+
+
+def test_a_task_deadline_between_payment_and_shipment_starts_the_compensation() -> None:
+    world, task_id = started(deadline_ms=60_000)
+    end(world, "pay")
+    world.pass_time(61_000)
+    assert world.states(task_id)["label"] == "failed"
+    assert world.states(task_id)["ship"] == "skipped"
+    assert world.states(task_id)["refund"] in ("ready", "dispatched")
+
+
+def test_a_cancel_also_cancels_the_compensation_and_a_retry_from_it_starts_it() -> None:
+    world, task_id = started()
+    end(world, "pay")
+    world.refuse(world.batches()[-1], "draining")
+    world.ask(CancelTask, task_id=task_id)
+    assert world.states(task_id) == {
+        "pay": "completed",
+        "label": "cancelled",
+        "ship": "cancelled",
+        "refund": "cancelled",
+    }
+    world.hello(k=2, n=2)
+    world.ask(RetryTask, task_id=task_id, from_step="refund")
+    assert world.states(task_id) == {
+        "pay": "completed",
+        "label": "cancelled",
+        "ship": "cancelled",
+        "refund": "dispatched",
+    }
