@@ -99,9 +99,9 @@ def _file(page: Path, link: str, html: Path) -> Path:
 
 
 def pages_without_a_place(repository: Path, configuration: Path) -> Iterator[str]:
-    """The pages of docs/ that the navigation does not list. Others are reached by their links."""
+    """The pages of docs/ that the navigation does not list. Decisions have an index; other pages are reached by links."""
     navigation = configuration.read_text().partition("\nnav:")[2]
     listed = set(re.findall(r"[\w./-]+\.md\b", navigation))
     for page in sources.pages(repository):
-        if page.parts[0] == "docs" and str(page) not in listed:
+        if page.parts[0] == "docs" and page.parts[1] != "decisions" and str(page) not in listed:
             yield f"{page} has no place in the navigation: add it to docs/site/mkdocs.yml"
