@@ -31,6 +31,8 @@ def _operation(name: str, operation: Operation, described: dict[str, Any]) -> It
         for each in described["parameters"]:
             required = ", required" if each["required"] and each["in"] != "path" else ""
             text = each["description"].replace("|", "\\|")
+            if "$ref" in each["schema"]:
+                text += f" {_type(each['schema'])}."
             yield f"| `{each['name']}` | {each['in']}{required} | {text}{_range(each['schema'])} |"
     if operation.body is not None:
         need = "Body" if operation.is_body_needed else "Body, optional"
@@ -50,6 +52,9 @@ def _document(name: str, schema: dict[str, Any]) -> Iterator[str]:
     yield from ("", f"## {name}")
     if "description" in schema:
         yield from ("", " ".join(schema["description"].split()))
+    if "enum" in schema:
+        yield from ("", f"One of: {', '.join(f'`{value}`' for value in schema['enum'])}.")
+        return
     yield from ("", "| member | type | |", "|---|---|---|")
     required = schema.get("required", ())
     for member, kind in schema.get("properties", {}).items():
@@ -90,16 +95,22 @@ def _type(schema: dict[str, Any]) -> str:
         case {"$ref": ref}:
             name = ref.rpartition("/")[2]
             return f"[{name}](#{name.lower()})"
-        case {"contentSchema": of}:
-            return f"server-sent events, the data of each {_type(of)}"
-        case {"anyOf": kinds}:
-            return " or ".join(map(_type, kinds))
+        case {"x-event": name}:
+            return f"server-sent events, the data of each [{name}](#{name.lower()})"
+        case {"nullable": True, "type": _} | {"nullable": True, "allOf": _}:
+            return f"{_type({key: value for key, value in schema.items() if key != 'nullable'})} or null"
+        case {"allOf": [inner]}:
+            return _type(inner)
+        case {"x-tuple": positions}:
+            return f"list of {len(positions)}: {', '.join(map(_type, positions))}"
         case {"enum": values}:
             return " or ".join(f"`{value}`" for value in values)
         case {"type": "array", "items": items}:
             return f"list of {_type(items)}"
         case {"type": kind}:
             return str(kind)
+        case {"description": kinds}:
+            return str(kinds).removeprefix("One of: ").rstrip(".").replace(", ", " or ")
         case _:
             return "any JSON"
 
