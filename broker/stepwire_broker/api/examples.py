@@ -279,7 +279,7 @@ def _example(schema: Schema, components: dict[str, Schema], name: str = "") -> A
         case {"type": "array", "items": items}:
             return [_example(items, components)]
         case {"type": kind}:
-            return schema.get("default", schema.get("minimum", _BY_TYPE[kind]))
+            return schema.get("minimum", _BY_TYPE[kind])
         case _:
             return None
 

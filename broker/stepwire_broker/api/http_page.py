@@ -7,6 +7,7 @@ from stepwire_broker.core import explain
 from stepwire_broker.core.answers.hints import HintCode
 
 from . import hints, http_problems, openapi
+from .openapi_schemas import ONE_OF
 from .operations import ANY_REQUEST, OPERATIONS, Operation
 
 
@@ -58,7 +59,11 @@ def _document(name: str, schema: dict[str, Any]) -> Iterator[str]:
     yield from ("", "| member | type | |", "|---|---|---|")
     required = schema.get("required", ())
     for member, kind in schema.get("properties", {}).items():
-        yield f"| `{member}` | {_type(kind)} | {'' if member in required else 'optional'} |"
+        text = kind.get("description", "")
+        need = (
+            "" if member in required else f"optional. {text.rstrip('.')}" if text.startswith("Default") else "optional"
+        )
+        yield f"| `{member}` | {_type(kind)} | {need} |"
 
 
 def _codes() -> Iterator[str]:
@@ -109,8 +114,8 @@ def _type(schema: dict[str, Any]) -> str:
             return f"list of {_type(items)}"
         case {"type": kind}:
             return str(kind)
-        case {"description": kinds}:
-            return str(kinds).removeprefix("One of: ").rstrip(".").replace(", ", " or ")
+        case {"description": text} if text.startswith(ONE_OF):
+            return str(text).removeprefix(ONE_OF).rstrip(".").replace(", ", " or ")
         case _:
             return "any JSON"
 

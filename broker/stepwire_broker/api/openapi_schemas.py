@@ -7,10 +7,12 @@ docs/decisions/0023-openapi-3-0-for-generators.md.
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 from msgspec import Meta
 from stepwire_protocol import limits
 
 REFERENCE: Final = "#/components/schemas/{name}"
+ONE_OF: Final = "One of: "  # begins the description of a member that may have several types
 INT32_MAX: Final = 2**31 - 1
 
 Schema = dict[str, Any]
@@ -88,8 +90,10 @@ def _member(name: str, schema: Schema, enums: dict[str, Schema]) -> Schema:
     if _is_raw(schema):
         schema = RAW_MEMBERS[name]
     result = converted(schema, enums)
-    if result.get("default", ...) is None:
-        del result["default"]  # a member that may be omitted and may be null means the same in both forms
+    # One generator takes a member with a default for one that must be sent, so the default is a text.
+    default = result.pop("default", None)
+    if default is not None and "$ref" not in result:
+        result["description"] = f"Default: {msgspec.json.encode(default).decode()}."
     return result
 
 
@@ -106,7 +110,7 @@ def _union(schema: Schema, enums: dict[str, Schema]) -> Schema:
         kinds = [kind for kind in kinds if kind["type"] == "number"]
     if len(kinds) > 1:
         # No two generators agree on unions, so the schema permits any JSON and names the kinds.
-        kinds, around = [{"description": f"One of: {', '.join(_name_of(kind) for kind in kinds)}."}], {}
+        kinds, around = [{"description": f"{ONE_OF}{', '.join(_name_of(kind) for kind in kinds)}."}], {}
     result = converted(kinds[0], enums)
     if len(kinds) == len(schema["anyOf"]):
         return result | around
