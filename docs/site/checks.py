@@ -99,7 +99,7 @@ def _file(page: Path, link: str, html: Path) -> Path:
 
 
 def pages_without_a_place(repository: Path, configuration: Path) -> Iterator[str]:
-    """The pages of docs/ that the navigation does not list. Decisions have an index; others are reached by links."""
+    """The pages of docs/ that the navigation does not list. Decisions have an index of their own."""
     navigation = configuration.read_text().partition("\nnav:")[2]
     listed = set(re.findall(r"[\w./-]+\.md\b", navigation))
     for page in sources.pages(repository):

@@ -71,6 +71,7 @@ class CoreCounters(Struct):
         self.refused[code] = self.refused.get(code, 0) + 1
 
 
+SLICE_STEPS: Final = 4_000
 ENDED_REMEMBERED_MAX: Final = 65_536
 DEAD_REMEMBERED_MAX: Final = 65_536
 QUIETED_REMEMBERED_MAX: Final = 65_536
@@ -107,6 +108,8 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     # requests
     waiters: dict[int, list[int]] = {}  # task id → requests
     asked: dict[int, int] = {}  # request → task id, of the waiters
+    building: dict[int, Any] = {}  # by request: submissions whose tasks are being built
+    slice_steps: int = SLICE_STEPS  # of a submission, built in one turn
     undecided: dict[int, Any] = {}  # by request: submissions whose keys are not decided yet
     undecided_workflows: dict[int, ApplyWorkflow] = {}
     reserved_tasks: int = 0  # of undecided submissions
