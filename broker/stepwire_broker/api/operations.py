@@ -21,7 +21,7 @@ from .database import Pruning
 from .documents import (
     Created,
     CreatedBatch,
-    StepDocument,
+    StepDetail,
     StepPage,
     StepReason,
     TaskDocument,
@@ -252,7 +252,7 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             Scope.READ, "Explain in one sentence why the task has not ended, or how.", {200: TaskReason}, (404,)
         ),
         ("GET", "/v1/tasks/{task_id}/steps/{name}"): Operation(
-            Scope.READ, "Show a step by its name.", {200: StepDocument}, (404,)
+            Scope.READ, "Show a step by its name.", {200: StepDetail}, (404,)
         ),
         ("GET", "/v1/tasks/{task_id}/steps/{name}/why"): Operation(
             Scope.READ, "Explain in one sentence why the step is in its state.", {200: StepReason}, (404,)
@@ -276,7 +276,7 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             Scope.READ, "List steps of all tasks, the newest first.", {200: StepPage}, query=_STEP_STATES
         ),
         ("GET", "/v1/steps/{step_id}"): Operation(
-            Scope.READ, "Show a step with its output.", {200: StepDocument}, (404,)
+            Scope.READ, "Show a step with its output, its attempts and its standard error.", {200: StepDetail}, (404,)
         ),
         ("POST", "/v1/workflows"): Operation(
             Scope.ADMIN,
