@@ -90,9 +90,10 @@ def live(broker: EnginePort) -> reading.Live:
     return reading.Live(broker.workflows, broker.state.progress)
 
 
-def is_latest_progress(broker: EnginePort, report: StepProgress) -> bool:
-    """True if the report is the step's latest, and its run has not ended."""
-    return broker.state.progress.get(report.step.id) is report
+def is_of_running_step(broker: EnginePort, report: StepProgress) -> bool:
+    """True if the run that sent this report has not ended."""
+    latest = broker.state.progress.get(report.step.id)
+    return latest is not None and latest.delivery == report.delivery
 
 
 def restored_task(broker: EnginePort, task: StoredTask, steps: list[StoredStep]) -> Task:

@@ -34,7 +34,7 @@ class ProgressReader:
 
     def take(self) -> list[StepProgress]:
         """The waiting reports of steps that still run."""
-        reports = [each for each in self._waiting.values() if core_views.is_latest_progress(self._broker, each)]
+        reports = [each for each in self._waiting.values() if core_views.is_of_running_step(self._broker, each)]
         self._waiting.clear()
         return reports
 
@@ -96,7 +96,7 @@ class ProgressFeed:
         due = [step_id for step_id in self._later if step_id not in self._passed_s]
         for step_id in due:
             report = self._later.pop(step_id)
-            if core_views.is_latest_progress(self._broker, report):
+            if core_views.is_of_running_step(self._broker, report):
                 self._pass(report, now_s)
         if self._later:
             self._set_timer()
