@@ -151,6 +151,7 @@ def without_verdict(held: HeldDelivery, result: Result) -> Result:
 
 def _without_stderr(result: Result) -> Result:
     """The result without its standard error, which is for people only and must not cost the outcome."""
+    assert result.metadata is not None
     return msgspec.structs.replace(result, metadata=msgspec.structs.replace(result.metadata, stderr=None))
 
 
