@@ -9,19 +9,22 @@ new task is undone before any message about it is sent.
 
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from stepwire_broker.core.answers.answers import CommandRefused, TasksSubmitted
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model.commit_group import HistoryRow, Key, Submission, SubmissionOutcome
+from stepwire_broker.core.model.commit_group import HistoryRow, Key, KeyConflict, Submission, SubmissionOutcome
 from stepwire_broker.core.model.events import NewTask, Now, SubmitTasks
 from stepwire_broker.core.model.live import Task
 from stepwire_broker.core.progress.discard import discard
 from stepwire_broker.core.progress.new_task import CreatedTask, TaskIds, begin, new_task
 from stepwire_broker.core.progress.stored_tasks import note_stored, room_for_new, without_worker
 from stepwire_broker.core.state import BrokerState
+
+from .unknown_workflow import unknown_workflow
 
 ID_BLOCK: Final = 1 << 20
 RETRY_SOON_MS: Final = 200
@@ -75,7 +78,7 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
         for number, new in enumerate(event.tasks):
             workflow = _workflow_of(state, new)
             if workflow is None:
-                refused = _no_such_workflow(new, number, len(event.tasks))
+                refused = _no_such_workflow(state, new, number, len(event.tasks))
                 break
             if not state.router.has_distributed and (missing := state.router.refusal(workflow)) is not None:
                 refused = no_executor(workflow, missing)
@@ -113,20 +116,15 @@ def _workflow_of(state: BrokerState, new: NewTask) -> Workflow | None:
     return state.versions.get((new.namespace, new.workflow, new.version))
 
 
-def _no_such_workflow(new: NewTask, number: int, count: int) -> CommandRefused:
-    version = f" version {new.version}" if new.version is not None else ""
-    where = f"tasks[{number}]: " if count > 1 else ""
-    return CommandRefused(
-        "not_found",
-        f"{where}there is no workflow {new.namespace}/{new.workflow}{version}",
-        Hint(HintCode.APPLY_WORKFLOW),
-    )
+def _no_such_workflow(state: BrokerState, new: NewTask, number: int, count: int) -> CommandRefused:
+    refused = unknown_workflow(new.namespace, new.workflow, new.version, state.versions)
+    return refused if count == 1 else msgspec.structs.replace(refused, message=f"tasks[{number}]: {refused.message}")
 
 
 def no_executor(workflow: Workflow, missing: str) -> CommandRefused:
     return CommandRefused(
         "no_executor",
-        f"{workflow.namespace}/{workflow.name}: {missing}",
+        f"{workflow.namespace}::{workflow.name}: {missing}",
         Hint(HintCode.CONFIGURE_EXECUTOR),
     )
 
@@ -208,11 +206,7 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
     if outcome.conflict is not None or outcome.failed is not None:
         _undo(state, undecided, now)
         if outcome.conflict is not None:
-            refused = CommandRefused(
-                "key_conflict",
-                f"the idempotency key {outcome.conflict!r} belongs to another submission",
-                Hint(HintCode.USE_NEW_KEY),
-            )
+            refused = _key_conflict(outcome.conflict)
         else:
             refused = CommandRefused("refused_by_database", f"the database refused the data: {outcome.failed}")
         state.refuse_now(outcome.request, refused)
@@ -236,6 +230,15 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
             [task_id not in existing for task_id in undecided.ids],
         ),
     )
+
+
+def _key_conflict(conflict: KeyConflict) -> CommandRefused:
+    message = (
+        f"two tasks of this submission have the idempotency key {conflict.key!r} and different content"
+        if conflict.task_id is None
+        else f"the idempotency key {conflict.key!r} belongs to task {conflict.task_id}, which has other content"
+    )
+    return CommandRefused("key_conflict", message, Hint(HintCode.USE_NEW_KEY))
 
 
 def _undo(state: BrokerState, undecided: Undecided, now: Now) -> None:
