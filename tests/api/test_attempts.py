@@ -87,7 +87,7 @@ def test_a_running_attempt_has_no_outcome_yet(api: Api) -> None:
     assert (attempt["outcome"], attempt["ended_at"], attempt["run_ms"]) == (None, None, None)
 
 
-def test_attempts_before_an_operators_retry_are_listed_too_and_count_anew(api: Api) -> None:
+def test_attempts_before_an_operators_retry_are_listed_and_the_count_begins_again(api: Api) -> None:
     task_id, poller = submit(api), Poller(api)
     fatal = {**KEY_ERROR, "retryable": False}
     answer(poller, taken(poller), "failed", error=fatal)
