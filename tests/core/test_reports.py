@@ -69,7 +69,7 @@ def test_a_run_that_claims_to_be_longer_than_its_delivery_started_at_the_dispatc
 def test_a_held_step_keeps_the_error_that_its_worker_reported() -> None:
     world, task_id, batch = dispatched(ONCE, granted=True)
     world.fail(batch, message="the bank did not answer", code="outcome_unknown")
-    assert recorded(world, task_id, facts.Held).message == "outcome_unknown: the bank did not answer"
+    assert recorded(world, task_id, facts.Held).message == "the bank did not answer"
     world.check()
 
 
