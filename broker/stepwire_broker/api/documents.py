@@ -9,6 +9,7 @@ from typing import Final
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from stepwire_broker.core.answers.hints import Hint
+from stepwire_broker.core.workflow_warnings import WorkflowWarning
 
 NULL: Final = Raw(b"null")
 NO_LABELS: Final = Raw(b"{}")
@@ -37,7 +38,7 @@ class WorkflowApplied(Struct, frozen=True):
     name: str
     version: str
     created: bool
-    warnings: list[str]
+    warnings: list[WorkflowWarning]
 
 
 class WorkflowActivated(Struct, frozen=True):
@@ -57,7 +58,10 @@ class WorkflowSummary(Struct, frozen=True):
 
 
 class WorkflowDocument(WorkflowSummary, frozen=True):
+    """`warnings` lists the handlers that no connected worker offers now."""
+
     document: Raw
+    warnings: list[WorkflowWarning]
 
 
 class Reason(Struct, frozen=True):

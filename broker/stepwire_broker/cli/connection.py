@@ -11,9 +11,11 @@ from stepwire.errors import ConfigurationError
 
 from stepwire_broker.api.token import TokenError, first_token
 from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.core.reading.durations import milliseconds
 
+from . import output
 from .config_commands import load
-from .failure import OF_STATUS, Exit, Failure
+from .failure import OF_STATUS, Exit, Failure, usage
 from .hints import next_text
 from .options import Options
 
@@ -21,24 +23,36 @@ PAGE_MAX: Final = 500
 UNREACHABLE = 0  # the client's status when there was no answer
 
 _DENIED = "run this in the broker's directory, or pass its token: --token-file FILE, or STEPWIRE_TOKEN"
-_UNREACHABLE = "start a broker: stepwire serve; or pass its address: --url URL, or STEPWIRE_URL"
+START_A_BROKER = "start a broker: stepwire serve; or pass its address: --url URL, or STEPWIRE_URL"
 
 
 @contextmanager
-def broker_client(options: Options) -> Iterator[Client]:
-    """A client for the duration of a command. A client error ends the command with the matching exit code."""
+def broker_client(options: Options, *, waits: bool = False) -> Iterator[Client]:
+    """A client for the duration of a command. A client error ends the command with the matching exit code.
+
+    Every command continues over an outage of a broker that has answered it. With `waits`, the command also waits for
+    the first answer: it submits work that must not be lost, or waits for a task anyway.
+    """
     try:
-        with open_client(options) as client:
+        with open_client(options, waits=waits) as client:
             yield client
     except ClientError as error:
         raise _failure(error) from None
 
 
-def open_client(options: Options, settings: Settings | None = None) -> Client:
+def open_client(options: Options, settings: Settings | None = None, *, waits: bool = False) -> Client:
     """A client that has sent nothing yet. With `settings`, the configuration is not read again."""
     url, token_file = address(options, settings)
+    outage_s = _outage_s(options)
+    is_set = outage_s is not None or bool(os.environ.get("STEPWIRE_OUTAGE_S"))
     try:
-        return Client(url, token=first_token(Path(token_file)) if token_file else None)
+        return Client(
+            url,
+            token=first_token(Path(token_file)) if token_file else None,
+            outage_s=outage_s,
+            first_answer_s=None if waits or is_set else 0.0,
+            on_outage=lambda text, is_over: output.note(options, text if is_over else f"{text} (Ctrl-C gives up)"),
+        )
     except (ConfigurationError, TokenError) as error:
         raise Failure(Exit.USAGE, str(error)) from None
 
@@ -68,9 +82,23 @@ def all_pages(
     return items, bool(fetch_page(**filters, limit=1, cursor=cursor)[member])
 
 
+def _outage_s(options: Options) -> float | None:
+    if options.outage is None:
+        return None
+    ms = milliseconds(options.outage)
+    if ms is None:
+        usage(f"--outage {options.outage}: use a form like 30s; 0s gives up at once")
+    return ms / 1000
+
+
 def _failure(error: ClientError) -> Failure:
+    if error.may_be_done:
+        hint = "the broker may have carried out the command: look at the state before you repeat it"
+        return Failure(
+            OF_STATUS.get(error.status, Exit.UNREACHABLE), error.message.rstrip("."), hint, _problem(error, hint)
+        )
     if error.status == UNREACHABLE:
-        return Failure(Exit.UNREACHABLE, error.message.rstrip("."), _UNREACHABLE, _problem(error, _UNREACHABLE))
+        return Failure(Exit.UNREACHABLE, error.message.rstrip("."), START_A_BROKER, _problem(error, START_A_BROKER))
     hint = _DENIED if error.status == 401 else next_text(error.next, error.hint)
     return Failure(OF_STATUS.get(error.status, Exit.FAILURE), error.message, hint, _problem(error, hint))
 
