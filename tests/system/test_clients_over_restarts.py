@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from .handlers import GATES
 from .harness import Program, Site, eventually, workflow
 
 KILLS = 10
 CLI_KILLS = 4
 FAULTS = ("kill_after", "kill_before", None)
-OK = 0
+OK, WRONG_STATE, UNREACHABLE = 0, 4, 5
 
 
 def all_tasks(site: Site) -> Iterator[dict[str, Any]]:
@@ -177,13 +178,50 @@ def test_a_submission_whose_outcome_is_unknown_names_the_key_that_repeats_it(sit
     site.apply(workflow("short", {"name": "a"}))
     (site.faults / "kill_after").write_text("0")
     lost = site.stepwire("task", "submit", "short", "--outage", outage)
-    assert lost.returncode == 5, lost
+    assert lost.returncode == UNREACHABLE, lost
     assert "the submission may be stored" in lost.stderr
     key = lost.stderr.split("--key ")[1].split()[0]
     site.start_broker(with_faults=True)
     again = site.stepwire("task", "submit", "short", "--key", key, "--json")
     assert json.loads(again.stdout)["created"] is False
     assert [task["idempotency_key"] for task in all_tasks(site)] == [key]
+
+
+def test_a_retry_is_sent_again_only_if_it_was_not_sent(site: Site) -> None:
+    """A second retry could run the steps again."""
+    site.start_broker(with_faults=True)
+    config = {"failures": 99, "gate": "open"}
+    site.apply(workflow("failing", {"name": "a", "handler_config": config, "retry_limit": 0, "timeout": "5m"}))
+    site.start_worker("w")
+    client = site.client()
+    site.open_gate("open")
+    task_id = client.run("failing")["task_id"]
+    (site.directory / GATES / "open").unlink()
+    (site.faults / "kill_after").write_text("0")
+    lost = site.stepwire("task", "retry", str(task_id))
+    assert lost.returncode == UNREACHABLE, lost
+    assert "the broker may have carried out the command: look at the state before you repeat it" in lost.stderr
+    refused = start(site, "retry", task_id, "task", "retry", "{task_id}", "--outage", "30s")
+    eventually(lambda: "connection refused; trying again" in refused.stderr or None, "the refused connection")
+    site.start_broker(with_faults=True)
+    assert refused.wait() == WRONG_STATE, "it was sent, and the first retry still runs"
+    retries = [event for event in client.task_events(task_id)["events"] if event["kind"] == "operated"]
+    assert len(retries) == 1
+
+
+def test_a_cancel_whose_answer_is_lost_is_sent_again_and_succeeds(site: Site) -> None:
+    site.start_broker(with_faults=True)
+    site.apply(workflow("idle", {"name": "a", "handler_class": "not.offered"}))
+    task_id = site.client().submit("idle").task_id
+    (site.faults / "kill_after").write_text("0")
+    cancelling = start(site, "cancel", task_id, "task", "cancel", "{task_id}")
+    assert site.broker is not None
+    site.broker.wait()
+    site.start_broker(with_faults=True)
+    assert cancelling.wait() == OK, cancelling.stderr
+    assert cancelling.stdout == f"task {task_id} is cancelled\n"
+    cancels = [event for event in site.client().task_events(task_id)["events"] if event["kind"] == "cancel_asked"]
+    assert len(cancels) == 1
 
 
 def start(site: Site, name: str, task_id: int, *words: str) -> Program:

@@ -30,8 +30,8 @@ START_A_BROKER = "start a broker: stepwire serve; or pass its address: --url URL
 def broker_client(options: Options, *, waits: bool = False) -> Iterator[Client]:
     """A client for the duration of a command. A client error ends the command with the matching exit code.
 
-    Every command continues over an outage of a broker that has answered it. With `waits`, the command also waits for
-    the first answer: it submits work that must not be lost, or waits for a task anyway.
+    Every command continues over an outage of a broker that it has reached. With `waits`, the command also waits for a
+    broker that it cannot reach: it submits work that must not be lost, or waits for a task anyway.
     """
     try:
         with open_client(options, waits=waits) as client:
@@ -50,7 +50,7 @@ def open_client(options: Options, settings: Settings | None = None, *, waits: bo
             url,
             token=first_token(Path(token_file)) if token_file else None,
             outage_s=outage_s,
-            first_answer_s=None if waits or is_set else 0.0,
+            first_contact_s=None if waits or is_set else 0.0,
             on_outage=lambda text, is_over: output.note(options, text if is_over else f"{text} (Ctrl-C gives up)"),
         )
     except (ConfigurationError, TokenError) as error:

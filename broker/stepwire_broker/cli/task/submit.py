@@ -61,14 +61,16 @@ def submit(
     with broker_client(options, waits=True) as client:
         if count > 1:
             task_ids = _submit_many(options, client, request, key, count)
-            if wait:
-                leave(_wait_for_all(options, client, task_ids, wait_s))
-            return
+            with goes_on("the tasks go on", "stepwire task list"):
+                _print_many(options, task_ids)
+                _warn(options, client, request)
+                leave(_wait_for_all(options, client, task_ids, wait_s) if wait else Exit.OK)
         submitted = _submit(client, request, key)
-        found = _warn(options, client, request)
-        if wait or follow:
-            output.note(options, f"task {submitted.task_id}")
-            with task_goes_on(submitted.task_id):
+        with task_goes_on(submitted.task_id):
+            if wait or follow:
+                output.note(options, f"task {submitted.task_id}")
+            found = _warn(options, client, request)
+            if wait or follow:
                 _await(options, client, submitted.task_id, wait_s, is_followed=follow)
     existing = "" if submitted.created else " (an earlier submission has this key)"
     data = {
@@ -151,23 +153,22 @@ def _submit_many(options: Options, client: Client, request: dict[str, Any], key:
             numbers = range(len(task_ids), min(len(task_ids) + BATCH_TASKS_MAX, count))
             task_ids += client.submit_many([{**request, "key": f"{key}/{n}"} for n in numbers])
             advance(len(numbers))
-    _warn(options, client, request)
+    return task_ids
+
+
+def _print_many(options: Options, task_ids: list[int]) -> None:
     if options.output == "jsonl":
         for task_id in task_ids:
             click.echo(msgspec.json.encode({"task_id": task_id}).decode())
     else:
-        output.one(options, {"task_ids": task_ids}, f"{count} tasks, {task_ids[0]} to {task_ids[-1]}")
-    return task_ids
+        output.one(options, {"task_ids": task_ids}, f"{len(task_ids)} tasks, {task_ids[0]} to {task_ids[-1]}")
 
 
 def _wait_for_all(options: Options, client: Client, task_ids: list[int], wait_s: float | None) -> Exit:
     """Wait for every task. Returns the highest of their exit codes."""
     until_s = None if wait_s is None else time.monotonic() + wait_s
     worst = Exit.OK
-    with (
-        goes_on("the tasks go on", "stepwire task list"),
-        output.progress(options, "finished", len(task_ids)) as advance,
-    ):
+    with output.progress(options, "finished", len(task_ids)) as advance:
         for task_id in task_ids:
             left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
             worst = max(worst, exit_of(until_settled(options, client, task_id, left_s)))

@@ -27,7 +27,7 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
     content of `token_file`, $STEPWIRE_TOKEN, the content of $STEPWIRE_TOKEN_FILE, the content of `.stepwire/token`.
 
     While the broker does not answer, as during a restart, each call waits for it for at most `outage_s`; default:
-    $STEPWIRE_OUTAGE_S, or 30. `first_answer_s` is the same limit until the broker has answered for the first time;
+    $STEPWIRE_OUTAGE_S, or 30. `first_contact_s` is the same limit until the first connection was made;
     default: `outage_s`. A call that was sent is sent again only if that cannot repeat its effect. `on_outage` is called
     with a sentence and False when an outage begins, and with True when it is over; without it, the logger
     `stepwire.client` gets the sentences.
@@ -41,12 +41,12 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
         token_file: str | os.PathLike[str] | None = None,
         timeout_s: float = TIMEOUT_S,
         outage_s: float | None = None,
-        first_answer_s: float | None = None,
+        first_contact_s: float | None = None,
         on_outage: OnOutage | None = None,
     ) -> None:
         url = url or os.environ.get("STEPWIRE_URL") or URL_DEFAULT
         outage_s = outage_seconds(os.environ.get("STEPWIRE_OUTAGE_S")) if outage_s is None else outage_s
-        outages = Outages(outage_s, outage_s if first_answer_s is None else first_answer_s, on_outage)
+        outages = Outages(outage_s, outage_s if first_contact_s is None else first_contact_s, on_outage)
         super().__init__(Transport(url, _find_token(token, token_file), timeout_s, outages))
 
     def __enter__(self) -> "Client":

@@ -63,25 +63,24 @@ def failed_try_of(refusal: ClientError) -> FailedTry | None:
 class Outages:
     """The limits of one client, and its reports: one when an outage begins, one when it is over."""
 
-    def __init__(self, outage_s: float, first_answer_s: float, on_outage: OnOutage | None) -> None:
+    def __init__(self, outage_s: float, first_contact_s: float, on_outage: OnOutage | None) -> None:
         self._outage_s = outage_s
-        self._first_answer_s = first_answer_s
+        self._first_contact_s = first_contact_s
         self._on_outage = on_outage or _log
-        self._has_answered = False
+        self._has_contact = False
         self._is_reported = False
 
     @property
     def limit_s(self) -> float:
         """The time to wait for an answer."""
-        return self._outage_s if self._has_answered else self._first_answer_s
+        return self._outage_s if self._has_contact else self._first_contact_s
 
-    def answered(self) -> None:
-        """The broker sent any answer."""
-        self._has_answered = True
+    def connected(self) -> None:
+        """A connection was made: there is a broker."""
+        self._has_contact = True
 
     def over(self) -> None:
         """The broker carried out a call, or refused it for good."""
-        self._has_answered = True
         if self._is_reported:
             self._is_reported = False
             self._on_outage("the broker answers again", True)

@@ -117,7 +117,6 @@ class Transport:
         with closing(self._connect()) as connection:
             status, lines = connection.follow("GET", self._prefix + path, headers)
             if status >= 400:
-                self._outages.answered()
                 raise error_of(status, b"".join(lines))
             yield lines
 
@@ -172,7 +171,6 @@ class Transport:
             return self.unreachable(_cause(error)) if failed is None else failed._replace(may_be_done=False)
         except OSError as error:
             return self.lost(error) or self.unreachable(error)
-        self._outages.answered()
         if answer.status >= 400:
             refusal = error_of(answer.status, answer.body, answer.headers.get("retry-after"))
             return failed_try_of(refusal) or refusal
@@ -228,7 +226,9 @@ class Transport:
         return headers
 
     def _connect(self) -> Connection:
-        return Connection(self._host, self._port, is_tls=self._is_tls, timeout_s=self._timeout_s)
+        connection = Connection(self._host, self._port, is_tls=self._is_tls, timeout_s=self._timeout_s)
+        self._outages.connected()
+        return connection
 
     def _disconnect(self) -> None:
         if self._connection is not None:
