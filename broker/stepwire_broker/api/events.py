@@ -8,7 +8,7 @@ reconnects with `Last-Event-ID`, also after a restart of the broker, misses no e
 import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -20,6 +20,7 @@ from stepwire_broker.timestamps import rfc3339
 
 from . import explaining, reading
 from .engine_port import EnginePort
+from .enumerations import KINDS, Attention, EventKind, TaskState
 from .http import HttpCall
 from .http_problems import HttpProblem
 from .replies import Reply, Stream, encode
@@ -33,7 +34,6 @@ LANES_MAX: Final = 64
 CURSOR_CHARACTERS_MAX: Final = 4096
 BEGINNING: Final = "0"
 
-KINDS: Final[tuple[str, ...]] = tuple(str(kind.__struct_config__.tag) for kind in get_args(facts.Fact))
 STREAM_QUERY: Final = ("task_id", "namespace", "workflow", "kind", "after")
 
 
@@ -42,7 +42,7 @@ class EventDocument(Struct, frozen=True, kw_only=True):
 
     id: str
     at: str
-    kind: str
+    kind: EventKind
     task_id: int
     namespace: str | None  # null if the task was removed meanwhile; so are `workflow`, `step_id` and `step`
     workflow: str | None
@@ -55,8 +55,8 @@ class EventDocument(Struct, frozen=True, kw_only=True):
     until: str | UnsetType = UNSET
     lost: bool | UnsetType = UNSET
     output_bytes: int | UnsetType = UNSET
-    state: str | UnsetType = UNSET
-    attention: str | UnsetType | None = UNSET
+    state: TaskState | UnsetType = UNSET
+    attention: Attention | UnsetType | None = UNSET
     action: str | UnsetType = UNSET
     reason: str | UnsetType = UNSET
     new_key: bool | UnsetType = UNSET

@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 from msgspec import Raw
 from stepwire_protocol.messages import NULL
 
-from stepwire_broker.core.answers import reason_codes
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.states import TASK_FINAL, StepState, TaskState
@@ -32,10 +31,11 @@ from .documents import (
     WorkflowSummary,
     raw_or_null,
 )
+from .enumerations import HANDLER_ERROR, REASONS
 from .http_problems import HttpProblem
 from .replies import encode
 
-TASK_QUERY: Final = ("state", "namespace", "workflow", "label", "since", "limit", "cursor")
+TASK_QUERY: Final = ("state", "namespace", "workflow", "label", "idempotency_key", "since", "limit", "cursor")
 STEP_QUERY: Final = ("state", "handler_class", "limit", "cursor")
 LIMIT_DEFAULT: Final = 50
 LIMIT_MAX: Final = 500
@@ -54,6 +54,7 @@ def task_filter(query: dict[str, str]) -> TaskFilter:
         namespace=query.get("namespace"),
         workflow=query.get("workflow"),
         label=_label(query.get("label")),
+        key=query.get("idempotency_key"),
         since_ms=_since(query.get("since")),
         before=_cursor(query.get("cursor")),
         limit=limit(query.get("limit")),
@@ -221,7 +222,10 @@ def _reason(row: StepRow) -> Reason | None:
     if row.reason is None:
         return None
     since = row.ready_ms if row.state == StepState.READY else row.finished_ms or row.started_ms or row.dispatched_ms
-    return Reason(row.reason, reason_codes.describe(row.reason), rfc3339_or_none(since), None, None)
+    code, message = row.reason, REASONS.get(row.reason)
+    if message is None:
+        code, message = HANDLER_ERROR, f"the handler failed the step with the code {row.reason}"
+    return Reason(code, message, rfc3339_or_none(since), None, None)
 
 
 def _workflow(row: StoredWorkflow | WorkflowRow) -> dict[str, Any]:

@@ -39,6 +39,8 @@ from stepwire_broker.core.model.live import (
     WorkerSession,
 )
 
+from .wants import wants_of
+
 NEVER_MS: Final = 2**53 - 1
 
 
@@ -101,6 +103,7 @@ class LaneState(Struct):
     kept: list[tuple[str, str]] = []
     parked: list[Parked] = []
     reserve_ids: int = 0
+    unused_ids: tuple[int, int] | None = None
     promised: bool = False  # sends wait for the open group, so it is written even if it is empty
     bytes: int = 0
     in_flight: list[Task] = []  # tasks in the group the writer has now
@@ -117,6 +120,7 @@ class LaneState(Struct):
             or self.kept
             or self.parked
             or self.reserve_ids
+            or self.unused_ids
             or self.promised
         )
 
@@ -180,6 +184,7 @@ class Outbox:
             kept=lane.kept,
             parked=lane.parked,
             reserve_ids=lane.reserve_ids,
+            unused_ids=lane.unused_ids,
             bytes=lane.bytes,
         )
         for task in lane.dirty.values():
@@ -191,6 +196,7 @@ class Outbox:
         lane.dirty = {}
         lane.submissions, lane.workflows, lane.activations, lane.kept, lane.parked = [], [], [], [], []
         lane.reserve_ids = lane.bytes = 0
+        lane.unused_ids = None
         lane.promised = False
         self._barrier = None
         return group
@@ -270,9 +276,9 @@ def task_changed(task: Task, owner: LaneOwner) -> TaskChanged:
 
 
 def reload_conditions(task: Task) -> tuple[int | None, str | None]:
-    """Return when a task that leaves memory must be loaded again, and the handler class that it waits for."""
+    """Return when a task that leaves memory must be loaded again, and the handlers that it waits for."""
     times: list[int] = []
-    wants = None
+    handlers: list[str] = []
     for step in task.steps:
         if step.is_final or step.state == "waiting" or step.state == "held":
             continue  # no deadline ends these
@@ -283,8 +289,9 @@ def reload_conditions(task: Task) -> tuple[int | None, str | None]:
             if step.definition.queue_timeout_ms is not None and step.ready_ms is not None:
                 times.append(step.ready_ms + step.definition.queue_timeout_ms)
             if task.state == "running" and step.rests_until_ms is None:
-                wants = wants or step.definition.handler_class
-    if wants is not None and not times:
+                handlers.append(step.definition.handler_class)
+    wants = wants_of(handlers)
+    if handlers and (wants is None or not times):
         return None, wants
     return (min(times) if times else NEVER_MS), wants
 

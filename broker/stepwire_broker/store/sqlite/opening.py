@@ -62,7 +62,7 @@ class Lock:
             os.close(self._descriptor)
             raise InUse(
                 f"{path} is in use by another broker (process {holder or 'unknown'}): stop that broker, or give this "
-                "one its own database.url; several brokers on one database need PostgreSQL"
+                "one its own database.url"
             ) from None
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -250,7 +250,8 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         return
     findings = [row[0] for row in connection.execute("PRAGMA quick_check(3)")]
     if findings != ["ok"]:
-        raise StoreRefused(f"{path} is corrupt: {'; '.join(findings)}. Keep a copy of it and restore a backup")
+        details = "; ".join(" ".join(finding.split()) for finding in findings)  # one finding may have several lines
+        raise StoreRefused(f"{path} is corrupt: {details}. Keep a copy of it and restore a backup")
 
 
 def refused(path: Path, error: sqlite3.Error) -> StoreRefused:
