@@ -33,6 +33,7 @@ from stepwire_broker.core.definitions.settings import (
 from stepwire_broker.core.definitions.workflow import read_workflow
 from stepwire_broker.core.model.events import ApplyWorkflow
 from stepwire_broker.core.reading.document_problems import InvalidWorkflow
+from stepwire_broker.core.workflow_warnings import of_document, of_handlers
 from stepwire_broker.engine import Engine
 from stepwire_broker.executors.contract import Executor
 from stepwire_broker.executors.registry import Executors
@@ -249,9 +250,8 @@ class Broker:
         except (definition_files.DocumentError, InvalidWorkflow) as error:
             raise CommandError("invalid_workflow", str(error)) from None
         done = await self._calls.ask(lambda request: ApplyWorkflow(request, definition, activate), Applied)
-        return AppliedWorkflow(
-            done.namespace, done.name, done.version, done.created, tuple(map(str, definition.warnings))
-        )
+        warnings = (*of_document(definition), *of_handlers(self._calls.engine().state, definition))
+        return AppliedWorkflow(done.namespace, done.name, done.version, done.created, warnings)
 
     async def submit(
         self,

@@ -15,6 +15,7 @@ STEPS_MAX: Final = 3  # steps that a text names
 class CommandError(BrokerError):
     """A command was refused, and nothing is stored. `code` is the same as over HTTP, `hint` is the next action.
 
+    Only with the code `commit_unknown`, the command may have been carried out: the broker stopped before the commit.
     With `retry_after_ms`, the same command may succeed after that time.
     """
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 from stepwire_broker.core.answers.error_texts import described
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.states import TASK_FINAL
+from stepwire_broker.core.workflow_warnings import WorkflowWarning
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.store.rows import StepRow
 from stepwire_broker.store.task_results import result_of
@@ -64,13 +65,14 @@ class TaskView(Struct, frozen=True, kw_only=True):
 
 
 class AppliedWorkflow(Struct, frozen=True):
-    """`created` is False when this version already existed with the same content."""
+    """`created` is False when this version already existed with the same content. `warnings` are probable mistakes, and
+    handlers that are not offered now."""
 
     namespace: str
     name: str
     version: str
     created: bool
-    warnings: tuple[str, ...]
+    warnings: tuple[WorkflowWarning, ...]
 
 
 def read_view(queries: Queries, task_id: int, workflows: Mapping[int, Workflow]) -> TaskView | None:

@@ -2,7 +2,9 @@
 
 from typing import Final
 
-GENERIC: Final = frozenset({"failed", "error"})  # the status of the result, where a handler gave no code
+# Codes that name no type of error: the status of the result, where a handler gave no code, and codes that say what is
+# done about the error.
+GENERIC: Final = frozenset({"failed", "error", "outcome_unknown", "resolved_failed"})
 
 
 def described(code: str | None, message: str, characters_max: int | None = None) -> str:
