@@ -17,6 +17,7 @@ from .core.guards.allowance import BreakerSet, SetBreaker
 from .core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
 from .core.intake.routing_rules import Routed, SetRule
 from .core.model.events import Command, CommandOfOperator
+from .core.model.states import TaskState
 from .core.workers.drain import DrainWorker, Quieted
 from .core.workers.executor_control import ExecutorPaused, PauseExecutor, ResumeExecutor
 from .stages.requests import Make, read_body
@@ -112,7 +113,7 @@ class Changed(Struct, frozen=True):
     """The task after the command."""
 
     task_id: int
-    state: str
+    state: TaskState
     attention: str | None
 
 
@@ -138,7 +139,7 @@ class RuleSet(Struct, frozen=True):
 
 
 def _changed(done: Done) -> Changed:
-    return Changed(done.task_id, done.state, done.attention)
+    return Changed(done.task_id, TaskState(done.state), done.attention)
 
 
 def _executor(answer: ExecutorPaused) -> ExecutorStatus:

@@ -48,8 +48,8 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
         _warning(
             "loop_was_late",
             "gap_ms busy_ms",
-            "The loop read nothing for `gap_ms`. If `busy_ms`, its own computing time, is much less, the process or the "
-            "machine was stopped or had no free core.",
+            "The loop read nothing for `gap_ms`. If `busy_ms`, its own computing time, is much less, the process or "
+            "the machine was stopped or had no free core.",
         ),
         _warning(
             "level0_answer_refused",

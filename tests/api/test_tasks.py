@@ -420,6 +420,15 @@ def test_a_held_step_gets_the_outcome_that_an_operator_sets(served: Api, said: d
     assert answer.status == 200, answer
     task = served.call("GET", f"/v1/tasks/{task_id}?wait_ms=20000").json
     assert (task["state"], task["steps"][1]["state"], task["attention"]) == (state, state, None)
+    assert state == "completed" or task["steps"][1]["reason"]["code"] == "resolved_failed"
+
+
+def test_the_reason_of_a_failed_step_is_one_of_the_declared_codes_whatever_its_handler_reports(served: Api) -> None:
+    task_id = submit(served, context={"card": "declined"})
+    step = served.call("GET", f"/v1/tasks/{task_id}?wait_ms=300000").json["steps"][1]
+    assert step["error"]["code"] == "card_declined"
+    assert step["reason"]["code"] == "handler_error"
+    assert step["reason"]["message"] == "the handler failed the step with the code card_declined"
 
 
 def test_a_resolution_needs_a_reason_and_a_held_step(served: Api) -> None:

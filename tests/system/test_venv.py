@@ -30,7 +30,7 @@ needs_old_python = pytest.mark.skipif(OLD is None, reason="this machine has no P
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """What venv.sh needs of a clone. pip finds no index, so an installation ends where it would begin."""
+    """The files of a clone that venv.sh reads. pip finds no index, so an installation ends where it would begin."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "bin").mkdir()
     shutil.copy(ROOT / "tests/venv.sh", tmp_path / "tests/venv.sh")

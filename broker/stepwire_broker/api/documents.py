@@ -10,6 +10,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from stepwire_broker.core.answers.hints import Hint
 
+from .enumerations import Attention, ReasonCode, StepState, TaskState
+
 NULL: Final = Raw(b"null")
 NO_LABELS: Final = Raw(b"{}")
 
@@ -19,7 +21,7 @@ class Created(Struct, frozen=True):
     `wait_ms`."""
 
     task_id: int
-    state: str
+    state: TaskState
     created: bool
     task: Raw | UnsetType = UNSET
 
@@ -63,7 +65,7 @@ class WorkflowDocument(WorkflowSummary, frozen=True):
 class Reason(Struct, frozen=True):
     """Why a step is in its state. `hint` (for people) and `next` (for programs) describe the next action."""
 
-    code: str
+    code: ReasonCode
     message: str
     since: str | None
     hint: str | None
@@ -74,8 +76,8 @@ class TaskReason(Struct, frozen=True):
     """Why a task has not ended, or how it ended. `step` is the step that is the cause; null if the task itself is."""
 
     task_id: int
-    state: str
-    code: str
+    state: TaskState
+    code: ReasonCode
     message: str
     since: str | None
     hint: str | None
@@ -90,8 +92,8 @@ class StepReason(Struct, frozen=True):
     task_id: int
     step_id: int
     step: str
-    state: str
-    code: str
+    state: StepState
+    code: ReasonCode
     message: str
     since: str | None
     hint: str | None
@@ -123,7 +125,7 @@ class StepSummary(Struct, frozen=True, kw_only=True):
     task_id: int
     name: str
     handler_class: str
-    state: str
+    state: StepState
     attempt: int
     retry_limit: int | None
     deliveries: int
@@ -196,8 +198,8 @@ class TaskSummary(Struct, frozen=True, kw_only=True):
     namespace: str
     workflow: str
     version: str
-    state: str
-    attention: str | None
+    state: TaskState
+    attention: Attention | None
     cancelling: bool
     priority: int
     labels: Raw

@@ -11,7 +11,7 @@ are never sent again. Such an event has the id of the position that the client h
 import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -24,6 +24,7 @@ from stepwire_broker.timestamps import rfc3339
 
 from . import explaining, reading
 from .engine_port import EnginePort
+from .enumerations import PROGRESS, STREAM_KINDS, Attention, EventKind, TaskState
 from .http import HttpCall
 from .http_problems import HttpProblem
 from .progress_feed import ProgressFeed, ProgressReader
@@ -38,9 +39,6 @@ LANES_MAX: Final = 64
 CURSOR_CHARACTERS_MAX: Final = 4096
 BEGINNING: Final = "0"
 
-KINDS: Final[tuple[str, ...]] = tuple(str(kind.__struct_config__.tag) for kind in get_args(facts.Fact))
-PROGRESS: Final = "progress"  # the kind of the events that are not in the history
-STREAM_KINDS: Final = (*KINDS, PROGRESS)
 STREAM_QUERY: Final = ("task_id", "namespace", "workflow", "kind", "after")
 
 
@@ -54,7 +52,7 @@ class EventDocument(Struct, frozen=True, kw_only=True):
 
     id: str
     at: str
-    kind: str
+    kind: EventKind
     task_id: int
     namespace: str | None  # null if the task was removed meanwhile; so are `workflow`, `step_id` and `step`
     workflow: str | None
@@ -67,8 +65,8 @@ class EventDocument(Struct, frozen=True, kw_only=True):
     until: str | UnsetType = UNSET
     lost: bool | UnsetType = UNSET
     output_bytes: int | UnsetType = UNSET
-    state: str | UnsetType = UNSET
-    attention: str | UnsetType | None = UNSET
+    state: TaskState | UnsetType = UNSET
+    attention: Attention | UnsetType | None = UNSET
     action: str | UnsetType = UNSET
     reason: str | UnsetType = UNSET
     new_key: bool | UnsetType = UNSET

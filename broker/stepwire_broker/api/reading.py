@@ -10,7 +10,6 @@ import msgspec
 from msgspec import Raw
 from stepwire_protocol.messages import NULL
 
-from stepwire_broker.core.answers import reason_codes
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.live import StepProgress
@@ -38,6 +37,7 @@ from .documents import (
     WorkflowSummary,
     raw_or_null,
 )
+from .enumerations import HANDLER_ERROR, REASONS
 from .http_problems import HttpProblem
 from .replies import encode
 
@@ -284,7 +284,10 @@ def _reason(row: StepRow) -> Reason | None:
     if row.reason is None:
         return None
     since = row.ready_ms if row.state == StepState.READY else row.finished_ms or row.started_ms or row.dispatched_ms
-    return Reason(row.reason, reason_codes.describe(row.reason), rfc3339_or_none(since), None, None)
+    code, message = row.reason, REASONS.get(row.reason)
+    if message is None:
+        code, message = HANDLER_ERROR, f"the handler failed the step with the code {row.reason}"
+    return Reason(code, message, rfc3339_or_none(since), None, None)
 
 
 def _workflow(row: StoredWorkflow | WorkflowRow) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def _that_fit(columns: Sequence[Column], cells: dict[Column, list[str]], width: 
     """The columns without as many extra ones, the last first, as the width requires. Long texts are wrapped instead."""
     shown = list(columns)
     for column in reversed(columns):
-        if _sum([min(WRAPPED_FIRST, each) for each in _natural(shown, cells)]) <= width:
+        if _sum(_least(shown, cells, WRAPPED_FIRST)) <= width:
             break
         if column.is_extra:
             shown.remove(column)
@@ -70,20 +70,27 @@ def _natural(columns: Sequence[Column], cells: dict[Column, list[str]]) -> list[
     return [max(map(cell_len, (column.title, *cells[column]))) for column in columns]
 
 
+def _least(columns: Sequence[Column], cells: dict[Column, list[str]], most: int) -> list[int]:
+    """The widths of columns that are wrapped to `most` characters. Words are not broken: ids must stay whole."""
+    least = []
+    for column, natural in zip(columns, _natural(columns, cells), strict=True):
+        words = [cell_len(word) for text in (column.title, *cells[column]) for word in text.split()]
+        least.append(min(natural, max(most, *words, 0)))
+    return least
+
+
 def _sum(widths: Sequence[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
 
 
 def _widths(columns: Sequence[Column], cells: dict[Column, list[str]], width: int) -> list[int] | None:
     """The width of each column. The widest are narrowed, and so wrapped; None if that is not enough."""
-    widths = _natural(columns, cells)
-    while (too_many := _sum(widths) - width) > 0:
-        widest = max(range(len(widths)), key=widths.__getitem__)
-        least = max(WRAPPED_MIN, len(columns[widest].title))
-        if widths[widest] <= least:
-            return None
-        second = max((each for at, each in enumerate(widths) if at != widest), default=0)
-        widths[widest] = max(least, min(widths[widest] - 1, max(second, widths[widest] - too_many)))
+    widths, least = _natural(columns, cells), _least(columns, cells, WRAPPED_MIN)
+    if _sum(least) > width:
+        return None
+    while _sum(widths) > width:
+        widest = max((at for at in range(len(widths)) if widths[at] > least[at]), key=widths.__getitem__)
+        widths[widest] -= 1
     return widths
 
 
@@ -107,19 +114,22 @@ def _print_line(
 def _wrapped(text: str, width: int) -> list[str]:
     if cell_len(text) <= width:
         return [text]
-    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False) or [""]
 
 
 def _print_blocks(console: Console, columns: Sequence[Column], cells: dict[Column, list[str]], count: int) -> None:
     """Print each item as lines of name and value: for a terminal that is too narrow for any table."""
-    width = max(len(column.title) for column in columns)
+    width = max(len(column.title) for column in columns) + GAP
     for row in range(count):
         if row:
             console.print()
         for column in columns:
             value = cells[column][row]
-            line = Text.assemble((f"{column.title.upper():<{width + GAP}}", "bold"), (value, _style(column, value)))
-            console.print(line, soft_wrap=True)
+            title = column.title.upper()
+            for part in _wrapped(value, max(WRAPPED_MIN, console.width - width)):
+                line = Text.assemble((f"{title:<{width}}", "bold"), (part, _style(column, value)))
+                console.print(line, soft_wrap=True)
+                title = ""
 
 
 def _style(column: Column, value: str) -> str:

@@ -29,7 +29,10 @@ def apply(options: Options, files: tuple[str, ...], no_activate: bool) -> None:
     """
     from . import definitions
 
-    sources = [definitions.read(file) for file in files]  # all are read before any is sent
+    sources = [definitions.read(file) for file in files]  # all are read and checked before any is sent
+    problems = [problem for source in sources for problem in definitions.problems_of(source)]
+    if problems:
+        raise Failure(Exit.USAGE, "\n".join(problems))
     applied: list[dict[str, Any]] = []
     for file, source in zip(files, sources, strict=True):
         try:

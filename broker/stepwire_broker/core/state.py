@@ -26,7 +26,7 @@ from .definitions.stored_rows import Opened
 from .definitions.workflow import Workflow
 from .guards.guard import Guards
 from .model.commit_group import StallCode
-from .model.events import ApplyWorkflow, Attached, Now
+from .model.events import ApplyWorkflow, Attached, Now, SubmitTasks
 from .model.facts import Fact
 from .model.figures import Figures
 from .model.level0_peer import Level0
@@ -71,6 +71,7 @@ class CoreCounters(Struct):
         self.refused[code] = self.refused.get(code, 0) + 1
 
 
+SLICE_STEPS: Final = 4_000
 ENDED_REMEMBERED_MAX: Final = 65_536
 DEAD_REMEMBERED_MAX: Final = 65_536
 QUIETED_REMEMBERED_MAX: Final = 65_536
@@ -108,6 +109,8 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     # requests
     waiters: dict[int, list[int]] = {}  # task id → requests
     asked: dict[int, int] = {}  # request → task id, of the waiters
+    building: dict[int, Any] = {}  # by request: submissions whose tasks are being built
+    slice_steps: int = SLICE_STEPS  # of a submission, built in one turn
     undecided: dict[int, Any] = {}  # by request: submissions whose keys are not decided yet
     undecided_workflows: dict[int, ApplyWorkflow] = {}
     reserved_tasks: int = 0  # of undecided submissions
@@ -116,6 +119,9 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     next_id: int
     last_id: int
     ids_asked: bool = False
+    left: bool = False  # the broker has returned its ids, and reserves no others
+    submissions_waiting: list[SubmitTasks] = []  # for ids
+    submissions_waiting_bytes: int = 0
     reads: int = 0
     batches: int = 0
 

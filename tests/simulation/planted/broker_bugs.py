@@ -9,7 +9,7 @@ from stepwire_broker.core.answers.answers import TasksSubmitted
 from stepwire_broker.core.commit import decision, outbox
 from stepwire_broker.core.dispatch import placement
 from stepwire_broker.core.guards import allowance
-from stepwire_broker.core.intake import commands, submission
+from stepwire_broker.core.intake import commands, storing, submission
 from stepwire_broker.core.loading import residency
 from stepwire_broker.core.model import apply as core_apply
 from stepwire_broker.core.model import facts
@@ -232,6 +232,14 @@ def _key_decided_early(plant: Plant) -> None:
     plant.function(submission.on_submit, on_submit)
 
 
+def _rest_forgotten(plant: Plant) -> None:
+    def build_on(_: Any, state: Any, building: Any, now: Any) -> None:
+        storing._build_slice(state, building)
+        storing._put_in_group(state, building)
+
+    plant.function(storing._build_on, build_on)
+
+
 def _eviction_ignored(plant: Plant) -> None:
     def insert(original: Any, state: Any, loaded: Any, gone: Any, now: Any) -> int:
         return int(original(state, loaded, set(), now))
@@ -310,6 +318,16 @@ def _applied_twice(plant: Plant) -> None:
     plant.method(SqliteWriter, "advance", advance)
 
 
+def _used_ids_returned(plant: Plant) -> None:
+    """A planned stop also returns the ids of its last tasks."""
+
+    def return_numbers(original: Any, state: Any) -> None:
+        state.next_id = max(1, state.next_id - 8)
+        original(state)
+
+    plant.function(submission.return_numbers, return_numbers)
+
+
 BUGS: Final = (
     Bug("a late failure fails the current delivery", _no_fence),
     Bug("acks sent before their commit", _at_once(outbox.SendAck)),
@@ -335,6 +353,7 @@ BUGS: Final = (
     Bug("a recovered delivery taken back before safe_at", _safe_too_soon),
     Bug("submission key ignored", _key_ignored),
     Bug("a submission is answered before its commit", _key_decided_early),
+    Bug("only the first tasks of a large submission are stored", _rest_forgotten),
     Bug("a task evicted after a page was read is loaded from it", _eviction_ignored),
     Bug("breaker: an at_most_once step as probe", _once_as_probe),
     Bug("breaker: no timer ends its open time", _open_for_ever),
@@ -344,4 +363,5 @@ BUGS: Final = (
     Bug("the standard error of a run is not stored", _stderr_missing),
     Bug("an unknown commit treated as failed", _unknown_is_failed),
     Bug("an unknown commit applied twice", _applied_twice),
+    Bug("a planned stop returns ids that are used", _used_ids_returned),
 )

@@ -24,6 +24,8 @@ def cancel(
 ) -> None:
     """Cancel tasks: start no further steps, and ask running steps to stop.
 
+    Compensating steps, such as a refund, do not start either.
+
     Name the tasks by their ids, or select them by the filters of `stepwire task list`. A filter without --state selects
     tasks that have not ended. They are cancelled after you confirm, or with --yes. A refusal does not stop the others;
     refusals are listed at the end, and the exit code is then 1.

@@ -196,6 +196,7 @@ class CommitGroup(Struct):
     history: list[HistoryRow] = []
     parked: list[Parked] = []
     reserve_ids: int = 0  # the number of further ids to reserve for tasks and steps
+    unused_ids: tuple[int, int] | None = None  # reserved ids to return, from the first to the last
     bytes: int = 0  # an estimate of its size in memory
 
 
