@@ -66,6 +66,7 @@ class CoreLoop:
         self.commit_listeners: list[Callable[[], None]] = []
         self._flush_due = False
         self._handed: dict[int, float] = {}  # by lane: when its writer got its current group
+        self._stalled_s = 0.0  # since when the database stalls
         self._complained: dict[str, float] = {}  # by code: when a fault of level 0 was last logged
         listener = BusEvents(
             on_message=self.receive,
@@ -133,11 +134,22 @@ class CoreLoop:
                 self.measures.stalls[outcome.code] = self.measures.stalls.get(outcome.code, 0) + 1
         elif isinstance(outcome, Committed):
             self.measures.commit_s.observe(self._loop.time() - self._handed[outcome.lane])
+        stalled = self._state.stalled
         self._turn.commit(outcome)
+        self._log_stall(stalled)
         if isinstance(outcome, Committed):
             for listener in tuple(self.commit_listeners):
                 listener()
         self.pulse.arm()
+
+    def _log_stall(self, before: str | None) -> None:
+        """Log the end of a stall. `before` is the code before the outcome was handled."""
+        after = self._state.stalled
+        if before is None and after is not None:
+            self._stalled_s = self._loop.time()
+        elif before is not None and after is None:
+            stalled_ms = int((self._loop.time() - self._stalled_s) * 1000)
+            log.warning("database_recovered", code=before, stalled_ms=stalled_ms)
 
     def _fail(self, outcome: Broken | Fenced) -> None:
         """Write and answer nothing from now on: the next start of a broker recovers the state."""

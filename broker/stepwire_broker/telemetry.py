@@ -62,6 +62,11 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "A commit failed or is late. The broker retries it and accepts no work meanwhile.",
         ),
         _warning(
+            "database_recovered",
+            "code stalled_ms",
+            "Commits succeed again after `database_stalled`, and the broker accepts work.",
+        ),
+        _warning(
             "read_failed",
             "error",
             "A read from the database failed. The broker reads again, or refuses the request that needed it.",

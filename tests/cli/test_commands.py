@@ -199,7 +199,7 @@ def test_tap_prints_live_messages(shop: Place) -> None:
         (["task", "submit", "shop::slow", "--label", "x"], USAGE, "region=eu"),
         (["task", "submit", "shop::slow", "--timeout", "soon"], USAGE, "30s or 5m"),
         (["task", "show", "x"], USAGE, "not a valid integer"),
-        (["task", "nothing"], USAGE, "No such command"),
+        (["task", "nothing"], USAGE, "there is no command stepwire task nothing"),
         (["workflow", "apply", "nowhere.yaml"], USAGE, "nowhere.yaml cannot be read"),
         (["task", "show", "1", "--token-file", "wrong"], DENIED, "--token-file FILE"),
         (["task", "show", "1", "--token-file", "nowhere"], USAGE, "nowhere"),

@@ -122,6 +122,7 @@ class MemoryQueries:
             (wanted.namespace, lambda row: row.namespace == wanted.namespace),
             (wanted.workflow, lambda row: row.workflow == wanted.workflow),
             (wanted.label, lambda row: wanted.label in _labels(row).items()),
+            (wanted.key, lambda row: row.key == wanted.key),
             (wanted.since_ms, lambda row: row.created_ms >= wanted.since_ms),
             (wanted.before, lambda row: row.id < wanted.before),
         )

@@ -55,6 +55,11 @@ def is_draining(broker: EnginePort) -> bool:
     return broker.state.draining
 
 
+def known_workflows(broker: EnginePort) -> Iterable[tuple[str, str, str]]:
+    """The stored versions of workflows as (namespace, name, version), in the order in which they were applied."""
+    return broker.state.versions
+
+
 def is_behind(broker: EnginePort) -> bool:
     """True if the broker accepts no results, because too many writes wait for the database."""
     return broker.state.outbox.bytes_waiting > broker.settings.limits.uncommitted_bytes

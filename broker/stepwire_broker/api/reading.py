@@ -35,7 +35,7 @@ from .enumerations import HANDLER_ERROR, REASONS
 from .http_problems import HttpProblem
 from .replies import encode
 
-TASK_QUERY: Final = ("state", "namespace", "workflow", "label", "since", "limit", "cursor")
+TASK_QUERY: Final = ("state", "namespace", "workflow", "label", "idempotency_key", "since", "limit", "cursor")
 STEP_QUERY: Final = ("state", "handler_class", "limit", "cursor")
 LIMIT_DEFAULT: Final = 50
 LIMIT_MAX: Final = 500
@@ -54,6 +54,7 @@ def task_filter(query: dict[str, str]) -> TaskFilter:
         namespace=query.get("namespace"),
         workflow=query.get("workflow"),
         label=_label(query.get("label")),
+        key=query.get("idempotency_key"),
         since_ms=_since(query.get("since")),
         before=_cursor(query.get("cursor")),
         limit=limit(query.get("limit")),

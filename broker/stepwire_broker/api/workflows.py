@@ -4,15 +4,16 @@ from typing import Final
 
 from stepwire_broker import definition_files
 from stepwire_broker.core.answers.answers import Applied
-from stepwire_broker.core.answers.hints import Hint, HintCode
+from stepwire_broker.core.answers.hints import HintCode
 from stepwire_broker.core.definitions.workflow import NAMESPACE_DEFAULT, read_workflow
+from stepwire_broker.core.intake.unknown_workflow import unknown_workflow
 from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow
 from stepwire_broker.core.reading.document_problems import InvalidWorkflow
 
-from . import reading
+from . import core_views, reading
 from .documents import WorkflowActivated, WorkflowApplied
 from .http import HttpCall
-from .http_problems import HttpProblem, not_found
+from .http_problems import HttpProblem, of_refused
 from .replies import JSON, Reply, encode
 
 YAML: Final = (b"application/yaml", b"application/x-yaml", b"text/yaml", b"text/x-yaml")
@@ -56,5 +57,6 @@ async def show(call: HttpCall) -> Reply:
     namespace = query.get("namespace", NAMESPACE_DEFAULT)
     document = await call.broker.read(reading.workflow, namespace, name, query.get("version"))
     if document is None:
-        raise not_found(f"workflow {namespace}::{name}", Hint(HintCode.LIST_WORKFLOWS))
+        known = core_views.known_workflows(call.broker)
+        raise of_refused(unknown_workflow(namespace, name, query.get("version"), known, HintCode.LIST_WORKFLOWS))
     return Reply(200, document)

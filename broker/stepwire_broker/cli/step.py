@@ -7,7 +7,7 @@ import msgspec
 from stepwire.client import Client, WrongState
 from stepwire_protocol import patterns
 
-from . import output
+from . import completing, output
 from .confirmation import confirm
 from .connection import all_pages, broker_client
 from .failure import Exit, Failure, leave, usage
@@ -19,9 +19,9 @@ COLUMNS = [
     output.Column("step", "step_id"),
     output.Column("task", "task_id"),
     output.Column("name", "name"),
-    output.Column("handler", "handler_class"),
+    output.Column("handler", "handler_class", is_extra=True),
     output.Column("state", "state"),
-    output.Column("worker", "worker"),
+    output.Column("worker", "worker", is_extra=True),
     output.Column("why", "why"),
 ]
 
@@ -32,8 +32,15 @@ def step() -> None:
 
 
 @step.command(name="list")
-@click.option("--state", default="held", show_default=True, help="Only steps in this state: held, failed, …")
-@click.option("--handler-class", metavar="NAME", help="Only steps of this handler.")
+@output.columns_option
+@click.option(
+    "--state",
+    default="held",
+    show_default=True,
+    shell_complete=completing.step_states,
+    help="Only steps in this state: held, failed, …",
+)
+@click.option("--handler-class", metavar="NAME", shell_complete=completing.handlers, help="Only steps of this handler.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Maximum number of rows.")
 @click.pass_obj
 def list_steps(options: Options, state: str, handler_class: str | None, limit: int) -> None:
@@ -47,7 +54,7 @@ def list_steps(options: Options, state: str, handler_class: str | None, limit: i
 
 
 @step.command()
-@click.argument("reference", metavar="STEP")
+@click.argument("reference", metavar="STEP", shell_complete=completing.steps)
 @click.pass_obj
 def show(options: Options, reference: str) -> None:
     """Print a step. STEP is its id, or TASK/NAME."""
@@ -59,8 +66,13 @@ def show(options: Options, reference: str) -> None:
 
 
 @step.command()
-@click.argument("references", metavar="[STEP]..", nargs=-1)
-@click.option("--handler-class", metavar="NAME", help="All held steps of this handler; NAME may be a pattern.")
+@click.argument("references", metavar="[STEP]..", nargs=-1, shell_complete=completing.held_steps)
+@click.option(
+    "--handler-class",
+    metavar="NAME",
+    shell_complete=completing.handlers,
+    help="All held steps of this handler; NAME may be a pattern.",
+)
 @click.option("--task", "task_id", type=int, metavar="ID", help="All held steps of this task.")
 @click.option("--all", "all_held", is_flag=True, help="All held steps.")
 @click.option("--dry-run", is_flag=True, help="Only print the steps that would be resolved.")

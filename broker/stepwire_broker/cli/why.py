@@ -5,7 +5,7 @@ from typing import Any
 import click
 from stepwire.client import Client, NotFound
 
-from . import output
+from . import completing, output
 from .connection import broker_client
 from .failure import usage
 from .hints import next_text
@@ -15,7 +15,7 @@ SENTENCE_CHARACTERS_MAX = 2_000
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("reference", metavar="TASK[/STEP]")
+@click.argument("reference", metavar="TASK[/STEP]", shell_complete=completing.open_tasks)
 @click.pass_obj
 def why(options: Options, reference: str) -> None:
     """Explain why a task or a step is not running: `6591`, `6591/process_payment`, or the step's id."""

@@ -5,12 +5,12 @@ from typing import Any
 import click
 from stepwire.client import Client
 
-from . import output
+from . import completing, output
 from .connection import broker_client
 from .failure import Exit, Failure
 from .options import Options, StepwireGroup
 
-FILES = click.argument("files", metavar="FILE..", nargs=-1, required=True)
+FILES = click.argument("files", metavar="FILE..", nargs=-1, required=True, type=click.Path())
 
 
 @click.group(cls=StepwireGroup, lazy={"graph": "stepwire_broker.cli.graph:graph"})
@@ -29,7 +29,10 @@ def apply(options: Options, files: tuple[str, ...], no_activate: bool) -> None:
     """
     from . import definitions
 
-    sources = [definitions.read(file) for file in files]  # all are read before any is sent
+    sources = [definitions.read(file) for file in files]  # all are read and checked before any is sent
+    problems = [problem for source in sources for problem in definitions.problems_of(source)]
+    if problems:
+        raise Failure(Exit.USAGE, "\n".join(problems))
     applied: list[dict[str, Any]] = []
     for file, source in zip(files, sources, strict=True):
         try:
@@ -102,6 +105,7 @@ def schema() -> None:
 
 
 @workflow.command(name="list")
+@output.columns_option
 @click.pass_obj
 def list_workflows(options: Options) -> None:
     """List the stored workflows with their versions."""
@@ -112,9 +116,11 @@ def list_workflows(options: Options) -> None:
 
 
 @workflow.command()
-@click.argument("name")
-@click.option("--namespace", metavar="NAME", help="The workflow's namespace.")
-@click.option("--version", metavar="VERSION", help="The workflow's version. [the active one]")
+@click.argument("name", shell_complete=completing.workflows)
+@click.option("--namespace", metavar="NAME", shell_complete=completing.namespaces, help="The workflow's namespace.")
+@click.option(
+    "--version", metavar="VERSION", shell_complete=completing.versions, help="The workflow's version. [the active one]"
+)
 @click.pass_obj
 def show(options: Options, name: str, namespace: str | None, version: str | None) -> None:
     """Print a stored workflow. NAME may have the form NAMESPACE::NAME."""
@@ -131,9 +137,9 @@ def show(options: Options, name: str, namespace: str | None, version: str | None
 
 
 @workflow.command()
-@click.argument("name")
-@click.argument("version")
-@click.option("--namespace", metavar="NAME", help="The workflow's namespace.")
+@click.argument("name", shell_complete=completing.workflows)
+@click.argument("version", shell_complete=completing.versions)
+@click.option("--namespace", metavar="NAME", shell_complete=completing.namespaces, help="The workflow's namespace.")
 @click.pass_obj
 def activate(options: Options, name: str, version: str, namespace: str | None) -> None:
     """Use VERSION for new tasks that name no version. Running tasks keep their version."""

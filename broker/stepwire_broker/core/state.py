@@ -26,7 +26,7 @@ from .definitions.stored_rows import Opened
 from .definitions.workflow import Workflow
 from .guards.guard import Guards
 from .model.commit_group import StallCode
-from .model.events import ApplyWorkflow, Attached, Now
+from .model.events import ApplyWorkflow, Attached, Now, SubmitTasks
 from .model.facts import Fact
 from .model.figures import Figures
 from .model.level0_peer import Level0
@@ -118,6 +118,9 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     next_id: int
     last_id: int
     ids_asked: bool = False
+    left: bool = False  # the broker has returned its ids, and reserves no others
+    submissions_waiting: list[SubmitTasks] = []  # for ids
+    submissions_waiting_bytes: int = 0
     reads: int = 0
     batches: int = 0
 

@@ -126,6 +126,9 @@ class LaneWriter(Protocol):
     def park(self, parked: Sequence[Parked]) -> None: ...
     def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, int]: ...
     def reserve_ids(self, count: int) -> tuple[int, int]: ...
+    def return_ids(self, first: int, last: int) -> None:
+        """Let the next reservation begin at `first`, unless ids after `last` were reserved meanwhile."""
+
     def trouble(self, error: Exception) -> Trouble: ...
     def rest(self, group: CommitGroup) -> None:
         """Do the database's housekeeping, after the outcome of a group was reported and before the next group."""
@@ -296,6 +299,8 @@ class Writing:
             self._in_pieces = True
 
     def _outcome(self, group: CommitGroup, written: WriteResult) -> Committed:
+        if group.unused_ids is not None:
+            self._writer.return_ids(*group.unused_ids)
         return Committed(
             lane=self._number,
             seq=group.seq,

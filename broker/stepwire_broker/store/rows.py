@@ -17,6 +17,7 @@ class TaskFilter(NamedTuple):
     namespace: str | None = None
     workflow: str | None = None
     label: tuple[str, str] | None = None
+    key: str | None = None  # the idempotency key
     since_ms: int | None = None
     before: int | None = None
     limit: int = 50

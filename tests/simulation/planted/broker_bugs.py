@@ -293,6 +293,16 @@ def _applied_twice(plant: Plant) -> None:
     plant.method(SqliteWriter, "advance", advance)
 
 
+def _used_ids_returned(plant: Plant) -> None:
+    """A planned stop also returns the ids of its last tasks."""
+
+    def return_numbers(original: Any, state: Any) -> None:
+        state.next_id = max(1, state.next_id - 8)
+        original(state)
+
+    plant.function(submission.return_numbers, return_numbers)
+
+
 BUGS: Final = (
     Bug("a late failure fails the current delivery", _no_fence),
     Bug("acks sent before their commit", _at_once(outbox.SendAck)),
@@ -324,4 +334,5 @@ BUGS: Final = (
     Bug("breaker: no timer ends its open time", _open_for_ever),
     Bug("an unknown commit treated as failed", _unknown_is_failed),
     Bug("an unknown commit applied twice", _applied_twice),
+    Bug("a planned stop returns ids that are used", _used_ids_returned),
 )

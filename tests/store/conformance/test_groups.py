@@ -73,6 +73,24 @@ def test_reserved_ids_never_overlap_also_over_restarts(place: Place) -> None:
     assert [last - first + 1 for first, last in reserved] == [10_000, 500, 500] * 2
 
 
+def test_returned_ids_are_the_next_ones_to_be_reserved(place: Place) -> None:
+    with Running(place) as run:
+        ids = run.write(reserve_ids=500).ids
+        assert ids is not None
+        run.write(unused_ids=(ids[0] + 7, ids[1]))
+    with Running(place) as run:
+        assert run.opened.ids[0] == ids[0] + 7
+
+
+def test_ids_are_not_returned_after_others_were_reserved(place: Place) -> None:
+    with Running(place) as run:
+        first, second = run.write(reserve_ids=500).ids, run.write(reserve_ids=500).ids
+        assert first is not None
+        assert second is not None
+        run.write(unused_ids=first)
+        assert run.write(reserve_ids=1).ids == (second[1] + 1, second[1] + 1)
+
+
 # -- a group ----------------------------------------------------------------------------------------------------------
 
 

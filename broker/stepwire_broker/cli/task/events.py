@@ -7,7 +7,7 @@ import click
 import msgspec
 from stepwire.client import Client
 
-from stepwire_broker.cli import output
+from stepwire_broker.cli import completing, output
 from stepwire_broker.cli.connection import broker_client
 from stepwire_broker.cli.options import Options, StepwireCommand
 
@@ -17,7 +17,7 @@ HEAD: Final = frozenset({"id", "at", "kind", "task_id", "namespace", "workflow",
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("task_id", metavar="ID", type=int)
+@click.argument("task_id", metavar="ID", type=int, shell_complete=completing.tasks)
 @click.option("--follow", is_flag=True, help="Print new events until the task has ended, also across a broker restart.")
 @click.pass_obj
 def events(options: Options, task_id: int, follow: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from stepwire_broker.cli import output
+from stepwire_broker.cli import completing, output
 from stepwire_broker.cli.connection import broker_client
 from stepwire_broker.cli.failure import Exit, Failure
 from stepwire_broker.cli.options import Options, StepwireCommand
@@ -23,7 +23,7 @@ STEP_COLUMNS: Final = [
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("task_id", metavar="ID", type=int)
+@click.argument("task_id", metavar="ID", type=int, shell_complete=completing.tasks)
 @click.pass_obj
 def show(options: Options, task_id: int) -> None:
     """Print a task and its steps."""
@@ -32,7 +32,7 @@ def show(options: Options, task_id: int) -> None:
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("task_id", metavar="ID", type=int)
+@click.argument("task_id", metavar="ID", type=int, shell_complete=completing.tasks)
 @click.option("--wait", is_flag=True, help="Wait until the task has ended or waits on a held step.")
 @click.option("--timeout", metavar="DURATION", help="Maximum time to wait, e.g. 30s.")
 @click.pass_obj

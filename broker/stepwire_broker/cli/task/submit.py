@@ -9,7 +9,7 @@ import click
 import msgspec
 from stepwire.client import Client
 
-from stepwire_broker.cli import output
+from stepwire_broker.cli import completing, output
 from stepwire_broker.cli.connection import broker_client
 from stepwire_broker.cli.failure import Exit, leave, usage
 from stepwire_broker.cli.options import Options, StepwireCommand
@@ -24,9 +24,11 @@ _CONTEXT_FORM: Final = """use a form like --context '{"order_id": 7}'"""
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("workflow")
-@click.option("--namespace", metavar="NAME", help="The workflow's namespace.")
-@click.option("--version", metavar="VERSION", help="The workflow's version. [the active one]")
+@click.argument("workflow", shell_complete=completing.workflows)
+@click.option("--namespace", metavar="NAME", shell_complete=completing.namespaces, help="The workflow's namespace.")
+@click.option(
+    "--version", metavar="VERSION", shell_complete=completing.versions, help="The workflow's version. [the active one]"
+)
 @click.option(
     "--context", metavar="J|@FILE|-", default="{}", help="A JSON object, the file that holds it, or - for stdin."
 )
@@ -71,7 +73,8 @@ def submit(
             leave(exit_of(document))
     existing = "" if submitted.created else " (an earlier submission has this key)"
     data = {"task_id": submitted.task_id, "created": submitted.created, "idempotency_key": submitted.key}
-    output.one(options, data, f"task {submitted.task_id}{existing}")
+    is_quiet = options.verbosity < 0  # then only the id, for scripts
+    output.one(options, data, str(submitted.task_id) if is_quiet else f"task {submitted.task_id}{existing}")
     output.note(options, f"next: stepwire task show {submitted.task_id}")
 
 
@@ -116,7 +119,9 @@ def _submit_many(options: Options, client: Client, request: dict[str, Any], key:
         for task_id in task_ids:
             click.echo(msgspec.json.encode({"task_id": task_id}).decode())
     else:
-        output.one(options, {"task_ids": task_ids}, f"{count} tasks, {task_ids[0]} to {task_ids[-1]}")
+        ids = "\n".join(map(str, task_ids))
+        text = ids if options.verbosity < 0 else f"{count} tasks, {task_ids[0]} to {task_ids[-1]}"
+        output.one(options, {"task_ids": task_ids}, text)
     return task_ids
 
 

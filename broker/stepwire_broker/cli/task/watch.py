@@ -9,7 +9,7 @@ import click
 import msgspec
 from stepwire.client import Client, ClientError, WaitTimeout
 
-from stepwire_broker.cli import output
+from stepwire_broker.cli import completing, output
 from stepwire_broker.cli.connection import broker_client
 from stepwire_broker.cli.failure import Exit, leave
 from stepwire_broker.cli.options import Options, StepwireCommand
@@ -42,7 +42,7 @@ _UNKNOWN: Final = StateStyle("?", "")
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("task_id", metavar="ID", type=int)
+@click.argument("task_id", metavar="ID", type=int, shell_complete=completing.tasks)
 @click.option("--timeout", metavar="DURATION", help="Stop watching after this time, e.g. 30s.")
 @click.pass_obj
 def watch(options: Options, task_id: int, timeout: str | None) -> None:

@@ -103,6 +103,7 @@ class LaneState(Struct):
     kept: list[tuple[str, str]] = []
     parked: list[Parked] = []
     reserve_ids: int = 0
+    unused_ids: tuple[int, int] | None = None
     promised: bool = False  # sends wait for the open group, so it is written even if it is empty
     bytes: int = 0
     in_flight: list[Task] = []  # tasks in the group the writer has now
@@ -119,6 +120,7 @@ class LaneState(Struct):
             or self.kept
             or self.parked
             or self.reserve_ids
+            or self.unused_ids
             or self.promised
         )
 
@@ -182,6 +184,7 @@ class Outbox:
             kept=lane.kept,
             parked=lane.parked,
             reserve_ids=lane.reserve_ids,
+            unused_ids=lane.unused_ids,
             bytes=lane.bytes,
         )
         for task in lane.dirty.values():
@@ -193,6 +196,7 @@ class Outbox:
         lane.dirty = {}
         lane.submissions, lane.workflows, lane.activations, lane.kept, lane.parked = [], [], [], [], []
         lane.reserve_ids = lane.bytes = 0
+        lane.unused_ids = None
         lane.promised = False
         self._barrier = None
         return group

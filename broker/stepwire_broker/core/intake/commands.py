@@ -268,9 +268,8 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
 
 
 def _wrong_state(task: Task, done: str) -> CommandRefused:
-    return CommandRefused(
-        "wrong_state", f"task {task.id} is {task.state} and cannot be {done}", Hint(HintCode.SHOW_TASK, task_id=task.id)
-    )
+    text = f"already {done}" if task.state == done else f"{task.state} and cannot be {done}"
+    return CommandRefused("wrong_state", f"task {task.id} is {text}", Hint(HintCode.SHOW_TASK, task_id=task.id))
 
 
 # The machine loads the task before it calls these functions, and removes a task that has ended afterwards.

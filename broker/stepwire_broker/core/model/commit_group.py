@@ -185,13 +185,21 @@ class CommitGroup(Struct):
     history: list[HistoryRow] = []
     parked: list[Parked] = []
     reserve_ids: int = 0  # the number of further ids to reserve for tasks and steps
+    unused_ids: tuple[int, int] | None = None  # reserved ids to return, from the first to the last
     bytes: int = 0  # an estimate of its size in memory
+
+
+class KeyConflict(NamedTuple):
+    """An idempotency key that belongs to a task with other content."""
+
+    key: str
+    task_id: int | None  # None: the other task is in the same submission, so it is not stored
 
 
 class SubmissionOutcome(NamedTuple):
     request: int
     existing: dict[int, int]  # assigned task_id → the task that already has its key
-    conflict: str | None  # the key of an existing submission with other content
+    conflict: KeyConflict | None
     failed: str | None = None  # the database's error when it refused the data
 
 

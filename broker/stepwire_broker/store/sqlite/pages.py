@@ -64,8 +64,14 @@ class PageQueries(Reading):
                 "EXISTS (SELECT 1 FROM json_each(tasks.labels) WHERE key = :label_name AND value = :label_value)"
             )
             values["label_name"], values["label_value"] = wanted.label
+        if wanted.key is not None:
+            conditions.append(_OF_KEY)
+            values["key"] = wanted.key
         values["limit"] = wanted.limit
-        if wanted.workflow is None:
+        if wanted.key is not None or (wanted.workflow is None and wanted.namespace is None):
+            if wanted.workflow is not None:
+                conditions.append("workflows.name = :workflow")
+                values["workflow"] = wanted.workflow
             return self._task_rows(" AND ".join(conditions), values)
         # Read one version at a time, newest first from its index: a joint query would have to sort all rows.
         with self.snapshot():
@@ -153,11 +159,12 @@ class PageQueries(Reading):
             {"namespace": namespace},
         )
 
-    def _workflow_ids(self, namespace: str | None, name: str) -> list[int]:
+    def _workflow_ids(self, namespace: str | None, name: str | None) -> list[int]:
         return [
             row[0]
             for row in self.execute(
-                "SELECT id FROM workflows WHERE name = ?1 AND (?2 IS NULL OR namespace = ?2)", (name, namespace)
+                "SELECT id FROM workflows WHERE (?1 IS NULL OR name = ?1) AND (?2 IS NULL OR namespace = ?2)",
+                (name, namespace),
             )
         ]
 
@@ -203,6 +210,11 @@ class PageQueries(Reading):
         )
         return [ParkedRow(*row) for row in rows.fetchall()]
 
+
+# The keys are found by namespace and key. A task belongs to a namespace of a workflow, and there are few of these.
+_OF_KEY: Final = """
+tasks.id IN (SELECT task_id FROM keys WHERE namespace IN (SELECT DISTINCT namespace FROM workflows) AND key = :key)
+""".strip()
 
 _WORKFLOW: Final = "id, namespace, name, version, digest, document, created_ms, active"
 

@@ -211,6 +211,9 @@ class SqliteWriter:
     def reserve_ids(self, count: int) -> tuple[int, int]:
         return reserve_ids(self.connection, count)
 
+    def return_ids(self, first: int, last: int) -> None:
+        self._execute("UPDATE sequences SET next = ? WHERE name = 'ids' AND next = ?", (first, last + 1))
+
     # -- trouble ------------------------------------------------------------------------------------------------------
 
     def trouble(self, error: Exception) -> Trouble:

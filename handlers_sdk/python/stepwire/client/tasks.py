@@ -70,7 +70,7 @@ class TaskCalls(Calls):
         return self._transport.get(_path(task_id))
 
     def tasks(self, **filters: Any) -> dict[str, Any]:
-        """A page of tasks. Filters: state, workflow, label, since, limit, cursor."""
+        """A page of tasks. Filters: state, namespace, workflow, label, idempotency_key, since, limit, cursor."""
         return self._transport.get("/v1/tasks", filters)
 
     def task_events(self, task_id: int, **page: Any) -> dict[str, Any]:
