@@ -40,6 +40,7 @@ class Grant(NamedTuple):
     name: str
     scopes: frozenset[Scope]
     expires_ms: int | None = None
+    is_named: bool = True  # False: `name` is only the number of its line
 
     def allows(self, scope: Scope) -> bool:
         return scope in self.scopes or Scope.ADMIN in self.scopes
@@ -268,7 +269,8 @@ def _grant(where: str, words: list[str], name: str) -> Grant:
         scopes = frozenset(Scope(scope) for scope in members.get("scopes", "admin").split(","))
     except ValueError as error:
         raise TokenError(f"{where}: {error}; scopes are {', '.join(Scope)}") from None
-    return Grant(members.get("name", name), scopes, _expires_ms(where, members.get("expires")))
+    expires_ms = _expires_ms(where, members.get("expires"))
+    return Grant(members.get("name", name), scopes, expires_ms, is_named="name" in members)
 
 
 def _expires_ms(where: str, text: str | None) -> int | None:

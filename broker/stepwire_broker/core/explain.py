@@ -17,12 +17,13 @@ from stepwire_broker.core.model.targets import BUS, LOCAL, POLL, Target
 from stepwire_broker.core.routing.router import NO_EXECUTOR, Decided, missing_text, path_of
 
 from . import takers
+from .answers.error_texts import described
 from .answers.reason_codes import describe
 from .guards import allowance
 from .guards.breaker import BreakerPhase
 from .model.events import Now
 from .model.states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
-from .phrases import at_time, counted, named, span
+from .phrases import at_time, counted, named, progress_text, span
 from .state import BrokerState
 from .takers import Obstacle
 
@@ -171,10 +172,19 @@ def _dispatched(state: BrokerState, step: Step, now: Now) -> Why:
     if live.seen == "done":
         return Why("result_awaited", f"ran on {where}, and its result has not arrived yet; {lease}{stopping}", since)
     if step.started_ms is not None:
-        return Why("running", f"runs on {where}, started {at_time(step.started_ms, now)}; {lease}{stopping}", since)
+        started = f"started {at_time(step.started_ms, now)}{_progress(state, live, now)}"
+        return Why("running", f"runs on {where}, {started}; {lease}{stopping}", since)
     if live.batch is not None and not live.batch.answered:
         return Why("handed_out", f"handed to {where} {at}, which has not accepted it yet; {lease}{stopping}", since)
     return Why("handed_out", f"handed to {where} {at}, which has not started it; {lease}{stopping}", since)
+
+
+def _progress(state: BrokerState, live: Step, now: Now) -> str:
+    """Return the latest progress report of a running step, or nothing."""
+    report = state.progress.get(live.id)
+    if report is None or report.delivery != live.delivery:
+        return ""
+    return f"; progress {progress_text(report.done, report.total, report.note)}, {span(now.wall - report.at_ms)} ago"
 
 
 def _at_level0(state: BrokerState, step: Step, now: Now) -> Why:
@@ -558,5 +568,5 @@ def _last_error(step: Step) -> str:
 def _error(step: Step) -> str | None:
     if step.error is None:
         return None
-    message = msgspec.json.decode(step.error, type=ErrorDetail).message
-    return message if len(message) <= ERROR_CHARACTERS_MAX else f"{message[:ERROR_CHARACTERS_MAX]}…"
+    error = msgspec.json.decode(step.error, type=ErrorDetail)
+    return described(error.code, error.message, ERROR_CHARACTERS_MAX)

@@ -7,13 +7,15 @@ import click
 import msgspec
 from stepwire.client import Client
 
-from stepwire_broker.cli import completing, output
+from stepwire_broker.cli import completing, output, step_texts
 from stepwire_broker.cli.connection import broker_client
 from stepwire_broker.cli.options import Options, StepwireCommand
 
 BEGINNING: Final = "0"
 PAGE_EVENTS: Final = 500
 HEAD: Final = frozenset({"id", "at", "kind", "task_id", "namespace", "workflow", "step_id", "step"})
+
+LAST: Final = ("run_ms", "message")
 
 
 @click.command(cls=StepwireCommand)
@@ -49,5 +51,10 @@ def _followed(client: Client, task_id: int) -> Iterator[dict[str, Any]]:
 
 
 def _line(event: dict[str, Any]) -> str:
-    facts = "  ".join(f"{name} {output.shortened(value, 200)}" for name, value in event.items() if name not in HEAD)
-    return f"{event['at']}  {event.get('step') or '-'}  {event['kind']}  {facts}".rstrip()
+    """The event's members in their order; a duration and a message come last, because they are longest."""
+    facts = [f"{name} {output.shortened(value, 200)}" for name, value in event.items() if name not in (*HEAD, *LAST)]
+    if "run_ms" in event:
+        facts.append(f"took {step_texts.duration(event['run_ms'])}")
+    if "message" in event:
+        facts.append(f"message {output.shortened(event['message'], 200)}")
+    return f"{event['at']}  {event.get('step') or '-'}  {event['kind']}  {'  '.join(facts)}".rstrip()

@@ -9,7 +9,7 @@ import click
 import msgspec
 from stepwire.client import Client, ClientError, WaitTimeout
 
-from stepwire_broker.cli import completing, output
+from stepwire_broker.cli import completing, output, step_texts
 from stepwire_broker.cli.connection import broker_client
 from stepwire_broker.cli.failure import Exit, leave
 from stepwire_broker.cli.options import Options, StepwireCommand
@@ -118,7 +118,7 @@ def _print_change(options: Options, change: dict[str, Any]) -> None:
         attention = f", {change['attention']}" if change["attention"] else ""
         click.echo(f"{change['at'][11:23]} task {change['task_id']} is {change['state']}{attention}")
         return
-    more = f" (attempt {change['attempt']})" if change["attempt"] else ""
+    more = f" (attempt {change['attempt'] + 1})" if change["attempt"] else ""
     worker = ""
     if change["worker"] and change["state"] == "dispatched":
         worker = f" {'and running on' if change['started_at'] else 'to'} {change['worker']}"
@@ -171,7 +171,7 @@ def _label(step: dict[str, Any], parents: list[str]) -> Any:
     if step["worker"]:
         label.append(f"  by {output.shortened(step['worker'].partition(':')[0], 50)}", style="dim")
     if step["attempt"]:
-        label.append(f"  attempt {step['attempt']}", style="yellow")
+        label.append(f"  attempt {step_texts.attempt(step)}", style="yellow")
     if step["error"] and step["state"] in ("failed", "held", "retry_wait"):
         label.append(f"  {_message(step['error'])}", style=style.style)
     if len(parents) > 1:
@@ -200,8 +200,7 @@ def _duration(step: dict[str, Any]) -> str:
 
 
 def _message(error: Any) -> str:
-    text = error.get("message") or error.get("code") if isinstance(error, dict) else error
-    return output.shortened(text or "failed", 200)
+    return output.shortened(step_texts.error(error), 200)
 
 
 def _now_text() -> str:
