@@ -48,9 +48,9 @@ def test_a_refused_token_is_named_with_its_file_and_the_address(anywhere: Place,
         token.write_text("x" * 43)
         token.chmod(0o600)
         done = stranger.stepwire("task", "list", "--url", url)
-        assert done.err.startswith(f"stepwire: the token in {token} is not one of the broker's at {url}\n")
+        assert done.err.startswith(f"stepwire: the token in {token} is not one of the broker's at {url}, or has expired\n")
         done = stranger.stepwire("task", "list", "--url", url, STEPWIRE_TOKEN="y" * 43)
-        assert done.err.startswith(f"stepwire: the token in STEPWIRE_TOKEN is not one of the broker's at {url}\n")
+        assert done.err.startswith(f"stepwire: the token in STEPWIRE_TOKEN is not one of the broker's at {url}, or has expired\n")
     finally:
         broker.end(signal.SIGTERM)
 

@@ -105,11 +105,11 @@ def failure_of(options: Options, error: ClientError) -> Failure:
 def _denied_text(options: Options) -> str:
     url, token_file = address(options)
     if token_file is None and os.environ.get("STEPWIRE_TOKEN"):
-        return f"the token in STEPWIRE_TOKEN is not one of the broker's at {url}"
+        return f"the token in STEPWIRE_TOKEN is not one of the broker's at {url}, or has expired"
     file = Path(token_file or TOKEN_FILE).absolute()
     if not file.exists():
         return f"the broker at {url} needs a token, and {file} does not exist"
-    return f"the token in {file} is not one of the broker's at {url}"
+    return f"the token in {file} is not one of the broker's at {url}, or has expired"
 
 
 def _problem(error: ClientError, text: str, hint: str) -> dict[str, object]:
