@@ -22,6 +22,7 @@ from .core.definitions.settings import Settings
 from .core.machine import Machine
 from .core.model.commit_group import Broken, CommitGroup, Committed, Fenced, Outcome, Stalled
 from .core.model.events import Event, FrameRefused, LoadFailed, MessageIgnored, MessageRefused, ProcessDied
+from .core.model.live import StepProgress
 from .errors import BrokerError
 from .loop_measures import nothing_yet, rows_of
 from .pulse import Pulse, PulseActions, read_clocks
@@ -64,6 +65,7 @@ class CoreLoop:
         self.answers = PendingAnswers()
         self.measures = nothing_yet()
         self.commit_listeners: list[Callable[[], None]] = []
+        self.progress_listeners: list[Callable[[StepProgress], None]] = []
         self._flush_due = False
         self._handed: dict[int, float] = {}  # by lane: when its writer got its current group
         self._stalled_s = 0.0  # since when the database stalls
@@ -85,6 +87,7 @@ class CoreLoop:
             self._watch,
             _log_breaker,
             self._log_complaint,
+            self._tell_progress,
         )
         self._turn = Turn(machine, around)
         actions = PulseActions(
@@ -161,7 +164,7 @@ class CoreLoop:
             else "another broker has taken over this broker's lane"
         )
         log.error("broker_failed", reason=reason)
-        self.answers.give_up(CommandRefused("database_unavailable", reason))
+        self.answers.give_up(CommandRefused("commit_unknown", reason))
         if not self._failed.done():
             self._failed.set_exception(BrokerStopped(reason))
 
@@ -219,6 +222,11 @@ class CoreLoop:
             self.flush()
         elif waited_ms < WATCH_FOR_MS:
             self._loop.call_later(WATCH_MS / 1000, self._watch, watch, waited_ms + WATCH_MS)
+
+    def _tell_progress(self, reports: list[StepProgress]) -> None:
+        for listener in tuple(self.progress_listeners):
+            for report in reports:
+                listener(report)
 
     def _log_complaint(self, complaint: Complaint) -> None:
         """Log each code once in `COMPLAIN_EVERY_S`: unsolicited messages must not fill the log."""

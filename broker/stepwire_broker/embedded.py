@@ -41,6 +41,7 @@ from .core.definitions.workflow import Workflow, read_workflow
 from .core.model.events import ApplyWorkflow, AwaitTask
 from .core.model.states import TASK_FINAL, TaskState
 from .core.reading.document_problems import InvalidWorkflow
+from .core.workflow_warnings import WorkflowWarning, of_document, of_handlers
 from .core_loop import BrokerStopped
 from .errors import BrokerError as BrokerError
 from .executors.contract import Executor
@@ -69,6 +70,7 @@ _decode: Final = msgspec.json.Decoder().decode
 class CommandError(BrokerError):
     """A command was refused, and nothing is stored. `code` is the same as over HTTP, `hint` is the next action.
 
+    Only with the code `commit_unknown`, the command may have been carried out: the broker stopped before the commit.
     With `retry_after_ms`, the same command may succeed after that time.
     """
 
@@ -137,13 +139,14 @@ class TaskView(Struct, frozen=True, kw_only=True):
 
 
 class AppliedWorkflow(Struct, frozen=True):
-    """`created` is False when this version already existed with the same content."""
+    """`created` is False when this version already existed with the same content. `warnings` are probable mistakes, and
+    handlers that are not offered now."""
 
     namespace: str
     name: str
     version: str
     created: bool
-    warnings: tuple[str, ...]
+    warnings: tuple[WorkflowWarning, ...]
 
 
 class RunBlocking(Protocol):
@@ -304,7 +307,8 @@ class Broker:
         except (definition_files.DocumentError, InvalidWorkflow) as error:
             raise CommandError("invalid_workflow", str(error)) from None
         done = await self._ask(lambda request: ApplyWorkflow(request, read, activate), Applied)
-        return AppliedWorkflow(done.namespace, done.name, done.version, done.created, tuple(map(str, read.warnings)))
+        warnings = (*of_document(read), *of_handlers(self._started().state, read))
+        return AppliedWorkflow(done.namespace, done.name, done.version, done.created, warnings)
 
     async def submit(
         self,

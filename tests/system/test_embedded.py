@@ -52,7 +52,8 @@ def test_a_second_broker_on_the_same_file_is_refused_and_the_first_continues(tmp
         async with Broker.open(tmp_path / "state.db") as broker:
             with pytest.raises(StoreRefused, match="another broker"):
                 await Broker.open(tmp_path / "state.db").start()
-            await broker.apply({"name": "w", "steps": [{"name": "s", "handler_class": "nobody"}]})
+            applied = await broker.apply({"name": "w", "steps": [{"name": "s", "handler_class": "unoffered"}]})
+            assert [warning.handlers for warning in applied.warnings] == [("unoffered",)]
             assert (await (await broker.submit("w")).show()).state == "running"
 
     asyncio.run(main())

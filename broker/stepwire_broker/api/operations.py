@@ -20,7 +20,7 @@ from .database import Pruning
 from .documents import (
     Created,
     CreatedBatch,
-    StepDocument,
+    StepDetail,
     StepPage,
     StepReason,
     TaskDocument,
@@ -268,7 +268,7 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             (404,),
         ),
         ("GET", "/v1/tasks/{task_id}/steps/{name}"): Operation(
-            "getTaskStep", Scope.READ, "Show a step by its name.", {200: StepDocument}, (404,)
+            "getTaskStep", Scope.READ, "Show a step by its name.", {200: StepDetail}, (404,)
         ),
         ("GET", "/v1/tasks/{task_id}/steps/{name}/why"): Operation(
             "explainStep",
@@ -298,7 +298,11 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             "listSteps", Scope.READ, "List steps of all tasks, the newest first.", {200: StepPage}, query=_STEP_STATES
         ),
         ("GET", "/v1/steps/{step_id}"): Operation(
-            "getStep", Scope.READ, "Show a step with its output.", {200: StepDocument}, (404,)
+            "getStep",
+            Scope.READ,
+            "Show a step with its output, its attempts and its standard error.",
+            {200: StepDetail},
+            (404,),
         ),
         ("POST", "/v1/workflows"): Operation(
             "applyWorkflow",

@@ -23,7 +23,7 @@ from stepwire_broker.timestamps import parse_rfc3339
 STATE_DIR: Final = Path(".stepwire")
 TOKEN_FILE: Final = STATE_DIR / "token"
 MORE_TOKENS_FILE: Final = STATE_DIR / "tokens"
-URL_FILE: Final = STATE_DIR / "url"  # the address of the broker that serves now, for clients in its directory
+URL_FILE: Final = STATE_DIR / "url"  # the address of the broker that was started last, for clients in its directory
 TOKEN_BYTES: Final = 32
 TOKEN_CHARACTERS_MIN: Final = 43  # 256 bits in base64
 
@@ -40,6 +40,7 @@ class Grant(NamedTuple):
     name: str
     scopes: frozenset[Scope]
     expires_ms: int | None = None
+    is_named: bool = True  # False: `name` is only the number of its line
 
     def allows(self, scope: Scope) -> bool:
         return scope in self.scopes or Scope.ADMIN in self.scopes
@@ -105,17 +106,9 @@ def open_tokens(tokens_file: str | None) -> Tokens:
 
 
 def note_url(url: str) -> None:
-    """Write the address that this broker serves into the state directory."""
+    """Write the address that this broker serves into the state directory. The file stays when the broker ends, so that
+    a command waits for a restart at the right address."""
     _write(URL_FILE, f"{url}\n")
-
-
-def forget_url(url: str) -> None:
-    """Remove the address, unless another broker has written its own meanwhile."""
-    try:
-        if URL_FILE.read_text(encoding="ascii").strip() == url:
-            URL_FILE.unlink()
-    except (OSError, UnicodeDecodeError):
-        pass  # a later start overwrites the file
 
 
 def tokens_file_of(tokens_file: str | None) -> Path:
@@ -268,7 +261,8 @@ def _grant(where: str, words: list[str], name: str) -> Grant:
         scopes = frozenset(Scope(scope) for scope in members.get("scopes", "admin").split(","))
     except ValueError as error:
         raise TokenError(f"{where}: {error}; scopes are {', '.join(Scope)}") from None
-    return Grant(members.get("name", name), scopes, _expires_ms(where, members.get("expires")))
+    expires_ms = _expires_ms(where, members.get("expires"))
+    return Grant(members.get("name", name), scopes, expires_ms, is_named="name" in members)
 
 
 def _expires_ms(where: str, text: str | None) -> int | None:

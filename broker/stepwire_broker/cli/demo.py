@@ -320,15 +320,12 @@ class _Story:
         return self._shop.kill(name)
 
     def _follow(self, client: Client, task_id: int) -> dict[str, Any]:
-        from .task.watch import show
+        from .task.watch import follow
 
         self._screen.command(f"stepwire task watch {task_id}")
-        seen = [client.task(task_id)]
         if self._options.output == "text":
-            show(self._options, client, seen, WAIT_S)
-        else:
-            seen = [client.wait(task_id, WAIT_S)]
-        return seen[-1]
+            return follow(self._options, client, task_id, WAIT_S)
+        return client.wait(task_id, WAIT_S)
 
 
 def _held(client: Client, task_ids: list[int]) -> list[dict[str, Any]] | None:

@@ -33,6 +33,7 @@ from stepwire_broker.core.model.commit_group import (
     StepDispatched,
     StepNew,
     StepOutput,
+    StepStderr,
     SubmissionOutcome,
     TaskChanged,
     TaskNew,
@@ -70,6 +71,7 @@ class Rows(NamedTuple):
     steps_completed: Sequence[StepCompleted]
     steps_changed: Sequence[StepChanged]
     steps_output: Sequence[StepOutput]
+    steps_stderr: Sequence[StepStderr]
     tasks_changed: Sequence[TaskChanged]
     history: Sequence[HistoryRow]
 
@@ -339,6 +341,7 @@ class Writing:
                 group.steps_completed,
                 group.steps_changed,
                 group.steps_output,
+                group.steps_stderr,
                 tasks_changed,
                 history,
             )
@@ -438,7 +441,7 @@ def _pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
     new = set(by_task)
     pieces += [Piece(_with(empty(), activations=[one]), (), now) for one in group.activations]
     pieces += [Piece(_with(empty(), kept=[one]), (), now) for one in group.kept]
-    for name in ("steps_dispatched", "steps_completed", "steps_changed", "steps_output"):
+    for name in ("steps_dispatched", "steps_completed", "steps_changed", "steps_output", "steps_stderr"):
         for row in getattr(group, name):
             if row.id in task_of:  # a change of a step that does not exist changes nothing
                 getattr(by_task.setdefault(task_of[row.id], empty()), name).append(row)
@@ -471,6 +474,7 @@ _LISTS: Final = (
     "steps_completed",
     "steps_changed",
     "steps_output",
+    "steps_stderr",
     "tasks_changed",
     "history",
 )
@@ -498,6 +502,7 @@ def _step_ids(group: CommitGroup) -> list[int]:
         group.steps_completed,
         group.steps_changed,
         group.steps_output,
+        group.steps_stderr,
     )
     return [row.id for rows in lists for row in rows if -(2**63) <= row.id < 2**63]
 

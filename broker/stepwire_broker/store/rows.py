@@ -79,11 +79,13 @@ class StepRow(NamedTuple):
     not_before_ms: int | None
     finished_ms: int | None
     deadline_ms: int | None
+    run_ms: int | None
     error: str | None
     reason: str | None
     key_number: int
     output: str | None  # JSON text; also None where a list leaves it out
     output_bytes: int
+    workflow_id: int
 
 
 class TaskOfStep(NamedTuple):

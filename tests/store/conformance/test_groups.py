@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stepwire_broker.core.model.commit_group import Committed, Fenced, Parked, StepOutput
+from stepwire_broker.core.model.commit_group import Committed, Fenced, Parked, StepOutput, StepStderr
 from stepwire_broker.store.rows import HistoryCursor
 
 from tests.store.running import MemoryPlace, Running, open_at
@@ -186,6 +186,18 @@ def test_text_beyond_ascii_is_read_as_it_was_written(place: Place) -> None:
         assert run.queries.load_tasks([10], 10**6).tasks[0].context == context
 
 
+def test_the_latest_standard_error_of_a_step_replaces_the_one_before(place: Place) -> None:
+    with Running(place) as run:
+        run.workflow()
+        run.write(submissions=[submission(1, 10)])
+        assert run.queries.step_stderr(11) is None
+        run.write(steps_stderr=[StepStderr(11, 1, "first"), StepStderr(12, 1, "another step's")])
+        run.write(steps_stderr=[StepStderr(11, 2, "zweite: ü\n")])
+    with Running(place) as run:
+        assert run.queries.step_stderr(11) == (11, 2, "zweite: ü\n")
+        assert run.queries.step_stderr(12) == (12, 1, "another step's")
+
+
 def test_a_change_of_a_step_that_does_not_exist_changes_nothing(place: Place) -> None:
     with Running(place) as run:
         run.workflow()
@@ -300,6 +312,7 @@ def test_a_task_whose_rows_the_database_refuses_keeps_its_old_state_and_is_named
             steps_changed=[step_changed(i + 2, "dispatched" if i == 70 else "ready") for i in tasks],
             tasks_changed=[task_changed(i, priority=5) for i in tasks],
             history=[fact(i, b"[9]") for i in tasks],
+            steps_stderr=[StepStderr(i + 1, 1, "loading\n") for i in tasks],
         )
         assert sorted(r.task_id for r in done.rejected) == [50, 70]
         assert [o.failed for o in done.submissions] == [None]
@@ -309,6 +322,7 @@ def test_a_task_whose_rows_the_database_refuses_keeps_its_old_state_and_is_named
         assert [s.task_id for s in loaded.steps if s.state == "completed"] == changed
         assert [s.task_id for s in loaded.steps if s.state == "ready"] == changed
         assert sorted(row.task_id for row in run.history() if row.facts == "[9]") == changed
+        assert [i for i in tasks if run.queries.step_stderr(i + 1) is not None] == changed
         assert sorted(p.task_id or 0 for p in run.queries.parked()) == [50, 70]
 
 

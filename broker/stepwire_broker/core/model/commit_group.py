@@ -81,6 +81,7 @@ class StepCompleted(NamedTuple):
     output: bytes
     output_bytes: int
     finished_ms: int
+    run_ms: int | None
 
 
 class StepChanged(NamedTuple):
@@ -101,6 +102,7 @@ class StepChanged(NamedTuple):
     not_before_ms: int | None
     finished_ms: int | None
     deadline_ms: int | None
+    run_ms: int | None
     error: bytes | None
     reason: str | None  # the code that explains the state
     key_number: int  # 0, or the number of times an operator asked for a new key
@@ -114,6 +116,14 @@ class StepOutput(NamedTuple):
     id: int
     output: bytes | None
     output_bytes: int
+
+
+class StepStderr(NamedTuple):
+    """UPSERT into step_stderr: the end of the standard error of a step's latest run that reported any."""
+
+    id: int  # the step's
+    delivery: int
+    text: str
 
 
 class HistoryRow(NamedTuple):
@@ -181,6 +191,7 @@ class CommitGroup(Struct):
     steps_completed: list[StepCompleted] = []
     steps_changed: list[StepChanged] = []
     steps_output: list[StepOutput] = []
+    steps_stderr: list[StepStderr] = []
     tasks_changed: list[TaskChanged] = []
     history: list[HistoryRow] = []
     parked: list[Parked] = []

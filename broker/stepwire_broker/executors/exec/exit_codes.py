@@ -159,6 +159,14 @@ def _with_stderr(text: str, ended: ProgramEnded) -> str:
 MESSAGE_CHARS_MAX: Final = 2_000
 
 
+def stderr_of(ended: ProgramEnded) -> str:
+    """The end of standard error as it is stored with the step. If it was cut, it begins with a whole line."""
+    text = ended.stderr.decode("utf-8", "replace")
+    if ended.stderr_cut:
+        text = text.partition("\n")[2] or text
+    return text
+
+
 def _stderr_tail(ended: ProgramEnded) -> str:
     """The end of standard error. If the text was cut, it begins with a whole line."""
     text = ended.stderr.decode("utf-8", "replace").strip()

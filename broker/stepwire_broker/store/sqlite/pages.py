@@ -7,6 +7,7 @@ from typing import Any, Final
 from stepwire_protocol import limits, patterns
 
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
+from stepwire_broker.core.model.commit_group import StepStderr
 from stepwire_broker.store.queries import PAGE_ROWS_MAX
 from stepwire_broker.store.rows import (
     EventRow,
@@ -116,6 +117,10 @@ class PageQueries(Reading):
         values["limit"] = wanted.limit
         return self._step_rows(" AND ".join(conditions), values, "steps.id DESC", "NULL")
 
+    def step_stderr(self, step_id: int) -> StepStderr | None:
+        row = self.execute("SELECT id, delivery, text FROM step_stderr WHERE id = ?", (step_id,)).fetchone()
+        return None if row is None else StepStderr(*row)
+
     def held_count(self) -> int:
         (count,) = self.execute("SELECT count(*) FROM steps WHERE state = 'held'").fetchone()
         return int(count)
@@ -125,8 +130,8 @@ class PageQueries(Reading):
             StepRow,
             f"""
             SELECT id, task_id, position, name, handler_class, state, attempt, delivery, worker, granted, lost_sessions,
-             ready_ms, dispatched_ms, started_ms, not_before_ms, finished_ms, deadline_ms, error, reason, key_number,
-             {output}, output_bytes
+             ready_ms, dispatched_ms, started_ms, not_before_ms, finished_ms, deadline_ms, run_ms, error, reason,
+             key_number, {output}, output_bytes, (SELECT workflow_id FROM tasks WHERE tasks.id = steps.task_id)
             FROM steps WHERE {condition or "TRUE"} ORDER BY {order} LIMIT :limit
             """,  # noqa: S608
             values,
