@@ -12,6 +12,7 @@ from .running_api import Api
 
 EXPECTED = {
     "invalid": 400,
+    "too_large": 413,
     "not_found": 404,
     "wrong_state": 409,
     "version_conflict": 409,

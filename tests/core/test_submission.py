@@ -565,6 +565,188 @@ def test_a_task_read_before_the_outcome_of_its_commit_arrives_is_not_loaded_twic
     world.check()
 
 
+@pytest.mark.parametrize("evicted", [True, False], ids=["left memory", "never in memory"])
+def test_a_stored_task_is_loaded_when_any_of_its_ready_steps_is_offered(evicted: bool) -> None:
+    world = small_world()
+    roots = [{"name": name, "handler_class": f"{name}.handler"} for name in ("first", "second")]
+    world.apply({"name": "wide", "steps": roots})
+    if evicted:
+        wide = world.submit("wide").task_ids[0]
+        world.hello(handlers=["h"])
+        finish_all_of(world, world.submit(count=6).task_ids)
+    else:
+        world.submit(count=2)
+        wide = world.submit("wide").task_ids[0]
+        world.hello(handlers=["h"])
+        finish_all(world)
+    other = "v:" + "0" * 16
+    world.hello(other, handlers=["second.handler"])
+    finish_all(world, other)
+    assert world.states(wide) == {"first": "ready", "second": "completed"}
+    world.check()
+
+
+def finish_all_of(world: World, task_ids: list[int]) -> None:
+    finish_all(world)
+    assert {world.stored(i).state for i in task_ids} == {"completed"}
+
+
+def idle_beside(world: World, count: int) -> list[int]:
+    """Submit tasks whose handler no worker offers."""
+    world.apply({"name": "idle", "steps": [{"name": "only", "handler_class": "nobody"}]})
+    return world.submit("idle", count=count).task_ids
+
+
+def test_new_tasks_go_into_memory_past_stored_tasks_that_no_worker_can_run() -> None:
+    world = limited(max_active_tasks=8)
+    world.apply(ONE)
+    idle = idle_beside(world, 20)
+    world.hello(handlers=["h"])
+    world.stay(W, 2_000)  # one look at the stored tasks
+    reads = world.reads_decided
+    for task_id in world.submit(count=3).task_ids:
+        assert world.stored(task_id).state == "running"
+        assert task_id in world.state.tasks
+    assert world.reads_decided == reads
+    finish_all(world)
+    assert {world.row(i).state for i in idle} == {"ready"}
+    world.check()
+
+
+def test_tasks_that_no_worker_can_run_fill_at_most_half_of_the_memory() -> None:
+    world = limited(max_active_tasks=8)
+    idle_beside(world, 20)
+    assert len(world.state.tasks) == 4
+    world.apply(ONE)
+    world.hello(handlers=["h"])
+    world.stay(W, 2_000)
+    assert {world.stored(i).state for i in world.submit(count=2).task_ids} == {"running"}
+
+
+def test_a_new_task_waits_behind_an_older_stored_task_that_could_run() -> None:
+    world = small_world()
+    world.hello(free={})
+    world.submit(count=3)
+    world.beat(n=2)
+    batch = world.batches()[0]
+    world.answers_reads = False
+    world.result(batch, position=0)
+    newer = world.submit().task_ids[0]
+    assert world.stored(newer).state == "pending"
+
+
+def test_stored_tasks_whose_handler_appears_run_although_new_tasks_never_stop_coming() -> None:
+    world = limited(max_active_tasks=8)
+    world.apply(ONE)
+    idle = idle_beside(world, 12)
+    world.hello(handlers=["h", "nobody"])
+    done: set[tuple[int, int]] = set()
+    for _ in range(12):
+        world.submit(count=8)
+        for batch in world.batches():
+            for position, step in enumerate(batch.steps):
+                if (step.step_id, step.delivery) not in done:
+                    done.add((step.step_id, step.delivery))
+                    world.result(batch, position=position, free=14, n=world.mono)
+        world.stay(W, 500)
+    assert {world.stored(i).state for i in idle} == {"completed"}
+    world.check()
+
+
+# -- large submissions ------------------------------------------------------------------------------------------------
+
+
+def slicing_world(slice_steps: int, **limits: Any) -> World:
+    world = limited(**limits)
+    world.apply(ONE)
+    world.apply({**CHAIN, "name": "chain"})
+    world.state.slice_steps = slice_steps
+    return world
+
+
+def begin_large(world: World, count: int, key: str | None = None) -> int:
+    """Submit tasks of 3 steps that are built in slices. Returns the number of the request."""
+    tasks = [
+        events.NewTask("default", "chain", None, b"{}", None if key is None else f"{key}{n}", b"{}", 0, None)
+        for n in range(count)
+    ]
+    world.requests += 1
+    world.handle(events.SubmitTasks(world.requests, tasks, world.requests << 64))
+    return world.requests
+
+
+def finish_building(world: World) -> int:
+    """Let the turns of a large submission pass. Returns their number."""
+    turns = 0
+    while world.state.building:
+        turns += 1
+        world.mono += 1
+        world.handle(events.Tick())
+    return turns
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_large_submission_is_built_over_several_turns_and_stored_in_one_transaction(key: str | None) -> None:
+    world = slicing_world(6)
+    world.hello()
+    request = begin_large(world, 10, key=key)
+    groups = len(world.groups)
+    assert world.state.building
+    other = world.submit().task_ids[0]
+    assert other in world.state.tasks  # a small submission does not wait for the large one
+    assert finish_building(world) == 4
+    world.settle()
+    submitted = world.answers[request]
+    stored = [len(s.tasks) for group in world.groups[groups:] for s in group.submissions]
+    assert sorted(stored) == [1, 10]
+    assert submitted.task_ids == list(range(submitted.task_ids[0], submitted.task_ids[0] + 40, 4))
+    assert other > max(submitted.task_ids)
+    finish_all(world)
+    assert {world.stored(i).state for i in [*submitted.task_ids, other]} == {"completed"}
+    world.check()
+
+
+def test_nothing_of_a_large_submission_is_stored_if_the_broker_dies_while_it_is_built() -> None:
+    world = slicing_world(6)
+    begin_large(world, 10)
+    world.handle(events.Tick())
+    world.restart()
+    assert world.rows.tasks == {}
+    assert world.state.open_steps == 0
+
+
+def test_a_large_submission_fills_the_memory_in_order_and_the_rest_is_stored() -> None:
+    world = slicing_world(6, max_active_tasks=5)
+    world.hello(free={})
+    request = begin_large(world, 10)
+    finish_building(world)
+    world.settle()
+    ids = world.answers[request].task_ids
+    assert [i in world.state.tasks for i in ids] == [True] * 5 + [False] * 5
+    assert world.state.reserved_tasks == 0
+    world.check()
+
+
+def test_a_submission_with_too_many_steps_is_refused_unless_it_is_a_single_task() -> None:
+    world = slicing_world(4_000, steps_per_batch=8)
+    refused = world.submit("chain", count=3)
+    assert (refused.code, refused.retry_after_ms) == ("too_large", None)
+    assert "9 steps; the limit of one submission is 8" in refused.message
+    assert len(world.submit("chain", count=2).task_ids) == 2
+    world.apply({"name": "long", "steps": [{"name": f"s{i}", "handler_class": "h"} for i in range(9)]})
+    assert len(world.submit("long").task_ids) == 1
+
+
+def test_many_large_submissions_at_once_are_refused_until_some_are_stored() -> None:
+    world = slicing_world(3)
+    requests = [begin_large(world, 3) for _ in range(9)]
+    assert world.answers[requests[-1]].code == "overloaded"
+    finish_building(world)
+    world.settle()
+    assert all(len(world.answers[request].task_ids) == 3 for request in requests[:-1])
+    assert len(world.submit().task_ids) == 1
+
+
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 

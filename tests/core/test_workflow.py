@@ -14,7 +14,7 @@ from stepwire_broker.core.definitions.settings import LimitSettings
 from stepwire_broker.core.definitions.step_definition import BackoffPolicy
 from stepwire_broker.core.definitions.step_reader import DOCUMENT_BYTES_MAX
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
-from stepwire_broker.core.definitions.trigger_rules import Compare, DependencyEnded, Every, Some
+from stepwire_broker.core.definitions.trigger_rules import Compare, DependencyEnded, Every, Nothing
 from stepwire_broker.core.definitions.workflow import Workflow, read_workflow, stored_workflow
 from stepwire_broker.core.reading.document_problems import PROBLEMS_MAX, InvalidWorkflow
 from stepwire_broker.definition_files import read_document
@@ -42,7 +42,7 @@ steps:
     deadline_ms: 3600000
     priority: 0
     worker_selector: {region: eu}
-  - {name: refund, handler_class: payments.refund, depends_on: [ship_order], trigger_rule: {any: [{failed: ship_order}]}}
+  - {name: refund, handler_class: payments.refund, depends_on: [ship_order], trigger_rule: {none: [{completed: ship_order}]}}
 output: {tracking: results.ship_order.tracking_number}
 """
 
@@ -84,7 +84,7 @@ def test_the_documented_example_is_read_as_the_documentation_says() -> None:
     assert pay.input == (("order", ("context", "order_id")), ("total", ("results", "validate_order", "total")))
     assert (ship.retry_limit, ship.backoff, ship.queue_timeout_ms) == (5, BackoffPolicy(), 600_000)
     assert (ship.deadline_ms, ship.worker_selector) == (3_600_000, {"region": "eu"})
-    assert refund.trigger_rule == Some((DependencyEnded("failed", 2),))
+    assert refund.trigger_rule == Nothing((DependencyEnded("completed", 2),))
     assert read.warnings == ()
 
 

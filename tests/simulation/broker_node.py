@@ -125,6 +125,7 @@ class BrokerNode:
         )
         router = world.routes.router(settings, opened.rules)
         self.state = BrokerState.begin(settings, identity, opened, now, router, stored_rules(opened.rules))
+        self.state.slice_steps = world.slice_steps
         self._count_timers()
         self.machine = Machine(self.state, [(_compiled(row), bool(row.active)) for row in opened.workflows])
         self.reader = claims.Reader(opened.epoch, settings.limits.resident_payload_bytes)

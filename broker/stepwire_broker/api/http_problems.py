@@ -17,6 +17,7 @@ from .token import Grant
 STATUS: Final[dict[RefusedCode, int]] = {
     # the request itself
     "invalid": 400,
+    "too_large": 413,
     "not_found": 404,
     "wrong_state": 409,
     "version_conflict": 409,

@@ -71,6 +71,7 @@ ABOUT: Final[dict[str, str]] = {
     "limits.steps_per_workflow": "Maximum number of steps in a workflow.",
     "limits.edges_per_workflow": "Maximum number of dependencies in a workflow.",
     "limits.tasks_per_batch": "Maximum number of tasks in one submission.",
+    "limits.steps_per_batch": "Maximum number of steps of all tasks in one submission. A single task may have more.",
     "retention.completed_ms": "Time that completed tasks are kept.",
     "retention.failed_ms": "Time that failed and cancelled tasks are kept.",
     "log_level": "Lowest level that is logged: debug, info, warning or error. HUP reloads it.",

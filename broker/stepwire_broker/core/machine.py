@@ -21,7 +21,7 @@ from .definitions.stored_rows import Loaded
 from .definitions.workflow import Workflow
 from .dispatch import level0_placement, placement, transmission
 from .guards import allowance
-from .intake import commands, routing_rules, submission, workflows
+from .intake import commands, routing_rules, storing, submission, workflows
 from .intake.submission import on_decided
 from .intake.workflows import add_workflow, on_applied
 from .loading import eviction, large_payloads, residency
@@ -52,6 +52,7 @@ from .timer_kinds import (
     RetryDue,
     RunLimit,
     ShadowEnds,
+    SliceDue,
     StartLimit,
     StepDeadline,
     TaskDeadline,
@@ -196,7 +197,7 @@ def _on_loaded(state: BrokerState, event: events.LoadedTasks, now: Now) -> None:
     load = state.loads.pop(event.request)
     match load:
         case PageLoad():
-            residency.on_page(state, event.loaded, load.gone, now)
+            residency.on_page(state, event.loaded, load, now)
         case ResultsLoad():
             state.unloaded -= residency.insert(state, event.loaded, load.gone, now)
             _results_again(state, load.message, event.absent - _steps_in(event.loaded, load.gone), now)
@@ -347,6 +348,8 @@ def _fire(state: BrokerState, timer: AnyTimer, now: Now) -> None:
             state.undecided_steps.extend(s for s in timer.steps if s.task.steps)
         case ReloadDue():
             _reload_rejected(state, timer.task_id)
+        case SliceDue():
+            storing.on_slice_timer(state, timer.request, now)
         case PeerSettled() | PageDue():
             return  # dispatch and loading follow every event
         case _:

@@ -71,6 +71,7 @@ class CoreCounters(Struct):
         self.refused[code] = self.refused.get(code, 0) + 1
 
 
+SLICE_STEPS: Final = 4_000
 ENDED_REMEMBERED_MAX: Final = 65_536
 DEAD_REMEMBERED_MAX: Final = 65_536
 QUIETED_REMEMBERED_MAX: Final = 65_536
@@ -107,6 +108,8 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     # requests
     waiters: dict[int, list[int]] = {}  # task id → requests
     asked: dict[int, int] = {}  # request → task id, of the waiters
+    building: dict[int, Any] = {}  # by request: submissions whose tasks are being built
+    slice_steps: int = SLICE_STEPS  # of a submission, built in one turn
     undecided: dict[int, Any] = {}  # by request: submissions whose keys are not decided yet
     undecided_workflows: dict[int, ApplyWorkflow] = {}
     reserved_tasks: int = 0  # of undecided submissions
@@ -143,7 +146,9 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     # loading
     unloaded: int  # open tasks that are only in the database
-    wants: set[str] = set()  # handler classes that tasks in the database wait for
+    wants: set[str] = set()  # what tasks in the database wait for
+    stored_may_run: bool  # a task in the database may be able to run now: new tasks wait behind it
+    stored_since_page: bool = False  # such a task was stored after the page that is being read was asked for
     loads: dict[int, AnyLoad] = {}
     fetching: dict[int, list[Step]] = {}
     page_asked: int | None = None
@@ -176,6 +181,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
             outbox=Outbox(LaneOwner(identity.broker, identity.epoch), opened.lanes),
             open_steps=opened.open_steps,
             unloaded=opened.open_tasks,
+            stored_may_run=opened.open_tasks > 0,
             next_id=next_id,
             last_id=last_id,
             router=router,

@@ -9,7 +9,7 @@ from stepwire_broker.core.answers.answers import TasksSubmitted
 from stepwire_broker.core.commit import decision, outbox
 from stepwire_broker.core.dispatch import placement
 from stepwire_broker.core.guards import allowance
-from stepwire_broker.core.intake import commands, submission
+from stepwire_broker.core.intake import commands, storing, submission
 from stepwire_broker.core.loading import residency
 from stepwire_broker.core.model import apply as core_apply
 from stepwire_broker.core.model import facts
@@ -232,6 +232,14 @@ def _key_decided_early(plant: Plant) -> None:
     plant.function(submission.on_submit, on_submit)
 
 
+def _rest_forgotten(plant: Plant) -> None:
+    def build_on(_: Any, state: Any, building: Any, now: Any) -> None:
+        storing._build_slice(state, building)
+        storing._put_in_group(state, building)
+
+    plant.function(storing._build_on, build_on)
+
+
 def _eviction_ignored(plant: Plant) -> None:
     def insert(original: Any, state: Any, loaded: Any, gone: Any, now: Any) -> int:
         return int(original(state, loaded, set(), now))
@@ -310,6 +318,7 @@ BUGS: Final = (
     Bug("a recovered delivery taken back before safe_at", _safe_too_soon),
     Bug("submission key ignored", _key_ignored),
     Bug("a submission is answered before its commit", _key_decided_early),
+    Bug("only the first tasks of a large submission are stored", _rest_forgotten),
     Bug("a task evicted after a page was read is loaded from it", _eviction_ignored),
     Bug("breaker: an at_most_once step as probe", _once_as_probe),
     Bug("breaker: no timer ends its open time", _open_for_ever),

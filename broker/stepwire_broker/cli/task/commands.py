@@ -14,7 +14,10 @@ from stepwire_broker.cli.options import Options, StepwireCommand
 @click.option("--reason", metavar="TEXT", default="", help="Reason, recorded in the history.")
 @click.pass_obj
 def cancel(options: Options, task_id: int, reason: str) -> None:
-    """Cancel a task: start no further steps, and ask running steps to stop."""
+    """Cancel a task: start no further steps, and ask running steps to stop.
+
+    Compensating steps, such as a refund, do not start either.
+    """
     with broker_client(options) as client:
         _print_change(options, client.cancel(task_id, reason))
 

@@ -9,6 +9,7 @@ from .hints import Hint
 RefusedCode: TypeAlias = Literal[
     # the request itself
     "invalid",
+    "too_large",
     "not_found",
     "wrong_state",
     "version_conflict",  # (namespace, name, version) exists with other content

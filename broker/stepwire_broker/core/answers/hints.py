@@ -40,6 +40,7 @@ class HintCode(enum.StrEnum):
     WAIT_FOR_BROKER = "wait_for_broker"
     WAIT_FOR_DATABASE = "wait_for_database"
     WAIT_FOR_OPEN_STEPS = "wait_for_open_steps"
+    SPLIT_SUBMISSION = "split_submission"
     WAIT_OR_RESOLVE = "wait_or_resolve"
 
 
@@ -79,6 +80,7 @@ TEXTS: Final[dict[HintCode, str]] = {
     HintCode.SEND_AGAIN: "send the command again after a second",
     HintCode.WAIT_FOR_BROKER: "send the command again when this broker is back, or send it to another broker",
     HintCode.WAIT_FOR_DATABASE: "accepted work is safe; the broker resumes by itself when the database accepts writes",
+    HintCode.SPLIT_SUBMISSION: "submit the tasks in several smaller batches",
     HintCode.WAIT_FOR_OPEN_STEPS: "wait until steps have finished, or raise limits.max_open_steps",
     HintCode.WAIT_OR_RESOLVE: "wait until running steps have finished, and resolve held steps first",
 }

@@ -1,28 +1,27 @@
-"""Submissions of tasks and workflows: checked against the limits, and stored whole or not at all.
+"""Submissions of tasks: checked against the limits, and finished when the owner of each idempotency key is known.
 
-The insert, in the transaction that stores the task, decides which task owns an idempotency key. Until then a task with
-a key is only in this module's memory, and none of its steps is dispatched. A task without a key begins at once: its
-first dispatch is in the same transaction. A single task on an idle lane also begins at once, because nearly every key
-is new and the client then waits for one commit less. If the key belongs to an earlier task, every decision for the
-new task is undone before any message about it is sent.
+The insert, in the transaction that stores the task, decides which task owns a key. If the key belongs to an earlier
+task, every decision for the new task is undone before any message about it is sent.
 """
 
 from typing import Final
 
-from msgspec import Struct
-
 from stepwire_broker.core.answers.answers import CommandRefused, TasksSubmitted
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.definitions.workflow import Workflow
-from stepwire_broker.core.model import facts
-from stepwire_broker.core.model.commit_group import HistoryRow, Key, Submission, SubmissionOutcome
+from stepwire_broker.core.model.commit_group import SubmissionOutcome
 from stepwire_broker.core.model.events import NewTask, Now, SubmitTasks
 from stepwire_broker.core.model.live import Task
 from stepwire_broker.core.progress.discard import discard
-from stepwire_broker.core.progress.new_task import CreatedTask, TaskIds, begin, new_task
+from stepwire_broker.core.progress.new_task import begin
+from stepwire_broker.core.progress.stored_tasks import note_stored
 from stepwire_broker.core.state import BrokerState
 
+from . import storing
+from .storing import Undecided
+
 ID_BLOCK: Final = 1 << 20
+BUILDING_MAX: Final = 8  # large submissions whose tasks are being built
 RETRY_SOON_MS: Final = 200
 RETRY_LATER_MS: Final = 1_000
 
@@ -32,17 +31,6 @@ _STALLED: Final[dict[str, str]] = {
     "database_read_only": "the database cannot be written",
     "database_unavailable": "the database does not answer",
 }
-
-
-class Undecided(Struct):
-    """A submission whose insert is not committed yet."""
-
-    request: int
-    tasks: list[Task]  # the tasks that go into memory if they own their keys
-    stored_only: list[tuple[int, int, str | None]]  # task id, number of steps, wants: memory has no space for them
-    ids: list[int]
-    admitted: bool  # the tasks are in memory already, because the insert is expected to succeed
-    at: Now
 
 
 def intake_refused(state: BrokerState) -> CommandRefused | None:
@@ -60,6 +48,10 @@ def intake_refused(state: BrokerState) -> CommandRefused | None:
             f"nothing can be stored now: {_STALLED[state.stalled]}",
             Hint(HintCode.WAIT_FOR_DATABASE),
             RETRY_LATER_MS,
+        )
+    if len(state.building) >= BUILDING_MAX:
+        return CommandRefused(
+            "overloaded", "other large submissions are being stored", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS
         )
     if state.outbox.bytes_waiting > state.settings.limits.uncommitted_bytes // 2:
         return CommandRefused("overloaded", "the database is behind", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS)
@@ -81,6 +73,13 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
                 break
             workflows.append(workflow)
             steps += len(workflow.steps)
+    if refused is None and len(workflows) > 1 and steps > state.settings.limits.steps_per_batch:
+        refused = CommandRefused(
+            "too_large",
+            f"the {len(workflows)} tasks of this submission have {steps} steps; the limit of one submission is "
+            f"{state.settings.limits.steps_per_batch}",
+            Hint(HintCode.SPLIT_SUBMISSION),
+        )
     if refused is None and state.open_steps + steps > state.settings.limits.max_open_steps:
         refused = CommandRefused(
             "too_many_open_steps",
@@ -96,7 +95,7 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
     if refused is not None:
         state.refuse_now(event.request, refused)
         return
-    _store(state, event, workflows, now)
+    storing.store(state, event, workflows, now)
 
 
 def reserve_numbers(state: BrokerState, numbers: int) -> None:
@@ -130,82 +129,6 @@ def no_executor(workflow: Workflow, missing: str) -> CommandRefused:
     )
 
 
-def _store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], now: Now) -> None:
-    """Build the tasks and put their rows in the next transaction of one lane."""
-    lane_id = state.lane_of_next()
-    lane = state.outbox.lanes[lane_id]
-    is_alone = len(event.tasks) == 1 and lane.is_idle and not lane.is_open
-    at_once = is_alone or not any(new.key is not None for new in event.tasks)
-    submission = Submission(event.request, [], [], [], [])
-    undecided = Undecided(event.request, [], [], [], at_once, now)
-    state.outbox.touch(lane_id)
-    room = _room(state)
-    uid = event.entropy
-    for new, workflow in zip(event.tasks, workflows, strict=True):
-        ids = _next_ids(state, workflow, uid, lane_id)
-        uid += 1
-        created = new_task(
-            workflow,
-            new.context,
-            key=new.key,
-            priority=new.priority,
-            labels=new.labels,
-            deadline_ms=new.deadline_ms,
-            ids=ids,
-            owner=state.outbox.owner,
-            in_memory=len(undecided.tasks) < room,
-            now=now,
-        )
-        if new.key is not None:
-            submission.keys.append(Key(new.namespace, new.key, new.digest, ids.task))
-        _add(submission, undecided, created, now)
-        lane.bytes += len(new.context) + _ROW_BYTES * (1 + len(created.steps))
-        state.open_steps += len(created.steps)
-    state.reserved_tasks += len(undecided.tasks)
-    lane.submissions.append(submission)
-    state.undecided[event.request] = undecided
-    if at_once:
-        for task in undecided.tasks:
-            state.outbox.mark(task)
-            begin(state, task, now)
-
-
-_ROW_BYTES: Final = 200  # estimated size of a new row in memory until it is written
-
-
-def _room(state: BrokerState) -> int:
-    """The number of new tasks that may go into memory now."""
-    limits = state.settings.limits
-    if state.unloaded or state.resident_bytes > limits.active_bytes:
-        return 0  # tasks that were submitted earlier and are not loaded yet go first
-    return limits.max_active_tasks - len(state.tasks) - state.reserved_tasks
-
-
-def _next_ids(state: BrokerState, workflow: Workflow, uid: int, lane_id: int) -> TaskIds:
-    ids = TaskIds(state.next_id, state.next_id + 1, f"{uid & _UID_MASK:032x}", lane_id)
-    state.next_id = ids.first_step + len(workflow.steps)
-    return ids
-
-
-_UID_MASK: Final = 2**128 - 1
-
-
-def _add(submission: Submission, undecided: Undecided, created: CreatedTask, now: Now) -> None:
-    """Add a task to its submission. The outbox writes the first facts of a task that begins at once."""
-    row, task = created.row, created.live
-    submission.tasks.append(row)
-    submission.steps.extend(created.steps)
-    undecided.ids.append(row.id)
-    if task is None:
-        undecided.stored_only.append((row.id, len(created.steps), row.wants))
-    else:
-        undecided.tasks.append(task)
-    if task is not None and undecided.admitted:
-        task.facts = created.facts
-    else:
-        submission.history.append(HistoryRow(row.id, now.wall, facts.encode(created.facts)))
-
-
 def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None:
     """Finish a submission whose insert was committed or refused: the owner of each key is known now."""
     undecided: Undecided = state.undecided.pop(outcome.request)
@@ -229,14 +152,11 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
             # Times count from the submission, even if the wall clock was changed during the commit.
             begin(state, task, undecided.at)
     state.counters.submitted += len(undecided.ids) - len(outcome.existing)
-    for task_id, steps, wants in undecided.stored_only:
-        if task_id in outcome.existing:
-            state.open_steps -= steps
-        else:
-            state.unloaded += 1
-            if wants is not None:
-                state.wants.add(wants)
     existing = outcome.existing
+    for task_id, steps, _ in undecided.stored_only:
+        if task_id in existing:
+            state.open_steps -= steps
+    note_stored(state, (wants for task_id, _, wants in undecided.stored_only if task_id not in existing))
     state.answer(
         outcome.request,
         TasksSubmitted(
