@@ -114,6 +114,21 @@ def contents(packages: Packages) -> None:
         _compare("the sdist", {name.partition("/")[2] for name in sdist.getnames()}, in_sdist)
 
 
+def page(packages: Packages) -> None:
+    """README names the ways to install, and these are the ways that the checks below use."""
+    written = re.findall(r"^((?:pip|pipx|uvx) [^#\n]*?) *(?:#|$)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    if written != list(INSTALLING):
+        raise ProgramError(f"README installs with {written}, and the checks with {list(INSTALLING)}")
+
+
+INSTALLING: Final = (
+    "pip install stepwire",
+    "pip install 'stepwire[broker]'",
+    "pipx install 'stepwire[broker]'",
+    "uvx --from 'stepwire[broker]' stepwire demo",
+)
+
+
 def _compare(what: str, found: set[str], expected: set[str]) -> None:
     if found != expected:
         lines = [f"  lacks {name}" for name in sorted(expected - found)]
@@ -213,7 +228,7 @@ def environ_in(home: Path) -> dict[str, str]:
 _KEPT: Final = re.compile(r"(PATH|LANG|(PIP|UV|SSL|REQUESTS|CURL)_\w+|\w+_PROXY)$", re.IGNORECASE)
 
 
-CHECKS: Final[tuple[Callable[[Packages], None], ...]] = (contents, metadata, light, broker, pipx, uvx)
+CHECKS: Final[tuple[Callable[[Packages], None], ...]] = (contents, metadata, page, light, broker, pipx, uvx)
 
 
 def main(arguments: list[str]) -> int:
