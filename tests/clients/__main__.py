@@ -66,9 +66,8 @@ def python(work: Work) -> None:
     (work.directory / "stepwire_client/py.typed").touch()
     work.run(programs / "python", "-W", "error", "-m", "compileall", "-q", "stepwire_client")
     # `client.py` is the same for every document, and has types that mypy refuses: it is read, and not reported.
-    mypy = (programs / "mypy", "--strict", "--follow-imports=silent")
-    work.run(*mypy, "-p", "stepwire_client.api", "-p", "stepwire_client.models", environ=environ)
-    work.run(*mypy, "run_task.py", environ=environ)
+    checked = ("-p", "stepwire_client.api", "-p", "stepwire_client.models", "-m", "run_task")
+    work.run(programs / "mypy", "--strict", "--follow-imports=silent", *checked, environ=environ)
     work.run_task(programs / "python", "-W", "error", "run_task.py", environ=environ)
 
 
@@ -98,8 +97,9 @@ def java(work: Work) -> None:
     target.mkdir()
     shutil.copy(work.document, target / "openapi.json")
     work.run("mvn", "--batch-mode", "--no-transfer-progress", "compile", environ=dict(os.environ))
-    requirements = str(HERE / "python/requirements.txt")
-    programs = toolchains.virtual_environment(work.directory / "venv", "-r", requirements)
+    needs = ("pydantic", "python-dateutil", "typing_extensions", "urllib3")
+    pinned = ("--constraint", str(HERE / "python/requirements.txt"))
+    programs = toolchains.virtual_environment(work.directory / "venv", *pinned, *needs)
     work.run(programs / "python", "-W", "error", "-m", "compileall", "-q", "target/python/stepwire_generated")
     work.run(programs / "python", "-W", "error", "-c", IMPORT_ALL.format(directory=str(target / "python")))
     shutil.copy(HERE / "go/go.mod", target / "go")

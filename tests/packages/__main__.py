@@ -45,6 +45,8 @@ NEEDED: Final = (  # by what runs without Python's imports, so no other test mis
     "stepwire_broker/demo/level0.cjs",
     "stepwire_broker/cli/templates/python/worker.py.in",
 )
+# uv brings its own list of certificates, and would ignore one that the machine adds; and it would install a Python.
+UV: Final = {"UV_SYSTEM_CERTS": "true", "UV_PYTHON_DOWNLOADS": "never"}
 DIST_INFO: Final = ("METADATA", "WHEEL", "entry_points.txt", "licenses/LICENSE", "RECORD")
 SDIST_ROOMS: Final = ("broker/", "protocol/", "handlers_sdk/")
 SDIST_FILES: Final = ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", ".gitignore", "PKG-INFO")
@@ -76,7 +78,8 @@ def build(scratch: Path) -> Packages:
     for name in tracked():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, source / name)
-    run(tools / "python", "-m", "build", "--outdir", dist, source, directory=scratch)
+    environ = {**os.environ, **UV, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+    run(tools / "python", "-m", "build", "--installer=uv", "--outdir", dist, source, directory=scratch, environ=environ)
     sdist, wheel = dist / f"stepwire-{VERSION}.tar.gz", dist / f"stepwire-{VERSION}-py3-none-any.whl"
     if sorted(dist.iterdir()) != sorted((sdist, wheel)):
         raise ProgramError(
@@ -196,7 +199,7 @@ def pipx(packages: Packages) -> None:
 def uvx(packages: Packages) -> None:
     """`uvx --from 'stepwire[broker]' stepwire demo`."""
     with directory_of(packages, "uvx") as here:
-        environ = environ_in(here) | {"UV_CACHE_DIR": str(here / "cache"), "UV_PYTHON_DOWNLOADS": "never"}
+        environ = environ_in(here) | {"UV_CACHE_DIR": str(here / "cache")}
         command = ("--quiet", "--python", sys.executable, "--from", f"stepwire[broker] @ {packages.wheel.as_uri()}")
         _demo(here, environ, packages.tools / "uvx", *command, "stepwire", "demo")
 
@@ -221,8 +224,7 @@ def directory_of(packages: Packages, name: str) -> Iterator[Path]:
 def environ_in(home: Path) -> dict[str, str]:
     """The environment of a new user: this machine's programs, and no settings."""
     kept = {name: value for name, value in os.environ.items() if _KEPT.match(name)}
-    # uv, which pipx also uses, brings its own list of certificates, and ignores one that the machine adds.
-    return kept | {"HOME": str(home), "STEPWIRE_HTTP__LISTEN": "127.0.0.1:0", "UV_SYSTEM_CERTS": "true"}
+    return kept | UV | {"HOME": str(home), "STEPWIRE_HTTP__LISTEN": "127.0.0.1:0"}
 
 
 _KEPT: Final = re.compile(r"(PATH|LANG|(PIP|UV|SSL|REQUESTS|CURL)_\w+|\w+_PROXY)$", re.IGNORECASE)
