@@ -4,7 +4,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
-from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask, StoredWorkflow
+from stepwire_broker.core.definitions.stored_rows import (
+    Loaded,
+    Payloads,
+    StoredControl,
+    StoredStep,
+    StoredTask,
+    StoredWorkflow,
+)
 from stepwire_broker.core.model.commit_group import TaskNew
 from stepwire_broker.store.queries import PAGE_ROWS_MAX
 from stepwire_broker.store.rows import (
@@ -172,6 +179,12 @@ class MemoryQueries:
 
     def held_count(self) -> int:
         return sum(row.stored.state == "held" for row in self._tables.steps.values())
+
+    # -- controls -----------------------------------------------------------------------------------------------------
+
+    def controls(self) -> list[StoredControl]:
+        rows = sorted(self._tables.controls.items())
+        return [StoredControl(*name, row.value, row.position) for name, row in rows if row.value is not None]
 
     # -- workflows ----------------------------------------------------------------------------------------------------
 

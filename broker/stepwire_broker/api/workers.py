@@ -12,7 +12,9 @@ from .replies import Reply, encode
 class WorkerDocument(Struct, frozen=True, kw_only=True):
     """A live session, or at `level` 0 a handler that only subscribes to steps. `free`: the number of further steps that
     the worker accepts now. `holding` and `running`: the number of steps of this broker that the worker holds and runs.
-    `stuck`: runs past their timeout occupy all slots, so the worker receives no steps."""
+    `handlers`: the handlers that the worker offers, or at level 0 the setting `bus.level0.handlers`.
+    `unknown_handlers`: of those, the handlers that it answered with `unknown_handler`, so it gets no such steps while
+    it is connected. `stuck`: runs past their timeout occupy all slots, so the worker receives no steps."""
 
     worker: str
     executor: str
@@ -21,6 +23,7 @@ class WorkerDocument(Struct, frozen=True, kw_only=True):
     since: str
     heard_ms_ago: int
     handlers: list[str]
+    unknown_handlers: list[str]
     labels: dict[str, str]
     slots: int
     prefetch: int

@@ -81,6 +81,13 @@ class Complaint(Struct, frozen=True):
     text: str
 
 
+class OffersLeftOut(Struct, frozen=True):
+    """A worker offers handlers that are not recorded as offered, because the limit is reached. This is logged."""
+
+    worker: str
+    handlers: int
+
+
 class Decision(Struct):
     """Actions to take at once, in this order."""
 
@@ -93,6 +100,7 @@ class Decision(Struct):
     watches: list[WatchProcess] = []
     breaker_changes: list[BreakerChanged] = []
     complaints: list[Complaint] = []
+    offers_left_out: list[OffersLeftOut] = []
 
     @property
     def is_empty(self) -> bool:
@@ -106,4 +114,5 @@ class Decision(Struct):
             or self.grants
             or self.breaker_changes
             or self.complaints
+            or self.offers_left_out
         )

@@ -16,6 +16,7 @@ from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.commit_group import (
     CommitGroup,
+    ControlChanged,
     HistoryRow,
     Parked,
     StepChanged,
@@ -98,7 +99,7 @@ class LaneState(Struct):
     submissions: list[Submission] = []
     workflows: list[WorkflowNew] = []
     activations: list[tuple[int, int]] = []
-    kept: list[tuple[str, str]] = []
+    controls: list[ControlChanged] = []
     parked: list[Parked] = []
     reserve_ids: int = 0
     promised: bool = False  # sends wait for the open group, so it is written even if it is empty
@@ -114,7 +115,7 @@ class LaneState(Struct):
             or self.submissions
             or self.workflows
             or self.activations
-            or self.kept
+            or self.controls
             or self.parked
             or self.reserve_ids
             or self.promised
@@ -177,7 +178,7 @@ class Outbox:
             submissions=lane.submissions,
             workflows=lane.workflows,
             activations=lane.activations,
-            kept=lane.kept,
+            controls=lane.controls,
             parked=lane.parked,
             reserve_ids=lane.reserve_ids,
             bytes=lane.bytes,
@@ -189,7 +190,7 @@ class Outbox:
         lane.handed += 1
         lane.handed_mono = now.mono
         lane.dirty = {}
-        lane.submissions, lane.workflows, lane.activations, lane.kept, lane.parked = [], [], [], [], []
+        lane.submissions, lane.workflows, lane.activations, lane.controls, lane.parked = [], [], [], [], []
         lane.reserve_ids = lane.bytes = 0
         lane.promised = False
         self._barrier = None

@@ -166,6 +166,7 @@ class WorkerSession(Struct, weakref=False, eq=False):
     offers: Callable[[str], bool]
     is_shadow_safe: Callable[[str], bool]
     handlers: list[str]
+    offers_any: bool  # among them is a pattern without a literal part, such as **
     labels: dict[str, str]
     slots: int
     prefetch: int
