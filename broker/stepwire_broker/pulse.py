@@ -48,6 +48,7 @@ class Pulse:
         self._timer_mono = 0
         self._beat_due: asyncio.TimerHandle | None = None
         self._last_turn_mono = 0
+        self._last_turn_cpu_s = 0.0
         self._ticks_put_off = 0
         self._unroutable_mono = 0
         self._unroutable: dict[Any, Unroutable] = {}
@@ -59,6 +60,7 @@ class Pulse:
 
     def start(self) -> None:
         self._last_turn_mono = read_clocks().mono
+        self._last_turn_cpu_s = time.thread_time()
         self._beat()
         self._tick()
 
@@ -103,8 +105,10 @@ class Pulse:
         now = read_clocks()
         gap_ms = now.mono - self._last_turn_mono - PULSE_MS
         self._last_turn_mono = now.mono
+        cpu_before_s, self._last_turn_cpu_s = self._last_turn_cpu_s, time.thread_time()
         if gap_ms > LATE_MS:
-            log.warning("loop_was_late", gap_ms=gap_ms)
+            busy_ms = round((self._last_turn_cpu_s - cpu_before_s) * 1000)
+            log.warning("loop_was_late", gap_ms=gap_ms, busy_ms=busy_ms)
             self._actions.handle(LoopWasLate(gap_ms))
 
     def _check_writer(self) -> None:

@@ -45,7 +45,12 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
         _info("broker_drained", "running", "A drain has ended. `running` is the number of steps that did not finish."),
         _error("broker_failed", "reason", "The broker stops because it cannot continue safely."),
         _warning("bus_alarm", "text", "The bus needs attention. `text` is the reason."),
-        _warning("loop_was_late", "gap_ms", "The process or the machine was stopped for `gap_ms`."),
+        _warning(
+            "loop_was_late",
+            "gap_ms busy_ms",
+            "The loop read nothing for `gap_ms`. If `busy_ms`, its own computing time, is much less, the process or the "
+            "machine was stopped or had no free core.",
+        ),
         _warning(
             "level0_answer_refused",
             "code text",

@@ -565,6 +565,94 @@ def test_a_task_read_before_the_outcome_of_its_commit_arrives_is_not_loaded_twic
     world.check()
 
 
+@pytest.mark.parametrize("evicted", [True, False], ids=["left memory", "never in memory"])
+def test_a_stored_task_is_loaded_when_any_of_its_ready_steps_is_offered(evicted: bool) -> None:
+    world = small_world()
+    roots = [{"name": name, "handler_class": f"{name}.handler"} for name in ("first", "second")]
+    world.apply({"name": "wide", "steps": roots})
+    if evicted:
+        wide = world.submit("wide").task_ids[0]
+        world.hello(handlers=["h"])
+        finish_all_of(world, world.submit(count=6).task_ids)
+    else:
+        world.submit(count=2)
+        wide = world.submit("wide").task_ids[0]
+        world.hello(handlers=["h"])
+        finish_all(world)
+    other = "v:" + "0" * 16
+    world.hello(other, handlers=["second.handler"])
+    finish_all(world, other)
+    assert world.states(wide) == {"first": "ready", "second": "completed"}
+    world.check()
+
+
+def finish_all_of(world: World, task_ids: list[int]) -> None:
+    finish_all(world)
+    assert {world.stored(i).state for i in task_ids} == {"completed"}
+
+
+def idle_beside(world: World, count: int) -> list[int]:
+    """Submit tasks whose handler no worker offers."""
+    world.apply({"name": "idle", "steps": [{"name": "only", "handler_class": "nobody"}]})
+    return world.submit("idle", count=count).task_ids
+
+
+def test_new_tasks_go_into_memory_past_stored_tasks_that_no_worker_can_run() -> None:
+    world = limited(max_active_tasks=8)
+    world.apply(ONE)
+    idle = idle_beside(world, 20)
+    world.hello(handlers=["h"])
+    world.stay(W, 2_000)  # one look at the stored tasks
+    reads = world.reads_decided
+    for task_id in world.submit(count=3).task_ids:
+        assert world.stored(task_id).state == "running"
+        assert task_id in world.state.tasks
+    assert world.reads_decided == reads
+    finish_all(world)
+    assert {world.row(i).state for i in idle} == {"ready"}
+    world.check()
+
+
+def test_tasks_that_no_worker_can_run_fill_at_most_half_of_the_memory() -> None:
+    world = limited(max_active_tasks=8)
+    idle_beside(world, 20)
+    assert len(world.state.tasks) == 4
+    world.apply(ONE)
+    world.hello(handlers=["h"])
+    world.stay(W, 2_000)
+    assert {world.stored(i).state for i in world.submit(count=2).task_ids} == {"running"}
+
+
+def test_a_new_task_waits_behind_an_older_stored_task_that_could_run() -> None:
+    world = small_world()
+    world.hello(free={})
+    world.submit(count=3)
+    world.beat(n=2)
+    batch = world.batches()[0]
+    world.answers_reads = False
+    world.result(batch, position=0)
+    newer = world.submit().task_ids[0]
+    assert world.stored(newer).state == "pending"
+
+
+def test_stored_tasks_whose_handler_appears_run_although_new_tasks_never_stop_coming() -> None:
+    world = limited(max_active_tasks=8)
+    world.apply(ONE)
+    idle = idle_beside(world, 12)
+    world.hello(handlers=["h", "nobody"])
+    done: set[tuple[int, int]] = set()
+    for _ in range(12):
+        world.submit(count=8)
+        for batch in world.batches():
+            for position, step in enumerate(batch.steps):
+                if (step.step_id, step.delivery) not in done:
+                    done.add((step.step_id, step.delivery))
+                    world.result(batch, position=position, free=14, n=world.mono)
+        world.stay(W, 500)
+    assert {world.stored(i).state for i in idle} == {"completed"}
+    world.check()
+
+
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 

@@ -102,6 +102,7 @@ class World:
         self.machine = Machine(self.state, list(self.documents.values()))
         self.writing: CommitGroup | None = None
         self.reads: deque[Read] = deque()
+        self.reads_decided = 0
 
     def restart(self) -> None:
         """Kill the broker and start it again on the same database. Everything that was not committed is lost."""
@@ -348,6 +349,7 @@ class World:
             assert answer.request not in self.answers, "a request is answered once"
             self.answers[answer.request] = answer.answer
         self.reads.extend(decision.reads)
+        self.reads_decided += len(decision.reads)
         self.watches.extend(decision.watches)
         self.complaints.extend(decision.complaints)
 

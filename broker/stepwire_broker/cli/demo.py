@@ -76,7 +76,13 @@ def demo(options: Options, directory: Path) -> None:
 def _import_all() -> None:
     """Import the modules of the demo before it can be interrupted. An interrupt during an import can end Python by the
     signal, even if the command handles the signal."""
-    for name in ("rich.markup", "rich.progress", "rich.table", "stepwire_broker.demo.proof", f"{__package__}.watch"):
+    for name in (
+        "rich.markup",
+        "rich.progress",
+        "rich.table",
+        "stepwire_broker.demo.proof",
+        f"{__package__}.task.watch",
+    ):
         importlib.import_module(name)
 
 

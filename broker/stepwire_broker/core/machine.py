@@ -196,7 +196,7 @@ def _on_loaded(state: BrokerState, event: events.LoadedTasks, now: Now) -> None:
     load = state.loads.pop(event.request)
     match load:
         case PageLoad():
-            residency.on_page(state, event.loaded, load.gone, now)
+            residency.on_page(state, event.loaded, load, now)
         case ResultsLoad():
             state.unloaded -= residency.insert(state, event.loaded, load.gone, now)
             _results_again(state, load.message, event.absent - _steps_in(event.loaded, load.gone), now)

@@ -146,7 +146,9 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     # loading
     unloaded: int  # open tasks that are only in the database
-    wants: set[str] = set()  # handler classes that tasks in the database wait for
+    wants: set[str] = set()  # what tasks in the database wait for
+    stored_may_run: bool  # a task in the database may be able to run now: new tasks wait behind it
+    stored_since_page: bool = False  # such a task was stored after the page that is being read was asked for
     loads: dict[int, AnyLoad] = {}
     fetching: dict[int, list[Step]] = {}
     page_asked: int | None = None
@@ -178,6 +180,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
             outbox=Outbox(LaneOwner(identity.broker, identity.epoch), opened.lanes),
             open_steps=opened.open_steps,
             unloaded=opened.open_tasks,
+            stored_may_run=opened.open_tasks > 0,
             next_id=next_id,
             last_id=last_id,
             router=router,

@@ -169,15 +169,31 @@ tasks = Table(
     CheckConstraint("length(uid) = 32", name="uid_is_whole"),
     sqlite_strict=True,
 )
-# For the loader, from the index alone: it skips tasks in memory and tasks whose handler no worker offers.
+# For the loader, which skips tasks in memory. It reads the tasks that wait for a given handler or are due, and no task
+# that waits for something else. Each open task is in at least one of these indexes.
 Index(
-    "tasks_open",
+    "tasks_left",
     tasks.c.priority.desc(),
     tasks.c.id,
     tasks.c.owner_epoch,
-    tasks.c.wake_ms,
+    **_where("finished_ms IS NULL AND wants IS NULL AND wake_ms IS NULL"),
+)
+Index(
+    "tasks_wanting",
     tasks.c.wants,
-    **_where("finished_ms IS NULL"),
+    tasks.c.priority.desc(),
+    tasks.c.id,
+    tasks.c.owner_epoch,
+    **_where("finished_ms IS NULL AND wants IS NOT NULL"),
+)
+Index(
+    "tasks_due",
+    tasks.c.wake_ms,
+    tasks.c.priority,
+    tasks.c.id,
+    tasks.c.owner_epoch,
+    tasks.c.wants,
+    **_where("finished_ms IS NULL AND wake_ms IS NOT NULL"),
 )
 Index("tasks_of_workflow", tasks.c.workflow_id, tasks.c.id)
 Index("tasks_failed", tasks.c.id, **_where("state = 'failed'"))

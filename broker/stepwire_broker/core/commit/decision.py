@@ -25,8 +25,8 @@ class ToRequest(Struct, frozen=True):
 
 
 class LoadPage(Struct, frozen=True):
-    """Read at most `limit` open tasks that are in no broker's memory. Tasks qualify if they are due, wait for a handler
-    class in `wants` (offered by a worker), or were left by an earlier run of this broker."""
+    """Read at most `limit` open tasks that are in no broker's memory. Tasks qualify if they are due, wait for one of
+    `wants` (offered by a worker), or were left by an earlier run of this broker."""
 
     request: int
     limit: int

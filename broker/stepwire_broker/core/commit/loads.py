@@ -12,8 +12,9 @@ from stepwire_broker.core.model.events import Command
 
 
 class PageLoad(Struct):
-    """Open tasks that are in no broker's memory."""
+    """Open tasks that are in no broker's memory, at most `limit` of them."""
 
+    limit: int
     gone: set[int] = set()
 
 

@@ -40,6 +40,8 @@ from stepwire_broker.core.model.live import (
     WorkerSession,
 )
 
+from .wants import wants_of
+
 NEVER_MS: Final = 2**53 - 1
 
 
@@ -271,9 +273,9 @@ def task_changed(task: Task, owner: LaneOwner) -> TaskChanged:
 
 
 def reload_conditions(task: Task) -> tuple[int | None, str | None]:
-    """Return when a task that leaves memory must be loaded again, and the handler class that it waits for."""
+    """Return when a task that leaves memory must be loaded again, and the handlers that it waits for."""
     times: list[int] = []
-    wants = None
+    handlers: list[str] = []
     for step in task.steps:
         if step.is_final or step.state == "waiting" or step.state == "held":
             continue  # no deadline ends these
@@ -284,8 +286,9 @@ def reload_conditions(task: Task) -> tuple[int | None, str | None]:
             if step.definition.queue_timeout_ms is not None and step.ready_ms is not None:
                 times.append(step.ready_ms + step.definition.queue_timeout_ms)
             if task.state == "running" and step.rests_until_ms is None:
-                wants = wants or step.definition.handler_class
-    if wants is not None and not times:
+                handlers.append(step.definition.handler_class)
+    wants = wants_of(handlers)
+    if handlers and (wants is None or not times):
         return None, wants
     return (min(times) if times else NEVER_MS), wants
 

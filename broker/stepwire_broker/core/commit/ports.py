@@ -31,7 +31,7 @@ class LoadQueries(Protocol):
     def load_page(self, limit: int, epoch: int, wants: Sequence[str], now_ms: int, resident_bytes_max: int) -> Loaded:
         """Return open tasks that are not in this epoch's memory, by priority and age.
 
-        A task qualifies if it is due, waits for one of these handler classes, or has neither condition stored.
+        A task qualifies if it is due, its `wants` is one of these, or it has neither condition stored.
         Payloads larger than `resident_bytes_max` are left out. `epoch` is the reader's own epoch: tasks of other
         epochs are in no broker's memory."""
 

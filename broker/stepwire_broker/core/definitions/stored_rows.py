@@ -71,7 +71,7 @@ class Loaded(NamedTuple):
 
     tasks: list[StoredTask]
     steps: list[StoredStep]  # of these tasks, in the order of the tasks and by position
-    wants: tuple[str, ...] = ()  # all handler classes that stored tasks wait for
+    wants: tuple[str, ...] = ()  # everything that stored tasks wait for, once each
 
 
 class Payloads(NamedTuple):

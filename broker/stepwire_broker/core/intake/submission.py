@@ -20,6 +20,7 @@ from stepwire_broker.core.model.events import NewTask, Now, SubmitTasks
 from stepwire_broker.core.model.live import Task
 from stepwire_broker.core.progress.discard import discard
 from stepwire_broker.core.progress.new_task import CreatedTask, TaskIds, begin, new_task
+from stepwire_broker.core.progress.stored_tasks import note_stored, room_for_new, without_worker
 from stepwire_broker.core.state import BrokerState
 
 ID_BLOCK: Final = 1 << 20
@@ -139,7 +140,9 @@ def _store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], no
     submission = Submission(event.request, [], [], [], [])
     undecided = Undecided(event.request, [], [], [], at_once, now)
     state.outbox.touch(lane_id)
-    room = _room(state)
+    room = room_for_new(state)
+    room_for_idle = room - state.settings.limits.max_active_tasks // 2
+    idle = without_worker(state, workflows) if room_for_idle < len(workflows) else frozenset()
     uid = event.entropy
     for new, workflow in zip(event.tasks, workflows, strict=True):
         ids = _next_ids(state, workflow, uid, lane_id)
@@ -153,7 +156,7 @@ def _store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], no
             deadline_ms=new.deadline_ms,
             ids=ids,
             owner=state.outbox.owner,
-            in_memory=len(undecided.tasks) < room,
+            in_memory=len(undecided.tasks) < (room_for_idle if workflow.id in idle else room),
             now=now,
         )
         if new.key is not None:
@@ -171,14 +174,6 @@ def _store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], no
 
 
 _ROW_BYTES: Final = 200  # estimated size of a new row in memory until it is written
-
-
-def _room(state: BrokerState) -> int:
-    """The number of new tasks that may go into memory now."""
-    limits = state.settings.limits
-    if state.unloaded or state.resident_bytes > limits.active_bytes:
-        return 0  # tasks that were submitted earlier and are not loaded yet go first
-    return limits.max_active_tasks - len(state.tasks) - state.reserved_tasks
 
 
 def _next_ids(state: BrokerState, workflow: Workflow, uid: int, lane_id: int) -> TaskIds:
@@ -229,14 +224,11 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
             # Times count from the submission, even if the wall clock was changed during the commit.
             begin(state, task, undecided.at)
     state.counters.submitted += len(undecided.ids) - len(outcome.existing)
-    for task_id, steps, wants in undecided.stored_only:
-        if task_id in outcome.existing:
-            state.open_steps -= steps
-        else:
-            state.unloaded += 1
-            if wants is not None:
-                state.wants.add(wants)
     existing = outcome.existing
+    for task_id, steps, _ in undecided.stored_only:
+        if task_id in existing:
+            state.open_steps -= steps
+    note_stored(state, (wants for task_id, _, wants in undecided.stored_only if task_id not in existing))
     state.answer(
         outcome.request,
         TasksSubmitted(

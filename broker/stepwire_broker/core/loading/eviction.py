@@ -13,9 +13,9 @@ from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Task
 from stepwire_broker.core.model.states import HELD, READY, RETRY_WAIT, STEP_FINAL, TASK_FINAL, WAITING, TaskState
+from stepwire_broker.core.progress.stored_tasks import PAGE_TASKS
 from stepwire_broker.core.state import BrokerState
 
-PAGE_TASKS: Final = 1_000  # loaded in one read
 EVICT_TASKS: Final = 2_000  # examined in one pass
 SWEEP_AFTER: Final = 10_000
 FAR_OFF_MS: Final = 5_000  # a task that waits longer than this may wait in the database

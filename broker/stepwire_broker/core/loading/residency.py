@@ -13,6 +13,7 @@ from stepwire_broker.core.answers.answers import CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.commit.decision import LoadById, LoadPage
 from stepwire_broker.core.commit.loads import CommandLoad, PageLoad
+from stepwire_broker.core.commit.wants import handlers_in
 from stepwire_broker.core.definitions.stored_rows import Loaded, StoredStep, StoredTask
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.guards import allowance
@@ -36,13 +37,14 @@ from stepwire_broker.core.model.worker_session import died_with
 from stepwire_broker.core.progress.dependents import decide_again
 from stepwire_broker.core.progress.readiness import await_retry, start, watch_deadline
 from stepwire_broker.core.progress.step_outcomes import fail_for
+from stepwire_broker.core.progress.stored_tasks import PAGE_TASKS
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import PageDue, QueueLimit, RecoverySafe, TaskDeadline
 from stepwire_broker.core.workers import level0
 from stepwire_broker.core.workers.holding import ask_soon
 from stepwire_broker.core.workers.loss import lost
 
-from .eviction import FAR_OFF_MS, PAGE_TASKS, is_full, make_room, room
+from .eviction import FAR_OFF_MS, is_full, make_room, room
 
 PAGE_PAUSE_MS: Final = 1_000  # before the next read when a page was empty
 
@@ -64,13 +66,18 @@ def keep_loading(state: BrokerState, now: Now) -> None:
         return
     request = state.next_read()
     state.page_asked = request
-    wants = [
-        w
-        for w in sorted(state.wants)
-        if takers.is_offered(state, w) and not allowance.is_shut(state, w, FAR_OFF_MS, now)
-    ]
-    state.loads[request] = PageLoad()
-    state.decision.reads.append(LoadPage(request, min(PAGE_TASKS, free), wants))
+    limit = min(PAGE_TASKS, free)
+    state.loads[request] = PageLoad(limit)
+    state.stored_since_page = False
+    wants = [wants for wants in sorted(state.wants) if _may_be_dispatched(state, wants, now)]
+    state.decision.reads.append(LoadPage(request, limit, wants))
+
+
+def _may_be_dispatched(state: BrokerState, wants: str, now: Now) -> bool:
+    return any(
+        takers.is_offered(state, name) and not allowance.is_shut(state, name, FAR_OFF_MS, now)
+        for name in handlers_in(wants)
+    )
 
 
 def _read_later(state: BrokerState, now: Now) -> None:
@@ -78,10 +85,12 @@ def _read_later(state: BrokerState, now: Now) -> None:
     state.timers.set(state.page_after_mono, PageDue())
 
 
-def on_page(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> None:
+def on_page(state: BrokerState, loaded: Loaded, load: PageLoad, now: Now) -> None:
+    """Load a page. A page that is not full held every stored task that could run."""
     state.page_asked = None
     state.wants.update(loaded.wants)
-    taken = insert(state, loaded, gone, now)
+    state.stored_may_run = len(loaded.tasks) == load.limit or state.stored_since_page
+    taken = insert(state, loaded, load.gone, now)
     state.unloaded = max(0, state.unloaded - taken)
     if not loaded.tasks:
         _read_later(state, now)

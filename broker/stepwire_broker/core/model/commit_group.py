@@ -31,7 +31,7 @@ class TaskNew(NamedTuple):
     owner: str | None
     owner_epoch: int  # the epoch of the owner that has it in memory; 0: it is in no broker's memory
     wake_ms: int | None  # stored tasks: when the loader should load them, None = at any time
-    wants: str | None  # stored tasks: the handler_class of the step that the task waits to dispatch
+    wants: str | None  # stored tasks: the handlers of the steps that wait for dispatch
 
 
 class TaskChanged(NamedTuple):

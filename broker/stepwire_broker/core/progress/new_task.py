@@ -15,6 +15,7 @@ from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import TaskDeadline
 
 from .readiness import start
+from .stored_tasks import wants_of_new
 
 
 class TaskIds(Struct, frozen=True, gc=False):
@@ -72,7 +73,7 @@ def new_task(
         owner=owner.broker,
         owner_epoch=owner.epoch if in_memory else 0,
         wake_ms=None if in_memory else deadline_at,
-        wants=None if in_memory else workflow.steps[workflow.roots[0]].handler_class,
+        wants=None if in_memory else wants_of_new(workflow),
     )
     first_facts: list[Fact] = [
         Submitted(wall, workflow.id, ids.uid, state, ids.first_step),

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask
 from stepwire_broker.store.rows import OpenCounts, TaskOfStep, TaskWithHistory
 
-from .reading import NOT_PRUNED, Reading, json_list
+from .reading import NOT_PRUNED, OPEN_TASK_IDS, Reading, json_list
 
 
 class LoadingQueries(Reading):
@@ -37,12 +37,21 @@ class LoadingQueries(Reading):
             return Payloads(self._contexts(task_ids), self._outputs(step_ids))
 
     def distinct_wants(self, epoch: int) -> list[str]:
-        """Return the handler classes that stored tasks wait for."""
+        """Return everything that stored tasks wait for, once each: one index lookup for each."""
         rows = self.rows(
             _Wants,
             """
-            SELECT DISTINCT wants FROM tasks
-            WHERE finished_ms IS NULL AND wants IS NOT NULL AND owner_epoch <> :epoch ORDER BY wants LIMIT -1
+            WITH RECURSIVE distinct_wants(wants) AS (
+              SELECT min(wants) FROM tasks WHERE finished_ms IS NULL AND wants IS NOT NULL
+              UNION ALL
+              SELECT (
+                SELECT min(tasks.wants) FROM tasks WHERE finished_ms IS NULL AND tasks.wants > distinct_wants.wants
+              ) FROM distinct_wants WHERE distinct_wants.wants IS NOT NULL
+            )
+            SELECT wants FROM distinct_wants WHERE wants IS NOT NULL AND EXISTS (
+              SELECT 1 FROM tasks
+              WHERE finished_ms IS NULL AND tasks.wants = distinct_wants.wants AND owner_epoch <> :epoch
+            ) ORDER BY wants
             """,
             {"epoch": epoch},
         )
@@ -59,11 +68,10 @@ class LoadingQueries(Reading):
     def open_counts(self) -> OpenCounts:
         return OpenCounts(
             *self.execute(
-                """
-                SELECT (SELECT count(*) FROM tasks WHERE finished_ms IS NULL),
-                 (SELECT count(*) FROM steps WHERE finished_ms IS NULL
-                   AND task_id IN (SELECT id FROM tasks WHERE finished_ms IS NULL))
-                """
+                f"""
+                SELECT (SELECT count(*) FROM ({OPEN_TASK_IDS})),
+                 (SELECT count(*) FROM steps WHERE finished_ms IS NULL AND task_id IN ({OPEN_TASK_IDS}))
+                """  # noqa: S608
             ).fetchone()
         )
 
@@ -92,13 +100,28 @@ class LoadingQueries(Reading):
         return self.rows(
             StoredTask,
             f"""
-            SELECT {_TASK} FROM tasks
-            WHERE finished_ms IS NULL AND owner_epoch <> :epoch AND (
-              wake_ms <= :now_ms
-              OR wants IN (SELECT value FROM json_each(:wants))
-              OR (wake_ms IS NULL AND wants IS NULL)
-            )
-            ORDER BY priority DESC, id LIMIT :limit
+            SELECT {_TASK} FROM tasks WHERE id IN (
+              SELECT id FROM (
+                SELECT id, priority FROM (
+                  SELECT id, priority FROM tasks
+                  WHERE finished_ms IS NULL AND wants IS NULL AND wake_ms IS NULL AND owner_epoch <> :epoch
+                  ORDER BY priority DESC, id LIMIT :limit
+                )
+                UNION
+                SELECT id, priority FROM (
+                  SELECT id, priority FROM tasks
+                  WHERE finished_ms IS NULL AND wake_ms <= :now_ms AND owner_epoch <> :epoch
+                  ORDER BY priority DESC, id LIMIT :limit
+                )
+                UNION
+                SELECT wanting.id, wanting.priority FROM json_each(:wants) AS offered CROSS JOIN tasks AS wanting
+                WHERE wanting.id IN (
+                  SELECT id FROM tasks
+                  WHERE finished_ms IS NULL AND wants = offered.value AND owner_epoch <> :epoch
+                  ORDER BY priority DESC, id LIMIT :limit
+                )
+              ) ORDER BY priority DESC, id LIMIT :limit
+            ) ORDER BY priority DESC, id LIMIT -1
             """,  # noqa: S608
             {
                 "epoch": epoch,

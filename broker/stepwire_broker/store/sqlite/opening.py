@@ -250,7 +250,8 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         return
     findings = [row[0] for row in connection.execute("PRAGMA quick_check(3)")]
     if findings != ["ok"]:
-        raise StoreRefused(f"{path} is corrupt: {'; '.join(findings)}. Keep a copy of it and restore a backup")
+        details = "; ".join(" ".join(finding.split()) for finding in findings)  # one finding may have several lines
+        raise StoreRefused(f"{path} is corrupt: {details}. Keep a copy of it and restore a backup")
 
 
 def refused(path: Path, error: sqlite3.Error) -> StoreRefused:

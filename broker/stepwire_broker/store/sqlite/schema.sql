@@ -113,7 +113,9 @@ CREATE TABLE tasks (
  STRICT
 
 ;
-CREATE INDEX tasks_open ON tasks (priority DESC, id, owner_epoch, wake_ms, wants) WHERE finished_ms IS NULL;
+CREATE INDEX tasks_left ON tasks (priority DESC, id, owner_epoch) WHERE finished_ms IS NULL AND wants IS NULL AND wake_ms IS NULL;
+CREATE INDEX tasks_wanting ON tasks (wants, priority DESC, id, owner_epoch) WHERE finished_ms IS NULL AND wants IS NOT NULL;
+CREATE INDEX tasks_due ON tasks (wake_ms, priority, id, owner_epoch, wants) WHERE finished_ms IS NULL AND wake_ms IS NOT NULL;
 CREATE INDEX tasks_of_workflow ON tasks (workflow_id, id);
 CREATE INDEX tasks_failed ON tasks (id) WHERE state = 'failed';
 CREATE INDEX tasks_ended ON tasks (state, finished_ms) WHERE finished_ms IS NOT NULL;

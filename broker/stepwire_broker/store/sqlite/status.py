@@ -15,6 +15,7 @@ from stepwire_broker.store.retention import LAST_RUN, kept_ms
 from .backup import MADE
 from .migrate import HEAD, revision
 from .opening import holder
+from .reading import OPEN_TASK_IDS
 from .restore import RESTORED
 
 
@@ -46,7 +47,7 @@ def status(connection: sqlite3.Connection, path: Path, kept: RetentionSettings, 
     """Read everything as of one moment. Open tasks and steps are counted row by row: one second for a million steps."""
     connection.execute("BEGIN")
     try:
-        oldest = connection.execute("SELECT id, min(created_ms) FROM tasks WHERE finished_ms IS NULL").fetchone()
+        oldest = connection.execute(OLDEST_OPEN_TASK).fetchone()
         made = _note(connection, MADE)
         return Status(
             path=str(path),
@@ -76,16 +77,17 @@ def status(connection: sqlite3.Connection, path: Path, kept: RetentionSettings, 
 
 
 # Open and ended tasks are each counted from their own index.
-TASKS: Final = """
+TASKS: Final = f"""
 SELECT state, sum(n) FROM (
- SELECT state, count(*) AS n FROM tasks WHERE finished_ms IS NULL GROUP BY state
+ SELECT state, count(*) AS n FROM tasks WHERE id IN ({OPEN_TASK_IDS}) GROUP BY state
  UNION ALL SELECT state, count(*) FROM tasks WHERE finished_ms IS NOT NULL GROUP BY state
 ) GROUP BY state ORDER BY state
-"""
-OPEN_STEPS: Final = """
-SELECT steps.state, count(*) FROM tasks CROSS JOIN steps ON steps.task_id = tasks.id
-WHERE tasks.finished_ms IS NULL GROUP BY steps.state ORDER BY steps.state
-"""
+"""  # noqa: S608
+OPEN_STEPS: Final = f"""
+SELECT steps.state, count(*) FROM ({OPEN_TASK_IDS}) AS open_tasks CROSS JOIN steps ON steps.task_id = open_tasks.id
+GROUP BY steps.state ORDER BY steps.state
+"""  # noqa: S608
+OLDEST_OPEN_TASK: Final = f"SELECT id, min(created_ms) FROM tasks WHERE id IN ({OPEN_TASK_IDS})"  # noqa: S608
 CONTROLS: Final = "SELECT count(*) FROM controls WHERE kind = ?"
 
 

@@ -138,11 +138,25 @@ def upgrade() -> None:
         sqlite_strict=True,
     )
     op.create_index(
-        "tasks_open",
+        "tasks_left",
         "tasks",
-        [sa.text("priority DESC"), "id", "owner_epoch", "wake_ms", "wants"],
-        sqlite_where=sa.text("finished_ms IS NULL"),
-        postgresql_where=sa.text("finished_ms IS NULL"),
+        [sa.text("priority DESC"), "id", "owner_epoch"],
+        sqlite_where=sa.text("finished_ms IS NULL AND wants IS NULL AND wake_ms IS NULL"),
+        postgresql_where=sa.text("finished_ms IS NULL AND wants IS NULL AND wake_ms IS NULL"),
+    )
+    op.create_index(
+        "tasks_wanting",
+        "tasks",
+        ["wants", sa.text("priority DESC"), "id", "owner_epoch"],
+        sqlite_where=sa.text("finished_ms IS NULL AND wants IS NOT NULL"),
+        postgresql_where=sa.text("finished_ms IS NULL AND wants IS NOT NULL"),
+    )
+    op.create_index(
+        "tasks_due",
+        "tasks",
+        ["wake_ms", "priority", "id", "owner_epoch", "wants"],
+        sqlite_where=sa.text("finished_ms IS NULL AND wake_ms IS NOT NULL"),
+        postgresql_where=sa.text("finished_ms IS NULL AND wake_ms IS NOT NULL"),
     )
     op.create_index("tasks_of_workflow", "tasks", ["workflow_id", "id"])
     op.create_index(
