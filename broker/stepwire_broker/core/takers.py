@@ -102,12 +102,12 @@ def knows_handler(session: WorkerSession, handler_class: str) -> bool:
 
 def level0_serves(state: BrokerState, route: Route) -> bool:
     """True if level 0 can take a step of this route, now or once a peer is free."""
-    return level0_obstacle(state, route) is None and _a_peer_may_know(state, route.handler_class)
+    return _a_peer_may_know(state, route.handler_class) and level0_obstacle(state, route) is None
 
 
 def level0_offers(state: BrokerState, handler_class: str) -> bool:
     """True if this handler may run at level 0, and a peer exists that has not refused it as unknown."""
-    return state.level0_handlers.allows(handler_class) and _a_peer_may_know(state, handler_class)
+    return _a_peer_may_know(state, handler_class) and state.level0_handlers.allows(handler_class)
 
 
 def _a_peer_may_know(state: BrokerState, handler_class: str) -> bool:

@@ -120,12 +120,9 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
     if peer is not None:
         peer.doubted = False
         peer.heard_mono = now.mono
-    learner = peer
-    if not message.results and handout is not None and _is_mixed(state, handout) and is_unknown_handler(message.error):
-        # The answer does not tell which handler is unknown: from now on the peer gets batches of one handler each.
-        learner = None
-        if peer is not None:
-            peer.is_uniform = True
+    names_handlers = _names_handlers(state, handout, message)
+    if peer is not None and not names_handlers:
+        peer.is_uniform = True
     results = message.results or _results_of_error(handout, message)
     if not results:
         state.counters.late_results += 1  # an error for a batch that is over or unknown
@@ -138,8 +135,8 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
             refused = refused or code
             continue
         if is_unknown_handler(result.error):
-            if learner is not None:
-                learner.learn_unknown(step.definition.handler_class)
+            if peer is not None and names_handlers:
+                peer.learn_unknown(step.definition.handler_class)
             _take_back(state, step, delivery, now)
         else:
             if peer is not None:
@@ -170,10 +167,12 @@ def is_unknown_handler(error: ErrorDetail | str | None) -> bool:
     return isinstance(error, ErrorDetail) and error.code == UNKNOWN_HANDLER
 
 
-def _is_mixed(state: BrokerState, handout: Handout) -> bool:
-    """True if this batch has steps of several handlers."""
+def _names_handlers(state: BrokerState, handout: Handout | None, message: ResultsLevel0) -> bool:
+    """False for one `unknown_handler` for a whole batch of several handlers: the unknown handler is not named."""
+    if message.results or handout is None or not is_unknown_handler(message.error):
+        return True
     steps = [state.steps[step_id] for step_id, _ in handout.items if step_id in state.steps]
-    return len({step.definition.handler_class for step in steps}) > 1
+    return len({step.definition.handler_class for step in steps}) <= 1
 
 
 def _take_back(state: BrokerState, step: Step, delivery: int, now: Now) -> None:
