@@ -265,7 +265,9 @@ class _Processes:
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 text = line.decode(errors="replace").rstrip("\r")
-                self._print(name, _readable(text) if name == "broker" else text)
+                shown = _readable(text) if name == "broker" else text
+                if shown is not None:
+                    self._print(name, shown)
             if len(rest) >= LINE_BYTES_MAX:
                 self._print(name, rest.decode(errors="replace"))
                 rest = b""
@@ -293,8 +295,8 @@ def _for_shell(command: str) -> str:
     return f"exec {command}" if is_plain else command
 
 
-def _readable(line: str) -> str:
-    """A line of the broker's JSON log as text."""
+def _readable(line: str) -> str | None:
+    """A line of the broker's JSON log as text. None for its start, which the line `ready` reports."""
     try:
         facts = msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError:
@@ -302,6 +304,8 @@ def _readable(line: str) -> str:
     for name in ("timestamp", "level"):
         facts.pop(name, None)
     event = str(facts.pop("event", ""))
+    if event == "broker_started":
+        return None
     if not event and isinstance(error := facts.get("error"), dict):  # the last line of a broker that cannot run
         return ": ".join(str(error[name]) for name in ("detail", "hint") if error.get(name))
     shown = (f"{name}={value if isinstance(value, str) else output.shortened(value)}" for name, value in facts.items())
