@@ -164,7 +164,7 @@ class CoreLoop:
             else "another broker has taken over this broker's lane"
         )
         log.error("broker_failed", reason=reason)
-        self.answers.give_up(CommandRefused("database_unavailable", reason))
+        self.answers.give_up(CommandRefused("commit_unknown", reason))
         if not self._failed.done():
             self._failed.set_exception(BrokerStopped(reason))
 

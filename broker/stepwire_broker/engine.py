@@ -225,7 +225,7 @@ class Engine:
             core.is_open = False
             core.pulse.stop()
             core.wire.close(LINGER_MS)
-            core.answers.give_up(CommandRefused("draining", "the broker stopped before the outcome was known"))
+            core.answers.give_up(CommandRefused("commit_unknown", "the broker stopped before the outcome was known"))
         if self._store is not None:
             await asyncio.to_thread(self._store.close, STORE_CLOSE_S)
 

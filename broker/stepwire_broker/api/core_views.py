@@ -7,6 +7,7 @@ from stepwire_protocol.messages import Item
 
 from stepwire_broker.core import explain
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
+from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.explain import Why, WhyTask
 from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.loading.residency import restored
@@ -17,6 +18,7 @@ from stepwire_broker.core.model.targets import Route
 from stepwire_broker.core.routing.router import Router
 from stepwire_broker.core.shadows.shadow import Tally
 from stepwire_broker.core.state import CoreCounters
+from stepwire_broker.core.workflow_warnings import WorkflowWarning, of_handlers
 
 from . import reading
 from .engine_port import EnginePort
@@ -115,6 +117,11 @@ def why_step(broker: EnginePort, step: Step) -> Why:
 
 
 # -- routing and handlers ---------------------------------------------------------------------------------------------
+
+
+def handler_warnings(broker: EnginePort, workflow: Workflow) -> list[WorkflowWarning]:
+    """The handlers of the workflow that no connected worker offers now."""
+    return of_handlers(broker.state, workflow)
 
 
 def router(broker: EnginePort) -> Router:

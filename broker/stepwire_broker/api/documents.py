@@ -9,6 +9,7 @@ from typing import Final
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from stepwire_broker.core.answers.hints import Hint
+from stepwire_broker.core.workflow_warnings import WorkflowWarning
 
 from .enumerations import Attention, ReasonCode, StepState, TaskState
 
@@ -39,7 +40,7 @@ class WorkflowApplied(Struct, frozen=True):
     name: str
     version: str
     created: bool
-    warnings: list[str]
+    warnings: list[WorkflowWarning]
 
 
 class WorkflowActivated(Struct, frozen=True):
@@ -59,7 +60,10 @@ class WorkflowSummary(Struct, frozen=True):
 
 
 class WorkflowDocument(WorkflowSummary, frozen=True):
+    """`warnings` lists the handlers that no connected worker offers now."""
+
     document: Raw
+    warnings: list[WorkflowWarning]
 
 
 class Reason(Struct, frozen=True):

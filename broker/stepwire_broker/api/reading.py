@@ -185,11 +185,10 @@ def steps(queries: Queries, filters: StepFilter, live: Live) -> bytes:
     return encode(StepPage([StepSummary(**_step(row, live)) for row in rows], _next(rows, filters.limit)))
 
 
-def workflow(queries: Queries, namespace: str, name: str, version: str | None) -> bytes | None:
+def workflow(queries: Queries, namespace: str, name: str, version: str | None) -> WorkflowDocument | None:
+    """The workflow without warnings: these depend on the workers of the moment."""
     row = queries.workflow(namespace, name, version)
-    if row is None:
-        return None
-    return encode(WorkflowDocument(**_workflow(row), document=raw_or_null(row.document)))
+    return None if row is None else WorkflowDocument(**_workflow(row), document=raw_or_null(row.document), warnings=[])
 
 
 def workflows(queries: Queries, namespace: str | None) -> bytes:

@@ -43,6 +43,7 @@ def _of_broker(path: str, items: Callable[[dict[str, Any], click.Context], Itera
 
 def _get(context: click.Context, path: str) -> dict[str, Any] | None:
     import msgspec
+    from stepwire.client.outages import Outages
     from stepwire.client.transport import Transport
 
     from .connection import address
@@ -50,7 +51,7 @@ def _get(context: click.Context, path: str) -> dict[str, Any] | None:
 
     try:
         url, token_file = address(context.ensure_object(Options))
-        answer = Transport(url, _token(token_file), TIMEOUT_S).get_once(path)
+        answer = Transport(url, _token(token_file), TIMEOUT_S, Outages(0, 0, None)).get_once(path)
         document: dict[str, Any] = msgspec.json.decode(answer.body)
     except (Failure, OSError, ValueError):  # nothing to complete is no error
         return None

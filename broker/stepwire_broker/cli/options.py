@@ -15,6 +15,8 @@ class Options:
         self.output: Literal["text", "json", "jsonl"] = "text"
         self.url: str | None = None
         self.token_file: str | None = None
+        self.outage: str | None = None
+        self.is_outage_reported = False
         self.config_file: str | None = None
         self.verbosity = 0
         self.yes = False
@@ -57,6 +59,13 @@ def global_options() -> list[click.Option]:
             metavar="FILE",
             callback=_store("token_file"),
             help="File that holds the API token. [STEPWIRE_TOKEN_FILE]",
+        ),
+        option(
+            "--outage",
+            metavar="DURATION",
+            callback=_store("outage"),
+            help="Maximum time to wait for a broker that does not answer, e.g. 10s; 0s gives up at once. By default,"
+            " commands that submit or wait continue for 30s. [STEPWIRE_OUTAGE_S, in seconds]",
         ),
         option(
             "-c",

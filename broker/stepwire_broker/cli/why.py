@@ -24,10 +24,15 @@ def why(options: Options, reference: str) -> None:
         usage(f"{reference!r} names neither a task nor a step: use a form like 6591 or 6591/process_payment")
     with broker_client(options) as client:
         reason = client.why(int(number), name) if name else _why_number(client, int(number))
+    output.one(options, reason, output.shortened(sentence_of(reason), SENTENCE_CHARACTERS_MAX))
+
+
+def sentence_of(reason: dict[str, Any]) -> str:
+    """The message with its hint for shell users, which replaces the hint in the reason."""
     if reason["next"] is not None:
         reason["hint"] = next_text(reason["next"], reason["hint"])
-    sentence = reason["message"] if reason["hint"] is None else f"{reason['message']}; {reason['hint']}"
-    output.one(options, reason, output.shortened(sentence, SENTENCE_CHARACTERS_MAX))
+    message: str = reason["message"]
+    return message if reason["hint"] is None else f"{message}; {reason['hint']}"
 
 
 def _why_number(client: Client, number: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 import click
 from stepwire.client import Client
 
-from . import completing, output
+from . import completing, output, warnings
 from .connection import broker_client
 from .failure import Exit, Failure
 from .options import Options, StepwireGroup
@@ -41,8 +41,7 @@ def apply(options: Options, files: tuple[str, ...], no_activate: bool) -> None:
         except Failure as failure:
             raise failure.about(file) from None
         applied.append(one)
-        for warning in one["warnings"]:
-            output.note(options, f"warning: {file}: {warning}")
+        warnings.show(options, one["warnings"], f"{file}: ")
         if options.output == "text":
             outcome = "applied" if one["created"] else "is unchanged"
             click.echo(f"{one['namespace']}::{one['name']} {one['version']} {outcome}")
@@ -67,28 +66,31 @@ def _next_after_apply(applied: dict[str, Any], *, is_active: bool) -> str:
 @click.pass_obj
 def validate(options: Options, files: tuple[str, ...]) -> None:
     """Check workflow files without a broker. Each problem names its file and line."""
+    import msgspec
+
     from stepwire_broker.core.reading.document_problems import InvalidWorkflow
+    from stepwire_broker.core.workflow_warnings import WorkflowWarning, of_document
 
     from . import definitions
 
     results: list[dict[str, Any]] = []
     for file in files:
-        warnings: list[str] = []
+        found: list[WorkflowWarning] = []
         problems: list[str] = []
         try:
-            warnings = list(map(str, definitions.compiled(definitions.read(file)).warnings))
+            found = of_document(definitions.compiled(definitions.read(file)))
         except InvalidWorkflow as error:
             problems = list(map(str, error.problems))
         except Failure as failure:
             problems = [f"{failure.message}; {failure.hint}" if failure.hint else failure.message]
-        results.append({"file": file, "valid": not problems, "problems": problems, "warnings": warnings})
+        one = {"file": file, "valid": not problems, "problems": problems, "warnings": msgspec.to_builtins(found)}
+        results.append(one)
     if options.output != "text":
         output.several(options, results, [], "")
     for one in results:
         if options.output == "text" and one["valid"]:
             click.echo(f"{one['file']}: valid")
-        for warning in one["warnings"]:
-            output.note(options, f"warning: {warning}")
+        warnings.show(options, one["warnings"])
     problems = [problem for one in results for problem in one["problems"]]
     if problems:
         raise Failure(Exit.USAGE, "\n".join(problems))
@@ -134,6 +136,7 @@ def show(options: Options, name: str, namespace: str | None, version: str | None
     click.echo(f"{title}  {active}, created {document['created_at']}")
     columns = [output.Column(title, title) for title in ("step", "handler", "after", "delivery", "retries", "timeout")]
     output.several(options, [_step_row(step) for step in document["document"]["steps"]], columns, "")
+    warnings.show(options, document["warnings"])
 
 
 @workflow.command()

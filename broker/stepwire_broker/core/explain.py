@@ -26,6 +26,7 @@ from .model.states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
 from .phrases import at_time, counted, named, progress_text, span
 from .state import BrokerState
 from .takers import Obstacle
+from .workflow_warnings import meant_by
 
 STEPS_EXAMINED_MAX: Final = 200  # steps of a task that are searched for the cause of its waiting
 QUEUE_EXAMINED_MAX: Final = 2_000
@@ -303,12 +304,22 @@ def _is_offered_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | 
         offered = sorted({h for s in of_executor for h in s.handlers})
         rest = f"{counted(len(of_executor), 'worker')} connected, offering {named(offered)}"
     else:
-        rest = "no worker is connected"
+        rest = _connected_elsewhere(state)
+    meant = meant_by(state, name)
+    if meant is not None and meant != name:
+        rest = f"did you mean `{meant}`? {rest}"
     whose = "" if target.executor == BUS else f" of executor `{target.executor}`"
     hint = _elsewhere(state, step, target)
     other = "" if hint is None else f"; executor `{hint.executor}` offers it"
     message = f"no worker{whose} offers `{name}` ({rest}){_rule(state, step)}{other}"
     return Why("no_worker_offers", message, step.ready_ms, hint)
+
+
+def _connected_elsewhere(state: BrokerState) -> str:
+    """Name what is connected when the step's own executor has no worker."""
+    peers = [counted(len(state.level0.peers), "level-0 handler")] if state.level0.peers else []
+    executors = [f"executor `{key}`" for key in sorted({s.executor for s in state.sessions.values()})]
+    return f"connected: only {named(peers + executors)}" if peers or executors else "no worker is connected"
 
 
 def _elsewhere(state: BrokerState, step: Step, target: Target) -> Hint | None:

@@ -15,7 +15,7 @@ from stepwire_broker.cli.connection import UNREACHABLE, broker_client, failure_o
 from stepwire_broker.cli.failure import Exit, leave, usage
 from stepwire_broker.cli.options import Options
 
-from .listing import COLUMNS
+from .listing import COLUMNS, row
 from .selection import NAMES, filters, select
 
 SELECTED_MAX: Final = 100_000
@@ -96,7 +96,7 @@ def _selected(client: Client, verb: Verb, values: Mapping[str, str | None], limi
 def _print_samples(options: Options, verb: Verb, tasks: list[dict[str, Any]]) -> None:
     samples = tasks[:SAMPLES_MAX]
     if options.output == "text":
-        output.several(options, list(map(_row, samples)), COLUMNS, "")
+        output.several(options, list(map(row, samples)), COLUMNS, "")
         more = f", {len(samples)} of them above" if len(samples) < len(tasks) else ""
         output.note(options, f"{_count(tasks)} would be {verb.participle}{more}; nothing has changed")
     else:
@@ -106,7 +106,7 @@ def _print_samples(options: Options, verb: Verb, tasks: list[dict[str, Any]]) ->
 def _confirm(options: Options, verb: Verb, tasks: list[dict[str, Any]]) -> None:
     if options.output == "text" and not options.yes:
         samples = tasks[:SAMPLES_MAX]
-        output.several(options, list(map(_row, samples)), COLUMNS, "")
+        output.several(options, list(map(row, samples)), COLUMNS, "")
         if len(samples) < len(tasks):
             output.note(options, f"… and {len(tasks) - len(samples)} more")
     if not confirm(options, f"{verb.infinitive.capitalize()} {_count(tasks)}?"):
@@ -155,7 +155,9 @@ class _Loop:
 def _change_all(options: Options, verb: Verb, task_ids: list[int], change: Change) -> list[dict[str, Any]]:
     with ExitStack() as stack, output.progress(options, verb.participle, len(task_ids)) as advance:
         loop = _Loop(task_ids, change, advance)
-        clients = [stack.enter_context(open_client(options)) for _ in range(min(REQUESTS_IN_FLIGHT, len(task_ids)))]
+        clients = [
+            stack.enter_context(open_client(options, waits=True)) for _ in range(min(REQUESTS_IN_FLIGHT, len(task_ids)))
+        ]
         threads = [threading.Thread(target=loop.work, args=(client,)) for client in clients]
         for thread in threads:
             thread.start()
@@ -187,10 +189,6 @@ def _report(options: Options, verb: Verb, results: list[dict[str, Any]], count: 
         click.echo(f"… and {len(refused) - SAMPLES_MAX} more refusals: see -o json", err=True)
     if refused or len(results) < count:
         leave(Exit.FAILURE)
-
-
-def _row(task: dict[str, Any]) -> dict[str, Any]:
-    return {**task, "name": f"{task['namespace']}::{task['workflow']}"}
 
 
 def _count(tasks: list[dict[str, Any]]) -> str:

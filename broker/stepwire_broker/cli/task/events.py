@@ -11,6 +11,8 @@ from stepwire_broker.cli import completing, output, step_texts
 from stepwire_broker.cli.connection import broker_client
 from stepwire_broker.cli.options import Options, StepwireCommand
 
+from .waiting import task_goes_on
+
 BEGINNING: Final = "0"
 PAGE_EVENTS: Final = 500
 HEAD: Final = frozenset({"id", "at", "kind", "task_id", "namespace", "workflow", "step_id", "step"})
@@ -24,13 +26,19 @@ LAST: Final = ("run_ms", "message")
 @click.pass_obj
 def events(options: Options, task_id: int, follow: bool) -> None:
     """Print the events of a task, oldest first."""
-    with broker_client(options) as client:
-        task_events = _followed(client, task_id) if follow else _stored(client, task_id)
-        if options.output == "json" and not follow:
-            click.echo(msgspec.json.encode(list(task_events)).decode())
-            return
-        for event in task_events:
-            click.echo(_line(event) if options.output == "text" else msgspec.json.encode(event).decode())
+    with broker_client(options, waits=follow) as client:
+        if follow:
+            with task_goes_on(task_id):
+                _print(options, _followed(client, task_id))
+        elif options.output == "json":
+            click.echo(msgspec.json.encode(list(_stored(client, task_id))).decode())
+        else:
+            _print(options, _stored(client, task_id))
+
+
+def _print(options: Options, task_events: Iterator[dict[str, Any]]) -> None:
+    for event in task_events:
+        click.echo(_line(event) if options.output == "text" else msgspec.json.encode(event).decode())
 
 
 def _stored(client: Client, task_id: int) -> Iterator[dict[str, Any]]:

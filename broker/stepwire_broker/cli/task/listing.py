@@ -1,6 +1,9 @@
 """`stepwire task list`: lists tasks by filters."""
 
+from typing import Any
+
 import click
+from stepwire.client.tasks import GENERATED_PREFIX
 
 from stepwire_broker.cli import output
 from stepwire_broker.cli.connection import broker_client, pages_from
@@ -30,7 +33,17 @@ def list_tasks(options: Options, /, limit: int, cursor: str | None, **values: st
     """List tasks, newest first."""
     with broker_client(options) as client:
         tasks, next_cursor = pages_from(client.tasks, "tasks", limit, filters(values), cursor)
-    shown = [{**task, "name": f"{task['namespace']}::{task['workflow']}"} for task in tasks]
-    output.several(options, shown if options.output == "text" else tasks, COLUMNS, "no matching tasks")
+    output.several(options, list(map(row, tasks)) if options.output == "text" else tasks, COLUMNS, "no matching tasks")
     if next_cursor is not None:
         output.note(options, f"there are more than {limit}: raise --limit, or continue with --cursor {next_cursor}")
+
+
+def row(task: dict[str, Any]) -> dict[str, Any]:
+    """A task as a table row. A key that a client generated means nothing to a reader."""
+    key = task["idempotency_key"]
+    is_own = key is not None and not key.startswith(GENERATED_PREFIX)
+    return {
+        **task,
+        "name": f"{task['namespace']}::{task['workflow']}",
+        "idempotency_key": key if is_own else None,
+    }

@@ -10,7 +10,7 @@ from stepwire_broker.cli.connection import broker_client
 from stepwire_broker.cli.failure import Exit, Failure
 from stepwire_broker.cli.options import Options, StepwireCommand
 
-from .waiting import exit_of, seconds, until_settled
+from .waiting import exit_of, seconds, task_goes_on, until_settled
 
 STEP_COLUMNS: Final = [
     output.Column("step", "name"),
@@ -40,9 +40,13 @@ def show(options: Options, task_id: int) -> None:
 @click.pass_obj
 def result(options: Options, task_id: int, wait: bool, timeout: str | None) -> None:
     """Print the result of a completed task as JSON. Without a result, the exit code tells why."""
-    with broker_client(options) as client:
-        wait_s = seconds(timeout)
-        document = until_settled(client, task_id, wait_s) if wait else client.task(task_id)
+    wait_s = seconds(timeout)
+    with broker_client(options, waits=wait) as client:
+        if wait:
+            with task_goes_on(task_id):
+                document = until_settled(options, client, task_id, wait_s)
+        else:
+            document = client.task(task_id)
     code = exit_of(document)
     if code is not Exit.OK:
         attention = f", {document['attention']}" if document["attention"] else ""
