@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from stepwire_broker.api import openapi
 from stepwire_broker.api.app import Application
-from stepwire_broker.api.enumerations import KINDS, REASONS
+from stepwire_broker.api.enumerations import REASONS, STREAM_KINDS
 from stepwire_broker.api.operations import OPERATIONS
 from stepwire_broker.core.answers.answers import CommandRefused
 from stepwire_broker.core.model.states import StepState, TaskState
@@ -161,7 +161,7 @@ def fits(example: Any, schema: dict[str, Any], what: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "values"),
-    [("TaskState", TaskState), ("StepState", StepState), ("EventKind", KINDS), ("ReasonCode", REASONS)],
+    [("TaskState", TaskState), ("StepState", StepState), ("EventKind", STREAM_KINDS), ("ReasonCode", REASONS)],
 )
 def test_an_enumeration_of_the_core_is_complete_in_the_document(name: str, values: Iterable[str]) -> None:
     assert DOCUMENT["components"]["schemas"][name] == {"type": "string", "enum": [str(value) for value in values]}

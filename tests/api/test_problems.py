@@ -26,6 +26,7 @@ EXPECTED = {
     "disk_full": 503,
     "database_read_only": 503,
     "database_unavailable": 503,
+    "commit_unknown": 503,
     "refused_by_database": 422,
 }
 

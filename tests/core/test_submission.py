@@ -6,6 +6,7 @@ import pytest
 from stepwire_broker.core.answers.answers import Applied, CommandRefused, TasksSubmitted
 from stepwire_broker.core.definitions.settings import LimitSettings, Settings
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask
+from stepwire_broker.core.intake.submission import ID_BLOCK
 from stepwire_broker.core.model import events
 from stepwire_broker.core.model.commit_group import Committed, WorkflowOutcome
 
@@ -138,11 +139,45 @@ def test_numbers_are_reserved_before_they_are_used_up() -> None:
     world = World()
     world.state.last_id = world.state.next_id + 10
     world.apply(ONE)
-    assert world.submit(count=20).code == "overloaded"
-    assert world.state.last_id > 1 << 20
+    waited = world.submit(count=20)
+    assert world.state.last_id > ID_BLOCK
     submitted = world.submit(count=20)
-    assert isinstance(submitted, TasksSubmitted)
-    assert len({i for t in submitted.task_ids for i in (t, t + 1)}) == 40
+    for answer in (waited, submitted):
+        assert isinstance(answer, TasksSubmitted)
+        assert len({i for t in answer.task_ids for i in (t, t + 1)}) == 40
+    assert not set(waited.task_ids) & set(submitted.task_ids)
+
+
+def test_too_many_submissions_that_wait_for_ids_are_refused() -> None:
+    world = limited(uncommitted_bytes=8_000)
+    world.apply(ONE)
+    world.state.last_id = world.state.next_id
+    world.state.ids_asked = True  # the block is on its way
+    answers = [world.submit(context=b'{"a":"%s"}' % (b"x" * 500)) for _ in range(5)]
+    assert answers[:2] == [None, None]
+    refused = answers[-1]
+    assert isinstance(refused, CommandRefused)
+    assert (refused.code, refused.message) == ("overloaded", "new ids are being reserved")
+
+
+def test_a_broker_that_leaves_returns_its_unused_ids_and_uses_none_of_them() -> None:
+    world = World()
+    world.apply(ONE)
+    world.submit()
+    unused = (world.state.next_id, world.state.last_id)
+    world.handle(events.Leave())
+    assert world.groups[-1].unused_ids == unused
+    refused = world.submit()
+    assert isinstance(refused, CommandRefused)
+    assert refused.code == "overloaded"
+
+
+def test_a_broker_that_leaves_while_it_reserves_ids_returns_none() -> None:
+    world = World()
+    world.apply(ONE)
+    world.state.ids_asked = True
+    world.handle(events.Leave())
+    assert [group.unused_ids for group in world.groups if group.unused_ids is not None] == []
 
 
 def test_submissions_are_refused_before_results_when_the_database_is_far_behind() -> None:

@@ -140,6 +140,7 @@ class BrokerNode:
                 self._watch,
                 world.breakers.turned,
                 self._complain,
+                lambda reports: None,
             ),
         )
         self.here_frame = topics.BROKERS + codec.encode(letters.here(self.state.identity))

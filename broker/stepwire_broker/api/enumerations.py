@@ -17,12 +17,14 @@ HANDLER_ERROR_SENTENCE: Final = "the handler failed the step with a code of its 
 REASONS: Final = {**reason_codes.SENTENCES, **explain.CODES, HANDLER_ERROR: HANDLER_ERROR_SENTENCE}
 
 KINDS: Final[tuple[str, ...]] = tuple(str(kind.__struct_config__.tag) for kind in get_args(facts.Fact))
+PROGRESS: Final = "progress"  # the kind of the events of streams that are not in the history
+STREAM_KINDS: Final = (*KINDS, PROGRESS)
 
 TaskState: TypeAlias = Annotated[str, one_of("TaskState", states.TaskState)]
 StepState: TypeAlias = Annotated[str, one_of("StepState", states.StepState)]
 Attention: TypeAlias = Annotated[str, one_of("Attention", ("held",))]
 ReasonCode: TypeAlias = Annotated[str, one_of("ReasonCode", REASONS)]
-EventKind: TypeAlias = Annotated[str, one_of("EventKind", KINDS)]
+EventKind: TypeAlias = Annotated[str, one_of("EventKind", STREAM_KINDS)]
 RuleOrigin: TypeAlias = Annotated[str, one_of("RuleOrigin", ("config", "runtime"))]
 RouteDecision: TypeAlias = Annotated[str, one_of("RouteDecision", Decided)]
 ExecutionMode: TypeAlias = Annotated[str, one_of("ExecutionMode", ("local", "distributed"))]

@@ -20,7 +20,7 @@ from .database import Pruning
 from .documents import (
     Created,
     CreatedBatch,
-    StepDocument,
+    StepDetail,
     StepPage,
     StepReason,
     TaskDocument,
@@ -155,6 +155,9 @@ IN_QUERY: Final[dict[str, Parameter]] = {
     "version": Parameter({"type": "string"}, "The workflow's version; by default the active one."),
     "handler_class": Parameter({"type": "string"}, "Only steps of this handler; may be a pattern."),
     "label": Parameter({"type": "string", "pattern": "^[^=]+=.*$"}, "Only tasks with this label: `region=eu`."),
+    "idempotency_key": Parameter(
+        {"type": "string"}, "Only the task with this idempotency key: at most one per namespace."
+    ),
     "since": Parameter({"type": "string", "format": "date-time"}, "Only tasks submitted at this time or later."),
     "limit": Parameter(
         {"type": "integer", "format": "int32", "minimum": 1, "maximum": reading.LIMIT_MAX}, "Maximum number of items."
@@ -252,7 +255,7 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             Scope.READ,
             "List tasks, the newest first.",
             {200: TaskPage},
-            query=("state", "namespace", "workflow", "label", "since", "limit", "cursor"),
+            query=("state", "namespace", "workflow", "label", "idempotency_key", "since", "limit", "cursor"),
         ),
         ("GET", "/v1/tasks/{task_id}"): Operation(
             "getTask", Scope.READ, "Show a task with its steps.", {200: TaskDocument}, (404,), query=("wait_ms",)
@@ -265,7 +268,7 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             (404,),
         ),
         ("GET", "/v1/tasks/{task_id}/steps/{name}"): Operation(
-            "getTaskStep", Scope.READ, "Show a step by its name.", {200: StepDocument}, (404,)
+            "getTaskStep", Scope.READ, "Show a step by its name.", {200: StepDetail}, (404,)
         ),
         ("GET", "/v1/tasks/{task_id}/steps/{name}/why"): Operation(
             "explainStep",
@@ -295,7 +298,11 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             "listSteps", Scope.READ, "List steps of all tasks, the newest first.", {200: StepPage}, query=_STEP_STATES
         ),
         ("GET", "/v1/steps/{step_id}"): Operation(
-            "getStep", Scope.READ, "Show a step with its output.", {200: StepDocument}, (404,)
+            "getStep",
+            Scope.READ,
+            "Show a step with its output, its attempts and its standard error.",
+            {200: StepDetail},
+            (404,),
         ),
         ("POST", "/v1/workflows"): Operation(
             "applyWorkflow",

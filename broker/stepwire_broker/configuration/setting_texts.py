@@ -19,7 +19,7 @@ ABOUT: Final[dict[str, str]] = {
     "bus.results": "Endpoint where handlers send their results.",
     "bus.batch.max_steps": "Maximum number of steps in one message.",
     "bus.batch.max_bytes": "Maximum size of one message with steps.",
-    "bus.heartbeat_ms": "Interval of the workers' heartbeats. At most a fifth of the lease.",
+    "bus.heartbeat_ms": "Interval of the workers' heartbeats: at most half of the lease; a fifth of it is recommended.",
     "bus.lease_ms": "A worker that is silent for this time loses its steps to other workers.",
     "bus.steps_hwm": "Maximum number of messages that wait for one slow subscriber.",
     "bus.results_hwm": "Maximum number of messages of one worker that wait for the broker.",

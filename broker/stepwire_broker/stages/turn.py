@@ -11,6 +11,7 @@ from stepwire_broker.core.commit.ports import ReadClocks, WirePort
 from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.model.commit_group import CommitGroup, Outcome
 from stepwire_broker.core.model.events import Event, Now
+from stepwire_broker.core.model.live import StepProgress
 
 from . import dispatch
 
@@ -26,6 +27,7 @@ class Around(NamedTuple):
     watch: Callable[[WatchProcess], None]
     breaker_changed: Callable[[BreakerChanged], None]
     complain: Callable[[Complaint], None]
+    progressed: Callable[[list[StepProgress]], None]
 
 
 class Turn:
@@ -74,3 +76,5 @@ class Turn:
             around.breaker_changed(changed)
         for complaint in decision.complaints:
             around.complain(complaint)
+        if decision.progress:
+            around.progressed(decision.progress)

@@ -13,7 +13,7 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    cli()
+    cli(prog_name="stepwire")  # also under `python -m stepwire`: messages name commands as users type them
 
 
 if __name__ == "__main__":

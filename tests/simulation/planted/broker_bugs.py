@@ -15,7 +15,7 @@ from stepwire_broker.core.model import apply as core_apply
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Rejected, SubmissionOutcome, WorkflowOutcome
 from stepwire_broker.core.model.states import COMPLETED, DISPATCHED, HELD, WAITING
-from stepwire_broker.core.progress import dependents, readiness, step_outcomes
+from stepwire_broker.core.progress import deliveries, dependents, readiness, step_outcomes
 from stepwire_broker.core.routing import ready_queue
 from stepwire_broker.core.workers import batch_answers, hello, loss, step_results
 from stepwire_broker.store import lane
@@ -264,6 +264,31 @@ def _open_for_ever(plant: Plant) -> None:
     plant.function(allowance._set_timer, lambda _, state, guard, now: None)
 
 
+# -- reports of workers -----------------------------------------------------------------------------------------------
+
+
+def _progress_outlives(plant: Plant) -> None:
+    def remove(original: Any, state: Any, step: Any) -> None:
+        report = state.progress.get(step.id)
+        original(state, step)
+        if report is not None:
+            state.progress[step.id] = report
+
+    plant.function(deliveries.remove_delivery, remove)
+
+
+def _message_missing(plant: Plant) -> None:
+    plant.function(step_outcomes._message, lambda _, error: None)
+
+
+def _duration_missing(plant: Plant) -> None:
+    plant.function(step_results._run_ms, lambda _, metadata: None)
+
+
+def _stderr_missing(plant: Plant) -> None:
+    plant.function(step_results._keep_stderr, lambda _, state, step, delivery, text: None)
+
+
 # -- the database -----------------------------------------------------------------------------------------------------
 
 
@@ -291,6 +316,16 @@ def _applied_twice(plant: Plant) -> None:
 
     plant.method(MemoryWriter, "advance", advance)
     plant.method(SqliteWriter, "advance", advance)
+
+
+def _used_ids_returned(plant: Plant) -> None:
+    """A planned stop also returns the ids of its last tasks."""
+
+    def return_numbers(original: Any, state: Any) -> None:
+        state.next_id = max(1, state.next_id - 8)
+        original(state)
+
+    plant.function(submission.return_numbers, return_numbers)
 
 
 BUGS: Final = (
@@ -322,6 +357,11 @@ BUGS: Final = (
     Bug("a task evicted after a page was read is loaded from it", _eviction_ignored),
     Bug("breaker: an at_most_once step as probe", _once_as_probe),
     Bug("breaker: no timer ends its open time", _open_for_ever),
+    Bug("progress outlives its run", _progress_outlives),
+    Bug("a failed attempt's error is not recorded", _message_missing),
+    Bug("the duration of a run is not recorded", _duration_missing),
+    Bug("the standard error of a run is not stored", _stderr_missing),
     Bug("an unknown commit treated as failed", _unknown_is_failed),
     Bug("an unknown commit applied twice", _applied_twice),
+    Bug("a planned stop returns ids that are used", _used_ids_returned),
 )

@@ -21,6 +21,8 @@ class HintCode(enum.StrEnum):
     LIST_RULES = "list_rules"
     LIST_HANDLERS = "list_handlers"
     NAME_A_STEP = "name_a_step"  # names
+    NAME_A_VERSION = "name_a_version"  # names
+    NAME_A_WORKFLOW = "name_a_workflow"  # names
     # change something
     APPLY_WORKFLOW = "apply_workflow"
     RESUME_TASK = "resume_task"  # task_id
@@ -64,6 +66,8 @@ TEXTS: Final[dict[HintCode, str]] = {
     HintCode.LIST_RULES: "list the rules; remove a configured rule in the configuration",
     HintCode.LIST_HANDLERS: "list the workflows and the workers for the handlers that exist",
     HintCode.NAME_A_STEP: "its steps: {names}",
+    HintCode.NAME_A_VERSION: "its versions: {names}",
+    HintCode.NAME_A_WORKFLOW: "did you mean {names}?",
     HintCode.APPLY_WORKFLOW: "apply the workflow first",
     HintCode.RESUME_TASK: "resume task {task_id}",
     HintCode.RESOLVE_STEP: "find out what step {step_id} did, then resolve it",

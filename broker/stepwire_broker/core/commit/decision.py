@@ -7,7 +7,7 @@ from stepwire_protocol.messages import BrokerMessage
 
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.model.level0_peer import Handout
-from stepwire_broker.core.model.live import StepBatch
+from stepwire_broker.core.model.live import StepBatch, StepProgress
 
 
 class ToWorker(Struct, frozen=True, gc=False):
@@ -93,6 +93,7 @@ class Decision(Struct):
     watches: list[WatchProcess] = []
     breaker_changes: list[BreakerChanged] = []
     complaints: list[Complaint] = []
+    progress: list[StepProgress] = []
 
     @property
     def is_empty(self) -> bool:
@@ -106,4 +107,5 @@ class Decision(Struct):
             or self.grants
             or self.breaker_changes
             or self.complaints
+            or self.progress
         )

@@ -6,10 +6,12 @@ task, every decision for the new task is undone before any message about it is s
 
 from typing import Final
 
+import msgspec
+
 from stepwire_broker.core.answers.answers import CommandRefused, TasksSubmitted
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.definitions.workflow import Workflow
-from stepwire_broker.core.model.commit_group import SubmissionOutcome
+from stepwire_broker.core.model.commit_group import KeyConflict, SubmissionOutcome
 from stepwire_broker.core.model.events import NewTask, Now, SubmitTasks
 from stepwire_broker.core.model.live import Task
 from stepwire_broker.core.progress.discard import discard
@@ -19,8 +21,10 @@ from stepwire_broker.core.state import BrokerState
 
 from . import storing
 from .storing import Undecided
+from .unknown_workflow import unknown_workflow
 
-ID_BLOCK: Final = 1 << 20
+ID_BLOCK: Final = 1 << 14  # ids reserved at a time: a broker that is killed skips at most as many
+WAITING_ROW_BYTES: Final = 200  # estimated size of a task in memory that waits for its ids, without its context
 BUILDING_MAX: Final = 8  # large submissions whose tasks are being built
 RETRY_SOON_MS: Final = 200
 RETRY_LATER_MS: Final = 1_000
@@ -66,7 +70,7 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
         for number, new in enumerate(event.tasks):
             workflow = _workflow_of(state, new)
             if workflow is None:
-                refused = _no_such_workflow(new, number, len(event.tasks))
+                refused = _no_such_workflow(state, new, number, len(event.tasks))
                 break
             if not state.router.has_distributed and (missing := state.router.refusal(workflow)) is not None:
                 refused = no_executor(workflow, missing)
@@ -91,6 +95,8 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
     numbers = steps + len(event.tasks)
     reserve_numbers(state, numbers)
     if refused is None and state.next_id + numbers - 1 > state.last_id:
+        if _waits_for_numbers(state, event):
+            return
         refused = CommandRefused("overloaded", "new ids are being reserved", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS)
     if refused is not None:
         state.refuse_now(event.request, refused)
@@ -105,26 +111,53 @@ def reserve_numbers(state: BrokerState, numbers: int) -> None:
         state.outbox.touch(min(state.outbox.lanes)).reserve_ids = max(ID_BLOCK, 2 * numbers)
 
 
+def _waits_for_numbers(state: BrokerState, event: SubmitTasks) -> bool:
+    """Keep a submission until the next block is reserved, which takes one commit. False: too many bytes wait already,
+    or no block will come because the broker stops."""
+    size = sum(len(new.context) + WAITING_ROW_BYTES for new in event.tasks)
+    if state.left or state.submissions_waiting_bytes + size > state.settings.limits.uncommitted_bytes // 4:
+        return False
+    state.submissions_waiting.append(event)
+    state.submissions_waiting_bytes += size
+    return True
+
+
+def on_numbers(state: BrokerState, numbers: tuple[int, int], now: Now) -> None:
+    """Use a new block: both blocks if it follows the old one, else only the new one. Then continue the submissions that
+    waited for it."""
+    state.next_id = state.next_id if numbers[0] == state.last_id + 1 else numbers[0]
+    state.last_id = numbers[1]
+    state.ids_asked = False
+    waiting, state.submissions_waiting, state.submissions_waiting_bytes = state.submissions_waiting, [], 0
+    for event in waiting:
+        on_submit(state, event, now)
+
+
+def return_numbers(state: BrokerState) -> None:
+    """Return the rest of the block at a planned stop: the next start then continues with the next id. If a reservation
+    is on its way, another block follows the rest, and nothing is returned."""
+    state.left = True
+    if not state.ids_asked and state.next_id <= state.last_id:
+        state.outbox.touch(min(state.outbox.lanes)).unused_ids = (state.next_id, state.last_id)
+    state.next_id = state.last_id + 1
+    state.ids_asked = True  # nothing further is reserved
+
+
 def _workflow_of(state: BrokerState, new: NewTask) -> Workflow | None:
     if new.version is None:
         return state.active.get((new.namespace, new.workflow))
     return state.versions.get((new.namespace, new.workflow, new.version))
 
 
-def _no_such_workflow(new: NewTask, number: int, count: int) -> CommandRefused:
-    version = f" version {new.version}" if new.version is not None else ""
-    where = f"tasks[{number}]: " if count > 1 else ""
-    return CommandRefused(
-        "not_found",
-        f"{where}there is no workflow {new.namespace}/{new.workflow}{version}",
-        Hint(HintCode.APPLY_WORKFLOW),
-    )
+def _no_such_workflow(state: BrokerState, new: NewTask, number: int, count: int) -> CommandRefused:
+    refused = unknown_workflow(new.namespace, new.workflow, new.version, state.versions)
+    return refused if count == 1 else msgspec.structs.replace(refused, message=f"tasks[{number}]: {refused.message}")
 
 
 def no_executor(workflow: Workflow, missing: str) -> CommandRefused:
     return CommandRefused(
         "no_executor",
-        f"{workflow.namespace}/{workflow.name}: {missing}",
+        f"{workflow.namespace}::{workflow.name}: {missing}",
         Hint(HintCode.CONFIGURE_EXECUTOR),
     )
 
@@ -136,11 +169,7 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
     if outcome.conflict is not None or outcome.failed is not None:
         _undo(state, undecided, now)
         if outcome.conflict is not None:
-            refused = CommandRefused(
-                "key_conflict",
-                f"the idempotency key {outcome.conflict!r} belongs to another submission",
-                Hint(HintCode.USE_NEW_KEY),
-            )
+            refused = _key_conflict(outcome.conflict)
         else:
             refused = CommandRefused("refused_by_database", f"the database refused the data: {outcome.failed}")
         state.refuse_now(outcome.request, refused)
@@ -164,6 +193,15 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
             [task_id not in existing for task_id in undecided.ids],
         ),
     )
+
+
+def _key_conflict(conflict: KeyConflict) -> CommandRefused:
+    message = (
+        f"two tasks of this submission have the idempotency key {conflict.key!r} and different content"
+        if conflict.task_id is None
+        else f"the idempotency key {conflict.key!r} belongs to task {conflict.task_id}, which has other content"
+    )
+    return CommandRefused("key_conflict", message, Hint(HintCode.USE_NEW_KEY))
 
 
 def _undo(state: BrokerState, undecided: Undecided, now: Now) -> None:
