@@ -22,6 +22,7 @@ from .core.definitions.settings import Settings
 from .core.machine import Machine
 from .core.model.commit_group import Broken, CommitGroup, Committed, Fenced, Outcome, Stalled
 from .core.model.events import Event, FrameRefused, LoadFailed, MessageIgnored, MessageRefused, ProcessDied
+from .core.model.live import StepProgress
 from .core.routing.level0_handlers import OFFERED_MAX
 from .errors import BrokerError
 from .loop_measures import nothing_yet, rows_of
@@ -65,8 +66,10 @@ class CoreLoop:
         self.answers = PendingAnswers()
         self.measures = nothing_yet()
         self.commit_listeners: list[Callable[[], None]] = []
+        self.progress_listeners: list[Callable[[StepProgress], None]] = []
         self._flush_due = False
         self._handed: dict[int, float] = {}  # by lane: when its writer got its current group
+        self._stalled_s = 0.0  # since when the database stalls
         self._complained: dict[str, float] = {}  # by code: when a fault of level 0 was last logged
         listener = BusEvents(
             on_message=self.receive,
@@ -86,6 +89,7 @@ class CoreLoop:
             _log_breaker,
             self._log_complaint,
             _log_offers_left_out,
+            self._tell_progress,
         )
         self._turn = Turn(machine, around)
         actions = PulseActions(
@@ -135,11 +139,22 @@ class CoreLoop:
                 self.measures.stalls[outcome.code] = self.measures.stalls.get(outcome.code, 0) + 1
         elif isinstance(outcome, Committed):
             self.measures.commit_s.observe(self._loop.time() - self._handed[outcome.lane])
+        stalled = self._state.stalled
         self._turn.commit(outcome)
+        self._log_stall(stalled)
         if isinstance(outcome, Committed):
             for listener in tuple(self.commit_listeners):
                 listener()
         self.pulse.arm()
+
+    def _log_stall(self, before: str | None) -> None:
+        """Log the end of a stall. `before` is the code before the outcome was handled."""
+        after = self._state.stalled
+        if before is None and after is not None:
+            self._stalled_s = self._loop.time()
+        elif before is not None and after is None:
+            stalled_ms = int((self._loop.time() - self._stalled_s) * 1000)
+            log.warning("database_recovered", code=before, stalled_ms=stalled_ms)
 
     def _fail(self, outcome: Broken | Fenced) -> None:
         """Write and answer nothing from now on: the next start of a broker recovers the state."""
@@ -151,7 +166,7 @@ class CoreLoop:
             else "another broker has taken over this broker's lane"
         )
         log.error("broker_failed", reason=reason)
-        self.answers.give_up(CommandRefused("database_unavailable", reason))
+        self.answers.give_up(CommandRefused("commit_unknown", reason))
         if not self._failed.done():
             self._failed.set_exception(BrokerStopped(reason))
 
@@ -209,6 +224,11 @@ class CoreLoop:
             self.flush()
         elif waited_ms < WATCH_FOR_MS:
             self._loop.call_later(WATCH_MS / 1000, self._watch, watch, waited_ms + WATCH_MS)
+
+    def _tell_progress(self, reports: list[StepProgress]) -> None:
+        for listener in tuple(self.progress_listeners):
+            for report in reports:
+                listener(report)
 
     def _log_complaint(self, complaint: Complaint) -> None:
         """Log each code once in `COMPLAIN_EVERY_S`: unsolicited messages must not fill the log."""

@@ -23,6 +23,7 @@ from .core.definitions.workflow import Workflow, stored_workflow
 from .core.machine import Machine
 from .core.model.events import Attached, Command, Detached, Drain, EndpointsBound, Forget, Leave, Now, Reconfigure
 from .core.model.figures import ExecutorMetrics
+from .core.model.live import StepProgress
 from .core.model.targets import BUS, LOCAL
 from .core.overview import ExecutorView, WorkerView
 from .core.routing.router import Router, RulesRefused, check, hidden
@@ -40,6 +41,7 @@ from .taps import Tap
 
 P = ParamSpec("P")
 T = TypeVar("T")
+L = TypeVar("L")
 
 log = structlog.get_logger("stepwire.broker")
 
@@ -222,7 +224,7 @@ class Engine:
             core.is_open = False
             core.pulse.stop()
             core.wire.close(LINGER_MS)
-            core.answers.give_up(CommandRefused("draining", "the broker stopped before the outcome was known"))
+            core.answers.give_up(CommandRefused("commit_unknown", "the broker stopped before the outcome was known"))
         if self._store is not None:
             await asyncio.to_thread(self._store.close, STORE_CLOSE_S)
 
@@ -286,14 +288,11 @@ class Engine:
 
     def add_commit_listener(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` after every commit until the returned function is called."""
-        listeners = self.core_loop.commit_listeners
-        listeners.append(callback)
+        return _added(self.core_loop.commit_listeners, callback)
 
-        def remove() -> None:
-            if callback in listeners:
-                listeners.remove(callback)
-
-        return remove
+    def add_progress_listener(self, callback: Callable[[StepProgress], None]) -> Callable[[], None]:
+        """Call `callback` with every progress report until the returned function is called."""
+        return _added(self.core_loop.progress_listeners, callback)
 
     # -- state for display --------------------------------------------------------------------------------------------
 
@@ -379,6 +378,17 @@ class Engine:
         core = self.core_loop
         core.receive(topic, body)
         core.flush_soon()
+
+
+def _added(listeners: list[L], listener: L) -> Callable[[], None]:
+    """Add a listener. The returned function removes it."""
+    listeners.append(listener)
+
+    def remove() -> None:
+        if listener in listeners:
+            listeners.remove(listener)
+
+    return remove
 
 
 def _warn_of_hidden_rules(router: Router) -> None:

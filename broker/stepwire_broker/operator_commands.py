@@ -6,7 +6,7 @@ A new command needs its event and handler in the core, a row here, a command of 
 from collections.abc import Callable
 from typing import Annotated, Final, Generic, Literal, NamedTuple, TypeVar
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw, Struct, structs
 from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import Name, Text
 
@@ -16,7 +16,8 @@ from .core.definitions.settings import LimitSettings, RuleSettings
 from .core.guards.allowance import BreakerSet, SetBreaker
 from .core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
 from .core.intake.routing_rules import Routed, SetRule
-from .core.model.events import Command
+from .core.model.events import Command, CommandOfOperator
+from .core.model.states import TaskState
 from .core.workers.drain import DrainWorker, Quieted
 from .core.workers.executor_control import ExecutorPaused, PauseExecutor, ResumeExecutor
 from .stages.requests import Make, read_body
@@ -42,11 +43,17 @@ class OperatorCommand(NamedTuple, Generic[T, B, A]):
     has_payload: bool = False  # the body may be as large as a payload
     check: Callable[[B], None] = lambda body: None  # raises InvalidMessage
 
-    def read(self, text: bytes, target: T, limits: LimitSettings) -> Make:
-        """Read the command from the text of a request's body. Raises InvalidMessage."""
+    def read(self, text: bytes, target: T, limits: LimitSettings, by: str | None = None) -> Make:
+        """Read the command from the text of a request's body. `by`: the name of the operator's token. Raises
+        InvalidMessage."""
         body = read_body(text if self.is_body_needed else text or b"{}", self.body, limits.payload_bytes)
         self.check(body)
-        return lambda request: self.event(request, target, body)
+
+        def make(request: int) -> Command:
+            command = self.event(request, target, body)
+            return structs.replace(command, by=by) if by and isinstance(command, CommandOfOperator) else command
+
+        return make
 
 
 # -- bodies of requests -----------------------------------------------------------------------------------------------
@@ -106,7 +113,7 @@ class Changed(Struct, frozen=True):
     """The task after the command."""
 
     task_id: int
-    state: str
+    state: TaskState
     attention: str | None
 
 
@@ -132,7 +139,7 @@ class RuleSet(Struct, frozen=True):
 
 
 def _changed(done: Done) -> Changed:
-    return Changed(done.task_id, done.state, done.attention)
+    return Changed(done.task_id, TaskState(done.state), done.attention)
 
 
 def _executor(answer: ExecutorPaused) -> ExecutorStatus:

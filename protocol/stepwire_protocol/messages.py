@@ -135,11 +135,13 @@ class ErrorDetail(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class ResultMetadata(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Facts about the run from the handler's side. All members are optional."""
+    """Facts about the run from the handler's side. All members are optional. `stderr` is what the run wrote to standard
+    error; the broker keeps the end of it."""
 
     execution_time_ms: Annotated[float, Meta(ge=0)] | Annotated[int, Meta(ge=0)] | None = None
     handler_version: str | None = None
     retryable: bool | None = None
+    stderr: str | None = None
 
 
 class Result(Struct, frozen=True, kw_only=True, gc=False):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from stepwire import Context, OutcomeUnknown, Worker
+from stepwire import Context, OutcomeUnknown, Permanent, Worker
 
 from .running_api import WORKFLOW, Api, running, settings_in
 
@@ -20,7 +20,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """A broker with a worker. `charge` reports an unknown outcome for a task whose context asks for it."""
+    """A broker with a worker. The context of a task decides how `charge` ends."""
     directory = tmp_path_factory.mktemp("served", numbered=True)
     directory.chmod(0o700)
     settings = settings_in(directory)
@@ -36,6 +36,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         def charge(context: Context, order: dict[str, str]) -> dict[str, float]:
             if order.get("network") == "down":
                 raise OutcomeUnknown("the gateway did not answer")
+            if order.get("card") == "declined":
+                raise Permanent("no money", code="card_declined")
             return {"total": 1.5}
 
         worker.start()

@@ -12,6 +12,7 @@ from .running_api import Api
 
 EXPECTED = {
     "invalid": 400,
+    "too_large": 413,
     "not_found": 404,
     "wrong_state": 409,
     "version_conflict": 409,
@@ -25,6 +26,7 @@ EXPECTED = {
     "disk_full": 503,
     "database_read_only": 503,
     "database_unavailable": 503,
+    "commit_unknown": 503,
     "refused_by_database": 422,
 }
 

@@ -10,6 +10,16 @@ from stepwire_broker.api import explaining, reading
 from .running_api import WORKFLOW, Api, running, settings_in
 
 
+def test_a_task_is_found_by_its_key(api: Api) -> None:
+    task = submit(api, idempotency_key="order-17")
+    rows = api.call("GET", "/v1/tasks?idempotency_key=order-17").json["tasks"]
+    assert [(row["task_id"], row["idempotency_key"], row["namespace"]) for row in rows] == [
+        (task, "order-17", "default")
+    ]
+    assert api.call("GET", "/v1/tasks?idempotency_key=order-17&namespace=elsewhere").json["tasks"] == []
+    assert api.call("GET", "/v1/tasks?idempotency_key=order-18").json["tasks"] == []
+
+
 def submit(api: Api, **members: object) -> int:
     answer = api.call("POST", "/v1/tasks", {"workflow": "order", **members})
     assert answer.status == 201, answer
@@ -35,9 +45,10 @@ def test_a_submission_with_the_same_key_is_the_same_task(api: Api) -> None:
 
 
 def test_the_same_key_with_another_body_is_a_conflict(api: Api) -> None:
-    submit(api, idempotency_key="taken")
+    first = submit(api, idempotency_key="taken")
     answer = api.call("POST", "/v1/tasks", {"workflow": "order", "idempotency_key": "taken", "context": {"a": 1}})
     assert (answer.status, answer.code) == (409, "key_conflict")
+    assert answer.json["detail"] == f"the idempotency key 'taken' belongs to task {first}, which has other content"
 
 
 @pytest.mark.parametrize("key", ["of-a-header", '"of-a-header"'])
@@ -126,6 +137,7 @@ def test_a_task_document_contains_all_of_the_task(api: Api) -> None:
         "labels": {"region": "eu"},
         "idempotency_key": "shown",
         "finished_at": None,
+        "cancel": None,
         "context": {"amount": 1.5},
         "result": None,
         "result_omitted": False,
@@ -135,7 +147,7 @@ def test_a_task_document_contains_all_of_the_task(api: Api) -> None:
         ("charge", "shop.charge", "waiting"),
     ]
     step = api.call("GET", f"/v1/steps/{steps[0]['step_id']}").json
-    assert step == steps[0]
+    assert step == {**steps[0], "attempts": [], "attempts_omitted": 0, "stderr": None}
     assert (step["task_id"], step["attempt"], step["deliveries"], step["worker"], step["output"]) == (
         task_id,
         0,
@@ -408,6 +420,15 @@ def test_a_held_step_gets_the_outcome_that_an_operator_sets(served: Api, said: d
     assert answer.status == 200, answer
     task = served.call("GET", f"/v1/tasks/{task_id}?wait_ms=20000").json
     assert (task["state"], task["steps"][1]["state"], task["attention"]) == (state, state, None)
+    assert state == "completed" or task["steps"][1]["reason"]["code"] == "resolved_failed"
+
+
+def test_the_reason_of_a_failed_step_is_one_of_the_declared_codes_whatever_its_handler_reports(served: Api) -> None:
+    task_id = submit(served, context={"card": "declined"})
+    step = served.call("GET", f"/v1/tasks/{task_id}?wait_ms=300000").json["steps"][1]
+    assert step["error"]["code"] == "card_declined"
+    assert step["reason"]["code"] == "handler_error"
+    assert step["reason"]["message"] == "the handler failed the step with the code card_declined"
 
 
 def test_a_resolution_needs_a_reason_and_a_held_step(served: Api) -> None:

@@ -119,7 +119,7 @@ def test_a_line_gives_a_token_its_scopes_and_without_scopes_full_access() -> Non
     tokens = token.open_tokens(
         private(f"{GOOD}\n{DIGEST} name=ci scopes=read,submit expires=2999-01-01T00:00:00Z # the build\n")
     )
-    assert tokens.admit(GOOD.encode()) == Grant("line 1", frozenset({ADMIN}))
+    assert tokens.admit(GOOD.encode()) == Grant("line 1", frozenset({ADMIN}), is_named=False)
     ci = tokens.admit(b"c" * 50)
     assert ci is not None
     assert (ci.name, sorted(ci.scopes)) == ("ci", ["read", "submit"])

@@ -20,7 +20,8 @@ def test_yaml_is_accepted_by_its_content_type(api: Api, kind: str) -> None:
     answer = api.call("POST", "/v1/workflows", YAML, {"Content-Type": kind})
     assert answer.status in (200, 201)
     assert (answer.json["namespace"], answer.json["name"], answer.json["version"]) == ("billing", "invoice", "7")
-    assert answer.json["warnings"] == []
+    (warning,) = answer.json["warnings"]
+    assert (warning["code"], warning["handlers"]) == ("not_offered", ["billing.draw"])
 
 
 def test_applying_the_same_content_again_succeeds_and_other_content_is_a_conflict(api: Api) -> None:
@@ -98,3 +99,18 @@ def test_another_version_can_be_activated(api: Api) -> None:
 def test_an_unknown_worker_cannot_be_drained(api: Api) -> None:
     assert api.call("POST", "/v1/workers/w:0000000000000000/drain", {}).code == "not_found"
     assert api.call("POST", "/v1/workers/w:0/drain", {"quitt": True}).code == "bad_field"
+
+
+def test_a_workflow_lists_the_handlers_that_no_worker_offers_when_it_is_applied_and_when_it_is_shown(api: Api) -> None:
+    body = {
+        "name": "typo",
+        "steps": [{"name": "a", "handler_class": "nothing.offers.this", "on_unknown": "fail"}],
+    }
+    applied = api.call("POST", "/v1/workflows", body).json["warnings"]
+    assert [(each["code"], each["path"]) for each in applied] == [
+        ("no_effect", "steps[0].on_unknown"),
+        ("not_offered", None),
+    ]
+    assert applied[1]["handlers"] == ["nothing.offers.this"]
+    assert applied[1]["message"].startswith("`nothing.offers.this` is offered by no connected worker")
+    assert api.call("GET", "/v1/workflows/typo").json["warnings"] == applied[1:]

@@ -50,6 +50,7 @@ class StepRow(NamedTuple):
     started_ms: int | None
     not_before_ms: int | None
     finished_ms: int | None
+    run_ms: int | None
     reason: str | None
     key_number: int
     output_bytes: int
@@ -156,7 +157,7 @@ class Database:
     def strangers(self) -> list[str]:
         """Rows that belong to no task."""
         return [
-            f"{what} of task {task_id}, which does not exist"
+            f"{what} {task_id}, which does not exist"
             for what, query in _STRANGERS.items()
             for (task_id,) in self._connection.execute(query)
             if task_id not in self.going
@@ -191,9 +192,10 @@ class Database:
 
 
 _STRANGERS: Final = {
-    f"a row of {table}": f"SELECT DISTINCT task_id FROM {table} WHERE task_id NOT IN (SELECT id FROM tasks)"  # noqa: S608
+    f"a row of {table} of task": f"SELECT DISTINCT task_id FROM {table} WHERE task_id NOT IN (SELECT id FROM tasks)"  # noqa: S608
     for table in ("steps", "history", "keys")
 }
+_STRANGERS["a standard error of step"] = "SELECT id FROM step_stderr WHERE id NOT IN (SELECT id FROM steps)"
 
 
 def _checks(sql: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The facts of steps: each function applies one kind of fact to the story, and checks what the language says of it."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from .plans import holds
 from .story import STEP_FINAL, DeliveryStory, Fact, Outcome, Reopening, StepStory, TaskStory
@@ -51,7 +51,7 @@ def _dispatched(story: TaskStory, step: StepStory, fact: Fact, before: str) -> N
     step.worker = worker
     step.batch_id = batch_id
     step.dispatched_ms = at
-    step.started_ms = None
+    step.started_ms = step.run_ms = None
     step.reason = None
     inputs = tuple(
         story.steps[i].output_crc32 if story.steps[i].state == "completed" else None for i in step.plan.depends_on
@@ -106,7 +106,7 @@ def _undelivered(story: TaskStory, step: StepStory, fact: Fact, before: str) -> 
 
 
 def _completed(story: TaskStory, step: StepStory, fact: Fact, before: str) -> None:
-    _, at, _, delivery, size, crc = fact
+    _, at, _, delivery, size, crc = fact[:6]
     by_operator = story.is_operated("resolve_completed", step.index)
     counts = step.accept_from <= delivery <= step.delivery and step.delivery_of(delivery) is not None
     if not (counts or (by_operator and delivery == step.delivery)):
@@ -118,14 +118,16 @@ def _completed(story: TaskStory, step: StepStory, fact: Fact, before: str) -> No
     elif step.plan.is_once and not by_operator:
         _check_granted(story, step, fact)
     step.output_bytes, step.output_crc32 = size, crc
+    step.run_ms = _at(fact, 6)
     step.finished_ms = at
     step.batch_id = step.not_before_ms = step.reason = None
     step.outcomes.append(Outcome("completed", delivery, "", at, story.seq, by_operator, size, crc))
 
 
 def _backed_off(story: TaskStory, step: StepStory, fact: Fact, before: str) -> None:
-    _, at, _, delivery, code, until = fact
+    _, at, _, delivery, code, until = fact[:6]
     _check_current(story, step, fact)
+    _ran(step, fact, 6)
     step.attempt += 1
     if step.attempt > step.plan.retry_limit:
         story.offend("retries_are_bounded", step.index, f"{fact} is retry {step.attempt} of {step.plan.retry_limit}")
@@ -140,8 +142,9 @@ def _backed_off(story: TaskStory, step: StepStory, fact: Fact, before: str) -> N
 
 
 def _failed(story: TaskStory, step: StepStory, fact: Fact, before: str) -> None:
-    _, at, _, delivery, code = fact
+    _, at, _, delivery, code = fact[:5]
     _check_current(story, step, fact)
+    _ran(step, fact, 5)
     if (code in FAILS_BY_ITSELF) < (before in ("ready", "retry_wait")) or (code in FAILS_READY) > (before == "ready"):
         story.offend("each_fact_follows_from_the_state", step.index, f"{fact} in state {before}")
     step.finished_ms = at
@@ -152,8 +155,9 @@ def _failed(story: TaskStory, step: StepStory, fact: Fact, before: str) -> None:
 
 
 def _held(story: TaskStory, step: StepStory, fact: Fact, before: str) -> None:
-    _, at, _, delivery, code = fact
+    _, at, _, delivery, code = fact[:5]
     _check_current(story, step, fact)
+    _ran(step, fact, 5)
     if not step.plan.is_once or not step.granted or step.plan.on_unknown != "hold":
         story.offend("only_a_granted_at_most_once_step_is_held", step.index, str(fact))
     step.reason = code
@@ -191,11 +195,27 @@ def _reopened(story: TaskStory, step: StepStory, fact: Fact, before: str) -> Non
     step.lost_sessions = 0
     step.accept_from = step.delivery + 1
     step.batch_id = step.ready_ms = step.not_before_ms = step.finished_ms = step.started_ms = step.reason = None
+    step.run_ms = None
     step.granted = False
     step.key_number += bool(fact[3])
     step.output_bytes = 0
     step.output_crc32 = None
     step.reopenings.append(Reopening(step.accept_from, story.seq))
+
+
+def _at(fact: Fact, index: int) -> Any:
+    """A last member of a fact. Rows that are older than the member lack it."""
+    return fact[index] if len(fact) > index else None
+
+
+def _ran(step: StepStory, fact: Fact, index: int) -> None:
+    """A failed run that was shorter than a heartbeat has its start from its duration."""
+    run_ms = _at(fact, index)
+    if run_ms is None:
+        return
+    step.run_ms = run_ms
+    if step.started_ms is None and step.dispatched_ms is not None:
+        step.started_ms = max(step.dispatched_ms, fact[1] - run_ms)
 
 
 def _check_dispatch(story: TaskStory, step: StepStory, fact: Fact) -> None:

@@ -92,6 +92,7 @@ class StepStory(Struct):
     started_ms: int | None = None
     not_before_ms: int | None = None
     finished_ms: int | None = None
+    run_ms: int | None = None
     reason: str | None = None
     key_number: int = 0
     output_bytes: int = 0

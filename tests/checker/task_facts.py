@@ -48,7 +48,7 @@ def _cancel_asked(story: TaskStory, fact: Fact) -> None:
 
 
 def _operated(story: TaskStory, fact: Fact) -> None:
-    _, _, action, index, _ = fact
+    action, index = fact[2], fact[3]
     if action.startswith("resolve_") and story.steps[index].state != "held":
         story.offend("each_fact_follows_from_the_state", index, f"{fact} in state {story.steps[index].state}")
     story.operated.append((action, index, story.seq))

@@ -61,10 +61,10 @@ class Place(NamedTuple):
         )
         return Ended(done.returncode, done.stdout, done.stderr)
 
-    def on_terminal(self, *words: str, types: str = "", **environ: str) -> Ended:
+    def on_terminal(self, *words: str, types: str = "", columns: int = 120, **environ: str) -> Ended:
         """Run one command to its end on a terminal where a person types `types`. All output is in `out`."""
         master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         try:
             process = subprocess.Popen(
                 [*STEPWIRE, *words],

@@ -41,17 +41,17 @@ def test_the_defaults_are_a_valid_configuration() -> None:
 
 
 def test_the_first_layer_that_sets_a_value_wins() -> None:
-    text = "bus: {lease_ms: 1, heartbeat_ms: 1, steps_hwm: 1, results_hwm: 1}\n"
+    text = "bus: {lease_ms: 10, heartbeat_ms: 1, steps_hwm: 1, results_hwm: 1}\n"
     Path("value").write_text("4\n")
     loaded = load(
         text,
-        flags={"bus.lease_ms": "2"},
-        STEPWIRE_BUS__LEASE_MS="3",
+        flags={"bus.lease_ms": "20"},
+        STEPWIRE_BUS__LEASE_MS="30",
         STEPWIRE_BUS__HEARTBEAT_MS="3",
         STEPWIRE_BUS__STEPS_HWM_FILE="value",
     )
     bus, origins = loaded.settings.bus, loaded.origins
-    assert (bus.lease_ms, origins["bus.lease_ms"]) == (2, "--set bus.lease_ms")
+    assert (bus.lease_ms, origins["bus.lease_ms"]) == (20, "--set bus.lease_ms")
     assert (bus.heartbeat_ms, origins["bus.heartbeat_ms"]) == (3, "STEPWIRE_BUS__HEARTBEAT_MS")
     assert (bus.steps_hwm, origins["bus.steps_hwm"]) == (4, "STEPWIRE_BUS__STEPS_HWM_FILE")
     assert (bus.results_hwm, origins["bus.results_hwm"]) == (1, "stepwire.yaml")

@@ -182,6 +182,20 @@ def test_an_unusable_bus_endpoint_is_refused_with_one_sentence(empty: Place) -> 
     assert "Traceback" not in done.err
 
 
+def test_ids_continue_after_a_planned_stop_and_are_skipped_after_a_kill(empty: Place) -> None:
+    with serving(empty) as broker:
+        first = int(submit(empty))
+        broker.end(signal.SIGTERM)
+    with serving(empty) as broker:
+        second = int(submit(empty))
+        broker.end(signal.SIGKILL)
+    with serving(empty) as broker:
+        third = int(submit(empty))
+        broker.end(signal.SIGTERM)
+    assert second == first + 2  # a task and its step
+    assert 1_000 < third - second < 40_000
+
+
 def test_the_token_is_never_logged(empty: Place) -> None:
     with serving(empty, "--set", "log_level=debug", "-v") as broker:
         submit(empty)

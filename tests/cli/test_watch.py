@@ -1,12 +1,12 @@
 """Watching a task: lines for a pipe, a tree for a terminal, an exit code for a script."""
 
 import json
-import signal
-import subprocess
+import re
 
 import pytest
+from stepwire_broker.cli.task import watch
 
-from .a_place import STEPWIRE, Place
+from .a_place import Place
 
 OK, FAILURE, USAGE, NOT_FOUND = range(4)
 TASK_FAILED, TASK_CANCELLED, TASK_RUNS, TASK_HELD = range(10, 14)
@@ -26,7 +26,7 @@ def submit(shop: Place, workflow: str, context: str = "{}") -> str:
 def test_a_task_is_followed_line_by_line_to_its_end(shop: Place, context: str, code: int, state: str) -> None:
     done = shop.stepwire("task", "submit", "shop::order", "--context", context, "--follow")
     assert done.code == code
-    assert done.err == ""
+    assert re.fullmatch(r"task \d+\n", done.err)
     assert any(f" charge is {state}" in line for line in done.out.splitlines()), done.out
     assert done.out.splitlines()[-1].split(" ", 1)[1].startswith("task ")
 
@@ -60,22 +60,29 @@ def test_watching_ends_at_its_timeout(shop: Place) -> None:
     assert shop.stepwire("task", "watch", "999999").code == NOT_FOUND
 
 
-def test_an_interrupt_ends_the_watch_and_not_the_task(shop: Place) -> None:
-    number = submit(shop, "shop::slow")
-    watching = subprocess.Popen(
-        [*STEPWIRE, "task", "watch", number],
-        cwd=shop.directory,
-        env=shop.environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert watching.stdout is not None
-    assert watching.stdout.readline()
-    watching.send_signal(signal.SIGINT)
-    _, err = watching.communicate(timeout=30)
-    assert (watching.returncode, err) == (TASK_RUNS, f"task {number} is still running: stepwire task watch {number}\n")
-    assert shop.stepwire("task", "show", number, "--json").json["state"] == "running"
+def test_the_progress_of_a_handler_is_part_of_the_line_and_the_tree() -> None:
+    step = {
+        "task_id": 1,
+        "step_id": 2,
+        "name": "upload",
+        "state": "dispatched",
+        "attempt": 0,
+        "worker": "w:1",
+        "started_at": None,
+        "error": None,
+    }
+    task = {"task_id": 1, "namespace": "shop", "workflow": "order", "version": "1", "state": "running"}
+    notes = [None, {"done": 3.0, "total": 10.0, "note": "files", "at": ""}, {"done": 0.5, "total": None, "note": None}]
+    tasks = [{**task, "attention": None, "steps": [{**step, "progress": note}]} for note in (*notes, notes[-1])]
+    changes = [change["progress"] for change in watch._changes(tasks) if change is not None and "name" in change]
+    assert changes == notes
+    drawn = [watch.tree(each, {}, "no worker offers `h`").children for each in tasks]
+    assert [str(children[0].label) for children in drawn[:3]] == [
+        "▸ upload  dispatched  by w",
+        "▸ upload  dispatched  by w  3/10 files",
+        "▸ upload  dispatched  by w  0.5",
+    ]
+    assert str(drawn[0][1].label) == "why: no worker offers `h`"
 
 
 def test_only_the_result_is_printed(shop: Place) -> None:

@@ -69,7 +69,11 @@ def test_a_drain_lets_the_handler_finish_and_stores_its_result(shop_place: Place
         (shown,) = place.stepwire("worker", "list", "--json").json
         assert (shown["worker"].partition(":")[0], shown["pid"]) == ("shop_handlers", worker)
         broker.process.send_signal(signal.SIGTERM)
-        eventually(lambda: "stopping" in place.stepwire("task", "submit", "w").err or None, "the drain to begin", 30)
+        eventually(
+            lambda: "stopping" in place.stepwire("task", "submit", "w", "--outage", "0s").err or None,
+            "the drain to begin",
+            30,
+        )
         (place.directory / "gate").touch()
         ended = broker.end()
     finally:

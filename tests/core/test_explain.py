@@ -116,13 +116,23 @@ def test_why_lists_the_offered_handlers_when_no_worker_offers_the_steps() -> Non
     )
 
 
+def test_why_names_the_offered_handler_that_was_probably_meant() -> None:
+    world = World()
+    world.hello(handlers=["a", "b", "c", "d", "e", "order.validate", "order.*"])
+    assert why(world, world.task(one(handler_class="order:validat")))[:2] == (
+        "no_worker_offers",
+        "no worker offers `order:validat` (did you mean `order.validate`? 1 worker connected, offering a, b, c, d, e"
+        " and 2 more)",
+    )
+
+
 def test_why_names_another_executor_that_offers_the_handler() -> None:
     world = World()
     world.hello(executor="local")
     reason = why(world, world.task(ONE))
     assert reason[:2] == (
         "no_worker_offers",
-        "no worker offers `h` (no worker is connected); executor `local` offers it",
+        "no worker offers `h` (connected: only executor `local`); executor `local` offers it",
     )
     assert reason.hint == Hint(HintCode.ROUTE_TO_EXECUTOR, path="default::flow::only", executor="local")
 
@@ -154,8 +164,8 @@ def test_why_names_the_setting_that_keeps_a_step_inside_the_broker() -> None:
     world.hello()
     assert why(world, world.task(one(worker_selector="local")))[:2] == (
         "no_worker_offers",
-        "no worker of executor `local` offers `h` (no worker is connected); the worker_selector keeps it inside the"
-        " broker",
+        "no worker of executor `local` offers `h` (connected: only executor `bus`); the worker_selector keeps it inside"
+        " the broker",
     )
 
 
@@ -386,7 +396,7 @@ def test_why_shortens_a_long_error_and_counts_a_far_time_in_days() -> None:
     world.fail(world.batches()[0], message="x" * 1000)
     message = why(world, task_id).message
     assert message.startswith("in back-off until in 2 days; ")
-    assert message.endswith("x" * 200 + "…")
+    assert message.endswith(f" {'x' * 199}…")
 
 
 def test_why_reports_a_step_held_because_its_worker_died() -> None:

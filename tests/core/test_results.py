@@ -577,4 +577,30 @@ def test_progress_of_the_current_delivery_is_kept() -> None:
     world, task_id, batch = dispatched()
     items = [(*item_of(batch), 3, 10, "half way"), (99, 1, 1, None, None)]
     world.say(wire.Progress(v="2.0", worker=W, session="7.1", items=items))
-    assert world.step(task_id).progress == (3, 10, "half way")
+    report = world.state.progress[world.step(task_id).id]
+    assert (report.done, report.total, report.note) == (3, 10, "half way")
+    assert list(world.state.progress) == [world.step(task_id).id]
+
+
+def test_a_progress_note_is_cut_to_200_characters_and_the_newest_report_is_kept() -> None:
+    world, task_id, batch = dispatched()
+    for done, note in ((1, "first"), (2, "x" * 300)):
+        world.say(wire.Progress(v="2.0", worker=W, session="7.1", items=[(*item_of(batch), done, None, note)]))
+    report = world.state.progress[world.step(task_id).id]
+    assert (report.done, report.total, report.note) == (2, None, "x" * 200)
+
+
+@pytest.mark.parametrize("status", ["completed", "failed"])
+def test_progress_is_forgotten_when_the_run_ends(status: str) -> None:
+    world, _, batch = dispatched()
+    world.say(wire.Progress(v="2.0", worker=W, session="7.1", items=[(*item_of(batch), 1, 2, None)]))
+    assert world.state.progress
+    world.result(batch, status=status)
+    assert not world.state.progress
+
+
+def test_progress_is_forgotten_when_the_worker_is_lost() -> None:
+    world, _, batch = dispatched()
+    world.say(wire.Progress(v="2.0", worker=W, session="7.1", items=[(*item_of(batch), 1, 2, None)]))
+    world.pass_time(30_000)
+    assert not world.state.progress

@@ -6,6 +6,7 @@ import pytest
 from stepwire_broker.core.answers.answers import Applied, CommandRefused, TasksSubmitted
 from stepwire_broker.core.definitions.settings import LimitSettings, Settings
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask
+from stepwire_broker.core.intake.submission import ID_BLOCK
 from stepwire_broker.core.model import events
 from stepwire_broker.core.model.commit_group import Committed, WorkflowOutcome
 
@@ -138,11 +139,45 @@ def test_numbers_are_reserved_before_they_are_used_up() -> None:
     world = World()
     world.state.last_id = world.state.next_id + 10
     world.apply(ONE)
-    assert world.submit(count=20).code == "overloaded"
-    assert world.state.last_id > 1 << 20
+    waited = world.submit(count=20)
+    assert world.state.last_id > ID_BLOCK
     submitted = world.submit(count=20)
-    assert isinstance(submitted, TasksSubmitted)
-    assert len({i for t in submitted.task_ids for i in (t, t + 1)}) == 40
+    for answer in (waited, submitted):
+        assert isinstance(answer, TasksSubmitted)
+        assert len({i for t in answer.task_ids for i in (t, t + 1)}) == 40
+    assert not set(waited.task_ids) & set(submitted.task_ids)
+
+
+def test_too_many_submissions_that_wait_for_ids_are_refused() -> None:
+    world = limited(uncommitted_bytes=8_000)
+    world.apply(ONE)
+    world.state.last_id = world.state.next_id
+    world.state.ids_asked = True  # the block is on its way
+    answers = [world.submit(context=b'{"a":"%s"}' % (b"x" * 500)) for _ in range(5)]
+    assert answers[:2] == [None, None]
+    refused = answers[-1]
+    assert isinstance(refused, CommandRefused)
+    assert (refused.code, refused.message) == ("overloaded", "new ids are being reserved")
+
+
+def test_a_broker_that_leaves_returns_its_unused_ids_and_uses_none_of_them() -> None:
+    world = World()
+    world.apply(ONE)
+    world.submit()
+    unused = (world.state.next_id, world.state.last_id)
+    world.handle(events.Leave())
+    assert world.groups[-1].unused_ids == unused
+    refused = world.submit()
+    assert isinstance(refused, CommandRefused)
+    assert refused.code == "overloaded"
+
+
+def test_a_broker_that_leaves_while_it_reserves_ids_returns_none() -> None:
+    world = World()
+    world.apply(ONE)
+    world.state.ids_asked = True
+    world.handle(events.Leave())
+    assert [group.unused_ids for group in world.groups if group.unused_ids is not None] == []
 
 
 def test_submissions_are_refused_before_results_when_the_database_is_far_behind() -> None:
@@ -651,6 +686,100 @@ def test_stored_tasks_whose_handler_appears_run_although_new_tasks_never_stop_co
         world.stay(W, 500)
     assert {world.stored(i).state for i in idle} == {"completed"}
     world.check()
+
+
+# -- large submissions ------------------------------------------------------------------------------------------------
+
+
+def slicing_world(slice_steps: int, **limits: Any) -> World:
+    world = limited(**limits)
+    world.apply(ONE)
+    world.apply({**CHAIN, "name": "chain"})
+    world.state.slice_steps = slice_steps
+    return world
+
+
+def begin_large(world: World, count: int, key: str | None = None) -> int:
+    """Submit tasks of 3 steps that are built in slices. Returns the number of the request."""
+    tasks = [
+        events.NewTask("default", "chain", None, b"{}", None if key is None else f"{key}{n}", b"{}", 0, None)
+        for n in range(count)
+    ]
+    world.requests += 1
+    world.handle(events.SubmitTasks(world.requests, tasks, world.requests << 64))
+    return world.requests
+
+
+def finish_building(world: World) -> int:
+    """Let the turns of a large submission pass. Returns their number."""
+    turns = 0
+    while world.state.building:
+        turns += 1
+        world.mono += 1
+        world.handle(events.Tick())
+    return turns
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_large_submission_is_built_over_several_turns_and_stored_in_one_transaction(key: str | None) -> None:
+    world = slicing_world(6)
+    world.hello()
+    request = begin_large(world, 10, key=key)
+    groups = len(world.groups)
+    assert world.state.building
+    other = world.submit().task_ids[0]
+    assert other in world.state.tasks  # a small submission does not wait for the large one
+    assert finish_building(world) == 4
+    world.settle()
+    submitted = world.answers[request]
+    stored = [len(s.tasks) for group in world.groups[groups:] for s in group.submissions]
+    assert sorted(stored) == [1, 10]
+    assert submitted.task_ids == list(range(submitted.task_ids[0], submitted.task_ids[0] + 40, 4))
+    assert other > max(submitted.task_ids)
+    finish_all(world)
+    assert {world.stored(i).state for i in [*submitted.task_ids, other]} == {"completed"}
+    world.check()
+
+
+def test_nothing_of_a_large_submission_is_stored_if_the_broker_dies_while_it_is_built() -> None:
+    world = slicing_world(6)
+    begin_large(world, 10)
+    world.handle(events.Tick())
+    world.restart()
+    assert world.rows.tasks == {}
+    assert world.state.open_steps == 0
+
+
+def test_a_large_submission_fills_the_memory_in_order_and_the_rest_is_stored() -> None:
+    world = slicing_world(6, max_active_tasks=5)
+    world.hello(free={})
+    request = begin_large(world, 10)
+    finish_building(world)
+    world.settle()
+    ids = world.answers[request].task_ids
+    assert [i in world.state.tasks for i in ids] == [True] * 5 + [False] * 5
+    assert world.state.reserved_tasks == 0
+    world.check()
+
+
+def test_a_submission_with_too_many_steps_is_refused_unless_it_is_a_single_task() -> None:
+    world = slicing_world(4_000, steps_per_batch=8)
+    refused = world.submit("chain", count=3)
+    assert (refused.code, refused.retry_after_ms) == ("too_large", None)
+    assert "9 steps; the limit of one submission is 8" in refused.message
+    assert len(world.submit("chain", count=2).task_ids) == 2
+    world.apply({"name": "long", "steps": [{"name": f"s{i}", "handler_class": "h"} for i in range(9)]})
+    assert len(world.submit("long").task_ids) == 1
+
+
+def test_many_large_submissions_at_once_are_refused_until_some_are_stored() -> None:
+    world = slicing_world(3)
+    requests = [begin_large(world, 3) for _ in range(9)]
+    assert world.answers[requests[-1]].code == "overloaded"
+    finish_building(world)
+    world.settle()
+    assert all(len(world.answers[request].task_ids) == 3 for request in requests[:-1])
+    assert len(world.submit().task_ids) == 1
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from stepwire_broker.core.definitions.settings import LimitSettings
 from stepwire_broker.core.definitions.step_definition import BackoffPolicy
 from stepwire_broker.core.definitions.step_reader import DOCUMENT_BYTES_MAX
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
-from stepwire_broker.core.definitions.trigger_rules import Compare, DependencyEnded, Every, Some
+from stepwire_broker.core.definitions.trigger_rules import Compare, DependencyEnded, Every, Nothing
 from stepwire_broker.core.definitions.workflow import Workflow, read_workflow, stored_workflow
 from stepwire_broker.core.reading.document_problems import PROBLEMS_MAX, InvalidWorkflow
 from stepwire_broker.definition_files import read_document
@@ -42,7 +42,7 @@ steps:
     deadline_ms: 3600000
     priority: 0
     worker_selector: {region: eu}
-  - {name: refund, handler_class: payments.refund, depends_on: [ship_order], trigger_rule: {any: [{failed: ship_order}]}}
+  - {name: refund, handler_class: payments.refund, depends_on: [ship_order], trigger_rule: {none: [{completed: ship_order}]}}
 output: {tracking: results.ship_order.tracking_number}
 """
 
@@ -84,7 +84,7 @@ def test_the_documented_example_is_read_as_the_documentation_says() -> None:
     assert pay.input == (("order", ("context", "order_id")), ("total", ("results", "validate_order", "total")))
     assert (ship.retry_limit, ship.backoff, ship.queue_timeout_ms) == (5, BackoffPolicy(), 600_000)
     assert (ship.deadline_ms, ship.worker_selector) == (3_600_000, {"region": "eu"})
-    assert refund.trigger_rule == Some((DependencyEnded("failed", 2),))
+    assert refund.trigger_rule == Nothing((DependencyEnded("completed", 2),))
     assert read.warnings == ()
 
 
@@ -229,9 +229,12 @@ OPS = "equals, not_equals, greater_than, less_than, contains, not_contains, exis
         ({"delivery_mode": "at_most_once", "retry_limit": 1}, "steps[1].retry_limit: an at_most_once step is not retried; remove retry_limit, or set "
             "retry_reported_failures: true if a failure that its handler reports means that nothing happened"),
         ({"input": "context"}, "steps[1].input: 'context' is not a map of at most 1000 members to paths"),
-        ({"input": {"x": 1}}, "steps[1].input.x: 1 is not a path like context.order or results.step.total"),
-        ({"input": {"x": "order"}}, "steps[1].input.x: the path 'order' begins with neither context nor results.<step>"),
-        ({"input": {"x": "results"}}, "steps[1].input.x: the path 'results' begins with neither context nor results.<step>"),
+        ({"input": {"x": 1}}, "steps[1].input.x: 1 is not a path like context.order or results.step.total; a constant belongs in the step's"
+         " handler_config"),
+        ({"input": {"x": "order"}}, "steps[1].input.x: 'order' is not a path like context.order or results.step.total; a constant belongs in the"
+         " step's handler_config"),
+        ({"input": {"x": "results"}}, "steps[1].input.x: 'results' is not a path like context.order or results.step.total; a constant belongs in the"
+         " step's handler_config"),
         ({"input": {"x": "context..y"}}, "steps[1].input.x: 'context..y' is not a path: parts joined by dots, at most 1024 characters"),
         ({"input": {"x": "results.befor.y"}}, "steps[1].input.x: 'befor' is not in this step's depends_on; did you mean before?"),
         ({"input": {"x": "results.a.y"}}, "steps[1].input.x: 'a' is not in this step's depends_on"),
@@ -281,7 +284,7 @@ WORKFLOW_NAME = "a name of letters, digits, _, - and ., at most 128"
         (workflow(step(), stepz=1), ["stepz: unknown member; did you mean steps?"]),
         (workflow(step(), deadline_ms=0), ["deadline_ms: 0 is not a whole number from 1 to 31622400000"]),
         (workflow(step(), output={"x": "results.b"}), ["output.x: 'b' is not a step of this workflow"]),
-        (workflow(step(), output={"x": "task.b"}), ["output.x: the path 'task.b' begins with neither context nor results.<step>"]),
+        (workflow(step(), output={"x": "task.b"}), ["output.x: 'task.b' is not a path like context.order or results.step.total"]),
         (
             workflow(step(worker_selector={"gpu": "1"}), worker_selector="local"),
             ["steps[0].worker_selector: the workflow's worker_selector is local, where no worker has labels; remove one of the two"],

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,11 +19,12 @@ from stepwire_broker.configuration import loader
 from stepwire_broker.core.definitions.workflow import read_workflow
 from stepwire_broker.definition_files import read_document
 
+from . import syntax
 from .pages import REPOSITORY, Block, blocks
 
 COMMAND_BOUND_S: Final = 60.0
 SEEN_BOUND_S: Final = 40.0
-PORTS: Final = ("7410", "7411", "7412")  # as the pages have them
+PORTS: Final = ("7410", "7411", "7412", "8000", "8001", "8002")  # as the pages have them
 _EXIT: Final = re.compile(r"^\[exit (\d+)\]$")
 
 
@@ -45,7 +47,6 @@ class Reader:
             "PYTHONUNBUFFERED": "1",
             "STEPWIRE_HTTP__LISTEN": f"127.0.0.1:{self._ports['7410']}",
             "STEPWIRE_URL": f"http://127.0.0.1:{self._ports['7410']}",
-            "REPOSITORY": str(REPOSITORY),
             **({"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}),
         }
         self._shell = _Shell(directory, self._environ)
@@ -68,6 +69,10 @@ class Reader:
         match block.word, block.language:
             case ("not run", _):
                 return
+            case ("not run, parsed", _):
+                syntax.check(block.language, block.text)
+            case ("in the clone", _):
+                shutil.copytree(REPOSITORY / block.rest, self._shell.directory() / block.rest)
             case ("file", _):
                 path = self._shell.directory() / block.rest
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +119,7 @@ class Reader:
 
     def _with_ports(self, text: str) -> str:
         for port, free in self._ports.items():
-            text = re.sub(rf"(?<=:){port}\b", free, text)
+            text = re.sub(rf"(?<=[: ]){port}\b", free, text)
         return text
 
 

@@ -16,7 +16,7 @@ from stepwire_broker.executors.exec import BadCommand, Commands
 from stepwire_broker.executors.exec import program as program_module
 
 from .programs import each_dead, pids, written
-from .running import eventually, states, submit
+from .running import core_of, eventually, states, submit
 
 
 @asynccontextmanager
@@ -312,3 +312,66 @@ def test_a_command_is_a_list_of_arguments_or_a_mapping() -> None:
     with pytest.raises(BadCommand):
         Commands(ExecSettings(commands={"H": ()}), {})
     assert Settings().executors.exec.commands == {}
+
+
+# -- standard error ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "state", "more"),
+    [
+        ("echo loading >&2; echo 7", "completed", {}),
+        ("echo loading >&2; exit 65", "failed", {}),
+        ("echo loading >&2; exit 81", "held", {"delivery_mode": "at_most_once"}),
+        ("echo loading >&2; echo not json", "failed", {}),
+        ("echo loading >&2; sleep 1000", "failed", {"timeout_ms": 300, "retry_limit": 0}),
+    ],
+    ids=["completed", "failed", "held", "bad output", "timeout"],
+)
+def test_the_standard_error_of_a_step_is_kept_whatever_its_outcome(
+    tmp_path: Path, script: str, state: str, more: dict[str, Any]
+) -> None:
+    async def it() -> None:
+        async with running(tmp_path, script) as broker:
+            view = await done(broker, **more)
+            assert view.steps[0].state == state
+            assert await stderr_of(broker, view) == (1, "loading\n")
+        async with running(tmp_path, script) as broker:
+            assert await stderr_of(broker, view) == (1, "loading\n")  # also after a restart
+
+    asyncio.run(it())
+
+
+def test_the_standard_error_is_that_of_the_last_run(tmp_path: Path) -> None:
+    script = "if [ $STEPWIRE_ATTEMPT = 0 ]; then echo first >&2; exit 75; fi; echo 7"
+
+    async def it() -> None:
+        async with running(tmp_path, script) as broker:
+            assert await stderr_of(broker, await done(broker)) == (2, "")
+
+    asyncio.run(it())
+
+
+def test_a_program_that_writes_nothing_to_standard_error_stores_no_row(tmp_path: Path) -> None:
+    async def it() -> None:
+        async with running(tmp_path, "echo 7") as broker:
+            assert await stderr_of(broker, await done(broker)) is None
+
+    asyncio.run(it())
+
+
+def test_only_the_last_16_kilobytes_of_standard_error_are_kept(tmp_path: Path) -> None:
+    async def it() -> None:
+        async with running(tmp_path, "seq 100000 >&2; echo 7") as broker:
+            kept = await stderr_of(broker, await done(broker))
+            assert kept is not None
+            lines = kept[1].split("\n")
+            assert lines == [*(str(100_001 - n) for n in range(len(lines) - 1, 0, -1)), ""]  # only whole lines
+            assert 16_000 < len(kept[1].encode()) <= 16_384
+
+    asyncio.run(it())
+
+
+async def stderr_of(broker: Broker, view: TaskView) -> tuple[int, str] | None:
+    row = await core_of(broker).read(lambda queries: queries.step_stderr(view.steps[0].step_id))
+    return None if row is None else (row.delivery, row.text)

@@ -42,7 +42,7 @@ class StoreAtOnce:
         ids = [row.id for rows in changed for row in rows]
         assert len(ids) == len(set(ids)), "a step is in two lists of changes, and lists have no order"
         tasks = [row for row in group.tasks_changed if row.id in self.tables.tasks]
-        self.tables.write(Rows([], [], *changed, group.steps_output, tasks, []), [])
+        self.tables.write(Rows([], [], *changed, group.steps_output, group.steps_stderr, tasks, []), [])
 
     def _refuse(self, rows: Rows) -> None:
         if self.refuses_submissions and rows.tasks_new:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 
+from stepwire_broker.core.definitions.stored_rows import StoredStep
 from stepwire_broker.core.model.states import STEP_FINAL
 from stepwire_broker.store.retention import EndedStep, EndedTask, ParkedInput
 
@@ -37,7 +38,11 @@ class MemoryPruning:
 
     def steps_of(self, task_ids: Collection[int], limit: int) -> list[EndedStep]:
         steps = [step for task_id in task_ids for step in self._tables.stored_steps(task_id)]
-        return [EndedStep(step.id, step.output_bytes, step.task_id, step.state) for step in steps[:limit]]
+        return [EndedStep(step.id, self._bytes_of(step), step.task_id, step.state) for step in steps[:limit]]
+
+    def _bytes_of(self, step: StoredStep) -> int:
+        stderr = self._tables.stderr.get(step.id)
+        return step.output_bytes + (0 if stderr is None else len(stderr.text))
 
     def task_not_over(self, task_ids: Collection[int]) -> int | None:
         steps = (step for task_id in task_ids for step in self._tables.stored_steps(task_id))
@@ -51,6 +56,8 @@ class MemoryPruning:
             self._undo(lambda t=row.stored.task_id, before=list(of_task): tables.steps_of.update({t: before}))
             self._undo(lambda i=step_id, r=row: tables.steps.update({i: r}))
             of_task.remove(step_id)
+            if (stderr := tables.stderr.pop(step_id, None)) is not None:
+                self._undo(lambda i=step_id, t=stderr: tables.stderr.update({i: t}))
         return len(step_ids)
 
     def remove_history(self, task_ids: Collection[int], limit: int) -> int:

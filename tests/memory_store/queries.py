@@ -12,7 +12,7 @@ from stepwire_broker.core.definitions.stored_rows import (
     StoredTask,
     StoredWorkflow,
 )
-from stepwire_broker.core.model.commit_group import TaskNew
+from stepwire_broker.core.model.commit_group import StepStderr, TaskNew
 from stepwire_broker.store.queries import PAGE_ROWS_MAX
 from stepwire_broker.store.rows import (
     EventRow,
@@ -113,7 +113,7 @@ class MemoryQueries:
         steps = []
         bytes_so_far = 0
         for step_id in self._tables.steps_of.get(task_id, ()):
-            row = _step_row(self._tables.steps[step_id])
+            row = self._step_row(self._tables.steps[step_id])
             bytes_so_far += row.output_bytes
             steps.append(row if bytes_so_far <= outputs_bytes_max else row._replace(output=None))
         return TaskRecord(self._task_row(task), task.context.decode(), steps)
@@ -129,6 +129,7 @@ class MemoryQueries:
             (wanted.namespace, lambda row: row.namespace == wanted.namespace),
             (wanted.workflow, lambda row: row.workflow == wanted.workflow),
             (wanted.label, lambda row: wanted.label in _labels(row).items()),
+            (wanted.key, lambda row: row.key == wanted.key),
             (wanted.since_ms, lambda row: row.created_ms >= wanted.since_ms),
             (wanted.before, lambda row: row.id < wanted.before),
         )
@@ -159,10 +160,12 @@ class MemoryQueries:
 
     def step(self, step_id: int) -> StepRow | None:
         row = self._tables.steps.get(step_id)
-        return None if row is None else _step_row(row)
+        return None if row is None else self._step_row(row)
 
     def steps(self, wanted: StepFilter) -> list[StepRow]:
-        rows = [_step_row(row)._replace(output=None) for _, row in sorted(self._tables.steps.items(), reverse=True)]
+        rows = [
+            self._step_row(row)._replace(output=None) for _, row in sorted(self._tables.steps.items(), reverse=True)
+        ]
         handler = wanted.handler_class or ""
         is_pattern = patterns.is_pattern(handler)
         is_wanted = _all_of(
@@ -177,8 +180,16 @@ class MemoryQueries:
         )
         return [row for row in rows if is_wanted(row)][: wanted.limit]
 
+    def step_stderr(self, step_id: int) -> StepStderr | None:
+        return self._tables.stderr.get(step_id)
+
     def held_count(self) -> int:
         return sum(row.stored.state == "held" for row in self._tables.steps.values())
+
+    def _step_row(self, row: StoredRow) -> StepRow:
+        values = {name: getattr(row.stored, name) for name in StepRow._fields if name in StoredStep._fields}
+        workflow_id = self._tables.tasks[row.stored.task_id].workflow_id
+        return StepRow(**values, name=row.name, handler_class=row.handler_class, workflow_id=workflow_id)
 
     # -- controls -----------------------------------------------------------------------------------------------------
 
@@ -239,11 +250,6 @@ class MemoryQueries:
     def parked(self, before: int | None = None, limit: int = 50) -> list[ParkedRow]:
         numbers = [n for n in sorted(self._tables.parked, reverse=True) if before is None or n < before]
         return [ParkedRow(n, *self._tables.parked[n]) for n in numbers[:limit]]
-
-
-def _step_row(row: StoredRow) -> StepRow:
-    values = {name: getattr(row.stored, name) for name in StepRow._fields if name in StoredStep._fields}
-    return StepRow(**values, name=row.name, handler_class=row.handler_class)
 
 
 def _labels(row: TaskRow) -> dict[str, str]:

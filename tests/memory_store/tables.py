@@ -18,6 +18,7 @@ from stepwire_broker.core.model.commit_group import (
     StepCompleted,
     StepDispatched,
     StepNew,
+    StepStderr,
     TaskChanged,
     TaskNew,
 )
@@ -69,6 +70,7 @@ class Tables:
         self.history: dict[int, list[LoggedRow]] = {}
         self.log: list[LoggedRow] = []
         self.parked: dict[int, Parked] = {}
+        self.stderr: dict[int, StepStderr] = {}
         self.partly_removed: set[int] = set()  # by retention
         self.notes: dict[str, str] = {}
         self.controls: dict[tuple[str, str], ControlRow] = {}  # by kind and name
@@ -117,6 +119,17 @@ class Tables:
         for output in rows.steps_output:
             if output.output is None:
                 self._change_step(output.id, {"output": None, "output_bytes": output.output_bytes}, undo)
+
+        for text in rows.steps_stderr:
+            before = self.stderr.get(text.id)
+            self.stderr[text.id] = text
+            undo.append(lambda i=text.id, b=before: self._set_stderr(i, b))  # type: ignore[misc]
+
+    def _set_stderr(self, step_id: int, text: StepStderr | None) -> None:
+        if text is None:
+            del self.stderr[step_id]
+        else:
+            self.stderr[step_id] = text
 
     def _change_tasks(self, rows: Rows, undo: Undo) -> None:
         tasks = self.tasks
@@ -227,6 +240,7 @@ def _completed(row: StepCompleted) -> dict[str, Any]:
         "output": row.output.decode(),
         "output_bytes": row.output_bytes,
         "finished_ms": row.finished_ms,
+        "run_ms": row.run_ms,
         "batch_id": None,
         "not_before_ms": None,
         "reason": None,

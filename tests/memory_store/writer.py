@@ -163,6 +163,10 @@ class MemoryWriter:
         self._set("next_id", first + count)
         return first, first + count - 1
 
+    def return_ids(self, first: int, last: int) -> None:
+        if self._tables.next_id == last + 1:
+            self._set("next_id", first)
+
     def trouble(self, error: Exception) -> Trouble:
         return trouble_of(error)
 

@@ -5,7 +5,7 @@ import itertools
 import msgspec
 import pytest
 from msgspec import Raw
-from stepwire_protocol.messages import Result, Results
+from stepwire_protocol.messages import Result, ResultMetadata, Results
 
 from .dialogue import once, step, welcomed
 
@@ -91,6 +91,22 @@ def test_one_result_above_the_brokers_limit_becomes_an_error(request_, code):
     (results,) = dialogue.take(Results)
     (result,) = results.results
     assert (result.status, result.error.code) == ("error", code)
+
+
+def test_one_result_above_the_brokers_limit_is_sent_without_its_standard_error():
+    dialogue, broker = welcomed()
+    broker.bytes_max = 2_000
+    dialogue.pass_time(2_000)
+    broker.here()
+    dialogue.pass_time(300)
+    broker.welcome()
+    broker.steps(step(1))
+    result = _completed(1, b"7")
+    metadata = ResultMetadata(execution_time_ms=3, stderr="x" * 3_000)
+    dialogue.finish_with(msgspec.structs.replace(result, metadata=metadata))
+    (results,) = dialogue.take(Results)
+    (sent,) = results.results
+    assert (sent.status, bytes(sent.output), sent.metadata) == ("completed", b"7", ResultMetadata(execution_time_ms=3))
 
 
 @pytest.mark.parametrize(("request_", "code"), [(step(1), "result_refused"), (once(1), "outcome_unknown")])

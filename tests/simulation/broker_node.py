@@ -124,6 +124,7 @@ class BrokerNode:
         )
         router = world.routes.router(settings, opened.controls)
         self.state = BrokerState.begin(settings, identity, opened, now, router)
+        self.state.slice_steps = world.slice_steps
         self._count_timers()
         self.machine = Machine(self.state, [(_compiled(row), bool(row.active)) for row in opened.workflows])
         self.reader = claims.Reader(opened.epoch, settings.limits.resident_payload_bytes)
@@ -139,6 +140,7 @@ class BrokerNode:
                 world.breakers.turned,
                 self._complain,
                 lambda left_out: None,  # the limit of recorded offers is not reached here
+                lambda reports: None,
             ),
         )
         self.here_frame = topics.BROKERS + codec.encode(letters.here(self.state.identity))

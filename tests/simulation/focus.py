@@ -139,7 +139,7 @@ FOCUSES: Final = (
         active_bytes=100,
         pace_ms=(100.0, 400.0),
         unknown_rate=0.6,
-        tasks=25,
+        tasks=40,
     ),
 )
 

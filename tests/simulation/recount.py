@@ -4,6 +4,8 @@ from stepwire_broker.core.model.states import DISPATCHED, READY, STEP_FINAL, Tas
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import FetchDue
 
+NOTE_CHARACTERS_MAX = 200
+
 
 def check(state: BrokerState) -> None:
     resident = 0
@@ -54,6 +56,11 @@ def check(state: BrokerState) -> None:
             assert step.session is session, f"step {step_id} belongs to another session"
             assert step.state is DISPATCHED, f"step {step_id} is {step.state} and held by {worker}"
         assert session.asking <= set(session.deliveries), f"{worker} is asked about a step that it was not given"
+    for step_id, report in state.progress.items():
+        step = state.steps.get(step_id)
+        is_current = step is report.step and step.state is DISPATCHED and step.delivery == report.delivery
+        assert is_current, f"progress of step {step_id} outlived its run"
+        assert len(report.note or "") <= NOTE_CHARACTERS_MAX, f"the note of step {step_id} is too long"
     for worker, steps in state.recovered.items():
         assert steps, f"nothing is recovered of {worker}"
         for step in steps.values():

@@ -72,6 +72,11 @@ class SqliteStore:
         for name, ours, theirs in (
             ("tasks", _tasks(self.tables), _sqlite_tasks(self.connection)),
             ("steps", _steps(self.tables), _sqlite_steps(self.connection)),
+            (
+                "stderr",
+                [tuple(self.tables.stderr[i]) for i in sorted(self.tables.stderr)],
+                _sqlite_stderr(self.connection),
+            ),
             ("history", _history(self.tables), _sqlite_history(self.connection)),
             ("keys", _keys(self.tables), _sqlite_keys(self.connection)),
         ):
@@ -232,3 +237,7 @@ def _sqlite_steps(connection: sqlite3.Connection) -> list[Any]:
 
 def _sqlite_history(connection: sqlite3.Connection) -> list[Any]:
     return connection.execute("SELECT task_id, at_ms, facts FROM history ORDER BY lane_id, seq, position").fetchall()
+
+
+def _sqlite_stderr(connection: sqlite3.Connection) -> list[Any]:
+    return connection.execute("SELECT id, delivery, text FROM step_stderr ORDER BY id").fetchall()

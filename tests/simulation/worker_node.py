@@ -14,7 +14,7 @@ from stepwire.errors import OutcomeUnknown, Permanent, Retry, StepError
 from stepwire.handler import Handler, completed, failed, make_handler, stopped
 from stepwire.session import Config, Offer, Session
 from stepwire_protocol import codec
-from stepwire_protocol.messages import Item
+from stepwire_protocol.messages import Item, Result, ResultMetadata
 
 from .broker_node import HOST
 from .clock import Clock
@@ -313,7 +313,7 @@ class WorkerNode:
 
     def _on_progress(self, running: Running) -> None:
         if not running.has_ended:
-            self.session.progressed(running.run.item, 1, 2, "half", self.now())
+            self.session.progressed(running.run.item, 1, 2, "half " * 50, self.now())
             self._pump()
 
     def _on_stop(self, running: Running) -> None:
@@ -354,6 +354,8 @@ class WorkerNode:
         running.has_ended = True
         item = running.run.item
         self.running.pop(item, None)
+        if item[0] % 5 == 0:
+            result = _with_stderr(result, f"{self.id} ran {item} " * (item[0] % 900))
         self.world.checks.handler_ended(running, result)
         self.session.finished(item, result, self.now())
         self._pump()
@@ -390,6 +392,11 @@ _ON: Final[dict[str, Callable[..., None]]] = {
     name.removeprefix("_on_"): on for name, on in vars(WorkerNode).items() if name.startswith("_on_")
 }
 _handlers: dict[str, Handler] = {}
+
+
+def _with_stderr(result: Result, text: str) -> Result:
+    metadata = msgspec.structs.replace(result.metadata or ResultMetadata(), stderr=text)
+    return msgspec.structs.replace(result, metadata=metadata)
 
 
 def _handler(name: str) -> Handler:

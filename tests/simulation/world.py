@@ -17,6 +17,7 @@ from stepwire_broker.core.definitions.settings import (
     Settings,
 )
 from stepwire_broker.core.model.commit_group import CommitGroup
+from stepwire_broker.core.state import SLICE_STEPS
 from stepwire_broker.store.lane import Rows
 from stepwire_protocol import limits as limits_of_wire
 
@@ -98,6 +99,7 @@ class World:
         self._refused_rate = self.faults.rate("data_refused", 0.02)
         self._refused_tasks: set[int] = set()
         self._refused_chance = Random(f"{seed}/refused")
+        self.slice_steps = Random(f"{seed}/slices").choice((1, 3, SLICE_STEPS, SLICE_STEPS))
         on_sqlite = self.chance.random() < 0.2
         self.checks = Checks(self)
         kind = SqliteStore if (on_sqlite if is_sqlite is None else is_sqlite) else MemoryStore

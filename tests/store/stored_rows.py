@@ -75,7 +75,7 @@ def dispatched(step_id: int, **changes: Any) -> StepDispatched:
 
 
 def completed(step_id: int, output: bytes = b'{"ok":true}') -> StepCompleted:
-    return StepCompleted(step_id, output, len(output), NOW + 2)
+    return StepCompleted(step_id, output, len(output), NOW + 2, 1)
 
 
 def step_changed(step_id: int, state: str, **changes: Any) -> StepChanged:
@@ -95,6 +95,7 @@ def step_changed(step_id: int, state: str, **changes: Any) -> StepChanged:
         not_before_ms=None,
         finished_ms=None,
         deadline_ms=None,
+        run_ms=None,
         error=None,
         reason=None,
         key_number=0,

@@ -11,7 +11,7 @@ ROOT = Path(stepwire_broker.__file__).parent
 ADAPTER = ROOT / "store" / "sqlite"
 
 # What operates on the database file itself, or measures SQLite.
-MAY_IMPORT_THE_ADAPTER = {"store/store.py", "cli/db.py", "cli/doctor.py", "bench/product.py"}
+MAY_IMPORT_THE_ADAPTER = {"store/store.py", "cli/db.py", "cli/config_commands.py", "cli/doctor.py", "bench/product.py"}
 MAY_IMPORT_THE_DRIVER = {"cli/db.py", "cli/doctor.py", "cli/bench.py", "cli/version.py", "bench/bare.py"}
 
 

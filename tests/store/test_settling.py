@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from stepwire_broker.core.model.commit_group import Key, Submission
+from stepwire_broker.core.model.commit_group import Key, KeyConflict, Submission
 from stepwire_broker.store.keys import KeyOwner, settle
 
 from .stored_rows import task_new
@@ -42,7 +42,8 @@ def test_settling_a_group_at_once_equals_settling_its_submissions_one_by_one(
         for key in submission_.keys:
             owner = trial.setdefault((key.namespace, key.key), KeyOwner(key.digest, key.task_id))
             if owner.digest != key.digest:
-                conflict = key.key
+                is_stored = (key.namespace, key.key) in stored
+                conflict = KeyConflict(key.key, owner.task_id if is_stored else None)
                 break
             if owner.task_id != key.task_id:
                 existing[key.task_id] = owner.task_id

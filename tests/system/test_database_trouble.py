@@ -158,6 +158,9 @@ def _endure(site: Site, begin: Callable[[], object], end: Callable[[], object], 
         back_s = time.monotonic() - ended
         first = caught_in_it.result(BACK_BOUND_S)
     assert first.status in (201, 503), first
+    assert site.broker is not None
+    log = site.broker.stderr
+    assert 0 <= log.rfind('"event":"database_stalled"') < log.rfind('"event":"database_recovered"')
     tasks.append(client.submit_until_acknowledged("gated", "during"))
     for task_id in tasks:
         assert site.client().wait(task_id, timeout=20)["state"] == "completed"

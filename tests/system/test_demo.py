@@ -252,3 +252,13 @@ def is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return sys.platform != "linux" or Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("directory", ["file/demo", "/proc/demo"])
+def test_a_directory_that_cannot_be_written_is_named_in_one_sentence(directory: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = place(tmp_path).stepwire("demo", "--directory", directory)
+    assert done.code == 1
+    sentence, hint = done.err.splitlines()
+    assert sentence.startswith(f"stepwire: the demo cannot use {directory}: ")
+    assert hint == "  choose a directory that you may write to: stepwire demo --directory DIR"

@@ -7,17 +7,20 @@ from stepwire_protocol.messages import Item
 
 from stepwire_broker.core import explain
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
+from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.explain import Why, WhyTask
 from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.loading.residency import restored
 from stepwire_broker.core.model.figures import Figures
-from stepwire_broker.core.model.live import Step, Task
+from stepwire_broker.core.model.live import Step, StepProgress, Task
 from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.core.model.targets import Route
 from stepwire_broker.core.routing.router import Router
 from stepwire_broker.core.shadows.shadow import Tally
 from stepwire_broker.core.state import CoreCounters
+from stepwire_broker.core.workflow_warnings import WorkflowWarning, of_handlers
 
+from . import reading
 from .engine_port import EnginePort
 
 # -- workers ----------------------------------------------------------------------------------------------------------
@@ -55,6 +58,11 @@ def is_draining(broker: EnginePort) -> bool:
     return broker.state.draining
 
 
+def known_workflows(broker: EnginePort) -> Iterable[tuple[str, str, str]]:
+    """The stored versions of workflows as (namespace, name, version), in the order in which they were applied."""
+    return broker.state.versions
+
+
 def is_behind(broker: EnginePort) -> bool:
     """True if the broker accepts no results, because too many writes wait for the database."""
     return broker.state.outbox.bytes_waiting > broker.settings.limits.uncommitted_bytes
@@ -84,6 +92,17 @@ def task_of_open_step(broker: EnginePort, step_id: int) -> int | None:
     return None if step is None or step.is_final else step.task.id
 
 
+def live(broker: EnginePort) -> reading.Live:
+    """Data for documents of tasks and steps that is not in the database."""
+    return reading.Live(broker.workflows, broker.state.progress)
+
+
+def is_of_running_step(broker: EnginePort, report: StepProgress) -> bool:
+    """True if the run that sent this report has not ended."""
+    latest = broker.state.progress.get(report.step.id)
+    return latest is not None and latest.delivery == report.delivery
+
+
 def restored_task(broker: EnginePort, task: StoredTask, steps: list[StoredStep]) -> Task:
     """The task as described by its rows. The caller must unlink the task after use."""
     return restored(broker.state, task, steps)
@@ -98,6 +117,11 @@ def why_step(broker: EnginePort, step: Step) -> Why:
 
 
 # -- routing and handlers ---------------------------------------------------------------------------------------------
+
+
+def handler_warnings(broker: EnginePort, workflow: Workflow) -> list[WorkflowWarning]:
+    """The handlers of the workflow that no connected worker offers now."""
+    return of_handlers(broker.state, workflow)
 
 
 def router(broker: EnginePort) -> Router:

@@ -9,6 +9,9 @@ from typing import Final
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from stepwire_broker.core.answers.hints import Hint
+from stepwire_broker.core.workflow_warnings import WorkflowWarning
+
+from .enumerations import Attention, ReasonCode, StepState, TaskState
 
 NULL: Final = Raw(b"null")
 NO_LABELS: Final = Raw(b"{}")
@@ -19,7 +22,7 @@ class Created(Struct, frozen=True):
     `wait_ms`."""
 
     task_id: int
-    state: str
+    state: TaskState
     created: bool
     task: Raw | UnsetType = UNSET
 
@@ -37,7 +40,7 @@ class WorkflowApplied(Struct, frozen=True):
     name: str
     version: str
     created: bool
-    warnings: list[str]
+    warnings: list[WorkflowWarning]
 
 
 class WorkflowActivated(Struct, frozen=True):
@@ -57,13 +60,16 @@ class WorkflowSummary(Struct, frozen=True):
 
 
 class WorkflowDocument(WorkflowSummary, frozen=True):
+    """`warnings` lists the handlers that no connected worker offers now."""
+
     document: Raw
+    warnings: list[WorkflowWarning]
 
 
 class Reason(Struct, frozen=True):
     """Why a step is in its state. `hint` (for people) and `next` (for programs) describe the next action."""
 
-    code: str
+    code: ReasonCode
     message: str
     since: str | None
     hint: str | None
@@ -74,8 +80,8 @@ class TaskReason(Struct, frozen=True):
     """Why a task has not ended, or how it ended. `step` is the step that is the cause; null if the task itself is."""
 
     task_id: int
-    state: str
-    code: str
+    state: TaskState
+    code: ReasonCode
     message: str
     since: str | None
     hint: str | None
@@ -90,27 +96,52 @@ class StepReason(Struct, frozen=True):
     task_id: int
     step_id: int
     step: str
-    state: str
-    code: str
+    state: StepState
+    code: ReasonCode
     message: str
     since: str | None
     hint: str | None
     next: Hint | None
 
 
+class ProgressDocument(Struct, frozen=True):
+    """The latest progress that a running step reported. It is in the broker's memory only. `note` has at most 200
+    characters."""
+
+    done: float
+    total: float | None
+    note: str | None
+    at: str
+
+
 class StepSummary(Struct, frozen=True, kw_only=True):
+    """`attempt` counts failed attempts, so it is 0 during the first attempt; at most `retry_limit` attempts follow the
+    first. `deliveries` is the number of times the step was handed to a worker.
+
+    The times are those of the latest delivery. `queue_ms` is the time from `ready_at` to `dispatched_at`. `run_ms` is
+    the duration of the run as its worker measured it; without that, of a step that has completed, the time from
+    `started_at` to `finished_at`. `started_at` is the start that the worker reported, or `finished_at` minus `run_ms`,
+    or for a completed step of which the worker reported neither, `dispatched_at`.
+
+    `error` is the latest error, without its `backtrace`, which only the document of a single step has."""
+
     step_id: int
     task_id: int
     name: str
     handler_class: str
-    state: str
+    state: StepState
     attempt: int
+    retry_limit: int | None
     deliveries: int
     worker: str | None
     ready_at: str | None
+    dispatched_at: str | None
     started_at: str | None
     not_before: str | None
     finished_at: str | None
+    queue_ms: int | None
+    run_ms: int | None
+    progress: ProgressDocument | None
     error: Raw
     reason: Reason | None
 
@@ -123,13 +154,56 @@ class StepDocument(StepSummary, frozen=True, kw_only=True):
     output_omitted: bool = False
 
 
+class AttemptDocument(Struct, frozen=True, kw_only=True):
+    """One delivery of a step, as the history has it. `attempt` counts the failed attempts before it, and is 0 for the
+    first; a delivery that ended `undelivered` is followed by another delivery of the same attempt.
+
+    `outcome` is the kind of the event that ended it: completed, backed_off, failed, held, undelivered or cancelled;
+    null while it has not ended. `worker` is null if the step failed while no worker had it."""
+
+    delivery: int
+    attempt: int
+    worker: str | None
+    dispatched_at: str | None
+    started_at: str | None
+    ended_at: str | None
+    run_ms: int | None
+    outcome: str | None
+    code: str | None
+    message: str | None
+
+
+class StderrDocument(Struct, frozen=True):
+    """The end of what a run wrote to standard error, at most 16 KiB. `delivery` is the delivery of that run."""
+
+    delivery: int
+    text: str
+
+
+class StepDetail(StepDocument, frozen=True, kw_only=True):
+    """A single step. `attempts` are its latest 100 deliveries, the oldest first; `attempts_omitted` counts earlier
+    ones."""
+
+    attempts: list[AttemptDocument]
+    attempts_omitted: int
+    stderr: StderrDocument | None
+
+
+class CancelDocument(Struct, frozen=True):
+    """The request to cancel a task. `by` is the name of the operator's token, or null."""
+
+    at: str
+    reason: str
+    by: str | None
+
+
 class TaskSummary(Struct, frozen=True, kw_only=True):
     task_id: int
     namespace: str
     workflow: str
     version: str
-    state: str
-    attention: str | None
+    state: TaskState
+    attention: Attention | None
     cancelling: bool
     priority: int
     labels: Raw
@@ -140,8 +214,10 @@ class TaskSummary(Struct, frozen=True, kw_only=True):
 
 
 class TaskDocument(TaskSummary, frozen=True, kw_only=True):
-    """`result_omitted`: the result is too large for this answer; read the outputs of the steps instead."""
+    """`result_omitted`: the result is too large for this answer; read the outputs of the steps instead. `cancel`: who
+    cancelled the task, and why; null if the task is not cancelled."""
 
+    cancel: CancelDocument | None
     context: Raw
     result: Raw
     result_omitted: bool = False

@@ -8,6 +8,7 @@ from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.events import Command, Now
+from stepwire_broker.core.model.live import StepProgress
 from stepwire_broker.core.overview import ExecutorView, WorkerView
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.unroutable import Unroutable
@@ -75,6 +76,10 @@ class EnginePort(Protocol):
 
     def add_commit_listener(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` after every commit, until the returned function is called."""
+        ...
+
+    def add_progress_listener(self, callback: Callable[[StepProgress], None]) -> Callable[[], None]:
+        """Call `callback` with every progress report, until the returned function is called."""
         ...
 
     def now(self) -> Now:

@@ -3,25 +3,31 @@
 The events are read from the stored history, and each client has a position in it. There is no queue per client, so a
 slow client only lags behind, and no event is dropped. An event's id is the position after the event. A client that
 reconnects with `Last-Event-ID`, also after a restart of the broker, misses no event and receives none twice.
+
+Progress reports are the exception: they come from memory, only for clients whose filter names the kind `progress`, and
+are never sent again. Such an event has the id of the position that the client has reached.
 """
 
 import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple
 
 from msgspec import UNSET, Struct, UnsetType
 
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model import facts
+from stepwire_broker.core.model.live import StepProgress
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.store.rows import EventRow, HistoryCursor
 from stepwire_broker.timestamps import rfc3339
 
 from . import explaining, reading
 from .engine_port import EnginePort
+from .enumerations import PROGRESS, STREAM_KINDS, Attention, EventKind, TaskState
 from .http import HttpCall
 from .http_problems import HttpProblem
+from .progress_feed import ProgressFeed, ProgressReader
 from .replies import Reply, Stream, encode
 from .tap import EVENT_STREAM, KEEP_ALIVE_S
 
@@ -33,16 +39,20 @@ LANES_MAX: Final = 64
 CURSOR_CHARACTERS_MAX: Final = 4096
 BEGINNING: Final = "0"
 
-KINDS: Final[tuple[str, ...]] = tuple(str(kind.__struct_config__.tag) for kind in get_args(facts.Fact))
 STREAM_QUERY: Final = ("task_id", "namespace", "workflow", "kind", "after")
 
 
 class EventDocument(Struct, frozen=True, kw_only=True):
-    """An event of a task or a step. The first six members are always present; the others depend on `kind`."""
+    """An event of a task or a step. The first six members are always present; the others depend on `kind`.
+
+    `run_ms` is the duration of the run that ended, as its worker measured it. `message` is the error of the attempt,
+    `<code>: <text>`, of at most 200 characters. `by` is the name of the operator's token. `done`, `total` and `note`
+    are members of `progress`, which is sent only to streams whose `kind` names it, is not stored and is not
+    replayed."""
 
     id: str
     at: str
-    kind: str
+    kind: EventKind
     task_id: int
     namespace: str | None  # null if the task was removed meanwhile; so are `workflow`, `step_id` and `step`
     workflow: str | None
@@ -55,11 +65,17 @@ class EventDocument(Struct, frozen=True, kw_only=True):
     until: str | UnsetType = UNSET
     lost: bool | UnsetType = UNSET
     output_bytes: int | UnsetType = UNSET
-    state: str | UnsetType = UNSET
-    attention: str | UnsetType | None = UNSET
+    state: TaskState | UnsetType = UNSET
+    attention: Attention | UnsetType | None = UNSET
     action: str | UnsetType = UNSET
     reason: str | UnsetType = UNSET
     new_key: bool | UnsetType = UNSET
+    run_ms: int | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+    by: str | UnsetType = UNSET
+    done: float | UnsetType = UNSET
+    total: float | UnsetType | None = UNSET
+    note: str | UnsetType | None = UNSET
 
 
 class EventPage(Struct, frozen=True):
@@ -98,6 +114,7 @@ class Followers:
 
     def __init__(self, broker: EnginePort) -> None:
         self._broker = broker
+        self._progress = ProgressFeed(broker)
         self._count = 0
         self._wakes: set[asyncio.Event] = set()
         self._is_closed = False
@@ -130,6 +147,8 @@ class Followers:
         self._wakes.add(wake)
         self._count += 1
         remove = self._broker.add_commit_listener(wake.set)
+        wants_progress = filters.kinds is not None and PROGRESS in filters.kinds
+        progress = self._progress.open(wake.set) if wants_progress else None
         try:
             yield _comment("the events", positions)  # a position to reconnect with, also before the first event
             while not self._is_closed:
@@ -138,10 +157,14 @@ class Followers:
                 positions = batch.positions
                 if batch.events:
                     yield b"".join(map(_event, batch.events))
+                if progress is not None and (reports := _progress_events(progress, filters, positions)):
+                    yield b"".join(map(_event, reports))
                 if not batch.is_more and not await _woken(wake):
                     yield _comment("keep-alive", positions)
         finally:
             remove()
+            if progress is not None:
+                self._progress.close(progress)
             self._wakes.discard(wake)
             self._count -= 1
 
@@ -242,6 +265,9 @@ def _is_of(filters: EventFilter, workflow: Workflow | None) -> bool:
 
 def _document(event_id: str, row: EventRow, fact: Any, workflow: Workflow | None) -> EventDocument:
     members = {name: getattr(fact, name) for name in type(fact).__struct_fields__ if name in _SHOWN}
+    for name in _OPTIONAL:
+        if name in members and members[name] is None:
+            del members[name]
     if "until" in members:
         members["until"] = rfc3339(members["until"])
     position = getattr(fact, "step", None)
@@ -259,6 +285,7 @@ def _document(event_id: str, row: EventRow, fact: Any, workflow: Workflow | None
     )
 
 
+_OPTIONAL: Final = ("run_ms", "message", "by")  # members that a fact may lack
 _SHOWN: Final = frozenset(EventDocument.__struct_fields__) - {"id", "at", "kind", "task_id", "step", "step_id"}
 
 
@@ -296,12 +323,41 @@ def _filters(query: dict[str, str]) -> EventFilter:
     kinds = query.get("kind")
     if kinds is not None:
         for kind in kinds.split(","):
-            reading.one_of("kind", kind, KINDS)
+            reading.one_of("kind", kind, STREAM_KINDS)
     return EventFilter(
         None if task_id is None else reading.number("task_id", task_id, 1, 2**53 - 1),
         query.get("namespace"),
         query.get("workflow"),
         None if kinds is None else frozenset(kinds.split(",")),
+    )
+
+
+def _progress_events(progress: ProgressReader, filters: EventFilter, positions: Positions) -> list[EventDocument]:
+    """The waiting reports that the client's filter matches."""
+    event_id = cursor_of(positions)
+    return [_progress_document(event_id, report) for report in progress.take() if _matches(filters, report)]
+
+
+def _matches(filters: EventFilter, report: StepProgress) -> bool:
+    task = report.step.task
+    return filters.task_id in (None, task.id) and _is_of(filters, task.workflow)
+
+
+def _progress_document(event_id: str, report: StepProgress) -> EventDocument:
+    step, task = report.step, report.step.task
+    return EventDocument(
+        id=event_id,
+        at=rfc3339(report.at_ms),
+        kind=PROGRESS,
+        task_id=task.id,
+        namespace=task.namespace,
+        workflow=task.workflow.name,
+        step_id=step.id,
+        step=step.definition.name,
+        delivery=report.delivery,
+        done=report.done,
+        total=report.total,
+        note=report.note,
     )
 
 

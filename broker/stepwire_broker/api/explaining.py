@@ -35,7 +35,7 @@ async def task(broker: EnginePort, task_id: int) -> reading.Read | None:
             if stored is not None:
                 explained = _explained(broker, stored)
                 unlink(stored)
-        read = await broker.read(reading.task, task_id, broker.workflows, explained)
+        read = await broker.read(reading.task, task_id, core_views.live(broker), explained)
         if read is None or not read.has_moved:
             break
     return read
@@ -45,7 +45,7 @@ def small_task(broker: EnginePort, task_id: int) -> reading.Read | None:
     """The document of a task that has just ended, if it is small and can be read without waiting."""
     if core_views.live_task(broker, task_id) is not None:
         return None
-    read = broker.read_at_once(reading.small_task, task_id, broker.workflows)
+    read = broker.read_at_once(reading.small_task, task_id, core_views.live(broker))
     return read if read is not None and read.is_settled else None
 
 
@@ -53,13 +53,13 @@ async def step_by_id(broker: EnginePort, step_id: int) -> bytes | None:
     """A step's document. While its task is in memory, an open step is explained."""
     task_id = core_views.task_of_open_step(broker, step_id)
     if task_id is None:
-        return await broker.read(reading.step, step_id)
+        return await broker.read(reading.step, step_id, core_views.live(broker))
     stored = await _restored(broker, task_id)
     explained = None
     if stored is not None:
         explained = next((_explain(broker, step) for step in stored.steps if step.id == step_id), None)
         unlink(stored)
-    return await broker.read(reading.step, step_id, explained)
+    return await broker.read(reading.step, step_id, core_views.live(broker), explained)
 
 
 async def step(broker: EnginePort, task_id: int, name: str) -> bytes:
@@ -70,7 +70,7 @@ async def step(broker: EnginePort, task_id: int, name: str) -> bytes:
     try:
         step = _named(stored, name)
         explained = None if step.state in STEP_FINAL else _explain(broker, step)
-        document = await broker.read(reading.step, step.id, explained)
+        document = await broker.read(reading.step, step.id, core_views.live(broker), explained)
     finally:
         unlink(stored)
     if document is None:

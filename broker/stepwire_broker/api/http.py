@@ -57,6 +57,12 @@ class HttpCall:
         if not grant.allows(scope):
             raise http_problems.scope_missing(grant, scope)
 
+    @property
+    def operator(self) -> str | None:
+        """The name of the caller's token; None if the token has no name."""
+        grant = self.scope[GRANT]
+        return grant.name if grant.is_named else None
+
     def number(self, name: str) -> int:
         """The id of a task or a step in the path."""
         text = self.scope["path_params"][name]

@@ -7,6 +7,7 @@ from stepwire_broker.core import explain
 from stepwire_broker.core.answers.hints import HintCode
 
 from . import hints, http_problems, openapi
+from .openapi_schemas import ONE_OF
 from .operations import ANY_REQUEST, OPERATIONS, Operation
 
 
@@ -31,6 +32,8 @@ def _operation(name: str, operation: Operation, described: dict[str, Any]) -> It
         for each in described["parameters"]:
             required = ", required" if each["required"] and each["in"] != "path" else ""
             text = each["description"].replace("|", "\\|")
+            if "$ref" in each["schema"]:
+                text += f" {_type(each['schema'])}."
             yield f"| `{each['name']}` | {each['in']}{required} | {text}{_range(each['schema'])} |"
     if operation.body is not None:
         need = "Body" if operation.is_body_needed else "Body, optional"
@@ -50,10 +53,17 @@ def _document(name: str, schema: dict[str, Any]) -> Iterator[str]:
     yield from ("", f"## {name}")
     if "description" in schema:
         yield from ("", " ".join(schema["description"].split()))
+    if "enum" in schema:
+        yield from ("", f"One of: {', '.join(f'`{value}`' for value in schema['enum'])}.")
+        return
     yield from ("", "| member | type | |", "|---|---|---|")
     required = schema.get("required", ())
     for member, kind in schema.get("properties", {}).items():
-        yield f"| `{member}` | {_type(kind)} | {'' if member in required else 'optional'} |"
+        text = kind.get("description", "")
+        need = (
+            "" if member in required else f"optional. {text.rstrip('.')}" if text.startswith("Default") else "optional"
+        )
+        yield f"| `{member}` | {_type(kind)} | {need} |"
 
 
 def _codes() -> Iterator[str]:
@@ -90,16 +100,22 @@ def _type(schema: dict[str, Any]) -> str:
         case {"$ref": ref}:
             name = ref.rpartition("/")[2]
             return f"[{name}](#{name.lower()})"
-        case {"contentSchema": of}:
-            return f"server-sent events, the data of each {_type(of)}"
-        case {"anyOf": kinds}:
-            return " or ".join(map(_type, kinds))
+        case {"x-event": name}:
+            return f"server-sent events, the data of each [{name}](#{name.lower()})"
+        case {"nullable": True, "type": _} | {"nullable": True, "allOf": _}:
+            return f"{_type({key: value for key, value in schema.items() if key != 'nullable'})} or null"
+        case {"allOf": [inner]}:
+            return _type(inner)
+        case {"x-tuple": positions}:
+            return f"list of {len(positions)}: {', '.join(map(_type, positions))}"
         case {"enum": values}:
             return " or ".join(f"`{value}`" for value in values)
         case {"type": "array", "items": items}:
             return f"list of {_type(items)}"
         case {"type": kind}:
             return str(kind)
+        case {"description": text} if text.startswith(ONE_OF):
+            return str(text).removeprefix(ONE_OF).rstrip(".").replace(", ", " or ")
         case _:
             return "any JSON"
 

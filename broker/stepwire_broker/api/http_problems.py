@@ -17,6 +17,7 @@ from .token import Grant
 STATUS: Final[dict[RefusedCode, int]] = {
     # the request itself
     "invalid": 400,
+    "too_large": 413,
     "not_found": 404,
     "wrong_state": 409,
     "version_conflict": 409,
@@ -32,6 +33,7 @@ STATUS: Final[dict[RefusedCode, int]] = {
     "disk_full": 503,
     "database_read_only": 503,
     "database_unavailable": 503,
+    "commit_unknown": 503,
     # the data
     "refused_by_database": 422,
 }

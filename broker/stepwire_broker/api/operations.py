@@ -11,8 +11,7 @@ from stepwire_protocol import limits, messages, polling
 
 from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.core.definitions.settings import RuleSettings
-from stepwire_broker.core.model.states import StepState, TaskState
-from stepwire_broker.operator_commands import COMMANDS, OperatorCommand, ResolveBody
+from stepwire_broker.operator_commands import COMMANDS, NothingBody, OperatorCommand, ResolveBody
 from stepwire_broker.stages import requests
 
 from . import reading, tasks
@@ -21,7 +20,7 @@ from .database import Pruning
 from .documents import (
     Created,
     CreatedBatch,
-    StepDocument,
+    StepDetail,
     StepPage,
     StepReason,
     TaskDocument,
@@ -32,9 +31,11 @@ from .documents import (
     WorkflowDocument,
     WorkflowPage,
 )
-from .events import KINDS, EventDocument, EventPage
+from .enumerations import KINDS
+from .events import EventDocument, EventPage
 from .executors import ExecutorDocument, ExecutorList
 from .health import Alive, Readiness
+from .openapi_schemas import REFERENCE
 from .routing import RouteDocument, RuleList, ShadowList
 from .tap import TapMessage
 from .workers import WorkerList
@@ -118,6 +119,7 @@ class Events(NamedTuple):
 
 
 class Operation(NamedTuple):
+    id: str  # of the operation in /openapi.json; generated clients name their functions after it
     scope: Scope | None  # the scope that the token needs; None: the operation needs no token
     summary: str
     answers: dict[int, Any]
@@ -130,7 +132,7 @@ class Operation(NamedTuple):
     body_types: tuple[str, ...] = ("application/json",)
 
 
-ID: Final = {"type": "integer", "minimum": 0, "maximum": limits.INTEGER_MAX}
+ID: Final = {"type": "integer", "format": "int64", "minimum": 0, "maximum": limits.INTEGER_MAX}
 CURSOR: Final = Parameter({"type": "string", "pattern": "^[0-9]{1,16}$"}, "`next_cursor` of the previous page.")
 POSITION: Final = {
     "type": "string",
@@ -146,15 +148,20 @@ IN_PATH: Final[dict[str, Parameter]] = {
     "worker": Parameter({"type": "string"}, "The worker's name in `GET /v1/workers`."),
 }
 IN_QUERY: Final[dict[str, Parameter]] = {
-    "state": Parameter({"enum": [str(state) for state in TaskState]}, "Only tasks in this state."),
-    "step_state": Parameter({"enum": [str(state) for state in StepState]}, "Only steps in this state."),
+    "state": Parameter({"$ref": REFERENCE.format(name="TaskState")}, "Only tasks in this state."),
+    "step_state": Parameter({"$ref": REFERENCE.format(name="StepState")}, "Only steps in this state."),
     "namespace": Parameter({"type": "string"}, "The workflow's namespace."),
     "workflow": Parameter({"type": "string"}, "Only tasks, or their events, of this workflow."),
     "version": Parameter({"type": "string"}, "The workflow's version; by default the active one."),
     "handler_class": Parameter({"type": "string"}, "Only steps of this handler; may be a pattern."),
     "label": Parameter({"type": "string", "pattern": "^[^=]+=.*$"}, "Only tasks with this label: `region=eu`."),
+    "idempotency_key": Parameter(
+        {"type": "string"}, "Only the task with this idempotency key: at most one per namespace."
+    ),
     "since": Parameter({"type": "string", "format": "date-time"}, "Only tasks submitted at this time or later."),
-    "limit": Parameter({"type": "integer", "minimum": 1, "maximum": reading.LIMIT_MAX}, "Maximum number of items."),
+    "limit": Parameter(
+        {"type": "integer", "format": "int32", "minimum": 1, "maximum": reading.LIMIT_MAX}, "Maximum number of items."
+    ),
     "cursor": CURSOR,
     "position": Parameter(POSITION, "`next_cursor` of the previous page."),
     "path": Parameter(
@@ -166,11 +173,11 @@ IN_QUERY: Final[dict[str, Parameter]] = {
         "The step's own selector: `local`, or labels like `gpu=true,region=eu`.",
     ),
     "wait_ms": Parameter(
-        {"type": "integer", "minimum": 0, "maximum": tasks.WAIT_MS_MAX},
+        {"type": "integer", "format": "int32", "minimum": 0, "maximum": tasks.WAIT_MS_MAX},
         "Wait until the task has ended or depends on a held step, for at most this time in milliseconds.",
     ),
     "activate": Parameter(
-        {"enum": ["true", "false"]}, "Whether tasks that name no version use this one from now on; by default `true`."
+        {"type": "boolean"}, "Whether tasks that name no version use this one from now on; by default `true`."
     ),
     "task_id": Parameter({**ID, "minimum": 1}, "Only events of this task."),
     "kind": Parameter({"type": "string"}, f"Only these kinds, separated by commas: {', '.join(KINDS)}."),
@@ -196,12 +203,14 @@ _STEP_STATES: Final = ("step_state", "handler_class", "limit", "cursor")
 
 
 def _of_command(command: "OperatorCommand[Any, Any, Any]") -> Operation:
+    verb, *words = command.name.split("_")
     return Operation(
+        verb + "".join(word.capitalize() for word in words),
         command.scope,
         command.summary,
         {200: command.response},
         (*_BODY, *command.refusals),
-        body=BODY_OF_COMMAND.get(command.body, command.body),
+        body=None if command.body is NothingBody else BODY_OF_COMMAND.get(command.body, command.body),
         is_body_needed=command.is_body_needed,
     )
 
@@ -219,6 +228,7 @@ def _resource(path: str) -> str:
 OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
     {
         ("POST", "/v1/tasks"): Operation(
+            "submitTask",
             Scope.SUBMIT,
             "Submit a task. 200 if a task with its idempotency key exists already. With `wait_ms`, which also needs"
             " the scope `read`, wait until the task has ended or depends on a held step, for at most this time; the"
@@ -231,6 +241,7 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             is_body_needed=True,
         ),
         ("POST", "/v1/tasks/batch"): Operation(
+            "submitTasks",
             Scope.SUBMIT,
             "Submit all of these tasks, or none. 200 if all of them exist already, by their idempotency keys.",
             {201: CreatedBatch, 200: CreatedBatch},
@@ -240,24 +251,34 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             is_body_needed=True,
         ),
         ("GET", "/v1/tasks"): Operation(
+            "listTasks",
             Scope.READ,
             "List tasks, the newest first.",
             {200: TaskPage},
-            query=("state", "namespace", "workflow", "label", "since", "limit", "cursor"),
+            query=("state", "namespace", "workflow", "label", "idempotency_key", "since", "limit", "cursor"),
         ),
         ("GET", "/v1/tasks/{task_id}"): Operation(
-            Scope.READ, "Show a task with its steps.", {200: TaskDocument}, (404,), query=("wait_ms",)
+            "getTask", Scope.READ, "Show a task with its steps.", {200: TaskDocument}, (404,), query=("wait_ms",)
         ),
         ("GET", "/v1/tasks/{task_id}/why"): Operation(
-            Scope.READ, "Explain in one sentence why the task has not ended, or how.", {200: TaskReason}, (404,)
+            "explainTask",
+            Scope.READ,
+            "Explain in one sentence why the task has not ended, or how.",
+            {200: TaskReason},
+            (404,),
         ),
         ("GET", "/v1/tasks/{task_id}/steps/{name}"): Operation(
-            Scope.READ, "Show a step by its name.", {200: StepDocument}, (404,)
+            "getTaskStep", Scope.READ, "Show a step by its name.", {200: StepDetail}, (404,)
         ),
         ("GET", "/v1/tasks/{task_id}/steps/{name}/why"): Operation(
-            Scope.READ, "Explain in one sentence why the step is in its state.", {200: StepReason}, (404,)
+            "explainStep",
+            Scope.READ,
+            "Explain in one sentence why the step is in its state.",
+            {200: StepReason},
+            (404,),
         ),
         ("GET", "/v1/tasks/{task_id}/events"): Operation(
+            "listTaskEvents",
             Scope.READ,
             "List the events of a task, the oldest first.",
             {200: EventPage},
@@ -265,6 +286,7 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             query=("limit", "position"),
         ),
         ("GET", "/v1/events"): Operation(
+            "streamEvents",
             Scope.READ,
             "Stream the events of tasks and steps as they are committed: each once, in order, also across restarts.",
             {200: Events(EventDocument)},
@@ -273,12 +295,17 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             headers=("Last-Event-ID",),
         ),
         ("GET", "/v1/steps"): Operation(
-            Scope.READ, "List steps of all tasks, the newest first.", {200: StepPage}, query=_STEP_STATES
+            "listSteps", Scope.READ, "List steps of all tasks, the newest first.", {200: StepPage}, query=_STEP_STATES
         ),
         ("GET", "/v1/steps/{step_id}"): Operation(
-            Scope.READ, "Show a step with its output.", {200: StepDocument}, (404,)
+            "getStep",
+            Scope.READ,
+            "Show a step with its output, its attempts and its standard error.",
+            {200: StepDetail},
+            (404,),
         ),
         ("POST", "/v1/workflows"): Operation(
+            "applyWorkflow",
             Scope.ADMIN,
             "Apply a workflow. 200 if this version exists already with the same content.",
             {201: WorkflowApplied, 200: WorkflowApplied},
@@ -289,12 +316,14 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             body_types=("application/json", "application/yaml"),
         ),
         ("GET", "/v1/workflows"): Operation(
+            "listWorkflows",
             Scope.READ,
             "List every version of every workflow, without the documents.",
             {200: WorkflowPage},
             query=("namespace",),
         ),
         ("GET", "/v1/workflows/{name}"): Operation(
+            "getWorkflow",
             Scope.READ,
             "Show a workflow with its document.",
             {200: WorkflowDocument},
@@ -302,6 +331,7 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             query=("namespace", "version"),
         ),
         ("POST", "/v1/workflows/{name}/activate"): Operation(
+            "activateWorkflow",
             Scope.ADMIN,
             "Activate a version: tasks that name no version use it from now on.",
             {200: WorkflowActivated},
@@ -309,8 +339,9 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             query=("namespace", "version"),
             required=("version",),
         ),
-        ("GET", "/v1/workers"): Operation(Scope.READ, "List the live workers.", {200: WorkerList}),
+        ("GET", "/v1/workers"): Operation("listWorkers", Scope.READ, "List the live workers.", {200: WorkerList}),
         ("POST", "/v1/worker/lease"): Operation(
+            "leaseSteps",
             Scope.WORK,
             "Wait for steps to run, as a worker without ZeroMQ. Opens or continues a session. See protocol/SPEC.md.",
             {200: Leased},
@@ -319,6 +350,7 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             is_body_needed=True,
         ),
         ("POST", "/v1/worker/heartbeat"): Operation(
+            "sendHeartbeat",
             Scope.WORK,
             "Renew the worker's lease. The answer lists the steps to stop.",
             {200: polling.HeartbeatAnswer},
@@ -327,6 +359,7 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             is_body_needed=True,
         ),
         ("POST", "/v1/worker/start"): Operation(
+            "startSteps",
             Scope.WORK,
             "Ask whether these at_most_once steps may run. 409 `not_granted`: none of them may.",
             {200: polling.StartAnswer},
@@ -335,6 +368,7 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             is_body_needed=True,
         ),
         ("POST", "/v1/worker/results"): Operation(
+            "reportResults",
             Scope.WORK,
             "Report the results of steps. The answer is sent after the commit; a report may be sent again.",
             {200: polling.ResultsAnswer},
@@ -343,6 +377,7 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             is_body_needed=True,
         ),
         ("POST", "/v1/worker/bye"): Operation(
+            "endSession",
             Scope.WORK,
             "End the worker's session, now or when it holds no step.",
             {200: polling.ByeAnswer},
@@ -351,31 +386,36 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             is_body_needed=True,
         ),
         ("GET", "/v1/executors"): Operation(
-            Scope.READ, "List the executors with their state and counts.", {200: ExecutorList}
+            "listExecutors", Scope.READ, "List the executors with their state and counts.", {200: ExecutorList}
         ),
         ("GET", "/v1/executors/{executor}"): Operation(
-            Scope.READ, "Show an executor.", {200: ExecutorDocument}, (404,)
+            "getExecutor", Scope.READ, "Show an executor.", {200: ExecutorDocument}, (404,)
         ),
         ("GET", "/v1/route"): Operation(
+            "explainRoute",
             Scope.READ,
             "Show the executor for a step with this path, the rule that decides, and a rule that nearly matches.",
             {200: RouteDocument},
             query=("path", "worker_selector"),
             required=("path",),
         ),
-        ("GET", "/v1/rules"): Operation(Scope.READ, "List the routing rules in their order.", {200: RuleList}),
+        ("GET", "/v1/rules"): Operation(
+            "listRules", Scope.READ, "List the routing rules in their order.", {200: RuleList}
+        ),
         ("GET", "/v1/shadows"): Operation(
-            Scope.READ, "Show the comparisons of shadow copies with their steps.", {200: ShadowList}
+            "listShadows", Scope.READ, "Show the comparisons of shadow copies with their steps.", {200: ShadowList}
         ),
         ("GET", "/v1/breakers"): Operation(
+            "listBreakers",
             Scope.READ,
             "List the breakers and retry budgets of handlers that failed recently.",
             {200: BreakerList},
         ),
         ("POST", "/v1/database/prune"): Operation(
-            Scope.ADMIN, "Remove tasks whose retention time is over, at once.", {202: Pruning}
+            "pruneDatabase", Scope.ADMIN, "Remove tasks whose retention time is over, at once.", {202: Pruning}
         ),
         ("GET", "/v1/tap"): Operation(
+            "streamBusMessages",
             Scope.OPERATE,
             "Stream every message of the bus.",
             {200: Events(TapMessage)},
@@ -384,14 +424,20 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
         ),
         **{("POST", command.path): _of_command(command) for command in COMMANDS},
         ("GET", "/metrics"): Operation(
-            Scope.READ, "Metrics for Prometheus.", {200: Text("text/plain", "See docs/reference/metrics.md.")}
+            "getMetrics",
+            Scope.READ,
+            "Metrics for Prometheus.",
+            {200: Text("text/plain", "See docs/reference/metrics.md.")},
         ),
-        ("GET", "/openapi.json"): Operation(Scope.READ, "This document.", {200: dict[str, Any]}),
+        ("GET", "/openapi.json"): Operation("getOpenapi", Scope.READ, "This document.", {200: dict[str, Any]}),
         ("GET", "/readyz"): Operation(
-            Scope.READ, "Check whether the broker accepts work.", {200: Readiness, 503: Readiness}
+            "checkReadiness", Scope.READ, "Check whether the broker accepts work.", {200: Readiness, 503: Readiness}
         ),
         ("GET", "/livez"): Operation(
-            None, "Check whether the event loop runs. The only route that needs no token.", {200: Alive}
+            "checkLiveness",
+            None,
+            "Check whether the event loop runs. The only route that needs no token.",
+            {200: Alive},
         ),
     }
 )

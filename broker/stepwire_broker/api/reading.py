@@ -6,21 +6,26 @@ The functions that take `queries` run in a reader's thread and build the documen
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
 from msgspec import Raw
 from stepwire_protocol.messages import NULL
 
-from stepwire_broker.core.answers import reason_codes
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.definitions.workflow import Workflow
+from stepwire_broker.core.model.live import StepProgress
 from stepwire_broker.core.model.states import TASK_FINAL, StepState, TaskState
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.store.rows import StepFilter, StepRow, TaskFilter, TaskRecord, TaskRow, WorkflowRow
 from stepwire_broker.store.task_results import result_of
 from stepwire_broker.timestamps import parse_rfc3339, rfc3339, rfc3339_or_none
 
+from . import attempts
 from .documents import (
     NO_LABELS,
+    ProgressDocument,
     Reason,
+    StderrDocument,
+    StepDetail,
     StepDocument,
     StepPage,
     StepSummary,
@@ -32,10 +37,11 @@ from .documents import (
     WorkflowSummary,
     raw_or_null,
 )
+from .enumerations import HANDLER_ERROR, REASONS
 from .http_problems import HttpProblem
 from .replies import encode
 
-TASK_QUERY: Final = ("state", "namespace", "workflow", "label", "since", "limit", "cursor")
+TASK_QUERY: Final = ("state", "namespace", "workflow", "label", "idempotency_key", "since", "limit", "cursor")
 STEP_QUERY: Final = ("state", "handler_class", "limit", "cursor")
 LIMIT_DEFAULT: Final = 50
 LIMIT_MAX: Final = 500
@@ -54,6 +60,7 @@ def task_filter(query: dict[str, str]) -> TaskFilter:
         namespace=query.get("namespace"),
         workflow=query.get("workflow"),
         label=_label(query.get("label")),
+        key=query.get("idempotency_key"),
         since_ms=_since(query.get("since")),
         before=_cursor(query.get("cursor")),
         limit=limit(query.get("limit")),
@@ -100,34 +107,36 @@ class Explained(NamedTuple):
     reason: Reason
 
 
-def small_task(queries: Queries, task_id: int, workflows: Mapping[int, Workflow]) -> Read | None:
+class Live(NamedTuple):
+    """Data of the core that is not in the database. The core changes both mappings during a read, so a reader
+    only looks values up."""
+
+    workflows: Mapping[int, Workflow]
+    progress: Mapping[int, StepProgress]  # by step id
+
+
+def small_task(queries: Queries, task_id: int, live: Live) -> Read | None:
     """A task that has ended. None if the task is too large to be read on the event loop."""
     record = queries.task(task_id, SMALL_BYTES_MAX)
     if record is None or any(row.output is None and row.output_bytes for row in record.steps):
         return None
-    return _read(queries, record, workflows, {})
+    return _read(queries, record, live, {})
 
 
-def task(
-    queries: Queries, task_id: int, workflows: Mapping[int, Workflow], explained: Mapping[int, Explained]
-) -> Read | None:
+def task(queries: Queries, task_id: int, live: Live, explained: Mapping[int, Explained]) -> Read | None:
     record = queries.task(task_id, OUTPUTS_BYTES_MAX)
-    return None if record is None else _read(queries, record, workflows, explained)
+    return None if record is None else _read(queries, record, live, explained)
 
 
-def _read(
-    queries: Queries,
-    record: TaskRecord,
-    workflows: Mapping[int, Workflow],
-    explained: Mapping[int, Explained],
-) -> Read:
-    result, is_too_large = result_of(queries, record, workflows[record.task.workflow_id], RESULT_BYTES_MAX)
+def _read(queries: Queries, record: TaskRecord, live: Live, explained: Mapping[int, Explained]) -> Read:
+    result, is_too_large = result_of(queries, record, live.workflows[record.task.workflow_id], RESULT_BYTES_MAX)
     document = TaskDocument(
         **_task(record.task),
+        cancel=attempts.cancel_of(queries, record.task.id) if record.task.cancelling else None,
         context=raw_or_null(record.context),
         result=NULL if result is None else Raw(result),
         result_omitted=is_too_large,
-        steps=[_step_document(row, explained.get(row.id)) for row in record.steps],
+        steps=[StepDocument(**_step_document(row, live, explained.get(row.id))) for row in record.steps],
     )
     state = record.task.state
     is_settled = state in TASK_FINAL or record.task.attention is not None
@@ -138,16 +147,14 @@ def _moved(row: StepRow, explained: Explained | None) -> bool:
     return explained is not None and explained[:3] != (row.state, row.attempt, row.delivery)
 
 
-def _step_document(row: StepRow, explained: Explained | None = None) -> StepDocument:
-    members = _step(row)
+def _step_document(row: StepRow, live: Live, explained: Explained | None = None) -> dict[str, Any]:
+    members = _step(row, live)
     if explained is not None and not _moved(row, explained):
         members["reason"] = explained.reason
-    return StepDocument(
-        **members,
-        output=raw_or_null(row.output),
-        output_bytes=row.output_bytes,
-        output_omitted=row.output is None and row.output_bytes > 0,
-    )
+    members["output"] = raw_or_null(row.output)
+    members["output_bytes"] = row.output_bytes
+    members["output_omitted"] = row.output is None and row.output_bytes > 0
+    return members
 
 
 def tasks(queries: Queries, filters: TaskFilter) -> bytes:
@@ -155,21 +162,33 @@ def tasks(queries: Queries, filters: TaskFilter) -> bytes:
     return encode(TaskPage([TaskSummary(**_task(row)) for row in rows], _next(rows, filters.limit)))
 
 
-def step(queries: Queries, step_id: int, explained: Explained | None = None) -> bytes | None:
+def step(queries: Queries, step_id: int, live: Live, explained: Explained | None = None) -> bytes | None:
+    """A single step, with its backtrace, its attempts and its standard error."""
     row = queries.step(step_id)
-    return None if row is None else encode(_step_document(row, explained))
-
-
-def steps(queries: Queries, filters: StepFilter) -> bytes:
-    rows = queries.steps(filters)
-    return encode(StepPage([StepSummary(**_step(row)) for row in rows], _next(rows, filters.limit)))
-
-
-def workflow(queries: Queries, namespace: str, name: str, version: str | None) -> bytes | None:
-    row = queries.workflow(namespace, name, version)
     if row is None:
         return None
-    return encode(WorkflowDocument(**_workflow(row), document=raw_or_null(row.document)))
+    members = _step_document(row, live, explained)
+    members["error"] = raw_or_null(row.error)
+    stderr = queries.step_stderr(step_id)
+    latest, omitted = attempts.of_step(queries, row.task_id, row.position)
+    detail = StepDetail(
+        **members,
+        attempts=latest,
+        attempts_omitted=omitted,
+        stderr=None if stderr is None else StderrDocument(stderr.delivery, stderr.text),
+    )
+    return encode(detail)
+
+
+def steps(queries: Queries, filters: StepFilter, live: Live) -> bytes:
+    rows = queries.steps(filters)
+    return encode(StepPage([StepSummary(**_step(row, live)) for row in rows], _next(rows, filters.limit)))
+
+
+def workflow(queries: Queries, namespace: str, name: str, version: str | None) -> WorkflowDocument | None:
+    """The workflow without warnings: these depend on the workers of the moment."""
+    row = queries.workflow(namespace, name, version)
+    return None if row is None else WorkflowDocument(**_workflow(row), document=raw_or_null(row.document), warnings=[])
 
 
 def workflows(queries: Queries, namespace: str | None) -> bytes:
@@ -198,7 +217,9 @@ def _task(row: TaskRow) -> dict[str, Any]:
     }
 
 
-def _step(row: StepRow) -> dict[str, Any]:
+def _step(row: StepRow, live: Live) -> dict[str, Any]:
+    workflow = live.workflows.get(row.workflow_id)
+    started_ms, run_ms = _run(row)
     return {
         "step_id": row.id,
         "task_id": row.task_id,
@@ -206,15 +227,55 @@ def _step(row: StepRow) -> dict[str, Any]:
         "handler_class": row.handler_class,
         "state": row.state,
         "attempt": row.attempt,
+        "retry_limit": None if workflow is None else workflow.steps[row.position].retry_limit,
         "deliveries": row.delivery,
         "worker": row.worker,
         "ready_at": rfc3339_or_none(row.ready_ms),
-        "started_at": rfc3339_or_none(row.started_ms),
+        "dispatched_at": rfc3339_or_none(row.dispatched_ms),
+        "started_at": rfc3339_or_none(started_ms),
         "not_before": rfc3339_or_none(row.not_before_ms),
         "finished_at": rfc3339_or_none(row.finished_ms),
-        "error": raw_or_null(row.error),
+        "queue_ms": _queue_ms(row),
+        "run_ms": run_ms,
+        "progress": _progress(row, live),
+        "error": _without_backtrace(row.error),
         "reason": _reason(row),
     }
+
+
+def _run(row: StepRow) -> tuple[int | None, int | None]:
+    """The start and the duration of the step's latest run, as StepSummary describes them."""
+    started_ms, run_ms = row.started_ms, row.run_ms
+    if row.state == StepState.COMPLETED and row.finished_ms is not None and row.dispatched_ms is not None:
+        if started_ms is None:
+            started_ms = row.dispatched_ms if run_ms is None else max(row.dispatched_ms, row.finished_ms - run_ms)
+        if run_ms is None:
+            run_ms = max(0, row.finished_ms - started_ms)
+    return started_ms, run_ms
+
+
+def _queue_ms(row: StepRow) -> int | None:
+    """The time for which the step was ready before its latest delivery; None while it waits for one."""
+    if row.ready_ms is None or row.dispatched_ms is None or row.state in (StepState.WAITING, StepState.READY):
+        return None
+    return max(0, row.dispatched_ms - row.ready_ms)
+
+
+def _progress(row: StepRow, live: Live) -> ProgressDocument | None:
+    """The latest report of the step's run; None if the run has ended since."""
+    report = live.progress.get(row.id)
+    if report is None or row.state != StepState.DISPATCHED or report.delivery != row.delivery:
+        return None
+    return ProgressDocument(report.done, report.total, report.note, rfc3339(report.at_ms))
+
+
+def _without_backtrace(error: str | None) -> Raw:
+    """A step's error for documents that clients pass on. A backtrace names files and code of the worker."""
+    if error is None or '"backtrace"' not in error:
+        return raw_or_null(error)
+    members = msgspec.json.decode(error)
+    members.pop("backtrace", None)
+    return Raw(msgspec.json.encode(members))
 
 
 def _reason(row: StepRow) -> Reason | None:
@@ -222,7 +283,10 @@ def _reason(row: StepRow) -> Reason | None:
     if row.reason is None:
         return None
     since = row.ready_ms if row.state == StepState.READY else row.finished_ms or row.started_ms or row.dispatched_ms
-    return Reason(row.reason, reason_codes.describe(row.reason), rfc3339_or_none(since), None, None)
+    code, message = row.reason, REASONS.get(row.reason)
+    if message is None:
+        code, message = HANDLER_ERROR, f"the handler failed the step with the code {row.reason}"
+    return Reason(code, message, rfc3339_or_none(since), None, None)
 
 
 def _workflow(row: StoredWorkflow | WorkflowRow) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from stepwire_broker.core.routing.router import RoutingRule, Split, hidden, near
 from stepwire_broker.timestamps import rfc3339
 
 from . import core_views, http_problems
+from .enumerations import ExecutionMode, RouteDecision, RuleOrigin
 from .http import HttpCall
 from .replies import Reply, encode
 
@@ -33,7 +34,7 @@ class RuleDocument(Struct, frozen=True, kw_only=True):
 
     number: int
     match: str
-    origin: str
+    origin: RuleOrigin
     executor: str | None
     worker_selector: dict[str, str]
     canary: AsideDocument | None
@@ -47,7 +48,7 @@ class RuleList(Struct, frozen=True):
     """A step that no rule matches goes to `default_executor`. `default_execution_mode` decides where a step without
     labels runs."""
 
-    default_execution_mode: str
+    default_execution_mode: ExecutionMode
     default_executor: str
     executors: list[str]
     rules: list[RuleDocument]
@@ -69,7 +70,7 @@ class RouteDocument(Struct, frozen=True, kw_only=True):
     rule that does not match, but was probably intended to."""
 
     path: str
-    decided: str
+    decided: RouteDecision
     executor: str | None
     worker_selector: dict[str, str]
     rule: RuleDocument | None

@@ -1,6 +1,6 @@
 """`/v1/steps`: the steps of all tasks."""
 
-from . import explaining, reading
+from . import core_views, explaining, reading
 from .http import HttpCall
 from .http_problems import not_found
 from .replies import Reply
@@ -17,4 +17,4 @@ async def show(call: HttpCall) -> Reply:
 
 async def page(call: HttpCall) -> Reply:
     wanted = reading.step_filter(call.query(*reading.STEP_QUERY))
-    return Reply(200, await call.broker.read(reading.steps, wanted))
+    return Reply(200, await call.broker.read(reading.steps, wanted, core_views.live(call.broker)))

@@ -17,6 +17,7 @@ from msgspec import Raw, Struct
 from stepwire_broker.timestamps import rfc3339
 
 from .engine_port import EnginePort
+from .enumerations import Direction
 from .http import HttpCall
 from .http_problems import HttpProblem, not_found
 from .replies import Stream, encode
@@ -37,7 +38,7 @@ class TapMessage(Struct, frozen=True, omit_defaults=True):
     `text` instead."""
 
     at: str
-    direction: str
+    direction: Direction
     topic: str
     bytes: int
     message: Raw | None = None

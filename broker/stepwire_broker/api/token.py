@@ -23,6 +23,7 @@ from stepwire_broker.timestamps import parse_rfc3339
 STATE_DIR: Final = Path(".stepwire")
 TOKEN_FILE: Final = STATE_DIR / "token"
 MORE_TOKENS_FILE: Final = STATE_DIR / "tokens"
+URL_FILE: Final = STATE_DIR / "url"  # the address of the broker that was started last, for clients in its directory
 TOKEN_BYTES: Final = 32
 TOKEN_CHARACTERS_MIN: Final = 43  # 256 bits in base64
 
@@ -39,6 +40,7 @@ class Grant(NamedTuple):
     name: str
     scopes: frozenset[Scope]
     expires_ms: int | None = None
+    is_named: bool = True  # False: `name` is only the number of its line
 
     def allows(self, scope: Scope) -> bool:
         return scope in self.scopes or Scope.ADMIN in self.scopes
@@ -58,6 +60,13 @@ class Tokens:
         self.file = file  # the file of the token that clients on the same machine use
         self._more = more
         self._lines = self._read()
+        self.is_new = False  # True: this start has generated the token
+
+    def discard(self) -> None:
+        """Remove the token that this start has generated, because the start failed: a command in this directory would
+        show it to another broker."""
+        if self.is_new:
+            self.file.unlink(missing_ok=True)
 
     def admit(self, token: bytes) -> Grant | None:
         """The permissions of a token; None if the token is unknown or expired. Takes the same time for every token."""
@@ -90,9 +99,23 @@ def open_tokens(tokens_file: str | None) -> Tokens:
     if tokens_file is not None:
         return Tokens(Path(tokens_file))
     make_state_dir()
-    if not TOKEN_FILE.exists():
-        _generate(TOKEN_FILE)
-    return Tokens(TOKEN_FILE, MORE_TOKENS_FILE)
+    is_new = not TOKEN_FILE.exists() and _generate(TOKEN_FILE)
+    tokens = Tokens(TOKEN_FILE, MORE_TOKENS_FILE)
+    tokens.is_new = is_new
+    return tokens
+
+
+def note_url(url: str) -> None:
+    """Write the address that this broker serves into the state directory. The file stays when the broker ends, so that
+    a command waits for a restart at the right address."""
+    _write(URL_FILE, f"{url}\n")
+
+
+def open_token_file(path: Path) -> Tokens:
+    """The tokens of this file, which is created with a generated token if it does not exist."""
+    if not path.exists():
+        _generate(path)
+    return Tokens(path)
 
 
 def tokens_file_of(tokens_file: str | None) -> Path:
@@ -171,18 +194,19 @@ def read_private(path: Path) -> str:
         raise TokenError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _generate(path: Path) -> None:
+def _generate(path: Path) -> bool:
     """Write a token file, completely or not at all. If another broker start has written the file meanwhile, that file
-    stays."""
+    stays, and the answer is False."""
     unfinished = _unfinished(path, secrets.token_urlsafe(TOKEN_BYTES) + "\n")
     try:
         os.link(unfinished, path)
     except FileExistsError:
-        pass
+        return False
     except OSError as error:
         raise TokenError(f"{path} cannot be written: {error.strerror}") from None
     finally:
         unfinished.unlink(missing_ok=True)
+    return True
 
 
 def _write(path: Path, text: str) -> None:
@@ -244,7 +268,8 @@ def _grant(where: str, words: list[str], name: str) -> Grant:
         scopes = frozenset(Scope(scope) for scope in members.get("scopes", "admin").split(","))
     except ValueError as error:
         raise TokenError(f"{where}: {error}; scopes are {', '.join(Scope)}") from None
-    return Grant(members.get("name", name), scopes, _expires_ms(where, members.get("expires")))
+    expires_ms = _expires_ms(where, members.get("expires"))
+    return Grant(members.get("name", name), scopes, expires_ms, is_named="name" in members)
 
 
 def _expires_ms(where: str, text: str | None) -> int | None:

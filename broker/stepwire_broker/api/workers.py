@@ -9,12 +9,25 @@ from .http import HttpCall
 from .replies import Reply, encode
 
 
+class RunningStep(Struct, frozen=True, kw_only=True):
+    """A running step that reports progress, with its latest report."""
+
+    task_id: int
+    step_id: int
+    step: str
+    done: float
+    total: float | None
+    note: str | None
+    at: str
+
+
 class WorkerDocument(Struct, frozen=True, kw_only=True):
     """A live session, or at `level` 0 a handler that only subscribes to steps. `free`: the number of further steps that
     the worker accepts now. `holding` and `running`: the number of steps of this broker that the worker holds and runs.
     `handlers`: the handlers that the worker offers, or at level 0 the setting `bus.level0.handlers`.
     `unknown_handlers`: of those, the handlers that it answered with `unknown_handler`, so it gets no such steps while
-    it is connected. `stuck`: runs past their timeout occupy all slots, so the worker receives no steps."""
+    it is connected. `stuck`: runs past their timeout occupy all slots, so the worker receives no steps. `progress`: the
+    latest progress reports of the steps that it runs, at most 20, the newest first."""
 
     worker: str
     executor: str
@@ -37,6 +50,7 @@ class WorkerDocument(Struct, frozen=True, kw_only=True):
     lang: str
     sdk: str
     pid: int
+    progress: list[RunningStep]
 
 
 class WorkerList(Struct, frozen=True):
@@ -54,4 +68,16 @@ async def page(call: HttpCall) -> Reply:
 def _shown(worker: WorkerView) -> WorkerDocument:
     """The worker with times in RFC 3339."""
     members = structs.asdict(worker)
+    members["progress"] = [
+        RunningStep(
+            task_id=report.step.task.id,
+            step_id=report.step.id,
+            step=report.step.definition.name,
+            done=report.done,
+            total=report.total,
+            note=report.note,
+            at=rfc3339(report.at_ms),
+        )
+        for report in worker.progress
+    ]
     return WorkerDocument(since=rfc3339(members.pop("since_ms")), **members)

@@ -2,17 +2,21 @@
 
 from typing import Final
 
+from msgspec import structs
+
 from stepwire_broker import definition_files
 from stepwire_broker.core.answers.answers import Applied
-from stepwire_broker.core.answers.hints import Hint, HintCode
+from stepwire_broker.core.answers.hints import HintCode
 from stepwire_broker.core.definitions.workflow import NAMESPACE_DEFAULT, read_workflow
+from stepwire_broker.core.intake.unknown_workflow import unknown_workflow
 from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow
 from stepwire_broker.core.reading.document_problems import InvalidWorkflow
+from stepwire_broker.core.workflow_warnings import of_document
 
-from . import reading
+from . import core_views, reading
 from .documents import WorkflowActivated, WorkflowApplied
 from .http import HttpCall
-from .http_problems import HttpProblem, not_found
+from .http_problems import HttpProblem, of_refused
 from .replies import JSON, Reply, encode
 
 YAML: Final = (b"application/yaml", b"application/x-yaml", b"text/yaml", b"text/x-yaml")
@@ -27,9 +31,8 @@ async def apply(call: HttpCall) -> Reply:
     except (definition_files.DocumentError, InvalidWorkflow) as error:
         raise HttpProblem(400, "invalid_workflow", str(error)) from None
     done = await call.ask(lambda request: ApplyWorkflow(request, workflow, activate), Applied)
-    applied = WorkflowApplied(
-        done.workflow_id, done.namespace, done.name, done.version, done.created, list(map(str, workflow.warnings))
-    )
+    warnings = [*of_document(workflow), *core_views.handler_warnings(call.broker, workflow)]
+    applied = WorkflowApplied(done.workflow_id, done.namespace, done.name, done.version, done.created, warnings)
     return Reply(201 if done.created else 200, encode(applied))
 
 
@@ -56,5 +59,9 @@ async def show(call: HttpCall) -> Reply:
     namespace = query.get("namespace", NAMESPACE_DEFAULT)
     document = await call.broker.read(reading.workflow, namespace, name, query.get("version"))
     if document is None:
-        raise not_found(f"workflow {namespace}::{name}", Hint(HintCode.LIST_WORKFLOWS))
-    return Reply(200, document)
+        known = core_views.known_workflows(call.broker)
+        raise of_refused(unknown_workflow(namespace, name, query.get("version"), known, HintCode.LIST_WORKFLOWS))
+    workflow = call.broker.workflows.get(document.workflow_id)
+    if workflow is not None:
+        document = structs.replace(document, warnings=core_views.handler_warnings(call.broker, workflow))
+    return Reply(200, encode(document))

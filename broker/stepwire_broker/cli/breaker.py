@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import click
 
-from . import output
+from . import completing, output
 from .connection import broker_client
 from .options import Options, StepwireGroup
 
@@ -12,10 +12,10 @@ COLUMNS: Final = [
     output.Column("handler", "handler_class"),
     output.Column("state", "state"),
     output.Column("since", "since"),
-    output.Column("next probe", "next_probe"),
+    output.Column("next probe", "next_probe", is_extra=True),
     output.Column("failures", "failures"),
-    output.Column("outcomes", "outcomes"),
-    output.Column("retries left", "room"),
+    output.Column("outcomes", "outcomes", is_extra=True),
+    output.Column("retries left", "room", is_extra=True),
     output.Column("reason", "reason"),
 ]
 
@@ -26,6 +26,7 @@ def breaker() -> None:
 
 
 @breaker.command(name="list")
+@output.columns_option
 @click.pass_obj
 def list_breakers(options: Options) -> None:
     """List the breakers of handlers that failed recently. All other breakers are closed."""
@@ -36,7 +37,7 @@ def list_breakers(options: Options) -> None:
 
 
 @breaker.command(name="open")
-@click.argument("handler_class", metavar="HANDLER")
+@click.argument("handler_class", metavar="HANDLER", shell_complete=completing.handlers)
 @click.option("--reason", metavar="TEXT", default="", help="Reason; `stepwire why` prints it for the waiting steps.")
 @click.pass_obj
 def open_breaker(options: Options, handler_class: str, reason: str) -> None:
@@ -48,7 +49,7 @@ def open_breaker(options: Options, handler_class: str, reason: str) -> None:
 
 
 @breaker.command(name="close")
-@click.argument("handler_class", metavar="HANDLER")
+@click.argument("handler_class", metavar="HANDLER", shell_complete=completing.handlers)
 @click.option("--reason", metavar="TEXT", default="", help="Reason; `stepwire breaker list` prints it.")
 @click.pass_obj
 def close_breaker(options: Options, handler_class: str, reason: str) -> None:
@@ -60,7 +61,7 @@ def close_breaker(options: Options, handler_class: str, reason: str) -> None:
 
 
 @breaker.command(name="auto")
-@click.argument("handler_class", metavar="HANDLER")
+@click.argument("handler_class", metavar="HANDLER", shell_complete=completing.handlers)
 @click.pass_obj
 def auto_breaker(options: Options, handler_class: str) -> None:
     """Close this handler's breaker, and return it to automatic control."""

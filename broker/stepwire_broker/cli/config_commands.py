@@ -42,26 +42,47 @@ def show(options: Options, origin: bool) -> None:
 @configuration.command()
 @click.pass_obj
 def validate(options: Options) -> None:
-    """Read the configuration as `serve` would, and report what is wrong with it."""
-    from stepwire_broker.api.listening import ListenError, check_listen
-    from stepwire_broker.core.routing.router import RulesRefused, check
-    from stepwire_broker.executors.exec import BadCommand, Commands
-    from stepwire_broker.executors.registry import known
+    """Read the configuration as `serve` does, and report what is wrong with it.
 
+    Ports, sockets and the database are not opened. Modules of executors.local.modules are imported.
+    """
     loaded = load(options)
     settings = loaded.settings
-    try:
-        check_listen(settings.http)
-        Commands(settings.executors.exec, os.environ)
-        check(settings.execution, known(settings))
-    except (ListenError, BadCommand, RulesRefused) as error:
-        raise Failure(Exit.USAGE, str(error)) from None
+    check(settings)
     notes = [*loaded.notes, *_hidden_rules(settings)]
     where = str(loaded.file) if loaded.file else "no file: every value is a default or from the environment"
     facts = {"valid": True, "file": loaded.file and str(loaded.file), "notes": notes}
     output.one(options, facts, f"valid ({where})")
     for text in notes:
         output.note(options, text)
+
+
+def check(settings: "Settings") -> None:
+    """Check what a broker checks when it starts, without a start. Raises Failure with the first fault."""
+    from stepwire_broker.api.listening import ListenError, check_listen
+    from stepwire_broker.api.token import TokenError, Tokens
+    from stepwire_broker.bus.endpoints import EndpointRefused
+    from stepwire_broker.bus.sockets import read_endpoints
+    from stepwire_broker.core.routing import router
+    from stepwire_broker.engine import CannotStart
+    from stepwire_broker.executors.host import BadExecutor
+    from stepwire_broker.executors.registry import Executors, known
+    from stepwire_broker.store.errors import StoreRefused
+    from stepwire_broker.store.sqlite.opening import path_of
+
+    try:
+        check_listen(settings.http)
+        if settings.http.tokens_file is not None:
+            Tokens(Path(settings.http.tokens_file))
+        path_of(settings.database.url)
+        read_endpoints(settings.bus)
+        Executors(settings).configure()
+        router.check(settings.execution, known(settings))
+    except (ListenError, TokenError, StoreRefused, EndpointRefused, CannotStart, BadExecutor) as error:
+        text = loader.shown_without_password(str(error), settings.database.url)
+        raise Failure(Exit.USAGE, text, getattr(error, "hint", "")) from None
+    except router.RulesRefused as error:
+        raise Failure(Exit.USAGE, str(error)) from None
 
 
 def _hidden_rules(settings: "Settings") -> list[str]:

@@ -9,36 +9,51 @@ from typing import Any, Final
 from stepwire.client import Client, ClientError
 from stepwire.errors import ConfigurationError
 
-from stepwire_broker.api.token import TokenError, first_token
+from stepwire_broker.api.token import TOKEN_FILE, URL_FILE, TokenError, first_token
 from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.core.reading.durations import milliseconds
 
+from . import output
 from .config_commands import load
-from .failure import OF_STATUS, Exit, Failure
+from .failure import OF_STATUS, Exit, Failure, usage
 from .hints import next_text
 from .options import Options
 
 PAGE_MAX: Final = 500
 UNREACHABLE = 0  # the client's status when there was no answer
 
-_DENIED = "run this in the broker's directory, or pass its token: --token-file FILE, or STEPWIRE_TOKEN"
-_UNREACHABLE = "start a broker: stepwire serve; or pass its address: --url URL, or STEPWIRE_URL"
+_DENIED = "run this in the broker's directory, or name the broker and its token: --url URL --token-file FILE"
+_LOOK_FIRST = "the broker may have carried out the command: look at the state before you repeat it"
+START_A_BROKER = "start a broker: stepwire serve; or pass its address: --url URL, or STEPWIRE_URL"
 
 
 @contextmanager
-def broker_client(options: Options) -> Iterator[Client]:
-    """A client for the duration of a command. A client error ends the command with the matching exit code."""
+def broker_client(options: Options, *, waits: bool = False) -> Iterator[Client]:
+    """A client for the duration of a command. A client error ends the command with the matching exit code.
+
+    Every command continues over an outage of a broker that it has reached. With `waits`, the command also waits for a
+    broker that it cannot reach: it submits work that must not be lost, or waits for a task anyway.
+    """
     try:
-        with open_client(options) as client:
+        with open_client(options, waits=waits) as client:
             yield client
     except ClientError as error:
-        raise _failure(error) from None
+        raise failure_of(options, error) from None
 
 
-def open_client(options: Options, settings: Settings | None = None) -> Client:
+def open_client(options: Options, settings: Settings | None = None, *, waits: bool = False) -> Client:
     """A client that has sent nothing yet. With `settings`, the configuration is not read again."""
     url, token_file = address(options, settings)
+    outage_s = _outage_s(options)
+    is_set = outage_s is not None or bool(os.environ.get("STEPWIRE_OUTAGE_S"))
     try:
-        return Client(url, token=first_token(Path(token_file)) if token_file else None)
+        return Client(
+            url,
+            token=first_token(Path(token_file)) if token_file else None,
+            outage_s=outage_s,
+            first_contact_s=None if waits or is_set else 0.0,
+            on_outage=lambda text, is_over: _report_outage(options, text, is_over),
+        )
     except (ConfigurationError, TokenError) as error:
         raise Failure(Exit.USAGE, str(error)) from None
 
@@ -50,34 +65,89 @@ def address(options: Options, settings: Settings | None = None) -> tuple[str, st
     if url is not None:
         return url, token_file
     http = (settings or load(options).settings).http
-    return f"http://{http.listen}", token_file or _unless_in_environment(http.tokens_file)
+    token_file = token_file or _unless_in_environment(http.tokens_file)
+    return _running_url(options) or f"http://{http.listen}", token_file
+
+
+def _running_url(options: Options) -> str | None:
+    """The address of the broker that was started last in this directory. A configuration that is named for this command
+    goes first: it may be that of another broker."""
+    if options.config_file or any(os.environ.get(name) for name in _NAMING):
+        return None
+    try:
+        return URL_FILE.read_text(encoding="ascii").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+_NAMING: Final = ("STEPWIRE_CONFIG", "STEPWIRE_HTTP__LISTEN", "STEPWIRE_HTTP__LISTEN_FILE")
 
 
 def all_pages(
     fetch_page: Callable[..., dict[str, Any]], member: str, limit: int, filters: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], bool]:
     """Up to `limit` items from as many pages as needed, and whether there are more."""
+    items, cursor = pages_from(fetch_page, member, limit, filters, None)
+    return items, cursor is not None
+
+
+def pages_from(
+    fetch_page: Callable[..., dict[str, Any]], member: str, limit: int, filters: Mapping[str, Any], cursor: str | None
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Up to `limit` items from the cursor on, and the cursor of the next item if there are more."""
     items: list[dict[str, Any]] = []
-    cursor: str | None = None
     while len(items) < limit:
         page = fetch_page(**filters, limit=min(PAGE_MAX, limit - len(items)), cursor=cursor)
         items += page[member]
         cursor = page["next_cursor"]
         if cursor is None:
-            return items, False
-    return items, bool(fetch_page(**filters, limit=1, cursor=cursor)[member])
+            return items, None
+    has_more = bool(fetch_page(**filters, limit=1, cursor=cursor)[member])
+    return items, cursor if has_more else None
 
 
-def _failure(error: ClientError) -> Failure:
-    if error.status == UNREACHABLE:
-        return Failure(Exit.UNREACHABLE, error.message.rstrip("."), _UNREACHABLE, _problem(error, _UNREACHABLE))
-    hint = _DENIED if error.status == 401 else next_text(error.next, error.hint)
-    return Failure(OF_STATUS.get(error.status, Exit.FAILURE), error.message, hint, _problem(error, hint))
+def _outage_s(options: Options) -> float | None:
+    if options.outage is None:
+        return None
+    ms = milliseconds(options.outage)
+    if ms is None:
+        usage(f"--outage {options.outage}: use a form like 30s; 0s gives up at once")
+    return ms / 1000
 
 
-def _problem(error: ClientError, hint: str) -> dict[str, object]:
+def _report_outage(options: Options, text: str, is_over: bool) -> None:
+    """Print one line when an outage begins and one when it is over, also for a command with several clients."""
+    if is_over == options.is_outage_reported:
+        options.is_outage_reported = not is_over
+        output.note(options, text if is_over else f"{text} (Ctrl-C gives up)")
+
+
+def failure_of(options: Options, error: ClientError) -> Failure:
+    """The end of a command whose request failed. The message names the address and the token that were used."""
+    text, hint = error.message, next_text(error.next, error.hint)
+    code = OF_STATUS.get(error.status, Exit.FAILURE)
+    if error.may_be_done:
+        code, text, hint = OF_STATUS.get(error.status, Exit.UNREACHABLE), text.rstrip("."), _LOOK_FIRST
+    elif error.status == UNREACHABLE:
+        code, text, hint = Exit.UNREACHABLE, error.message.rstrip("."), START_A_BROKER
+    elif error.status == 401:
+        text, hint = _denied_text(options), _DENIED
+    return Failure(code, text, hint, _problem(error, text, hint))
+
+
+def _denied_text(options: Options) -> str:
+    url, token_file = address(options)
+    if token_file is None and os.environ.get("STEPWIRE_TOKEN"):
+        return f"the token in STEPWIRE_TOKEN is not one of the broker's at {url}, or has expired"
+    file = Path(token_file or TOKEN_FILE).absolute()
+    if not file.exists():
+        return f"the broker at {url} needs a token, and {file} does not exist"
+    return f"the token in {file} is not one of the broker's at {url}, or has expired"
+
+
+def _problem(error: ClientError, text: str, hint: str) -> dict[str, object]:
     status = error.status or None
-    problem: dict[str, object] = {"code": error.code, "status": status, "detail": error.message, "hint": hint}
+    problem: dict[str, object] = {"code": error.code, "status": status, "detail": text, "hint": hint}
     return problem if error.next is None else {**problem, "next": error.next}
 
 

@@ -54,6 +54,15 @@ def compiled(source: WorkflowSource) -> Workflow:
     return read_workflow(document.value, source.where or document.where)
 
 
+def problems_of(source: WorkflowSource) -> list[str]:
+    """Every problem of a workflow file with its file and line; none if it is valid."""
+    try:
+        compiled(source)
+    except InvalidWorkflow as error:
+        return list(map(str, error.problems))
+    return []
+
+
 def _split(name: str) -> tuple[str, str]:
     """`order.py:order` → `order.py` and `order`."""
     file, colon, attribute = name.rpartition(":")

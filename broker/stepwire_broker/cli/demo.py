@@ -68,9 +68,22 @@ def demo(options: Options, directory: Path) -> None:
         leave(Exit.FAILURE)
     except (DemoFailed, ClientError) as error:
         raise Failure(Exit.FAILURE, f"the demo cannot continue: {error}") from None
+    except OSError as error:
+        raise _unusable(error) from None
     story.end(proofs, time.monotonic() - started_s)
     if not all(proof.holds for proof in proofs):
         raise Failure(Exit.FAILURE, "a promise was broken", f"see the ledgers in {directory}/")
+
+
+def _unusable(error: OSError) -> Failure:
+    """The failure to read or write a file of the demo. Any other OSError is a bug and stays as it is."""
+    if error.filename is None:
+        raise error
+    return Failure(
+        Exit.FAILURE,
+        f"the demo cannot use {error.filename}: {error.strerror}",
+        "choose a directory that you may write to: stepwire demo --directory DIR",
+    )
 
 
 def _import_all() -> None:
@@ -320,15 +333,12 @@ class _Story:
         return self._shop.kill(name)
 
     def _follow(self, client: Client, task_id: int) -> dict[str, Any]:
-        from .task.watch import show
+        from .task.watch import follow
 
         self._screen.command(f"stepwire task watch {task_id}")
-        seen = [client.task(task_id)]
         if self._options.output == "text":
-            show(self._options, client, seen, WAIT_S)
-        else:
-            seen = [client.wait(task_id, WAIT_S)]
-        return seen[-1]
+            return follow(self._options, client, task_id, WAIT_S)
+        return client.wait(task_id, WAIT_S)
 
 
 def _held(client: Client, task_ids: list[int]) -> list[dict[str, Any]] | None:

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import click
 
-from . import output
+from . import completing, output
 from .connection import broker_client
 from .options import Options, StepwireGroup
 from .route import routes, set_route, shadows
@@ -12,11 +12,11 @@ from .route import routes, set_route, shadows
 COLUMNS: Final = [
     output.Column("executor", "executor"),
     output.Column("active", "active"),
-    output.Column("max", "max_concurrent"),
-    output.Column("executed", "total_executed"),
-    output.Column("failed", "total_failed"),
-    output.Column("mean", "mean"),
-    output.Column("95 %", "p95"),
+    output.Column("max", "max_concurrent", is_extra=True),
+    output.Column("executed", "total_executed", is_extra=True),
+    output.Column("failed", "total_failed", is_extra=True),
+    output.Column("mean", "mean", is_extra=True),
+    output.Column("95 %", "p95", is_extra=True),
     output.Column("workers", "workers"),
     output.Column("state", "state"),
 ]
@@ -36,6 +36,7 @@ executor.add_command(shadows)
 
 
 @executor.command(name="list")
+@output.columns_option
 @click.pass_obj
 def list_executors(options: Options) -> None:
     """List the executors of this broker, with their counts since it started."""
@@ -46,7 +47,7 @@ def list_executors(options: Options) -> None:
 
 
 @executor.command()
-@click.argument("key", metavar="EXECUTOR")
+@click.argument("key", metavar="EXECUTOR", shell_complete=completing.executors)
 @click.pass_obj
 def show(options: Options, key: str) -> None:
     """Print an executor."""
@@ -62,7 +63,7 @@ def show(options: Options, key: str) -> None:
 
 
 @executor.command()
-@click.argument("key", metavar="EXECUTOR")
+@click.argument("key", metavar="EXECUTOR", shell_complete=completing.executors)
 @click.pass_obj
 def pause(options: Options, key: str) -> None:
     """Dispatch no new steps to an executor; its running steps finish. Steps routed to it stay ready.
@@ -75,7 +76,7 @@ def pause(options: Options, key: str) -> None:
 
 
 @executor.command()
-@click.argument("key", metavar="EXECUTOR")
+@click.argument("key", metavar="EXECUTOR", shell_complete=completing.executors)
 @click.pass_obj
 def resume(options: Options, key: str) -> None:
     """Dispatch steps to a paused executor again."""

@@ -23,6 +23,7 @@ class Exit(enum.IntEnum):
     TASK_CANCELLED = 11
     TASK_RUNS = 12  # the wait timed out
     TASK_HELD = 13
+    INTERRUPTED = 130
 
 
 MEANING: Final[dict[Exit, str]] = {
@@ -37,6 +38,7 @@ MEANING: Final[dict[Exit, str]] = {
     Exit.TASK_CANCELLED: "The awaited task was cancelled.",
     Exit.TASK_RUNS: "The wait timed out; the awaited task or worker is still running.",
     Exit.TASK_HELD: "The awaited task waits on a held step.",
+    Exit.INTERRUPTED: "Ctrl-C ended the wait; the awaited task continues.",
 }
 assert MEANING.keys() == set(Exit)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from . import completing
 from .connection import broker_client
 from .failure import Exit, Failure
 from .options import Options, StepwireCommand
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("name", metavar="NAME|FILE")
+@click.argument("name", metavar="NAME|FILE", shell_complete=completing.workflows)
 @click.option("--namespace", metavar="NAME", help="The workflow's namespace.")
 @click.option("--version", metavar="VERSION", help="The workflow's version. [the active one]")
 @click.option(

@@ -3,21 +3,51 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 import msgspec
 
 from .options import Options
 
+# No bright colours and no yellow: they vanish on a white background.
+STATE_COLOURS: Final = {
+    "running": "cyan",
+    "dispatched": "cyan",
+    "completed": "green",
+    "live": "green",
+    "failed": "red",
+    "stuck": "red",
+    "held": "magenta",
+    "cancelled": "dim",
+    "skipped": "dim",
+}
+
 
 class Column(NamedTuple):
     title: str
     member: str
+    is_extra: bool = False  # left out where the terminal is too narrow for all columns
 
 
 def is_terminal() -> bool:
     return sys.stdout.isatty()
+
+
+def columns_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The option of a command that prints a table: the members of the items to print."""
+
+    def store(context: click.Context, _: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            context.ensure_object(Options).columns = tuple(part.strip() for part in value.split(",") if part.strip())
+
+    return click.option(
+        "--columns",
+        metavar="NAME,..",
+        expose_value=False,
+        callback=store,
+        help="Print these members of the items, as -o json names them.",
+    )(command)
 
 
 def one(options: Options, item: Any, text: str) -> None:
@@ -27,33 +57,41 @@ def one(options: Options, item: Any, text: str) -> None:
 
 def several(options: Options, items: Sequence[dict[str, Any]], columns: Sequence[Column], none: str) -> None:
     """Print items as a table or as JSON. Without items, text output prints the sentence `none` on stderr."""
+    if options.columns and items:
+        columns = _chosen(options.columns, items)
+        items = [{name: item.get(name) for name in options.columns} for item in items]
     if options.output == "json":
         click.echo(msgspec.json.encode(items).decode())
     elif options.output == "jsonl":
         for item in items:
             click.echo(msgspec.json.encode(item).decode())
-    elif items:
-        table(columns, ([_cell(item.get(column.member)) for column in columns] for item in items))
-    elif options.verbosity >= 0:
-        click.echo(none, err=True)
+    elif not items:
+        note(options, none)
+    elif is_terminal():
+        from . import terminal_table
+
+        left_out = terminal_table.draw(columns, items)
+        if left_out:
+            names = ", ".join(column.title for column in left_out)
+            note(options, f"the terminal is too narrow for: {names}; see --columns or -o json")
+    else:
+        _print_tabs(columns, ([cell(item.get(column.member)) for column in columns] for item in items))
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table: drawn by rich on a terminal, otherwise tab-separated for `awk` and `cut`."""
-    if not is_terminal():
-        for row in [[column.title.upper() for column in columns], *rows]:
-            click.echo("\t".join(row))
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def _print_tabs(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table for `awk` and `cut`, with whole values."""
+    for row in [[column.title.upper() for column in columns], *rows]:
+        click.echo("\t".join(row))
 
-    drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        drawn.add_column(column.title)
-    for row in rows:
-        drawn.add_row(*(Text(cell) for cell in row))
-    Console().print(drawn)
+
+def _chosen(names: Sequence[str], items: Sequence[dict[str, Any]]) -> list[Column]:
+    from .failure import usage
+
+    known = list(dict.fromkeys(name for item in items for name in item))
+    for name in names:
+        if name not in known:
+            usage(f"--columns: there is no {name}", f"one of: {', '.join(known)}")
+    return [Column(name, name) for name in names]
 
 
 @contextmanager
@@ -73,17 +111,17 @@ def progress(options: Options, what: str, count: int) -> Iterator[Callable[[int]
 
 def note(options: Options, text: str) -> None:
     """Print a line for people on stderr; omitted with -q."""
-    if options.verbosity >= 0:
+    if options.verbosity >= 0 and text:
         click.echo(text, err=True)
 
 
 def shortened(value: Any, characters_max: int = 500) -> str:
     """A value on one line of bounded length."""
-    text = _cell(value)
+    text = cell(value)
     return text if len(text) <= characters_max else f"{text[:characters_max]}… ({len(text)} characters; see -o json)"
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
     """The value as printable text: control characters of stored text must not reach the terminal."""
     if value is None:
         return "-"

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import click
 
-from . import output
+from . import completing, output
 from .connection import broker_client
 from .failure import Exit, Failure
 from .options import Options, StepwireCommand
@@ -56,7 +56,9 @@ def routes(options: Options) -> None:
 
 @click.command(name="route", cls=StepwireCommand)
 @click.argument("match", metavar="PATTERN")
-@click.option("--executor", metavar="KEY", help="Executor of the steps whose path matches.")
+@click.option(
+    "--executor", metavar="KEY", shell_complete=completing.executors, help="Executor of the steps whose path matches."
+)
 @click.option("--selector", metavar="KEY=VALUE,..", help="Labels that their workers must have.")
 @click.option(
     "--canary-percent", type=click.FloatRange(0, 100), metavar="N", help="Percentage of tasks sent to the canary."

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -91,13 +92,14 @@ async def _serve(
     from stepwire_broker.api.server import Server
 
     tokens, listener = _open_http(loaded.settings)
-    broker = _engine(loaded.settings, listener)
+    broker = _engine(loaded.settings, tokens, listener)
     systemd = Systemd()
     signals = _Signals(asyncio.get_running_loop(), _Reload(options, loaded, flags, tokens, systemd, broker))
     try:
-        await _start(broker, listener)
+        await _start(broker, tokens, listener)
         server = Server(broker, tokens, listener)
         await server.start()
+        _note_url(loaded, server.url)
         _freeze_objects()
         endpoints = broker.endpoints
         environ = handler_environ(endpoints["steps"], endpoints["results"], server.url, str(tokens.file))
@@ -116,12 +118,27 @@ def _open_http(settings: "Settings") -> "tuple[Tokens, socket.socket]":
     from stepwire_broker.api.token import TokenError, open_tokens
 
     try:
-        return open_tokens(settings.http.tokens_file), listen(settings.http)
-    except (TokenError, ListenError) as error:
+        listener = listen(settings.http)  # first: if the port is in use, no token is generated
+    except ListenError as error:
+        raise Failure(Exit.USAGE, str(error)) from None
+    try:
+        return open_tokens(settings.http.tokens_file), listener
+    except TokenError as error:
+        listener.close()
         raise Failure(Exit.USAGE, str(error)) from None
 
 
-def _engine(settings: "Settings", listener: "socket.socket") -> "Engine":
+def _note_url(loaded: loader.Configuration, url: str) -> None:
+    """Write the address for the commands in this directory. Without the file they use `http.listen`."""
+    from stepwire_broker.api.token import TokenError, note_url
+
+    if loaded.settings.http.tokens_file is not None:
+        return
+    with suppress(TokenError):  # a directory that became read-only must not stop a broker
+        note_url(url)
+
+
+def _engine(settings: "Settings", tokens: "Tokens", listener: "socket.socket") -> "Engine":
     from stepwire_broker.engine import CannotStart, Engine
     from stepwire_broker.executors.host import BadExecutor
     from stepwire_broker.executors.registry import Executors
@@ -131,6 +148,7 @@ def _engine(settings: "Settings", listener: "socket.socket") -> "Engine":
         executors.configure()
     except (CannotStart, BadExecutor) as error:
         listener.close()
+        tokens.discard()
         raise Failure(Exit.USAGE, f"the broker cannot start: {error}", getattr(error, "hint", "")) from error
     return Engine(settings, companion=executors)
 
@@ -142,17 +160,19 @@ def _freeze_objects() -> None:
     gc.freeze()
 
 
-async def _start(broker: "Engine", listener: "socket.socket") -> None:
+async def _start(broker: "Engine", tokens: "Tokens", listener: "socket.socket") -> None:
     """Start the broker. If it cannot start, stop all its parts, and raise Failure with the reason."""
     from stepwire_broker.bus.endpoints import EndpointRefused
     from stepwire_broker.engine import CannotStart
-    from stepwire_broker.store.errors import StoreRefused
+    from stepwire_broker.store.errors import InUse, StoreRefused
 
     try:
         await broker.start()
     except (CannotStart, EndpointRefused, StoreRefused) as error:
         listener.close()
         await broker.stop()
+        if not isinstance(error, InUse):
+            tokens.discard()  # a broker that has the database uses this token
         text = loader.shown_without_password(str(error), broker.settings.database.url)
         raise Failure(Exit.FAILURE, f"the broker cannot start: {text}", getattr(error, "hint", "")) from error
 

@@ -7,7 +7,7 @@ import msgspec
 from stepwire.client import Client, WrongState
 from stepwire_protocol import patterns
 
-from . import output
+from . import completing, output, step_texts
 from .confirmation import confirm
 from .connection import all_pages, broker_client
 from .failure import Exit, Failure, leave, usage
@@ -19,10 +19,21 @@ COLUMNS = [
     output.Column("step", "step_id"),
     output.Column("task", "task_id"),
     output.Column("name", "name"),
-    output.Column("handler", "handler_class"),
+    output.Column("handler", "handler_class", is_extra=True),
     output.Column("state", "state"),
-    output.Column("worker", "worker"),
+    output.Column("worker", "worker", is_extra=True),
     output.Column("why", "why"),
+]
+
+
+ATTEMPT_COLUMNS = [
+    output.Column("attempt", "attempt"),
+    output.Column("delivery", "delivery", is_extra=True),
+    output.Column("outcome", "state"),
+    output.Column("at", "at", is_extra=True),
+    output.Column("ran", "ran"),
+    output.Column("worker", "worker", is_extra=True),
+    output.Column("error", "error"),
 ]
 
 
@@ -32,8 +43,15 @@ def step() -> None:
 
 
 @step.command(name="list")
-@click.option("--state", default="held", show_default=True, help="Only steps in this state: held, failed, …")
-@click.option("--handler-class", metavar="NAME", help="Only steps of this handler.")
+@output.columns_option
+@click.option(
+    "--state",
+    default="held",
+    show_default=True,
+    shell_complete=completing.step_states,
+    help="Only steps in this state: held, failed, …",
+)
+@click.option("--handler-class", metavar="NAME", shell_complete=completing.handlers, help="Only steps of this handler.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Maximum number of rows.")
 @click.pass_obj
 def list_steps(options: Options, state: str, handler_class: str | None, limit: int) -> None:
@@ -47,20 +65,78 @@ def list_steps(options: Options, state: str, handler_class: str | None, limit: i
 
 
 @step.command()
-@click.argument("reference", metavar="STEP")
+@click.argument("reference", metavar="STEP", shell_complete=completing.steps)
 @click.pass_obj
 def show(options: Options, reference: str) -> None:
-    """Print a step. STEP is its id, or TASK/NAME."""
+    """Print a step with its last error, its attempts and its standard error. STEP is its id, or TASK/NAME.
+
+    The traceback begins at the handler's code; with -v it has the frames of Stepwire, too.
+    """
     with broker_client(options) as client:
         document = client.step(find(client, reference))
-    output.one(
-        options, document, "\n".join(f"{name:<14} {output.shortened(value)}" for name, value in document.items())
+    if options.output == "text":
+        _print(options, document)
+    else:
+        output.one(options, document, "")
+
+
+def _print(options: Options, step: dict[str, Any]) -> None:
+    """Print a step for people: what it is, how its latest attempt went, all attempts, and standard error."""
+    line = step_texts.print_line
+    click.echo(f"step {step['step_id']}  {step_texts.printable(step['name'])} of task {step['task_id']}")
+    tries = step_texts.attempt(step)
+    line(
+        "state", f"{step['state']}{f', attempt {tries}' if tries else ''}", output.STATE_COLOURS.get(step["state"], "")
     )
+    line("handler", step["handler_class"])
+    line("worker", step["worker"])
+    line("queued", step_texts.queued(step))
+    started = f"  (from {step['started_at']})" if step["started_at"] else ""
+    ran = step_texts.ran(step)
+    line("ran", None if ran is None else f"{ran}{started}")
+    line("finished", step["finished_at"])
+    line("next", step["not_before"] and f"not before {step['not_before']}")
+    if step["progress"]:
+        age = step_texts.duration(step_texts.since(step["progress"]["at"]))
+        line("progress", f"{step_texts.progress(step['progress'])}  ({age} ago)")
+    if step["reason"] and not (step["error"] and step["reason"]["code"] == step["error"].get("code")):
+        line("why", step["reason"]["message"])
+    if step["error"]:
+        line("error", step_texts.error(step["error"]), output.STATE_COLOURS["failed"])
+        step_texts.print_block(step_texts.traceback(step["error"], is_whole=options.verbosity > 0))
+    if step["output_bytes"]:
+        line("output", output.shortened(step["output"]))
+    if step["attempts"]:
+        click.echo()
+        output.several(options, [_attempt_row(each) for each in step["attempts"]], ATTEMPT_COLUMNS, "")
+    if step["attempts_omitted"]:
+        output.note(options, f"{step['attempts_omitted']} earlier deliveries are not shown")
+    if step["stderr"] and step["stderr"]["text"]:
+        click.echo()
+        click.echo(f"standard error of delivery {step['stderr']['delivery']}:")
+        step_texts.print_block(step["stderr"]["text"].splitlines())
+
+
+def _attempt_row(attempt: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "delivery": attempt["delivery"],
+        "attempt": attempt["attempt"] + 1,
+        "state": attempt["outcome"] or "running",
+        "at": attempt["dispatched_at"] or attempt["ended_at"],
+        "ran": step_texts.duration(attempt["run_ms"]),
+        "worker": attempt["worker"],
+        "error": attempt["message"] or attempt["code"],
+    }
 
 
 @step.command()
-@click.argument("references", metavar="[STEP]..", nargs=-1)
-@click.option("--handler-class", metavar="NAME", help="All held steps of this handler; NAME may be a pattern.")
+@click.argument("references", metavar="[STEP]..", nargs=-1, shell_complete=completing.held_steps)
+@click.option(
+    "--handler-class",
+    metavar="NAME",
+    shell_complete=completing.handlers,
+    help="All held steps of this handler; NAME may be a pattern.",
+)
 @click.option("--task", "task_id", type=int, metavar="ID", help="All held steps of this task.")
 @click.option("--all", "all_held", is_flag=True, help="All held steps.")
 @click.option("--dry-run", is_flag=True, help="Only print the steps that would be resolved.")
@@ -168,7 +244,7 @@ def _resolve_all(
 def _rows(options: Options, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if options.output != "text":
         return steps
-    return [{**one, "why": one["reason"] and one["reason"]["message"]} for one in steps]
+    return [{**one, "why": step_texts.why(one)} for one in steps]
 
 
 def find(client: Client, reference: str) -> int:

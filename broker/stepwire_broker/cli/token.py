@@ -66,6 +66,7 @@ def new(options: Options, name: str | None, scopes: tuple[str, ...], expires: st
 
 
 @token.command(name="list")
+@output.columns_option
 @click.pass_obj
 def list_tokens(options: Options) -> None:
     """List the tokens with their scopes. Token values are not stored, so they cannot be printed."""

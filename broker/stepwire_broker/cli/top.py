@@ -8,7 +8,7 @@ import click
 import msgspec
 from stepwire.client import Client
 
-from . import output
+from . import output, step_texts
 from .connection import broker_client
 from .options import Options, StepwireCommand
 from .task.waiting import seconds
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
 COUNTED_MAX: Final = 500  # tasks or steps of one state; more are shown as "500+"
 
+WIDE: Final = 100  # characters of a terminal with all columns
+PROGRESS_MAX: Final = 10  # running steps with progress that are shown
+
 COLUMNS: Final = [
     output.Column("worker", "worker"),
     output.Column("handlers", "handlers"),
     output.Column("slots", "slots"),
     output.Column("running", "running"),
-    output.Column("holding", "holding"),
+    output.Column("holding", "holding", is_extra=True),
     output.Column("done/s", "completed_per_s"),
     output.Column("failed/s", "failed_per_s"),
-    output.Column("last seen", "last_seen"),
+    output.Column("last seen", "last_seen", is_extra=True),
     output.Column("state", "state"),
 ]
 
@@ -70,9 +73,10 @@ def _snapshot(client: Client) -> dict[str, Any]:
 
 
 def _with_rates(before: list[dict[str, Any]], now: list[dict[str, Any]], took_s: float) -> Iterator[dict[str, Any]]:
-    known = {one["session"]: one for one in before}
+    # A session's number is unique for one worker only.
+    known = {(one["worker"], one["session"]): one for one in before}
     for one in now:
-        last = known.get(one["session"], {"completed": 0, "failed": 0})
+        last = known.get((one["worker"], one["session"]), {"completed": 0, "failed": 0})
         rates = {f"{name}_per_s": round((one[name] - last[name]) / took_s, 1) for name in ("completed", "failed")}
         yield {**one, **rates}
 
@@ -82,6 +86,8 @@ def _print(options: Options, snapshots: Iterator[dict[str, Any]], count: int | N
         if options.output == "text":
             click.echo(_headline(snapshot))
             output.several(options, [row(one) for one in snapshot["workers"]], COLUMNS, "no worker is connected")
+            for line in _progress_lines(snapshot):
+                click.echo(line)
         else:
             click.echo(msgspec.json.encode(snapshot).decode())
         if count is None or number == count:
@@ -93,23 +99,44 @@ def _draw(snapshots: Iterator[dict[str, Any]]) -> None:
 
     with Live("loading …", auto_refresh=False, screen=False) as live:
         for snapshot in snapshots:
-            live.update(_table(snapshot), refresh=True)
+            live.update(_table(snapshot, live.console.width), refresh=True)
 
 
-def _table(snapshot: dict[str, Any]) -> "Group":
+def _table(snapshot: dict[str, Any], width: int) -> "Group":
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
+    columns = [column for column in COLUMNS if width >= WIDE or not column.is_extra]
     drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for column in COLUMNS:
+    for column in columns:
         is_number = column.title in ("slots", "running", "holding", "done/s", "failed/s")
-        drawn.add_column(column.title, justify="right" if is_number else "left", overflow="ellipsis", no_wrap=True)
+        is_long = column.title in ("worker", "handlers")
+        drawn.add_column(
+            column.title,
+            justify="right" if is_number else "left",
+            overflow="ellipsis",
+            no_wrap=True,
+            min_width=None if is_long else len(column.title),
+        )
     for one in sorted(snapshot["workers"], key=lambda one: (-one["running"], one["worker"])):
         shown = row(one)
         style = {"stuck": "red", "draining": "yellow"}.get(shown["state"], "")
-        drawn.add_row(*(Text(output.shortened(shown[column.member], 60), style=style) for column in COLUMNS))
-    return Group(Text(_headline(snapshot), style="" if snapshot["ready"] else "red"), drawn)
+        drawn.add_row(*(Text(output.shortened(shown[column.member], 60), style=style) for column in columns))
+    running = [Text(line, overflow="ellipsis", no_wrap=True) for line in _progress_lines(snapshot)]
+    return Group(Text(_headline(snapshot), style="" if snapshot["ready"] else "red"), drawn, *running)
+
+
+def _progress_lines(snapshot: dict[str, Any]) -> list[str]:
+    """The running steps that report progress, the newest report first."""
+    reports = [(report, one["worker"]) for one in snapshot["workers"] for report in one["progress"]]
+    reports.sort(key=lambda each: str(each[0]["at"]), reverse=True)
+    lines = []
+    for report, worker in reports[:PROGRESS_MAX]:
+        step = output.shortened(f"{report['task_id']}/{report['step']}", 60)
+        text = step_texts.printable(step_texts.progress(report))
+        lines.append(f"{step}  {text}  on {output.shortened(worker.partition(':')[0], 50)}")
+    return lines
 
 
 def _headline(snapshot: dict[str, Any]) -> str:

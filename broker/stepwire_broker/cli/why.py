@@ -5,7 +5,7 @@ from typing import Any
 import click
 from stepwire.client import Client, NotFound
 
-from . import output
+from . import completing, output
 from .connection import broker_client
 from .failure import usage
 from .hints import next_text
@@ -15,7 +15,7 @@ SENTENCE_CHARACTERS_MAX = 2_000
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("reference", metavar="TASK[/STEP]")
+@click.argument("reference", metavar="TASK[/STEP]", shell_complete=completing.open_tasks)
 @click.pass_obj
 def why(options: Options, reference: str) -> None:
     """Explain why a task or a step is not running: `6591`, `6591/process_payment`, or the step's id."""
@@ -24,10 +24,15 @@ def why(options: Options, reference: str) -> None:
         usage(f"{reference!r} names neither a task nor a step: use a form like 6591 or 6591/process_payment")
     with broker_client(options) as client:
         reason = client.why(int(number), name) if name else _why_number(client, int(number))
+    output.one(options, reason, output.shortened(sentence_of(reason), SENTENCE_CHARACTERS_MAX))
+
+
+def sentence_of(reason: dict[str, Any]) -> str:
+    """The message with its hint for shell users, which replaces the hint in the reason."""
     if reason["next"] is not None:
         reason["hint"] = next_text(reason["next"], reason["hint"])
-    sentence = reason["message"] if reason["hint"] is None else f"{reason['message']}; {reason['hint']}"
-    output.one(options, reason, output.shortened(sentence, SENTENCE_CHARACTERS_MAX))
+    message: str = reason["message"]
+    return message if reason["hint"] is None else f"{message}; {reason['hint']}"
 
 
 def _why_number(client: Client, number: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any, Final
 import click
 from stepwire.client import Client, NotFound
 
-from . import output
+from . import completing, output
 from .connection import broker_client
 from .failure import Exit, Failure, leave
 from .options import Options, StepwireGroup
@@ -16,14 +16,14 @@ POLL_S: Final = 0.25
 
 COLUMNS: Final = [
     output.Column("worker", "worker"),
-    output.Column("executor", "executor"),
+    output.Column("executor", "executor", is_extra=True),
     output.Column("handlers", "handlers"),
     output.Column("slots", "slots"),
     output.Column("running", "running"),
-    output.Column("holding", "holding"),
-    output.Column("completed", "completed"),
-    output.Column("failed", "failed"),
-    output.Column("last seen", "last_seen"),
+    output.Column("holding", "holding", is_extra=True),
+    output.Column("completed", "completed", is_extra=True),
+    output.Column("failed", "failed", is_extra=True),
+    output.Column("last seen", "last_seen", is_extra=True),
     output.Column("state", "state"),
 ]
 
@@ -34,6 +34,7 @@ def worker() -> None:
 
 
 @worker.command(name="list")
+@output.columns_option
 @click.pass_obj
 def list_workers(options: Options) -> None:
     """List the workers that are connected to this broker."""
@@ -44,7 +45,7 @@ def list_workers(options: Options) -> None:
 
 
 @worker.command()
-@click.argument("reference", metavar="WORKER")
+@click.argument("reference", metavar="WORKER", shell_complete=completing.workers)
 @click.pass_obj
 def show(options: Options, reference: str) -> None:
     """Print a worker. WORKER is its id, or its name if the name is unique."""
@@ -58,7 +59,7 @@ def show(options: Options, reference: str) -> None:
 
 
 @worker.command()
-@click.argument("references", metavar="WORKER..", nargs=-1, required=True)
+@click.argument("references", metavar="WORKER..", nargs=-1, required=True, shell_complete=completing.workers)
 @click.option("--wait", is_flag=True, help="Stop each worker once it holds no steps, and wait until it has ended.")
 @click.option("--timeout", metavar="DURATION", help="Maximum time to wait, e.g. 30s.")
 @click.pass_obj

@@ -5,12 +5,12 @@ from typing import Any
 import click
 from stepwire.client import Client
 
-from . import output
+from . import completing, output, warnings
 from .connection import broker_client
 from .failure import Exit, Failure
 from .options import Options, StepwireGroup
 
-FILES = click.argument("files", metavar="FILE..", nargs=-1, required=True)
+FILES = click.argument("files", metavar="FILE..", nargs=-1, required=True, type=click.Path())
 
 
 @click.group(cls=StepwireGroup, lazy={"graph": "stepwire_broker.cli.graph:graph"})
@@ -29,7 +29,10 @@ def apply(options: Options, files: tuple[str, ...], no_activate: bool) -> None:
     """
     from . import definitions
 
-    sources = [definitions.read(file) for file in files]  # all are read before any is sent
+    sources = [definitions.read(file) for file in files]  # all are read and checked before any is sent
+    problems = [problem for source in sources for problem in definitions.problems_of(source)]
+    if problems:
+        raise Failure(Exit.USAGE, "\n".join(problems))
     applied: list[dict[str, Any]] = []
     for file, source in zip(files, sources, strict=True):
         try:
@@ -38,8 +41,7 @@ def apply(options: Options, files: tuple[str, ...], no_activate: bool) -> None:
         except Failure as failure:
             raise failure.about(file) from None
         applied.append(one)
-        for warning in one["warnings"]:
-            output.note(options, f"warning: {file}: {warning}")
+        warnings.show(options, one["warnings"], f"{file}: ")
         if options.output == "text":
             outcome = "applied" if one["created"] else "is unchanged"
             click.echo(f"{one['namespace']}::{one['name']} {one['version']} {outcome}")
@@ -64,28 +66,31 @@ def _next_after_apply(applied: dict[str, Any], *, is_active: bool) -> str:
 @click.pass_obj
 def validate(options: Options, files: tuple[str, ...]) -> None:
     """Check workflow files without a broker. Each problem names its file and line."""
+    import msgspec
+
     from stepwire_broker.core.reading.document_problems import InvalidWorkflow
+    from stepwire_broker.core.workflow_warnings import WorkflowWarning, of_document
 
     from . import definitions
 
     results: list[dict[str, Any]] = []
     for file in files:
-        warnings: list[str] = []
+        found: list[WorkflowWarning] = []
         problems: list[str] = []
         try:
-            warnings = list(map(str, definitions.compiled(definitions.read(file)).warnings))
+            found = of_document(definitions.compiled(definitions.read(file)))
         except InvalidWorkflow as error:
             problems = list(map(str, error.problems))
         except Failure as failure:
             problems = [f"{failure.message}; {failure.hint}" if failure.hint else failure.message]
-        results.append({"file": file, "valid": not problems, "problems": problems, "warnings": warnings})
+        one = {"file": file, "valid": not problems, "problems": problems, "warnings": msgspec.to_builtins(found)}
+        results.append(one)
     if options.output != "text":
         output.several(options, results, [], "")
     for one in results:
         if options.output == "text" and one["valid"]:
             click.echo(f"{one['file']}: valid")
-        for warning in one["warnings"]:
-            output.note(options, f"warning: {warning}")
+        warnings.show(options, one["warnings"])
     problems = [problem for one in results for problem in one["problems"]]
     if problems:
         raise Failure(Exit.USAGE, "\n".join(problems))
@@ -102,6 +107,7 @@ def schema() -> None:
 
 
 @workflow.command(name="list")
+@output.columns_option
 @click.pass_obj
 def list_workflows(options: Options) -> None:
     """List the stored workflows with their versions."""
@@ -112,9 +118,11 @@ def list_workflows(options: Options) -> None:
 
 
 @workflow.command()
-@click.argument("name")
-@click.option("--namespace", metavar="NAME", help="The workflow's namespace.")
-@click.option("--version", metavar="VERSION", help="The workflow's version. [the active one]")
+@click.argument("name", shell_complete=completing.workflows)
+@click.option("--namespace", metavar="NAME", shell_complete=completing.namespaces, help="The workflow's namespace.")
+@click.option(
+    "--version", metavar="VERSION", shell_complete=completing.versions, help="The workflow's version. [the active one]"
+)
 @click.pass_obj
 def show(options: Options, name: str, namespace: str | None, version: str | None) -> None:
     """Print a stored workflow. NAME may have the form NAMESPACE::NAME."""
@@ -128,12 +136,13 @@ def show(options: Options, name: str, namespace: str | None, version: str | None
     click.echo(f"{title}  {active}, created {document['created_at']}")
     columns = [output.Column(title, title) for title in ("step", "handler", "after", "delivery", "retries", "timeout")]
     output.several(options, [_step_row(step) for step in document["document"]["steps"]], columns, "")
+    warnings.show(options, document["warnings"])
 
 
 @workflow.command()
-@click.argument("name")
-@click.argument("version")
-@click.option("--namespace", metavar="NAME", help="The workflow's namespace.")
+@click.argument("name", shell_complete=completing.workflows)
+@click.argument("version", shell_complete=completing.versions)
+@click.option("--namespace", metavar="NAME", shell_complete=completing.namespaces, help="The workflow's namespace.")
 @click.pass_obj
 def activate(options: Options, name: str, version: str, namespace: str | None) -> None:
     """Use VERSION for new tasks that name no version. Running tasks keep their version."""

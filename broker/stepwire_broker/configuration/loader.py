@@ -27,6 +27,8 @@ FILE_NAME: Final = "stepwire.yaml"
 FILE_BYTES_MAX: Final = 256 * 1024
 PREFIX: Final = "STEPWIRE_"
 DEFAULT: Final = "default"
+HEARTBEATS_MIN: Final = 2  # in the time of a lease
+HEARTBEATS_GOOD: Final = 5
 
 
 class SettingsError(BrokerError):
@@ -66,7 +68,8 @@ def load(config_file: str | None, flags: Mapping[str, str], environ: Mapping[str
             values[key] = value
             origins[key] = given.origin
     settings = _settings(values)
-    return Configuration(settings, origins, file, (*notes, *_inproc_notes(settings)))
+    _check_heartbeat(settings, origins)
+    return Configuration(settings, origins, file, (*notes, *_inproc_notes(settings), *_heartbeat_notes(settings)))
 
 
 def find_file(config_file: str | None, environ: Mapping[str, str]) -> Path | None:
@@ -204,6 +207,25 @@ def _of_seed_block(document: Any, path: Path, notes: list[str]) -> Iterator[Give
                 yield Given(mapped.key, mapped.value, f"{path}, {seed_block.BLOCK}.{mapped.name}", False)
     except seed_block.UnknownKey as error:
         raise SettingsError(f"{path}: {error}") from None
+
+
+def _check_heartbeat(settings: Settings, origins: Mapping[str, str]) -> None:
+    """Refuse an interval with which one lost heartbeat would end the lease of a healthy worker."""
+    bus = settings.bus
+    if bus.heartbeat_ms * HEARTBEATS_MIN > bus.lease_ms:
+        raise SettingsError(
+            f"bus.heartbeat_ms ({origins['bus.heartbeat_ms']}) is {bus.heartbeat_ms} and bus.lease_ms"
+            f" ({origins['bus.lease_ms']}) is {bus.lease_ms}: a heartbeat must be at most half of the lease"
+        )
+
+
+def _heartbeat_notes(settings: Settings) -> Iterator[str]:
+    bus = settings.bus
+    if bus.heartbeat_ms * HEARTBEATS_GOOD > bus.lease_ms:
+        yield (
+            f"bus.heartbeat_ms is {bus.heartbeat_ms}, more than a fifth of bus.lease_ms ({bus.lease_ms}):"
+            " a healthy worker may lose its lease after a few lost or late heartbeats"
+        )
 
 
 def _inproc_notes(settings: Settings) -> Iterator[str]:

@@ -17,14 +17,16 @@ from stepwire_broker.core.model.targets import BUS, LOCAL, POLL, Target
 from stepwire_broker.core.routing.router import NO_EXECUTOR, Decided, missing_text, path_of
 
 from . import takers
+from .answers.error_texts import described
 from .answers.reason_codes import describe
 from .guards import allowance
 from .guards.breaker import BreakerPhase
 from .model.events import Now
 from .model.states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
-from .phrases import at_time, counted, named, span
+from .phrases import at_time, counted, named, progress_text, span
 from .state import BrokerState
 from .takers import Obstacle
+from .workflow_warnings import meant_by
 
 STEPS_EXAMINED_MAX: Final = 200  # steps of a task that are searched for the cause of its waiting
 QUEUE_EXAMINED_MAX: Final = 2_000
@@ -171,10 +173,19 @@ def _dispatched(state: BrokerState, step: Step, now: Now) -> Why:
     if live.seen == "done":
         return Why("result_awaited", f"ran on {where}, and its result has not arrived yet; {lease}{stopping}", since)
     if step.started_ms is not None:
-        return Why("running", f"runs on {where}, started {at_time(step.started_ms, now)}; {lease}{stopping}", since)
+        started = f"started {at_time(step.started_ms, now)}{_progress(state, live, now)}"
+        return Why("running", f"runs on {where}, {started}; {lease}{stopping}", since)
     if live.batch is not None and not live.batch.answered:
         return Why("handed_out", f"handed to {where} {at}, which has not accepted it yet; {lease}{stopping}", since)
     return Why("handed_out", f"handed to {where} {at}, which has not started it; {lease}{stopping}", since)
+
+
+def _progress(state: BrokerState, live: Step, now: Now) -> str:
+    """Return the latest progress report of a running step, or nothing."""
+    report = state.progress.get(live.id)
+    if report is None or report.delivery != live.delivery:
+        return ""
+    return f"; progress {progress_text(report.done, report.total, report.note)}, {span(now.wall - report.at_ms)} ago"
 
 
 def _at_level0(state: BrokerState, step: Step, now: Now) -> Why:
@@ -286,7 +297,10 @@ def _is_offered_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | 
         offered = sorted({h for s in of_executor for h in s.handlers})
         rest = f"{counted(len(of_executor), 'worker')} connected, offering {named(offered)}"
     else:
-        rest = "only level-0 handlers are connected" if state.level0.peers else "no worker is connected"
+        rest = _connected_elsewhere(state)
+    meant = meant_by(state, name)
+    if meant is not None and meant != name:
+        rest = f"did you mean `{meant}`? {rest}"
     whose = "" if target.executor == BUS else f" of executor `{target.executor}`"
     hint = _elsewhere(state, step, target)
     other = "" if hint is None else f"; executor `{hint.executor}` offers it"
@@ -320,6 +334,13 @@ def _not_at_level0(state: BrokerState, step: Step, now: Now) -> tuple[str, Hint 
                 "the only connected level-0 handler" if number == 1 else f"each of {number} connected level-0 handlers"
             )
             return f"; {each} answered that it does not know `{name}`", None
+
+
+def _connected_elsewhere(state: BrokerState) -> str:
+    """Name what is connected when the step's own executor has no worker."""
+    peers = [counted(len(state.level0.peers), "level-0 handler")] if state.level0.peers else []
+    executors = [f"executor `{key}`" for key in sorted({s.executor for s in state.sessions.values()})]
+    return f"connected: only {named(peers + executors)}" if peers or executors else "no worker is connected"
 
 
 def _elsewhere(state: BrokerState, step: Step, target: Target) -> Hint | None:
@@ -582,5 +603,5 @@ def _last_error(step: Step) -> str:
 def _error(step: Step) -> str | None:
     if step.error is None:
         return None
-    message = msgspec.json.decode(step.error, type=ErrorDetail).message
-    return message if len(message) <= ERROR_CHARACTERS_MAX else f"{message[:ERROR_CHARACTERS_MAX]}…"
+    error = msgspec.json.decode(step.error, type=ErrorDetail)
+    return described(error.code, error.message, ERROR_CHARACTERS_MAX)

@@ -21,7 +21,7 @@ from .definitions.stored_rows import Loaded
 from .definitions.workflow import Workflow
 from .dispatch import level0_placement, placement, transmission
 from .guards import allowance
-from .intake import commands, routing_rules, submission, workflows
+from .intake import commands, routing_rules, storing, submission, workflows
 from .intake.submission import on_decided
 from .intake.workflows import add_workflow, on_applied
 from .loading import eviction, large_payloads, residency
@@ -52,6 +52,7 @@ from .timer_kinds import (
     RetryDue,
     RunLimit,
     ShadowEnds,
+    SliceDue,
     StartLimit,
     StepDeadline,
     TaskDeadline,
@@ -159,16 +160,15 @@ def _on_committed(state: BrokerState, event: Committed, now: Now) -> None:
     for applied in event.workflows:
         on_applied(state, applied, now)
     if event.ids is not None:
-        state.next_id, state.last_id = _joined((state.next_id, state.last_id), event.ids)
-        state.ids_asked = False
+        submission.on_numbers(state, event.ids, now)
     eviction.settle(state, wrote, state.outbox.lanes[event.lane].dirty)
     if state.large or state.large_contexts:
         large_payloads.drop_large_payloads(state)
 
 
-def _joined(block: tuple[int, int], more: tuple[int, int]) -> tuple[int, int]:
-    """The ids to use: both blocks if the new one follows the old one, else only the new one."""
-    return (block[0], more[1]) if more[0] == block[1] + 1 else more
+def _on_leave(state: BrokerState, event: events.Leave, now: Now) -> None:
+    hello.on_leave(state, event, now)
+    submission.return_numbers(state)
 
 
 def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None:
@@ -347,6 +347,8 @@ def _fire(state: BrokerState, timer: AnyTimer, now: Now) -> None:
             state.undecided_steps.extend(s for s in timer.steps if s.task.steps)
         case ReloadDue():
             _reload_rejected(state, timer.task_id)
+        case SliceDue():
+            storing.on_slice_timer(state, timer.request, now)
         case PeerSettled() | PageDue():
             return  # dispatch and loading follow every event
         case _:
@@ -425,7 +427,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.LoopWasLate: loss.on_loop_was_late,
     events.EndpointsBound: _on_endpoints_bound,
     events.Drain: _on_drain,
-    events.Leave: hello.on_leave,
+    events.Leave: _on_leave,
 }
 
 __all__ = ["Identity", "Machine"]

@@ -1,6 +1,7 @@
 """Workers and executors as the broker sees them now, for the API and for metrics. Pure functions over the state."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec import Struct
 
@@ -8,9 +9,11 @@ from . import takers
 from .model.events import Now
 from .model.figures import ExecutorMetrics
 from .model.level0_peer import Level0Peer
-from .model.live import WorkerSession
+from .model.live import StepProgress, WorkerSession
 from .model.targets import BUS
 from .state import BrokerState
+
+PROGRESS_MAX: Final = 20  # reports shown of one worker
 
 
 class WorkerView(Struct, frozen=True, kw_only=True):
@@ -37,6 +40,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     lang: str
     sdk: str
     pid: int
+    progress: list[StepProgress]  # of the steps that it runs, the newest report first
 
 
 class ExecutorView(Struct, frozen=True, kw_only=True):
@@ -59,12 +63,12 @@ class ExecutorView(Struct, frozen=True, kw_only=True):
 def workers(state: BrokerState, now: Now) -> list[WorkerView]:
     """All sessions, then all level-0 peers."""
     return [
-        *(_session(session, now) for session in state.sessions.values()),
+        *(_session(state, session, now) for session in state.sessions.values()),
         *(_peer(state, peer, now) for peer in state.level0.peers.values()),
     ]
 
 
-def _session(session: WorkerSession, now: Now) -> WorkerView:
+def _session(state: BrokerState, session: WorkerSession, now: Now) -> WorkerView:
     return WorkerView(
         worker=session.worker,
         executor=session.executor,
@@ -87,7 +91,16 @@ def _session(session: WorkerSession, now: Now) -> WorkerView:
         lang=session.lang,
         sdk=session.sdk,
         pid=session.pid,
+        progress=_progress(state, session),
     )
+
+
+def _progress(state: BrokerState, session: WorkerSession) -> list[StepProgress]:
+    if not state.progress:
+        return []
+    reports = [report for step_id in session.deliveries if (report := state.progress.get(step_id)) is not None]
+    reports.sort(key=lambda report: -report.at_ms)
+    return reports[:PROGRESS_MAX]
 
 
 def _peer(state: BrokerState, peer: Level0Peer, now: Now) -> WorkerView:
@@ -114,6 +127,7 @@ def _peer(state: BrokerState, peer: Level0Peer, now: Now) -> WorkerView:
         lang="",
         sdk="",
         pid=0,
+        progress=[],
     )
 
 

@@ -35,3 +35,11 @@ def span(ms: int) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def progress_text(done: float, total: float | None, note: str | None) -> str:
+    """Return `3 of 10 (30 %): packing`."""
+    text = f"{done:g}" if total is None else f"{done:g} of {total:g}"
+    if total and total > 0:
+        text += f" ({min(100.0, 100 * done / total):.0f} %)"
+    return f"{text}: {note}" if note else text

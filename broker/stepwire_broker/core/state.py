@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from stepwire_protocol.messages import Endpoints
 
 from stepwire_broker.core.model.apply import apply, unlink
-from stepwire_broker.core.model.live import ExecutorState, Step, Task, WorkerSession
+from stepwire_broker.core.model.live import ExecutorState, Step, StepProgress, Task, WorkerSession
 from stepwire_broker.core.model.targets import BUS, LOCAL, Route
 from stepwire_broker.core.routing.ready_queue import ReadyQueue
 
@@ -25,7 +25,7 @@ from .definitions.stored_rows import Opened
 from .definitions.workflow import Workflow
 from .guards.guard import Guards
 from .model.commit_group import ControlChanged, StallCode
-from .model.events import ApplyWorkflow, Attached, Now
+from .model.events import ApplyWorkflow, Attached, Now, SubmitTasks
 from .model.facts import Fact
 from .model.figures import Figures
 from .model.level0_peer import Level0
@@ -73,6 +73,7 @@ class CoreCounters(Struct):
         self.refused[code] = self.refused.get(code, 0) + 1
 
 
+SLICE_STEPS: Final = 4_000
 ENDED_REMEMBERED_MAX: Final = 65_536
 DEAD_REMEMBERED_MAX: Final = 65_536
 QUIETED_REMEMBERED_MAX: Final = 65_536
@@ -104,11 +105,14 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     resident_bytes: int = 0
     large: list[tuple[LaneState, int, Step]] = []  # outputs that leave memory once they are committed
     large_contexts: list[tuple[LaneState, int, Task]] = []
+    progress: dict[int, StepProgress] = {}  # by step id: the latest report of each running step
     ended: OrderedDict[int, int] = field(default_factory=OrderedDict)  # by id: `timeout_ms` of steps that ended lately
 
     # requests
     waiters: dict[int, list[int]] = {}  # task id → requests
     asked: dict[int, int] = {}  # request → task id, of the waiters
+    building: dict[int, Any] = {}  # by request: submissions whose tasks are being built
+    slice_steps: int = SLICE_STEPS  # of a submission, built in one turn
     undecided: dict[int, Any] = {}  # by request: submissions whose keys are not decided yet
     undecided_workflows: dict[int, ApplyWorkflow] = {}
     reserved_tasks: int = 0  # of undecided submissions
@@ -117,6 +121,9 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     next_id: int
     last_id: int
     ids_asked: bool = False
+    left: bool = False  # the broker has returned its ids, and reserves no others
+    submissions_waiting: list[SubmitTasks] = []  # for ids
+    submissions_waiting_bytes: int = 0
     reads: int = 0
     batches: int = 0
 
@@ -234,6 +241,10 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         if task.open != open_before:
             self.open_steps += task.open - open_before
         task.facts.append(fact)
+        self.write(task)
+
+    def write(self, task: Task) -> None:
+        """Have the changes of this task written with the open group."""
         if task.evicting:
             task.evicting = False  # a task to which something happens stays in memory
             task.dirty = True
@@ -275,6 +286,8 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         self.resident_bytes -= task.resident_bytes
         for step in task.steps:
             self.steps.pop(step.id, None)
+            if self.progress:
+                self.progress.pop(step.id, None)
             if step.session is not None:
                 step.session.deliveries.pop(step.id, None)
         for load in self.loads.values():

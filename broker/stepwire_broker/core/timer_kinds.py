@@ -145,6 +145,12 @@ class PeerSettled(NeverStale, frozen=True, gc=False):
     """A new level-0 peer can receive steps. The dispatch that follows every event sends them."""
 
 
+class SliceDue(NeverStale, frozen=True, gc=False):
+    """The next tasks of a large submission are built."""
+
+    request: int
+
+
 class PageDue(NeverStale, frozen=True, gc=False):
     """Tasks may be loaded again. The loading that follows every event reads them."""
 
@@ -181,6 +187,7 @@ AnyTimer: TypeAlias = (
     | BudgetDue
     | GuardSweepDue
     | PeerSettled
+    | SliceDue
     | PageDue
     | RecoverySafe
     | FetchDue

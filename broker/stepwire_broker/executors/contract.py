@@ -73,6 +73,7 @@ class ExecutionResult(Struct, frozen=True, kw_only=True):
     should_retry: bool | None = None  # None: True for `retry`, False for `failed`
     retry_after_ms: int | None = None
     duration_ms: float | None = None  # None: the host measures it
+    stderr: str | None = None  # what the run wrote to standard error; the end of it is stored with the step
 
 
 def completed(output: Any = None) -> ExecutionResult:

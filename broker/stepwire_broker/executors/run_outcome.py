@@ -7,7 +7,8 @@ from typing import Final
 from msgspec import Raw
 from stepwire.actions import RunEnd
 from stepwire.errors import OUTCOME_UNKNOWN
-from stepwire.handler import clean, encode_output, sdk_failure, stopped
+from stepwire.handler import encode_output, sdk_failure, stopped
+from stepwire.texts import clean
 from stepwire_protocol.messages import ErrorDetail, Result, ResultMetadata, StepRequest
 
 from .contract import ExecutionFailed, ExecutionResult, NoCapacity, NoExecutor
@@ -27,15 +28,16 @@ def of_result(step: StepRequest, result: ExecutionResult, took_ms: float) -> Res
             output = encode_output(result.output)
         except (TypeError, ValueError, OverflowError, RecursionError, UnicodeEncodeError) as error:
             return sdk_failure(step, "bad_output", f"the output cannot be sent as JSON: {error}", took_ms=took_ms)
-        metadata = _metadata(took_ms)
+        metadata = _metadata(took_ms, result.stderr)
         return Result(
             step_id=step.step_id, delivery=step.delivery, status="completed", output=Raw(output), metadata=metadata
         )
     text = result.error or f"the executor reported {result.status} without a reason"
     if result.status == "held":
-        return _failed(step, ErrorDetail(message=clean(text), code=OUTCOME_UNKNOWN), took_ms)
+        return _failed(step, ErrorDetail(message=clean(text), code=OUTCOME_UNKNOWN), took_ms, result.stderr)
     should_retry = result.status == "retry" if result.should_retry is None else result.should_retry
-    return _failed(step, _detail(text, result.code, result.category, should_retry, result.retry_after_ms), took_ms)
+    detail = _detail(text, result.code, result.category, should_retry, result.retry_after_ms)
+    return _failed(step, detail, took_ms, result.stderr)
 
 
 def of_exception(step: StepRequest, error: BaseException, reason: RunEnd | None, took_ms: float) -> Result | None:
@@ -72,10 +74,12 @@ def _detail(
     )
 
 
-def _failed(step: StepRequest, error: ErrorDetail, took_ms: float) -> Result:
-    metadata = _metadata(took_ms)
+def _failed(step: StepRequest, error: ErrorDetail, took_ms: float, stderr: str | None = None) -> Result:
+    metadata = _metadata(took_ms, stderr)
     return Result(step_id=step.step_id, delivery=step.delivery, status="failed", error=error, metadata=metadata)
 
 
-def _metadata(took_ms: float) -> ResultMetadata:
-    return ResultMetadata(execution_time_ms=round(took_ms, 3))
+def _metadata(took_ms: float, stderr: str | None) -> ResultMetadata:
+    return ResultMetadata(
+        execution_time_ms=round(took_ms, 3), stderr=None if stderr is None else clean(stderr, len(stderr))
+    )

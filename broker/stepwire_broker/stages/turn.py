@@ -11,6 +11,7 @@ from stepwire_broker.core.commit.ports import ReadClocks, WirePort
 from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.model.commit_group import CommitGroup, Outcome
 from stepwire_broker.core.model.events import Event, Now
+from stepwire_broker.core.model.live import StepProgress
 
 from . import dispatch
 
@@ -27,6 +28,7 @@ class Around(NamedTuple):
     breaker_changed: Callable[[BreakerChanged], None]
     complain: Callable[[Complaint], None]
     offers_left_out: Callable[[OffersLeftOut], None]
+    progressed: Callable[[list[StepProgress]], None]
 
 
 class Turn:
@@ -77,3 +79,5 @@ class Turn:
             around.complain(complaint)
         for left_out in decision.offers_left_out:
             around.offers_left_out(left_out)
+        if decision.progress:
+            around.progressed(decision.progress)

@@ -7,7 +7,7 @@ group, in their order: an earlier submission counts as stored for a later one, u
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from stepwire_broker.core.model.commit_group import Key, Submission, SubmissionOutcome
+from stepwire_broker.core.model.commit_group import Key, KeyConflict, Submission, SubmissionOutcome
 
 Name: TypeAlias = tuple[str, str]  # (namespace, key)
 
@@ -50,7 +50,7 @@ def settle(submissions: Sequence[Submission], owners: dict[Name, KeyOwner]) -> V
             elif owner.digest == key.digest:
                 existing[key.task_id] = owner.task_id
             else:
-                conflict = key.key
+                conflict = KeyConflict(key.key, None if name in own else owner.task_id)
                 break
         if conflict is not None:
             outcomes.append(SubmissionOutcome(submission.request, {}, conflict))

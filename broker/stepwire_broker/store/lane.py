@@ -34,6 +34,7 @@ from stepwire_broker.core.model.commit_group import (
     StepDispatched,
     StepNew,
     StepOutput,
+    StepStderr,
     SubmissionOutcome,
     TaskChanged,
     TaskNew,
@@ -71,6 +72,7 @@ class Rows(NamedTuple):
     steps_completed: Sequence[StepCompleted]
     steps_changed: Sequence[StepChanged]
     steps_output: Sequence[StepOutput]
+    steps_stderr: Sequence[StepStderr]
     tasks_changed: Sequence[TaskChanged]
     history: Sequence[HistoryRow]
 
@@ -127,6 +129,9 @@ class LaneWriter(Protocol):
     def park(self, parked: Sequence[Parked]) -> None: ...
     def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, int]: ...
     def reserve_ids(self, count: int) -> tuple[int, int]: ...
+    def return_ids(self, first: int, last: int) -> None:
+        """Let the next reservation begin at `first`, unless ids after `last` were reserved meanwhile."""
+
     def trouble(self, error: Exception) -> Trouble: ...
     def rest(self, group: CommitGroup) -> None:
         """Do the database's housekeeping, after the outcome of a group was reported and before the next group."""
@@ -297,6 +302,8 @@ class Writing:
             self._in_pieces = True
 
     def _outcome(self, group: CommitGroup, written: WriteResult) -> Committed:
+        if group.unused_ids is not None:
+            self._writer.return_ids(*group.unused_ids)
         return Committed(
             lane=self._number,
             seq=group.seq,
@@ -335,6 +342,7 @@ class Writing:
                 group.steps_completed,
                 group.steps_changed,
                 group.steps_output,
+                group.steps_stderr,
                 tasks_changed,
                 history,
             )
@@ -434,7 +442,7 @@ def _pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
     new = set(by_task)
     pieces += [Piece(_with(empty(), activations=[one]), (), now) for one in group.activations]
     pieces += [Piece(_with(empty(), controls=[one]), (), now) for one in group.controls]
-    for name in ("steps_dispatched", "steps_completed", "steps_changed", "steps_output"):
+    for name in ("steps_dispatched", "steps_completed", "steps_changed", "steps_output", "steps_stderr"):
         for row in getattr(group, name):
             if row.id in task_of:  # a change of a step that does not exist changes nothing
                 getattr(by_task.setdefault(task_of[row.id], empty()), name).append(row)
@@ -467,6 +475,7 @@ _LISTS: Final = (
     "steps_completed",
     "steps_changed",
     "steps_output",
+    "steps_stderr",
     "tasks_changed",
     "history",
 )
@@ -494,6 +503,7 @@ def _step_ids(group: CommitGroup) -> list[int]:
         group.steps_completed,
         group.steps_changed,
         group.steps_output,
+        group.steps_stderr,
     )
     return [row.id for rows in lists for row in rows if -(2**63) <= row.id < 2**63]
 

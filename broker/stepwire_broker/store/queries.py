@@ -10,6 +10,7 @@ from stepwire_protocol import limits
 
 from stepwire_broker.core.commit.ports import LoadQueries
 from stepwire_broker.core.definitions.stored_rows import StoredControl, StoredWorkflow
+from stepwire_broker.core.model.commit_group import StepStderr
 
 from .rows import (
     EventRow,
@@ -57,6 +58,9 @@ class Queries(LoadQueries, Protocol):
 
     def steps(self, wanted: StepFilter) -> list[StepRow]:
         """Return steps without outputs, the newest first."""
+
+    def step_stderr(self, step_id: int) -> StepStderr | None:
+        """Return the end of the standard error of the step's latest run that reported any."""
 
     def held_count(self) -> int:
         """Return the number of steps that wait for an operator."""

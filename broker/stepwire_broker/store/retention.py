@@ -49,7 +49,7 @@ class EndedTask(NamedTuple):
 
 class EndedStep(NamedTuple):
     id: int
-    bytes: int  # of its output
+    bytes: int  # of its output and of its standard error
     task_id: int
     state: str
 

@@ -17,6 +17,7 @@ class TaskFilter(NamedTuple):
     namespace: str | None = None
     workflow: str | None = None
     label: tuple[str, str] | None = None
+    key: str | None = None  # the idempotency key
     since_ms: int | None = None
     before: int | None = None
     limit: int = 50
@@ -78,11 +79,13 @@ class StepRow(NamedTuple):
     not_before_ms: int | None
     finished_ms: int | None
     deadline_ms: int | None
+    run_ms: int | None
     error: str | None
     reason: str | None
     key_number: int
     output: str | None  # JSON text; also None where a list leaves it out
     output_bytes: int
+    workflow_id: int
 
 
 class TaskOfStep(NamedTuple):

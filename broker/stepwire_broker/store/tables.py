@@ -4,8 +4,8 @@ values.
 The migrations result in exactly this schema, and a test compares the two. Columns are in the order of the row types of
 core/model/commit_group.py and core/definitions/stored_rows.py. The large payload is last, because SQLite reads a column
 by walking through all columns before it. Times are UTC milliseconds, payloads are JSON text, and a column accepts only
-its own type. `keys` and `history` have no foreign keys: a key is claimed before its task is stored, and every history
-row would cost a look-up of its task.
+its own type. `keys`, `history` and `step_stderr` have no foreign keys: a key is claimed before its task is stored, and
+every other row would cost a look-up.
 """
 
 from typing import Any, Final
@@ -223,6 +223,7 @@ steps = Table(
     Column("not_before_ms", Number),
     Column("finished_ms", Number),
     Column("deadline_ms", Number),
+    Column("run_ms", Number),  # of the latest run, as its worker measured it
     Column("error", Text),
     Column("reason", Text),
     Column("key_number", Integer, nullable=False, server_default=text("0")),
@@ -237,6 +238,17 @@ steps = Table(
 Index("steps_of_task", steps.c.task_id, steps.c.position, unique=True)
 Index("steps_held", steps.c.id, **_where("state = 'held'"))
 Index("steps_failed", steps.c.id, **_where("state = 'failed'"))
+
+# The end of the standard error of a step's latest run that reported any. A table of its own: a text in `steps` would be
+# walked through on the way to `output`.
+step_stderr = Table(
+    "step_stderr",
+    metadata,
+    Column("id", Number, primary_key=True, nullable=False),  # the step's
+    Column("delivery", Integer, nullable=False),
+    Column("text", Text, nullable=False),
+    sqlite_strict=True,
+)
 
 keys = Table(
     "keys",

@@ -76,11 +76,21 @@ class ClientError(StepwireError):
     """The broker refused a call, or did not answer it.
 
     `status` is the HTTP status, or 0 without an answer. The broker sets `code` (the problem), `hint` (the next action)
-    and `next` (the hint for programs: a code with parameters).
+    and `next` (the hint for programs: a code with parameters). With `retry_after_ms`, the same call may succeed after
+    that time. `may_be_done`: the call was sent at least once without an answer, so the broker may have performed it.
     """
 
+    may_be_done = False
+
     def __init__(
-        self, message: str, *, status: int = 0, code: str = "", hint: str = "", next: dict[str, Any] | None = None
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        code: str = "",
+        hint: str = "",
+        next: dict[str, Any] | None = None,
+        retry_after_ms: int | None = None,
     ) -> None:
         super().__init__(f"{message} {hint}".strip())
         self.message = message
@@ -88,10 +98,11 @@ class ClientError(StepwireError):
         self.code = code
         self.hint = hint
         self.next = next
+        self.retry_after_ms = retry_after_ms
 
 
 class Unreachable(ClientError):
-    """No answer arrived. The broker may have performed the call nevertheless."""
+    """No answer arrived in the time that the client waits for one (`outage_s`)."""
 
 
 class NotFound(ClientError):
@@ -107,7 +118,7 @@ class WrongState(ClientError):
 
 
 class Overloaded(ClientError):
-    """429 or 503, also after the retries: the broker accepted nothing."""
+    """429 or 503: the broker accepted nothing, also not in the time that the client waits (`outage_s`)."""
 
 
 class WaitTimeout(ClientError):

@@ -160,7 +160,10 @@ class Step(Value):
 
     @property
     def failed(self) -> Rule:
-        """A rule that is true after the step has failed and its retries are exhausted."""
+        """A rule that is true after the step has failed and its retries are exhausted.
+
+        After a failure of an earlier step, this step is skipped instead. `none_of(step.completed)` covers both.
+        """
         return {"failed": self.name}
 
     @property

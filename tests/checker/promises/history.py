@@ -42,6 +42,7 @@ def the_rows_match_the_history(database: Database, seen: Witnesses, case: Case) 
             step.started_ms,
             step.not_before_ms,
             step.finished_ms,
+            step.run_ms,
             step.reason,
             step.key_number,
             step.output_bytes,

@@ -154,6 +154,7 @@ class Books:
         # Worker, step, delivery: a cancel reached the process, or the process reported that it will not run it.
         self.disowned_items: set[tuple[str, int, int]] = set()
         self.results: dict[tuple[str, int], wire.Results] = {}
+        self.reported: dict[tuple[int, int], list[wire.Result]] = {}  # by step and delivery
         self.outputs: dict[tuple[int, int], set[bytes]] = {}
         self.resolved_outputs: set[int] = set()
         self.seen_batches: set[str] = set()

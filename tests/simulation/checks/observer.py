@@ -23,6 +23,7 @@ from . import (
     history,
     level0,
     recovery,
+    reports,
     results,
     retries,
     submissions,
@@ -95,11 +96,15 @@ class Checks:
                 else:
                     books.open_tasks.discard(changed.id)
                 history.check_task_row(books, changed.id, str(changed.state))
+            for text in rows.steps_stderr:
+                reports.check_stderr(books, text.id, text.delivery, text.text)
             for done in rows.steps_completed:
                 results.check_output(books, done.id, done.output)
+                reports.check_stderr_kept(books, done.id, books.steps[done.id].completed_delivery)
             for output in rows.steps_output:
                 if output.output is not None:
                     results.check_output(books, output.id, output.output)
+                    reports.check_stderr_kept(books, output.id, books.steps[output.id].completed_delivery)
 
     def _read_fact(self, task_id: int, fact: list[Any], dispatched: list[Dispatched]) -> None:
         kind = fact[0]
@@ -141,6 +146,8 @@ class Checks:
 
     def _read_step_fact(self, task_id: int, step_id: int, book: StepBook, fact: list[Any], before: str) -> None:
         books = self.books
+        if fact[0] in ("backed_off", "failed", "held"):
+            reports.check_ended(books, step_id, fact)
         match fact[0]:
             case "readied":
                 retries.note_readied(books, task_id, book, fact)
@@ -149,6 +156,7 @@ class Checks:
                 book.granted.add(fact[3])
             case "completed":
                 book.completed_delivery = fact[3]
+                reports.check_completed(books, step_id, fact)
             case "backed_off":
                 at_most_once.check_stopped(books, step_id, book, fact, before)
                 level0.check_failure(books, step_id, book, fact)
@@ -324,6 +332,7 @@ class Checks:
         if body.startswith(b'{"type":"results"'):
             message = _results(body)
             books.results.setdefault((worker, message.rid), message)
+            reports.note_sent(books, message)
             for result in message.results:
                 if result.status == "completed":
                     output = bytes(result.output)

@@ -9,14 +9,14 @@ from stepwire_broker.core.answers.answers import TasksSubmitted
 from stepwire_broker.core.commit import decision, outbox
 from stepwire_broker.core.dispatch import placement
 from stepwire_broker.core.guards import allowance
-from stepwire_broker.core.intake import commands, submission
+from stepwire_broker.core.intake import commands, storing, submission
 from stepwire_broker.core.loading import residency
 from stepwire_broker.core.model import apply as core_apply
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Rejected, SubmissionOutcome, WorkflowOutcome
 from stepwire_broker.core.model.level0_peer import Level0Peer
 from stepwire_broker.core.model.states import COMPLETED, DISPATCHED, HELD, WAITING
-from stepwire_broker.core.progress import dependents, readiness, step_outcomes
+from stepwire_broker.core.progress import deliveries, dependents, readiness, step_outcomes
 from stepwire_broker.core.routing import ready_queue
 from stepwire_broker.core.routing.level0_handlers import Level0Handlers, Recorded
 from stepwire_broker.core.workers import batch_answers, hello, level0, loss, step_results
@@ -234,6 +234,14 @@ def _key_decided_early(plant: Plant) -> None:
     plant.function(submission.on_submit, on_submit)
 
 
+def _rest_forgotten(plant: Plant) -> None:
+    def build_on(_: Any, state: Any, building: Any, now: Any) -> None:
+        storing._build_slice(state, building)
+        storing._put_in_group(state, building)
+
+    plant.function(storing._build_on, build_on)
+
+
 def _eviction_ignored(plant: Plant) -> None:
     def insert(original: Any, state: Any, loaded: Any, gone: Any, now: Any) -> int:
         return int(original(state, loaded, set(), now))
@@ -282,6 +290,31 @@ def _open_for_ever(plant: Plant) -> None:
     plant.function(allowance._set_timer, lambda _, state, guard, now: None)
 
 
+# -- reports of workers -----------------------------------------------------------------------------------------------
+
+
+def _progress_outlives(plant: Plant) -> None:
+    def remove(original: Any, state: Any, step: Any) -> None:
+        report = state.progress.get(step.id)
+        original(state, step)
+        if report is not None:
+            state.progress[step.id] = report
+
+    plant.function(deliveries.remove_delivery, remove)
+
+
+def _message_missing(plant: Plant) -> None:
+    plant.function(step_outcomes._message, lambda _, error: None)
+
+
+def _duration_missing(plant: Plant) -> None:
+    plant.function(step_results._run_ms, lambda _, metadata: None)
+
+
+def _stderr_missing(plant: Plant) -> None:
+    plant.function(step_results._keep_stderr, lambda _, state, step, delivery, text: None)
+
+
 # -- the database -----------------------------------------------------------------------------------------------------
 
 
@@ -311,6 +344,16 @@ def _applied_twice(plant: Plant) -> None:
     plant.method(SqliteWriter, "advance", advance)
 
 
+def _used_ids_returned(plant: Plant) -> None:
+    """A planned stop also returns the ids of its last tasks."""
+
+    def return_numbers(original: Any, state: Any) -> None:
+        state.next_id = max(1, state.next_id - 8)
+        original(state)
+
+    plant.function(submission.return_numbers, return_numbers)
+
+
 BUGS: Final = (
     Bug("a late failure fails the current delivery", _no_fence),
     Bug("acks sent before their commit", _at_once(outbox.SendAck)),
@@ -336,6 +379,7 @@ BUGS: Final = (
     Bug("a recovered delivery taken back before safe_at", _safe_too_soon),
     Bug("submission key ignored", _key_ignored),
     Bug("a submission is answered before its commit", _key_decided_early),
+    Bug("only the first tasks of a large submission are stored", _rest_forgotten),
     Bug("a task evicted after a page was read is loaded from it", _eviction_ignored),
     Bug("level 0: handlers that workers offer are not recorded", _offers_not_recorded),
     Bug("level 0: recorded offers are not loaded", _offers_not_loaded),
@@ -343,6 +387,11 @@ BUGS: Final = (
     Bug("level 0: a program is asked again for an unknown handler", _asked_again),
     Bug("breaker: an at_most_once step as probe", _once_as_probe),
     Bug("breaker: no timer ends its open time", _open_for_ever),
+    Bug("progress outlives its run", _progress_outlives),
+    Bug("a failed attempt's error is not recorded", _message_missing),
+    Bug("the duration of a run is not recorded", _duration_missing),
+    Bug("the standard error of a run is not stored", _stderr_missing),
     Bug("an unknown commit treated as failed", _unknown_is_failed),
     Bug("an unknown commit applied twice", _applied_twice),
+    Bug("a planned stop returns ids that are used", _used_ids_returned),
 )

@@ -1,5 +1,6 @@
 """Bugs that were real: a seed found them, they were fixed, and each is put back here."""
 
+from types import SimpleNamespace
 from typing import Any, Final
 
 import msgspec
@@ -187,6 +188,15 @@ def _late_failure_overturns_hold(plant: Plant) -> None:
     plant.function(step_outcomes.lost_outcome, lost_outcome)
 
 
+def _stderr_of_held_not_queued(plant: Plant) -> None:
+    """The standard error of a repeated result of a held step changes the step, and its task is not written."""
+
+    def keep(original: Any, state: Any, *args: Any) -> None:
+        original(SimpleNamespace(outbox=state.outbox, write=lambda task: None), *args)
+
+    plant.function(step_results._keep_stderr, keep)
+
+
 BUGS: Final = (
     Bug("one decision executed twice", _decision_shared, True),
     Bug("final steps counted as open after a restart", _final_steps_counted, True),
@@ -203,5 +213,6 @@ BUGS: Final = (
     Bug("a hello sent before a death opens a session", _old_hello_opens, True),
     Bug("a resent failure overturns a hold", _resent_failure_overturns_hold, True),
     Bug("a failure after a time limit overturns a hold", _late_failure_overturns_hold, True),
+    Bug("a held step's standard error is not queued for writing", _stderr_of_held_not_queued, True),
     Bug("worker: a new session keeps the previous longer lease", _longer_lease_kept, True),
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from stepwire_broker.core.definitions.stored_rows import StoredControl
-from stepwire_broker.core.model.commit_group import Committed, ControlChanged, Fenced, Parked, StepOutput
+from stepwire_broker.core.model.commit_group import Committed, ControlChanged, Fenced, Parked, StepOutput, StepStderr
 from stepwire_broker.store.rows import HistoryCursor
 
 from tests.store.running import MemoryPlace, Running, open_at
@@ -76,6 +76,24 @@ def test_reserved_ids_never_overlap_also_over_restarts(place: Place) -> None:
     assert reserved[0][0] == 1
     assert all(before[1] < after[0] for before, after in itertools.pairwise(reserved))
     assert [last - first + 1 for first, last in reserved] == [10_000, 500, 500] * 2
+
+
+def test_returned_ids_are_the_next_ones_to_be_reserved(place: Place) -> None:
+    with Running(place) as run:
+        ids = run.write(reserve_ids=500).ids
+        assert ids is not None
+        run.write(unused_ids=(ids[0] + 7, ids[1]))
+    with Running(place) as run:
+        assert run.opened.ids[0] == ids[0] + 7
+
+
+def test_ids_are_not_returned_after_others_were_reserved(place: Place) -> None:
+    with Running(place) as run:
+        first, second = run.write(reserve_ids=500).ids, run.write(reserve_ids=500).ids
+        assert first is not None
+        assert second is not None
+        run.write(unused_ids=first)
+        assert run.write(reserve_ids=1).ids == (second[1] + 1, second[1] + 1)
 
 
 # -- a group ----------------------------------------------------------------------------------------------------------
@@ -171,6 +189,18 @@ def test_text_beyond_ascii_is_read_as_it_was_written(place: Place) -> None:
         assert task.context == context
         assert run.queries.load_payloads([10], []).contexts == {10: context.encode()}
         assert run.queries.load_tasks([10], 10**6).tasks[0].context == context
+
+
+def test_the_latest_standard_error_of_a_step_replaces_the_one_before(place: Place) -> None:
+    with Running(place) as run:
+        run.workflow()
+        run.write(submissions=[submission(1, 10)])
+        assert run.queries.step_stderr(11) is None
+        run.write(steps_stderr=[StepStderr(11, 1, "first"), StepStderr(12, 1, "another step's")])
+        run.write(steps_stderr=[StepStderr(11, 2, "zweite: ü\n")])
+    with Running(place) as run:
+        assert run.queries.step_stderr(11) == (11, 2, "zweite: ü\n")
+        assert run.queries.step_stderr(12) == (12, 1, "another step's")
 
 
 def test_a_change_of_a_step_that_does_not_exist_changes_nothing(place: Place) -> None:
@@ -287,6 +317,7 @@ def test_a_task_whose_rows_the_database_refuses_keeps_its_old_state_and_is_named
             steps_changed=[step_changed(i + 2, "dispatched" if i == 70 else "ready") for i in tasks],
             tasks_changed=[task_changed(i, priority=5) for i in tasks],
             history=[fact(i, b"[9]") for i in tasks],
+            steps_stderr=[StepStderr(i + 1, 1, "loading\n") for i in tasks],
         )
         assert sorted(r.task_id for r in done.rejected) == [50, 70]
         assert [o.failed for o in done.submissions] == [None]
@@ -296,6 +327,7 @@ def test_a_task_whose_rows_the_database_refuses_keeps_its_old_state_and_is_named
         assert [s.task_id for s in loaded.steps if s.state == "completed"] == changed
         assert [s.task_id for s in loaded.steps if s.state == "ready"] == changed
         assert sorted(row.task_id for row in run.history() if row.facts == "[9]") == changed
+        assert [i for i in tasks if run.queries.step_stderr(i + 1) is not None] == changed
         assert sorted(p.task_id or 0 for p in run.queries.parked()) == [50, 70]
 
 

@@ -32,7 +32,7 @@ def test_the_same_key_with_other_content_is_a_conflict_and_stores_nothing(place:
         run.workflow()
         run.write(submissions=[submission(1, 10, keys={10: ("k", b"one")})])
         done = run.write(submissions=[submission(2, 20, keys={20: ("k", b"two")})])
-        assert done.submissions == [(2, {}, "k", None)]
+        assert done.submissions == [(2, {}, ("k", 10), None)]
         assert run.task_ids() == [10]
 
 
@@ -55,7 +55,7 @@ def test_the_earlier_of_two_submissions_in_one_group_owns_the_key(place: Place) 
                 submission(3, 30, keys={30: ("k", b"other")}),
             ]
         )
-        assert done.submissions == [(1, {}, None, None), (2, {20: 10}, None, None), (3, {}, "k", None)]
+        assert done.submissions == [(1, {}, None, None), (2, {20: 10}, None, None), (3, {}, ("k", 10), None)]
         assert run.task_ids() == [10]
 
 
@@ -75,11 +75,19 @@ def test_a_batch_with_one_conflict_is_not_stored_at_all_and_its_keys_stay_free(p
         batch = submission(2, 20, 30, 40, keys={20: ("a", b"x"), 30: ("taken", b"two"), 40: ("b", b"x")})
         later = submission(3, 50, keys={50: ("a", b"y")})
         done = run.write(submissions=[batch, later])
-        assert done.submissions == [(2, {}, "taken", None), (3, {}, None, None)]
+        assert done.submissions == [(2, {}, ("taken", 10), None), (3, {}, None, None)]
         assert run.task_ids() == [10, 50]
         again = submission(4, 60, 70, keys={60: ("a", b"y"), 70: ("taken", b"one")})
         assert run.write(submissions=[again]).submissions == [(4, {60: 50, 70: 10}, None, None)]
         assert run.write(submissions=[submission(5, 80, keys={80: ("b", b"z")})]).submissions[0].existing == {}
+
+
+def test_a_key_twice_in_one_batch_with_different_content_is_a_conflict_that_names_no_task(place: Place) -> None:
+    with Running(place) as run:
+        run.workflow()
+        batch = submission(1, 10, 20, keys={10: ("a", b"x"), 20: ("a", b"y")})
+        assert run.write(submissions=[batch]).submissions == [(1, {}, ("a", None), None)]
+        assert run.task_ids() == []
 
 
 def test_a_batch_is_stored_without_its_tasks_that_are_stored_already(place: Place) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepwire_broker.core.model.commit_group import Key
 from stepwire_broker.store.rows import HistoryCursor, StepFilter, TaskFilter
 
 from tests.store.running import MemoryPlace, Running
@@ -183,6 +184,14 @@ FILTERS = [
     (TaskFilter(namespace="elsewhere"), []),
     (TaskFilter(label=("region", "eu")), [30, 20]),
     (TaskFilter(label=("region", "us")), []),
+    (TaskFilter(key="k"), [20]),
+    (TaskFilter(key="k", namespace="default", workflow="order", state="running"), [20]),
+    (TaskFilter(key="k", workflow="other"), []),
+    (TaskFilter(key="k", state="failed"), []),
+    (TaskFilter(key="k", before=20), []),
+    (TaskFilter(key="unknown"), []),
+    (TaskFilter(namespace="default", state="running"), [50, 20, 10]),
+    (TaskFilter(namespace="default", limit=2, before=50), [40, 30]),
     (TaskFilter(since_ms=NOW + 30), [50, 40, 30]),
     (TaskFilter(since_ms=NOW + 30, label=("region", "eu"), state="completed"), [30]),
 ]
@@ -201,8 +210,24 @@ def test_tasks_are_listed_by_filter_the_newest_first(place: Place, wanted: TaskF
         run.workflow("order", "1")
         run.workflow("order", "2")
         run.workflow("other", "1")
-        run.write(submissions=[submission(i, i, **{"created_ms": NOW + i, **row}) for i, row in rows.items()])
+        keys = {20: ("k", b"digest")}
+        run.write(
+            submissions=[submission(i, i, keys=keys, **{"created_ms": NOW + i, **row}) for i, row in rows.items()]
+        )
         assert [t.id for t in run.queries.tasks(wanted)] == ids
+
+
+def test_a_key_is_found_in_every_namespace_or_in_one(place: Place) -> None:
+    elsewhere = submission(2, 20, namespace="shop", workflow_id=2)
+    elsewhere.tasks[0] = elsewhere.tasks[0]._replace(key="k")
+    with Running(place) as run:
+        run.workflow()
+        run.workflow(namespace="shop")
+        run.write(submissions=[submission(1, 10, keys={10: ("k", b"d")})])
+        run.write(submissions=[elsewhere._replace(keys=[Key("shop", "k", b"d", 20)])])
+        assert [t.id for t in run.queries.tasks(TaskFilter(key="k"))] == [20, 10]
+        assert [t.id for t in run.queries.tasks(TaskFilter(key="k", namespace="shop"))] == [20]
+        assert [t.id for t in run.queries.tasks(TaskFilter(key="k", namespace="nowhere"))] == []
 
 
 STEP_FILTERS = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from stepwire_broker.core.definitions.settings import RetentionSettings
-from stepwire_broker.core.model.commit_group import Parked
+from stepwire_broker.core.model.commit_group import Parked, StepStderr
 from stepwire_broker.store.retention import Pruned, Retention
 from stepwire_broker.store.rows import TaskFilter
 
@@ -29,6 +29,7 @@ def end(run: Running, task_id: int, state: str, at_ms: int, steps: int = 2) -> N
         steps_changed=[] if is_completed else [step_changed(i, final, finished_ms=at_ms) for i in ids],
         tasks_changed=[task_changed(task_id, state=state, finished_ms=at_ms)],
         history=[fact(task_id)],
+        steps_stderr=[StepStderr(i, 1, f"standard error of {i}") for i in ids],
     )
 
 
@@ -80,6 +81,8 @@ def test_a_task_that_ended_long_enough_ago_is_removed_with_all_it_has(
         assert run.task_ids() == left
         assert {row.task_id for row in run.history()} == set(left)
         assert sorted(run.queries.tasks_of_steps([11, 12, 21, 22])) == [i + n for i in left for n in (1, 2)]
+        with_stderr = [] if is_removed or state in ("running", "paused") else [11, 12]
+        assert [i for i in (11, 12, 21, 22) if run.queries.step_stderr(i) is not None] == with_stderr
         counts = (pruned.tasks, pruned.steps, pruned.history, pruned.keys)
         assert counts == ((1, 2, 2, 1) if is_removed else (0, 0, 0, 0))
 

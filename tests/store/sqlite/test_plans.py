@@ -46,6 +46,8 @@ INDEXED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "held steps": (SqliteQueries.steps, (StepFilter(state="held", handler_class="a"),), "steps_held"),
     "failed steps": (SqliteQueries.steps, (StepFilter(state="failed", before=9),), "steps_failed"),
     "tasks of a workflow": (SqliteQueries.tasks, (TaskFilter(workflow="order", before=9),), "tasks_of_workflow"),
+    "tasks of a namespace": (SqliteQueries.tasks, (TaskFilter(namespace="default"),), "tasks_of_workflow"),
+    "the tasks of a key": (SqliteQueries.tasks, (TaskFilter(key="k"),), "SEARCH keys USING"),
     "a page of tasks": (SqliteQueries.tasks, (TaskFilter(before=9),), "USING INTEGER PRIMARY KEY"),
     "events of a task": (SqliteQueries.task_events, (10, (1, 2, 3)), "history_of_task"),
     "history from a cursor on": (

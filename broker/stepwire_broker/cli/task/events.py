@@ -7,28 +7,38 @@ import click
 import msgspec
 from stepwire.client import Client
 
-from stepwire_broker.cli import output
+from stepwire_broker.cli import completing, output, step_texts
 from stepwire_broker.cli.connection import broker_client
 from stepwire_broker.cli.options import Options, StepwireCommand
+
+from .waiting import task_goes_on
 
 BEGINNING: Final = "0"
 PAGE_EVENTS: Final = 500
 HEAD: Final = frozenset({"id", "at", "kind", "task_id", "namespace", "workflow", "step_id", "step"})
 
+LAST: Final = ("run_ms", "message")
+
 
 @click.command(cls=StepwireCommand)
-@click.argument("task_id", metavar="ID", type=int)
+@click.argument("task_id", metavar="ID", type=int, shell_complete=completing.tasks)
 @click.option("--follow", is_flag=True, help="Print new events until the task has ended, also across a broker restart.")
 @click.pass_obj
 def events(options: Options, task_id: int, follow: bool) -> None:
     """Print the events of a task, oldest first."""
-    with broker_client(options) as client:
-        task_events = _followed(client, task_id) if follow else _stored(client, task_id)
-        if options.output == "json" and not follow:
-            click.echo(msgspec.json.encode(list(task_events)).decode())
-            return
-        for event in task_events:
-            click.echo(_line(event) if options.output == "text" else msgspec.json.encode(event).decode())
+    with broker_client(options, waits=follow) as client:
+        if follow:
+            with task_goes_on(task_id):
+                _print(options, _followed(client, task_id))
+        elif options.output == "json":
+            click.echo(msgspec.json.encode(list(_stored(client, task_id))).decode())
+        else:
+            _print(options, _stored(client, task_id))
+
+
+def _print(options: Options, task_events: Iterator[dict[str, Any]]) -> None:
+    for event in task_events:
+        click.echo(_line(event) if options.output == "text" else msgspec.json.encode(event).decode())
 
 
 def _stored(client: Client, task_id: int) -> Iterator[dict[str, Any]]:
@@ -49,5 +59,10 @@ def _followed(client: Client, task_id: int) -> Iterator[dict[str, Any]]:
 
 
 def _line(event: dict[str, Any]) -> str:
-    facts = "  ".join(f"{name} {output.shortened(value, 200)}" for name, value in event.items() if name not in HEAD)
-    return f"{event['at']}  {event.get('step') or '-'}  {event['kind']}  {facts}".rstrip()
+    """The event's members in their order; a duration and a message come last, because they are longest."""
+    facts = [f"{name} {output.shortened(value, 200)}" for name, value in event.items() if name not in (*HEAD, *LAST)]
+    if "run_ms" in event:
+        facts.append(f"took {step_texts.duration(event['run_ms'])}")
+    if "message" in event:
+        facts.append(f"message {output.shortened(event['message'], 200)}")
+    return f"{event['at']}  {event.get('step') or '-'}  {event['kind']}  {'  '.join(facts)}".rstrip()

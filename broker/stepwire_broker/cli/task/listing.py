@@ -1,26 +1,49 @@
 """`stepwire task list`: lists tasks by filters."""
 
+from typing import Any
+
 import click
+from stepwire.client.tasks import GENERATED_PREFIX
 
 from stepwire_broker.cli import output
-from stepwire_broker.cli.connection import all_pages, broker_client
+from stepwire_broker.cli.connection import broker_client, pages_from
 from stepwire_broker.cli.options import Options, StepwireCommand
+
+from .selection import filter_options, filters
+
+COLUMNS = (
+    output.Column("task", "task_id"),
+    output.Column("workflow", "name"),
+    output.Column("version", "version", is_extra=True),
+    output.Column("state", "state"),
+    output.Column("attention", "attention", is_extra=True),
+    output.Column("key", "idempotency_key", is_extra=True),
+    output.Column("created", "created_at"),
+    output.Column("finished", "finished_at", is_extra=True),
+)
 
 
 @click.command(name="list", cls=StepwireCommand)
-@click.option("--state", help="Only tasks in this state.")
-@click.option("--workflow", metavar="NAME", help="Only tasks of this workflow.")
-@click.option("--namespace", metavar="NAME", help="Only tasks of this namespace.")
-@click.option("--label", metavar="NAME=VALUE", help="Only tasks with this label.")
-@click.option("--since", metavar="TIME", help="Only tasks created at or after TIME, e.g. 2026-11-18T10:00:00Z.")
+@filter_options
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Maximum number of rows.")
+@click.option("--cursor", metavar="CURSOR", help="Continue a list: the last line of the list before names the cursor.")
+@output.columns_option
 @click.pass_obj
-def list_tasks(options: Options, /, limit: int, **filters: str | None) -> None:
+def list_tasks(options: Options, /, limit: int, cursor: str | None, **values: str | None) -> None:
     """List tasks, newest first."""
     with broker_client(options) as client:
-        tasks, has_more = all_pages(client.tasks, "tasks", limit, filters)
-    titles = ("workflow", "version", "state", "attention", "created_at", "finished_at")
-    columns = [output.Column(title, title) for title in titles]
-    output.several(options, tasks, [output.Column("task", "task_id"), *columns], "no matching tasks")
-    if has_more:
-        output.note(options, f"there are more than {limit}: raise --limit")
+        tasks, next_cursor = pages_from(client.tasks, "tasks", limit, filters(values), cursor)
+    output.several(options, list(map(row, tasks)) if options.output == "text" else tasks, COLUMNS, "no matching tasks")
+    if next_cursor is not None:
+        output.note(options, f"there are more than {limit}: raise --limit, or continue with --cursor {next_cursor}")
+
+
+def row(task: dict[str, Any]) -> dict[str, Any]:
+    """A task as a table row. A key that a client generated means nothing to a reader."""
+    key = task["idempotency_key"]
+    is_own = key is not None and not key.startswith(GENERATED_PREFIX)
+    return {
+        **task,
+        "name": f"{task['namespace']}::{task['workflow']}",
+        "idempotency_key": key if is_own else None,
+    }

@@ -5,25 +5,27 @@ from typing import Any, Final
 import click
 import msgspec
 
-from stepwire_broker.cli import output
+from stepwire_broker.cli import completing, output, step_texts
 from stepwire_broker.cli.connection import broker_client
 from stepwire_broker.cli.failure import Exit, Failure
 from stepwire_broker.cli.options import Options, StepwireCommand
 
-from .waiting import exit_of, seconds, until_settled
+from .waiting import exit_of, seconds, task_goes_on, until_settled
 
 STEP_COLUMNS: Final = [
     output.Column("step", "name"),
-    output.Column("id", "step_id"),
+    output.Column("id", "step_id", is_extra=True),
     output.Column("state", "state"),
-    output.Column("attempt", "attempt"),
-    output.Column("worker", "worker"),
+    output.Column("attempt", "attempt", is_extra=True),
+    output.Column("ran", "ran"),
+    output.Column("queued", "queued", is_extra=True),
+    output.Column("worker", "worker", is_extra=True),
     output.Column("why", "why"),
 ]
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("task_id", metavar="ID", type=int)
+@click.argument("task_id", metavar="ID", type=int, shell_complete=completing.tasks)
 @click.pass_obj
 def show(options: Options, task_id: int) -> None:
     """Print a task and its steps."""
@@ -32,15 +34,19 @@ def show(options: Options, task_id: int) -> None:
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("task_id", metavar="ID", type=int)
+@click.argument("task_id", metavar="ID", type=int, shell_complete=completing.tasks)
 @click.option("--wait", is_flag=True, help="Wait until the task has ended or waits on a held step.")
 @click.option("--timeout", metavar="DURATION", help="Maximum time to wait, e.g. 30s.")
 @click.pass_obj
 def result(options: Options, task_id: int, wait: bool, timeout: str | None) -> None:
     """Print the result of a completed task as JSON. Without a result, the exit code tells why."""
-    with broker_client(options) as client:
-        wait_s = seconds(timeout)
-        document = until_settled(client, task_id, wait_s) if wait else client.task(task_id)
+    wait_s = seconds(timeout)
+    with broker_client(options, waits=wait) as client:
+        if wait:
+            with task_goes_on(task_id):
+                document = until_settled(options, client, task_id, wait_s)
+        else:
+            document = client.task(task_id)
     code = exit_of(document)
     if code is not Exit.OK:
         attention = f", {document['attention']}" if document["attention"] else ""
@@ -53,17 +59,13 @@ def print_task(options: Options, document: dict[str, Any]) -> None:
     if options.output != "text":
         output.one(options, document, "")
         return
-    attention = f", {document['attention']}" if document["attention"] else ""
     click.echo(f"task {document['task_id']}  {document['namespace']}::{document['workflow']} {document['version']}")
-    click.echo(f"state    {document['state']}{attention}")
-    click.echo(f"created  {document['created_at']}")
-    if document["finished_at"]:
-        click.echo(f"finished {document['finished_at']}")
+    _print_state(document)
     for name in ("context", "result"):
         if document[name] is not None:
             click.echo(f"{name:<8} {output.shortened(document[name])}")
     click.echo()
-    rows = [{**step, "why": _why(step)} for step in document["steps"]]
+    rows = [{**step, **_texts(step)} for step in document["steps"]]
     output.several(options, rows, STEP_COLUMNS, "no steps")
     for step in document["steps"]:
         if step["state"] == "held":
@@ -74,8 +76,29 @@ def print_task(options: Options, document: dict[str, Any]) -> None:
             )
 
 
-def _why(step: dict[str, Any]) -> str | None:
-    reason, error = step["reason"], step["error"]
-    if error:
-        return str(error.get("message") or error.get("code") or "failed") if isinstance(error, dict) else str(error)
-    return reason["message"] if reason else None
+def _print_state(document: dict[str, Any]) -> None:
+    """Print the task's state and times, and who cancelled it."""
+    attention = f", {document['attention']}" if document["attention"] else ""
+    colour = "held" if document["attention"] else document["state"]
+    step_texts.print_line("state", f"{document['state']}{attention}", output.STATE_COLOURS.get(colour, ""))
+    created, finished, cancel = document["created_at"], document["finished_at"], document["cancel"]
+    step_texts.print_line("created", f"{created}  ({step_texts.duration(step_texts.since(created))} ago)")
+    if finished:
+        step_texts.print_line(
+            "finished", f"{finished}  (after {step_texts.duration(step_texts.between(created, finished))})"
+        )
+    if cancel:
+        by = f" by {cancel['by']}" if cancel["by"] else ""
+        reason = f": {cancel['reason']}" if cancel["reason"] else ""
+        step_texts.print_line("cancel", f"asked{by} at {cancel['at']}{reason}")
+
+
+def _texts(step: dict[str, Any]) -> dict[str, Any]:
+    """The members of a step's row that are texts for people."""
+    why = step_texts.why(step)
+    return {
+        "attempt": step_texts.attempt(step),
+        "ran": step_texts.ran(step),
+        "queued": step_texts.queued(step),
+        "why": None if why is None else output.shortened(why),
+    }

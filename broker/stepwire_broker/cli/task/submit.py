@@ -2,21 +2,23 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import click
 import msgspec
-from stepwire.client import Client
+from stepwire.client import Client, ClientError, Submitted, generated_key
 
-from stepwire_broker.cli import output
+from stepwire_broker.cli import completing, output, warnings
 from stepwire_broker.cli.connection import broker_client
-from stepwire_broker.cli.failure import Exit, leave, usage
+from stepwire_broker.cli.failure import Exit, Failure, leave, usage
 from stepwire_broker.cli.options import Options, StepwireCommand
 from stepwire_broker.cli.workflow import split_name
 
 from .show import print_task
-from .waiting import exit_of, seconds, until_settled
+from .waiting import exit_of, goes_on, seconds, task_goes_on, until_settled
 
 BATCH_TASKS_MAX: Final = 1000  # tasks in one request of `submit -n`; several requests let the progress bar advance
 
@@ -24,9 +26,11 @@ _CONTEXT_FORM: Final = """use a form like --context '{"order_id": 7}'"""
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("workflow")
-@click.option("--namespace", metavar="NAME", help="The workflow's namespace.")
-@click.option("--version", metavar="VERSION", help="The workflow's version. [the active one]")
+@click.argument("workflow", shell_complete=completing.workflows)
+@click.option("--namespace", metavar="NAME", shell_complete=completing.namespaces, help="The workflow's namespace.")
+@click.option(
+    "--version", metavar="VERSION", shell_complete=completing.versions, help="The workflow's version. [the active one]"
+)
 @click.option(
     "--context", metavar="J|@FILE|-", default="{}", help="A JSON object, the file that holds it, or - for stdin."
 )
@@ -56,22 +60,29 @@ def submit(
     wait_s = seconds(timeout)
     if follow and count > 1:
         usage("--follow shows one task: for several, use --wait")
-    with broker_client(options) as client:
+    with broker_client(options, waits=True) as client:
         if count > 1:
             task_ids = _submit_many(options, client, request, key, count)
-            if wait:
-                leave(_wait_for_all(options, client, task_ids, wait_s))
-            return
-        submitted = client.submit(**request, key=key)
-        if follow:
-            _follow(options, client, submitted.task_id, wait_s)
-        if wait:
-            document = until_settled(client, submitted.task_id, wait_s)
-            print_task(options, document)
-            leave(exit_of(document))
+            with goes_on("the tasks go on", "stepwire task list"):
+                _print_many(options, task_ids)
+                _warn(options, client, request)
+                leave(_wait_for_all(options, client, task_ids, wait_s) if wait else Exit.OK)
+        submitted = _submit(client, request, key)
+        with task_goes_on(submitted.task_id):
+            if wait or follow:
+                output.note(options, f"task {submitted.task_id}")
+            found = _warn(options, client, request)
+            if wait or follow:
+                _await(options, client, submitted.task_id, wait_s, is_followed=follow)
     existing = "" if submitted.created else " (an earlier submission has this key)"
-    data = {"task_id": submitted.task_id, "created": submitted.created, "idempotency_key": submitted.key}
-    output.one(options, data, f"task {submitted.task_id}{existing}")
+    data = {
+        "task_id": submitted.task_id,
+        "created": submitted.created,
+        "idempotency_key": submitted.key,
+        "warnings": found,
+    }
+    is_quiet = options.verbosity < 0  # then only the id, for scripts
+    output.one(options, data, str(submitted.task_id) if is_quiet else f"task {submitted.task_id}{existing}")
     output.note(options, f"next: stepwire task show {submitted.task_id}")
 
 
@@ -95,29 +106,67 @@ def _request(
     }
 
 
-def _follow(options: Options, client: Client, task_id: int, wait_s: float | None) -> NoReturn:
-    from .watch import follow
+def _submit(client: Client, request: dict[str, Any], key: str | None) -> Submitted:
+    """Submit one task. The key is generated here, so that a submission whose outcome is unknown can be repeated."""
+    used = key or generated_key()
+    with _repeatable(f"--key {used}"):
+        submitted = client.submit(**request, key=used)
+    return submitted if key is not None else submitted._replace(created=True)
 
-    document = follow(options, client, task_id, wait_s)
-    if options.output == "json":
-        output.one(options, document, "")
+
+@contextmanager
+def _repeatable(options: str) -> Iterator[None]:
+    """A submission. If its outcome is unknown, name the options that repeat it without a second task."""
+    hint = f"the submission may be stored; repeat it without a second task: add {options}"
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Failure(Exit.INTERRUPTED, "interrupted before the broker answered", hint) from None
+    except ClientError as error:
+        if not error.may_be_done:
+            raise
+        raise Failure(Exit.UNREACHABLE, error.message.rstrip("."), hint) from None
+
+
+def _warn(options: Options, client: Client, request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Print and return the warnings about the workflow: no worker offers one of its handlers."""
+    found = warnings.of_stored(client, request["workflow"], request["namespace"], request["version"])
+    warnings.show(options, found)
+    return found
+
+
+def _await(options: Options, client: Client, task_id: int, wait_s: float | None, *, is_followed: bool) -> NoReturn:
+    if is_followed:
+        from .watch import follow
+
+        document = follow(options, client, task_id, wait_s)
+        if options.output == "json":
+            output.one(options, document, "")
+    else:
+        document = until_settled(options, client, task_id, wait_s)
+        print_task(options, document)
     leave(exit_of(document))
 
 
 def _submit_many(options: Options, client: Client, request: dict[str, Any], key: str | None, count: int) -> list[int]:
     task_ids: list[int] = []
-    with output.progress(options, "submitted", count) as advance:
+    key = key or generated_key()
+    with output.progress(options, "submitted", count) as advance, _repeatable(f"--key {key}"):
         while len(task_ids) < count:
             numbers = range(len(task_ids), min(len(task_ids) + BATCH_TASKS_MAX, count))
-            keys = [None if key is None else f"{key}/{n}" for n in numbers]
-            task_ids += client.submit_many([{**request, "key": each} for each in keys])
+            task_ids += client.submit_many([{**request, "key": f"{key}/{n}"} for n in numbers])
             advance(len(numbers))
+    return task_ids
+
+
+def _print_many(options: Options, task_ids: list[int]) -> None:
     if options.output == "jsonl":
         for task_id in task_ids:
             click.echo(msgspec.json.encode({"task_id": task_id}).decode())
     else:
-        output.one(options, {"task_ids": task_ids}, f"{count} tasks, {task_ids[0]} to {task_ids[-1]}")
-    return task_ids
+        ids = "\n".join(map(str, task_ids))
+        text = ids if options.verbosity < 0 else f"{len(task_ids)} tasks, {task_ids[0]} to {task_ids[-1]}"
+        output.one(options, {"task_ids": task_ids}, text)
 
 
 def _wait_for_all(options: Options, client: Client, task_ids: list[int], wait_s: float | None) -> Exit:
@@ -127,7 +176,7 @@ def _wait_for_all(options: Options, client: Client, task_ids: list[int], wait_s:
     with output.progress(options, "finished", len(task_ids)) as advance:
         for task_id in task_ids:
             left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
-            worst = max(worst, exit_of(until_settled(client, task_id, left_s)))
+            worst = max(worst, exit_of(until_settled(options, client, task_id, left_s)))
             advance(1)
     return worst
 

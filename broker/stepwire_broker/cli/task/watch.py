@@ -1,20 +1,19 @@
 """`stepwire task watch`: shows a running task, as a live tree on a terminal or as one line per change."""
 
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 import msgspec
-from stepwire.client import Client, ClientError, WaitTimeout
+from stepwire.client import Client, ClientError
 
-from stepwire_broker.cli import output
+from stepwire_broker.cli import completing, output, step_texts
 from stepwire_broker.cli.connection import broker_client
-from stepwire_broker.cli.failure import Exit, leave
+from stepwire_broker.cli.failure import leave
 from stepwire_broker.cli.options import Options, StepwireCommand
 
-from .waiting import exit_of, seconds
+from .waiting import Quiet, exit_of, seconds, task_goes_on, why_line
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -42,7 +41,7 @@ _UNKNOWN: Final = StateStyle("?", "")
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("task_id", metavar="ID", type=int)
+@click.argument("task_id", metavar="ID", type=int, shell_complete=completing.tasks)
 @click.option("--timeout", metavar="DURATION", help="Stop watching after this time, e.g. 30s.")
 @click.pass_obj
 def watch(options: Options, task_id: int, timeout: str | None) -> None:
@@ -50,7 +49,7 @@ def watch(options: Options, task_id: int, timeout: str | None) -> None:
 
     With -o jsonl each change is one line; with -o json only the task's last state is printed.
     """
-    with broker_client(options) as client:
+    with broker_client(options, waits=True) as client, task_goes_on(task_id):
         document = follow(options, client, task_id, seconds(timeout))
     if options.output == "json":
         output.one(options, document, "")
@@ -58,54 +57,66 @@ def watch(options: Options, task_id: int, timeout: str | None) -> None:
 
 
 def follow(options: Options, client: Client, task_id: int, wait_s: float | None = None) -> dict[str, Any]:
-    """Show the task until it has ended, waits on a held step, the wait times out, or Ctrl-C. Returns its last state."""
-    seen: list[dict[str, Any]] = [client.task(task_id)]
-    try:
-        show(options, client, seen, wait_s)
-    except KeyboardInterrupt:
-        output.note(options, f"task {task_id} is still running: stepwire task watch {task_id}")
-    return seen[-1]
-
-
-def show(options: Options, client: Client, seen: list[dict[str, Any]], wait_s: float | None = None) -> None:
-    """Show the task, beginning with the state in `seen`. Each newer state replaces it, so `seen` holds the last one."""
+    """Show the task until it has ended, waits on a held step, or the wait times out. Returns its last state."""
+    watching = Watching(client, client.watch(task_id, wait_s, every_s=POLL_S))
     if options.output == "text" and output.is_terminal():
-        _draw(client, seen, wait_s)
+        _draw(watching)
     else:
-        for change in _changes(_documents(client, seen, wait_s)):
-            _print_change(options, change)
+        _print_changes(options, watching)
+    return watching.task
 
 
-def _documents(client: Client, seen: list[dict[str, Any]], wait_s: float | None) -> Iterator[dict[str, Any]]:
-    """The task's states, one per poll. The last one stays in `seen`."""
-    until_s = None if wait_s is None else time.monotonic() + wait_s
-    task_id = seen[-1]["task_id"]
-    yield seen[-1]
-    while exit_of(seen[-1]) is Exit.TASK_RUNS and (until_s is None or time.monotonic() < until_s):
-        try:
-            seen[:] = [client.wait(task_id, POLL_S)]
-        except WaitTimeout:
-            seen[:] = [client.task(task_id)]
-        yield seen[-1]
+class Watching:
+    """The task's states, one per poll. `task` is the last one, and `why` explains it while it does not move."""
+
+    def __init__(self, client: Client, states: Iterator[dict[str, Any]]) -> None:
+        self.client = client
+        self.task: dict[str, Any] = {}
+        self.new_why: str | None = None
+        self._states = states
+        self._quiet = Quiet(client)
+
+    @property
+    def why(self) -> str | None:
+        return self._quiet.sentence
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for task in self._states:
+            self.task = task
+            self.new_why = self._quiet.look(task)
+            yield task
 
 
 # -- lines ------------------------------------------------------------------------------------------------------------
 
 
-def _changes(documents: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The changes between polls: changes of a step's state, attempt or worker, and of the task's state."""
+def _print_changes(options: Options, watching: Watching) -> None:
+    for change in _changes(watching):
+        if change is not None:
+            _print_change(options, change)
+        elif watching.new_why is not None:
+            output.note(options, why_line(watching.task["task_id"], watching.new_why))
+
+
+def _changes(documents: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any] | None]:
+    """The changes between polls: changes of a step's state, attempt, worker or progress, and of the task's state.
+
+    After each poll, None.
+    """
     steps: dict[int, tuple[Any, ...]] = {}
     task: tuple[Any, ...] | None = None
     for document in documents:
         for step in document["steps"]:
-            now = (step["state"], step["attempt"], step["worker"], step["started_at"] is not None)
+            progress = step.get("progress")
+            now = (step["state"], step["attempt"], step["worker"], step["started_at"] is not None, progress)
             if steps.get(step["step_id"]) != now and (now[0] != "waiting" or step["step_id"] in steps):
                 names = ("task_id", "step_id", "name", "state", "attempt", "worker", "started_at", "error")
-                yield {"at": _now_text(), **{name: step[name] for name in names}}
+                yield {"at": _now_text(), **{name: step[name] for name in names}, "progress": progress}
             steps[step["step_id"]] = now
         if task != (document["state"], document["attention"]):
             task = (document["state"], document["attention"])
             yield {"at": _now_text(), **{name: document[name] for name in ("task_id", "state", "attention")}}
+        yield None
 
 
 def _print_change(options: Options, change: dict[str, Any]) -> None:
@@ -118,31 +129,33 @@ def _print_change(options: Options, change: dict[str, Any]) -> None:
         attention = f", {change['attention']}" if change["attention"] else ""
         click.echo(f"{change['at'][11:23]} task {change['task_id']} is {change['state']}{attention}")
         return
-    more = f" (attempt {change['attempt']})" if change["attempt"] else ""
+    more = f" (attempt {change['attempt'] + 1})" if change["attempt"] else ""
     worker = ""
     if change["worker"] and change["state"] == "dispatched":
         worker = f" {'and running on' if change['started_at'] else 'to'} {change['worker']}"
     error = f": {_message(change['error'])}" if change["error"] else ""
-    click.echo(f"{change['at'][11:23]} {output.shortened(change['name'])} is {change['state']}{worker}{more}{error}")
+    progress = f", {_progress(change['progress'])}" if change["progress"] else ""
+    step = output.shortened(change["name"])
+    click.echo(f"{change['at'][11:23]} {step} is {change['state']}{worker}{more}{progress}{error}")
 
 
 # -- the tree ---------------------------------------------------------------------------------------------------------
 
 
-def _draw(client: Client, seen: list[dict[str, Any]], wait_s: float | None) -> None:
+def _draw(watching: Watching) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    console = Console()
-    parents = _parents(client, seen[-1])
-    with Live(tree(seen[-1], parents), console=console, refresh_per_second=8, transient=False) as live:
-        for document in _documents(client, seen, wait_s):
-            live.update(tree(document, parents), refresh=True)
+    parents: dict[str, list[str]] | None = None
+    with Live(console=Console(), refresh_per_second=8, transient=False) as live:
+        for task in watching:
+            parents = _parents(watching.client, task) if parents is None else parents
+            live.update(tree(task, parents, watching.why), refresh=True)
 
 
-def tree(document: dict[str, Any], parents: dict[str, list[str]]) -> "Tree":
+def tree(document: dict[str, Any], parents: dict[str, list[str]], why: str | None = None) -> "Tree":
     """The task as a tree. Each step is below the last of its dependencies, and names all of them if there are
-    several."""
+    several. The last line explains a task that does not move."""
     from rich.text import Text
     from rich.tree import Tree
 
@@ -157,6 +170,8 @@ def tree(document: dict[str, Any], parents: dict[str, list[str]]) -> "Tree":
     for name, branch in branches.items():
         above = [parent for parent in parents.get(name, []) if parent in branches]
         (branches[above[-1]] if above else root).children.append(branch)
+    if why is not None:
+        root.add(Text(f"why: {output.shortened(why)}", "yellow"))
     return root
 
 
@@ -170,8 +185,10 @@ def _label(step: dict[str, Any], parents: list[str]) -> Any:
         label.append(f"  {_duration(step)}", style="dim")
     if step["worker"]:
         label.append(f"  by {output.shortened(step['worker'].partition(':')[0], 50)}", style="dim")
+    if step.get("progress"):
+        label.append(f"  {_progress(step['progress'])}", style="cyan")
     if step["attempt"]:
-        label.append(f"  attempt {step['attempt']}", style="yellow")
+        label.append(f"  attempt {step_texts.attempt(step)}", style="yellow")
     if step["error"] and step["state"] in ("failed", "held", "retry_wait"):
         label.append(f"  {_message(step['error'])}", style=style.style)
     if len(parents) > 1:
@@ -199,9 +216,15 @@ def _duration(step: dict[str, Any]) -> str:
     return f"{duration_s * 1000:.0f} ms" if duration_s < 1 else f"{duration_s:.1f} s"
 
 
+def _progress(progress: dict[str, Any]) -> str:
+    """The progress that a handler reported: `3/10 uploading`."""
+    done = "" if progress.get("done") is None else f"{progress['done']:g}"
+    total = "" if progress.get("total") is None else f"/{progress['total']:g}"
+    return output.shortened(f"{done}{total} {progress.get('note') or ''}".strip(), 200)
+
+
 def _message(error: Any) -> str:
-    text = error.get("message") or error.get("code") if isinstance(error, dict) else error
-    return output.shortened(text or "failed", 200)
+    return output.shortened(step_texts.error(error), 200)
 
 
 def _now_text() -> str:

@@ -9,6 +9,7 @@ from .hints import Hint
 RefusedCode: TypeAlias = Literal[
     # the request itself
     "invalid",
+    "too_large",
     "not_found",
     "wrong_state",
     "version_conflict",  # (namespace, name, version) exists with other content
@@ -24,6 +25,7 @@ RefusedCode: TypeAlias = Literal[
     "disk_full",
     "database_read_only",
     "database_unavailable",
+    "commit_unknown",  # the broker stopped: the command may have been carried out
     # the data, which the database refused
     "refused_by_database",
 ]
@@ -34,7 +36,7 @@ class Answer(Struct, frozen=True):
 
 
 class CommandRefused(Answer, frozen=True):
-    """The command was not carried out, and nothing is stored."""
+    """The command was not carried out, and nothing is stored. Only with `commit_unknown` it may have been."""
 
     code: RefusedCode
     message: str

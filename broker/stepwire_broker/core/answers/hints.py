@@ -21,6 +21,8 @@ class HintCode(enum.StrEnum):
     LIST_RULES = "list_rules"
     LIST_HANDLERS = "list_handlers"
     NAME_A_STEP = "name_a_step"  # names
+    NAME_A_VERSION = "name_a_version"  # names
+    NAME_A_WORKFLOW = "name_a_workflow"  # names
     # change something
     APPLY_WORKFLOW = "apply_workflow"
     RESUME_TASK = "resume_task"  # task_id
@@ -41,6 +43,7 @@ class HintCode(enum.StrEnum):
     WAIT_FOR_BROKER = "wait_for_broker"
     WAIT_FOR_DATABASE = "wait_for_database"
     WAIT_FOR_OPEN_STEPS = "wait_for_open_steps"
+    SPLIT_SUBMISSION = "split_submission"
     WAIT_OR_RESOLVE = "wait_or_resolve"
 
 
@@ -64,6 +67,8 @@ TEXTS: Final[dict[HintCode, str]] = {
     HintCode.LIST_RULES: "list the rules; remove a configured rule in the configuration",
     HintCode.LIST_HANDLERS: "list the workflows and the workers for the handlers that exist",
     HintCode.NAME_A_STEP: "its steps: {names}",
+    HintCode.NAME_A_VERSION: "its versions: {names}",
+    HintCode.NAME_A_WORKFLOW: "did you mean {names}?",
     HintCode.APPLY_WORKFLOW: "apply the workflow first",
     HintCode.RESUME_TASK: "resume task {task_id}",
     HintCode.RESOLVE_STEP: "find out what step {step_id} did, then resolve it",
@@ -82,6 +87,7 @@ TEXTS: Final[dict[HintCode, str]] = {
     HintCode.SEND_AGAIN: "send the command again after a second",
     HintCode.WAIT_FOR_BROKER: "send the command again when this broker is back, or send it to another broker",
     HintCode.WAIT_FOR_DATABASE: "accepted work is safe; the broker resumes by itself when the database accepts writes",
+    HintCode.SPLIT_SUBMISSION: "submit the tasks in several smaller batches",
     HintCode.WAIT_FOR_OPEN_STEPS: "wait until steps have finished, or raise limits.max_open_steps",
     HintCode.WAIT_OR_RESOLVE: "wait until running steps have finished, and resolve held steps first",
 }

@@ -7,7 +7,7 @@ from stepwire_protocol.messages import BrokerMessage
 
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.model.level0_peer import Handout
-from stepwire_broker.core.model.live import StepBatch
+from stepwire_broker.core.model.live import StepBatch, StepProgress
 
 
 class ToWorker(Struct, frozen=True, gc=False):
@@ -101,6 +101,7 @@ class Decision(Struct):
     breaker_changes: list[BreakerChanged] = []
     complaints: list[Complaint] = []
     offers_left_out: list[OffersLeftOut] = []
+    progress: list[StepProgress] = []
 
     @property
     def is_empty(self) -> bool:
@@ -115,4 +116,5 @@ class Decision(Struct):
             or self.breaker_changes
             or self.complaints
             or self.offers_left_out
+            or self.progress
         )

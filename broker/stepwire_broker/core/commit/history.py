@@ -105,6 +105,7 @@ def _columns(stored: StoredStep, step: Step) -> list[tuple[str, Any, Any]]:
         ("started_ms", stored.started_ms, step.started_ms),
         ("not_before_ms", stored.not_before_ms, step.not_before_ms),
         ("finished_ms", stored.finished_ms, step.finished_ms),
+        ("run_ms", stored.run_ms, step.run_ms),
         ("reason", stored.reason, step.reason),
         ("key_number", stored.key_number, step.key_number),
         ("output_bytes", stored.output_bytes, step.output_bytes),

@@ -23,6 +23,7 @@ from stepwire_broker.core.model.commit_group import (
     StepCompleted,
     StepDispatched,
     StepOutput,
+    StepStderr,
     Submission,
     TaskChanged,
     WorkflowNew,
@@ -34,6 +35,7 @@ from stepwire_broker.core.model.live import (
     DIRTY_COMPLETED,
     DIRTY_DISPATCHED,
     DIRTY_OUTPUT,
+    DIRTY_STDERR,
     Step,
     StepBatch,
     Task,
@@ -104,6 +106,7 @@ class LaneState(Struct):
     controls: list[ControlChanged] = []
     parked: list[Parked] = []
     reserve_ids: int = 0
+    unused_ids: tuple[int, int] | None = None
     promised: bool = False  # sends wait for the open group, so it is written even if it is empty
     bytes: int = 0
     in_flight: list[Task] = []  # tasks in the group the writer has now
@@ -120,6 +123,7 @@ class LaneState(Struct):
             or self.controls
             or self.parked
             or self.reserve_ids
+            or self.unused_ids
             or self.promised
         )
 
@@ -183,6 +187,7 @@ class Outbox:
             controls=lane.controls,
             parked=lane.parked,
             reserve_ids=lane.reserve_ids,
+            unused_ids=lane.unused_ids,
             bytes=lane.bytes,
         )
         for task in lane.dirty.values():
@@ -194,6 +199,7 @@ class Outbox:
         lane.dirty = {}
         lane.submissions, lane.workflows, lane.activations, lane.controls, lane.parked = [], [], [], [], []
         lane.reserve_ids = lane.bytes = 0
+        lane.unused_ids = None
         lane.promised = False
         self._barrier = None
         return group
@@ -238,6 +244,11 @@ def _write(group: CommitGroup, task: Task, owner: LaneOwner) -> None:
 
 def _write_step(group: CommitGroup, step: Step) -> None:
     dirty, step.dirty = step.dirty, 0
+    if dirty & DIRTY_STDERR:
+        _write_stderr(group, step)
+        dirty &= ~DIRTY_STDERR
+        if not dirty:
+            return
     if dirty & DIRTY_CHANGED or dirty == DIRTY_DISPATCHED | DIRTY_COMPLETED:
         group.steps_changed.append(step_changed(step))
         if dirty & (DIRTY_COMPLETED | DIRTY_OUTPUT):
@@ -245,7 +256,9 @@ def _write_step(group: CommitGroup, step: Step) -> None:
     elif dirty & DIRTY_COMPLETED:
         assert step.output is not None
         assert step.finished_ms is not None
-        group.steps_completed.append(StepCompleted(step.id, step.output, step.output_bytes, step.finished_ms))
+        group.steps_completed.append(
+            StepCompleted(step.id, step.output, step.output_bytes, step.finished_ms, step.run_ms)
+        )
     else:
         assert step.batch_id is not None
         assert step.worker is not None
@@ -253,6 +266,13 @@ def _write_step(group: CommitGroup, step: Step) -> None:
         group.steps_dispatched.append(
             StepDispatched(step.id, step.delivery, step.batch_id, step.worker, step.ready_ms, step.dispatched_ms)
         )
+
+
+def _write_stderr(group: CommitGroup, step: Step) -> None:
+    """Write the text once, and drop it from memory."""
+    assert step.stderr is not None
+    group.steps_stderr.append(StepStderr(step.id, *step.stderr))
+    step.stderr = None
 
 
 def task_changed(task: Task, owner: LaneOwner) -> TaskChanged:
@@ -311,6 +331,7 @@ def step_changed(step: Step) -> StepChanged:
         not_before_ms=step.not_before_ms,
         finished_ms=step.finished_ms,
         deadline_ms=step.deadline_ms,
+        run_ms=step.run_ms,
         error=step.error,
         reason=step.reason,
         key_number=step.key_number,

@@ -208,8 +208,16 @@ def mapping(value: Any, path: Path, report: ProblemCollector) -> dict[str, str] 
         return None
     for member, target in value.items():
         if not isinstance(target, str):
-            report.add((*path, member), f"{shown(target)} is not a path like context.order or results.step.total")
+            report.add((*path, member), f"{shown(target)} is not {_A_PATH}{_constant_hint((*path, member))}")
     return value
+
+
+_A_PATH: Final = "a path like context.order or results.step.total"
+
+
+def _constant_hint(path: Path) -> str:
+    """Where a constant belongs instead. Only an `input` can hold one by mistake: an `output` selects results."""
+    return "; a constant belongs in the step's handler_config" if "input" in path else ""
 
 
 def resolved_mapping(
@@ -231,7 +239,7 @@ def _leads_somewhere(
     if words[0] == "context":
         return True
     if words[0] != "results" or len(words) < 2:
-        report.add(path, f"the path {shown(target)} begins with neither context nor results.<step>")
+        report.add(path, f"{shown(target)} is not {_A_PATH}{_constant_hint(path)}")
         return False
     if words[1] not in steps:
         report.add(path, f"{shown(words[1])} is not {whose}{report.suggestion(words[1], steps.keys())}")

@@ -25,6 +25,7 @@ class StoredStep(NamedTuple):
     not_before_ms: int | None
     finished_ms: int | None
     deadline_ms: int | None
+    run_ms: int | None
     error: str | None
     reason: str | None
     key_number: int

@@ -16,6 +16,7 @@ from stepwire_broker.core.reading.document_problems import (
 )
 
 from . import fields
+from .missed_failures import MissedFailure, missed_failures
 from .settings import LimitSettings
 from .step_definition import TIMEOUT_DEFAULT_MS, Mapping, StepDefinition, StepKind
 from .step_reader import DOCUMENT_BYTES_MAX, STEP_READERS, WrittenStep, read_steps, retry_limit_default
@@ -171,6 +172,19 @@ def _warn(head: dict[str, Any], steps: list[WrittenStep], report: ProblemCollect
             for key in ("on_unknown", "retry_reported_failures"):
                 if key in step.members:
                     report.warn(("steps", i, key), f"{key} has no effect: the step is not at_most_once")
+    for missed in missed_failures(steps):
+        report.warn(("steps", missed.step, "trigger_rule"), _missed_failure(missed, steps), code="missed_failure")
+
+
+def _missed_failure(missed: MissedFailure, steps: list[WrittenStep]) -> str:
+    step, named, failing = (steps[i].members["name"] for i in (missed.step, missed.named, missed.failing))
+    remedy = f"{{none: [{{completed: {named}}}]}}"
+    if not missed.names_completed:
+        remedy = f"{{all: [{{completed: (the step to undo)}}, {remedy}]}}"
+    return (
+        f"if {failing} fails, {named} is skipped, not failed, and {step} does not run; instead of {{failed: {named}}} "
+        f"write {remedy}, or {{none: [{{completed: {named}}}, {{skipped: {named}}}]}} if this is meant"
+    )
 
 
 # -- the stored and the running form ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.dispatch.payloads import forget_fetched
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.apply import counted
-from stepwire_broker.core.model.events import AwaitTask, Command, Forget, Now
+from stepwire_broker.core.model.events import AwaitTask, Command, CommandOfOperator, Forget, Now
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import (
     CANCELLED,
@@ -38,20 +38,20 @@ from stepwire_broker.core.workers.stopping import request_stop
 from .submission import intake_refused, no_executor
 
 
-class CancelTask(Command, frozen=True):
+class CancelTask(CommandOfOperator, frozen=True):
     task_id: int
     reason: str = ""
 
 
-class PauseTask(Command, frozen=True):
+class PauseTask(CommandOfOperator, frozen=True):
     task_id: int
 
 
-class ResumeTask(Command, frozen=True):
+class ResumeTask(CommandOfOperator, frozen=True):
     task_id: int
 
 
-class RetryTask(Command, frozen=True):
+class RetryTask(CommandOfOperator, frozen=True):
     """Run failed, cancelled and skipped steps again; with `from_step`, that step and all after it."""
 
     task_id: int
@@ -61,7 +61,7 @@ class RetryTask(Command, frozen=True):
     reason: str = ""
 
 
-class ResolveStep(Command, frozen=True):
+class ResolveStep(CommandOfOperator, frozen=True):
     """An operator sets the outcome of a held step."""
 
     step_id: int
@@ -105,7 +105,7 @@ def on_cancel(state: BrokerState, task: Task, event: CancelTask, now: Now) -> No
         state.refuse_now(event.request, _wrong_state(task, "cancelled"))
         return
     if not task.cancelling:
-        state.record(task, facts.CancelAsked(now.wall, event.reason))
+        state.record(task, facts.CancelAsked(now.wall, event.reason, event.by))
         _stop_all(state, task, "task_cancelled", now)
     state.answer(event.request, Done(task.id, task.state, task.attention), task)
 
@@ -129,7 +129,7 @@ def on_pause(state: BrokerState, task: Task, event: PauseTask, now: Now) -> None
         state.refuse_now(event.request, _wrong_state(task, "paused"))
         return
     if task.state is not TaskState.PAUSED:
-        state.record(task, facts.Paused(now.wall))
+        state.record(task, facts.Paused(now.wall, event.by))
     state.answer(event.request, Done(task.id, task.state, task.attention), task)
 
 
@@ -138,7 +138,7 @@ def on_resume(state: BrokerState, task: Task, event: ResumeTask, now: Now) -> No
         state.refuse_now(event.request, _wrong_state(task, "resumed"))
         return
     if task.state is TaskState.PAUSED:
-        state.record(task, facts.Resumed(now.wall))
+        state.record(task, facts.Resumed(now.wall, event.by))
         for step in task.steps:
             enqueue(state, step)
     state.answer(event.request, Done(task.id, task.state, task.attention), task)
@@ -220,7 +220,7 @@ _AGAIN: Final = frozenset({FAILED, CANCELLED, SKIPPED})
 def _reopen(state: BrokerState, task: Task, chosen: list[Step], event: RetryTask, now: Now) -> None:
     """Set the chosen steps back to waiting, and a task that has ended back to running."""
     was_final = task.state in TASK_FINAL
-    state.record(task, facts.Operated(now.wall, "retry", None, event.reason))
+    state.record(task, facts.Operated(now.wall, "retry", None, event.reason, event.by))
     if was_final:
         state.record(task, facts.TaskReopened(now.wall))
         task.deadline_ms = None  # the deadline applied to the run that has ended
@@ -248,7 +248,8 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
             ),
         )
         return
-    state.record(task, facts.Operated(now.wall, f"resolve_{event.outcome}", step.position, event.reason))
+    action = f"resolve_{event.outcome}"
+    state.record(task, facts.Operated(now.wall, action, step.position, event.reason, event.by))
     match event.outcome:
         case "completed":
             output = b"{}" if event.output is None else bytes(event.output)
@@ -268,9 +269,8 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
 
 
 def _wrong_state(task: Task, done: str) -> CommandRefused:
-    return CommandRefused(
-        "wrong_state", f"task {task.id} is {task.state} and cannot be {done}", Hint(HintCode.SHOW_TASK, task_id=task.id)
-    )
+    text = f"already {done}" if task.state == done else f"{task.state} and cannot be {done}"
+    return CommandRefused("wrong_state", f"task {task.id} is {text}", Hint(HintCode.SHOW_TASK, task_id=task.id))
 
 
 # The machine loads the task before it calls these functions, and removes a task that has ended afterwards.

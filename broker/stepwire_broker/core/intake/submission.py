@@ -1,29 +1,31 @@
-"""Submissions of tasks and workflows: checked against the limits, and stored whole or not at all.
+"""Submissions of tasks: checked against the limits, and finished when the owner of each idempotency key is known.
 
-The insert, in the transaction that stores the task, decides which task owns an idempotency key. Until then a task with
-a key is only in this module's memory, and none of its steps is dispatched. A task without a key begins at once: its
-first dispatch is in the same transaction. A single task on an idle lane also begins at once, because nearly every key
-is new and the client then waits for one commit less. If the key belongs to an earlier task, every decision for the
-new task is undone before any message about it is sent.
+The insert, in the transaction that stores the task, decides which task owns a key. If the key belongs to an earlier
+task, every decision for the new task is undone before any message about it is sent.
 """
 
 from typing import Final
 
-from msgspec import Struct
+import msgspec
 
 from stepwire_broker.core.answers.answers import CommandRefused, TasksSubmitted
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.definitions.workflow import Workflow
-from stepwire_broker.core.model import facts
-from stepwire_broker.core.model.commit_group import HistoryRow, Key, Submission, SubmissionOutcome
+from stepwire_broker.core.model.commit_group import KeyConflict, SubmissionOutcome
 from stepwire_broker.core.model.events import NewTask, Now, SubmitTasks
 from stepwire_broker.core.model.live import Task
 from stepwire_broker.core.progress.discard import discard
-from stepwire_broker.core.progress.new_task import CreatedTask, TaskIds, begin, new_task
-from stepwire_broker.core.progress.stored_tasks import note_stored, room_for_new, without_worker
+from stepwire_broker.core.progress.new_task import begin
+from stepwire_broker.core.progress.stored_tasks import note_stored
 from stepwire_broker.core.state import BrokerState
 
-ID_BLOCK: Final = 1 << 20
+from . import storing
+from .storing import Undecided
+from .unknown_workflow import unknown_workflow
+
+ID_BLOCK: Final = 1 << 14  # ids reserved at a time: a broker that is killed skips at most as many
+WAITING_ROW_BYTES: Final = 200  # estimated size of a task in memory that waits for its ids, without its context
+BUILDING_MAX: Final = 8  # large submissions whose tasks are being built
 RETRY_SOON_MS: Final = 200
 RETRY_LATER_MS: Final = 1_000
 
@@ -33,17 +35,6 @@ _STALLED: Final[dict[str, str]] = {
     "database_read_only": "the database cannot be written",
     "database_unavailable": "the database does not answer",
 }
-
-
-class Undecided(Struct):
-    """A submission whose insert is not committed yet."""
-
-    request: int
-    tasks: list[Task]  # the tasks that go into memory if they own their keys
-    stored_only: list[tuple[int, int, str | None]]  # task id, number of steps, wants: memory has no space for them
-    ids: list[int]
-    admitted: bool  # the tasks are in memory already, because the insert is expected to succeed
-    at: Now
 
 
 def intake_refused(state: BrokerState) -> CommandRefused | None:
@@ -62,6 +53,10 @@ def intake_refused(state: BrokerState) -> CommandRefused | None:
             Hint(HintCode.WAIT_FOR_DATABASE),
             RETRY_LATER_MS,
         )
+    if len(state.building) >= BUILDING_MAX:
+        return CommandRefused(
+            "overloaded", "other large submissions are being stored", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS
+        )
     if state.outbox.bytes_waiting > state.settings.limits.uncommitted_bytes // 2:
         return CommandRefused("overloaded", "the database is behind", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS)
     return None
@@ -75,13 +70,20 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
         for number, new in enumerate(event.tasks):
             workflow = _workflow_of(state, new)
             if workflow is None:
-                refused = _no_such_workflow(new, number, len(event.tasks))
+                refused = _no_such_workflow(state, new, number, len(event.tasks))
                 break
             if not state.router.has_distributed and (missing := state.router.refusal(workflow)) is not None:
                 refused = no_executor(workflow, missing)
                 break
             workflows.append(workflow)
             steps += len(workflow.steps)
+    if refused is None and len(workflows) > 1 and steps > state.settings.limits.steps_per_batch:
+        refused = CommandRefused(
+            "too_large",
+            f"the {len(workflows)} tasks of this submission have {steps} steps; the limit of one submission is "
+            f"{state.settings.limits.steps_per_batch}",
+            Hint(HintCode.SPLIT_SUBMISSION),
+        )
     if refused is None and state.open_steps + steps > state.settings.limits.max_open_steps:
         refused = CommandRefused(
             "too_many_open_steps",
@@ -93,11 +95,13 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
     numbers = steps + len(event.tasks)
     reserve_numbers(state, numbers)
     if refused is None and state.next_id + numbers - 1 > state.last_id:
+        if _waits_for_numbers(state, event):
+            return
         refused = CommandRefused("overloaded", "new ids are being reserved", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS)
     if refused is not None:
         state.refuse_now(event.request, refused)
         return
-    _store(state, event, workflows, now)
+    storing.store(state, event, workflows, now)
 
 
 def reserve_numbers(state: BrokerState, numbers: int) -> None:
@@ -107,98 +111,55 @@ def reserve_numbers(state: BrokerState, numbers: int) -> None:
         state.outbox.touch(min(state.outbox.lanes)).reserve_ids = max(ID_BLOCK, 2 * numbers)
 
 
+def _waits_for_numbers(state: BrokerState, event: SubmitTasks) -> bool:
+    """Keep a submission until the next block is reserved, which takes one commit. False: too many bytes wait already,
+    or no block will come because the broker stops."""
+    size = sum(len(new.context) + WAITING_ROW_BYTES for new in event.tasks)
+    if state.left or state.submissions_waiting_bytes + size > state.settings.limits.uncommitted_bytes // 4:
+        return False
+    state.submissions_waiting.append(event)
+    state.submissions_waiting_bytes += size
+    return True
+
+
+def on_numbers(state: BrokerState, numbers: tuple[int, int], now: Now) -> None:
+    """Use a new block: both blocks if it follows the old one, else only the new one. Then continue the submissions that
+    waited for it."""
+    state.next_id = state.next_id if numbers[0] == state.last_id + 1 else numbers[0]
+    state.last_id = numbers[1]
+    state.ids_asked = False
+    waiting, state.submissions_waiting, state.submissions_waiting_bytes = state.submissions_waiting, [], 0
+    for event in waiting:
+        on_submit(state, event, now)
+
+
+def return_numbers(state: BrokerState) -> None:
+    """Return the rest of the block at a planned stop: the next start then continues with the next id. If a reservation
+    is on its way, another block follows the rest, and nothing is returned."""
+    state.left = True
+    if not state.ids_asked and state.next_id <= state.last_id:
+        state.outbox.touch(min(state.outbox.lanes)).unused_ids = (state.next_id, state.last_id)
+    state.next_id = state.last_id + 1
+    state.ids_asked = True  # nothing further is reserved
+
+
 def _workflow_of(state: BrokerState, new: NewTask) -> Workflow | None:
     if new.version is None:
         return state.active.get((new.namespace, new.workflow))
     return state.versions.get((new.namespace, new.workflow, new.version))
 
 
-def _no_such_workflow(new: NewTask, number: int, count: int) -> CommandRefused:
-    version = f" version {new.version}" if new.version is not None else ""
-    where = f"tasks[{number}]: " if count > 1 else ""
-    return CommandRefused(
-        "not_found",
-        f"{where}there is no workflow {new.namespace}/{new.workflow}{version}",
-        Hint(HintCode.APPLY_WORKFLOW),
-    )
+def _no_such_workflow(state: BrokerState, new: NewTask, number: int, count: int) -> CommandRefused:
+    refused = unknown_workflow(new.namespace, new.workflow, new.version, state.versions)
+    return refused if count == 1 else msgspec.structs.replace(refused, message=f"tasks[{number}]: {refused.message}")
 
 
 def no_executor(workflow: Workflow, missing: str) -> CommandRefused:
     return CommandRefused(
         "no_executor",
-        f"{workflow.namespace}/{workflow.name}: {missing}",
+        f"{workflow.namespace}::{workflow.name}: {missing}",
         Hint(HintCode.CONFIGURE_EXECUTOR),
     )
-
-
-def _store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], now: Now) -> None:
-    """Build the tasks and put their rows in the next transaction of one lane."""
-    lane_id = state.lane_of_next()
-    lane = state.outbox.lanes[lane_id]
-    is_alone = len(event.tasks) == 1 and lane.is_idle and not lane.is_open
-    at_once = is_alone or not any(new.key is not None for new in event.tasks)
-    submission = Submission(event.request, [], [], [], [])
-    undecided = Undecided(event.request, [], [], [], at_once, now)
-    state.outbox.touch(lane_id)
-    room = room_for_new(state)
-    room_for_idle = room - state.settings.limits.max_active_tasks // 2
-    idle = without_worker(state, workflows) if room_for_idle < len(workflows) else frozenset()
-    uid = event.entropy
-    for new, workflow in zip(event.tasks, workflows, strict=True):
-        ids = _next_ids(state, workflow, uid, lane_id)
-        uid += 1
-        created = new_task(
-            workflow,
-            new.context,
-            key=new.key,
-            priority=new.priority,
-            labels=new.labels,
-            deadline_ms=new.deadline_ms,
-            ids=ids,
-            owner=state.outbox.owner,
-            in_memory=len(undecided.tasks) < (room_for_idle if workflow.id in idle else room),
-            now=now,
-        )
-        if new.key is not None:
-            submission.keys.append(Key(new.namespace, new.key, new.digest, ids.task))
-        _add(submission, undecided, created, now)
-        lane.bytes += len(new.context) + _ROW_BYTES * (1 + len(created.steps))
-        state.open_steps += len(created.steps)
-    state.reserved_tasks += len(undecided.tasks)
-    lane.submissions.append(submission)
-    state.undecided[event.request] = undecided
-    if at_once:
-        for task in undecided.tasks:
-            state.outbox.mark(task)
-            begin(state, task, now)
-
-
-_ROW_BYTES: Final = 200  # estimated size of a new row in memory until it is written
-
-
-def _next_ids(state: BrokerState, workflow: Workflow, uid: int, lane_id: int) -> TaskIds:
-    ids = TaskIds(state.next_id, state.next_id + 1, f"{uid & _UID_MASK:032x}", lane_id)
-    state.next_id = ids.first_step + len(workflow.steps)
-    return ids
-
-
-_UID_MASK: Final = 2**128 - 1
-
-
-def _add(submission: Submission, undecided: Undecided, created: CreatedTask, now: Now) -> None:
-    """Add a task to its submission. The outbox writes the first facts of a task that begins at once."""
-    row, task = created.row, created.live
-    submission.tasks.append(row)
-    submission.steps.extend(created.steps)
-    undecided.ids.append(row.id)
-    if task is None:
-        undecided.stored_only.append((row.id, len(created.steps), row.wants))
-    else:
-        undecided.tasks.append(task)
-    if task is not None and undecided.admitted:
-        task.facts = created.facts
-    else:
-        submission.history.append(HistoryRow(row.id, now.wall, facts.encode(created.facts)))
 
 
 def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None:
@@ -208,11 +169,7 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
     if outcome.conflict is not None or outcome.failed is not None:
         _undo(state, undecided, now)
         if outcome.conflict is not None:
-            refused = CommandRefused(
-                "key_conflict",
-                f"the idempotency key {outcome.conflict!r} belongs to another submission",
-                Hint(HintCode.USE_NEW_KEY),
-            )
+            refused = _key_conflict(outcome.conflict)
         else:
             refused = CommandRefused("refused_by_database", f"the database refused the data: {outcome.failed}")
         state.refuse_now(outcome.request, refused)
@@ -236,6 +193,15 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
             [task_id not in existing for task_id in undecided.ids],
         ),
     )
+
+
+def _key_conflict(conflict: KeyConflict) -> CommandRefused:
+    message = (
+        f"two tasks of this submission have the idempotency key {conflict.key!r} and different content"
+        if conflict.task_id is None
+        else f"the idempotency key {conflict.key!r} belongs to task {conflict.task_id}, which has other content"
+    )
+    return CommandRefused("key_conflict", message, Hint(HintCode.USE_NEW_KEY))
 
 
 def _undo(state: BrokerState, undecided: Undecided, now: Now) -> None:

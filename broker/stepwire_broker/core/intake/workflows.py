@@ -8,6 +8,7 @@ from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow, N
 from stepwire_broker.core.state import BrokerState
 
 from .submission import intake_refused
+from .unknown_workflow import unknown_workflow
 
 
 def on_apply(state: BrokerState, event: ApplyWorkflow, now: Now) -> None:
@@ -72,9 +73,7 @@ def on_activate(state: BrokerState, event: ActivateWorkflow, now: Now) -> None:
     workflow = state.versions.get((event.namespace, event.name, event.version))
     refused = intake_refused(state)
     if refused is None and workflow is None:
-        refused = CommandRefused(
-            "not_found", f"there is no workflow {event.namespace}/{event.name} version {event.version}"
-        )
+        refused = unknown_workflow(event.namespace, event.name, event.version, state.versions)
     if refused is not None or workflow is None:
         state.refuse_now(event.request, refused or CommandRefused("not_found", "no such workflow"))
         return

@@ -187,6 +187,7 @@ def _restored_step(task: Task, r: StoredStep) -> Step:
         step.not_before_ms = r.not_before_ms
         step.finished_ms = r.finished_ms
         step.deadline_ms = r.deadline_ms
+        step.run_ms = r.run_ms
         step.error = None if r.error is None else r.error.encode()
         step.reason = r.reason
         step.earlier = None if r.earlier is None else _earlier(r.earlier)

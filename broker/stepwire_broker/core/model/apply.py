@@ -112,6 +112,7 @@ def _dispatched(step: Step, fact: facts.Dispatched) -> None:
     step.worker = fact.worker
     step.dispatched_ms = fact.at
     step.started_ms = None
+    step.run_ms = None
     step.reason = None
     if fact.delivery == 1 and step.deadline_ms is None and step.accept_from == 0:
         # The short dispatch row also holds every column that `readied` changed in the same group.
@@ -140,6 +141,7 @@ def _undelivered(step: Step, fact: facts.Undelivered) -> None:
 def _completed(step: Step, fact: facts.Completed) -> None:
     step.output_bytes = fact.output_bytes
     step.finished_ms = fact.at
+    step.run_ms = fact.run_ms
     step.batch_id = step.not_before_ms = step.reason = step.earlier = None
     if step.error is not None or step.granted:
         step.error = None
@@ -148,6 +150,7 @@ def _completed(step: Step, fact: facts.Completed) -> None:
 
 
 def _backed_off(step: Step, fact: facts.BackedOff) -> None:
+    _ran(step, fact)
     if step.batch_id is not None:
         _left(step)
     step.attempt += 1
@@ -157,6 +160,7 @@ def _backed_off(step: Step, fact: facts.BackedOff) -> None:
 
 
 def _failed(step: Step, fact: facts.Failed) -> None:
+    _ran(step, fact)
     step.finished_ms = fact.at
     step.reason = fact.code
     step.batch_id = step.not_before_ms = step.earlier = None
@@ -165,8 +169,18 @@ def _failed(step: Step, fact: facts.Failed) -> None:
 
 def _held(step: Step, fact: facts.Held) -> None:
     # `batch_id` stays, because a result of this delivery can still end the step.
+    _ran(step, fact)
     step.reason = fact.code
     step.dirty |= DIRTY_CHANGED
+
+
+def _ran(step: Step, fact: facts.BackedOff | facts.Failed | facts.Held) -> None:
+    """Record the duration of a run that failed, and its start if no heartbeat reported it: a short run has none."""
+    if fact.run_ms is None:
+        return
+    step.run_ms = fact.run_ms
+    if step.started_ms is None and step.dispatched_ms is not None:
+        step.started_ms = max(step.dispatched_ms, fact.at - fact.run_ms)
 
 
 def _restored(step: Step, fact: facts.Restored) -> None:
@@ -191,7 +205,7 @@ def _reopened(step: Step, fact: facts.Reopened) -> None:
     step.attempt = 0
     step.lost_sessions = 0
     step.accept_from = step.delivery + 1
-    step.batch_id = step.ready_ms = step.not_before_ms = step.finished_ms = step.started_ms = None
+    step.batch_id = step.ready_ms = step.not_before_ms = step.finished_ms = step.started_ms = step.run_ms = None
     step.deadline_ms = step.deadline_mono = step.error = step.reason = step.earlier = None
     step.granted = False
     step.key_number += fact.new_key

@@ -81,6 +81,7 @@ class StepCompleted(NamedTuple):
     output: bytes
     output_bytes: int
     finished_ms: int
+    run_ms: int | None
 
 
 class StepChanged(NamedTuple):
@@ -101,6 +102,7 @@ class StepChanged(NamedTuple):
     not_before_ms: int | None
     finished_ms: int | None
     deadline_ms: int | None
+    run_ms: int | None
     error: bytes | None
     reason: str | None  # the code that explains the state
     key_number: int  # 0, or the number of times an operator asked for a new key
@@ -114,6 +116,14 @@ class StepOutput(NamedTuple):
     id: int
     output: bytes | None
     output_bytes: int
+
+
+class StepStderr(NamedTuple):
+    """UPSERT into step_stderr: the end of the standard error of a step's latest run that reported any."""
+
+    id: int  # the step's
+    delivery: int
+    text: str
 
 
 class HistoryRow(NamedTuple):
@@ -190,17 +200,26 @@ class CommitGroup(Struct):
     steps_completed: list[StepCompleted] = []
     steps_changed: list[StepChanged] = []
     steps_output: list[StepOutput] = []
+    steps_stderr: list[StepStderr] = []
     tasks_changed: list[TaskChanged] = []
     history: list[HistoryRow] = []
     parked: list[Parked] = []
     reserve_ids: int = 0  # the number of further ids to reserve for tasks and steps
+    unused_ids: tuple[int, int] | None = None  # reserved ids to return, from the first to the last
     bytes: int = 0  # an estimate of its size in memory
+
+
+class KeyConflict(NamedTuple):
+    """An idempotency key that belongs to a task with other content."""
+
+    key: str
+    task_id: int | None  # None: the other task is in the same submission, so it is not stored
 
 
 class SubmissionOutcome(NamedTuple):
     request: int
     existing: dict[int, int]  # assigned task_id → the task that already has its key
-    conflict: str | None  # the key of an existing submission with other content
+    conflict: KeyConflict | None
     failed: str | None = None  # the database's error when it refused the data
 
 

@@ -47,6 +47,12 @@ class Command(Struct, frozen=True):
     request: int
 
 
+class CommandOfOperator(Command, frozen=True, kw_only=True):
+    """A command whose sender the history names. `by`: the name of the sender's token, if the token has a name."""
+
+    by: str | None = None
+
+
 class SubmitTasks(Command, frozen=True):
     """Store these together or not at all. `entropy` is 128 random bits; the tasks' uids count up from it."""
 

@@ -1,6 +1,11 @@
 """Facts: everything that can happen to a task. The live state changes only by applying a fact, and the history stores
 the same facts, so replaying the history gives the same state.
 
+The last members of some facts are for people and change nothing: `message`, `by`. They are optional, because rows that
+were stored before they existed lack them, and they keep this order: `run_ms`, `message`, `by`. `run_ms` is the duration
+of the run as its worker measured it. `message` is one line, `<code>: <text>`, of at most MESSAGE_CHARACTERS_MAX
+characters. `by` is the name of the operator's token.
+
 `at` is UTC milliseconds. A step is named by its position in the task. A fact has no payload: a completed
 step's output is in its row, and the fact carries its size and CRC-32.
 """
@@ -50,6 +55,7 @@ class Completed(StepFact, frozen=True, tag="completed"):
     delivery: int
     output_bytes: int
     output_crc32: int
+    run_ms: int | None = None
 
 
 class BackedOff(StepFact, frozen=True, tag="backed_off"):
@@ -58,16 +64,22 @@ class BackedOff(StepFact, frozen=True, tag="backed_off"):
     delivery: int
     code: str
     until: int
+    run_ms: int | None = None
+    message: str | None = None
 
 
 class Failed(StepFact, frozen=True, tag="failed"):
     delivery: int
     code: str
+    run_ms: int | None = None
+    message: str | None = None
 
 
 class Held(StepFact, frozen=True, tag="held"):
     delivery: int
     code: str
+    run_ms: int | None = None
+    message: str | None = None
 
 
 class Restored(StepFact, frozen=True, tag="restored"):
@@ -104,15 +116,16 @@ class Activated(TaskFact, frozen=True, tag="activated"):
 
 
 class Paused(TaskFact, frozen=True, tag="paused"):
-    pass
+    by: str | None = None
 
 
 class Resumed(TaskFact, frozen=True, tag="resumed"):
-    pass
+    by: str | None = None
 
 
 class CancelAsked(TaskFact, frozen=True, tag="cancel_asked"):
     reason: str
+    by: str | None = None
 
 
 class TaskReopened(TaskFact, frozen=True, tag="task_reopened"):
@@ -125,6 +138,7 @@ class Operated(TaskFact, frozen=True, tag="operated"):
     action: str
     step: int | None
     reason: str
+    by: str | None = None
 
 
 class Noticed(TaskFact, frozen=True, tag="noticed"):
@@ -161,6 +175,8 @@ Fact: TypeAlias = (
     | Noticed
     | TaskEnded
 )
+
+MESSAGE_CHARACTERS_MAX: Final = 200
 
 encode: Final = msgspec.json.Encoder().encode
 decode: Final = msgspec.json.Decoder(list[Fact]).decode

@@ -25,6 +25,7 @@ DIRTY_DISPATCHED: Final = 1
 DIRTY_COMPLETED: Final = 2
 DIRTY_CHANGED: Final = 4
 DIRTY_OUTPUT: Final = 8
+DIRTY_STDERR: Final = 16
 
 
 EARLIER_MAX: Final = 32  # earlier deliveries remembered per step, so that their late results still count
@@ -42,6 +43,24 @@ class Delivery(NamedTuple):
     batch_id: str
     worker: str
     granted: bool
+
+
+class StandardError(NamedTuple):
+    """The end of what a run of a step wrote to standard error."""
+
+    delivery: int
+    text: str
+
+
+class StepProgress(Struct, frozen=True, gc=False):
+    """The latest progress report of a running step. It is in memory only."""
+
+    step: "Step"
+    delivery: int
+    at_ms: int  # UTC
+    done: float
+    total: float | None
+    note: str | None
 
 
 class Step(Struct, gc=False, weakref=False, eq=False):
@@ -64,6 +83,7 @@ class Step(Struct, gc=False, weakref=False, eq=False):
     not_before_ms: int | None = None
     finished_ms: int | None = None
     deadline_ms: int | None = None
+    run_ms: int | None = None  # duration of the latest run, as its worker measured it
     error: bytes | None = None
     reason: str | None = None
     key_number: int = 0
@@ -84,7 +104,7 @@ class Step(Struct, gc=False, weakref=False, eq=False):
     avoid: set[str] | None = None  # workers that refused or lost the step: chosen only if no other can take it
     payload_context: bytes | None = None  # fetched for the next dispatch or the rule, then dropped
     fetched_outputs: dict[int, bytes] | None = None
-    progress: tuple[float, float | None, str | None] | None = None
+    stderr: "StandardError | None" = None  # to be written when the group closes
     rests_until_ms: int | None = None  # until then the step may leave memory, even if a worker offers its handler
     retry: str | None = None  # for its next attempt: RETRY_COUNTED, RETRY_NAMED, or None: the retry budget decides
 

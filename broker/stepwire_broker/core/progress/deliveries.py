@@ -29,4 +29,6 @@ def remove_delivery(state: BrokerState, step: Step) -> None:
     if state.guards.probes:
         allowance.gave_up(state, step)
     step.batch = None
-    step.seen = step.cancel = step.progress = None
+    step.seen = step.cancel = None
+    if state.progress:
+        state.progress.pop(step.id, None)

@@ -8,6 +8,7 @@ from zlib import crc32
 
 from stepwire_protocol.messages import ErrorDetail
 
+from stepwire_broker.core.answers.error_texts import described
 from stepwire_broker.core.answers.reason_codes import describe
 from stepwire_broker.core.definitions import retry
 from stepwire_broker.core.guards import allowance
@@ -24,14 +25,14 @@ from .readiness import enqueue
 from .task_outcome import update_attention
 
 
-def complete(state: BrokerState, step: Step, delivery: int, output: bytes, now: Now) -> None:
+def complete(state: BrokerState, step: Step, delivery: int, output: bytes, now: Now, run_ms: int | None = None) -> None:
     """Complete a step with the output of this delivery."""
     task = step.task
     remove_delivery(state, step)
     if step.retry is RETRY_COUNTED:
         allowance.retried(state, step, now)
     step.output = output
-    state.record(task, facts.Completed(now.wall, step.position, delivery, len(output), crc32(output)))
+    state.record(task, facts.Completed(now.wall, step.position, delivery, len(output), crc32(output), run_ms))
     state.counters.completed += 1
     state.hold_bytes(task, len(output))
     state.outbox.lanes[task.lane].bytes += len(output)
@@ -49,10 +50,12 @@ def fail(
     retryable: bool = True,
     reported: bool = False,
     retry_after_ms: int | None = None,
+    run_ms: int | None = None,
 ) -> None:
     """End an attempt that failed: retry the step later, or fail it.
 
-    `reported`: the handler reported the failure, which is final for at_most_once.
+    `reported`: the handler reported the failure, which is final for at_most_once. `run_ms`: the duration of the run, if
+    its worker reported it.
     """
     task, definition = step.task, step.definition
     remove_delivery(state, step)
@@ -62,12 +65,12 @@ def fail(
     if step.at_most_once and reported and not definition.retry_reported_failures:
         again = False
     if again:
-        _back_off(state, step, code, retry_after_ms, now)
+        _back_off(state, step, error, retry_after_ms, now, run_ms)
     elif task.cancelling and step.state is DISPATCHED:
         state.record(task, facts.StepCancelled(now.wall, step.position, "task_cancelled"))
         advance(state, step, now)
     else:
-        state.record(task, facts.Failed(now.wall, step.position, step.delivery, code))
+        state.record(task, facts.Failed(now.wall, step.position, step.delivery, code, run_ms, _message(error)))
         state.counters.failed += 1
         advance(state, step, now)
 
@@ -75,14 +78,21 @@ def fail(
 _HAS_RUN: Final = frozenset({DISPATCHED, HELD})
 
 
-def _back_off(state: BrokerState, step: Step, code: str, retry_after_ms: int | None, now: Now) -> None:
+def _message(error: ErrorDetail) -> str:
+    return described(error.code, error.message, facts.MESSAGE_CHARACTERS_MAX)
+
+
+def _back_off(
+    state: BrokerState, step: Step, error: ErrorDetail, retry_after_ms: int | None, now: Now, run_ms: int | None
+) -> None:
     """Schedule the next attempt: after the pause that the handler named, or else after the step's back-off."""
     task, definition = step.task, step.definition
     pause_ms = retry_after_ms
     if pause_ms is None:
         unit = retry.unit_of(task.uid, definition.name, step.attempt)
         pause_ms = retry.delay_ms(definition.backoff, step.attempt, unit)
-    state.record(task, facts.BackedOff(now.wall, step.position, step.delivery, code, now.wall + pause_ms))
+    code, until = error.code or "failed", now.wall + pause_ms
+    state.record(task, facts.BackedOff(now.wall, step.position, step.delivery, code, until, run_ms, _message(error)))
     state.timers.set(now.mono + pause_ms, RetryDue(step, step.not_before_ms))
     state.counters.retried += 1
     allowance.will_retry(state, step, named=retry_after_ms is not None, now=now)
@@ -116,13 +126,25 @@ def undeliver(state: BrokerState, step: Step, code: str, now: Now, *, lost: bool
         enqueue(state, step)
 
 
-def hold(state: BrokerState, step: Step, code: str, now: Now) -> None:
-    """Hold a step that may have run and must not run twice, or fail it if the workflow says so (`on_unknown`)."""
+def hold(
+    state: BrokerState,
+    step: Step,
+    code: str,
+    now: Now,
+    *,
+    error: ErrorDetail | None = None,
+    run_ms: int | None = None,
+) -> None:
+    """Hold a step that may have run and must not run twice, or fail it if the workflow says so (`on_unknown`).
+
+    `error` and `run_ms`: what the worker reported about the run.
+    """
     if step.definition.on_unknown == "fail":
         fail_for(state, step, code, now)
         return
     remove_delivery(state, step)
-    state.record(step.task, facts.Held(now.wall, step.position, step.delivery, code))
+    message = _message(error or ErrorDetail(message=describe(code), code=code))
+    state.record(step.task, facts.Held(now.wall, step.position, step.delivery, code, run_ms, message))
     state.counters.held += 1
     update_attention(state, step.task, now)
 
@@ -146,14 +168,25 @@ def lost_outcome(state: BrokerState, step: Step, now: Now, *, is_stopped: bool =
     unknown_outcome(state, step, STOPPED if is_stopped or step.cancel is not None else "outcome_unknown", now)
 
 
-def unknown_outcome(state: BrokerState, step: Step, code: str, now: Now) -> None:
-    """Retry a step that may have run, or hold it if it must not run twice."""
+def unknown_outcome(
+    state: BrokerState,
+    step: Step,
+    code: str,
+    now: Now,
+    *,
+    error: ErrorDetail | None = None,
+    run_ms: int | None = None,
+) -> None:
+    """Retry a step that may have run, or hold it if it must not run twice.
+
+    `error` and `run_ms`: what the worker reported about the run.
+    """
     if step.state is HELD:
         return
     if not step.at_most_once:
         fail_for(state, step, code, now, retryable=True)
     elif step.granted:
-        hold(state, step, code, now)
+        hold(state, step, code, now, error=error, run_ms=run_ms)
     else:
         undeliver(state, step, code, now)
 

@@ -46,7 +46,6 @@ def room_for_new(state: BrokerState) -> int:
     return room - max(1, min(PAGE_TASKS, limits.max_active_tasks // 8)) if state.unloaded else room
 
 
-def without_worker(state: BrokerState, workflows: Iterable[Workflow]) -> frozenset[int]:
-    """The ids of the workflows whose new tasks no worker could run now."""
-    distinct = {workflow.id: workflow for workflow in workflows}
-    return frozenset(i for i, workflow in distinct.items() if not can_run(state, wants_of_new(workflow)))
+def without_worker(state: BrokerState, workflow: Workflow) -> bool:
+    """True if no worker could run a new task of this workflow now."""
+    return not can_run(state, wants_of_new(workflow))

@@ -19,6 +19,7 @@ class DocumentProblem(NamedTuple):
     path: str  # steps[2].retry_limit
     message: str
     where: str = ""  # order.yaml:14
+    code: str = "invalid"  # of a warning: what kind of mistake it probably is
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.where, self.path, self.message) if part)
@@ -48,9 +49,9 @@ class ProblemCollector:
         else:
             self._omitted += 1
 
-    def warn(self, path: Path, message: str) -> None:
+    def warn(self, path: Path, message: str, code: str = "no_effect") -> None:
         if len(self.warnings) < PROBLEMS_MAX:
-            self.warnings.append(self._problem(path, message))
+            self.warnings.append(self._problem(path, message)._replace(code=code))
 
     def refusal(self) -> InvalidWorkflow:
         more = [DocumentProblem("", f"and {self._omitted} more problems")] if self._omitted else []

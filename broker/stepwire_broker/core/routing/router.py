@@ -302,13 +302,14 @@ def check(settings: ExecutionSettings, executors: Collection[str]) -> None:
     if settings.default_executor not in executors:
         raise RulesRefused(
             f"execution.default_executor is {settings.default_executor}, which is not a configured executor: {names}"
+            f"{_how_to_add(settings.default_executor)}"
         )
     for rule in _rules(settings.rules, ()):
         for executor in _named(rule):
             if executor not in executors:
                 raise RulesRefused(
                     f"execution.rules[{rule.number - 1}] ({rule.match}): {executor} is not a configured executor: "
-                    f"{names}"
+                    f"{names}{_how_to_add(executor)}"
                 )
 
 
@@ -324,7 +325,16 @@ def check_rule(written: RuleSettings, executors: Collection[str]) -> None:
     for executor in _named(rule):
         if executor not in executors:
             names = ", ".join(sorted(executors))
-            raise RulesRefused(f"{executor} is not a configured executor: {names}")
+            raise RulesRefused(f"{executor} is not a configured executor: {names}{_how_to_add(executor)}")
+
+
+def _how_to_add(executor: str) -> str:
+    """The settings that a built-in executor needs, for a message."""
+    setting = _NEEDS.get(executor)
+    return "" if setting is None else f"; {executor} needs {setting}"
+
+
+_NEEDS: Final = {"exec": "executors.exec.commands", "local": "executors.local.modules"}
 
 
 def _rules(configured: Sequence[RuleSettings], runtime: Sequence[RuleSettings]) -> list[RoutingRule]:

@@ -1,5 +1,7 @@
 """A worker's answers to a batch: accepted, refused, asked to start, and progress of a run."""
 
+from typing import Final
+
 from stepwire_protocol import limits
 from stepwire_protocol.messages import Accept, Progress, Refuse, Start
 
@@ -9,7 +11,7 @@ from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.commit_group import Parked
 from stepwire_broker.core.model.events import Now
-from stepwire_broker.core.model.live import Step, Task, WorkerSession
+from stepwire_broker.core.model.live import Step, StepProgress, Task, WorkerSession
 from stepwire_broker.core.model.states import DISPATCHED, TaskState
 from stepwire_broker.core.progress.step_outcomes import fail_for, undeliver
 from stepwire_broker.core.state import BrokerState
@@ -114,11 +116,18 @@ def _grant(state: BrokerState, step: Step, session: WorkerSession, now: Now) -> 
     return True
 
 
+NOTE_CHARACTERS_MAX: Final = 200
+
+
 def on_progress(state: BrokerState, message: Progress, now: Now) -> None:
+    """Keep the latest report of each running step. A longer note is cut: progress is for people only."""
     session = session_of(state, message.worker, message.session)
     if session is None:
         return
     for step_id, delivery, done, total, note in message.items:
         step = session.deliveries.get(step_id)
         if step is not None and step.delivery == delivery:
-            step.progress = (done, total, note)
+            cut = None if note is None else note[:NOTE_CHARACTERS_MAX]
+            report = StepProgress(step, delivery, now.wall, done, total, cut)
+            state.progress[step_id] = report
+            state.decision.progress.append(report)

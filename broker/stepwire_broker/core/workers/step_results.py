@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 from msgspec import UNSET
-from stepwire_protocol import topics
-from stepwire_protocol.messages import ErrorDetail, Result, Results, ResultsLevel0
+from stepwire_protocol import limits, topics
+from stepwire_protocol.messages import ErrorDetail, Result, ResultMetadata, Results, ResultsLevel0
 
 from stepwire_broker.core import letters
 from stepwire_broker.core.commit.decision import LoadBySteps
@@ -18,7 +18,7 @@ from stepwire_broker.core.commit.outbox import SendAck
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.events import Now
-from stepwire_broker.core.model.live import STOPPED, Step, Task, WorkerSession
+from stepwire_broker.core.model.live import DIRTY_STDERR, STOPPED, StandardError, Step, Task, WorkerSession
 from stepwire_broker.core.model.states import DISPATCHED, HELD, READY, RETRY_WAIT, STEP_FINAL
 from stepwire_broker.core.progress.step_outcomes import cancel_step, complete, fail, unknown_outcome
 from stepwire_broker.core.shadows import copies
@@ -160,7 +160,13 @@ def _apply_success(
     executor_control.count_run(state, session, step, result, now)
     if state.guards.by_handler:
         allowance.answered(state, step, delivery, None, result.status, now)
-    complete(state, step, delivery, _compact(bytes(result.output)), now)
+    metadata = result.metadata
+    run_ms = None
+    if metadata is not None:
+        run_ms = _run_ms(metadata)
+        if metadata.stderr is not None:
+            _keep_stderr(state, step, delivery, metadata.stderr)
+    complete(state, step, delivery, _compact(bytes(result.output)), now, run_ms)
 
 
 def _apply_failure(
@@ -173,15 +179,18 @@ def _apply_failure(
     executor_control.count_run(state, session, step, result, now)
     error = result.error or ErrorDetail(message="the handler gave no reason")
     stored = bounded(error, result.status)
+    run_ms = None if result.metadata is None else _run_ms(result.metadata)
+    if result.metadata is not None and result.metadata.stderr is not None:
+        _keep_stderr(state, step, delivery, result.metadata.stderr)
     allowance.answered(state, step, delivery, error, result.status, now)
     is_unknown = error.code == "outcome_unknown"
     if is_unknown and step.at_most_once:
         if step.state is DISPATCHED:
             step.error = facts.encode(stored)  # an operator who resolves the step needs the handler's message
-        unknown_outcome(state, step, "outcome_unknown", now)
+        unknown_outcome(state, step, "outcome_unknown", now, error=stored, run_ms=run_ms)
     elif step.cancel is not None and step.at_most_once and step.granted:
         # The worker reported a failure after a cancel: the effects of the stopped run are unknown.
-        unknown_outcome(state, step, STOPPED, now)
+        unknown_outcome(state, step, STOPPED, now, error=stored, run_ms=run_ms)
     elif step.task.cancelling and step.state is DISPATCHED:
         cancel_step(state, step, "task_cancelled", now)
     else:
@@ -194,10 +203,30 @@ def _apply_failure(
             retryable=is_unknown or _is_retryable(error, result),
             reported=result.status == "failed",
             retry_after_ms=None if retry_after_ms is None else min(retry_after_ms, RETRY_AFTER_MAX_MS),
+            run_ms=run_ms,
         )
 
 
 RETRY_AFTER_MAX_MS: Final = 366 * 24 * 3600 * 1000
+RUN_MS_MAX: Final = limits.INTEGER_MAX
+
+
+def _run_ms(metadata: ResultMetadata) -> int | None:
+    """Return the duration of the run as its worker measured it, in whole milliseconds."""
+    took_ms = metadata.execution_time_ms
+    return None if took_ms is None else min(int(took_ms + 0.5), RUN_MS_MAX)
+
+
+def _keep_stderr(state: BrokerState, step: Step, delivery: int, text: str) -> None:
+    """Have the end of the run's standard error written together with the step's rows."""
+    if len(text) > STDERR_BYTES_MAX // 4:  # a shorter text fits, whatever its characters are
+        text = text.encode()[-STDERR_BYTES_MAX:].decode(errors="ignore")
+    if not step.dirty:
+        step.task.dirty_steps.append(step)
+    step.dirty |= DIRTY_STDERR
+    step.stderr = StandardError(delivery, text)
+    state.write(step.task)
+    state.outbox.lanes[step.task.lane].bytes += len(text)
 
 
 def _is_open_for_failure(step: Step) -> bool:
@@ -217,6 +246,7 @@ def _is_retryable(error: ErrorDetail, result: Result) -> bool:
 
 
 ERROR_BYTES_MAX: Final = 8192
+STDERR_BYTES_MAX: Final = 16 * 1024
 
 
 def bounded(error: ErrorDetail, status: str) -> ErrorDetail:

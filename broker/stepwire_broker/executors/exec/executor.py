@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import structlog
+from msgspec import structs
 from stepwire.actions import RunEnd
 from stepwire_protocol import codec, limits
 from stepwire_protocol.messages import StepRequest
@@ -27,7 +28,7 @@ from stepwire_broker.executors.contract import (
 )
 
 from .commands import Commands, ProgramCommand
-from .exit_codes import outcome_of
+from .exit_codes import outcome_of, stderr_of
 from .program import NotStarted, Program, ProgramEnded, ProgramStart
 
 KEY: Final = "exec"
@@ -103,7 +104,9 @@ class Exec(BaseExecutor):
             raise NoCapacity("the broker stops; the step runs again after that")
         if ended.stderr:
             log.debug("run_stderr", step_id=step.step_id, stderr=ended.stderr.decode("utf-8", "replace"))
-        return outcome_of(ended, at_most_once=at_most_once, stdout_bytes_max=self._stdout_bytes_max)
+        result = outcome_of(ended, at_most_once=at_most_once, stdout_bytes_max=self._stdout_bytes_max)
+        # An empty text replaces the text of an earlier run. A first run has nothing to replace.
+        return structs.replace(result, stderr=stderr_of(ended)) if ended.stderr or step.delivery > 1 else result
 
     def _register(self, pid: int, mark: str, command: ProgramCommand, step: StepReady) -> tuple[Record, Path]:
         if self._records is None:

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Raw, Struct
 from stepwire.errors import OUTCOME_UNKNOWN
-from stepwire.handler import clean
+from stepwire.texts import clean
 from stepwire_protocol import limits, strict_json
 from stepwire_protocol.errors import InvalidMessage
 
@@ -157,6 +157,14 @@ def _with_stderr(text: str, ended: ProgramEnded) -> str:
 
 
 MESSAGE_CHARS_MAX: Final = 2_000
+
+
+def stderr_of(ended: ProgramEnded) -> str:
+    """The end of standard error as it is stored with the step. If it was cut, it begins with a whole line."""
+    text = ended.stderr.decode("utf-8", "replace")
+    if ended.stderr_cut:
+        text = text.partition("\n")[2] or text
+    return text
 
 
 def _stderr_tail(ended: ProgramEnded) -> str:

@@ -28,7 +28,7 @@ SHELL: Final = "/bin/sh"
 GATE: Final = 'read -r _ && exec "$@"'
 OPEN: Final = b"\n"
 
-STDERR_BYTES_MAX: Final = 8 * 1024  # the end of standard error; the rest is read and discarded
+STDERR_BYTES_MAX: Final = 16 * 1024  # the end of standard error; the rest is read and discarded
 KEPT_BYTES_MAX: Final = 1024  # of an output that exceeds its limit
 READ_BYTES: Final = 64 * 1024
 READS_AT_END_MAX: Final = 32

@@ -196,6 +196,6 @@ class _StepAndTask(NamedTuple):
 _TASK: Final = """id, uid, workflow_id, lane, namespace, key, state, attention, cancelling, priority, labels,
  CASE WHEN context_bytes <= :resident THEN context END, context_bytes, created_ms, finished_ms, deadline_ms"""
 _STEP: Final = """id, task_id, position, state, attempt, delivery, accept_from, batch_id, worker, granted,
- lost_sessions, ready_ms, dispatched_ms, started_ms, not_before_ms, finished_ms, deadline_ms, error, reason, key_number,
- earlier, handle,
+ lost_sessions, ready_ms, dispatched_ms, started_ms, not_before_ms, finished_ms, deadline_ms, run_ms, error, reason,
+ key_number, earlier, handle,
  CASE WHEN output_bytes <= :resident THEN output END, output_bytes"""

@@ -62,7 +62,7 @@ class Lock:
             os.close(self._descriptor)
             raise InUse(
                 f"{path} is in use by another broker (process {holder or 'unknown'}): stop that broker, or give this "
-                "one its own database.url; several brokers on one database need PostgreSQL"
+                "one its own database.url"
             ) from None
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)

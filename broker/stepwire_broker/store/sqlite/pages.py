@@ -7,6 +7,7 @@ from typing import Any, Final
 from stepwire_protocol import limits, patterns
 
 from stepwire_broker.core.definitions.stored_rows import StoredControl, StoredWorkflow
+from stepwire_broker.core.model.commit_group import StepStderr
 from stepwire_broker.store.queries import PAGE_ROWS_MAX
 from stepwire_broker.store.rows import (
     EventRow,
@@ -64,8 +65,14 @@ class PageQueries(Reading):
                 "EXISTS (SELECT 1 FROM json_each(tasks.labels) WHERE key = :label_name AND value = :label_value)"
             )
             values["label_name"], values["label_value"] = wanted.label
+        if wanted.key is not None:
+            conditions.append(_OF_KEY)
+            values["key"] = wanted.key
         values["limit"] = wanted.limit
-        if wanted.workflow is None:
+        if wanted.key is not None or (wanted.workflow is None and wanted.namespace is None):
+            if wanted.workflow is not None:
+                conditions.append("workflows.name = :workflow")
+                values["workflow"] = wanted.workflow
             return self._task_rows(" AND ".join(conditions), values)
         # Read one version at a time, newest first from its index: a joint query would have to sort all rows.
         with self.snapshot():
@@ -110,6 +117,10 @@ class PageQueries(Reading):
         values["limit"] = wanted.limit
         return self._step_rows(" AND ".join(conditions), values, "steps.id DESC", "NULL")
 
+    def step_stderr(self, step_id: int) -> StepStderr | None:
+        row = self.execute("SELECT id, delivery, text FROM step_stderr WHERE id = ?", (step_id,)).fetchone()
+        return None if row is None else StepStderr(*row)
+
     def held_count(self) -> int:
         (count,) = self.execute("SELECT count(*) FROM steps WHERE state = 'held'").fetchone()
         return int(count)
@@ -119,8 +130,8 @@ class PageQueries(Reading):
             StepRow,
             f"""
             SELECT id, task_id, position, name, handler_class, state, attempt, delivery, worker, granted, lost_sessions,
-             ready_ms, dispatched_ms, started_ms, not_before_ms, finished_ms, deadline_ms, error, reason, key_number,
-             {output}, output_bytes
+             ready_ms, dispatched_ms, started_ms, not_before_ms, finished_ms, deadline_ms, run_ms, error, reason,
+             key_number, {output}, output_bytes, (SELECT workflow_id FROM tasks WHERE tasks.id = steps.task_id)
             FROM steps WHERE {condition or "TRUE"} ORDER BY {order} LIMIT :limit
             """,  # noqa: S608
             values,
@@ -160,11 +171,12 @@ class PageQueries(Reading):
             {"namespace": namespace},
         )
 
-    def _workflow_ids(self, namespace: str | None, name: str) -> list[int]:
+    def _workflow_ids(self, namespace: str | None, name: str | None) -> list[int]:
         return [
             row[0]
             for row in self.execute(
-                "SELECT id FROM workflows WHERE name = ?1 AND (?2 IS NULL OR namespace = ?2)", (name, namespace)
+                "SELECT id FROM workflows WHERE (?1 IS NULL OR name = ?1) AND (?2 IS NULL OR namespace = ?2)",
+                (name, namespace),
             )
         ]
 
@@ -210,6 +222,11 @@ class PageQueries(Reading):
         )
         return [ParkedRow(*row) for row in rows.fetchall()]
 
+
+# The keys are found by namespace and key. A task belongs to a namespace of a workflow, and there are few of these.
+_OF_KEY: Final = """
+tasks.id IN (SELECT task_id FROM keys WHERE namespace IN (SELECT DISTINCT namespace FROM workflows) AND key = :key)
+""".strip()
 
 _WORKFLOW: Final = "id, namespace, name, version, digest, document, created_ms, active"
 

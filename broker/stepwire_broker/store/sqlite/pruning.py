@@ -67,7 +67,8 @@ class SqlitePruning:
         return self._read.rows(
             EndedStep,
             """
-            SELECT id, output_bytes, task_id, state FROM steps
+            SELECT id, output_bytes + coalesce((SELECT length(text) FROM step_stderr WHERE id = steps.id), 0),
+             task_id, state FROM steps
             WHERE task_id IN (SELECT value FROM json_each(:ids)) LIMIT :limit
             """,
             {"ids": _json(task_ids), "limit": limit},
@@ -82,6 +83,7 @@ class SqlitePruning:
         return None if row is None else int(row[0])
 
     def remove_steps(self, step_ids: Collection[int]) -> int:
+        self._remove("DELETE FROM step_stderr WHERE id IN (SELECT value FROM json_each(?1))", step_ids)
         return self._remove("DELETE FROM steps WHERE id IN (SELECT value FROM json_each(?1))", step_ids)
 
     def remove_history(self, task_ids: Collection[int], limit: int) -> int:

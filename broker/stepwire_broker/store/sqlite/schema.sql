@@ -140,6 +140,7 @@ CREATE TABLE steps (
 	not_before_ms INTEGER, 
 	finished_ms INTEGER, 
 	deadline_ms INTEGER, 
+	run_ms INTEGER, 
 	error TEXT, 
 	reason TEXT, 
 	key_number INTEGER DEFAULT 0 NOT NULL, 
@@ -169,6 +170,15 @@ CREATE TABLE steps (
 CREATE UNIQUE INDEX steps_of_task ON steps (task_id, position);
 CREATE INDEX steps_held ON steps (id) WHERE state = 'held';
 CREATE INDEX steps_failed ON steps (id) WHERE state = 'failed';
+CREATE TABLE step_stderr (
+	id INTEGER NOT NULL, 
+	delivery INTEGER NOT NULL, 
+	text TEXT NOT NULL, 
+	PRIMARY KEY (id)
+)
+ STRICT
+
+;
 CREATE TABLE keys (
 	namespace TEXT NOT NULL, 
 	"key" TEXT NOT NULL, 

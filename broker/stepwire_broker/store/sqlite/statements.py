@@ -14,7 +14,16 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Final
 
-from stepwire_broker.core.model.commit_group import Key, Parked, StepChanged, StepNew, StepOutput, TaskChanged, TaskNew
+from stepwire_broker.core.model.commit_group import (
+    Key,
+    Parked,
+    StepChanged,
+    StepNew,
+    StepOutput,
+    StepStderr,
+    TaskChanged,
+    TaskNew,
+)
 
 NONE: Final = -1
 ROWS_MAX: Final = 256  # in one statement: larger statements exceed the processor's cache and take longer per row
@@ -102,7 +111,7 @@ STEPS_DISPATCHED: Final = _update(
 )
 STEPS_COMPLETED: Final = _update(
     "steps",
-    ("id", "output", "output_bytes", "finished_ms"),
+    ("id", "output", "output_bytes", "finished_ms", "run_ms"),
     "state = 'completed'",
     "batch_id = NULL",
     "not_before_ms = NULL",
@@ -111,6 +120,11 @@ STEPS_COMPLETED: Final = _update(
 )
 STEPS_CHANGED: Final = _update("steps", StepChanged._fields)
 STEPS_OUTPUT: Final = _update("steps", StepOutput._fields)
+STEPS_STDERR: Final = _insert(
+    "step_stderr",
+    StepStderr._fields,
+    "ON CONFLICT (id) DO UPDATE SET delivery = excluded.delivery, text = excluded.text",
+)
 TASKS_CHANGED: Final = _update("tasks", TaskChanged._fields)
 HISTORY: Final = _insert("history", ("lane_id", "seq", "position", "task_id", "at_ms", "facts"))
 PARKED: Final = _insert("parked", Parked._fields)

@@ -37,6 +37,7 @@ from .statements import (
     STEPS_DISPATCHED,
     STEPS_NEW,
     STEPS_OUTPUT,
+    STEPS_STDERR,
     TASKS_CHANGED,
     TASKS_NEW,
 )
@@ -121,7 +122,7 @@ class SqliteWriter:
         if rows.steps_dispatched:
             STEPS_DISPATCHED.run(run, rows.steps_dispatched)
         if rows.steps_completed:
-            STEPS_COMPLETED.run(run, [(a, b.decode(), c, d) for a, b, c, d in rows.steps_completed])
+            STEPS_COMPLETED.run(run, [(a, b.decode(), c, d, e) for a, b, c, d, e in rows.steps_completed])
         kept = [(a, b.decode(), c) for a, b, c in rows.steps_output if b is not None]
         if kept:
             STEPS_OUTPUT.run(run, kept)
@@ -129,6 +130,8 @@ class SqliteWriter:
             STEPS_CHANGED.run(run, [_step_changed(row) for row in rows.steps_changed])
         if len(kept) < len(rows.steps_output):
             STEPS_OUTPUT.run(run, [row for row in rows.steps_output if row.output is None])
+        if rows.steps_stderr:
+            STEPS_STDERR.run(run, rows.steps_stderr)
         if rows.tasks_changed:
             self._change_tasks(rows.tasks_changed)
         if rows.history:
@@ -216,6 +219,9 @@ class SqliteWriter:
     def reserve_ids(self, count: int) -> tuple[int, int]:
         return reserve_ids(self.connection, count)
 
+    def return_ids(self, first: int, last: int) -> None:
+        self._execute("UPDATE sequences SET next = ? WHERE name = 'ids' AND next = ?", (first, last + 1))
+
     # -- trouble ------------------------------------------------------------------------------------------------------
 
     def trouble(self, error: Exception) -> Trouble:
@@ -289,7 +295,7 @@ def _step_changed(row: StepChanged) -> tuple[Any, ...]:
         STATE[row.state],
         *row[2:7],
         int(row.granted),
-        *row[8:15],
+        *row[8:16],
         _text(row.error),
         row.reason,
         row.key_number,

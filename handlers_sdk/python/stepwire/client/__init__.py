@@ -2,7 +2,8 @@
 
     client       `Client`: address, token, and all groups of calls
     tasks, steps, workflows, executors, routing, broker, streams    one group of calls each
-    transport    one call: the request, its retries, its exception
+    transport    one call: the request, its repetitions, its exception
+    outages      how long a call waits for a broker that does not answer
     connection   one HTTP/1.1 connection
 
 A worker uses none of this, and the client uses no ZeroMQ.
@@ -11,7 +12,7 @@ A worker uses none of this, and the client uses no ZeroMQ.
 from stepwire.errors import ClientError, Denied, NotFound, Overloaded, Unreachable, WaitTimeout, WrongState
 
 from .client import Client
-from .tasks import Submitted
+from .tasks import Submitted, generated_key
 
 __all__ = [
     "Client",
@@ -23,4 +24,5 @@ __all__ = [
     "Unreachable",
     "WaitTimeout",
     "WrongState",
+    "generated_key",
 ]

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from stepwire.errors import StepwireError
 
 HEAD_BYTES_MAX: Final = 64 * 1024
+CONNECT_TIMEOUT_S: Final = 10.0
 RECEIVED_BYTES: Final = 64 * 1024
 
 _NOT_IN_TARGET: Final = re.compile(r"[^\x21-\x7e]")
@@ -19,7 +20,11 @@ _NOT_IN_HEADER: Final = re.compile(r"[^\t\x20-\x7e]")
 
 
 class BadAnswer(StepwireError, OSError):
-    """The answer is not HTTP, or is incomplete. The client raises Unreachable for it."""
+    """The answer is not HTTP. The client raises Unreachable for it."""
+
+
+class Incomplete(BadAnswer):
+    """The connection was closed before the whole answer was received, as by a broker that ends."""
 
 
 class HttpAnswer(NamedTuple):
@@ -36,8 +41,9 @@ class Connection:
         self._host = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._received = b""
         self.is_reusable = True
-        self._socket = socket.create_connection((host, port), timeout_s)
+        self._socket = socket.create_connection((host, port), min(timeout_s, CONNECT_TIMEOUT_S))
         try:
+            self._socket.settimeout(timeout_s)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if is_tls:
                 import ssl  # slow to import, and seldom needed
@@ -124,7 +130,7 @@ class Connection:
     def _receive(self) -> None:
         received = self._socket.recv(RECEIVED_BYTES)
         if not received:
-            raise BadAnswer("the connection was closed before the whole answer was received")
+            raise Incomplete("the connection was closed before the whole answer was received")
         self._received += received
 
 

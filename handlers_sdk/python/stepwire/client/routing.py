@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from stepwire.errors import NotFound
+
 from .transport import Calls
 
 
@@ -22,7 +24,12 @@ class RoutingCalls(Calls):
 
     def remove_rule(self, match: str) -> dict[str, Any]:
         """Remove the rule that was set at run time for this `match`."""
-        return self._transport.post("/v1/rules/remove", {"match": match}, is_safe=True)
+        try:
+            return self._transport.post("/v1/rules/remove", {"match": match}, is_safe=True)
+        except NotFound as error:
+            if error.may_be_done:
+                return {"match": match, "is_set": False}  # removed by the first try, whose answer was lost
+            raise
 
     def shadows(self) -> dict[str, Any]:
         """The comparisons of shadow copies with their steps."""

@@ -1,32 +1,35 @@
 """Streams: committed events, and the messages of the bus."""
 
-import random
-import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from . import transport
-from .transport import Calls, error_of, with_query
+from stepwire.errors import ClientError
 
-RECONNECT_S: Final = 60.0  # the time to wait for a broker whose connection was lost
+from .outages import Patience, failed_try_of
+from .transport import Calls, with_query
 
 
 class StreamCalls(Calls):
     """Iterators that end only with an error."""
 
     def tap(self, topic: str | None = None, task: int | None = None) -> Iterator[dict[str, Any]]:
-        """The messages of the bus, without end. `{"dropped": n}`: the client was too slow, and missed n messages."""
-        try:
-            with self._transport.follow(with_query("/v1/tap", {"topic": topic, "task": task})) as (status, lines):
-                if status >= 400:
-                    raise error_of(status, b"".join(lines))
-                for line in lines:
-                    if line.startswith(b"data: "):
-                        yield msgspec.json.decode(line[6:])
-        except OSError as error:
-            raise self._transport.unreachable(error) from error
+        """The messages of the bus, without end. `{"dropped": n}`: the client was too slow, and missed n messages.
+
+        After a lost connection, the stream continues with later messages.
+        """
+        path = with_query("/v1/tap", {"topic": topic, "task": task})
+        patience = self._transport.patience()
+        while True:
+            try:
+                with self._transport.follow(path) as lines:
+                    for line in lines:
+                        patience.over()
+                        if line.startswith(b"data: ") and line.endswith(b"\n"):
+                            yield msgspec.json.decode(line[6:])
+            except (OSError, ClientError) as error:
+                self._pause(patience, error)
 
     def events(
         self,
@@ -40,22 +43,19 @@ class StreamCalls(Calls):
         """The events of tasks and steps, as they are committed, without end.
 
         The stream begins after the event whose `id` is `after`; "0" begins at the first stored event, and None with new
-        events. After a lost connection, the stream continues without a gap or a repetition. Raises Unreachable if the
-        broker cannot be reached for a minute.
+        events. After a lost connection, the stream continues without a gap or a repetition.
         """
         kind = None if kinds is None else ",".join(kinds)
         query = {"task_id": task_id, "workflow": workflow, "namespace": namespace, "after": after, "kind": kind}
         path = with_query("/v1/events", query)
-        last_id: str | None = None  # the id of the last event that was received completely
+        last_id: str | None = None  # the position after the last event that was received completely
         next_id: str | None = None
-        received_s = time.monotonic()
+        patience = self._transport.patience()
         while True:
             try:
-                with self._transport.follow(path, last_id) as (status, lines):
-                    if status >= 400 and not (last_id and status in transport.RETRIED):
-                        raise error_of(status, b"".join(lines))
-                    for line in lines if status < 400 else ():
-                        received_s = time.monotonic()
+                with self._transport.follow(path, last_id) as lines:
+                    for line in lines:
+                        patience.over()
                         if line.startswith(b"id: "):
                             next_id = line[4:].strip().decode()
                         elif line.startswith(b"data: ") and line.endswith(b"\n"):  # the stream can end anywhere
@@ -63,7 +63,17 @@ class StreamCalls(Calls):
                             yield msgspec.json.decode(line[6:])
                         elif line == b"\n":
                             last_id = next_id
-            except OSError as error:
-                if last_id is None or time.monotonic() - received_s > RECONNECT_S:
-                    raise self._transport.unreachable(error) from error
-            time.sleep(random.uniform(0, transport.BACKOFF_BASE_S * 4))
+            except (OSError, ClientError) as error:
+                self._pause(patience, error)
+
+    def _pause(self, patience: Patience, error: OSError | ClientError) -> None:
+        """Wait before the stream is opened again. Raises the error if that would not help, or the time is over."""
+        if isinstance(error, ClientError):
+            failed = failed_try_of(error)
+            if failed is None:
+                raise error
+        else:
+            failed = self._transport.lost(error)
+            if failed is None:
+                raise self._transport.unreachable(error) from error
+        patience.pause(failed)

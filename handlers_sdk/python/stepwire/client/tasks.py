@@ -2,13 +2,15 @@
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from stepwire.errors import ConfigurationError, WaitTimeout
+from stepwire.errors import ConfigurationError, WaitTimeout, WrongState
 
-from .transport import Calls, in_path, with_query
+from .transport import Calls, in_path
 
+GENERATED_PREFIX: Final = "auto-"  # of the keys that the client generates
+WATCH_EVERY_S: Final = 1.0
 TERMINAL: Final = frozenset({"completed", "failed", "cancelled"})
 
 
@@ -16,7 +18,7 @@ class Submitted(NamedTuple):
     """The task of a submission."""
 
     task_id: int
-    created: bool  # False: the task with this key existed already
+    created: bool  # False: the task with this key existed already; a key that the client generated is always new
     key: str
 
 
@@ -35,10 +37,11 @@ class TaskCalls(Calls):
         labels: Mapping[str, str] | None = None,
     ) -> Submitted:
         """Start a task. Without a `key` the client creates one, so that a lost answer never leads to a second task."""
-        key = key or secrets.token_hex(16)
+        is_new = key is None
+        key = key or generated_key()
         task = _task(workflow, context, key, namespace, version, priority, labels)
         answer = self._transport.post("/v1/tasks", task, is_safe=True)
-        return Submitted(answer["task_id"], answer.get("created", True), key)
+        return Submitted(answer["task_id"], is_new or answer["created"], key)
 
     def run(
         self,
@@ -54,9 +57,8 @@ class TaskCalls(Calls):
     ) -> dict[str, Any]:
         """Submit a task and wait for it, in one request if the task ends soon."""
         until_s = None if timeout is None else time.monotonic() + timeout
-        task = _task(workflow, context, key or secrets.token_hex(16), namespace, version, priority, labels)
-        path = with_query("/v1/tasks", {"wait_ms": self._transport.long_poll_ms(until_s)})
-        answer = self._transport.post(path, task, is_safe=True)
+        task = _task(workflow, context, key or generated_key(), namespace, version, priority, labels)
+        answer = self._transport.poll("POST", "/v1/tasks", until_s, task)
         return self._until_settled(answer["task_id"], answer["task"], until_s)
 
     def submit_many(self, tasks: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -70,7 +72,7 @@ class TaskCalls(Calls):
         return self._transport.get(_path(task_id))
 
     def tasks(self, **filters: Any) -> dict[str, Any]:
-        """A page of tasks. Filters: state, workflow, label, since, limit, cursor."""
+        """A page of tasks. Filters: state, namespace, workflow, label, idempotency_key, since, limit, cursor."""
         return self._transport.get("/v1/tasks", filters)
 
     def task_events(self, task_id: int, **page: Any) -> dict[str, Any]:
@@ -80,10 +82,22 @@ class TaskCalls(Calls):
     def wait(self, task_id: int, timeout: float | None = None) -> dict[str, Any]:
         """Wait until the task has ended, or depends on a held step (`attention`). Returns the task.
 
-        Raises WaitTimeout after `timeout` seconds.
+        Raises WaitTimeout after `timeout` seconds, or Unreachable if no broker answers then.
         """
         until_s = None if timeout is None else time.monotonic() + timeout
         return self._until_settled(task_id, self._long_poll(task_id, until_s), until_s)
+
+    def watch(
+        self, task_id: int, timeout: float | None = None, *, every_s: float = WATCH_EVERY_S
+    ) -> Iterator[dict[str, Any]]:
+        """The task as it is now, and then every `every_s` seconds until it has ended or depends on a held step, or
+        until `timeout` seconds are over."""
+        until_s = None if timeout is None else time.monotonic() + timeout
+        task = self._transport.poll("GET", _path(task_id), until_s, wait_s=0.0)
+        yield task
+        while not _is_settled(task) and (until_s is None or time.monotonic() < until_s):
+            task = self._transport.poll("GET", _path(task_id), until_s, wait_s=every_s)
+            yield task
 
     def why(self, task_id: int, step: str | None = None) -> dict[str, Any]:
         """Why the task, or its step with this name, is in its state: `message` is a sentence, `code` the kind."""
@@ -92,7 +106,10 @@ class TaskCalls(Calls):
 
     def cancel(self, task_id: int, reason: str = "") -> dict[str, Any]:
         """Cancel the task: no further step starts, and running steps are cancelled."""
-        return self._command(task_id, "cancel", {"reason": reason}, is_safe=True)
+        try:
+            return self._command(task_id, "cancel", {"reason": reason}, is_safe=True)
+        except WrongState as error:
+            return self._done_before(task_id, error, "cancelled")
 
     def pause(self, task_id: int) -> dict[str, Any]:
         """Start no further steps of the task; running steps finish."""
@@ -100,7 +117,10 @@ class TaskCalls(Calls):
 
     def resume(self, task_id: int) -> dict[str, Any]:
         """End a pause."""
-        return self._command(task_id, "resume", {}, is_safe=True)
+        try:
+            return self._command(task_id, "resume", {}, is_safe=True)
+        except WrongState as error:
+            return self._done_before(task_id, error, "completed", "failed")
 
     def retry(
         self,
@@ -118,15 +138,32 @@ class TaskCalls(Calls):
     def _command(self, task_id: int, name: str, body: Mapping[str, Any], *, is_safe: bool) -> dict[str, Any]:
         return self._transport.post(f"{_path(task_id)}/{name}", body, is_safe=is_safe)
 
+    def _done_before(self, task_id: int, error: WrongState, *states: str) -> dict[str, Any]:
+        """The task after a command that was carried out, but whose answer was lost, so that it was sent again."""
+        if error.may_be_done:
+            task = self.task(task_id)
+            if task["state"] in states:
+                return {name: task[name] for name in ("task_id", "state", "attention")}
+        raise error
+
     def _until_settled(self, task_id: int, task: dict[str, Any], until_s: float | None) -> dict[str, Any]:
-        while not (task["state"] in TERMINAL or task.get("attention")):
+        while not _is_settled(task):
             if until_s is not None and time.monotonic() >= until_s:
                 raise WaitTimeout(task_id, task["state"])
             task = self._long_poll(task_id, until_s)
         return task
 
     def _long_poll(self, task_id: int, until_s: float | None) -> dict[str, Any]:
-        return self._transport.get(_path(task_id), {"wait_ms": self._transport.long_poll_ms(until_s)})
+        return self._transport.poll("GET", _path(task_id), until_s)
+
+
+def generated_key() -> str:
+    """A new idempotency key. It begins with the time, so that the keys of one period are neighbours in the database."""
+    return f"{GENERATED_PREFIX}{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+
+
+def _is_settled(task: Mapping[str, Any]) -> bool:
+    return task["state"] in TERMINAL or bool(task.get("attention"))
 
 
 def _path(task_id: int) -> str:
@@ -135,7 +172,7 @@ def _path(task_id: int) -> str:
 
 def _task_of(task: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return _task(**{**task, "key": task.get("key") or secrets.token_hex(16)})
+        return _task(**{**task, "key": task.get("key") or generated_key()})
     except TypeError as error:
         raise ConfigurationError(f"submit_many: {error}") from None
 

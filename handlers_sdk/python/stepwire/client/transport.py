@@ -1,27 +1,32 @@
-"""One call of the HTTP API: the request, its retries if they are safe, and the exception for an error."""
+"""One call of the HTTP API: the request, its repetitions while the broker does not answer, and its exception."""
 
-import random
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 from msgspec import Struct
 
-from stepwire.errors import ClientError, ConfigurationError, Denied, NotFound, Overloaded, Unreachable, WrongState
+from stepwire.errors import (
+    ClientError,
+    ConfigurationError,
+    Denied,
+    NotFound,
+    Overloaded,
+    StepwireError,
+    Unreachable,
+    WrongState,
+)
 
-from .connection import Connection, HttpAnswer
+from .connection import BadAnswer, Connection, HttpAnswer, Incomplete
+from .outages import FailedTry, Outages, Patience, failed_try_of
 
 URL_DEFAULT: Final = "http://127.0.0.1:7410"
 TIMEOUT_S: Final = 30.0
-TRIES_MAX: Final = 3
-BACKOFF_BASE_S: Final = 0.1
-BACKOFF_MAX_S: Final = 20.0
-LONG_POLL_MS: Final = 20_000  # the time of one request; a longer wait sends several requests
-RETRIED: Final = frozenset({429, 503})
+LONG_POLL_S: Final = 20.0  # the time of one request; a longer wait sends several requests
 
 _ERROR_OF: Final[dict[int, type[ClientError]]] = {
     401: Denied,
@@ -34,10 +39,32 @@ _ERROR_OF: Final[dict[int, type[ClientError]]] = {
 _encode: Final = msgspec.json.Encoder().encode
 
 
+class NotConnected(StepwireError):
+    """No connection was made, so nothing was sent. The cause is an OSError."""
+
+
+class IdleLost(StepwireError):
+    """A connection that had been idle was closed during the request, most likely before it. The cause is an OSError."""
+
+
+class Request(NamedTuple):
+    """One call. `is_safe`: its repetition has no further effect. `is_poll`: the broker may answer later, at most after
+    `wait_s`, and not after `until_s`."""
+
+    method: str
+    path: str
+    data: bytes | None = None
+    is_safe: bool = True
+    content_type: str = "application/json"
+    is_poll: bool = False
+    wait_s: float = LONG_POLL_S
+    until_s: float | None = None
+
+
 class Transport:
     """Sends requests to one broker over one connection, one at a time."""
 
-    def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
+    def __init__(self, url: str, token: str | None, timeout_s: float, outages: Outages) -> None:
         address = urlsplit(url)
         if address.scheme not in ("http", "https") or not address.hostname:
             raise ConfigurationError(f"url {url!r}: it needs a form like {URL_DEFAULT}")
@@ -49,6 +76,7 @@ class Transport:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._connection: Connection | None = None
+        self._outages = outages
 
     def close(self) -> None:
         with self._lock:
@@ -56,82 +84,140 @@ class Transport:
 
     def get(self, path: str, query: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Get the document at this path. Members of `query` that are None are omitted."""
-        return self._call("GET", with_query(path, query or {}), None, is_safe=True)
+        return self._call(Request("GET", with_query(path, query or {})))
 
     def post(self, path: str, body: Any, *, is_safe: bool, content_type: str = "application/json") -> dict[str, Any]:
         """Post a document, or bytes unchanged. `is_safe`: a repeated call has no further effect."""
         data = body if body is None or isinstance(body, bytes) else _encode(body)
-        return self._call("POST", path, data, is_safe=is_safe, content_type=content_type)
+        return self._call(Request("POST", path, data, is_safe, content_type))
+
+    def poll(
+        self, method: str, path: str, until_s: float | None, body: Any = None, wait_s: float = LONG_POLL_S
+    ) -> dict[str, Any]:
+        """A safe call that the broker may answer later, at most after `wait_s`, and not after `until_s`."""
+        data = None if body is None else _encode(body)
+        return self._call(Request(method, path, data, is_poll=True, wait_s=wait_s, until_s=until_s))
 
     def get_once(self, path: str) -> HttpAnswer:
         """Send one GET request. Returns the answer, with any status. Raises OSError if there is no answer."""
-        return self._request("GET", path, None, is_safe=True)
+        try:
+            try:
+                return self._send(Request("GET", path))
+            except IdleLost:
+                return self._send(Request("GET", path))
+        except NotConnected as error:
+            raise _cause(error) from None
 
     @contextmanager
-    def follow(self, path: str, last_event_id: str | None = None) -> Iterator[tuple[int, Iterator[bytes]]]:
-        """An event stream on its own connection: the status, and the lines as they arrive. Raises OSError."""
+    def follow(self, path: str, last_event_id: str | None = None) -> Iterator[Iterator[bytes]]:
+        """The lines of an event stream on its own connection, as they arrive. Raises OSError or ClientError."""
         headers = self._headers("text/event-stream")
         if last_event_id:
             headers["Last-Event-ID"] = last_event_id
         with closing(self._connect()) as connection:
-            yield connection.follow("GET", self._prefix + path, headers)
+            status, lines = connection.follow("GET", self._prefix + path, headers)
+            if status >= 400:
+                raise error_of(status, b"".join(lines))
+            yield lines
 
-    def long_poll_ms(self, until_s: float | None) -> int:
-        """The time that one request may wait at the broker: well below the timeout of the connection."""
-        wait_ms = min(LONG_POLL_MS, int(self._timeout_s * 500))
-        return wait_ms if until_s is None else max(0, min(wait_ms, int((until_s - time.monotonic()) * 1000)))
+    def patience(self) -> Patience:
+        """The waiting of one call that repeats itself."""
+        return Patience(self._outages)
 
     def unreachable(self, error: Exception) -> Unreachable:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         return Unreachable(
-            f"no answer from {self._url}: {type(error).__name__}: {error}.",
+            f"no answer from {self._url}: {reason[:1].lower()}{reason[1:]}.",
             code="unreachable",
             hint="Is the broker running (stepwire serve)?",
         )
 
-    def _call(
-        self, method: str, path: str, data: bytes | None, *, is_safe: bool, content_type: str = "application/json"
-    ) -> dict[str, Any]:
-        """Send a request, and retry if that cannot repeat an effect. A request that was refused because of load had no
-        effect, so its retry is safe."""
-        tries = 0
-        while True:
-            tries += 1
-            wait_s = random.uniform(0, min(BACKOFF_MAX_S, BACKOFF_BASE_S * 2**tries))
-            try:
-                answer = self._request(method, path, data, is_safe, content_type)
-            except OSError as error:
-                if tries < TRIES_MAX and is_safe:
-                    time.sleep(wait_s)
-                    continue
-                raise self.unreachable(error) from error
-            if answer.status in RETRIED and tries < TRIES_MAX:
-                retry_after_s = _seconds(answer.headers.get("retry-after"))
-                time.sleep(max(wait_s, min(BACKOFF_MAX_S, retry_after_s)))
-                continue
-            if answer.status >= 400:
-                raise error_of(answer.status, answer.body)
-            document: dict[str, Any] = msgspec.json.decode(answer.body) if answer.body else {}
-            return document
+    def lost(self, error: OSError) -> FailedTry | None:
+        """The failed try of a request that was sent, or None if a later try would end with this error too."""
+        is_lasting = isinstance(error, ValueError) or (  # of these errors, only a refused certificate is a ValueError
+            isinstance(error, BadAnswer) and not isinstance(error, Incomplete)
+        )
+        return None if is_lasting else FailedTry(self.unreachable(error), may_be_done=True)
 
-    def _request(
-        self, method: str, path: str, data: bytes | None, is_safe: bool, content_type: str = "application/json"
-    ) -> HttpAnswer:
-        headers = self._headers("application/json")
-        if data is not None:
-            headers["Content-Type"] = content_type
-        with self._lock:
-            if not is_safe:
-                self._disconnect()  # if the broker has closed an idle connection, the outcome would be unknown
-            if self._connection is None:
-                self._connection = self._connect()
+    def _call(self, request: Request) -> dict[str, Any]:
+        """Send a request, and again after failures that may pass, as long as that cannot repeat an effect."""
+        patience = Patience(self._outages, request.until_s)
+        may_be_done = False
+        while True:
             try:
-                answer = self._connection.request(method, self._prefix + path, headers, data)
-            except BaseException:
-                self._disconnect()  # the rest of an answer may still arrive, so the connection cannot be used again
+                outcome = self._try(request)
+            except IdleLost:
+                may_be_done = True
+                continue
+            if not isinstance(outcome, FailedTry):
+                patience.over()
+                break
+            may_be_done = may_be_done or outcome.may_be_done
+            outcome.error.may_be_done = may_be_done
+            if outcome.may_be_done and not request.is_safe:
+                raise outcome.error
+            patience.pause(outcome)
+        if isinstance(outcome, ClientError):
+            outcome.may_be_done = may_be_done
+            raise outcome
+        return outcome
+
+    def _try(self, request: Request) -> dict[str, Any] | ClientError | FailedTry:
+        """The document of the answer, the error that the answer reports, or a failed try that may succeed later."""
+        try:
+            answer = self._send(request)
+        except NotConnected as error:
+            failed = self.lost(_cause(error))
+            return self.unreachable(_cause(error)) if failed is None else failed._replace(may_be_done=False)
+        except OSError as error:
+            return self.lost(error) or self.unreachable(error)
+        if answer.status >= 400:
+            refusal = error_of(answer.status, answer.body, answer.headers.get("retry-after"))
+            return failed_try_of(refusal) or refusal
+        document: dict[str, Any] = msgspec.json.decode(answer.body) if answer.body else {}
+        return document
+
+    def _send(self, request: Request) -> HttpAnswer:
+        headers = self._headers("application/json")
+        if request.data is not None:
+            headers["Content-Type"] = request.content_type
+        path = request.path
+        if request.is_poll:
+            path = f"{path}?wait_ms={self._wait_ms(request)}"
+        with self._lock:
+            if not request.is_safe:
+                self._disconnect()  # if the broker has closed an idle connection, the outcome would be unknown
+            was_idle = self._connection is not None
+            try:
+                return self._on_connection(request, path, headers)
+            except TimeoutError:
                 raise
-            if not self._connection.is_reusable:
-                self._disconnect()
+            except OSError as error:
+                if was_idle:
+                    raise IdleLost from error
+                raise
+
+    def _on_connection(self, request: Request, path: str, headers: Mapping[str, str]) -> HttpAnswer:
+        if self._connection is None:
+            try:
+                self._connection = self._connect()
+            except OSError as error:
+                raise NotConnected from error
+        try:
+            answer = self._connection.request(request.method, self._prefix + path, headers, request.data)
+        except BaseException:
+            self._disconnect()  # the rest of an answer may still arrive, so the connection cannot be used again
+            raise
+        if not self._connection.is_reusable:
+            self._disconnect()
         return answer
+
+    def _wait_ms(self, request: Request) -> int:
+        """The time that one request may wait at the broker: well below the timeout of the connection."""
+        wait_s = min(request.wait_s, self._timeout_s / 2)
+        if request.until_s is not None:
+            wait_s = max(0.0, min(wait_s, request.until_s - time.monotonic()))
+        return int(wait_s * 1000)
 
     def _headers(self, accept: str) -> dict[str, str]:
         headers = {"Accept": accept}
@@ -140,7 +226,9 @@ class Transport:
         return headers
 
     def _connect(self) -> Connection:
-        return Connection(self._host, self._port, is_tls=self._is_tls, timeout_s=self._timeout_s)
+        connection = Connection(self._host, self._port, is_tls=self._is_tls, timeout_s=self._timeout_s)
+        self._outages.connected()
+        return connection
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -163,9 +251,10 @@ class _Problem(Struct):
     code: str = ""
     hint: str = ""
     next: dict[str, Any] | None = None
+    retry_after_ms: int | None = None
 
 
-def error_of(status: int, body: bytes) -> ClientError:
+def error_of(status: int, body: bytes, retry_after: str | None = None) -> ClientError:
     """The exception for an answer with a status of 400 or more."""
     try:
         problem = msgspec.json.decode(body, type=_Problem)
@@ -173,7 +262,12 @@ def error_of(status: int, body: bytes) -> ClientError:
         problem = _Problem()
     message = problem.detail or problem.title or f"HTTP {status}"
     return _ERROR_OF.get(status, ClientError)(
-        message, status=status, code=problem.code, hint=problem.hint, next=problem.next
+        message,
+        status=status,
+        code=problem.code,
+        hint=problem.hint,
+        next=problem.next,
+        retry_after_ms=_milliseconds(retry_after) if problem.retry_after_ms is None else problem.retry_after_ms,
     )
 
 
@@ -187,6 +281,13 @@ def in_path(value: str | int) -> str:
     return quote(str(value), safe="")
 
 
-def _seconds(text: str | None) -> float:
-    """Parse Retry-After in its form as a number of seconds; otherwise 0."""
-    return float(text) if text is not None and text.isdigit() and len(text) < 6 else 0.0
+def _cause(error: NotConnected) -> OSError:
+    assert isinstance(error.__cause__, OSError)
+    return error.__cause__
+
+
+def _milliseconds(retry_after: str | None) -> int | None:
+    """Parse Retry-After in its form as a number of seconds."""
+    if retry_after is None or not (retry_after.isascii() and retry_after.isdigit() and len(retry_after) < 6):
+        return None
+    return int(retry_after) * 1000

@@ -124,7 +124,10 @@ class ResultsReporting:
                 self._send(peer, batch, done[half:], now_ms, is_replacement)
                 return
             if not is_replacement:
-                held = done[0][0]
+                held, result = done[0]
+                if result.metadata is not None and result.metadata.stderr is not None:
+                    self._send(peer, batch, [(held, _without_stderr(result))], now_ms)
+                    return
                 text = f"the results message has {len(body)} bytes, and the broker accepts {peer.bytes_max}"
                 self._send(peer, batch, [(held, _sdk_failure(held, "too_large", text))], now_ms, is_replacement=True)
                 return
@@ -144,6 +147,12 @@ def without_verdict(held: HeldDelivery, result: Result) -> Result:
     if not held.is_at_most_once or result.error is None:
         return result
     return msgspec.structs.replace(result, error=msgspec.structs.replace(result.error, code=OUTCOME_UNKNOWN))
+
+
+def _without_stderr(result: Result) -> Result:
+    """The result without its standard error, which is for people only and must not cost the outcome."""
+    assert result.metadata is not None
+    return msgspec.structs.replace(result, metadata=msgspec.structs.replace(result.metadata, stderr=None))
 
 
 def _sdk_failure(held: HeldDelivery, code: str, text: str) -> Result:

@@ -202,6 +202,7 @@ def upgrade() -> None:
         sa.Column("not_before_ms", NUMBER),
         sa.Column("finished_ms", NUMBER),
         sa.Column("deadline_ms", NUMBER),
+        sa.Column("run_ms", NUMBER),
         sa.Column("error", sa.Text),
         sa.Column("reason", sa.Text),
         sa.Column("key_number", sa.Integer, nullable=False, server_default=sa.text("0")),
@@ -227,6 +228,14 @@ def upgrade() -> None:
         ["id"],
         sqlite_where=sa.text("state = 'failed'"),
         postgresql_where=sa.text("state = 'failed'"),
+    )
+
+    op.create_table(
+        "step_stderr",
+        sa.Column("id", NUMBER, primary_key=True, nullable=False),
+        sa.Column("delivery", sa.Integer, nullable=False),
+        sa.Column("text", sa.Text, nullable=False),
+        sqlite_strict=True,
     )
 
     op.create_table(
