@@ -50,7 +50,7 @@ class PeerNode:
         self.ran = 0
         self.unknown = unknown = Random(f"{world.seed}/{self.name}/unknown")
         self.knows_all = unknown.random() < 0.5
-        self.knows_own = number == 0 or self.knows_all or unknown.random() < 0.6
+        self.knows_own = number == 0 or unknown.random() < 0.4
         self._backlog: list[tuple[str, tuple[Any, ...]]] = []
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -171,8 +171,10 @@ class PeerNode:
         return self.knows_own if step.handler_class == HANDLER else self.knows_all
 
     def _refusal_ms(self, step: StepRequestLevel0) -> float:
-        """The time until the answer: usually short, and sometimes after the lease."""
-        if self.unknown.random() < 0.1 and not self.world.faults.is_over:
+        """The time until the answer: usually short, and after the lease for most at_most_once steps and some others."""
+        definition = self.world.checks.books.definition(step.task_id, step.step_id - step.task_id - 1)
+        share = 0.8 if definition.delivery_mode == "at_most_once" else 0.2
+        if self.unknown.random() < share and not self.world.faults.is_over:
             return step.metadata.timeout_ms + 4_000.0 + 4_000.0 * self.unknown.random()
         return 1.0 + self.unknown.expovariate(1.0 / 20.0)
 

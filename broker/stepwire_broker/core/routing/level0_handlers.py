@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec import Struct
 from stepwire_protocol import patterns
 
 from stepwire_broker.core.definitions.stored_rows import StoredControl
@@ -24,7 +25,7 @@ OFFERED_MAX: Final = 10_000  # further handlers are not recorded, and `**` inclu
 DECIDED_MAX: Final = 20_000  # handler classes whose decision is in memory
 
 
-class FirstOffer(NamedTuple):
+class FirstOffer(Struct, frozen=True):
     """The worker that offered a handler first, and the time in UTC. Stored as JSON."""
 
     worker: str
