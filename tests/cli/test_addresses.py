@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from stepwire.client import Client
 
 from .a_place import Place, place
 
@@ -31,7 +32,24 @@ def test_a_command_finds_the_broker_that_was_started_in_its_directory_with_anoth
     assert elsewhere.code == UNREACHABLE
     assert "no answer from http://127.0.0.1:9" in elsewhere.err
     assert broker.end(signal.SIGTERM).code == 0
-    assert not (anywhere.directory / ".stepwire/url").exists()
+    # a command during a restart goes to the same address
+    stopped = anywhere.stepwire("task", "list")
+    assert stopped.code == UNREACHABLE
+    assert f"no answer from {url}" in stopped.err
+    again = anywhere.serve("--listen", "127.0.0.1:0")
+    assert (anywhere.directory / ".stepwire/url").read_text().strip() != url
+    assert anywhere.stepwire("task", "list").code == 0
+    assert again.end(signal.SIGTERM).code == 0
+
+
+def test_the_python_client_finds_the_broker_of_its_directory(anywhere: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = anywhere.serve("--listen", "127.0.0.1:0")
+    monkeypatch.chdir(anywhere.directory)
+    for name in ("STEPWIRE_URL", "STEPWIRE_TOKEN", "STEPWIRE_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    with Client() as client:
+        assert client.tasks()["tasks"] == []
+    broker.end(signal.SIGTERM)
 
 
 def test_a_refused_token_is_named_with_its_file_and_the_address(anywhere: Place, tmp_path: Path) -> None:
@@ -48,9 +66,13 @@ def test_a_refused_token_is_named_with_its_file_and_the_address(anywhere: Place,
         token.write_text("x" * 43)
         token.chmod(0o600)
         done = stranger.stepwire("task", "list", "--url", url)
-        assert done.err.startswith(f"stepwire: the token in {token} is not one of the broker's at {url}\n")
+        assert done.err.startswith(
+            f"stepwire: the token in {token} is not one of the broker's at {url}, or has expired\n"
+        )
         done = stranger.stepwire("task", "list", "--url", url, STEPWIRE_TOKEN="y" * 43)
-        assert done.err.startswith(f"stepwire: the token in STEPWIRE_TOKEN is not one of the broker's at {url}\n")
+        assert done.err.startswith(
+            f"stepwire: the token in STEPWIRE_TOKEN is not one of the broker's at {url}, or has expired\n"
+        )
     finally:
         broker.end(signal.SIGTERM)
 

@@ -46,12 +46,12 @@ def test_a_task_is_found_by_its_key(shop: Place) -> None:
 
 
 def test_a_list_continues_at_the_cursor_that_its_last_line_names(shop: Place) -> None:
-    tasks = sorted(submitted(shop, 5, "pages"), reverse=True)
-    first = shop.stepwire("task", "list", "--label", "of=pages", "--limit", "3", "-o", "jsonl")
+    tasks = sorted(submitted(shop, 5, "cursor"), reverse=True)
+    first = shop.stepwire("task", "list", "--label", "of=cursor", "--limit", "3", "-o", "jsonl")
     cursor = first.err.split()[-1]
     assert first.err == f"there are more than 3: raise --limit, or continue with --cursor {cursor}\n"
     assert [json.loads(line)["task_id"] for line in first.out.splitlines()] == tasks[:3]
-    rest = shop.stepwire("task", "list", "--label", "of=pages", "--limit", "3", "--cursor", cursor, "-o", "jsonl")
+    rest = shop.stepwire("task", "list", "--label", "of=cursor", "--limit", "3", "--cursor", cursor, "-o", "jsonl")
     assert [json.loads(line)["task_id"] for line in rest.out.splitlines()] == tasks[3:]
     assert rest.err == ""
 

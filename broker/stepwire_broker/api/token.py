@@ -23,7 +23,7 @@ from stepwire_broker.timestamps import parse_rfc3339
 STATE_DIR: Final = Path(".stepwire")
 TOKEN_FILE: Final = STATE_DIR / "token"
 MORE_TOKENS_FILE: Final = STATE_DIR / "tokens"
-URL_FILE: Final = STATE_DIR / "url"  # the address of the broker that serves now, for clients in its directory
+URL_FILE: Final = STATE_DIR / "url"  # the address of the broker that was started last, for clients in its directory
 TOKEN_BYTES: Final = 32
 TOKEN_CHARACTERS_MIN: Final = 43  # 256 bits in base64
 
@@ -106,17 +106,9 @@ def open_tokens(tokens_file: str | None) -> Tokens:
 
 
 def note_url(url: str) -> None:
-    """Write the address that this broker serves into the state directory."""
+    """Write the address that this broker serves into the state directory. The file stays when the broker ends, so that
+    a command waits for a restart at the right address."""
     _write(URL_FILE, f"{url}\n")
-
-
-def forget_url(url: str) -> None:
-    """Remove the address, unless another broker has written its own meanwhile."""
-    try:
-        if URL_FILE.read_text(encoding="ascii").strip() == url:
-            URL_FILE.unlink()
-    except (OSError, UnicodeDecodeError):
-        pass  # a later start overwrites the file
 
 
 def open_token_file(path: Path) -> Tokens:

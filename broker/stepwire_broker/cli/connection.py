@@ -70,8 +70,8 @@ def address(options: Options, settings: Settings | None = None) -> tuple[str, st
 
 
 def _running_url(options: Options) -> str | None:
-    """The address that the broker of this directory serves. A configuration that is named for this command goes first:
-    it may be that of another broker."""
+    """The address of the broker that was started last in this directory. A configuration that is named for this command
+    goes first: it may be that of another broker."""
     if options.config_file or any(os.environ.get(name) for name in _NAMING):
         return None
     try:
@@ -138,11 +138,11 @@ def failure_of(options: Options, error: ClientError) -> Failure:
 def _denied_text(options: Options) -> str:
     url, token_file = address(options)
     if token_file is None and os.environ.get("STEPWIRE_TOKEN"):
-        return f"the token in STEPWIRE_TOKEN is not one of the broker's at {url}"
+        return f"the token in STEPWIRE_TOKEN is not one of the broker's at {url}, or has expired"
     file = Path(token_file or TOKEN_FILE).absolute()
     if not file.exists():
         return f"the broker at {url} needs a token, and {file} does not exist"
-    return f"the token in {file} is not one of the broker's at {url}"
+    return f"the token in {file} is not one of the broker's at {url}, or has expired"
 
 
 def _problem(error: ClientError, text: str, hint: str) -> dict[str, object]:

@@ -90,19 +90,16 @@ async def _serve(
     options: Options, loaded: loader.Configuration, flags: dict[str, str], modules: tuple[str, ...]
 ) -> Exit:
     from stepwire_broker.api.server import Server
-    from stepwire_broker.api.token import forget_url
 
     tokens, listener = _open_http(loaded.settings)
     broker = _engine(loaded.settings, tokens, listener)
     systemd = Systemd()
     signals = _Signals(asyncio.get_running_loop(), _Reload(options, loaded, flags, tokens, systemd, broker))
-    url: str | None = None
     try:
         await _start(broker, tokens, listener)
         server = Server(broker, tokens, listener)
         await server.start()
-        url = server.url
-        _note_url(loaded, url)
+        _note_url(loaded, server.url)
         _freeze_objects()
         endpoints = broker.endpoints
         environ = handler_environ(endpoints["steps"], endpoints["results"], server.url, str(tokens.file))
@@ -111,8 +108,6 @@ async def _serve(
         systemd.ready(_SERVING)
         return await _run_until_stopped(broker, server, handlers, signals, systemd)
     finally:
-        if url is not None:
-            forget_url(url)
         signals.restore()
         systemd.close()
         listener.close()

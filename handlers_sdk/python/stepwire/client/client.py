@@ -18,13 +18,15 @@ from .transport import TIMEOUT_S, URL_DEFAULT, Transport
 from .workflows import WorkflowCalls
 
 TOKEN_FILE_DEFAULT: Final = ".stepwire/token"
+URL_FILE: Final = ".stepwire/url"  # a broker writes it when it starts
 
 
 class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, StreamCalls, BrokerCalls):
     """A client with one keep-alive connection. Threads may share the client; their calls then run one at a time.
 
-    The address is the first of: `url`, $STEPWIRE_URL, http://127.0.0.1:7410. The token is the first of: `token`, the
-    content of `token_file`, $STEPWIRE_TOKEN, the content of $STEPWIRE_TOKEN_FILE, the content of `.stepwire/token`.
+    The address is the first of: `url`, $STEPWIRE_URL, the content of `.stepwire/url`, http://127.0.0.1:7410. The token
+    is the first of: `token`, the content of `token_file`, $STEPWIRE_TOKEN, the content of $STEPWIRE_TOKEN_FILE, the
+    content of `.stepwire/token`.
 
     While the broker does not answer, as during a restart, each call waits for it for at most `outage_s`; default:
     $STEPWIRE_OUTAGE_S, or 30. `first_contact_s` is the same limit until the first connection was made;
@@ -44,7 +46,7 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
         first_contact_s: float | None = None,
         on_outage: OnOutage | None = None,
     ) -> None:
-        url = url or os.environ.get("STEPWIRE_URL") or URL_DEFAULT
+        url = url or os.environ.get("STEPWIRE_URL") or _url_of_directory() or URL_DEFAULT
         outage_s = outage_seconds(os.environ.get("STEPWIRE_OUTAGE_S")) if outage_s is None else outage_s
         outages = Outages(outage_s, outage_s if first_contact_s is None else first_contact_s, on_outage)
         super().__init__(Transport(url, _find_token(token, token_file), timeout_s, outages))
@@ -57,6 +59,14 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
 
     def close(self) -> None:
         self._transport.close()
+
+
+def _url_of_directory() -> str | None:
+    """The address of the broker that was started last in the current directory."""
+    try:
+        return Path(URL_FILE).read_text(encoding="ascii").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def outage_seconds(text: str | None) -> float:
