@@ -291,13 +291,6 @@ def _is_offered_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | 
     offering_it = [s for s in of_executor if s.offers(name)]
     if any(takers.knows_handler(s, name) for s in of_executor) or takers.level0_serves(state, state.route_of(step)):
         return None
-    if target.executor == BUS and takers.level0_offers(state, name):
-        why = "requires labels, which level-0 handlers do not have"
-        if step.at_most_once and not state.settings.bus.level0.at_most_once:
-            why = "is at_most_once, which level-0 handlers get only with bus.level0.at_most_once"
-        count = counted(len(state.level0.peers), "level-0 handler")
-        message = f"no worker offers `{name}`; {count} connected, and the step {why}"
-        return Why("no_worker_offers", message, step.ready_ms)
     if offering_it:
         rest = f"{named(s.worker for s in offering_it)} offered it and then refused it as unknown"
     elif of_executor:
@@ -311,8 +304,36 @@ def _is_offered_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | 
     whose = "" if target.executor == BUS else f" of executor `{target.executor}`"
     hint = _elsewhere(state, step, target)
     other = "" if hint is None else f"; executor `{hint.executor}` offers it"
-    message = f"no worker{whose} offers `{name}` ({rest}){_rule(state, step)}{other}"
-    return Why("no_worker_offers", message, step.ready_ms, hint)
+    refusal, setting = _not_at_level0(state, step, now)
+    message = f"no worker{whose} offers `{name}` ({rest}){_rule(state, step)}{other}{refusal}"
+    return Why("no_worker_offers", message, step.ready_ms, hint or setting)
+
+
+def _not_at_level0(state: BrokerState, step: Step, now: Now) -> tuple[str, Hint | None]:
+    """Return why the connected level-0 handlers do not get the step, as the end of a sentence, and the setting that
+    can change it."""
+    name, number = step.definition.handler_class, len(state.level0.peers)
+    obstacle = takers.level0_obstacle(state, state.route_of(step))
+    setting = Hint(HintCode.NAME_FOR_LEVEL0, handler_class=name)
+    if not number or obstacle is Obstacle.OTHER_EXECUTOR:
+        return "", None
+    match obstacle:
+        case Obstacle.RESERVED:
+            offer = state.level0_handlers.reserved_by(name)
+            assert offer is not None
+            first = f"`{offer.worker}` offered it {at_time(offer.at_ms, now)}"
+            return f"; {first}, so level 0 gets it only if bus.level0.handlers names it, and `**` does not", setting
+        case Obstacle.NOT_OFFERED:
+            return "; bus.level0.handlers does not include it", setting
+        case Obstacle.LABELS:
+            return "; the step requires labels, which level-0 handlers do not have", None
+        case Obstacle.NOT_ALLOWED:
+            return "; the step is at_most_once, which level-0 handlers get only with bus.level0.at_most_once", None
+        case _:
+            each = (
+                "the only connected level-0 handler" if number == 1 else f"each of {number} connected level-0 handlers"
+            )
+            return f"; {each} answered that it does not know `{name}`", None
 
 
 def _connected_elsewhere(state: BrokerState) -> str:
@@ -498,13 +519,16 @@ def _at_its_limit(sessions: list[WorkerSession]) -> str:
 
 
 def _peers_are_busy(state: BrokerState, step: Step, now: Now) -> Why | None:
-    peers = state.level0.peers.values()
+    name = step.definition.handler_class
+    peers = [peer for peer in state.level0.peers.values() if name not in peer.unknown]
     if any(takers.peer_obstacle(peer, state.route_of(step), now) is None for peer in peers):
         return None
     if all(peer.doubted for peer in peers) and step.at_most_once:
         message = "each level-0 handler let a lease expire, and gets no at_most_once step until it answers; restart one"
         return Why("workers_leaving", message, step.ready_ms)
-    message = f"no level-0 handler is free ({len(peers)} connected)"
+    refused = len(state.level0.peers) - len(peers)
+    rest = f", and {refused} more that do not know `{name}`" if refused else ""
+    message = f"no level-0 handler is free ({len(peers)} connected{rest})"
     return Why("workers_busy", f"{message}{_ahead(state, step)}", step.ready_ms)
 
 
