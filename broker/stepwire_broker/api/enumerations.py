@@ -24,6 +24,9 @@ TaskState: TypeAlias = Annotated[str, one_of("TaskState", states.TaskState)]
 StepState: TypeAlias = Annotated[str, one_of("StepState", states.StepState)]
 Attention: TypeAlias = Annotated[str, one_of("Attention", ("held",))]
 ReasonCode: TypeAlias = Annotated[str, one_of("ReasonCode", REASONS)]
+AttemptOutcome: TypeAlias = Annotated[
+    str, one_of("AttemptOutcome", ("completed", "backed_off", "failed", "held", "undelivered", "cancelled"))
+]
 EventKind: TypeAlias = Annotated[str, one_of("EventKind", STREAM_KINDS)]
 RuleOrigin: TypeAlias = Annotated[str, one_of("RuleOrigin", ("config", "runtime"))]
 RouteDecision: TypeAlias = Annotated[str, one_of("RouteDecision", Decided)]
