@@ -26,6 +26,7 @@ from .model.states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
 from .phrases import at_time, counted, named, progress_text, span
 from .state import BrokerState
 from .takers import Obstacle
+from .unroutable import not_at_level0
 from .workflow_warnings import meant_by
 
 STEPS_EXAMINED_MAX: Final = 200  # steps of a task that are searched for the cause of its waiting
@@ -304,36 +305,9 @@ def _is_offered_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | 
     whose = "" if target.executor == BUS else f" of executor `{target.executor}`"
     hint = _elsewhere(state, step, target)
     other = "" if hint is None else f"; executor `{hint.executor}` offers it"
-    refusal, setting = _not_at_level0(state, step, now)
+    refusal, setting = not_at_level0(state, step, now)
     message = f"no worker{whose} offers `{name}` ({rest}){_rule(state, step)}{other}{refusal}"
     return Why("no_worker_offers", message, step.ready_ms, hint or setting)
-
-
-def _not_at_level0(state: BrokerState, step: Step, now: Now) -> tuple[str, Hint | None]:
-    """Return why the connected level-0 handlers do not get the step, as the end of a sentence, and the setting that
-    can change it."""
-    name, number = step.definition.handler_class, len(state.level0.peers)
-    obstacle = takers.level0_obstacle(state, state.route_of(step))
-    setting = Hint(HintCode.NAME_FOR_LEVEL0, handler_class=name)
-    if not number or obstacle is Obstacle.OTHER_EXECUTOR:
-        return "", None
-    match obstacle:
-        case Obstacle.RESERVED:
-            offer = state.level0_handlers.reserved_by(name)
-            assert offer is not None
-            first = f"`{offer.worker}` offered it {at_time(offer.at_ms, now)}"
-            return f"; {first}, so level 0 gets it only if bus.level0.handlers names it, and `**` does not", setting
-        case Obstacle.NOT_OFFERED:
-            return "; bus.level0.handlers does not include it", setting
-        case Obstacle.LABELS:
-            return "; the step requires labels, which level-0 handlers do not have", None
-        case Obstacle.NOT_ALLOWED:
-            return "; the step is at_most_once, which level-0 handlers get only with bus.level0.at_most_once", None
-        case _:
-            each = (
-                "the only connected level-0 handler" if number == 1 else f"each of {number} connected level-0 handlers"
-            )
-            return f"; {each} answered that it does not know `{name}`", None
 
 
 def _connected_elsewhere(state: BrokerState) -> str:
