@@ -26,7 +26,6 @@ from .model.states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
 from .phrases import at_time, counted, named, progress_text, span
 from .state import BrokerState
 from .takers import Obstacle
-from .unroutable import not_at_level0
 from .workflow_warnings import meant_by
 
 STEPS_EXAMINED_MAX: Final = 200  # steps of a task that are searched for the cause of its waiting
@@ -305,7 +304,7 @@ def _is_offered_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | 
     whose = "" if target.executor == BUS else f" of executor `{target.executor}`"
     hint = _elsewhere(state, step, target)
     other = "" if hint is None else f"; executor `{hint.executor}` offers it"
-    refusal, setting = not_at_level0(state, step, now)
+    refusal, setting = takers.level0_refusal(state, step, now)
     message = f"no worker{whose} offers `{name}` ({rest}){_rule(state, step)}{other}{refusal}"
     return Why("no_worker_offers", message, step.ready_ms, hint or setting)
 
