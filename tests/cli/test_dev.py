@@ -85,6 +85,7 @@ def test_a_new_project_passes_its_test_and_runs(empty: Place, running: list[Dev]
     assert (done.code, done.err) == (OK, "next: cd my-shop && stepwire dev\n")
     here = place(empty.directory / "my-shop")
     assert {path.name for path in here.directory.iterdir()} >= {"worker.py", "test_worker.py", "README.md", "Procfile"}
+    assert here.stepwire("config", "validate").out == "valid (stepwire.yaml)\n"
     for file in here.directory.iterdir():
         assert "$" not in file.read_text()
     tests = subprocess.run(
@@ -108,6 +109,8 @@ def test_a_new_project_passes_its_test_and_runs(empty: Place, running: list[Dev]
     (worker,) = here.stepwire("worker", "list", "--json").json
     assert running[0].until("worker | started, process ").endswith(f" {worker['pid']}\n")
     assert running[0].end(signal.SIGINT) == OK
+    running[0].until("worker | ", "started as worker, process", "offers my_shop.greet")
+    running[0].until("worker | ", "connected to broker b1")
     running[0].until("worker | ended with exit code 0")
     running[0].until("dev    | all processes have ended")
     assert "\x1b[" not in "".join(running[0].lines)
@@ -152,22 +155,70 @@ def test_a_killed_dev_takes_its_processes_with_it(empty: Place, running: list[De
         assert time.monotonic() < until_s, "processes outlived `stepwire dev`"
 
 
-def test_a_dead_broker_stops_all_processes(empty: Place, running: list[Dev]) -> None:
-    (empty.directory / "Procfile").write_text("well: sh -c 'echo $$ runs; exec sleep 600'\n")
+def pid_of_broker(here: Place) -> int:
+    return int((here.directory / ".stepwire/state.db.lock").read_text())
+
+
+def test_a_killed_broker_is_restarted_at_the_same_address_and_its_worker_runs_steps_again(
+    empty: Place, running: list[Dev]
+) -> None:
+    assert empty.stepwire("new", "shop").code == OK
+    here = place(empty.directory / "shop")
+    running.append(Dev(here))
+    dev = running[0]
+    here.environ["STEPWIRE_URL"] = url = dev.until("broker | ready: ").split()[3].rstrip(",")
+    dev.until("worker | ", "connected to broker b1")
+    os.kill(pid_of_broker(here), signal.SIGKILL)
+    dev.until("broker | ended by SIGKILL; restarting in 0.5 s")
+    dev.until("worker | ", "connected to broker b1", "again, after its restart")
+    assert [line.split()[3].rstrip(",") for line in dev.lines if "broker | ready: " in line] == [url, url]
+    assert here.stepwire("workflow", "apply", "workflow.yaml").code == OK
+    assert here.stepwire("task", "submit", "shop", "--context", '{"name": "Ada"}', "--wait").code == OK
+    assert dev.end(signal.SIGINT) == OK
+    assert not any("| killed" in line for line in dev.lines)
+
+
+def test_handlers_of_a_broker_that_is_gone_are_not_waited_for(empty: Place, running: list[Dev]) -> None:
+    (empty.directory / "Procfile").write_text(
+        "deaf: python -c \"import signal, time; signal.signal(signal.SIGTERM, lambda *_: print('no'));"
+        " print('runs', flush=True); [time.sleep(1) for _ in iter(int, 1)]\"\n"
+    )
     running.append(Dev(empty))
-    pid = int(running[0].until("well   | ", "runs").split()[2])
-    broker = int((empty.directory / ".stepwire/state.db.lock").read_text())
-    os.kill(broker, signal.SIGKILL)
-    running[0].until("dev    | the broker ended by SIGKILL; stopping all")
-    assert running[0].process.wait(40) == FAILURE
-    assert has_ended(pid)
+    dev = running[0]
+    dev.until("deaf   | runs")
+    (empty.directory / "stepwire.yaml").write_text("bus: {lese: 5s}\n")  # no restart can succeed
+    os.kill(pid_of_broker(empty), signal.SIGKILL)
+    dev.until("broker | ended with exit code 2; restarting in 1 s")
+    assert dev.end(signal.SIGTERM) == OK
+    dev.until("deaf   | killed: it did not end within 3 s")
+    dev.until("dev    | all processes have ended")
 
 
 def test_a_broker_that_cannot_start_prints_the_reason(empty: Place, running: list[Dev]) -> None:
     (empty.directory / "stepwire.yaml").write_text("bus: {lese: 5s}\n")
     running.append(Dev(empty))
-    running[0].until("broker | ", "did you mean bus.lease?")
+    line = running[0].until("broker | ", "did you mean bus.lease?")
+    assert "{" not in line
     assert running[0].process.wait(40) == USAGE
+
+
+def test_a_directory_that_cannot_be_written_is_named_in_a_sentence(empty: Place, running: list[Dev]) -> None:
+    (empty.directory / ".stepwire").touch()
+    running.append(Dev(empty))
+    running[0].until("broker | .stepwire is a file: it must be a directory for the broker's state")
+    assert running[0].process.wait(40) == USAGE
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_leaves_no_message_of_the_event_loop(empty: Place, running: list[Dev], number: int) -> None:
+    """A process whose pipes are still open when the loop closes makes Python print an ignored exception."""
+    (empty.directory / "Procfile").write_text("well: sh -c 'echo runs; exec sleep 600'\nsick: exit 3\n")
+    running.append(Dev(empty))
+    running[0].until("well   | ", "runs")
+    running[0].until("sick   | ended")
+    assert running[0].end(number) == OK
+    running[0].until("dev    | all processes have ended")
+    assert not any("xception" in line or "Event loop" in line for line in running[0].lines)
 
 
 def test_names_have_colours_on_a_terminal(empty: Place) -> None:

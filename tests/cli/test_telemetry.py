@@ -8,7 +8,10 @@ from typing import NamedTuple
 import pytest
 import stepwire
 import stepwire_broker
-from stepwire_broker.telemetry import BROKER_EVENTS, WORKER_EVENTS, LogEvent
+from stepwire.logs import step_ids
+from stepwire.worker import events
+from stepwire_broker.telemetry import BROKER_EVENTS, RUN_MEMBERS, WORKER_EVENTS, LogEvent
+from stepwire_protocol.messages import StepMetadata, StepRequest
 
 LEVELS = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "exception": "error"}
 ADDED_BY_LOGGING = {"exc_info", "extra"}
@@ -37,19 +40,24 @@ def broker_calls() -> Iterator[LogCall]:
 
 
 def worker_calls() -> Iterator[LogCall]:
-    """Every `out.log("level", "event", member=…)` and every direct call of `logging` in the SDK."""
+    """Every `….log("level", "event", member=…)`, every `_write("event", …)` of a run, and the failure of a worker."""
     for path, tree in sources(stepwire.__file__):
         for call, function in calls(tree):
+            place = f"{path}:{call.lineno}"
+            if isinstance(call.func, ast.Name) and call.func.id == "_write":
+                yield LogCall(place, None, None, text(call.args[0]), frozenset(RUN_MEMBERS))
             if not isinstance(call.func, ast.Attribute):
                 continue
-            place = f"{path}:{call.lineno}"
             if call.func.attr == "log" and isinstance(call.func.value, ast.Attribute):
+                if not isinstance(call.args[1], ast.Constant):
+                    continue  # passes the event of the session on
                 level = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
                 yield LogCall(place, None, level, text(call.args[1]), members_of(call, function))
             elif call.func.attr in LEVELS and is_logger(call.func.value):
-                event = text(call.args[0]).removesuffix(" %s")
-                facts = facts_of(call.args[1], function) if len(call.args) > 1 else frozenset()
-                yield LogCall(place, None, LEVELS[call.func.attr], event, facts)
+                (extra,) = (keyword.value for keyword in call.keywords if keyword.arg == "extra")
+                assert isinstance(extra, ast.Dict)
+                event = next(v for k, v in zip(extra.keys, extra.values, strict=True) if k and text(k) == "event")
+                yield LogCall(place, None, LEVELS[call.func.attr], text(event), frozenset())
 
 
 def expect_in_table(call: LogCall, events: tuple[LogEvent, ...]) -> None:
@@ -133,3 +141,20 @@ def test_every_event_of_the_table_is_logged() -> None:
     logged = {(call.logger, call.event) for call in broker_calls()}
     assert {(logger, event.name) for logger, events in BROKER_EVENTS.items() for event in events} == logged
     assert {event.name for event in WORKER_EVENTS} == {call.event for call in worker_calls()}
+
+
+def test_a_run_has_the_members_of_the_table_as_attributes() -> None:
+    step = StepRequest(
+        step_id=1,
+        task_id=1,
+        step_name="s",
+        handler_class="h",
+        delivery=1,
+        metadata=StepMetadata(attempt=0, retry_limit=0, timeout_ms=0, idempotency_key="k"),
+    )
+    assert tuple(step_ids(step)) == RUN_MEMBERS
+
+
+def test_every_event_of_a_worker_has_a_sentence() -> None:
+    of_runs = {"run_failed", "run_interrupted", "worker_failed", "session_opened"}
+    assert {event.name for event in WORKER_EVENTS} - of_runs == set(events._SENTENCES)

@@ -143,6 +143,15 @@ def test_only_commands_that_submit_or_wait_wait_for_a_broker_that_never_answered
     assert empty.stepwire("task", "list", *url, "--outage", "soon").code == USAGE
 
 
+def test_a_list_shows_only_the_keys_that_were_given(shop: Place) -> None:
+    shop.stepwire("task", "submit", "shop::slow", "--key", "mine", "--label", "of=keys")
+    shop.stepwire("task", "submit", "shop::slow", "--label", "of=keys")
+    listed = shop.stepwire("task", "list", "--label", "of=keys", "--columns", "idempotency_key")
+    assert listed.out.splitlines()[1:] == ["-", "mine"]
+    keys = [task["idempotency_key"] for task in shop.stepwire("task", "list", "--label", "of=keys", "--json").json]
+    assert keys[0].startswith("auto-")
+
+
 def test_an_interrupted_submission_names_the_key_that_repeats_it(empty: Place) -> None:
     submitting = begin(empty, "task", "submit", "w", "--url", "http://127.0.0.1:1")
     assert submitting.stderr is not None

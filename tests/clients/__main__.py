@@ -7,10 +7,8 @@ document comes from the code. All work is done in a scratch folder, which stays 
 
 import json
 import os
-import re
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,9 +20,8 @@ from typing import Final, NamedTuple
 
 from stepwire_broker.api import openapi
 
+from tests import toolchains
 from tests.cli.a_place import a_shop
-
-from . import toolchains
 
 HERE: Final = Path(__file__).parent
 AT_ONCE: Final = 2
@@ -32,10 +29,6 @@ RESULT: Final = '{"state":"completed","result":{"charge":{"total":1.5}},"steps":
 
 # openapi-generator writes these lines for Python whatever the document holds, also for one schema with one string.
 ALLOWED: Final = ("Failed to get the schema name: null",)
-
-
-class ClientError(Exception):
-    """A client could not be generated, compiled or run, or a tool printed a warning."""
 
 
 class Shop(NamedTuple):
@@ -54,26 +47,14 @@ class Work(NamedTuple):
 
     def run(self, *command: str | Path, environ: dict[str, str] | None = None) -> str:
         """Run a command that must succeed without a warning. Returns what it printed to stdout."""
-        words = [str(word) for word in command]
-        done = subprocess.run(words, cwd=self.directory, env=environ, capture_output=True, text=True)
-        output = done.stdout + done.stderr
-        if done.returncode != 0:
-            raise ClientError(f"{' '.join(words)} failed with {done.returncode}:\n{_shortened(output)}")
-        warnings = [
-            line
-            for line in output.splitlines()
-            if re.search(r"\bwarn(ing)?\b", line, re.IGNORECASE) and not line.endswith(ALLOWED)
-        ]
-        if warnings:
-            raise ClientError(f"{' '.join(words)} printed warnings:\n" + _shortened("\n".join(warnings)))
-        return done.stdout
+        return toolchains.run(*command, directory=self.directory, environ=environ, allowed=ALLOWED)
 
     def run_task(self, *command: str | Path, environ: dict[str, str]) -> None:
         """Run a program that submits a task, and compare the result that it prints."""
         addressed = {**environ, "STEPWIRE_URL": self.shop.url, "STEPWIRE_TOKEN": self.shop.token}
         printed = self.run(*command, environ=addressed).strip()
         if printed != RESULT:
-            raise ClientError(f"{command[-1]} printed {printed} instead of {RESULT}")
+            raise toolchains.ProgramError(f"{command[-1]} printed {printed} instead of {RESULT}")
 
 
 def python(work: Work) -> None:
@@ -85,9 +66,8 @@ def python(work: Work) -> None:
     (work.directory / "stepwire_client/py.typed").touch()
     work.run(programs / "python", "-W", "error", "-m", "compileall", "-q", "stepwire_client")
     # `client.py` is the same for every document, and has types that mypy refuses: it is read, and not reported.
-    mypy = (programs / "mypy", "--strict", "--follow-imports=silent")
-    work.run(*mypy, "-p", "stepwire_client.api", "-p", "stepwire_client.models", environ=environ)
-    work.run(*mypy, "run_task.py", environ=environ)
+    checked = ("-p", "stepwire_client.api", "-p", "stepwire_client.models", "-m", "run_task")
+    work.run(programs / "mypy", "--strict", "--follow-imports=silent", *checked, environ=environ)
     work.run_task(programs / "python", "-W", "error", "run_task.py", environ=environ)
 
 
@@ -117,8 +97,9 @@ def java(work: Work) -> None:
     target.mkdir()
     shutil.copy(work.document, target / "openapi.json")
     work.run("mvn", "--batch-mode", "--no-transfer-progress", "compile", environ=dict(os.environ))
-    requirements = str(HERE / "python/requirements.txt")
-    programs = toolchains.virtual_environment(work.directory / "venv", "-r", requirements)
+    needs = ("pydantic", "python-dateutil", "typing_extensions", "urllib3")
+    pinned = ("--constraint", str(HERE / "python/requirements.txt"))
+    programs = toolchains.virtual_environment(work.directory / "venv", *pinned, *needs)
     work.run(programs / "python", "-W", "error", "-m", "compileall", "-q", "target/python/stepwire_generated")
     work.run(programs / "python", "-W", "error", "-c", IMPORT_ALL.format(directory=str(target / "python")))
     shutil.copy(HERE / "go/go.mod", target / "go")
@@ -143,11 +124,6 @@ def _vet(work: Work, environ: dict[str, str], generate: Callable[[], object]) ->
     generate()
     work.run("go", "vet", "./...", environ=environ)
     work.run("go", "build", "./...", environ=environ)
-
-
-def _shortened(text: str) -> str:
-    lines = text.splitlines()
-    return "\n".join(lines if len(lines) <= 60 else [*lines[:30], f"… {len(lines) - 60} lines …", *lines[-30:]])
 
 
 CLIENTS: Final[dict[str, Callable[[Work], None]]] = {
@@ -191,7 +167,7 @@ def _one(name: str, scratch: Path, document: Path, shop: Shop) -> bool:
     shutil.copytree(HERE / name, directory, ignore=shutil.ignore_patterns("node_modules", "target", "__pycache__"))
     try:
         CLIENTS[name](Work(directory, document, shop))
-    except (ClientError, toolchains.MissingTool) as error:
+    except (toolchains.ProgramError, toolchains.MissingTool) as error:
         print(f"FAILED  client {name}: {error}", file=sys.stderr)
         return False
     print(f"ok  {time.monotonic() - begun:5.0f} s  client {name}: {CLIENTS[name].__doc__}", flush=True)

@@ -50,7 +50,7 @@ async def submit(
 
 
 def core_of(broker: Broker) -> core.Engine:
-    engine = broker._core
+    engine = broker._engine
     assert engine is not None
     return engine
 

@@ -48,6 +48,7 @@ def test_the_broker_exports_what_an_application_needs_to_embed_it_and_nothing_el
         "Broker",
         "BrokerError",
         "CommandError",
+        "InUse",
         "Task",
         "TaskCancelled",
         "TaskFailed",

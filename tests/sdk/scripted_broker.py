@@ -14,6 +14,7 @@ from stepwire_protocol.messages import (
     HeartbeatAck,
     Hello,
     Here,
+    Reset,
     Result,
     Results,
     StepRequest,
@@ -60,6 +61,16 @@ class ScriptedBroker:
         assert self.worker is not None
         message = kind(v="2.0", broker="b1", epoch=self.epoch, **members)
         self.pub.send(topics.to_worker(self.worker) + codec.encode(message))
+
+    def drop_session(self, code: str) -> None:
+        """Reset the session. The next hello opens another one."""
+        self.send(Reset, next=int(self.session.partition(".")[2]), code=code)
+
+    def restart(self) -> None:
+        """Continue as the same broker's next process."""
+        self.epoch += 1
+        self.session = ""
+        self.send(Here, deployment="dep", versions=["2.0"])
 
     def run(self, *steps: StepRequest) -> str:
         """Send these as one batch."""

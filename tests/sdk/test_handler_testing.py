@@ -7,8 +7,9 @@ from typing import TypedDict
 
 import msgspec
 import pytest
-from stepwire import ConfigurationError, Context, Permanent, Worker, testing
-from stepwire.handler import BACKTRACE_BYTES_MAX, completed, encode_output, make_handler
+from stepwire import ConfigurationError, Context, Permanent, StepError, Worker, testing
+from stepwire.handler import completed, encode_output, make_handler
+from stepwire.tracebacks import BACKTRACE_BYTES_MAX
 from stepwire_protocol.messages import StepMetadata, StepRequest
 
 
@@ -100,20 +101,93 @@ def test_a_handler_that_cancels_itself_has_failed():
     assert testing.run(handler).error.code == "CancelledError"
 
 
-def test_a_permanent_failure_has_no_backtrace_and_an_unexpected_one_has_a_bounded_one():
-    def deep(n):
-        if n:
-            deep(n - 1)
-        raise RuntimeError("x" * 10_000)
+class OutOfStock(StepError):
+    pass
 
-    def handler(ctx):
-        deep(200)
 
-    assert testing.run(lambda ctx: (_ for _ in ()).throw(Permanent("no"))).error.backtrace is None
-    error = testing.run(handler).error
-    assert sum(len(line) + 1 for line in error.backtrace) <= BACKTRACE_BYTES_MAX
-    assert "RuntimeError" in error.backtrace[-1]
+class Untextual(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyError("nope"), "KeyError", "KeyError: 'nope'"),
+        (SystemExit(3), "SystemExit", "SystemExit: 3"),
+        (ValueError(), "ValueError", "ValueError"),
+        (Untextual(), "Untextual", "Untextual"),
+        (ValueError("\ud800\0"), "ValueError", "ValueError: ?�"),
+        (Permanent("card declined"), None, "card declined"),
+        (Permanent("card declined", code="declined"), "declined", "card declined"),
+        (OutOfStock("no kettle"), "OutOfStock", "no kettle"),
+        (OutOfStock(), "OutOfStock", "OutOfStock"),
+    ],
+)
+def test_the_message_of_an_unexpected_exception_begins_with_its_type(error, code, message):
+    def handler(ctx: Context) -> None:
+        raise error
+
+    outcome = testing.run(handler)
+    assert (outcome.error.code, outcome.error.message) == (code, message)
+    assert (outcome.error.backtrace is None) == isinstance(error, StepError)
+
+
+def fail_deep(depth):
+    if depth:
+        fail_deeper(depth - 1)
+    raise RuntimeError("x" * 10_000)
+
+
+def fail_deeper(depth):
+    fail_deep(depth)  # two functions, because Python shortens the frames of one
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_backtrace_begins_at_the_handler_and_leaves_out_the_sdk(is_async):
+    def plain(ctx: Context) -> None:
+        try:
+            ctx.progress("half")
+        except ConfigurationError as error:
+            raise LookupError("no progress") from error
+
+    async def awaiting(ctx: Context) -> None:
+        await asyncio.sleep(0)
+        plain(ctx)
+
+    error = testing.run(awaiting if is_async else plain).error
+    files = [line for line in error.backtrace if line.startswith("  File ")]
+    assert [line.rpartition(" in ")[2] for line in files] == ["plain", *["awaiting"] * is_async, "plain"]
+    assert {line.split('"')[1] for line in files} == {__file__}
+    assert error.backtrace[-1] == "LookupError: no progress"
+
+
+def test_a_long_backtrace_keeps_its_end():
+    error = testing.run(lambda ctx: fail_deep(200)).error
+    assert sum(len(line.encode()) + 1 for line in error.backtrace) <= BACKTRACE_BYTES_MAX
+    assert error.backtrace[-1].startswith("RuntimeError: xxx")
+    assert error.backtrace[-3].endswith(" in fail_deep")
+    assert error.backtrace[0].endswith(" earlier lines)")
     assert len(error.message) <= 2_000
+
+
+def test_an_exception_with_a_long_text_keeps_its_frames():
+    def handler(ctx: Context) -> None:
+        raise ValueError("\n".join(f"line {number}" for number in range(5_000)))
+
+    backtrace = testing.run(handler).error.backtrace
+    assert backtrace[0] == "Traceback (most recent call last):"
+    assert "in handler" in backtrace[1]
+    assert backtrace[-1] == "… (4980 more lines)"
+
+
+def test_a_note_of_progress_is_cut_to_200_characters_and_made_sendable():
+    def handler(ctx: Context) -> None:
+        ctx.progress(1, note="n" * 200)
+        ctx.progress(1, note="n" * 201)
+        ctx.progress(1, note="\ud800\0")
+
+    assert [each.note for each in testing.run(handler).progress] == ["n" * 200, "n" * 199 + "…", "?�"]
 
 
 def test_log_records_carry_the_ids(caplog):
@@ -126,9 +200,10 @@ def test_log_records_carry_the_ids(caplog):
     assert (record.task_id, record.step_id, record.delivery) == (1, 2, 1)
 
 
-def test_progress_takes_finite_numbers_only():
+@pytest.mark.parametrize("done", [float("nan"), float("inf"), 2**53 + 1, "1"])
+def test_progress_takes_finite_numbers_only(done):
     def handler(ctx: Context) -> None:
-        ctx.progress(float("nan"))
+        ctx.progress(done)
 
     assert testing.run(handler).error.code == "ConfigurationError"
 

@@ -109,7 +109,7 @@ def test_no_process_of_the_demo_is_left(output: str) -> None:
 def test_the_state_of_the_demo_can_be_checked_and_used(here: Place, output: str, books: Path) -> None:
     checked = Place(books, here.environ).stepwire("db", "check")
     assert checked.code == 0, checked
-    assert {"Procfile", "order.json"} <= {path.name for path in books.iterdir()}
+    assert {"Procfile", "order.json", "stepwire.yaml"} <= {path.name for path in books.iterdir()}
 
 
 def test_a_second_demo_on_a_terminal_continues_the_first(
@@ -252,3 +252,13 @@ def is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return sys.platform != "linux" or Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("directory", ["file/demo", "/proc/demo"])
+def test_a_directory_that_cannot_be_written_is_named_in_one_sentence(directory: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = place(tmp_path).stepwire("demo", "--directory", directory)
+    assert done.code == 1
+    sentence, hint = done.err.splitlines()
+    assert sentence.startswith(f"stepwire: the demo cannot use {directory}: ")
+    assert hint == "  choose a directory that you may write to: stepwire demo --directory DIR"

@@ -70,6 +70,16 @@ def test_the_command_of_the_light_install_explains_how_to_install_the_broker(pyt
     assert result.stdout == ""
 
 
+def test_an_import_of_the_broker_in_the_light_install_explains_how_to_install_it(python: Path) -> None:
+    result = run(python, "-c", "from stepwire_broker import Broker")
+    assert result.returncode == 1
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("ModuleNotFoundError")]
+    assert line == (
+        "ModuleNotFoundError: stepwire_broker.Broker needs the broker's packages (structlog is missing)."
+        " Install them in a clone of Stepwire's repository:  pip install '.[broker]'"
+    )
+
+
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a command without the packages of the interpreter that runs the tests."""
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}

@@ -111,6 +111,13 @@ def note_url(url: str) -> None:
     _write(URL_FILE, f"{url}\n")
 
 
+def open_token_file(path: Path) -> Tokens:
+    """The tokens of this file, which is created with a generated token if it does not exist."""
+    if not path.exists():
+        _generate(path)
+    return Tokens(path)
+
+
 def tokens_file_of(tokens_file: str | None) -> Path:
     """The file that a new token is written to."""
     return MORE_TOKENS_FILE if tokens_file is None else Path(tokens_file)

@@ -68,9 +68,22 @@ def demo(options: Options, directory: Path) -> None:
         leave(Exit.FAILURE)
     except (DemoFailed, ClientError) as error:
         raise Failure(Exit.FAILURE, f"the demo cannot continue: {error}") from None
+    except OSError as error:
+        raise _unusable(error) from None
     story.end(proofs, time.monotonic() - started_s)
     if not all(proof.holds for proof in proofs):
         raise Failure(Exit.FAILURE, "a promise was broken", f"see the ledgers in {directory}/")
+
+
+def _unusable(error: OSError) -> Failure:
+    """The failure to read or write a file of the demo. Any other OSError is a bug and stays as it is."""
+    if error.filename is None:
+        raise error
+    return Failure(
+        Exit.FAILURE,
+        f"the demo cannot use {error.filename}: {error.strerror}",
+        "choose a directory that you may write to: stepwire demo --directory DIR",
+    )
 
 
 def _import_all() -> None:

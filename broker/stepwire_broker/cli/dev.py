@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -30,6 +31,7 @@ RESTART_MS: Final = 500  # doubled for each crash in a row
 RESTART_MAX_MS: Final = 10_000
 SETTLED_S: Final = 10.0  # a process that ran this long is restarted after RESTART_MS again
 STOP_S: Final = 30.0  # a process that has not ended by then is killed
+STOP_WITHOUT_BROKER_S: Final = 3.0  # the same for handlers whose results no broker can accept
 LINE_BYTES_MAX: Final = 64 * 1024
 COLOURS: Final = ("cyan", "yellow", "green", "magenta", "blue", "bright_cyan", "bright_yellow", "bright_green")
 
@@ -53,7 +55,8 @@ class Entry(NamedTuple):
 def dev(options: Options, procfile: str | None) -> None:
     """Run a broker and handlers, prefixing each output line with the process name.
 
-    Ctrl-C stops all processes. A handler that ends is restarted; if the broker ends, all stop.
+    A process that ends is restarted, after a pause that grows with each crash in a row. Ctrl-C stops all processes; a
+    second Ctrl-C kills them.
     """
     entries = _entries(procfile)
     leave(asyncio.run(_Processes(options, entries).run()))
@@ -83,6 +86,33 @@ def _entries(procfile: str | None) -> list[Entry]:
         usage(f"{path} cannot be read: {error}")
 
 
+class _Pauses:
+    """The pauses before restarts of one process. Crashes in a row double them."""
+
+    def __init__(self) -> None:
+        self._pause_ms = RESTART_MS
+
+    def next_s(self, lived_s: float) -> float:
+        if lived_s > SETTLED_S:
+            self._pause_ms = RESTART_MS
+        pause_ms, self._pause_ms = self._pause_ms, min(self._pause_ms * 2, RESTART_MAX_MS)
+        return pause_ms / 1000
+
+
+class _Broker(NamedTuple):
+    """One process of the broker. `facts` are those of its first line; None if it ended without one."""
+
+    process: asyncio.subprocess.Process
+    facts: dict[str, Any] | None
+    started_s: float
+    reading: "asyncio.Future[Any]"
+
+    async def end(self) -> int:
+        """Wait for the end of the process and of its output. Returns the exit code."""
+        await self.reading
+        return await self.process.wait()
+
+
 class _Processes:
     """The broker and the handlers: starts them, prints their output, and stops them."""
 
@@ -95,42 +125,61 @@ class _Processes:
         self._colours = dict(zip(names, itertools.cycle(COLOURS), strict=False))
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
+        self._broker_is_gone = asyncio.Event()
 
     async def run(self) -> Exit:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_stop_signal)
-        broker = await self._start("broker", *self._broker_command(), env=dict(os.environ))
-        reading = asyncio.ensure_future(self._pump("broker", broker.stderr))
-        facts = await self._ready(broker)
-        if facts is None:
-            await reading
-            code = await broker.wait()
+        broker = await self._start_broker()
+        if broker.facts is None:
+            code = await broker.end()
             if self._stopping.is_set():
                 return Exit.OK
             self._print("dev", f"the broker could not start (exit code {code})")
             return Exit.USAGE if code == Exit.USAGE else Exit.FAILURE
-        self._print("broker", f"ready: {facts['http']}, state in {facts['database']}, token in {facts['token_file']}")
         if not self._entries:
             self._print("dev", f"there is no {PROCFILE}, so only the broker runs; `stepwire new NAME` creates one")
+        facts = broker.facts
         environ = children.handler_environ(facts["steps"], facts["results"], facts["http"], facts["token_file"])
+        keeping = asyncio.ensure_future(self._keep_broker(broker, urlsplit(facts["http"]).netloc))
         handlers = [asyncio.ensure_future(self._keep_running(entry, environ)) for entry in self._entries]
-        ending = asyncio.ensure_future(broker.wait())
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        await asyncio.wait((ending, stopping), return_when=asyncio.FIRST_COMPLETED)
-        is_lost = ending.done() and not self._stopping.is_set()
-        if is_lost:
-            self._print("dev", f"the broker {children.end_text(ending.result())}; stopping all")
-            self._stopping.set()
-        await asyncio.gather(*(self._stop(e.name, handler) for e, handler in zip(self._entries, handlers, strict=True)))
-        await self._stop("broker", reading)
-        stopping.cancel()
+        await self._stopping.wait()
+        await asyncio.gather(
+            *(self._stop_handler(each.name, ended) for each, ended in zip(self._entries, handlers, strict=True))
+        )
+        await self._stop("broker", keeping, STOP_S)
         self._print("dev", "all processes have ended")
-        return Exit.FAILURE if is_lost else Exit.OK
+        return Exit.OK
+
+    async def _keep_broker(self, broker: _Broker, address: str) -> None:
+        """Start the broker again whenever it ends, at the same HTTP address. Handlers connect again by themselves."""
+        pauses = _Pauses()
+        while True:
+            code = await broker.end()
+            self._broker_is_gone.set()
+            if self._stopping.is_set():
+                return
+            await self._pause("broker", code, pauses.next_s(time.monotonic() - broker.started_s))
+            if self._stopping.is_set():
+                return
+            broker = await self._start_broker("--listen", address)
+            if broker.facts is not None:
+                self._broker_is_gone.clear()
+
+    async def _start_broker(self, *words: str) -> _Broker:
+        started_s = time.monotonic()
+        process = await self._start("broker", *self._broker_command(), *words, env=dict(os.environ))
+        errors = asyncio.ensure_future(self._pump("broker", process.stderr))
+        facts = await self._ready(process)
+        if facts is not None:
+            text = f"ready: {facts['http']}, state in {facts['database']}, token in {facts['token_file']}"
+            self._print("broker", text)
+        return _Broker(process, facts, started_s, asyncio.gather(errors, self._pump("broker", process.stdout)))
 
     async def _keep_running(self, entry: Entry, environ: dict[str, str]) -> None:
-        """Start the process, and restart it whenever it ends. Repeated crashes double the wait."""
-        deaths = 0
+        """Start the process, and restart it whenever it ends."""
+        pauses = _Pauses()
         while not self._stopping.is_set():
             started_s = time.monotonic()
             process = await self._start(entry.name, "/bin/sh", "-c", _for_shell(entry.command), env=environ)
@@ -140,14 +189,15 @@ class _Processes:
             if self._stopping.is_set():
                 self._print(entry.name, children.end_text(code))
                 return
-            deaths = 0 if time.monotonic() - started_s > SETTLED_S else deaths
-            wait_ms = min(RESTART_MS * 2**deaths, RESTART_MAX_MS)
-            deaths = min(deaths + 1, 16)
-            self._print(entry.name, f"{children.end_text(code)}; restarting in {wait_ms / 1000:g} s")
-            try:
-                await asyncio.wait_for(self._stopping.wait(), wait_ms / 1000)
-            except TimeoutError:
-                pass
+            await self._pause(entry.name, code, pauses.next_s(time.monotonic() - started_s))
+
+    async def _pause(self, name: str, code: int, pause_s: float) -> None:
+        """Print how the process ended, and wait before its restart."""
+        self._print(name, f"{children.end_text(code)}; restarting in {pause_s:g} s")
+        try:
+            await asyncio.wait_for(self._stopping.wait(), pause_s)
+        except TimeoutError:
+            pass
 
     async def _start(self, name: str, *command: str, env: dict[str, str]) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
@@ -164,15 +214,25 @@ class _Processes:
             children.send_signal(process, signal.SIGTERM)
         return process
 
-    async def _stop(self, name: str, ended: "asyncio.Future[None]") -> None:
+    async def _stop_handler(self, name: str, ended: "asyncio.Future[None]") -> None:
+        """Stop the process. It may wait for acks of its results, but not for those of a broker that has ended."""
+        gone = asyncio.ensure_future(self._broker_is_gone.wait())
+        stopping = asyncio.ensure_future(self._stop(name, ended, STOP_S))
+        await asyncio.wait((stopping, gone), return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if not stopping.done():
+            await self._stop(name, ended, STOP_WITHOUT_BROKER_S)
+        await stopping
+
+    async def _stop(self, name: str, ended: "asyncio.Future[None]", wait_s: float) -> None:
         """Send TERM to the process group; kill it if it has not ended in time."""
         process = self._running.get(name)
         if process is not None:
             children.send_signal(process, signal.SIGTERM)
         try:
-            await asyncio.wait_for(asyncio.shield(ended), STOP_S)
+            await asyncio.wait_for(asyncio.shield(ended), wait_s)
         except TimeoutError:
-            self._print(name, f"killed: it did not end within {STOP_S:g} s")
+            self._print(name, f"killed: it did not end within {wait_s:g} s")
             if process is not None:
                 children.send_signal(process, signal.SIGKILL)
             await ended
@@ -205,7 +265,9 @@ class _Processes:
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 text = line.decode(errors="replace").rstrip("\r")
-                self._print(name, _readable(text) if name == "broker" else text)
+                shown = _readable(text) if name == "broker" else text
+                if shown is not None:
+                    self._print(name, shown)
             if len(rest) >= LINE_BYTES_MAX:
                 self._print(name, rest.decode(errors="replace"))
                 rest = b""
@@ -233,8 +295,8 @@ def _for_shell(command: str) -> str:
     return f"exec {command}" if is_plain else command
 
 
-def _readable(line: str) -> str:
-    """A line of the broker's JSON log as text."""
+def _readable(line: str) -> str | None:
+    """A line of the broker's JSON log as text. None for its start, which the line `ready` reports."""
     try:
         facts = msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError:
@@ -242,5 +304,9 @@ def _readable(line: str) -> str:
     for name in ("timestamp", "level"):
         facts.pop(name, None)
     event = str(facts.pop("event", ""))
+    if event == "broker_started":
+        return None
+    if not event and isinstance(error := facts.get("error"), dict):  # the last line of a broker that cannot run
+        return ": ".join(str(error[name]) for name in ("detail", "hint") if error.get(name))
     shown = (f"{name}={value if isinstance(value, str) else output.shortened(value)}" for name, value in facts.items())
     return " ".join((event.replace("_", " "), *shown))

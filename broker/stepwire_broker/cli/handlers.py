@@ -111,6 +111,7 @@ def _worker_name(module: str) -> str:
 def run(named: str) -> int:
     """Import `pkg.mod` or `pkg.mod:name`, and run its Worker."""
     from stepwire import ConfigurationError
+    from stepwire.logs import is_configured
 
     from stepwire_broker.executors.modules import NoWorker, worker_in
 
@@ -118,6 +119,10 @@ def run(named: str) -> int:
         worker = worker_in(named)
     except NoWorker as error:
         return _refuse(str(error))
+    if not is_configured():
+        from . import logs
+
+        logs.set_up("info")  # the same lines as those of the broker, on the same stderr
     try:
         worker.run()
     except ConfigurationError as error:

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
+from stepwire_broker.telemetry import RUN_MEMBERS
+
 # structlog uses rich for tracebacks if it can import it. That costs a fifth of a broker's start, and it prints every
 # local variable, payloads and tokens included.
 _rich = sys.modules.get("rich")
@@ -44,7 +46,8 @@ def set_up(level: str, verbosity: int = 0) -> None:
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=_foreign(last)))
+    formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=[*shared, _step_ids], processors=_foreign(last))
+    handler.setFormatter(formatter)
     logging.basicConfig(handlers=[handler], force=True)
     set_level(level, verbosity)
 
@@ -54,12 +57,19 @@ def set_level(level: str, verbosity: int = 0) -> None:
     global _level
     _level = min(max(_LEVELS[level.upper()] - 10 * verbosity, logging.DEBUG), logging.CRITICAL)
     logging.getLogger().setLevel(max(_level, logging.WARNING))
+    logging.getLogger("stepwire").setLevel(_level)  # handlers in this process
 
 
 def _drop_below_level(_logger: Any, method: str, event: Any) -> Any:
     if _LEVELS["ERROR" if method == "exception" else method.upper()] < _level:
         raise structlog.DropEvent
     return event
+
+
+def _step_ids(_logger: Any, _method: str, event: Any) -> Any:
+    """Add the ids of the step to a record of `ctx.log` or of a failed run."""
+    record = vars(event["_record"])
+    return event | {name: record[name] for name in RUN_MEMBERS if name in record}
 
 
 def _foreign(last: list[Any]) -> list[Any]:

@@ -91,8 +91,10 @@ def logs_page() -> str:
         lines += ["", f"## `{logger}`", "", *_event_table(events)]
     lines += ["", "## Workers in Python", ""]
     lines += [
-        "A worker of the Python SDK logs through Python's `logging`, with the logger `stepwire.worker`. The text of a "
-        "record is the event and its members; the record's attribute `worker` is the worker's id.",
+        "A worker of the Python SDK logs through Python's `logging`, with the logger `stepwire.worker`; `ctx.log` has "
+        "the logger `stepwire.handler`. Each event is a sentence. A record also has the attribute `event`, and "
+        "either `worker` and the members in `facts`, or, for runs, each member as an attribute. "
+        "[The page on logs](../how-to/logging.md) shows how to configure the loggers.",
         "",
         *_event_table(telemetry.WORKER_EVENTS),
     ]

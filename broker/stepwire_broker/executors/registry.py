@@ -36,11 +36,12 @@ Hosted: TypeAlias = Host | Local
 class Executors:
     """All executors of one engine. Call `register` and `configure` before the engine starts."""
 
-    def __init__(self, settings: Settings, *, is_embedded: bool = False) -> None:
-        """`is_embedded`: the broker runs inside an application, without HTTP. The application's handlers then also run
-        steps of the executor `bus`."""
+    def __init__(self, settings: Settings, *, is_embedded: bool = False, has_http: bool = True) -> None:
+        """`is_embedded`: the broker runs inside an application, whose handlers also run steps of the executor `bus`.
+        `has_http`: workers can poll for steps."""
         self._settings = settings
         self._is_embedded = is_embedded
+        self._has_http = has_http
         self._hosts: dict[str, Hosted] = {}
         self._numbers = itertools.count()
         self._is_started = False
@@ -52,7 +53,7 @@ class Executors:
 
     def keys(self) -> tuple[str, ...]:
         """The keys of all executors that steps can be routed to."""
-        polled = (POLL,) if self._settings.executors.poll.enabled and not self._is_embedded else ()
+        polled = (POLL,) if self._settings.executors.poll.enabled and self._has_http else ()
         return (BUS, *self._hosts, *polled)
 
     def register(self, key: str, executor: Executor) -> None:

@@ -7,7 +7,8 @@ from typing import Final
 from msgspec import Raw
 from stepwire.actions import RunEnd
 from stepwire.errors import OUTCOME_UNKNOWN
-from stepwire.handler import clean, encode_output, sdk_failure, stopped
+from stepwire.handler import encode_output, sdk_failure, stopped
+from stepwire.texts import clean
 from stepwire_protocol.messages import ErrorDetail, Result, ResultMetadata, StepRequest
 
 from .contract import ExecutionFailed, ExecutionResult, NoCapacity, NoExecutor

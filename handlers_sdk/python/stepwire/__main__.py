@@ -9,7 +9,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         print(
             f"stepwire: the command line needs the broker's packages ({error.name} is missing).\n"
-            "Install them in a clone of Stepwire's repository:  pip install '.[broker]'",
+            "Install them:  pip install 'stepwire[broker]'   (in a clone of the repository: pip install '.[broker]')",
             file=sys.stderr,
         )
         sys.exit(2)

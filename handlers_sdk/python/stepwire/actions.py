@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from stepwire_protocol.messages import Item, StepRequest
 
 RunEnd: TypeAlias = Literal["not_granted", "timeout", "task_cancelled", "superseded", "lease_lost", "shutdown"]
-LogLevel: TypeAlias = Literal["info", "warning", "error"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
 class Link(NamedTuple):

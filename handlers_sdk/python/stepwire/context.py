@@ -7,10 +7,13 @@ from typing import Any, Final, Protocol
 import msgspec
 from stepwire_protocol.messages import Item, StepRequest
 
+from . import logs
 from .errors import ConfigurationError
+from .texts import shortened
 
-logger: Final = logging.getLogger("stepwire.handler")
+logger: Final = logging.getLogger(logs.HANDLER)
 
+NOTE_CHARS_MAX: Final = 200
 _decode: Final = msgspec.json.Decoder().decode
 _making: Final = threading.Lock()
 
@@ -185,25 +188,28 @@ class Context:
     # -- reports ---------------------------------------------------------------------------------------------------
 
     def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
-        """Report progress. Calls are cheap: only the latest report is sent, at most five times a second."""
+        """Report the progress of this run: `done` of `total`, and a short note for people.
+
+        Calls are cheap: only the latest report of a run is sent, at most five times a second. A note with more than 200
+        characters is cut after 199, and ends with `…`. Raises ConfigurationError for anything but finite numbers up to
+        2^53.
+        """
         for number in (done, total):
-            if number is not None and not abs(number) <= 2**53:
+            if number is not None and not (isinstance(number, int | float) and abs(number) <= 2**53):
                 raise ConfigurationError(f"progress({done!r}, {total!r}): both must be finite numbers up to 2^53")
-        self._report((self._step.step_id, self._step.delivery), done, total, None if note is None else note[:2000])
+        self._report(
+            (self._step.step_id, self._step.delivery),
+            done,
+            total,
+            note if note is None else shortened(note, NOTE_CHARS_MAX),
+        )
 
     @property
     def log(self) -> "logging.LoggerAdapter[logging.Logger]":
-        """A logger whose records carry the step's ids."""
+        """A logger whose records carry the step's ids. Without logging configuration, it writes to stderr from INFO
+        on."""
         if self._log is None:
-            step = self._step
-            ids = {
-                "task_id": step.task_id,
-                "step_id": step.step_id,
-                "step_name": step.step_name,
-                "attempt": step.metadata.attempt,
-                "delivery": step.delivery,
-            }
-            self._log = logging.LoggerAdapter(logger, ids)
+            self._log = logs.StepLogger(logger, logs.step_ids(self._step))
         return self._log
 
     logger = log

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import traceback
 from collections.abc import Callable
 from typing import Any, Final, Literal, TypeAlias, get_type_hints
 
@@ -14,11 +13,12 @@ from stepwire_protocol.messages import ErrorDetail, Result, ResultMetadata, Step
 
 from .errors import OUTCOME_UNKNOWN, ConfigurationError, Retry, StepError
 from .session import Offer
+from .texts import clean
+from .tracebacks import backtrace, summary, text_of
 
 Kind: TypeAlias = Literal["async", "thread", "process"]
 
-BACKTRACE_BYTES_MAX: Final = 8192
-MESSAGE_CHARS_MAX: Final = 2000
+CODE_CHARS_MAX: Final = 128
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:*-]{1,128}")
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -102,24 +102,27 @@ def completed(handler: Handler, step: StepRequest, value: Any, took_ms: float) -
 
 
 def failed(handler: Handler, step: StepRequest, error: BaseException, took_ms: float) -> Result:
-    """The result of a handler that raised."""
-    code: str | None = type(error).__name__
-    category = retryable = retry_after_ms = None
+    """The result of a handler that raised.
+
+    The message of an unexpected exception begins with its type: `'nope'` alone would not explain a KeyError. A
+    StepError's message is the handler's own sentence, and a subclass of the handler's own names its code.
+    """
     if isinstance(error, StepError):
-        code = clean(error.code, 128) if error.code else None
-        category = clean(error.category, 128) if error.category else None
-        retryable = error.retryable
-        if isinstance(error, Retry):
-            retry_after_ms = error.after_ms
-    is_expected = isinstance(error, StepError)
-    detail = ErrorDetail(
-        message=clean(str(error) or type(error).__name__),
-        code=code,
-        category=category,
-        retryable=retryable,
-        retry_after_ms=retry_after_ms,
-        backtrace=None if is_expected else _backtrace(error),
-    )
+        own_name = None if type(error).__module__ == StepError.__module__ else type(error).__name__
+        code = error.code or own_name
+        detail = ErrorDetail(
+            message=clean(text_of(error) or type(error).__name__),
+            code=clean(code, CODE_CHARS_MAX) if code else None,
+            category=clean(error.category, CODE_CHARS_MAX) if error.category else None,
+            retryable=error.retryable,
+            retry_after_ms=error.after_ms if isinstance(error, Retry) else None,
+        )
+    else:
+        detail = ErrorDetail(
+            message=clean(summary(error)),
+            code=clean(type(error).__name__, CODE_CHARS_MAX),
+            backtrace=backtrace(error),
+        )
     metadata = _metadata(took_ms, handler.version)
     return Result(step_id=step.step_id, delivery=step.delivery, status="failed", error=detail, metadata=metadata)
 
@@ -167,11 +170,6 @@ def encode_output(value: Any) -> bytes:
     return body
 
 
-def clean(text: str, chars_max: int = MESSAGE_CHARS_MAX) -> str:
-    """The text in a form that every broker accepts: no U+0000, no lone surrogates, at most `chars_max` characters."""
-    return text[:chars_max].encode("utf-8", "replace").decode().replace("\0", "�")
-
-
 def _metadata(took_ms: float, version: str | None) -> ResultMetadata:
     """The metadata of a result. The time is rounded to microseconds: brokers would check more digits as a long
     integer."""
@@ -182,18 +180,6 @@ def _error(step: StepRequest, code: str, text: str, *, retryable: bool | None, t
     detail = ErrorDetail(message=clean(text), code=code, retryable=retryable)
     metadata = _EMPTY_METADATA if took_ms is None else _metadata(took_ms, None)
     return Result(step_id=step.step_id, delivery=step.delivery, status="error", error=detail, metadata=metadata)
-
-
-def _backtrace(error: BaseException) -> list[str]:
-    """The last lines of the traceback, at most 8 KiB, because the innermost frames explain most."""
-    lines = [clean(line, 1000) for part in traceback.format_exception(error) for line in part.splitlines()]
-    size, kept = 0, 0
-    for line in reversed(lines):
-        size += len(line.encode()) + 1
-        if size > BACKTRACE_BYTES_MAX:
-            break
-        kept += 1
-    return lines[len(lines) - kept :]
 
 
 def _input_of(function: Callable[..., Any]) -> tuple[bool, Callable[[Any], Any]]:

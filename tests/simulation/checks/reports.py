@@ -27,7 +27,7 @@ def check_ended(books: Books, step_id: int, fact: list[Any]) -> None:
     """A failed attempt has its error, and the duration that its worker reported."""
     run_ms, message = fact[-2:]
     if not message or len(message) > MESSAGE_CHARACTERS_MAX or "\n" in message:
-        books.fail("D3 the history has every attempt's error", f"step {step_id}: {fact}")
+        books.fail("R the history has every attempt's error", f"step {step_id}: {fact}")
     if run_ms is not None:
         reported = [result for result in books.reported.get((step_id, fact[3]), ()) if result.status != "completed"]
         _check_duration(books, step_id, fact, run_ms, reported)
@@ -43,7 +43,7 @@ def _check_duration(
         for result in reported
     }
     if reported and run_ms not in durations:
-        books.fail("D6 a run has the duration that its worker measured", f"step {step_id}: {fact}, not {durations}")
+        books.fail("R a run has the duration that its worker measured", f"step {step_id}: {fact}, not {durations}")
 
 
 def check_stderr_kept(books: Books, step_id: int, delivery: int) -> None:
@@ -55,7 +55,7 @@ def check_stderr_kept(books: Books, step_id: int, delivery: int) -> None:
     kept = None if row is None or row.delivery != delivery else row.text
     if kept not in texts:
         books.fail(
-            "D3 the standard error of a step's last run is kept", f"step {step_id}, delivery {delivery}: {kept!r}"
+            "R the standard error of a step's last run is kept", f"step {step_id}, delivery {delivery}: {kept!r}"
         )
 
 
@@ -63,7 +63,7 @@ def check_stderr(books: Books, step_id: int, delivery: int, text: str) -> None:
     """A stored text is the end of a text that a worker reported for this delivery."""
     texts = [_stderr(result) for result in books.reported.get((step_id, delivery), ())]
     if text not in texts or len(text.encode()) > STDERR_BYTES_MAX:
-        books.fail("D3 a stored standard error was reported", f"step {step_id}, delivery {delivery}: {text[:99]!r}")
+        books.fail("R a stored standard error was reported", f"step {step_id}, delivery {delivery}: {text[:99]!r}")
 
 
 def _stderr(result: wire.Result) -> str | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Raw, Struct
 from stepwire.errors import OUTCOME_UNKNOWN
-from stepwire.handler import clean
+from stepwire.texts import clean
 from stepwire_protocol import limits, strict_json
 from stepwire_protocol.errors import InvalidMessage
 

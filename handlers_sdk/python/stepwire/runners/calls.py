@@ -8,12 +8,14 @@ from types import coroutine
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
-from stepwire_protocol.messages import Item, Result
+from stepwire_protocol.messages import Item, Result, StepRequest
 
 from stepwire.actions import Run
 from stepwire.context import Context
 from stepwire.handler import Handler, bad_input, completed, failed, read_input, stopped
 from stepwire.identity import now_ms
+
+from . import run_log
 
 GIVE_BACK: Final[Result | None] = None  # an outcome: the step was not started, or had no effect
 
@@ -52,15 +54,17 @@ def call_plain(call: HandlerCall) -> Result:
         try:
             arguments = (context, read_input(handler, step))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return bad_input(handler, step, str(error))
+            return _logged(step, bad_input(handler, step, str(error)))
     try:
         value = copy_context().run(handler.function, *arguments)
     except BaseException as error:
         took_ms = now_ms() - started_ms
         if context.cancel_reason == "timeout":
             return stopped(step, "timeout", took_ms, handler.version)
+        run_log.raised(step, error, context.cancel_reason)
         return failed(handler, step, error, took_ms)
-    return completed(handler, step, value, now_ms() - started_ms)
+    result = completed(handler, step, value, now_ms() - started_ms)
+    return result if result.error is None else _logged(step, result)
 
 
 async def call_async(
@@ -78,7 +82,7 @@ async def call_async(
         else:
             running = handler.function(context)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return bad_input(handler, step, str(error))
+        return _logged(step, bad_input(handler, step, str(error)))
     variables = copy_context()
     try:
         try:
@@ -96,8 +100,15 @@ async def call_async(
             if reason == "shutdown" and step.delivery_mode == "at_least_once":
                 return GIVE_BACK
             return stopped(step, reason, took_ms, handler.version)
+        run_log.raised(step, error, reason)
         return failed(handler, step, error, took_ms)
-    return completed(handler, step, output, now_ms() - started_ms)
+    result = completed(handler, step, output, now_ms() - started_ms)
+    return result if result.error is None else _logged(step, result)
+
+
+def _logged(step: StepRequest, result: Result) -> Result:
+    run_log.not_reported(step, result)
+    return result
 
 
 @coroutine

@@ -23,6 +23,7 @@ from stepwire.context import Context, ProgressReport
 from stepwire.handler import make_handler, sdk_failure, stopped
 from stepwire.identity import now_ms
 
+from . import child_logs, run_log
 from .calls import GIVE_BACK, HandlerCall, call_plain
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -31,6 +32,7 @@ _POLL_S: Final = 0.05  # the longest delay of a cancel; a result or the end of t
 _encode: Final = msgspec.json.Encoder().encode
 _RESULT: Final = b"r"
 _PROGRESS: Final = b"p"
+_LOG: Final = b"l"
 
 
 class _StartRun(msgspec.Struct, frozen=True):
@@ -92,12 +94,17 @@ class ChildProcess:
                 frame = pipe.recv_bytes()
                 if frame[:1] == _RESULT:
                     return _decode_result(frame[1:])
+                if frame[:1] == _LOG:
+                    child_logs.receive(frame[1:])
+                    continue
                 progress = _decode_progress(frame[1:])
                 context.progress(progress.done, progress.total, progress.note)
         except (EOFError, OSError):
             exit_code = self.kill()
             text = f"the process of {handler.name!r} ended with exit code {exit_code} while it ran the step"
-            return sdk_failure(step, "process_died", text, retryable=True, took_ms=now_ms() - started_ms)
+            result = sdk_failure(step, "process_died", text, retryable=True, took_ms=now_ms() - started_ms)
+            run_log.not_reported(step, result)
+            return result
 
     def kill(self) -> int | None:
         """Kill the child. Returns its exit code; None if there was no child."""
@@ -118,7 +125,9 @@ class ChildProcess:
             self.kill()
             spawn = multiprocessing.get_context("spawn")
             self._pipe, theirs = spawn.Pipe()
-            self._child = spawn.Process(target=_child, args=(theirs, os.getpid()), daemon=True, name="stepwire-handler")
+            self._child = spawn.Process(
+                target=_child, args=(theirs, os.getpid(), child_logs.levels()), daemon=True, name="stepwire-handler"
+            )
             self._child.start()
             theirs.close()
         return self._pipe
@@ -149,7 +158,20 @@ def children_die_with_us() -> bool:
     return sys.platform == "linux"
 
 
-def _child(pipe: Connection, parent: int) -> None:
+class _SharedPipe:
+    """The child's end of the pipe. Threads of the handler may log and report progress."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.receive = pipe.recv_bytes
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def send(self, kind: bytes, body: bytes) -> None:
+        with self._lock:
+            self._pipe.send_bytes(kind + body)
+
+
+def _child(ours: Connection, parent: int, levels: dict[str, int]) -> None:
     """The main function of a child: read steps and write results until the pipe closes."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -160,17 +182,20 @@ def _child(pipe: Connection, parent: int) -> None:
     )  # Ctrl-C reaches all processes of a terminal; the worker decides when its children stop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
+    pipe = _SharedPipe(ours)
+    child_logs.send_to_worker(levels, lambda body: pipe.send(_LOG, body))
+
     def report(item: Item, done: float, total: float | None, note: str | None) -> None:
-        pipe.send_bytes(_PROGRESS + _encode(_Progress(done, total, note)))
+        pipe.send(_PROGRESS, _encode(_Progress(done, total, note)))
 
     while True:
         try:
-            start = _decode_start(pipe.recv_bytes())
+            start = _decode_start(pipe.receive())
         except (EOFError, OSError):
             return
         result = _perform(start, report)
         try:
-            pipe.send_bytes(_RESULT + _encode(result))
+            pipe.send(_RESULT, _encode(result))
         except OSError:
             return
 
@@ -183,7 +208,9 @@ def _perform(start: _StartRun, report: ProgressReport) -> Result:
         handler = make_handler(function, start.name, process=True, version=start.version)
     except Exception as error:
         text = f"{start.module}.{start.function} cannot be loaded in a handler process: {error}"
-        return sdk_failure(start.step, "handler_not_loadable", text)
+        result = sdk_failure(start.step, "handler_not_loadable", text)
+        run_log.not_reported(start.step, result)
+        return result
     at_ms = now_ms()
     timeout_at_ms = float("inf") if start.timeout_in_ms is None else at_ms + start.timeout_in_ms
     context = Context(start.step, started_ms=at_ms, timeout_at_ms=timeout_at_ms, clock=now_ms, report=report)

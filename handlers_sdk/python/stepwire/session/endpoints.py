@@ -46,6 +46,22 @@ class BrokerLinks:
                 self._connected_ms[link] = now_ms
                 self._out.add(Connect(link))
 
+    def link_of(self, broker: str) -> Link | None:
+        """The link to this broker, if it is known."""
+        return next((link for link, named in self._broker_of.items() if named == broker), None)
+
+    def without_session(self) -> list[Link]:
+        """The links to brokers that no session is open with."""
+        named = set(self._broker_of.values())
+        strangers = sum(peer.session is not None and peer.id not in named for peer in self._brokers)
+        unnamed = [link for link, broker in self._broker_of.items() if broker is None]
+        closed = [
+            link
+            for link, broker in self._broker_of.items()
+            if broker is not None and ((peer := self._brokers.get(broker)) is None or peer.session is None)
+        ]
+        return closed + (unnamed if strangers < len(unnamed) else [])
+
     def rebuild_silent(self, now_ms: float) -> None:
         """Connect silent links again. A refused or dead connection reports no error, and never recovers by itself."""
         named = set(self._broker_of.values())
@@ -60,5 +76,5 @@ class BrokerLinks:
             if max(answered_ms, self._connected_ms[link]) <= since_ms:
                 self._connected_ms[link] = now_ms
                 self._out.add(Rebuild(link))
-                self._out.log("warning", "link_rebuilt", link=link, broker=broker)
+                self._out.log("debug", "link_rebuilt", link=link, broker=broker)
         self.check_at_ms = now_ms + CHECK_EVERY_MS

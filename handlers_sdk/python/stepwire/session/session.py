@@ -148,6 +148,7 @@ class Session:
             self.holdings.bury(held, now_ms)
         for (peer, batch_id), items in given_back.items():
             self.intake.refuse(peer, batch_id, items, "draining", now_ms)
+        self.out.log("info", "worker_drains", running=len(self.holdings.running()))
         self.announcements.request_heartbeat(now_ms)
 
     def expel(self) -> int:

@@ -3,7 +3,6 @@
 The thread passes frames and outcomes of calls to the session, and the session's actions to sockets and runners.
 """
 
-import logging
 import random
 import threading
 from typing import Any, Final, assert_never
@@ -17,21 +16,21 @@ from stepwire.actions import CancelRun, Connect, Log, Quit, Rebuild, Run, Send
 from stepwire.context import Context
 from stepwire.handler import Handler
 from stepwire.identity import now_ms
+from stepwire.runners import run_log
 from stepwire.runners.by_kind import Runners
 from stepwire.runners.calls import HandlerCall
 from stepwire.session import Config, Session
 
+from .events import WorkerEvents
 from .mailbox import Mailbox
+from .search import BrokerSearch
 from .sockets import WorkerSockets
-
-log: Final = logging.getLogger("stepwire.worker")
 
 EXPEL_MS: Final = 2_000  # time for runs to end after a request to stop
 RECEIVE_MAX: Final = 500  # frames received before actions are performed
 RECEIVE_BYTES_MAX: Final = 64 * 1024  # the same in bytes: the first steps run while the next are received
 POLL_MAX_MS: Final = 60_000
 NEVER: Final = float("inf")
-_LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 class SocketThread:
@@ -44,6 +43,9 @@ class SocketThread:
         self._config = config
         self._handlers = handlers
         self._shared_context = zmq_context
+        link_of = self.session.endpoints.link_of
+        self._events = WorkerEvents(config.worker, link_of, is_inside_broker=zmq_context is not None)
+        self._search = BrokerSearch(self._events)
         self._mailbox = Mailbox()
         self._calls: dict[Item, HandlerCall] = {}
         self._expel_at_ms = self._leave_at_ms = NEVER
@@ -86,14 +88,15 @@ class SocketThread:
             self._runners = Runners(
                 self._handlers, self._config.slots, self._mailbox.put_outcome, self._mailbox.put_outcomes
             )
-            self._sockets = WorkerSockets(context, self.worker_id, self._config.links)
+            self._sockets = WorkerSockets(context, self.worker_id, self._config.links, self._events)
             try:
                 self._work()
             finally:
                 self._sockets.close()
                 self._runners.stop()
+            self._events.log("info", "worker_ended", unacknowledged=len(self.session.holdings))
         except BaseException as fault:
-            log.exception("worker_failed", extra={"worker": self.worker_id})
+            self._events.log_failure()
             self._fault = fault
         finally:
             if context is not self._shared_context:
@@ -102,11 +105,15 @@ class SocketThread:
             self.has_ended.set()
 
     def _work(self) -> None:
-        session = self.session
+        session, search = self.session, self._search
         poller = zmq.Poller()
         poller.register(self._sockets.sub, zmq.POLLIN)
         poller.register(self._mailbox.fileno(), zmq.POLLIN)
         session.start(now_ms())
+        config = self._config
+        name, handlers = config.worker.partition(":")[0], [offer.pattern for offer in config.offers]
+        self._events.log("info", "worker_started", name=name, handlers=handlers, slots=config.slots, pid=config.pid)
+        self._look_for_brokers()
         while not self._has_quit:
             for action in session.actions(now_ms()):
                 if isinstance(action, Run):  # nearly every action
@@ -114,8 +121,8 @@ class SocketThread:
                 else:
                     self._perform(action)
             self._runners.flush()
-            if not self._mailbox.is_woken:
-                wait_ms = min(session.wake_at(), self._expel_at_ms, self._leave_at_ms) - now_ms()
+            if not self._mailbox.is_woken and not self._has_quit:
+                wait_ms = min(session.wake_at(), self._expel_at_ms, self._leave_at_ms, search.report_at_ms) - now_ms()
                 if wait_ms > 0:
                     poller.poll(int(min(wait_ms, POLL_MAX_MS)) + 1)
             now = now_ms()
@@ -123,6 +130,8 @@ class SocketThread:
             if self._mailbox.is_woken:
                 self._read_mailbox()
             self._check_drain(now)
+            if now >= search.report_at_ms:
+                self._look_for_brokers()
 
     def _receive(self, now: float) -> None:
         session, receive = self.session, self._sockets.sub.recv
@@ -177,8 +186,8 @@ class SocketThread:
             case Rebuild():
                 self._sockets.rebuild(action.link)
             case Log():
-                extra = {"worker": self.worker_id}
-                log.log(_LEVELS[action.level], "%s %s", action.event, action.facts, extra=extra)
+                self._events.log(action.level, action.event, **action.facts)
+                self._look_for_brokers()
             case Quit():
                 self._has_quit = True
             case _:
@@ -195,9 +204,14 @@ class SocketThread:
         call = self._calls[action.item] = HandlerCall(action, self._handlers[action.offer], context)
         self._runners.submit(call)
 
+    def _look_for_brokers(self) -> None:
+        if self._shared_context is None:  # otherwise the broker is in this process
+            self._search.update(self.session.endpoints.without_session(), now_ms())
+
     def _cancel(self, action: CancelRun) -> None:
         call = self._calls.get(action.item)
         if call is not None:
+            run_log.interrupted(call.run.step, action.reason)
             call.context._stop(action.reason)
             if action.reason != "lease_lost":
                 self._runners.cancel(call)

@@ -3,7 +3,6 @@
 `protocol/SDK_GUIDE.md` §13 explains each option.
 """
 
-import logging
 from typing import Any, Final
 
 import zmq
@@ -11,7 +10,7 @@ from stepwire_protocol import limits, topics
 
 from stepwire.actions import Link
 
-log: Final = logging.getLogger("stepwire.worker")
+from .events import WorkerEvents
 
 LINGER_MS: Final = 2_000
 
@@ -19,8 +18,10 @@ LINGER_MS: Final = 2_000
 class WorkerSockets:
     """Both sockets. One thread must create, use and close them."""
 
-    def __init__(self, context: "zmq.Context[Any]", worker_id: str, links: tuple[Link, ...]) -> None:
-        self._worker_id = worker_id
+    def __init__(
+        self, context: "zmq.Context[Any]", worker_id: str, links: tuple[Link, ...], events: WorkerEvents
+    ) -> None:
+        self._events = events
         self.sub: zmq.Socket[bytes] = context.socket(zmq.SUB)
         self.pub: zmq.Socket[bytes] = context.socket(zmq.PUB)
         for sock in (self.sub, self.pub):
@@ -49,8 +50,7 @@ class WorkerSockets:
             try:
                 sock.connect(endpoint)
             except zmq.ZMQError as error:
-                facts = {"endpoint": endpoint, "error": str(error)}
-                log.error("connect_failed %s", facts, extra={"worker": self._worker_id})
+                self._events.log("error", "connect_failed", endpoint=endpoint, error=str(error))
 
     def rebuild(self, link: Link) -> None:
         for sock, endpoint in ((self.sub, link.steps), (self.pub, link.results)):

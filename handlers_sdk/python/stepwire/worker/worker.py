@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import zmq
 from stepwire_protocol import limits
 
-from stepwire import environment, identity
+from stepwire import environment, identity, logs
 from stepwire.errors import ConfigurationError
 from stepwire.handler import Handler, make_handler
 from stepwire.runners.processes import children_die_with_us
@@ -166,6 +166,7 @@ class Worker:
             raise ConfigurationError("the worker has no handlers: register some with @worker.handler(...)")
         if self._thread is not None and self._thread_pid == os.getpid() and not self._thread.has_ended.is_set():
             raise ConfigurationError("the worker has started already")
+        logs.set_up()
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         process = identity.this_process()
         config = Config(

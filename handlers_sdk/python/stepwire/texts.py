@@ -1,0 +1,15 @@
+"""Texts of handlers in a form that every broker accepts."""
+
+from typing import Final
+
+MESSAGE_CHARS_MAX: Final = 2000
+
+
+def clean(text: str, chars_max: int = MESSAGE_CHARS_MAX) -> str:
+    """The text without U+0000 and lone surrogates, cut to `chars_max` characters."""
+    return text[:chars_max].encode("utf-8", "replace").decode().replace("\0", "�")
+
+
+def shortened(text: str, chars_max: int) -> str:
+    """The same, but a text that was cut ends with `…`."""
+    return clean(text if len(text) <= chars_max else f"{text[: chars_max - 1]}…", chars_max)

@@ -1,0 +1,61 @@
+"""The published types: a user's project passes strict type checkers, and its mistakes are found."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parent / "typed_project"
+RIGHT, WRONG = PROJECT / "right.py", PROJECT / "wrong.py"
+BOUND_S = 300.0
+
+
+def mypy(file: Path, directory: Path) -> list[str]:
+    """The lines of `mypy --strict` as a user runs it, without this repository's configuration."""
+    shutil.copy(file, directory)
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-error-summary", file.name]
+    return subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=BOUND_S, check=False
+    ).stdout.splitlines()
+
+
+def pyright(file: Path, directory: Path) -> list[tuple[int, str]]:
+    """The errors of pyright in strict mode: line and text."""
+    pytest.importorskip("basedpyright", reason="pip install '.[types]' installs it")
+    shutil.copy(file, directory)
+    environment = {"venvPath": str(Path(sys.prefix).parent), "venv": Path(sys.prefix).name}
+    (directory / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict", **environment}))
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", file.name]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    errors = [each for each in json.loads(done.stdout)["generalDiagnostics"] if each["severity"] == "error"]
+    return [(each["range"]["start"]["line"] + 1, each["message"]) for each in errors]
+
+
+def marked() -> dict[int, set[str]]:
+    """The codes of the mistakes, by line."""
+    lines = enumerate(WRONG.read_text().splitlines(), 1)
+    return {number: set(match[1].split(", ")) for number, line in lines if (match := re.search(r"  # (.+)$", line))}
+
+
+def test_a_project_with_the_documented_api_passes_mypy_in_strict_mode(tmp_path: Path) -> None:
+    assert mypy(RIGHT, tmp_path) == []
+
+
+def test_mypy_finds_each_mistake_of_a_project(tmp_path: Path) -> None:
+    found: dict[int, set[str]] = {}
+    for line in mypy(WRONG, tmp_path):
+        if match := re.match(r"wrong\.py:(\d+): error: .*\[([\w-]+)\]$", line):
+            found.setdefault(int(match[1]), set()).add(match[2])
+    assert found == marked()
+
+
+def test_a_project_with_the_documented_api_passes_pyright_in_strict_mode(tmp_path: Path) -> None:
+    assert pyright(RIGHT, tmp_path) == []
+
+
+def test_pyright_finds_each_mistake_of_a_project(tmp_path: Path) -> None:
+    assert {line for line, _ in pyright(WRONG, tmp_path)} >= set(marked())
