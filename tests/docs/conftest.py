@@ -1,4 +1,4 @@
-"""What the tests of the pages share."""
+"""The fixture that the tests of the pages share."""
 
 from collections.abc import Iterator
 from pathlib import Path
