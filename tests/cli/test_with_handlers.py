@@ -155,7 +155,7 @@ def test_handlers_of_a_broker_log_json_lines_with_the_ids_of_the_step(shop_place
     lines = [json.loads(line) for line in ended.err.splitlines()]
     ids = {"task_id": 1, "step_id": 2, "step_name": "charge", "attempt": 0}
     (charging,) = [line for line in lines if line["event"] == "charging 5"]
-    (failed,) = [line for line in lines if line["event"].startswith("task 1 step 2 charge attempt 0 failed")]
+    (failed,) = [line for line in lines if line["event"].startswith("task 1 step 2 charge attempt 1 of 1 failed")]
     assert (charging["level"], failed["level"]) == ("info", "error")
     assert ids.items() <= charging.items()
     assert ids.items() <= failed.items()
