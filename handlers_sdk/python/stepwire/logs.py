@@ -13,7 +13,8 @@ from typing import Any, Final, TextIO
 
 WORKER: Final = "stepwire.worker"  # the worker's own events
 HANDLER: Final = "stepwire.handler"  # `ctx.log`
-_OWN: Final = (WORKER, HANDLER)
+CLIENT: Final = "stepwire.client"  # outages, for handlers that use a client
+OWN: Final = (WORKER, HANDLER, CLIENT)
 _COLOURS: Final = {logging.WARNING: "\033[33m", logging.ERROR: "\033[31m", logging.CRITICAL: "\033[31m"}
 
 
@@ -40,7 +41,7 @@ def set_up() -> None:
     """Write the SDK's records to stderr from INFO on, unless the program has configured logging."""
     if is_configured():
         return
-    for name in _OWN:
+    for name in OWN:
         logger = logging.getLogger(name)
         if any(isinstance(handler, ReadableHandler) for handler in logger.handlers):
             continue
@@ -56,7 +57,7 @@ def is_configured() -> bool:
 
 
 def _handlers() -> Iterator[logging.Handler]:
-    for name in ("", "stepwire", *_OWN):
+    for name in ("", "stepwire", *OWN):
         yield from logging.getLogger(name or None).handlers
 
 

@@ -14,7 +14,7 @@ from stepwire.texts import clean
 
 TEXT_CHARS_MAX: Final = 65_536
 
-_LOGGERS: Final = ("", "stepwire", logs.WORKER, logs.HANDLER)
+_LOGGERS: Final = ("", "stepwire", *logs.OWN)
 _OF_EVERY_RECORD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
