@@ -40,7 +40,7 @@ add(
 add(
     "a history that is ahead of its lane",
     GAP,
-    lambda f: f.sql("UPDATE lanes SET seq = (SELECT max(seq) FROM history WHERE lane_id = lanes.id) - 1"),
+    lambda f: f.sql("UPDATE lanes SET seq = (SELECT max(seq) FROM history) - 1"),  # later groups have no history
 )
 add("an unknown state", SOUND, lambda f: f.set_step("chain-0", "b", state="confused"))
 add(
