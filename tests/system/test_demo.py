@@ -76,7 +76,7 @@ def test_only_the_steps_of_a_killed_worker_ran_twice(output: str, books: Path) -
 
 def test_each_part_of_the_demo_was_shown(output: str, books: Path) -> None:
     for line in (
-        "stock is retry_wait (attempt 2): warehouse_busy: the warehouse does not answer",
+        "stock is retry_wait (attempt 2 comes next): warehouse_busy: the warehouse does not answer",
         "ship is failed: no carrier delivers to Atlantis",
         "refund is completed",
         "24 of 24 orders are done.",

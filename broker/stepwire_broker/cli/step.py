@@ -7,6 +7,8 @@ import msgspec
 from stepwire.client import Client, WrongState
 from stepwire_protocol import patterns
 
+from stepwire_broker.api.enumerations import HANDLER_ERROR
+
 from . import completing, output, step_texts
 from .confirmation import confirm
 from .connection import all_pages, broker_client
@@ -99,8 +101,8 @@ def _print(options: Options, step: dict[str, Any]) -> None:
     if step["progress"]:
         age = step_texts.duration(step_texts.since(step["progress"]["at"]))
         line("progress", f"{step_texts.progress(step['progress'])}  ({age} ago)")
-    if step["reason"] and not (step["error"] and step["reason"]["code"] == step["error"].get("code")):
-        line("why", step["reason"]["message"])
+    if step["reason"] and not (step["error"] and step["reason"]["code"] in (HANDLER_ERROR, step["error"].get("code"))):
+        line("why", step["reason"]["message"])  # a reason that only repeats the error is left out
     if step["error"]:
         line("error", step_texts.error(step["error"]), output.STATE_COLOURS["failed"])
         step_texts.print_block(step_texts.traceback(step["error"], is_whole=options.verbosity > 0))

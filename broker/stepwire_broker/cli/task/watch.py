@@ -149,7 +149,8 @@ def _print_change(options: Options, change: dict[str, Any]) -> None:
         attention = f", {change['attention']}" if change["attention"] else ""
         click.echo(f"{change['at'][11:23]} task {change['task_id']} is {change['state']}{attention}")
         return
-    more = f" (attempt {change['attempt'] + 1})" if change["attempt"] else ""
+    next_one = " comes next" if change["state"] == "retry_wait" else ""
+    more = f" (attempt {change['attempt'] + 1}{next_one})" if change["attempt"] else ""
     worker = ""
     if change["worker"] and change["state"] == "dispatched":
         worker = f" {'and running on' if change['started_at'] else 'to'} {change['worker']}"
@@ -208,7 +209,8 @@ def _label(step: dict[str, Any], parents: list[str]) -> Any:
     if step.get("progress"):
         label.append(f"  {output.shortened(step_texts.progress(step['progress']), 80)}", style="cyan")
     if step["attempt"]:
-        label.append(f"  attempt {step_texts.attempt(step)}", style="yellow")
+        next_one = " comes next" if step["state"] == "retry_wait" else ""
+        label.append(f"  attempt {step_texts.attempt(step)}{next_one}", style="yellow")
     if step["error"] and step["state"] in ("failed", "held", "retry_wait"):
         label.append(f"  {_message(step['error'])}", style=style.style)
     if len(parents) > 1:

@@ -66,7 +66,7 @@ def interrupted(step: StepRequest, reason: RunEnd) -> None:
 def _write(event: str, level: int, step: StepRequest, text: str, error: BaseException | None = None) -> None:
     if not log.isEnabledFor(level):
         return
-    attempt = f"attempt {step.metadata.attempt + 1} of {step.metadata.retry_limit + 1}"
+    attempt = f"attempt {step.metadata.attempt + 1} of {step.metadata.retry_limit + 1}"  # people count from 1
     name = f"task {step.task_id} step {step.step_id} {step.step_name} {attempt}"
     file, line, function, _ = log.findCaller()
     trace = None
