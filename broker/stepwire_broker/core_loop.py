@@ -17,12 +17,13 @@ from .bus import deaths
 from .bus.wire import Wire
 from .bus_events import BusEvents
 from .core.answers.answers import CommandRefused
-from .core.commit.decision import BreakerChanged, Complaint, Read, WatchProcess
+from .core.commit.decision import BreakerChanged, Complaint, OffersLeftOut, Read, WatchProcess
 from .core.definitions.settings import Settings
 from .core.machine import Machine
 from .core.model.commit_group import Broken, CommitGroup, Committed, Fenced, Outcome, Stalled
 from .core.model.events import Event, FrameRefused, LoadFailed, MessageIgnored, MessageRefused, ProcessDied
 from .core.model.live import StepProgress
+from .core.routing.level0_handlers import OFFERED_MAX
 from .errors import BrokerError
 from .loop_measures import nothing_yet, rows_of
 from .pulse import Pulse, PulseActions, read_clocks
@@ -88,6 +89,7 @@ class CoreLoop:
             _log_breaker,
             self._log_complaint,
             self._tell_progress,
+            _log_offers_left_out,
         )
         self._turn = Turn(machine, around)
         actions = PulseActions(
@@ -234,6 +236,10 @@ class CoreLoop:
         if now_s - self._complained.get(complaint.code, -COMPLAIN_EVERY_S) >= COMPLAIN_EVERY_S:
             self._complained[complaint.code] = now_s
             log.warning("level0_answer_refused", code=complaint.code, text=complaint.text)
+
+
+def _log_offers_left_out(left_out: OffersLeftOut) -> None:
+    log.warning("offers_not_recorded", worker=left_out.worker, handlers=left_out.handlers, limit=OFFERED_MAX)
 
 
 def _log_breaker(changed: BreakerChanged) -> None:

@@ -20,7 +20,6 @@ from .core.answers.answers import Answer, CommandRefused
 from .core.answers.hints import Hint, HintCode
 from .core.definitions.settings import ExecutionSettings, Settings
 from .core.definitions.workflow import Workflow, stored_workflow
-from .core.intake.routing_rules import stored_rules
 from .core.machine import Machine
 from .core.model.events import Attached, Command, Detached, Drain, EndpointsBound, Forget, Leave, Now, Reconfigure
 from .core.model.figures import ExecutorMetrics
@@ -28,6 +27,7 @@ from .core.model.live import StepProgress
 from .core.model.targets import BUS, LOCAL
 from .core.overview import ExecutorView, WorkerView
 from .core.routing.router import Router, RulesRefused, check, hidden
+from .core.routing.runtime_rules import stored_rules
 from .core.state import BrokerState, Identity
 from .core.unroutable import Unroutable
 from .core_loop import CoreLoop
@@ -158,7 +158,6 @@ class Engine:
     def _open_core(self, store: Store, now: Now) -> CoreLoop:
         """Build the core from the stored data, and the loop around the core. Nothing runs yet."""
         settings, opened = self.settings, store.opened
-        runtime_rules = stored_rules(opened.rules)
         self.identity = Identity(
             broker=settings.broker.id,
             epoch=opened.epoch,
@@ -171,9 +170,9 @@ class Engine:
             settings.execution,
             self._executors,
             bus_is_distributed=not settings.bus.steps.startswith(INPROC),
-            runtime=runtime_rules,
+            runtime=[placed.rule for placed in stored_rules(opened.controls)],
         )
-        self.state = BrokerState.begin(settings, self.identity, opened, now, router, runtime_rules)
+        self.state = BrokerState.begin(settings, self.identity, opened, now, router)
         self.workflows = self.state.workflows
         machine = Machine(self.state, [(stored_workflow(row), bool(row.active)) for row in opened.workflows])
         reader = claims.Reader(opened.epoch, settings.limits.resident_payload_bytes)

@@ -57,6 +57,12 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "The broker refused the answer of a level-0 handler. Each code is logged at most once in 10 s.",
         ),
         _warning(
+            "offers_not_recorded",
+            "worker handlers limit",
+            "A worker offers new handlers, and `limit` handlers are recorded as offered by workers. Level 0 can get the"
+            " steps of these handlers by a pattern without a literal part, such as `**`, while no worker offers them.",
+        ),
+        _warning(
             "database_stalled",
             "code error",
             "A commit failed or is late. The broker retries it and accepts no work meanwhile.",

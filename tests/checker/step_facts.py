@@ -85,7 +85,10 @@ def _started(story: TaskStory, step: StepStory, fact: Fact, before: str) -> None
 def _undelivered(story: TaskStory, step: StepStory, fact: Fact, before: str) -> None:
     _, at, _, delivery, code, lost = fact
     _check_current(story, step, fact)
-    never_left = code == "unsent" and (step.worker or "").startswith("level0.")
+    is_level0 = (step.worker or "").startswith("level0.")
+    if before == "held" and not (is_level0 and code == "unknown_handler"):
+        story.offend("a_granted_delivery_is_not_dispatched_again", step.index, f"{fact} of a held delivery")
+    never_left = code == "unsent" and is_level0
     if step.plan.is_once and step.granted and code not in REPORTED_BY_WORKER and not never_left:
         story.offend(
             "a_granted_delivery_is_not_dispatched_again",

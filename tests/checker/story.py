@@ -18,7 +18,7 @@ STEP_MOVES: Final[dict[str, dict[str, str]]] = {
     "dispatched": {"ready": "dispatched"},
     "granted": {"dispatched": "dispatched"},
     "started": {"dispatched": "dispatched"},
-    "undelivered": {"dispatched": "ready"},
+    "undelivered": dict.fromkeys(("dispatched", "held"), "ready"),
     "completed": dict.fromkeys(("dispatched", "ready", "retry_wait", "held"), "completed"),
     "backed_off": {"dispatched": "retry_wait", "held": "retry_wait"},
     "failed": dict.fromkeys(("dispatched", "held", "ready", "retry_wait"), "failed"),

@@ -121,6 +121,10 @@ def by_sql(*statements: str) -> Callable[[Path], None]:
             by_sql("INSERT INTO keys VALUES ('shop', 'theirs', x'00', 999)"),
             "the idempotency key 'theirs' of shop belongs to task 999",
         ),
+        (
+            by_sql("INSERT INTO controls VALUES ('rule', 'a::**', '{', 1, 9)"),
+            "the control 'a::\\*\\*' of the kind rule has a value that is not JSON",
+        ),
         (by_sql("UPDATE sequences SET next = 1"), "the next id is 1, but task"),
         (by_sql("UPDATE lanes SET seq = 0"), "the history of lane 1 ends at"),
         (by_sql("UPDATE workflows SET document = '{}'"), "workflow shop::.* cannot be read"),

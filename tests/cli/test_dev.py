@@ -85,6 +85,7 @@ def test_a_new_project_passes_its_test_and_runs(empty: Place, running: list[Dev]
     assert (done.code, done.err) == (OK, "next: cd my-shop && stepwire dev\n")
     here = place(empty.directory / "my-shop")
     assert {path.name for path in here.directory.iterdir()} >= {"worker.py", "test_worker.py", "README.md", "Procfile"}
+    assert here.stepwire("config", "validate").out == "valid (stepwire.yaml)\n"
     for file in here.directory.iterdir():
         assert "$" not in file.read_text()
     tests = subprocess.run(

@@ -1,7 +1,10 @@
 """Time limits: timeouts of runs, queue timeouts, and deadlines of steps and tasks."""
 
+from collections.abc import Callable
+
 import pytest
-from stepwire_broker.core.intake.commands import RetryTask
+from stepwire_broker.core.definitions.settings import BusSettings, Level0Settings, Settings
+from stepwire_broker.core.intake.commands import CancelTask, RetryTask
 from stepwire_protocol import messages as wire
 
 from .test_commands import FINAL, dispatched
@@ -32,8 +35,66 @@ def test_a_run_ends_five_seconds_after_its_timeout_counted_from_its_start(
     world.forget()
     world.pass_time(1)
     assert world.row(task_id).state == state
-    assert world.row(task_id).reason == ("outcome_unknown" if granted else "timeout")
+    assert world.row(task_id).reason == ("stopped" if granted else "timeout")
     assert [(c.reason, c.items) for c in world.heard(wire.Cancel)] == [("timeout", [item_of(batch)])]
+    world.check()
+
+
+RETRIED = {"retry_reported_failures": True, "retry_limit": 1}
+
+
+def _overdue(world: World, batch: wire.Steps, task_id: int) -> None:
+    run_to(world, batch, 15_000)
+
+
+def _past_deadline(world: World, batch: wire.Steps, task_id: int) -> None:
+    run_to(world, batch, 5_000)
+
+
+def _cancelled_and_lost(world: World, batch: wire.Steps, task_id: int) -> None:
+    world.ask(CancelTask, task_id=task_id)
+    world.pass_time(DIES_MS)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("more", [{}, RETRIED], ids=["", "retried"])
+@pytest.mark.parametrize(
+    ("members", "head", "until"),
+    [
+        ({"timeout_ms": 10_000}, {}, _overdue),
+        ({"deadline_ms": 5_000}, {}, _past_deadline),
+        ({}, {"deadline_ms": 5_000}, _past_deadline),
+        ({}, {}, _cancelled_and_lost),
+    ],
+    ids=["timeout", "deadline", "deadline of the task", "lost after a cancel"],
+)
+def test_a_failure_of_a_run_that_was_asked_to_stop_leaves_its_step_held(
+    members: dict, head: dict, until: Callable[..., None], more: dict, restarts: bool
+) -> None:
+    """A stopped run may have had its effect or not, whatever its worker reports. Only a success decides the step."""
+    world, task_id, batch = dispatched({**once(**members, **more), **head}, granted=True)
+    until(world, batch, task_id)
+    assert (world.row(task_id).state, world.row(task_id).reason) == ("held", "stopped")
+    if restarts:
+        world.restart()
+        world.hello(k=1)
+    assert world.fail(batch) in world.acked
+    assert world.fail(batch, code="killed", status="error") in world.acked
+    assert (world.row(task_id).state, world.row(task_id).reason) == ("held", "stopped")
+    world.result(batch)
+    assert world.row(task_id).state == "completed"
+    world.check()
+
+
+def test_a_failure_of_a_level_0_handler_after_the_deadline_is_a_verdict() -> None:
+    """No message asks a level-0 handler to stop."""
+    world = World(Settings(bus=BusSettings(level0=Level0Settings(at_most_once=True))))
+    world.peer()
+    task_id = world.task(once(deadline_ms=5_000))
+    world.pass_time(5_000)
+    assert (world.row(task_id).state, world.row(task_id).reason) == ("held", "outcome_unknown")
+    world.answer(world.handed[0], "failed")
+    assert world.row(task_id).state == "failed"
     world.check()
 
 

@@ -13,7 +13,6 @@ from stepwire_broker.core.commit.decision import Complaint, Decision, Read
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.core.definitions.workflow import Workflow, read_workflow
-from stepwire_broker.core.intake.routing_rules import KEPT_AS, stored_rules
 from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.model import events
 from stepwire_broker.core.model.commit_group import CommitGroup, Stalled
@@ -21,6 +20,7 @@ from stepwire_broker.core.model.events import NewTask, Now
 from stepwire_broker.core.model.states import DISPATCHED, READY, STEP_FINAL
 from stepwire_broker.core.model.targets import BUS, LOCAL
 from stepwire_broker.core.routing.router import Router
+from stepwire_broker.core.routing.runtime_rules import stored_rules
 from stepwire_broker.core.state import BrokerState, Identity
 from stepwire_broker.core.timer_kinds import BreakerDue, FetchDue
 from stepwire_broker.core.workers.level0 import SETTLE_MS
@@ -84,7 +84,7 @@ class World:
     def _begin(self, epoch: int, seq: int, ids: tuple[int, int]) -> None:
         self.rows.begin(epoch)
         identity = Identity(BROKER, epoch=epoch, deployment=DEPLOYMENT, nonce=f"n{epoch}", host=HOST)
-        rules = stored_rules(self.rows.kept.get(KEPT_AS))
+        rules = [placed.rule for placed in stored_rules(self.rows.controls)]
         execution = self.settings.execution
         router = Router(execution, self.executors, bus_is_distributed=self.bus_is_distributed, runtime=rules)
         opened = Opened(
@@ -96,8 +96,9 @@ class World:
             workflows=[],
             open_tasks=self.rows.open_tasks,
             open_steps=self.rows.open_steps,
+            controls=self.rows.controls,
         )
-        self.state = BrokerState.begin(self.settings, identity, opened, self.now, router, rules)
+        self.state = BrokerState.begin(self.settings, identity, opened, self.now, router)
         self.machine = Machine(self.state, list(self.documents.values()))
         self.writing: CommitGroup | None = None
         self.reads: deque[Read] = deque()

@@ -49,12 +49,8 @@ def test_the_example_alone_runs_a_task_to_its_end(language: str, site: Site, bui
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_an_impossible_step_fails_once_and_the_loop_goes_on(language: str, site: Site, builds: Path) -> None:
-    """A missing number, missing items, and a handler that no program has."""
-    site.apply(UNKNOWN)
+    """A missing number, and missing items."""
     program = start(site, {language: require(language, builds)})[0]
-    client = site.client()
-    unknown = client.wait(client.submit("unknown", {}).task_id, 20)["steps"][0]
-    assert (unknown["state"], unknown["error"]["code"], unknown["attempt"]) == ("failed", "unknown_handler", 0)
     for order in ({"items": [{"name": "tea", "count": 3}]}, {}):
         task = run(site, order)
         assert task["state"] == "failed", task
@@ -63,6 +59,21 @@ def test_an_impossible_step_fails_once_and_the_loop_goes_on(language: str, site:
             assert step["error"]["message"], step
     assert run(site, ORDER)["state"] == "completed"
     assert program.is_running
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_step_that_the_example_does_not_know_waits_for_a_program_that_does(
+    language: str, site: Site, builds: Path
+) -> None:
+    site.apply(UNKNOWN)
+    start(site, {language: require(language, builds)})
+    client = site.client()
+    task_id = client.submit("unknown", {}).task_id
+    eventually(lambda: peers(site)[0]["unknown_handlers"] == ["quote.wish"] or None, "the program to refuse the step")
+    step = client.task(task_id)["steps"][0]
+    assert (step["state"], step["attempt"]) == ("ready", 0)
+    assert "answered that it does not know `quote.wish`" in client.why(task_id)["message"]
+    assert run(site, ORDER)["state"] == "completed"
 
 
 def test_three_languages_share_a_task(site: Site, builds: Path) -> None:

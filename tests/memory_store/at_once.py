@@ -4,7 +4,7 @@ answered in one call, by the shipped claims stage.
 
 from stepwire_broker.core.commit.decision import Read
 from stepwire_broker.core.commit.history import ReplayDifference, differences, replay
-from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
+from stepwire_broker.core.definitions.stored_rows import StoredControl, StoredStep, StoredTask
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Parked, TaskNew
 from stepwire_broker.core.model.events import LoadedPayloads, LoadedTasks
@@ -75,8 +75,8 @@ class StoreAtOnce:
         return list(self.tables.parked.values())
 
     @property
-    def kept(self) -> dict[str, str]:
-        return self.tables.kept
+    def controls(self) -> list[StoredControl]:
+        return self.queries.controls()
 
     @property
     def active(self) -> set[int]:

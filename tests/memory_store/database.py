@@ -5,7 +5,6 @@ from concurrent.futures import Future
 from typing import Concatenate, ParamSpec, TypeVar
 
 from stepwire_broker.core.definitions.stored_rows import Opened
-from stepwire_broker.core.intake.routing_rules import KEPT_AS
 from stepwire_broker.store.lane import Rows
 from stepwire_broker.store.ports import ID_BLOCK, LANE
 
@@ -25,7 +24,8 @@ def begin_epoch(tables: Tables, broker_id: str, lease_ms: int, entropy: int) -> 
     lease_ms_before, tables.lease_ms = tables.lease_ms, max(tables.lease_ms, lease_ms)
     tables.epoch += 1
     first, tables.next_id = tables.next_id, tables.next_id + ID_BLOCK
-    counts = MemoryQueries(tables).open_counts()
+    queries = MemoryQueries(tables)
+    counts = queries.open_counts()
     return Opened(
         deployment=tables.deployment,
         epoch=tables.epoch,
@@ -35,7 +35,7 @@ def begin_epoch(tables: Tables, broker_id: str, lease_ms: int, entropy: int) -> 
         workflows=list(tables.workflows.values()),
         open_tasks=counts.tasks,
         open_steps=counts.steps,
-        rules=tables.kept.get(KEPT_AS),
+        controls=queries.controls(),
     )
 
 

@@ -16,7 +16,7 @@ class MemoryPruning:
     def __init__(self, tables: Tables, writer: MemoryWriter) -> None:
         self._tables = tables
         self.begin, self.commit, self.abandon = writer.begin, writer.commit, writer.abandon
-        self.note = writer.keep
+        self.note = tables.notes.__setitem__
         self._undo: Callable[[Callable[[], object]], None] = writer.on_undo
 
     def rest(self, rows: int) -> None:

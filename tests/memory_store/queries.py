@@ -4,7 +4,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
-from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask, StoredWorkflow
+from stepwire_broker.core.definitions.stored_rows import (
+    Loaded,
+    Payloads,
+    StoredControl,
+    StoredStep,
+    StoredTask,
+    StoredWorkflow,
+)
 from stepwire_broker.core.model.commit_group import StepStderr, TaskNew
 from stepwire_broker.store.queries import PAGE_ROWS_MAX
 from stepwire_broker.store.rows import (
@@ -183,6 +190,12 @@ class MemoryQueries:
         values = {name: getattr(row.stored, name) for name in StepRow._fields if name in StoredStep._fields}
         workflow_id = self._tables.tasks[row.stored.task_id].workflow_id
         return StepRow(**values, name=row.name, handler_class=row.handler_class, workflow_id=workflow_id)
+
+    # -- controls -----------------------------------------------------------------------------------------------------
+
+    def controls(self) -> list[StoredControl]:
+        rows = sorted(self._tables.controls.items())
+        return [StoredControl(*name, row.value, row.position) for name, row in rows if row.value is not None]
 
     # -- workflows ----------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,12 @@ class LoggedRow(NamedTuple):
     facts: bytes
 
 
+class ControlRow(NamedTuple):
+    value: str | None
+    position: int
+    revision: int
+
+
 class Tables:
     def __init__(self) -> None:
         self.tasks: dict[int, TaskNew] = {}
@@ -66,7 +72,8 @@ class Tables:
         self.parked: dict[int, Parked] = {}
         self.stderr: dict[int, StepStderr] = {}
         self.partly_removed: set[int] = set()  # by retention
-        self.kept: dict[str, str] = {}
+        self.notes: dict[str, str] = {}
+        self.controls: dict[tuple[str, str], ControlRow] = {}  # by kind and name
         self.deployment = ""
         self.broker = ""
         self.epoch = 0

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
-from stepwire_broker.core.model.commit_group import CommitGroup, Key, Parked, WorkflowNew
+from stepwire_broker.core.model.commit_group import CommitGroup, ControlChanged, Key, Parked, WorkflowNew
 from stepwire_broker.store.keys import KeyOwner, Name
 from stepwire_broker.store.lane import Rows, StoredDigest, Trouble
 
-from .tables import DataRefused, Tables, Undo
+from .tables import ControlRow, DataRefused, Tables, Undo
 
 
 class CannotWriteNow(Exception):
@@ -127,13 +127,18 @@ class MemoryWriter:
                 workflows[row.id] = row._replace(active=int(row.id == workflow_id))
                 self._undo.append(lambda r=row: workflows.__setitem__(r.id, r))  # type: ignore[misc]
 
-    def keep(self, name: str, value: str) -> None:
-        kept, before = self._tables.kept, dict(self._tables.kept)
-        kept[name] = value
+    def set_control(self, control: ControlChanged) -> None:
+        controls, before = self._tables.controls, dict(self._tables.controls)
+        revision = max((row.revision for row in controls.values()), default=0) + 1
+        if control.value is None:
+            controls["removed", control.kind] = ControlRow(None, 0, revision)
+            controls.pop((control.kind, control.name), None)
+        else:
+            controls[control.kind, control.name] = ControlRow(control.value, control.position, revision)
 
         def undo() -> None:
-            kept.clear()
-            kept.update(before)
+            controls.clear()
+            controls.update(before)
 
         self._undo.append(undo)
 

@@ -13,7 +13,6 @@ from stepwire_broker.core import letters
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.commit.decision import Complaint, Decision, Read, WatchProcess
 from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
-from stepwire_broker.core.intake.routing_rules import stored_rules
 from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.model.commit_group import Broken, CommitGroup, Fenced, Outcome
 from stepwire_broker.core.model.events import (
@@ -123,8 +122,8 @@ class BrokerNode:
             nonce=f"{self.chance.getrandbits(48):012x}",
             host=HOST,
         )
-        router = world.routes.router(settings, opened.rules)
-        self.state = BrokerState.begin(settings, identity, opened, now, router, stored_rules(opened.rules))
+        router = world.routes.router(settings, opened.controls)
+        self.state = BrokerState.begin(settings, identity, opened, now, router)
         self.state.slice_steps = world.slice_steps
         self._count_timers()
         self.machine = Machine(self.state, [(_compiled(row), bool(row.active)) for row in opened.workflows])
@@ -141,6 +140,7 @@ class BrokerNode:
                 world.breakers.turned,
                 self._complain,
                 lambda reports: None,
+                lambda left_out: None,  # the limit of recorded offers is not reached here
             ),
         )
         self.here_frame = topics.BROKERS + codec.encode(letters.here(self.state.identity))

@@ -26,6 +26,7 @@ IMPOSSIBLE |= {
 RARE_FROM_SEEDS: Final = 20_000
 RARE: Final = {
     ("step", "backed_off: held → retry_wait"),
+    ("step", "undelivered: held → ready"),
     ("step", "reopened: retry_wait → waiting"),
     ("timer", "ReloadDue"),
 }

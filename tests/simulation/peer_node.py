@@ -1,7 +1,7 @@
 """A level-0 handler: a plain loop, one batch after the other, without sessions, leases or deliveries.
 
 The handler answers late, twice, with a whole batch of errors, with an invalid message, or never. It is killed and
-suspended.
+suspended. Some handlers do not know some handler classes, and answer so.
 """
 
 from random import Random
@@ -48,6 +48,9 @@ class PeerNode:
         self.mood = chance.choice((0.0, 0.1, 0.3))
         self.pace_ms = 10.0 + 1_500.0 * chance.random() ** 3
         self.ran = 0
+        self.unknown = unknown = Random(f"{world.seed}/{self.name}/unknown")
+        self.knows_all = unknown.random() < 0.5
+        self.knows_own = number == 0 or unknown.random() < 0.4
         self._backlog: list[tuple[str, tuple[Any, ...]]] = []
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -116,10 +119,17 @@ class PeerNode:
     def _next(self) -> None:
         self.is_busy = bool(self._queue)
         if self._queue:
-            self._run(self._queue.pop(0), [])
+            batch = self._queue.pop(0)
+            if not all(map(self._knows, batch.steps)) and self.unknown.random() < 0.3:
+                self._later(self._refusal_ms(batch.steps[0]), "refusal", batch)
+            else:
+                self._run(batch, [])
 
     def _run(self, batch: StepsLevel0, results: list[Result]) -> None:
         step = batch.steps[len(results)]
+        if not self._knows(step):
+            self._later(self._refusal_ms(step), "unknown", batch, results)
+            return
         worker = f"{LEVEL0}{batch.to}"
         delivery = self.world.checks.books.delivery_of(step.step_id, worker, batch.batch_id)
         running = self._at = RunningAtLevel0(Received((step.step_id, delivery), step), worker)
@@ -145,11 +155,45 @@ class PeerNode:
             result = Result(step_id=step_id, status="completed", output=msgspec.Raw(msgspec.json.encode(value)))
             self.world.checks.level0_returned(step_id, delivery, bytes(result.output))
         self.world.checks.handler_ended(running, result)
+        self._go_on(batch, results, result)
+
+    def _go_on(self, batch: StepsLevel0, results: list[Result], result: Result) -> None:
         results.append(result)
         if len(results) < len(batch.steps):
             self._run(batch, results)
             return
         self._answer(batch, results)
+        self._next()
+
+    # -- handler classes that it does not know ------------------------------------------------------------------------
+
+    def _knows(self, step: StepRequestLevel0) -> bool:
+        return self.knows_own if step.handler_class == HANDLER else self.knows_all
+
+    def _refusal_ms(self, step: StepRequestLevel0) -> float:
+        """The time until the answer: usually short, and after the lease for most at_most_once steps and some others."""
+        definition = self.world.checks.books.definition(step.task_id, step.step_id - step.task_id - 1)
+        share = 0.8 if definition.delivery_mode == "at_most_once" else 0.2
+        if self.unknown.random() < share and not self.world.faults.is_over:
+            return step.metadata.timeout_ms + 4_000.0 + 4_000.0 * self.unknown.random()
+        return 1.0 + self.unknown.expovariate(1.0 / 20.0)
+
+    def _error(self) -> ErrorDetail:
+        return ErrorDetail(message="no", code="unknown_handler", retryable=self.unknown.choice((None, True, False)))
+
+    def _on_unknown(self, batch: StepsLevel0, results: list[Result]) -> None:
+        step_id = batch.steps[len(results)].step_id
+        self.world.checks.books.returned.add((step_id, batch.batch_id))
+        result = Result(step_id=step_id, status=self.unknown.choice(("failed", "error")), error=self._error())
+        self._go_on(batch, results, result)
+
+    def _on_refusal(self, batch: StepsLevel0) -> None:
+        """Refuse the batch as a whole, before any of its steps runs."""
+        books = self.world.checks.books
+        books.returned.update((step.step_id, batch.batch_id) for step in batch.steps)
+        if len({step.handler_class for step in batch.steps}) > 1:
+            books.mixed_refusals.add(batch.batch_id)
+        self._send(codec.encode(ResultsLevel0(batch_id=batch.batch_id, error=self._error())))
         self._next()
 
     def _answer(self, batch: StepsLevel0, results: list[Result]) -> None:

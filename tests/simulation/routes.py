@@ -17,11 +17,13 @@ from stepwire_broker.core.definitions.settings import (
     Settings,
     ShadowSettings,
 )
-from stepwire_broker.core.intake.routing_rules import SetRule, stored_rules
+from stepwire_broker.core.definitions.stored_rows import StoredControl
+from stepwire_broker.core.intake.routing_rules import SetRule
 from stepwire_broker.core.model.events import Attached, Detached, Reconfigure
 from stepwire_broker.core.model.targets import BUS, LOCAL
 from stepwire_broker.core.model.worker_session import own_worker
 from stepwire_broker.core.routing.router import Router
+from stepwire_broker.core.routing.runtime_rules import stored_rules
 from stepwire_broker.core.workers.executor_control import PauseExecutor, ResumeExecutor
 
 from .worker_node import HANDLERS, HOST, WorkerNode
@@ -55,8 +57,9 @@ class Routes:
     def settings(self, drawn: Settings) -> Settings:
         return msgspec.structs.replace(drawn, execution=self.execution)
 
-    def router(self, settings: Settings, kept: str | None) -> Router:
-        return Router(settings.execution, EXECUTORS, bus_is_distributed=True, runtime=stored_rules(kept))
+    def router(self, settings: Settings, controls: list[StoredControl]) -> Router:
+        rules = [placed.rule for placed in stored_rules(controls)]
+        return Router(settings.execution, EXECUTORS, bus_is_distributed=True, runtime=rules)
 
     def plan(self, phase_ms: float) -> None:
         """Plan changes: an operator sets and removes rules, the configuration is reloaded, executors come and go."""

@@ -83,6 +83,7 @@ class WorkerNode:
         }
         self._backlog: list[tuple[str, tuple[Any, ...]]] = []
         self.ran = 0
+        self._deadlines = Random(f"{world.seed}/{self.name}/deadlines")
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -280,6 +281,9 @@ class WorkerNode:
         self._later(took_ms, "end", running)
 
     def _behaviour(self, run: Run) -> tuple[str, float]:
+        left_ms = self._left_to_fail(run)
+        if left_ms is not None:
+            return "fails", left_ms
         chance = self.chance
         took_ms = 1.0 + chance.expovariate(1.0 / self.pace_ms)
         luck = chance.random()
@@ -294,6 +298,18 @@ class WorkerNode:
             if behaviour == "hangs":
                 took_ms += 20_000.0 * chance.random()
         return behaviour, took_ms
+
+    def _left_to_fail(self, run: Run) -> float | None:
+        """Return when this run fails, for some runs of at_most_once steps with a deadline: so shortly before the
+        deadline that the result and the broker's cancel cross."""
+        step = run.step
+        if step.metadata.deadline_ms is None or step.delivery_mode != "at_most_once" or self.world.faults.is_over:
+            return None
+        held = self.session.holdings.get(run.item)
+        luck = self._deadlines.random()
+        if held is None or luck < 0.5:
+            return None
+        return max(1.0, held.timeout_at_ms - self.now() - 100.0 * (luck - 0.5))
 
     def _on_progress(self, running: Running) -> None:
         if not running.has_ended:

@@ -1,9 +1,9 @@
 """A level-0 handler: the loop of the protocol's guide, with only pyzmq, and a ledger that is synced before any answer.
 
-    python level0_handler.py LEDGER GATES
+    python level0_handler.py LEDGER GATES [HANDLER..]
 
 A step's `handler_config` describes its run: with a `gate` it waits for the file `gates/<gate>`, it takes `work_ms`, and
-its first `failures` attempts fail.
+its first `failures` attempts fail. With HANDLER, every other handler is unknown.
 """
 
 import json
@@ -15,6 +15,7 @@ import zmq
 
 ledger = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 gates = sys.argv[2]
+known = sys.argv[3:]
 
 
 def write(event: str, batch_id: str, step: dict, **facts: object) -> None:
@@ -35,6 +36,9 @@ def write(event: str, batch_id: str, step: dict, **facts: object) -> None:
 
 
 def run(batch_id: str, step: dict) -> dict:
+    if known and step["handler_class"] not in known:
+        error = {"code": "unknown_handler", "message": "no such handler", "retryable": False}
+        return {"step_id": step["step_id"], "status": "error", "error": error}
     seen = {name: output.get("token") for name, output in step["previous_results"].items()}
     write("started", batch_id, step, key=step["metadata"]["idempotency_key"], seen=seen)
     config = step["handler_config"]

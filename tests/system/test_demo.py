@@ -109,7 +109,7 @@ def test_no_process_of_the_demo_is_left(output: str) -> None:
 def test_the_state_of_the_demo_can_be_checked_and_used(here: Place, output: str, books: Path) -> None:
     checked = Place(books, here.environ).stepwire("db", "check")
     assert checked.code == 0, checked
-    assert {"Procfile", "order.json"} <= {path.name for path in books.iterdir()}
+    assert {"Procfile", "order.json", "stepwire.yaml"} <= {path.name for path in books.iterdir()}
 
 
 def test_a_second_demo_on_a_terminal_continues_the_first(

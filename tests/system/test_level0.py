@@ -106,7 +106,8 @@ def test_at_most_once_is_refused_by_default_and_if_allowed_held_when_its_lease_e
     assert verdict.figures["held for"] == {"its lease at level 0 was over": 1}
 
 
-def test_a_worker_with_a_session_is_preferred_to_level_0(site: Site) -> None:
+def test_a_worker_with_a_session_is_preferred_to_level_0(new_site: Callable[..., Site]) -> None:
+    site = new_site(settings={"bus.level0.handlers": "system.work"})
     site.start_broker()
     site.apply(QUICK)
     peers = start_peers(site, 2)
@@ -120,6 +121,46 @@ def test_a_worker_with_a_session_is_preferred_to_level_0(site: Site) -> None:
     await_all(site, answer.body["task_ids"])
     assert {run["pid"] for run in started(site)[20:]} <= {peer.pid for peer in peers}
     assert len(started(site)) == 30
+    assert_kept(site.database, site.ledgers)
+
+
+def test_steps_of_a_workers_handler_wait_for_the_worker_while_level_0_handlers_are_connected(site: Site) -> None:
+    """The worker is killed and both it and the broker start again, as in a deployment."""
+    broker = site.start_broker()
+    site.apply(QUICK)
+    start_peers(site, 2)
+    worker = site.start_worker("sdk", slots=2)
+    worker.kill9()
+    eventually(lambda: len(site.workers()) == 2 or None, "the worker to be gone")
+    client = site.recorded_client()
+    first = client.submit_until_acknowledged("quick", "k1")
+    why = site.stepwire("why", str(first))
+    assert "offered it" in why.stdout, why
+    assert "only if bus.level0.handlers names it" in why.stdout, why
+    broker.kill9()
+    site.start_broker()
+    eventually(lambda: len(site.workers()) == 2 or None, "the level-0 handlers to be back")
+    second = client.submit_until_acknowledged("quick", "k2")
+    heir = site.start_worker("sdk", slots=2)
+    await_all(site, [first, second])
+    assert {run["pid"] for run in started(site)} == {heir.pid}
+    assert_kept(site.database, site.ledgers)
+
+
+def test_level_0_handlers_that_know_different_steps_share_a_broker_and_fail_nothing(site: Site) -> None:
+    site.start_broker()
+    names = ("a.one", "b.two")
+    steps = [{"name": f"s{i}", "handler_class": names[i % 2], "retry_limit": 0} for i in range(10)]
+    site.apply(workflow("mixed", *steps))
+    peers = [start_peers(site, 1, name)[0] for name in names]
+    answer = site.recorded_client().submit_many("mixed", [f"k{i}" for i in range(5)])
+    await_all(site, answer.body["task_ids"])
+    for number, peer in enumerate(peers):
+        runs = started(site, peer)
+        assert {int(run["step"][1:]) % 2 for run in runs} == {number}
+        assert (len(runs), {run["attempt"] for run in runs}) == (25, {0})
+    unknown = {worker["session"]: worker["unknown_handlers"] for worker in peers_of(site)}
+    assert all(set(refused) < set(names) for refused in unknown.values())
     assert_kept(site.database, site.ledgers)
 
 

@@ -215,6 +215,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Batches that a level-0 handler did not answer within their lease.",
         lambda m: m.core.counters.level0_expiries,
     ),
+    Metric(
+        "stepwire_peer_unknown_handlers_total",
+        "counter",
+        (),
+        "Steps that a level-0 handler returned because it does not know their handler. They are dispatched again.",
+        lambda m: m.core.counters.level0_unknown,
+    ),
     # breakers and retry budgets
     Metric(
         "stepwire_breaker_state",

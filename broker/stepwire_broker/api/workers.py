@@ -24,8 +24,10 @@ class RunningStep(Struct, frozen=True, kw_only=True):
 class WorkerDocument(Struct, frozen=True, kw_only=True):
     """A live session, or at `level` 0 a handler that only subscribes to steps. `free`: the number of further steps that
     the worker accepts now. `holding` and `running`: the number of steps of this broker that the worker holds and runs.
-    `stuck`: runs past their timeout occupy all slots, so the worker receives no steps. `progress`: the latest progress
-    reports of the steps that it runs, at most 20, the newest first."""
+    `handlers`: the handlers that the worker offers, or at level 0 the setting `bus.level0.handlers`.
+    `unknown_handlers`: of those, the handlers that it answered with `unknown_handler`, so it gets no such steps while
+    it is connected. `stuck`: runs past their timeout occupy all slots, so the worker receives no steps. `progress`: the
+    latest progress reports of the steps that it runs, at most 20, the newest first."""
 
     worker: str
     executor: str
@@ -34,6 +36,7 @@ class WorkerDocument(Struct, frozen=True, kw_only=True):
     since: str
     heard_ms_ago: int
     handlers: list[str]
+    unknown_handlers: list[str]
     labels: dict[str, str]
     slots: int
     prefetch: int

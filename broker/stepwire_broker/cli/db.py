@@ -73,6 +73,7 @@ def _status_lines(status: "Status") -> Iterator[tuple[str, str]]:
     if status.oldest_open_task is not None and status.oldest_open_since_ms is not None:
         yield "oldest open", f"task {status.oldest_open_task}, since {_time(status.oldest_open_since_ms)}"
     yield "parked", f"{status.parked} refused inputs"
+    yield "controls", f"{status.rules} rules set at run time, {status.offered_handlers} handlers that workers offered"
     yield "to prune", f"{status.expired_tasks} tasks"
     yield "last prune", "never" if status.last_prune is None else _last_prune(status.last_prune)
     if status.restored is not None:

@@ -22,6 +22,7 @@ FILES: Final = {
         "test_worker.py": "test_worker.py.in",
         "workflow.yaml": "workflow.yaml.in",
         "Procfile": "Procfile.in",
+        "stepwire.yaml": "stepwire.yaml.in",
         "README.md": "README.md.in",
         ".gitignore": "gitignore.in",
     }

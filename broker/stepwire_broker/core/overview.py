@@ -26,6 +26,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     since_ms: int
     heard_ms_ago: int
     handlers: list[str]
+    unknown_handlers: list[str]  # that it refused, because it does not know them
     labels: dict[str, str]
     slots: int
     prefetch: int
@@ -76,6 +77,7 @@ def _session(state: BrokerState, session: WorkerSession, now: Now) -> WorkerView
         since_ms=session.since_wall,
         heard_ms_ago=max(0, now.mono - session.heard_mono),
         handlers=session.handlers,
+        unknown_handlers=sorted(session.unknown),
         labels=session.labels,
         slots=session.slots,
         prefetch=session.prefetch,
@@ -111,6 +113,7 @@ def _peer(state: BrokerState, peer: Level0Peer, now: Now) -> WorkerView:
         since_ms=peer.since_wall,
         heard_ms_ago=max(0, now.mono - peer.heard_mono),
         handlers=list(state.settings.bus.level0.handlers),
+        unknown_handlers=sorted(peer.unknown),
         labels={},
         slots=1,
         prefetch=0,

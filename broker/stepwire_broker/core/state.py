@@ -13,7 +13,6 @@ from stepwire_protocol.messages import Endpoints
 from stepwire_broker.core.model.apply import apply, unlink
 from stepwire_broker.core.model.live import ExecutorState, Step, StepProgress, Task, WorkerSession
 from stepwire_broker.core.model.targets import BUS, LOCAL, Route
-from stepwire_broker.core.model.worker_session import offer_of
 from stepwire_broker.core.routing.ready_queue import ReadyQueue
 
 from .answers.answers import Answer, CommandRefused
@@ -21,16 +20,18 @@ from .commit.decision import Decision, ToRequest
 from .commit.loads import AnyLoad
 from .commit.outbox import LaneOwner, LaneState, Outbox, SendAnswer
 from .commit.timers import Timers
-from .definitions.settings import RuleSettings, Settings
+from .definitions.settings import Settings
 from .definitions.stored_rows import Opened
 from .definitions.workflow import Workflow
 from .guards.guard import Guards
-from .model.commit_group import StallCode
+from .model.commit_group import ControlChanged, StallCode
 from .model.events import ApplyWorkflow, Attached, Now, SubmitTasks
 from .model.facts import Fact
 from .model.figures import Figures
 from .model.level0_peer import Level0
+from .routing.level0_handlers import Level0Handlers
 from .routing.router import Router, StepRoute
+from .routing.runtime_rules import PlacedRule, stored_rules
 from .shadows.shadow import Shadows
 from .timer_kinds import AnyTimer
 
@@ -59,6 +60,7 @@ class CoreCounters(Struct):
     late_results: int = 0
     lease_expiries: int = 0
     level0_expiries: int = 0
+    level0_unknown: int = 0
     sessions_opened: int = 0
     deaths_proven: int = 0
     infrastructure_failures: int = 0
@@ -127,7 +129,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     # routing and guards
     router: Router
-    runtime_rules: tuple[RuleSettings, ...] = ()
+    runtime_rules: tuple[PlacedRule, ...] = ()
     ready: ReadyQueue
     offer_cache: dict[Route, list[WorkerSession]] = {}
     canaries: dict[str, list[int]] = {}  # by match: the number of steps dispatched to the canary, and of other steps
@@ -138,6 +140,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     peers: list[Endpoints] = []  # the addresses of brokers, for `welcome`
     sessions: dict[str, WorkerSession] = {}
     level0: Level0
+    level0_handlers: Level0Handlers
     executors: dict[str, ExecutorState] = {}  # by key, from when they are first seen
     attached: dict[str, Attached] = {}  # by worker: the workers of this process
     dead_k: OrderedDict[str, int] = field(default_factory=OrderedDict)  # by worker: the largest number declared dead
@@ -174,7 +177,6 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         opened: Opened,
         now: Now,
         router: Router | None = None,
-        runtime_rules: tuple[RuleSettings, ...] = (),
     ) -> "BrokerState":
         """Return the state of a broker that starts now on this database. No task is in memory yet."""
         router = router or Router(settings.execution, {BUS, LOCAL}, bus_is_distributed=True)
@@ -189,11 +191,12 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
             next_id=next_id,
             last_id=last_id,
             router=router,
-            runtime_rules=runtime_rules,
+            runtime_rules=stored_rules(opened.controls),
             ready=ReadyQueue(settings.bus.batch.max_steps, router.route_of),
             guards=Guards(identity.broker, settings.dispatch),
             shadows=Shadows(identity.epoch),
-            level0=Level0(now.mono, offer_of(settings.bus.level0.handlers)),
+            level0=Level0(now.mono),
+            level0_handlers=Level0Handlers(settings.bus.level0.handlers, opened.controls),
             safe_at_mono=now.mono + int(1.03 * max(opened.lease_ms_before, settings.bus.lease_ms)),
         )
 
@@ -246,6 +249,10 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
             task.evicting = False  # a task to which something happens stays in memory
             task.dirty = True
         self.outbox.mark(task)
+
+    def set_control(self, change: ControlChanged) -> None:
+        """Write a row of `controls`. Sends decided from here on wait for it."""
+        self.outbox.touch(min(self.outbox.lanes)).controls.append(change)
 
     def hold_bytes(self, task: Task, more: int) -> None:
         """Add to the counts of payload bytes in memory. A negative number subtracts."""

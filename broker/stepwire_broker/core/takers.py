@@ -21,7 +21,8 @@ class Obstacle(StrEnum):
     # lasting
     OTHER_EXECUTOR = "other_executor"  # the step goes to another executor
     NOT_OFFERED = "not_offered"  # the handler is not offered
-    UNKNOWN_HANDLER = "unknown_handler"  # the handler is offered, but the worker refused a step because of it
+    UNKNOWN_HANDLER = "unknown_handler"  # the worker or the level-0 peer refused a step because of its handler
+    RESERVED = "reserved"  # a worker has offered the handler, and no setting names it for level 0
     LABELS = "labels"  # a required label is missing, or the worker is one of a canary that the step is not part of
     NOT_ALLOWED = "not_allowed"  # level 0 gets at_most_once steps only with bus.level0.at_most_once
     SESSIONS_FIRST = "sessions_first"  # level 0 gets nothing that a worker with a session can take
@@ -101,21 +102,26 @@ def knows_handler(session: WorkerSession, handler_class: str) -> bool:
 
 def level0_serves(state: BrokerState, route: Route) -> bool:
     """True if level 0 can take a step of this route, now or once a peer is free."""
-    return bool(state.level0.peers) and level0_obstacle(state, route) is None
+    return _a_peer_may_know(state, route.handler_class) and level0_obstacle(state, route) is None
 
 
 def level0_offers(state: BrokerState, handler_class: str) -> bool:
-    """True if a level-0 peer exists and this handler may run at level 0."""
-    return bool(state.level0.peers) and state.level0.allows(handler_class)
+    """True if this handler may run at level 0, and a peer exists that has not refused it as unknown."""
+    return _a_peer_may_know(state, handler_class) and state.level0_handlers.allows(handler_class)
+
+
+def _a_peer_may_know(state: BrokerState, handler_class: str) -> bool:
+    return any(handler_class not in peer.unknown for peer in state.level0.peers.values())
 
 
 def level0_obstacle(state: BrokerState, route: Route) -> Obstacle | None:
-    """Return the lasting obstacle of all level-0 peers. They share one set of handlers, because they look alike."""
+    """Return the lasting obstacle that all level-0 peers have: they share the settings, and none of them has labels."""
     target = route.target
     if target.executor != BUS and (target.executor != LOCAL or state.router.bus_is_distributed):
         return Obstacle.OTHER_EXECUTOR
-    if not state.level0.allows(route.handler_class):
-        return Obstacle.NOT_OFFERED
+    if not state.level0_handlers.allows(route.handler_class):
+        is_reserved = state.level0_handlers.reserved_by(route.handler_class) is not None
+        return Obstacle.RESERVED if is_reserved else Obstacle.NOT_OFFERED
     if target.selector:
         return Obstacle.LABELS
     if route.is_at_most_once and not state.settings.bus.level0.at_most_once:
@@ -124,7 +130,9 @@ def level0_obstacle(state: BrokerState, route: Route) -> Obstacle | None:
 
 
 def peer_obstacle(peer: Level0Peer, route: Route, now: Now) -> Obstacle | None:
-    """Return the passing obstacle of one level-0 peer for a step of this route."""
+    """Return the obstacle of one level-0 peer for a step of this route that level 0 may take."""
+    if route.handler_class in peer.unknown:
+        return Obstacle.UNKNOWN_HANDLER
     obstacle = _peer_obstacle(peer, now)
     return Obstacle.DOUBTED if obstacle is None and peer.doubted and route.is_at_most_once else obstacle
 

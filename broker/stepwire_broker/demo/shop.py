@@ -51,6 +51,13 @@ class Language(NamedTuple):
     install: str
 
 
+# The handlers of the level-0 programs. A program cannot declare its handlers, so the broker's configuration names them.
+CONFIGURATION: Final = """\
+# The configuration of this demo's broker.
+bus:
+  level0:
+    handlers: [lists.price, lists.invoice]  # that the programs without an SDK have
+"""
 LANGUAGES: Final = (
     Language("python", (sys.executable, str(HERE / "level0.py")), (), ""),
     Language(
@@ -103,7 +110,8 @@ class Shop:
         return number
 
     def open(self) -> Client:
-        """Start the broker and wait until it is ready."""
+        """Write the broker's configuration, start the broker and wait until it is ready."""
+        (self.directory / "stepwire.yaml").write_text(CONFIGURATION, encoding="utf-8")
         settings = ["--set", "http.listen=127.0.0.1:0"]
         command = [sys.executable, "-m", "stepwire", "serve", "-o", "json", *settings]
         broker = self._start("broker", command, {}, stdout=subprocess.PIPE)

@@ -6,7 +6,7 @@ This module uses no sockets, threads or clocks: the engine and the simulation ru
 from collections.abc import Callable
 from typing import NamedTuple
 
-from stepwire_broker.core.commit.decision import BreakerChanged, Complaint, Decision, Read, WatchProcess
+from stepwire_broker.core.commit.decision import BreakerChanged, Complaint, Decision, OffersLeftOut, Read, WatchProcess
 from stepwire_broker.core.commit.ports import ReadClocks, WirePort
 from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.model.commit_group import CommitGroup, Outcome
@@ -28,6 +28,7 @@ class Around(NamedTuple):
     breaker_changed: Callable[[BreakerChanged], None]
     complain: Callable[[Complaint], None]
     progressed: Callable[[list[StepProgress]], None]
+    offers_left_out: Callable[[OffersLeftOut], None]
 
 
 class Turn:
@@ -78,3 +79,5 @@ class Turn:
             around.complain(complaint)
         if decision.progress:
             around.progressed(decision.progress)
+        for left_out in decision.offers_left_out:
+            around.offers_left_out(left_out)

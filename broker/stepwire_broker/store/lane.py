@@ -20,6 +20,7 @@ from stepwire_broker.core.model.commit_group import (
     Broken,
     CommitGroup,
     Committed,
+    ControlChanged,
     Fenced,
     HistoryRow,
     Key,
@@ -121,8 +122,8 @@ class LaneWriter(Protocol):
 
     def find_workflow(self, namespace: str, name: str, version: str) -> StoredDigest: ...
     def activate(self, workflow_id: int) -> None: ...
-    def keep(self, name: str, value: str) -> None:
-        """Set a value of `meta`."""
+    def set_control(self, control: ControlChanged) -> None:
+        """Set or remove a row of `controls`, under a revision higher than all before."""
 
     def write(self, rows: Rows) -> None: ...
     def park(self, parked: Sequence[Parked]) -> None: ...
@@ -318,8 +319,8 @@ class Writing:
         workflows = [self._apply(new) for new in group.workflows]
         for _, workflow_id in group.activations:
             writer.activate(workflow_id)
-        for name, value in group.kept:
-            writer.keep(name, value)
+        for control in group.controls:
+            writer.set_control(control)
         submissions = group.submissions
         verdict = self._claim(group)
         left_out = verdict.left_out
@@ -440,7 +441,7 @@ def _pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
         by_task.update((task.id, part) for task in s.tasks if task.id not in stored)
     new = set(by_task)
     pieces += [Piece(_with(empty(), activations=[one]), (), now) for one in group.activations]
-    pieces += [Piece(_with(empty(), kept=[one]), (), now) for one in group.kept]
+    pieces += [Piece(_with(empty(), controls=[one]), (), now) for one in group.controls]
     for name in ("steps_dispatched", "steps_completed", "steps_changed", "steps_output", "steps_stderr"):
         for row in getattr(group, name):
             if row.id in task_of:  # a change of a step that does not exist changes nothing
@@ -469,7 +470,7 @@ _LISTS: Final = (
     "submissions",
     "workflows",
     "activations",
-    "kept",
+    "controls",
     "steps_dispatched",
     "steps_completed",
     "steps_changed",

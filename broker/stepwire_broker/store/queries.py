@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from stepwire_protocol import limits
 
 from stepwire_broker.core.commit.ports import LoadQueries
-from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
+from stepwire_broker.core.definitions.stored_rows import StoredControl, StoredWorkflow
 from stepwire_broker.core.model.commit_group import StepStderr
 
 from .rows import (
@@ -75,6 +75,11 @@ class Queries(LoadQueries, Protocol):
 
     def workflow_rows(self, namespace: str | None) -> list[WorkflowRow]:
         """Return versions by name, and the versions of each name in the order in which they were applied."""
+
+    # -- controls -----------------------------------------------------------------------------------------------------
+
+    def controls(self) -> list[StoredControl]:
+        """Return what operators and workers set at run time, by kind and name."""
 
     # -- history ------------------------------------------------------------------------------------------------------
 

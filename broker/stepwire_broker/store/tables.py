@@ -72,6 +72,25 @@ meta = Table(
     sqlite_strict=True,
 )
 
+# What operators and workers set at run time, one row each. `revision` rises with each change, so a broker that shares
+# the database reads only newer rows. A removal deletes its row and sets the row (removed, <kind>): a reader that meets
+# the latter reads all rows of that kind again.
+controls = Table(
+    "controls",
+    metadata,
+    Column("kind", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("value", Text),
+    Column("position", Number),
+    Column("revision", Number, nullable=False),
+    PrimaryKeyConstraint("kind", "name"),
+    CheckConstraint("revision > 0", name="revision_counts"),
+    CheckConstraint("value IS NOT NULL OR kind = 'removed'", name="value_is_given"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+Index("controls_newest", controls.c.revision)
+
 brokers = Table(
     "brokers",
     metadata,

@@ -18,23 +18,36 @@ def check_grant(books: Books, step_id: int, book: StepBook, fact: list[Any]) -> 
 
 
 def check_failed(books: Books, step_id: int, book: StepBook, fact: list[Any]) -> None:
-    is_unknown = fact[4] == "outcome_unknown" and fact[3] in book.granted
+    is_unknown = fact[4] in ("outcome_unknown", "stopped") and fact[3] in book.granted
     if is_unknown and books.definition(step_id - 1 - fact[2], fact[2]).on_unknown != "fail":
         books.fail("P5 an unknown outcome is held", f"step {step_id}: {fact}")
 
 
-def check_stopped(books: Books, step_id: int, book: StepBook, fact: list[Any]) -> None:
-    """A failure that a worker reported after a cancel holds the step, however often the worker resends it."""
-    if book.held_as == "stopped":
+def note_cancel(books: Books, message: wire.Cancel) -> None:
+    """Note the runs that a worker is asked to stop. The other reasons name deliveries that have not started, or that
+    no longer belong to the worker."""
+    if message.reason in ("task_cancelled", "timeout"):
+        for step_id, delivery in message.items:
+            book = books.steps.get(step_id)
+            if book is not None:
+                book.cancelled.add(delivery)
+
+
+def check_stopped(books: Books, step_id: int, book: StepBook, fact: list[Any], before: str) -> None:
+    """A failure that is reported after a stop request, for a cancel or a time limit, leaves a held step as it is."""
+    is_open = before == "held" and book.held_as is not None  # no operator has resolved it
+    if book.held_as == "stopped" or (is_open and fact[3] in book.cancelled):
         books.fail("P5 a stopped step stays held", f"step {step_id}: {fact}")
 
 
 def check_undelivered(books: Books, step_id: int, book: StepBook, fact: list[Any]) -> None:
     delivery, code = fact[3], fact[4]
+    if book.held_as is not None and code != "unknown_handler":
+        books.fail("P5 a held step is dispatched again only if it did not run", f"step {step_id}: {fact}")
     if code == "unsent":
         if book.dispatched[delivery].batch_id in books.seen_batches:
             books.fail("P5 an unsent batch was never sent", f"step {step_id}: {fact}")
-    elif delivery in book.granted and code not in REPORTED_BY_WORKER:
+    elif delivery in book.granted and code not in (*REPORTED_BY_WORKER, "unknown_handler"):
         books.fail("P5 a granted delivery is not dispatched again", f"step {step_id}: {fact}")
 
 

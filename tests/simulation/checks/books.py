@@ -48,6 +48,7 @@ class StepBook:
 
     __slots__ = (
         "backed_off",
+        "cancelled",
         "completed_delivery",
         "delivery",
         "dispatched",
@@ -68,6 +69,7 @@ class StepBook:
     def __init__(self) -> None:
         self.state = "waiting"
         self.taken_back: set[int] = set()
+        self.cancelled: set[int] = set()  # deliveries that a worker was asked to stop
         self.delivery = 0
         self.dispatched: dict[int, Dispatch] = {}  # by delivery
         self.granted: set[int] = set()
@@ -156,6 +158,10 @@ class Books:
         self.outputs: dict[tuple[int, int], set[bytes]] = {}
         self.resolved_outputs: set[int] = set()
         self.seen_batches: set[str] = set()
+        self.handlers_of_workers: set[str] = set()  # of which a worker was sent a step
+        self.returned: set[tuple[int, str]] = set()  # step, batch: a level-0 program answered `unknown_handler`
+        self.mixed_refusals: set[str] = set()  # batches of several handlers that were refused as a whole
+        self.refused_handlers: set[tuple[str, str]] = set()  # `to` of a level-0 program, and a handler it does not know
         self.dropped_ms: dict[str, float] = {}  # by worker: when it last dropped a session
         self.last_n: dict[str, int] = {}  # by worker: the number of its newest heartbeat or hello
         self.reached_ms: dict[str, float] = {}  # by worker: when its last current heartbeat reached the broker

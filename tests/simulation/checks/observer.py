@@ -21,6 +21,7 @@ from . import (
     deliveries,
     dependencies,
     history,
+    level0,
     recovery,
     reports,
     results,
@@ -122,7 +123,7 @@ class Checks:
         if kind == "dispatched":
             dispatched.append(self._read_dispatched(task_id, step_id, book, fact))
         else:
-            self._read_step_fact(task_id, step_id, book, fact)
+            self._read_step_fact(task_id, step_id, book, fact, before)
         if after == "held":
             self.books.held.add(step_id)
         elif before == "held":
@@ -132,6 +133,7 @@ class Checks:
         books = self.books
         deliveries.check_number(books, book, step_id, fact[3])
         book.delivery = fact[3]
+        book.held_as = None
         book.dispatched[fact[3]] = Dispatch(fact[4], fact[5], self.world.now)
         books.dispatched_ms = self.world.now
         definition = books.definition(task_id, fact[2])
@@ -142,7 +144,7 @@ class Checks:
             task_id, fact, step_id, {i: books.steps[task_id + 1 + i].state for i in definition.depends_on}
         )
 
-    def _read_step_fact(self, task_id: int, step_id: int, book: StepBook, fact: list[Any]) -> None:
+    def _read_step_fact(self, task_id: int, step_id: int, book: StepBook, fact: list[Any], before: str) -> None:
         books = self.books
         if fact[0] in ("backed_off", "failed", "held"):
             reports.check_ended(books, step_id, fact)
@@ -156,16 +158,18 @@ class Checks:
                 book.completed_delivery = fact[3]
                 reports.check_completed(books, step_id, fact)
             case "backed_off":
-                at_most_once.check_stopped(books, step_id, book, fact)
+                at_most_once.check_stopped(books, step_id, book, fact, before)
+                level0.check_failure(books, step_id, book, fact)
                 book.backed_off += 1
                 retries.check_timeout(books, step_id, book, fact)
                 retries.check_retries(books, step_id, book, fact)
             case "failed":
-                at_most_once.check_stopped(books, step_id, book, fact)
+                at_most_once.check_stopped(books, step_id, book, fact, before)
+                level0.check_failure(books, step_id, book, fact)
                 retries.check_timeout(books, step_id, book, fact)
                 at_most_once.check_failed(books, step_id, book, fact)
             case "undelivered":
-                self._read_undelivered(step_id, book, fact)
+                self._read_undelivered(task_id, step_id, book, fact)
             case "held":
                 at_most_once.check_held(books, step_id, book, fact)
             case "reopened":
@@ -177,8 +181,9 @@ class Checks:
                 book.readied = None
                 at_most_once.check_reopened(books, step_id, fact)
 
-    def _read_undelivered(self, step_id: int, book: StepBook, fact: list[Any]) -> None:
+    def _read_undelivered(self, task_id: int, step_id: int, book: StepBook, fact: list[Any]) -> None:
         book.taken_back.add(fact[3])
+        level0.note_undelivered(self.books, task_id, step_id, book, fact)
         deliveries.check_taken_back(self.books, step_id, book, fact)
         if fact[4] == "session_lost":
             recovery.check_lost(self.books, step_id, book.dispatched[fact[3]].worker, fact)
@@ -230,6 +235,8 @@ class Checks:
             results.check_ack(self.books, worker, _ack(body))
         elif kind == b'go",':
             at_most_once.check_go(self.books, worker, _go(body))
+        elif kind == b"canc":
+            at_most_once.note_cancel(self.books, _cancel(body))
 
     def _sent_steps(self, worker: str, message: wire.Steps) -> None:
         books = self.books
@@ -238,6 +245,7 @@ class Checks:
             deliveries.check_resent(books, message)
             return
         books.seen_batches.add(message.batch_id)
+        level0.note_sent_to_worker(books, message)
         for step in message.steps:
             if step.step_id >= FIRST:
                 dependencies.check_shadow(books, step)
@@ -250,6 +258,7 @@ class Checks:
         books = self.books
         message = _steps_level0(body)
         deliveries.check_level0_batch(books, to, message)
+        level0.check_batch(books, message)
         books.seen_batches.add(message.batch_id)
         for step in message.steps:
             delivery = books.delivery_of(step.step_id, LEVEL0 + to, message.batch_id)

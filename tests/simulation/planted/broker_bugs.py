@@ -14,10 +14,12 @@ from stepwire_broker.core.loading import residency
 from stepwire_broker.core.model import apply as core_apply
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Rejected, SubmissionOutcome, WorkflowOutcome
+from stepwire_broker.core.model.level0_peer import Level0Peer
 from stepwire_broker.core.model.states import COMPLETED, DISPATCHED, HELD, WAITING
 from stepwire_broker.core.progress import deliveries, dependents, readiness, step_outcomes
 from stepwire_broker.core.routing import ready_queue
-from stepwire_broker.core.workers import batch_answers, hello, loss, step_results
+from stepwire_broker.core.routing.level0_handlers import Level0Handlers, Recorded
+from stepwire_broker.core.workers import batch_answers, hello, level0, loss, step_results
 from stepwire_broker.store import lane
 from stepwire_broker.store.sqlite.writer import SqliteWriter
 from stepwire_protocol import messages as wire
@@ -247,6 +249,30 @@ def _eviction_ignored(plant: Plant) -> None:
     plant.function(residency.insert, insert)
 
 
+# -- level 0 ----------------------------------------------------------------------------------------------------------
+
+
+def _offers_not_recorded(plant: Plant) -> None:
+    plant.method(Level0Handlers, "record", lambda _, self, handlers, worker, at_ms: Recorded([], 0))
+
+
+def _offers_not_loaded(plant: Plant) -> None:
+    """The offers are forgotten when the broker starts again."""
+
+    def begin(original: Any, self: Any, configured: Any, controls: Any) -> None:
+        original(self, configured, [])
+
+    plant.method(Level0Handlers, "__init__", begin)
+
+
+def _unknown_is_a_failure(plant: Plant) -> None:
+    plant.function(level0.is_unknown_handler, lambda _, error: False)
+
+
+def _asked_again(plant: Plant) -> None:
+    plant.method(Level0Peer, "learn_unknown", lambda _, self, handler_class: None)
+
+
 # -- breakers ---------------------------------------------------------------------------------------------------------
 
 
@@ -355,6 +381,10 @@ BUGS: Final = (
     Bug("a submission is answered before its commit", _key_decided_early),
     Bug("only the first tasks of a large submission are stored", _rest_forgotten),
     Bug("a task evicted after a page was read is loaded from it", _eviction_ignored),
+    Bug("level 0: handlers that workers offer are not recorded", _offers_not_recorded),
+    Bug("level 0: recorded offers are not loaded", _offers_not_loaded),
+    Bug("level 0: an unknown handler is a failure of the step", _unknown_is_a_failure),
+    Bug("level 0: a program is asked again for an unknown handler", _asked_again),
     Bug("breaker: an at_most_once step as probe", _once_as_probe),
     Bug("breaker: no timer ends its open time", _open_for_ever),
     Bug("progress outlives its run", _progress_outlives),

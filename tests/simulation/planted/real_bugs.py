@@ -1,4 +1,4 @@
-"""Bugs that were real: a seed result them, they were fixed, and each is put back here."""
+"""Bugs that were real: a seed found them, they were fixed, and each is put back here."""
 
 from types import SimpleNamespace
 from typing import Any, Final
@@ -12,6 +12,7 @@ from stepwire_broker.core.intake import submission
 from stepwire_broker.core.loading import eviction, residency
 from stepwire_broker.core.model.commit_group import CommitGroup
 from stepwire_broker.core.model.states import DISPATCHED, HELD, STEP_FINAL, WAITING
+from stepwire_broker.core.progress import step_outcomes
 from stepwire_broker.core.workers import hello, step_results, time_limits
 from stepwire_broker.store import lane
 from stepwire_broker.store.rows import OpenCounts
@@ -187,6 +188,15 @@ def _stderr_of_held_not_queued(plant: Plant) -> None:
     plant.function(step_results._keep_stderr, keep)
 
 
+def _late_failure_overturns_hold(plant: Plant) -> None:
+    """A failure that is reported after a deadline or a timeout decides the step that was held then."""
+
+    def lost_outcome(_: Any, state: Any, step: Any, now: Any, *, is_stopped: bool = False) -> None:
+        step_outcomes.unknown_outcome(state, step, "outcome_unknown", now)
+
+    plant.function(step_outcomes.lost_outcome, lost_outcome)
+
+
 BUGS: Final = (
     Bug("one decision executed twice", _decision_shared, True),
     Bug("final steps counted as open after a restart", _final_steps_counted, True),
@@ -203,5 +213,6 @@ BUGS: Final = (
     Bug("a hello sent before a death opens a session", _old_hello_opens, True),
     Bug("a resent failure overturns a hold", _resent_failure_overturns_hold, True),
     Bug("a held step's standard error is not queued for writing", _stderr_of_held_not_queued, True),
+    Bug("a failure after a time limit overturns a hold", _late_failure_overturns_hold, True),
     Bug("worker: a new session keeps the previous longer lease", _longer_lease_kept, True),
 )

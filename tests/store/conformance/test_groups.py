@@ -5,7 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stepwire_broker.core.model.commit_group import Committed, Fenced, Parked, StepOutput, StepStderr
+from stepwire_broker.core.definitions.stored_rows import StoredControl
+from stepwire_broker.core.model.commit_group import (
+    Committed,
+    ControlChanged,
+    Fenced,
+    Parked,
+    StepOutput,
+    StepStderr,
+)
 from stepwire_broker.store.rows import HistoryCursor
 
 from tests.store.running import MemoryPlace, Running, open_at
@@ -50,13 +58,17 @@ def test_a_start_reads_the_workflows_and_counts_open_tasks_and_steps(place: Plac
         assert (run.opened.open_tasks, run.opened.open_steps) == (2, 4)
 
 
-def test_a_start_reads_the_routing_rules_that_were_set_last(place: Place) -> None:
+def test_a_start_reads_the_controls_that_were_set_last(place: Place) -> None:
     with Running(place) as run:
-        assert run.opened.rules is None
-        run.write(kept=[("rules", "[1]")])
-        run.write(kept=[("rules", "[2]")])
+        assert run.opened.controls == []
+        run.write(controls=[ControlChanged("rule", "a::**", "1", 1), ControlChanged("offered", "a::**", "2", 0)])
+        run.write(controls=[ControlChanged("rule", "a::**", "3", 2), ControlChanged("rule", "b::**", "4", 3)])
+        run.write(controls=[ControlChanged("rule", "b::**", None, 0), ControlChanged("rule", "never set", None, 0)])
     with Running(place) as run:
-        assert run.opened.rules == "[2]"
+        assert run.opened.controls == [
+            StoredControl("offered", "a::**", "2", 0),
+            StoredControl("rule", "a::**", "3", 2),
+        ]
 
 
 def test_reserved_ids_never_overlap_also_over_restarts(place: Place) -> None:
@@ -133,7 +145,7 @@ def test_a_completed_step_loses_what_belonged_to_its_delivery(place: Place) -> N
         )
         run.write(steps_completed=[completed(11)])
         step = run.stored_steps(10)[0]
-        assert (step.state, step.finished_ms) == ("completed", NOW + 2)
+        assert (step.state, step.finished_ms, step.run_ms) == ("completed", NOW + 2, 1)
         assert (step.batch_id, step.not_before_ms, step.reason, step.earlier) == (None, None, None, None)
 
 

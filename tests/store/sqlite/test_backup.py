@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from stepwire_broker.core.definitions.settings import RetentionSettings
+from stepwire_broker.core.model.commit_group import ControlChanged
 from stepwire_broker.store import StoreRefused
 from stepwire_broker.store.errors import InUse, NotThere, WouldReplace
 from stepwire_broker.store.sqlite import opening
@@ -153,6 +154,23 @@ def test_a_restored_database_gives_out_no_id_or_epoch_again(database: Path, tmp_
     with Running(database) as run:
         assert run.opened.epoch > again.epoch
         assert run.opened.ids[0] > numbers
+
+
+def test_rules_and_offered_handlers_are_part_of_a_backup(database: Path, tmp_path: Path) -> None:
+    offer = '{"worker":"shop:1","at_ms":1}'
+    changes = [ControlChanged("rule", "a::**", '{"match":"a::**"}', 1), ControlChanged("offered", "h", offer, 0)]
+    with Running(database) as run:
+        run.workflow(document=DOCUMENT)
+        run.write(controls=changes)
+    make(database, tmp_path / "b.db")
+    put_back(tmp_path / "b.db", database)
+    assert (looked_at(database).rules, looked_at(database).offered_handlers) == (1, 1)
+    assert checked(database).findings == []
+    with Running(database) as run:
+        assert [(row.kind, row.name, row.value) for row in run.opened.controls] == [
+            ("offered", "h", offer),
+            ("rule", "a::**", '{"match":"a::**"}'),
+        ]
 
 
 def test_the_replaced_database_is_kept_also_when_it_is_damaged(database: Path, tmp_path: Path) -> None:

@@ -13,7 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stepwire_broker.core.model.commit_group import Broken, CommitGroup, Committed, Fenced, Parked, Stalled
+from stepwire_broker.core.model.commit_group import (
+    Broken,
+    CommitGroup,
+    Committed,
+    ControlChanged,
+    Fenced,
+    Parked,
+    Stalled,
+)
 from stepwire_broker.store.sqlite import opening
 from stepwire_broker.store.sqlite.troubles import trouble_of
 
@@ -46,6 +54,29 @@ def io_error(code: int = sqlite3.SQLITE_IOERR_WRITE) -> sqlite3.OperationalError
     error.sqlite_errorcode = code
     error.sqlite_errorname = "SQLITE_IOERR"
     return error
+
+
+# -- controls ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_highest_revision_of_the_controls_rises_with_every_change(database: Path) -> None:
+    """A broker that shares the database reads what is newer than the highest revision it knows."""
+    changes = [
+        ControlChanged("rule", "a::**", "1", 1),
+        ControlChanged("rule", "b::**", "2", 2),
+        ControlChanged("rule", "a::**", "3", 1),
+        ControlChanged("rule", "a::**", None, 0),
+        ControlChanged("rule", "never set", None, 0),
+        ControlChanged("rule", "b::**", None, 0),
+    ]
+    highest = []
+    with Running(database) as run, contextlib.closing(sqlite3.connect(database)) as connection:
+        for change in changes:
+            run.write(controls=[change])
+            highest.append(connection.execute("SELECT max(revision) FROM controls").fetchone()[0])
+        rows = connection.execute("SELECT kind, name, value FROM controls").fetchall()
+    assert highest == [1, 2, 3, 4, 5, 6]
+    assert rows == [("removed", "rule", None)]
 
 
 # -- durable, once ----------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ SENTENCES: Final[dict[str, str]] = {
     "bad_message": "the worker could not read the step's request",
     "unstorable": "the database refused the step's data",
     "outcome_unknown": "the step was allowed to start, and its outcome is unknown",
-    "stopped": "the worker was asked to stop the step and then reported a failure: the effects of the step are unknown",
+    "stopped": "the worker was asked to stop the step: its effects are unknown, also if the worker reports a failure",
     "restored": "the database was restored from a backup, and the step may have started after the backup was made",
     "resolved_failed": "an operator decided that the held step has failed",
     # the step was cancelled

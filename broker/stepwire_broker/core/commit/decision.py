@@ -81,6 +81,13 @@ class Complaint(Struct, frozen=True):
     text: str
 
 
+class OffersLeftOut(Struct, frozen=True):
+    """A worker offers handlers that are not recorded as offered, because the limit is reached. This is logged."""
+
+    worker: str
+    handlers: int
+
+
 class Decision(Struct):
     """Actions to take at once, in this order."""
 
@@ -94,6 +101,7 @@ class Decision(Struct):
     breaker_changes: list[BreakerChanged] = []
     complaints: list[Complaint] = []
     progress: list[StepProgress] = []
+    offers_left_out: list[OffersLeftOut] = []
 
     @property
     def is_empty(self) -> bool:
@@ -108,4 +116,5 @@ class Decision(Struct):
             or self.breaker_changes
             or self.complaints
             or self.progress
+            or self.offers_left_out
         )

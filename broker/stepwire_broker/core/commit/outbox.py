@@ -16,6 +16,7 @@ from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.commit_group import (
     CommitGroup,
+    ControlChanged,
     HistoryRow,
     Parked,
     StepChanged,
@@ -102,7 +103,7 @@ class LaneState(Struct):
     submissions: list[Submission] = []
     workflows: list[WorkflowNew] = []
     activations: list[tuple[int, int]] = []
-    kept: list[tuple[str, str]] = []
+    controls: list[ControlChanged] = []
     parked: list[Parked] = []
     reserve_ids: int = 0
     unused_ids: tuple[int, int] | None = None
@@ -119,7 +120,7 @@ class LaneState(Struct):
             or self.submissions
             or self.workflows
             or self.activations
-            or self.kept
+            or self.controls
             or self.parked
             or self.reserve_ids
             or self.unused_ids
@@ -183,7 +184,7 @@ class Outbox:
             submissions=lane.submissions,
             workflows=lane.workflows,
             activations=lane.activations,
-            kept=lane.kept,
+            controls=lane.controls,
             parked=lane.parked,
             reserve_ids=lane.reserve_ids,
             unused_ids=lane.unused_ids,
@@ -196,7 +197,7 @@ class Outbox:
         lane.handed += 1
         lane.handed_mono = now.mono
         lane.dirty = {}
-        lane.submissions, lane.workflows, lane.activations, lane.kept, lane.parked = [], [], [], [], []
+        lane.submissions, lane.workflows, lane.activations, lane.controls, lane.parked = [], [], [], [], []
         lane.reserve_ids = lane.bytes = 0
         lane.unused_ids = None
         lane.promised = False

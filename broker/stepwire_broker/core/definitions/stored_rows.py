@@ -82,6 +82,15 @@ class Payloads(NamedTuple):
     outputs: dict[int, bytes]
 
 
+class StoredControl(NamedTuple):
+    """A row of `controls`."""
+
+    kind: str
+    name: str
+    value: str
+    position: int
+
+
 class Opened(Struct, frozen=True):
     """The database content from which the core starts, read when the database was opened."""
 
@@ -93,4 +102,4 @@ class Opened(Struct, frozen=True):
     workflows: list[StoredWorkflow]
     open_tasks: int
     open_steps: int
-    rules: str | None = None  # routing rules that were set at run time, as JSON
+    controls: list[StoredControl] = []  # by kind and name

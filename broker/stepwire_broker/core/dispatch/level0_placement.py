@@ -29,10 +29,11 @@ def dispatch(state: BrokerState, now: Now) -> None:
     allowances = allowance.limits(state, routes, now)
     free.sort(key=lambda peer: (peer.doubted, peer.turn))
     share = -(-state.ready.count_of(routes) // len(free))
+    is_choosy = any(peer.unknown for peer in free)
     round = DispatchRound(state)
     while free and routes and not round.is_over:
-        if free[0].doubted:
-            routes = {route for route in routes if takers.peer_obstacle(free[0], route, now) is None}
+        if free[0].doubted or is_choosy:
+            routes = {r for r in routes if any(takers.peer_obstacle(peer, r, now) is None for peer in free)}
         if allowances:
             routes = {route for route in routes if route not in allowances or allowances[route].left > 0}
         entry = state.ready.next(routes)
@@ -56,12 +57,11 @@ def _is_paused(state: BrokerState) -> bool:
 
 
 def _choose(free: list[Level0Peer], route: Route, step: Step, now: Now) -> Level0Peer:
-    """Return the first free peer; for a step that a peer lost, the first peer that has not had the step."""
-    if step.avoid:
-        for peer in free:
-            if peer.worker not in step.avoid and takers.peer_obstacle(peer, route, now) is None:
-                return peer
-    return free[0]
+    """Return the first free peer that may take the step. A peer that lost the step is chosen only if no other can."""
+    if not step.avoid and not free[0].unknown:
+        return free[0]
+    able = [peer for peer in free if takers.peer_obstacle(peer, route, now) is None]
+    return next((peer for peer in able if peer.worker not in (step.avoid or ())), able[0])
 
 
 def _fill(
@@ -85,7 +85,7 @@ def _fill(
         bytes_max=bus.batch.max_bytes,
         has_lease=True,
     )
-    own = set() if goes_alone else {r for r in routes if not (r.goes_alone or r.is_at_most_once)}
+    own = set() if goes_alone else {r for r in routes if _may_join(peer, r, first)}
 
     def next_step() -> Step | None:
         entry = state.ready.next(own) if own else None
@@ -94,6 +94,13 @@ def _fill(
     batch.fill(state, first, next_step)
     round.aside += batch.left_over
     return batch
+
+
+def _may_join(peer: Level0Peer, route: Route, first: Step) -> bool:
+    """True if steps of this route may be in a batch of this peer that begins with another step."""
+    if route.goes_alone or route.is_at_most_once or route.handler_class in peer.unknown:
+        return False
+    return not peer.is_uniform or route.handler_class == first.definition.handler_class
 
 
 def _hand_out(state: BrokerState, peer: Level0Peer, steps: list[Step], requests: list[StepRequest], now: Now) -> None:

@@ -178,6 +178,18 @@ def overdue(state: BrokerState, step: Step, now: Now) -> None:
         _failed(state, step.definition.handler_class, LATE, now, step)
 
 
+def not_offered(state: BrokerState, step: Step, now: Now) -> None:
+    """Count nothing for a step that a level-0 program returned, because it does not know the handler: the handler
+    was not reached. A probe is given up when the delivery is removed."""
+    guard = state.guards.by_handler.get(step.definition.handler_class)
+    if guard is None or guard.budget is None or step.id in state.guards.probes:
+        return
+    is_retry = step.retry is RETRY_COUNTED
+    guard.budget.taken_back(now.mono, is_retry=is_retry)
+    if is_retry:
+        step.retry = None
+
+
 def gave_up(state: BrokerState, step: Step) -> None:
     """End a probe whose outcome is not known, so that another step can be dispatched in its place."""
     probe = state.guards.probes.pop(step.id, None)

@@ -25,6 +25,16 @@ class Recent:
         self._pieces[self._piece % PIECES][column] += count
         self._sums[column] += count
 
+    def take_back(self, column: int, mono: int) -> None:
+        """Undo the count of one event, the latest that is still counted."""
+        self._roll(mono)
+        for back in range(PIECES):
+            piece = self._pieces[(self._piece - back) % PIECES]
+            if piece[column] > 0:
+                piece[column] -= 1
+                self._sums[column] -= 1
+                return
+
     def sum(self, column: int, mono: int) -> int:
         self._roll(mono)
         return self._sums[column]

@@ -32,6 +32,12 @@ class RetryBudget:
         """Count that this dispatch was a retry."""
         self._recent.add(_RETRIES, mono)
 
+    def taken_back(self, mono: int, *, is_retry: bool) -> None:
+        """Undo the count of a dispatch, because the handler was not reached."""
+        self._recent.take_back(_STARTS, mono)
+        if is_retry:
+            self._recent.take_back(_RETRIES, mono)
+
     def completed(self, mono: int) -> None:
         """Count a retry that succeeded."""
         self._recent.add(_EARNED, mono, 2)

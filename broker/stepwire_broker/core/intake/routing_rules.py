@@ -6,26 +6,17 @@ Dispatched steps stay where they are. Ready steps follow the new rules in the tr
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from stepwire_broker.core.answers.answers import Answer, CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.definitions.settings import ExecutionSettings, RuleSettings
 from stepwire_broker.core.model.events import Command, Now, Reconfigure
 from stepwire_broker.core.routing.router import Router, RulesRefused, check_rule
+from stepwire_broker.core.routing.runtime_rules import PlacedRule, removal_of
 from stepwire_broker.core.state import BrokerState
 
 from .submission import intake_refused
 
-KEPT_AS: Final = "rules"  # in `meta`
 RULES_MAX: Final = 256
-
-_encode: Final = msgspec.json.encode
-_decode: Final = msgspec.json.Decoder(tuple[RuleSettings, ...]).decode
-
-
-def stored_rules(kept: str | None) -> tuple[RuleSettings, ...]:
-    return () if kept is None else _decode(kept)
 
 
 class SetRule(Command, frozen=True):
@@ -45,7 +36,7 @@ class Routed(Answer, frozen=True):
 def on_set_rule(state: BrokerState, event: SetRule, now: Now) -> None:
     """Set this rule, or remove the rule that was set for its `match`."""
     before = state.runtime_rules
-    others = tuple(rule for rule in before if rule.match != event.match)
+    others = tuple(placed for placed in before if placed.rule.match != event.match)
     refused = intake_refused(state)
     if refused is None and event.rule is None and len(others) == len(before):
         text = f"no rule was set at run time for {event.match}"
@@ -62,18 +53,26 @@ def on_set_rule(state: BrokerState, event: SetRule, now: Now) -> None:
     if refused is not None:
         state.refuse_now(event.request, refused)
         return
-    # A changed rule keeps its position; a new rule comes first.
     if event.rule is None:
-        after = others
-    elif len(others) == len(before):
-        after = (event.rule, *before)
+        state.runtime_rules = others
+        change = removal_of(event.match)
     else:
-        after = tuple(event.rule if rule.match == event.match else rule for rule in before)
-    state.runtime_rules = after
-    lane = state.outbox.touch(min(state.outbox.lanes))
-    lane.kept.append((KEPT_AS, _encode(after).decode()))
+        state.runtime_rules, changed = _with(before, event.rule)
+        change = changed.row
+    state.set_control(change)
     state.route_by(_router(state, state.router.settings))
     state.answer(event.request, Routed(event.match, event.rule is not None))
+
+
+def _with(before: tuple[PlacedRule, ...], rule: RuleSettings) -> tuple[tuple[PlacedRule, ...], PlacedRule]:
+    """Return the rules with this rule, and the rule with its position: a changed rule keeps its position, and a new
+    rule comes first."""
+    for number, placed in enumerate(before):
+        if placed.rule.match == rule.match:
+            changed = PlacedRule(rule, placed.position)
+            return (*before[:number], changed, *before[number + 1 :]), changed
+    changed = PlacedRule(rule, before[0].position + 1 if before else 1)
+    return (changed, *before), changed
 
 
 def on_reconfigure(state: BrokerState, event: Reconfigure, now: Now) -> None:
@@ -83,9 +82,8 @@ def on_reconfigure(state: BrokerState, event: Reconfigure, now: Now) -> None:
 
 def _router(state: BrokerState, execution: ExecutionSettings) -> Router:
     before = state.router
-    return Router(
-        execution, before.executors, bus_is_distributed=before.bus_is_distributed, runtime=state.runtime_rules
-    )
+    rules = [placed.rule for placed in state.runtime_rules]
+    return Router(execution, before.executors, bus_is_distributed=before.bus_is_distributed, runtime=rules)
 
 
 COMMANDS: Final[dict[type[Command], Callable[..., None]]] = {SetRule: on_set_rule}

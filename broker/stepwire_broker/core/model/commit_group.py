@@ -158,6 +158,15 @@ class WorkflowNew(NamedTuple):
     activate: bool  # the newest applied version is the default
 
 
+class ControlChanged(NamedTuple):
+    """UPSERT into controls: a value that operators or workers set at run time. `value` None: DELETE the row."""
+
+    kind: str
+    name: str  # unique for its kind
+    value: str | None
+    position: int  # among the rows of its kind, where they have an order
+
+
 class Key(NamedTuple):
     """An idempotency key of a submission. The first task that is inserted with the key owns it."""
 
@@ -186,7 +195,7 @@ class CommitGroup(Struct):
     submissions: list[Submission] = []
     workflows: list[WorkflowNew] = []
     activations: list[tuple[int, int]] = []  # (request, workflow_id)
-    kept: list[tuple[str, str]] = []  # UPSERT into meta: name and value
+    controls: list[ControlChanged] = []
     steps_dispatched: list[StepDispatched] = []
     steps_completed: list[StepCompleted] = []
     steps_changed: list[StepChanged] = []

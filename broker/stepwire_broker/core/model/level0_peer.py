@@ -5,12 +5,12 @@ received. These structs hold the inferred state.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 EXPIRED_REMEMBERED_MAX: Final = 4_096
+UNKNOWN_REMEMBERED_MAX: Final = 256  # handlers, for each peer
 
 
 class Level0Peer(Struct, weakref=False, eq=False):
@@ -27,8 +27,18 @@ class Level0Peer(Struct, weakref=False, eq=False):
     doubted: bool = False  # a lease expired, and it has not answered since
     draining: bool = False
     gone: bool = False  # its subscription ended; it may still answer the batch it holds
+    unknown: dict[str, None] = {}  # handlers that it answered with `unknown_handler`, the latest last
+    is_uniform: bool = False  # it refused a mixed batch as a whole: its batches have steps of one handler only
     completed: int = 0
     failed: int = 0
+
+    def learn_unknown(self, handler_class: str) -> None:
+        """Remember that the peer does not know this handler. Beyond the limit, the peer is asked again about the
+        handler that it refused first."""
+        self.unknown.pop(handler_class, None)
+        self.unknown[handler_class] = None
+        if len(self.unknown) > UNKNOWN_REMEMBERED_MAX:
+            del self.unknown[next(iter(self.unknown))]
 
 
 class Handout(Struct, weakref=False, eq=False):
@@ -47,9 +57,10 @@ class Level0(Struct):
     """The broker's state of level 0."""
 
     started_mono: int
-    allows: Callable[[str], bool]  # whether this handler_class may go to level 0
     peers: dict[str, Level0Peer] = {}  # by `to`
     handouts: dict[str, Handout] = {}  # by batch id
-    expired: OrderedDict[str, Level0Peer] = OrderedDict()  # by batch id: the peer whose lease expired
+    expired: OrderedDict[str, Level0Peer] = field(
+        default_factory=OrderedDict
+    )  # by batch id: the peer whose lease expired
     numbered: int = 0
     turns: int = 0

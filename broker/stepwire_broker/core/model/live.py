@@ -33,7 +33,7 @@ LEVEL0: Final = "level0."  # prefix of the names of level-0 peers; no worker can
 RETRY_COUNTED: Final = "counted"  # handed out, and counted by the retry budget
 RETRY_NAMED: Final = "named"  # the handler named the time of the next attempt
 RESTORED: Final = "restored"  # the reason of a step that is held because its database was restored from a backup
-STOPPED: Final = "stopped"  # the reason of a step that is held because its worker reported a failure after a cancel
+STOPPED: Final = "stopped"  # the reason of a held step whose run was asked to stop: its failure proves nothing
 
 
 class Delivery(NamedTuple):
@@ -186,6 +186,7 @@ class WorkerSession(Struct, weakref=False, eq=False):
     offers: Callable[[str], bool]
     is_shadow_safe: Callable[[str], bool]
     handlers: list[str]
+    offers_any: bool  # among them is a pattern without a literal part, such as **
     labels: dict[str, str]
     slots: int
     prefetch: int

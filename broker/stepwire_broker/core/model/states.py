@@ -53,7 +53,8 @@ STEP_TRANSITIONS: Final[dict[type[facts.StepFact], dict[StepState, StepState]]] 
     facts.Dispatched: {READY: DISPATCHED},
     facts.Granted: {DISPATCHED: DISPATCHED},
     facts.Started: {DISPATCHED: DISPATCHED},
-    facts.Undelivered: {DISPATCHED: READY},
+    # A level-0 program reports, after the step was held, that it does not know the handler.
+    facts.Undelivered: {DISPATCHED: READY, HELD: READY},
     # A late success completes a step that has not ended, which saves another run.
     facts.Completed: {DISPATCHED: COMPLETED, READY: COMPLETED, RETRY_WAIT: COMPLETED, HELD: COMPLETED},
     facts.BackedOff: {DISPATCHED: RETRY_WAIT, HELD: RETRY_WAIT},

@@ -35,6 +35,7 @@ def opened(hello: Hello, k: int, epoch: int, broker: str, of: ExecutorState, mon
         offers=offer_of(hello.handlers),
         is_shadow_safe=offer_of(hello.shadow_safe),
         handlers=list(hello.handlers),
+        offers_any=not all(map(has_literal_part, hello.handlers)),
         labels=dict(hello.labels),
         slots=hello.slots,
         prefetch=hello.prefetch,
@@ -56,6 +57,11 @@ def opened(hello: Hello, k: int, epoch: int, broker: str, of: ExecutorState, mon
         free_n=hello.n,
         idle_since_mono=mono,
     )
+
+
+def has_literal_part(text: str) -> bool:
+    """True for a handler class, and for a pattern with a character that is neither a star nor a separator."""
+    return bool(text.strip("*:"))
 
 
 def offer_of(handlers: Iterable[str]) -> Callable[[str], bool]:

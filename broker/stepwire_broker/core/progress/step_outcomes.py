@@ -14,7 +14,7 @@ from stepwire_broker.core.definitions import retry
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.events import Now
-from stepwire_broker.core.model.live import RETRY_COUNTED, Step, Task
+from stepwire_broker.core.model.live import RETRY_COUNTED, STOPPED, Step, Task
 from stepwire_broker.core.model.states import DISPATCHED, HELD
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import RetryDue
@@ -160,6 +160,12 @@ def hold_restored(state: BrokerState, task: Task, now: Now) -> int:
     if unsure:
         update_attention(state, task, now)
     return len(unsure)
+
+
+def lost_outcome(state: BrokerState, step: Step, now: Now, *, is_stopped: bool = False) -> None:
+    """Hold or retry a step whose run is given up without an outcome. `is_stopped`: its worker is asked to stop the run
+    now. After that, or after an earlier cancel, a reported failure does not decide an at_most_once step."""
+    unknown_outcome(state, step, STOPPED if is_stopped or step.cancel is not None else "outcome_unknown", now)
 
 
 def unknown_outcome(

@@ -1,15 +1,17 @@
 """Workers that connect and stay: hello, heartbeat, and other changes of a live session."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from stepwire_protocol import limits
 from stepwire_protocol.messages import Bye, Heartbeat, Hello
 
 from stepwire_broker.core import letters
-from stepwire_broker.core.commit.decision import ToWorker
+from stepwire_broker.core.commit.decision import OffersLeftOut, ToWorker
 from stepwire_broker.core.dispatch.transmission import resend
 from stepwire_broker.core.model.events import Attached, Leave, Now, Subscribed
 from stepwire_broker.core.model.live import WorkerSession
+from stepwire_broker.core.model.targets import BUS
 from stepwire_broker.core.model.worker_session import opened
 from stepwire_broker.core.progress.deliveries import hand_to
 from stepwire_broker.core.progress.step_outcomes import undeliver
@@ -58,6 +60,7 @@ def _open(state: BrokerState, hello: Hello, k: int, before: WorkerSession | None
     session.joins_bus = attached.joins_bus
     state.sessions[hello.worker] = session
     state.offer_cache.clear()
+    record_offers(state, session, session.handlers, now)
     state.counters.sessions_opened += 1
     if before is not None:
         _take_over(state, hello, before, session, now)
@@ -67,6 +70,18 @@ def _open(state: BrokerState, hello: Hello, k: int, before: WorkerSession | None
         ask_soon(state, session)
     watch(state, session)  # its subscription may have vanished before this hello arrived
     return session
+
+
+def record_offers(state: BrokerState, session: WorkerSession, handlers: Iterable[str], now: Now) -> None:
+    """Store which handlers this worker offers, if it takes steps of the bus: such handlers are not for level 0 unless
+    the settings name them. A worker of another executor takes only what a rule sends to it, so its offer does not
+    count."""
+    if session.joins_bus or session.executor == BUS:
+        recorded = state.level0_handlers.record(handlers, session.worker, now.wall)
+        for row in recorded.rows:
+            state.set_control(row)
+        if recorded.left_out:
+            state.decision.offers_left_out.append(OffersLeftOut(session.worker, recorded.left_out))
 
 
 def _take_over(state: BrokerState, hello: Hello, before: WorkerSession, session: WorkerSession, now: Now) -> None:

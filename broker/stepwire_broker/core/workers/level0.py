@@ -2,8 +2,10 @@
 
 Each subscription of `steps` is a peer of its own, and peers take turns. A level-0 handler acknowledges nothing, so the
 broker cannot distinguish a lost batch, a lost answer, a dead handler and a slow handler. One lease covers all four
-cases: the timeouts of the steps in the batch, plus 5 s. Peers share one set of handlers, because they look alike.
-Workers with sessions come first.
+cases: the timeouts of the steps in the batch, plus 5 s. Workers with sessions come first.
+
+A peer declares no handlers, so it may be sent a step that it cannot run. Its answer `unknown_handler` means that the
+step did not run: the step is ready again, and the peer gets no further step of that handler while it is connected.
 
 An at_most_once step goes here only if the settings allow it, and it counts as started once it is handed out.
 """
@@ -21,8 +23,10 @@ from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model.events import Now, PeerSubscribed, PeersUncertain, PeerVanished
 from stepwire_broker.core.model.level0_peer import EXPIRED_REMEMBERED_MAX, Handout, Level0Peer
 from stepwire_broker.core.model.live import LEVEL0, Step
-from stepwire_broker.core.model.states import DISPATCHED, STEP_FINAL
-from stepwire_broker.core.progress.step_outcomes import undeliver, unknown_outcome
+from stepwire_broker.core.model.states import DISPATCHED, HELD, READY, STEP_FINAL
+from stepwire_broker.core.progress.readiness import watch_deadline
+from stepwire_broker.core.progress.step_outcomes import fail_for, undeliver, unknown_outcome
+from stepwire_broker.core.progress.task_outcome import update_attention
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import HandoutEnds, PeerSettled
 
@@ -30,6 +34,7 @@ from .step_results import apply_result, look_up
 
 SETTLE_MS: Final = 500  # from a subscription until the peer's own PUB socket reaches this broker
 PEERS_MAX: Final = 1_000
+UNKNOWN_HANDLER: Final = "unknown_handler"  # the error code of a program that does not know the handler
 
 
 # -- peers ------------------------------------------------------------------------------------------------------------
@@ -115,6 +120,9 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
     if peer is not None:
         peer.doubted = False
         peer.heard_mono = now.mono
+    names_handlers = _names_handlers(state, handout, message)
+    if peer is not None and not names_handlers:
+        peer.is_uniform = True
     results = message.results or _results_of_error(handout, message)
     if not results:
         state.counters.late_results += 1  # an error for a batch that is over or unknown
@@ -126,10 +134,15 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
             code = _count_rejected(state, result.step_id, message.batch_id)
             refused = refused or code
             continue
-        if peer is not None:
-            peer.completed += result.status == "completed"
-            peer.failed += result.status != "completed"
-        apply_result(state, step, msgspec.structs.replace(result, delivery=delivery), now, None)
+        if is_unknown_handler(result.error):
+            if peer is not None and names_handlers:
+                peer.learn_unknown(step.definition.handler_class)
+            _take_back(state, step, delivery, now)
+        else:
+            if peer is not None:
+                peer.completed += result.status == "completed"
+                peer.failed += result.status != "completed"
+            apply_result(state, step, msgspec.structs.replace(result, delivery=delivery), now, None)
         if handout is not None and (step.id, delivery) in handout.items:
             handout.items.remove((step.id, delivery))
     if refused is not None:
@@ -147,6 +160,47 @@ def _count_rejected(state: BrokerState, step_id: int, batch_id: str) -> str | No
     else:
         state.counters.count_refused(code)
     return code
+
+
+def is_unknown_handler(error: ErrorDetail | str | None) -> bool:
+    """True if the program answered that it does not know the handler: it has not run the step, and never will."""
+    return isinstance(error, ErrorDetail) and error.code == UNKNOWN_HANDLER
+
+
+def _names_handlers(state: BrokerState, handout: Handout | None, message: ResultsLevel0) -> bool:
+    """False for one `unknown_handler` for a whole batch of several handlers: the unknown handler is not named."""
+    if message.results or handout is None or not is_unknown_handler(message.error):
+        return True
+    steps = [state.steps[step_id] for step_id, _ in handout.items if step_id in state.steps]
+    return len({step.definition.handler_class for step in steps}) <= 1
+
+
+def _take_back(state: BrokerState, step: Step, delivery: int, now: Now) -> None:
+    """Make a step ready again that did not run, because the program does not know its handler. No attempt is used.
+
+    A granted at_most_once step that is held, because the answer came after its lease, is ready again as well.
+    """
+    is_held = step.state is HELD and step.reason == "outcome_unknown"
+    if delivery != step.delivery or step.batch_id is None or not (step.state is DISPATCHED or is_held):
+        state.counters.late_results += 1
+        return
+    state.counters.level0_unknown += 1
+    allowance.not_offered(state, step, now)
+    undeliver(state, step, UNKNOWN_HANDLER, now, avoid=False)
+    if not is_held:
+        return
+    update_attention(state, step.task, now)
+    if step.state is READY:
+        _fail_if_late(state, step, now)
+
+
+def _fail_if_late(state: BrokerState, step: Step, now: Now) -> None:
+    """Fail a step that was held when its deadline, or the deadline of its task, was over."""
+    watch_deadline(state, step, now)
+    if step.deadline_mono is not None and now.mono >= step.deadline_mono:
+        fail_for(state, step, "deadline", now)
+    elif step.task.deadline_ms is not None and now.wall >= step.task.deadline_ms:
+        fail_for(state, step, "task_deadline", now)
 
 
 def _results_of_error(handout: Handout | None, message: ResultsLevel0) -> list[Result]:

@@ -9,7 +9,7 @@ from stepwire_broker.core.commit.decision import WatchProcess
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model.events import Detached, LoopWasLate, Now, ProcessDied, SubscriptionVanished
 from stepwire_broker.core.model.live import Step, WorkerSession
-from stepwire_broker.core.progress.step_outcomes import undeliver, unknown_outcome
+from stepwire_broker.core.progress.step_outcomes import lost_outcome, undeliver
 from stepwire_broker.core.state import DEAD_REMEMBERED_MAX, BrokerState
 from stepwire_broker.core.timer_kinds import LeaseEnds
 
@@ -135,7 +135,7 @@ def lost(state: BrokerState, step: Step, now: Now, *, suspicious: bool, blames: 
     """Handle the death of this step's worker. A granted at_most_once step is held; any other step runs again."""
     may_have_run = step.granted or step.started_ms is not None or (suspicious and not step.at_most_once)
     if step.at_most_once and step.granted:
-        unknown_outcome(state, step, "outcome_unknown", now)
+        lost_outcome(state, step, now)
     else:
         undeliver(state, step, "session_lost", now, lost=may_have_run and blames)
 

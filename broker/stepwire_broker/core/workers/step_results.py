@@ -27,6 +27,7 @@ from stepwire_broker.core.state import BrokerState
 
 from . import executor_control
 from .batch_answers import mark_answered
+from .hello import record_offers
 from .replies import refuse, turn_away
 from .stopping import send_cancel
 
@@ -86,6 +87,7 @@ def _apply_all(
     """
     about: list[Task] = []
     refusal: str | None = None
+    names_handlers = session is not None and session.offers_any
     for result in message.results:
         step = state.steps.get(result.step_id)
         if step is None:
@@ -98,6 +100,9 @@ def _apply_all(
         code = "late" if step.state in STEP_FINAL else _mismatch(step, result, message.batch_id, message.worker)
         if code is None:
             apply_result(state, step, result, now, session)
+            if names_handlers and result.status == "completed":
+                assert session is not None
+                record_offers(state, session, [step.definition.handler_class], now)  # its pattern names no handler
         elif code == "late":
             state.counters.late_results += 1
         else:
@@ -209,7 +214,9 @@ RUN_MS_MAX: Final = limits.INTEGER_MAX
 def _run_ms(metadata: ResultMetadata) -> int | None:
     """Return the duration of the run as its worker measured it, in whole milliseconds."""
     took_ms = metadata.execution_time_ms
-    return None if took_ms is None else min(int(took_ms + 0.5), RUN_MS_MAX)
+    if took_ms is None:
+        return None
+    return int(took_ms + 0.5) if took_ms < RUN_MS_MAX else RUN_MS_MAX
 
 
 def _keep_stderr(state: BrokerState, step: Step, delivery: int, text: str) -> None:

@@ -8,7 +8,7 @@ from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import DISPATCHED, READY, RETRY_WAIT, TASK_FINAL
-from stepwire_broker.core.progress.step_outcomes import fail_for, undeliver, unknown_outcome
+from stepwire_broker.core.progress.step_outcomes import fail_for, lost_outcome, undeliver
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import RunLimit
 
@@ -48,7 +48,7 @@ def expire_run(state: BrokerState, run: RunLimit, now: Now) -> None:
         return
     allowance.overdue(state, step, now)
     if step.at_most_once:
-        unknown_outcome(state, step, "outcome_unknown", now)
+        lost_outcome(state, step, now, is_stopped=session is not None)
     else:
         fail_for(state, step, "timeout", now, retryable=True)
 
@@ -74,7 +74,7 @@ def _expire(state: BrokerState, step: Step, code: str, now: Now) -> None:
     if step.state is DISPATCHED:
         request_stop(state, step, "timeout")
         if step.at_most_once and step.granted:
-            unknown_outcome(state, step, "outcome_unknown", now)
+            lost_outcome(state, step, now)
             return
     if step.state in _UNDER_WAY:
         fail_for(state, step, code, now)

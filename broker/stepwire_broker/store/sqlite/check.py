@@ -127,6 +127,10 @@ REFERENCES: Final = (
         "the next id is {0}, but task {1} and step {2} already exist",
     ),
     (
+        "SELECT kind, name FROM controls WHERE value IS NOT NULL AND NOT json_valid(value)",
+        "the control {1!r} of the kind {0} has a value that is not JSON",
+    ),
+    (
         "SELECT 'deployment' WHERE NOT EXISTS (SELECT 1 FROM meta WHERE name = 'deployment' AND length(value) = 32)",
         "the database has no {0} identity: workers could not recognise it",
     ),

@@ -4,7 +4,6 @@ import sqlite3
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
 from stepwire_broker.core.definitions.stored_rows import Opened
-from stepwire_broker.core.intake.routing_rules import KEPT_AS
 from stepwire_broker.store.ports import ID_BLOCK, LANE
 
 from . import opening
@@ -80,7 +79,6 @@ def begin_epoch(
     lane_id, epoch, seq = connection.execute(
         "SELECT id, epoch, seq FROM lanes WHERE broker = ? AND lane = ?", (broker_id, LANE)
     ).fetchone()
-    rules = connection.execute("SELECT value FROM meta WHERE name = ?", (KEPT_AS,)).fetchone()
     queries = SqliteQueries(connection)
     counts = queries.open_counts()
     return lane_id, Opened(
@@ -92,5 +90,5 @@ def begin_epoch(
         workflows=queries.workflows(),
         open_tasks=counts.tasks,
         open_steps=counts.steps,
-        rules=None if rules is None else rules[0],
+        controls=queries.controls(),
     )

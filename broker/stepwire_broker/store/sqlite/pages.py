@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from stepwire_protocol import limits, patterns
 
-from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
+from stepwire_broker.core.definitions.stored_rows import StoredControl, StoredWorkflow
 from stepwire_broker.core.model.commit_group import StepStderr
 from stepwire_broker.store.queries import PAGE_ROWS_MAX
 from stepwire_broker.store.rows import (
@@ -138,6 +138,13 @@ class PageQueries(Reading):
         )
 
     # -- workflows ----------------------------------------------------------------------------------------------------
+
+    def controls(self) -> list[StoredControl]:
+        return self.rows(
+            StoredControl,
+            "SELECT kind, name, value, position FROM controls WHERE value IS NOT NULL ORDER BY kind, name LIMIT -1",
+            {},
+        )
 
     def workflows(self) -> list[StoredWorkflow]:
         return self.rows(StoredWorkflow, f"SELECT {_WORKFLOW} FROM workflows ORDER BY id LIMIT -1", {})  # noqa: S608

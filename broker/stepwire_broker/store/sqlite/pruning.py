@@ -139,7 +139,7 @@ class SqlitePruning:
 
     def note_partly_removed(self, task_ids: Collection[int]) -> None:
         if task_ids:
-            self._writer.keep(PARTLY_REMOVED, _json(task_ids))
+            self.note(PARTLY_REMOVED, _json(task_ids))
         else:
             self._execute("DELETE FROM meta WHERE name = ?", (PARTLY_REMOVED,))
 
@@ -147,7 +147,10 @@ class SqlitePruning:
         self._writer.partly_removed = frozenset(task_ids)
 
     def note(self, name: str, value: str) -> None:
-        self._writer.keep(name, value)
+        self._execute(
+            "INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            (name, value),
+        )
 
     def _remove(self, statement: str, ids: Collection[int], *values: Any) -> int:
         return self._execute(statement, (_json(ids), *values)).rowcount

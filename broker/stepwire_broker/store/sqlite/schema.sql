@@ -10,6 +10,21 @@ CREATE TABLE meta (
  STRICT
 
 ;
+CREATE TABLE controls (
+	kind TEXT NOT NULL, 
+	name TEXT NOT NULL, 
+	value TEXT, 
+	position INTEGER, 
+	revision INTEGER NOT NULL, 
+	PRIMARY KEY (kind, name), 
+	CONSTRAINT revision_counts CHECK (revision > 0), 
+	CONSTRAINT value_is_given CHECK (value IS NOT NULL OR kind = 'removed')
+)
+ WITHOUT ROWID,
+ STRICT
+
+;
+CREATE INDEX controls_newest ON controls (revision);
 CREATE TABLE brokers (
 	id TEXT NOT NULL, 
 	epoch INTEGER NOT NULL, 

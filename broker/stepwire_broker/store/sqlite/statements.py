@@ -68,6 +68,14 @@ def _size_for(count: int) -> int:
     return size - size // 4 if count <= size - size // 4 else size
 
 
+REMOVED: Final = "removed"  # the kind of the row of `controls` that is set when a row of the kind `name` is removed
+SET_CONTROL: Final = (
+    "INSERT INTO controls (kind, name, value, position, revision) "
+    "VALUES (?, ?, ?, ?, (SELECT coalesce(max(revision), 0) + 1 FROM controls)) ON CONFLICT (kind, name) DO UPDATE "
+    "SET value = excluded.value, position = excluded.position, revision = excluded.revision"
+)
+
+
 def _insert(table: str, columns: Sequence[str], on_conflict: str = "") -> Many:
     into = f"INSERT INTO {table} ({', '.join(columns)})"
     return Many(

@@ -8,6 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from stepwire_broker.core.definitions.settings import RetentionSettings
+from stepwire_broker.core.routing.level0_handlers import KIND as OFFERED
+from stepwire_broker.core.routing.runtime_rules import KIND as RULE
 from stepwire_broker.store.retention import LAST_RUN, kept_ms
 
 from .backup import MADE
@@ -34,6 +36,8 @@ class Status(Struct, frozen=True):
     oldest_open_since_ms: int | None
     expired_tasks: int  # ended, and past the retention time
     parked: int
+    rules: int  # routing rules that were set at run time
+    offered_handlers: int  # handlers that workers have offered, of at most 10,000
     last_prune: dict[str, Any] | None
     last_backup_ms: int | None  # of the backup that was restored
     restored: dict[str, Any] | None
@@ -62,6 +66,8 @@ def status(connection: sqlite3.Connection, path: Path, kept: RetentionSettings, 
             oldest_open_since_ms=oldest[1],
             expired_tasks=expired(connection, kept, now_ms),
             parked=_count(connection, "SELECT count(*) FROM parked"),
+            rules=_count(connection, CONTROLS, RULE),
+            offered_handlers=_count(connection, CONTROLS, OFFERED),
             last_prune=_note(connection, LAST_RUN),
             last_backup_ms=None if made is None else made["made_ms"],
             restored=_note(connection, RESTORED),
@@ -82,6 +88,7 @@ SELECT steps.state, count(*) FROM ({OPEN_TASK_IDS}) AS open_tasks CROSS JOIN ste
 GROUP BY steps.state ORDER BY steps.state
 """  # noqa: S608
 OLDEST_OPEN_TASK: Final = f"SELECT id, min(created_ms) FROM tasks WHERE id IN ({OPEN_TASK_IDS})"  # noqa: S608
+CONTROLS: Final = "SELECT count(*) FROM controls WHERE kind = ?"
 
 
 def expired(connection: sqlite3.Connection, kept: RetentionSettings, now_ms: int) -> int:

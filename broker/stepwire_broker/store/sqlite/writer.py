@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from stepwire_broker.core.model.commit_group import (
     CommitGroup,
+    ControlChanged,
     HistoryRow,
     Key,
     Parked,
@@ -28,7 +29,9 @@ from .statements import (
     HISTORY,
     PARKED,
     RELEASE,
+    REMOVED,
     ROWS_MAX,
+    SET_CONTROL,
     STEPS_CHANGED,
     STEPS_COMPLETED,
     STEPS_DISPATCHED,
@@ -150,11 +153,13 @@ class SqliteWriter:
             [(lane_id, seq, i, a, b, c.decode()) for i, (a, b, c) in enumerate(history, first)],
         )
 
-    def keep(self, name: str, value: str) -> None:
-        self._execute(
-            "INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            (name, value),
-        )
+    def set_control(self, control: ControlChanged) -> None:
+        """The row of a removal is written before the DELETE, so that the highest revision always rises."""
+        if control.value is not None:
+            self._execute(SET_CONTROL, control)
+            return
+        self._execute(SET_CONTROL, (REMOVED, control.kind, None, 0))
+        self._execute("DELETE FROM controls WHERE kind = ? AND name = ?", (control.kind, control.name))
 
     def park(self, parked: Sequence[Parked]) -> None:
         """Store refused input. Names are made storable and bodies are bytes, so that the input is not refused again."""

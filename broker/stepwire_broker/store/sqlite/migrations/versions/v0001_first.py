@@ -43,6 +43,21 @@ def upgrade() -> None:
     )
 
     op.create_table(
+        "controls",
+        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("name", sa.Text, nullable=False),
+        sa.Column("value", sa.Text),
+        sa.Column("position", NUMBER),
+        sa.Column("revision", NUMBER, nullable=False),
+        sa.PrimaryKeyConstraint("kind", "name"),
+        sa.CheckConstraint("revision > 0", name="revision_counts"),
+        sa.CheckConstraint("value IS NOT NULL OR kind = 'removed'", name="value_is_given"),
+        sqlite_strict=True,
+        sqlite_with_rowid=False,
+    )
+    op.create_index("controls_newest", "controls", ["revision"])
+
+    op.create_table(
         "brokers",
         sa.Column("id", sa.Text, primary_key=True, nullable=False),
         sa.Column("epoch", NUMBER, nullable=False),
