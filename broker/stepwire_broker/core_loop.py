@@ -88,8 +88,8 @@ class CoreLoop:
             self._watch,
             _log_breaker,
             self._log_complaint,
-            _log_offers_left_out,
             self._tell_progress,
+            _log_offers_left_out,
         )
         self._turn = Turn(machine, around)
         actions = PulseActions(

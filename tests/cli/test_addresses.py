@@ -35,7 +35,7 @@ def test_a_command_finds_the_broker_that_was_started_in_its_directory_with_anoth
     # a command during a restart goes to the same address
     stopped = anywhere.stepwire("task", "list")
     assert stopped.code == UNREACHABLE
-    assert f"no answer from {url}" in stopped.err
+    assert f"no answer from {url}: connection refused (the address in .stepwire/url)\n" in stopped.err
     again = anywhere.serve("--listen", "127.0.0.1:0")
     assert (anywhere.directory / ".stepwire/url").read_text().strip() != url
     assert anywhere.stepwire("task", "list").code == 0

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 from stepwire_broker.cli.task import watch
@@ -60,7 +61,8 @@ def test_watching_ends_at_its_timeout(shop: Place) -> None:
     assert shop.stepwire("task", "watch", "999999").code == NOT_FOUND
 
 
-def test_the_progress_of_a_handler_is_part_of_the_line_and_the_tree() -> None:
+def with_progress(*notes: dict[str, object] | None) -> list[dict[str, Any]]:
+    """States of a task whose only step reports this progress."""
     step = {
         "task_id": 1,
         "step_id": 2,
@@ -72,14 +74,27 @@ def test_the_progress_of_a_handler_is_part_of_the_line_and_the_tree() -> None:
         "error": None,
     }
     task = {"task_id": 1, "namespace": "shop", "workflow": "order", "version": "1", "state": "running"}
+    return [{**task, "attention": None, "steps": [{**step, "progress": note}]} for note in notes]
+
+
+def progress_lines(tasks: list[dict[str, Any]]) -> list[Any]:
+    return [change["progress"] for change in watch._changes(tasks) if change is not None and "name" in change]
+
+
+def test_a_step_has_at_most_one_line_of_progress_a_second() -> None:
+    notes = [{"done": n, "total": None, "note": None} for n in range(4)]
+    assert progress_lines(with_progress(None, *notes)) == [None, notes[0]]
+
+
+def test_the_progress_of_a_handler_is_part_of_the_line_and_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "PROGRESS_EVERY_S", 0.0)
     notes = [None, {"done": 3.0, "total": 10.0, "note": "files", "at": ""}, {"done": 0.5, "total": None, "note": None}]
-    tasks = [{**task, "attention": None, "steps": [{**step, "progress": note}]} for note in (*notes, notes[-1])]
-    changes = [change["progress"] for change in watch._changes(tasks) if change is not None and "name" in change]
-    assert changes == notes
+    tasks = with_progress(*notes, notes[-1])
+    assert progress_lines(tasks) == notes
     drawn = [watch.tree(each, {}, "no worker offers `h`").children for each in tasks]
     assert [str(children[0].label) for children in drawn[:3]] == [
         "▸ upload  dispatched  by w",
-        "▸ upload  dispatched  by w  3/10 files",
+        "▸ upload  dispatched  by w  3 of 10 (30 %): files",
         "▸ upload  dispatched  by w  0.5",
     ]
     assert str(drawn[0][1].label) == "why: no worker offers `h`"

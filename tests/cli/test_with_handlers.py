@@ -11,7 +11,7 @@ from tests.system.harness import eventually
 
 from .a_place import Place, stop
 
-OK, USAGE = 0, 2
+OK, USAGE, TASK_FAILED = 0, 2, 10
 MODULE = """
 import os, pathlib, time
 from stepwire import Context, Worker
@@ -125,3 +125,39 @@ def test_inproc_endpoints_are_refused(shop_place: Place) -> None:
     done = shop_place.stepwire("serve", "--with-handlers", "shop_handlers", *words)
     assert done.code == USAGE
     assert "which only this process can reach" in done.err
+
+
+NOISY = """
+from stepwire import Context, Worker
+
+worker = Worker.from_env()
+
+@worker.handler("shop.charge")
+def charge(context: Context, order: dict) -> dict:
+    context.log.info("charging %d", 5)
+    return {"total": order["nope"]}
+"""
+
+
+@pytest.mark.parametrize("way", ["--local", "--with-handlers"])
+def test_handlers_of_a_broker_log_json_lines_with_the_ids_of_the_step(shop_place: Place, way: str) -> None:
+    (shop_place.directory / "noisy.py").write_text(NOISY)
+    (shop_place.directory / "w.yaml").write_text(WORKFLOW.replace("charge}", "charge, retry_limit: 0}"))
+    executor = "local" if way == "--local" else "bus"
+    broker, place = serve(shop_place, way, "noisy", "--set", f"execution.default_executor={executor}")
+    try:
+        assert place.stepwire("workflow", "apply", "w.yaml").code == OK
+        assert place.stepwire("task", "submit", "w", "--wait").code == TASK_FAILED
+        broker.process.send_signal(signal.SIGTERM)
+        ended = broker.end()
+    finally:
+        stop(broker.process)
+    lines = [json.loads(line) for line in ended.err.splitlines()]
+    ids = {"task_id": 1, "step_id": 2, "step_name": "charge", "attempt": 0}
+    (charging,) = [line for line in lines if line["event"] == "charging 5"]
+    (failed,) = [line for line in lines if line["event"].startswith("task 1 step 2 charge attempt 1 of 1 failed")]
+    assert (charging["level"], failed["level"]) == ("info", "error")
+    assert ids.items() <= charging.items()
+    assert ids.items() <= failed.items()
+    (exception,) = failed["exception"]
+    assert (exception["exc_type"], exception["frames"][0]["name"]) == ("KeyError", "charge")

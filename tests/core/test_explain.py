@@ -11,6 +11,7 @@ from stepwire_broker.core.intake.commands import CancelTask, PauseTask
 from stepwire_broker.core.intake.routing_rules import SetRule
 from stepwire_broker.core.loading.residency import restored
 from stepwire_broker.core.model import events
+from stepwire_broker.core.why import CODES
 from stepwire_broker.core.workers.executor_control import PauseExecutor, ResumeExecutor
 from stepwire_protocol import messages as wire
 
@@ -548,4 +549,4 @@ def test_every_code_of_why_occurs_in_a_test_of_this_file() -> None:
     """A code that no situation produces has no place in the table. The codes of final states are tested by message."""
     final = ["failed", "cancelled", "skipped"]
     tests = Path(__file__).read_text()
-    assert all(f'"{code}"' in tests for code in explain.CODES if code not in final)
+    assert all(f'"{code}"' in tests for code in CODES if code not in final)

@@ -47,6 +47,11 @@ def pages() -> list[Path]:
     return _matching(PATTERNS)
 
 
+def with_blocks() -> dict[str, Path]:
+    """The pages that have something to run, by their paths."""
+    return {str(path.relative_to(REPOSITORY)): path for path in pages() if "```" in path.read_text()}
+
+
 def documents() -> list[Path]:
     """All pages whose links are checked."""
     return _matching((*PATTERNS, *(f"{room}/**/*.md" for room in ROOMS)))

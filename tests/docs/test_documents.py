@@ -4,7 +4,6 @@ import ast
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,19 +23,6 @@ def has_ruby() -> bool:
     """True if Ruby and its ZeroMQ binding are installed."""
     probe = ["ruby", "-e", "require 'ffi-rzmq'"]
     return shutil.which("ruby") is not None and subprocess.run(probe, capture_output=True, timeout=60).returncode == 0
-
-
-@pytest.fixture
-def reader(tmp_path: Path) -> Iterator[Reader]:
-    tmp_path.chmod(0o700)
-    reader = Reader(tmp_path)
-    yield reader
-    reader.close()
-
-
-@pytest.mark.parametrize("name", [name for name, path in PAGES.items() if "```" in path.read_text()])
-def test_a_page_runs_as_it_is_written(name: str, reader: Reader) -> None:
-    reader.read(PAGES[name].read_text())
 
 
 @pytest.mark.parametrize("name", PAGES)

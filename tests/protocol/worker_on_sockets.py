@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.dialogue import WITHIN_MS, Dialogue
 from conformance.sockets import PlayedBroker, retry
-from stepwire import Context, Worker
+from stepwire import Context, StepError, Worker
 
 Delivery = tuple[int, int]
 
@@ -64,7 +64,7 @@ class WorkerOnSockets(PlayedBroker):
         # A run ends without a message: its result must not overtake the welcome that was sent before.
         if why := retry(lambda: None if self._has_session() else "the worker has not processed the welcome"):
             raise AssertionError(why)
-        self._ends[item].put(facts["output"] if what == "complete" else RuntimeError(facts["message"]))
+        self._ends[item].put(facts["output"] if what == "complete" else StepError(facts["message"]))
 
     def see(self, what: str, facts: dict[str, Any]) -> str | None:
         match what:

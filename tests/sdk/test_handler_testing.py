@@ -200,6 +200,20 @@ def test_log_records_carry_the_ids(caplog):
     assert (record.task_id, record.step_id, record.delivery) == (1, 2, 1)
 
 
+def test_the_record_of_a_failed_run_names_the_handler_and_leaves_out_the_sdk(caplog):
+    def handler(ctx: Context) -> None:
+        ctx.progress("\ud800")
+
+    testing.run(handler)
+    (record,) = caplog.records
+    assert (record.event, record.task_id, record.step_id, record.attempt) == ("run_failed", 1, 2, 0)
+    assert (record.pathname, record.funcName) == (__file__, "handler")
+    assert record.exc_info[0] is ConfigurationError
+    assert "in handler" in record.exc_text
+    assert "context.py" not in record.exc_text
+    record.exc_text.encode()  # no lone surrogates, which some outputs cannot write
+
+
 @pytest.mark.parametrize("done", [float("nan"), float("inf"), 2**53 + 1, "1"])
 def test_progress_takes_finite_numbers_only(done):
     def handler(ctx: Context) -> None:

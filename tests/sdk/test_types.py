@@ -1,13 +1,13 @@
-"""The published types: a user's project passes strict type checkers, and its mistakes are found."""
+"""The published types: a user's project passes mypy in strict mode, and its mistakes are found.
 
-import json
+`tests/packages` checks another project against the installed wheel, also with pyright.
+"""
+
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 PROJECT = Path(__file__).parent / "typed_project"
 RIGHT, WRONG = PROJECT / "right.py", PROJECT / "wrong.py"
@@ -21,18 +21,6 @@ def mypy(file: Path, directory: Path) -> list[str]:
     return subprocess.run(
         command, cwd=directory, capture_output=True, text=True, timeout=BOUND_S, check=False
     ).stdout.splitlines()
-
-
-def pyright(file: Path, directory: Path) -> list[tuple[int, str]]:
-    """The errors of pyright in strict mode: line and text."""
-    pytest.importorskip("basedpyright", reason="pip install '.[types]' installs it")
-    shutil.copy(file, directory)
-    environment = {"venvPath": str(Path(sys.prefix).parent), "venv": Path(sys.prefix).name}
-    (directory / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict", **environment}))
-    command = [sys.executable, "-m", "basedpyright", "--outputjson", file.name]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=BOUND_S, check=False)
-    errors = [each for each in json.loads(done.stdout)["generalDiagnostics"] if each["severity"] == "error"]
-    return [(each["range"]["start"]["line"] + 1, each["message"]) for each in errors]
 
 
 def marked() -> dict[int, set[str]]:
@@ -51,11 +39,3 @@ def test_mypy_finds_each_mistake_of_a_project(tmp_path: Path) -> None:
         if match := re.match(r"wrong\.py:(\d+): error: .*\[([\w-]+)\]$", line):
             found.setdefault(int(match[1]), set()).add(match[2])
     assert found == marked()
-
-
-def test_a_project_with_the_documented_api_passes_pyright_in_strict_mode(tmp_path: Path) -> None:
-    assert pyright(RIGHT, tmp_path) == []
-
-
-def test_pyright_finds_each_mistake_of_a_project(tmp_path: Path) -> None:
-    assert {line for line, _ in pyright(WRONG, tmp_path)} >= set(marked())

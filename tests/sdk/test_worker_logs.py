@@ -127,7 +127,7 @@ def test_a_failed_run_is_logged_once_with_its_ids_and_a_traceback_from_the_handl
 ) -> None:
     lines = started("nothing").run(step(7, handler=handler))
     (at,) = [number for number, line in enumerate(lines) if "nope" in line and "Traceback" not in line][:1]
-    assert without_time(lines)[at] == "ERROR   task 1000007 step 7 s7 attempt 0 failed: KeyError: 'nope'"
+    assert without_time(lines)[at] == "ERROR   task 1000007 step 7 s7 attempt 1 of 4 failed: KeyError: 'nope'"
     end = lines.index("KeyError: 'nope'")
     assert lines[at + 1] == "Traceback (most recent call last):"
     files = [line for line in lines[at:end] if line.startswith("  File ")]
@@ -137,7 +137,9 @@ def test_a_failed_run_is_logged_once_with_its_ids_and_a_traceback_from_the_handl
 
 def test_a_permanent_failure_is_a_warning_of_one_line(started: Start) -> None:
     lines = without_time(started("nothing").run(step(7, handler="decline")))
-    assert lines[2] == ("WARNING task 1000007 step 7 s7 attempt 0 failed: Permanent: the card is declined; no retry")
+    assert lines[2] == (
+        "WARNING task 1000007 step 7 s7 attempt 1 of 4 failed: Permanent: the card is declined; no retry"
+    )
     assert not any(line.startswith(("Traceback", " ")) for line in lines)
 
 

@@ -139,8 +139,8 @@ class BrokerNode:
                 self._watch,
                 world.breakers.turned,
                 self._complain,
-                lambda left_out: None,  # the limit of recorded offers is not reached here
                 lambda reports: None,
+                lambda left_out: None,  # the limit of recorded offers is not reached here
             ),
         )
         self.here_frame = topics.BROKERS + codec.encode(letters.here(self.state.identity))

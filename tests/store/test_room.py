@@ -48,3 +48,10 @@ def test_the_adapter_is_imported_where_it_is_chosen_and_by_tools_of_the_command_
 def test_sql_of_sqlite_is_written_in_its_adapter_only() -> None:
     words = re.compile(r"json_each|json_group_array|json_array\(|CAST\(\w+ AS BLOB\)|PRAGMA")
     assert {name for name, text in outside() if words.search(text)} <= {"bench/bare.py"}
+
+
+def test_no_statement_has_numbered_parameters() -> None:
+    """From Python 3.14 on, sqlite3 refuses a sequence of values for `?1`."""
+    statements = {path.name: path.read_text() for path in (ROOT / "store").rglob("*.py")}
+    assert len(statements) > 10
+    assert [name for name, text in statements.items() if re.search(r"\?\d", text)] == []

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from stepwire_broker.core import explain
+from stepwire_broker.core.why import CODES
 
 from .harness import Program, Site, eventually, workflow
 
@@ -272,4 +272,4 @@ def _restart_without(worker: Program, broker: Program, site: Site) -> None:
 def test_every_reason_is_reached_or_its_absence_is_explained() -> None:
     reached = {code for _, codes in STORIES for code in codes} | set(RESTARTED)
     assert reached.isdisjoint(CORE_ONLY)
-    assert reached | CORE_ONLY.keys() == explain.CODES.keys()
+    assert reached | CORE_ONLY.keys() == CODES.keys()

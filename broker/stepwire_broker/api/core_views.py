@@ -8,7 +8,6 @@ from stepwire_protocol.messages import Item
 from stepwire_broker.core import explain
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
 from stepwire_broker.core.definitions.workflow import Workflow
-from stepwire_broker.core.explain import Why, WhyTask
 from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.loading.residency import restored
 from stepwire_broker.core.model.figures import Figures
@@ -18,6 +17,7 @@ from stepwire_broker.core.model.targets import Route
 from stepwire_broker.core.routing.router import Router
 from stepwire_broker.core.shadows.shadow import Tally
 from stepwire_broker.core.state import CoreCounters
+from stepwire_broker.core.why import Why, WhyTask
 from stepwire_broker.core.workflow_warnings import WorkflowWarning, of_handlers
 
 from . import reading

@@ -11,7 +11,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from stepwire_broker.core.answers.hints import Hint
 from stepwire_broker.core.workflow_warnings import WorkflowWarning
 
-from .enumerations import Attention, ReasonCode, StepState, TaskState
+from .enumerations import AttemptOutcome, Attention, ReasonCode, StepState, TaskState
 
 NULL: Final = Raw(b"null")
 NO_LABELS: Final = Raw(b"{}")
@@ -168,7 +168,7 @@ class AttemptDocument(Struct, frozen=True, kw_only=True):
     started_at: str | None
     ended_at: str | None
     run_ms: int | None
-    outcome: str | None
+    outcome: AttemptOutcome | None
     code: str | None
     message: str | None
 

@@ -5,7 +5,7 @@ The values of a document stay plain strings: the tables of the core decide which
 
 from typing import Annotated, Final, TypeAlias, get_args
 
-from stepwire_broker.core import explain
+from stepwire_broker.core import why
 from stepwire_broker.core.answers import reason_codes
 from stepwire_broker.core.model import facts, states
 from stepwire_broker.core.routing.router import Decided
@@ -14,7 +14,7 @@ from .openapi_schemas import one_of
 
 HANDLER_ERROR: Final = "handler_error"  # the reason of a step whose handler failed it with a code of its own
 HANDLER_ERROR_SENTENCE: Final = "the handler failed the step with a code of its own, which is in `error`"
-REASONS: Final = {**reason_codes.SENTENCES, **explain.CODES, HANDLER_ERROR: HANDLER_ERROR_SENTENCE}
+REASONS: Final = {**reason_codes.SENTENCES, **why.CODES, HANDLER_ERROR: HANDLER_ERROR_SENTENCE}
 
 KINDS: Final[tuple[str, ...]] = tuple(str(kind.__struct_config__.tag) for kind in get_args(facts.Fact))
 PROGRESS: Final = "progress"  # the kind of the events of streams that are not in the history
@@ -24,6 +24,9 @@ TaskState: TypeAlias = Annotated[str, one_of("TaskState", states.TaskState)]
 StepState: TypeAlias = Annotated[str, one_of("StepState", states.StepState)]
 Attention: TypeAlias = Annotated[str, one_of("Attention", ("held",))]
 ReasonCode: TypeAlias = Annotated[str, one_of("ReasonCode", REASONS)]
+AttemptOutcome: TypeAlias = Annotated[
+    str, one_of("AttemptOutcome", ("completed", "backed_off", "failed", "held", "undelivered", "cancelled"))
+]
 EventKind: TypeAlias = Annotated[str, one_of("EventKind", STREAM_KINDS)]
 RuleOrigin: TypeAlias = Annotated[str, one_of("RuleOrigin", ("config", "runtime"))]
 RouteDecision: TypeAlias = Annotated[str, one_of("RouteDecision", Decided)]

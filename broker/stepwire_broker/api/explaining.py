@@ -7,10 +7,10 @@ queue are not stored: for these the core's current state is used.
 from typing import Final
 
 from stepwire_broker.core.answers.hints import Hint, HintCode
-from stepwire_broker.core.explain import Why
 from stepwire_broker.core.model.apply import unlink
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import STEP_FINAL
+from stepwire_broker.core.why import Why
 from stepwire_broker.timestamps import rfc3339_or_none
 
 from . import core_views, reading

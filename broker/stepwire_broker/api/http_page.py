@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from stepwire_broker.core import explain
+from stepwire_broker.core import why
 from stepwire_broker.core.answers.hints import HintCode
 
 from . import hints, http_problems, openapi
@@ -73,7 +73,7 @@ def _codes() -> Iterator[str]:
     yield from ("", _FORM, "", "## Codes of reasons", "")
     yield "Why a step or a task is in its state: `code` of `/why`, and of the `reason` of open steps."
     yield from ("", "| code | meaning |", "|---|---|")
-    for reason, meaning in explain.CODES.items():
+    for reason, meaning in why.CODES.items():
         yield f"| `{reason}` | {meaning} |"
     yield from ("", "## Codes of hints", "")
     yield "The next action: `code` of the member `next` of problems and reasons. `hint` is the same as text."

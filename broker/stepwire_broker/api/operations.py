@@ -31,7 +31,7 @@ from .documents import (
     WorkflowDocument,
     WorkflowPage,
 )
-from .enumerations import KINDS
+from .enumerations import STREAM_KINDS
 from .events import EventDocument, EventPage
 from .executors import ExecutorDocument, ExecutorList
 from .health import Alive, Readiness
@@ -180,7 +180,10 @@ IN_QUERY: Final[dict[str, Parameter]] = {
         {"type": "boolean"}, "Whether tasks that name no version use this one from now on; by default `true`."
     ),
     "task_id": Parameter({**ID, "minimum": 1}, "Only events of this task."),
-    "kind": Parameter({"type": "string"}, f"Only these kinds, separated by commas: {', '.join(KINDS)}."),
+    "kind": Parameter(
+        {"type": "string"},
+        f"Only these kinds, separated by commas: {', '.join(STREAM_KINDS)}. Without `kind`: all except `progress`.",
+    ),
     "after": Parameter(
         POSITION, "Begin after the event with this `id`. `0`: at the first stored event. Default: with new events."
     ),

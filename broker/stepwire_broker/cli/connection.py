@@ -129,10 +129,16 @@ def failure_of(options: Options, error: ClientError) -> Failure:
     if error.may_be_done:
         code, text, hint = OF_STATUS.get(error.status, Exit.UNREACHABLE), text.rstrip("."), _LOOK_FIRST
     elif error.status == UNREACHABLE:
-        code, text, hint = Exit.UNREACHABLE, error.message.rstrip("."), START_A_BROKER
+        code, text, hint = Exit.UNREACHABLE, f"{error.message.rstrip('.')}{_origin(options)}", START_A_BROKER
     elif error.status == 401:
         text, hint = _denied_text(options), _DENIED
     return Failure(code, text, hint, _problem(error, text, hint))
+
+
+def _origin(options: Options) -> str:
+    """Where the address comes from, if the user has not named it."""
+    is_named = options.url is not None or os.environ.get("STEPWIRE_URL")
+    return "" if is_named or _running_url(options) is None else f" (the address in {URL_FILE})"
 
 
 def _denied_text(options: Options) -> str:

@@ -73,9 +73,16 @@ def several(options: Options, items: Sequence[dict[str, Any]], columns: Sequence
         left_out = terminal_table.draw(columns, items)
         if left_out:
             names = ", ".join(column.title for column in left_out)
-            note(options, f"the terminal is too narrow for: {names}; see --columns or -o json")
+            note(options, f"the terminal is too narrow for: {names}; see {_more_options()}")
     else:
         _print_tabs(columns, ([cell(item.get(column.member)) for column in columns] for item in items))
+
+
+def _more_options() -> str:
+    """The options of the current command that print what a table leaves out."""
+    context = click.get_current_context(silent=True)
+    has_columns = context is not None and any("--columns" in param.opts for param in context.command.params)
+    return "--columns or -o json" if has_columns else "-o json"
 
 
 def _print_tabs(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:

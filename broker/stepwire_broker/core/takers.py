@@ -8,12 +8,10 @@ a result. The sessions without a lasting obstacle are cached for each route.
 from enum import StrEnum
 from typing import Final
 
-from .answers.hints import Hint, HintCode
 from .model.events import Now
 from .model.level0_peer import Level0Peer
-from .model.live import Step, WorkerSession
+from .model.live import WorkerSession
 from .model.targets import BUS, LOCAL, Route
-from .phrases import at_time
 from .state import BrokerState
 
 
@@ -150,30 +148,3 @@ def _peer_obstacle(peer: Level0Peer, now: Now) -> Obstacle | None:
     if peer.holds:
         return Obstacle.NO_CREDIT
     return Obstacle.SETTLING if now.mono < peer.settled_mono else None
-
-
-def level0_refusal(state: BrokerState, step: Step, now: Now) -> tuple[str, Hint | None]:
-    """Return why the connected level-0 handlers do not get the step, as the end of a sentence, and the setting that
-    can change it."""
-    name, number = step.definition.handler_class, len(state.level0.peers)
-    obstacle = level0_obstacle(state, state.route_of(step))
-    setting = Hint(HintCode.NAME_FOR_LEVEL0, handler_class=name)
-    if not number or obstacle is Obstacle.OTHER_EXECUTOR:
-        return "", None
-    match obstacle:
-        case Obstacle.RESERVED:
-            offer = state.level0_handlers.reserved_by(name)
-            assert offer is not None
-            first = f"`{offer.worker}` offered it {at_time(offer.at_ms, now)}"
-            return f"; {first}, so level 0 gets it only if bus.level0.handlers names it, and `**` does not", setting
-        case Obstacle.NOT_OFFERED:
-            return "; bus.level0.handlers does not include it", setting
-        case Obstacle.LABELS:
-            return "; the step requires labels, which level-0 handlers do not have", None
-        case Obstacle.NOT_ALLOWED:
-            return "; the step is at_most_once, which level-0 handlers get only with bus.level0.at_most_once", None
-        case _:
-            each = (
-                "the only connected level-0 handler" if number == 1 else f"each of {number} connected level-0 handlers"
-            )
-            return f"; {each} answered that it does not know `{name}`", None

@@ -27,8 +27,8 @@ class Around(NamedTuple):
     watch: Callable[[WatchProcess], None]
     breaker_changed: Callable[[BreakerChanged], None]
     complain: Callable[[Complaint], None]
-    offers_left_out: Callable[[OffersLeftOut], None]
     progressed: Callable[[list[StepProgress]], None]
+    offers_left_out: Callable[[OffersLeftOut], None]
 
 
 class Turn:
@@ -77,7 +77,7 @@ class Turn:
             around.breaker_changed(changed)
         for complaint in decision.complaints:
             around.complain(complaint)
-        for left_out in decision.offers_left_out:
-            around.offers_left_out(left_out)
         if decision.progress:
             around.progressed(decision.progress)
+        for left_out in decision.offers_left_out:
+            around.offers_left_out(left_out)

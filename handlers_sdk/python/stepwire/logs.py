@@ -109,5 +109,5 @@ def step_prefix(record: logging.LogRecord) -> str:
     if record.name != HANDLER or not hasattr(record, "task_id"):
         return ""
     ids: Any = record
-    attempt = f" attempt {ids.attempt}" if ids.attempt else ""
+    attempt = f" attempt {ids.attempt + 1}" if ids.attempt else ""
     return f"task {ids.task_id} step {ids.step_id} {ids.step_name}{attempt}: "

@@ -179,15 +179,6 @@ def _resent_failure_overturns_hold(plant: Plant) -> None:
     plant.function(step_results._is_open_for_failure, lambda _, step: step.state in (DISPATCHED, HELD))
 
 
-def _late_failure_overturns_hold(plant: Plant) -> None:
-    """A failure that is reported after a deadline or a timeout decides the step that was held then."""
-
-    def lost_outcome(_: Any, state: Any, step: Any, now: Any, *, is_stopped: bool = False) -> None:
-        step_outcomes.unknown_outcome(state, step, "outcome_unknown", now)
-
-    plant.function(step_outcomes.lost_outcome, lost_outcome)
-
-
 def _stderr_of_held_not_queued(plant: Plant) -> None:
     """The standard error of a repeated result of a held step changes the step, and its task is not written."""
 
@@ -195,6 +186,15 @@ def _stderr_of_held_not_queued(plant: Plant) -> None:
         original(SimpleNamespace(outbox=state.outbox, write=lambda task: None), *args)
 
     plant.function(step_results._keep_stderr, keep)
+
+
+def _late_failure_overturns_hold(plant: Plant) -> None:
+    """A failure that is reported after a deadline or a timeout decides the step that was held then."""
+
+    def lost_outcome(_: Any, state: Any, step: Any, now: Any, *, is_stopped: bool = False) -> None:
+        step_outcomes.unknown_outcome(state, step, "outcome_unknown", now)
+
+    plant.function(step_outcomes.lost_outcome, lost_outcome)
 
 
 BUGS: Final = (
@@ -212,7 +212,7 @@ BUGS: Final = (
     Bug("deliveries that were taken back are resent", _taken_back_sent_again, True),
     Bug("a hello sent before a death opens a session", _old_hello_opens, True),
     Bug("a resent failure overturns a hold", _resent_failure_overturns_hold, True),
-    Bug("a failure after a time limit overturns a hold", _late_failure_overturns_hold, True),
     Bug("a held step's standard error is not queued for writing", _stderr_of_held_not_queued, True),
+    Bug("a failure after a time limit overturns a hold", _late_failure_overturns_hold, True),
     Bug("worker: a new session keeps the previous longer lease", _longer_lease_kept, True),
 )

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 from stepwire_broker.core.definitions.stored_rows import StoredControl
-from stepwire_broker.core.model.commit_group import Committed, ControlChanged, Fenced, Parked, StepOutput, StepStderr
+from stepwire_broker.core.model.commit_group import (
+    Committed,
+    ControlChanged,
+    Fenced,
+    Parked,
+    StepOutput,
+    StepStderr,
+)
 from stepwire_broker.store.rows import HistoryCursor
 
 from tests.store.running import MemoryPlace, Running, open_at
@@ -138,7 +145,7 @@ def test_a_completed_step_loses_what_belonged_to_its_delivery(place: Place) -> N
         )
         run.write(steps_completed=[completed(11)])
         step = run.stored_steps(10)[0]
-        assert (step.state, step.finished_ms) == ("completed", NOW + 2)
+        assert (step.state, step.finished_ms, step.run_ms) == ("completed", NOW + 2, 1)
         assert (step.batch_id, step.not_before_ms, step.reason, step.earlier) == (None, None, None, None)
 
 

@@ -1,5 +1,6 @@
 """`stepwire task watch`: shows a running task, as a live tree on a terminal or as one line per change."""
 
+import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
 POLL_S: Final = 0.3
+PROGRESS_EVERY_S: Final = 1.0
 
 
 class StateStyle(NamedTuple):
@@ -104,19 +106,37 @@ def _changes(documents: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any] | N
     After each poll, None.
     """
     steps: dict[int, tuple[Any, ...]] = {}
+    reports = Reports()
     task: tuple[Any, ...] | None = None
     for document in documents:
         for step in document["steps"]:
-            progress = step.get("progress")
-            now = (step["state"], step["attempt"], step["worker"], step["started_at"] is not None, progress)
-            if steps.get(step["step_id"]) != now and (now[0] != "waiting" or step["step_id"] in steps):
+            step_id, progress = step["step_id"], step.get("progress")
+            now = (step["state"], step["attempt"], step["worker"], step["started_at"] is not None)
+            is_changed = steps.get(step_id) != now and (now[0] != "waiting" or step_id in steps)
+            if is_changed or reports.is_due(step_id, progress):
                 names = ("task_id", "step_id", "name", "state", "attempt", "worker", "started_at", "error")
                 yield {"at": _now_text(), **{name: step[name] for name in names}, "progress": progress}
-            steps[step["step_id"]] = now
+                reports.note(step_id, progress)
+            steps[step_id] = now
         if task != (document["state"], document["attention"]):
             task = (document["state"], document["attention"])
             yield {"at": _now_text(), **{name: document[name] for name in ("task_id", "state", "attention")}}
         yield None
+
+
+class Reports:
+    """The progress reports that were printed: at most one a second for each step, and each only once."""
+
+    def __init__(self) -> None:
+        self._printed: dict[int, tuple[float, Any]] = {}  # by step id: when, and the report
+
+    def is_due(self, step_id: int, progress: Any) -> bool:
+        printed_s, printed = self._printed.get(step_id, (0.0, None))
+        return progress is not None and progress != printed and time.monotonic() - printed_s >= PROGRESS_EVERY_S
+
+    def note(self, step_id: int, progress: Any) -> None:
+        if progress is not None:
+            self._printed[step_id] = (time.monotonic(), progress)
 
 
 def _print_change(options: Options, change: dict[str, Any]) -> None:
@@ -134,7 +154,7 @@ def _print_change(options: Options, change: dict[str, Any]) -> None:
     if change["worker"] and change["state"] == "dispatched":
         worker = f" {'and running on' if change['started_at'] else 'to'} {change['worker']}"
     error = f": {_message(change['error'])}" if change["error"] else ""
-    progress = f", {_progress(change['progress'])}" if change["progress"] else ""
+    progress = f", {output.shortened(step_texts.progress(change['progress']))}" if change["progress"] else ""
     step = output.shortened(change["name"])
     click.echo(f"{change['at'][11:23]} {step} is {change['state']}{worker}{more}{progress}{error}")
 
@@ -186,7 +206,7 @@ def _label(step: dict[str, Any], parents: list[str]) -> Any:
     if step["worker"]:
         label.append(f"  by {output.shortened(step['worker'].partition(':')[0], 50)}", style="dim")
     if step.get("progress"):
-        label.append(f"  {_progress(step['progress'])}", style="cyan")
+        label.append(f"  {output.shortened(step_texts.progress(step['progress']), 80)}", style="cyan")
     if step["attempt"]:
         label.append(f"  attempt {step_texts.attempt(step)}", style="yellow")
     if step["error"] and step["state"] in ("failed", "held", "retry_wait"):
@@ -214,13 +234,6 @@ def _duration(step: dict[str, Any]) -> str:
     ended = datetime.fromisoformat(step["finished_at"]) if step["finished_at"] else datetime.now(UTC)
     duration_s = max(0.0, (ended - started).total_seconds())
     return f"{duration_s * 1000:.0f} ms" if duration_s < 1 else f"{duration_s:.1f} s"
-
-
-def _progress(progress: dict[str, Any]) -> str:
-    """The progress that a handler reported: `3/10 uploading`."""
-    done = "" if progress.get("done") is None else f"{progress['done']:g}"
-    total = "" if progress.get("total") is None else f"/{progress['total']:g}"
-    return output.shortened(f"{done}{total} {progress.get('note') or ''}".strip(), 200)
 
 
 def _message(error: Any) -> str:

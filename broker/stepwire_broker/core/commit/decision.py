@@ -100,8 +100,8 @@ class Decision(Struct):
     watches: list[WatchProcess] = []
     breaker_changes: list[BreakerChanged] = []
     complaints: list[Complaint] = []
-    offers_left_out: list[OffersLeftOut] = []
     progress: list[StepProgress] = []
+    offers_left_out: list[OffersLeftOut] = []
 
     @property
     def is_empty(self) -> bool:
@@ -115,6 +115,6 @@ class Decision(Struct):
             or self.grants
             or self.breaker_changes
             or self.complaints
-            or self.offers_left_out
             or self.progress
+            or self.offers_left_out
         )

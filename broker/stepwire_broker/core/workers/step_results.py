@@ -214,7 +214,9 @@ RUN_MS_MAX: Final = limits.INTEGER_MAX
 def _run_ms(metadata: ResultMetadata) -> int | None:
     """Return the duration of the run as its worker measured it, in whole milliseconds."""
     took_ms = metadata.execution_time_ms
-    return None if took_ms is None else min(int(took_ms + 0.5), RUN_MS_MAX)
+    if took_ms is None:
+        return None
+    return int(took_ms + 0.5) if took_ms < RUN_MS_MAX else RUN_MS_MAX
 
 
 def _keep_stderr(state: BrokerState, step: Step, delivery: int, text: str) -> None:

@@ -175,8 +175,9 @@ class PageQueries(Reading):
         return [
             row[0]
             for row in self.execute(
-                "SELECT id FROM workflows WHERE (?1 IS NULL OR name = ?1) AND (?2 IS NULL OR namespace = ?2)",
-                (name, namespace),
+                "SELECT id FROM workflows WHERE (:name IS NULL OR name = :name)"
+                " AND (:namespace IS NULL OR namespace = :namespace)",
+                {"name": name, "namespace": namespace},
             )
         ]
 
@@ -217,8 +218,8 @@ class PageQueries(Reading):
     def parked(self, before: int | None = None, limit: int = 50) -> list[ParkedRow]:
         rows = self.execute(
             "SELECT id, at_ms, task_id, step_id, code, source, body FROM parked "
-            "WHERE ?1 IS NULL OR id < ?1 ORDER BY id DESC LIMIT ?2",
-            (before, limit),
+            "WHERE :before IS NULL OR id < :before ORDER BY id DESC LIMIT :limit",
+            {"before": before, "limit": limit},
         )
         return [ParkedRow(*row) for row in rows.fetchall()]
 

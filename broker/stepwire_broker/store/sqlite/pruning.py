@@ -83,14 +83,14 @@ class SqlitePruning:
         return None if row is None else int(row[0])
 
     def remove_steps(self, step_ids: Collection[int]) -> int:
-        self._remove("DELETE FROM step_stderr WHERE id IN (SELECT value FROM json_each(?1))", step_ids)
-        return self._remove("DELETE FROM steps WHERE id IN (SELECT value FROM json_each(?1))", step_ids)
+        self._remove("DELETE FROM step_stderr WHERE id IN (SELECT value FROM json_each(?))", step_ids)
+        return self._remove("DELETE FROM steps WHERE id IN (SELECT value FROM json_each(?))", step_ids)
 
     def remove_history(self, task_ids: Collection[int], limit: int) -> int:
         return self._remove(
             """
             DELETE FROM history WHERE (lane_id, seq, position) IN (
-             SELECT lane_id, seq, position FROM history WHERE task_id IN (SELECT value FROM json_each(?1)) LIMIT ?2)
+             SELECT lane_id, seq, position FROM history WHERE task_id IN (SELECT value FROM json_each(?)) LIMIT ?)
             """,
             task_ids,
             limit,
@@ -100,14 +100,15 @@ class SqlitePruning:
         return self._remove(
             """
             DELETE FROM keys WHERE (namespace, key) IN (
-             SELECT namespace, key FROM tasks WHERE id IN (SELECT value FROM json_each(?1)) AND key IS NOT NULL)
-             AND task_id IN (SELECT value FROM json_each(?1))
+             SELECT namespace, key FROM tasks WHERE id IN (SELECT value FROM json_each(?)) AND key IS NOT NULL)
+             AND task_id IN (SELECT value FROM json_each(?))
             """,
             task_ids,
+            _json(task_ids),
         )
 
     def remove_tasks(self, task_ids: Collection[int]) -> int:
-        return self._remove("DELETE FROM tasks WHERE id IN (SELECT value FROM json_each(?1))", task_ids)
+        return self._remove("DELETE FROM tasks WHERE id IN (SELECT value FROM json_each(?))", task_ids)
 
     # -- refused input ------------------------------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ class SqlitePruning:
         )
 
     def remove_parked(self, ids: Collection[int]) -> int:
-        return self._remove("DELETE FROM parked WHERE id IN (SELECT value FROM json_each(?1))", ids)
+        return self._remove("DELETE FROM parked WHERE id IN (SELECT value FROM json_each(?))", ids)
 
     # -- notes --------------------------------------------------------------------------------------------------------
 

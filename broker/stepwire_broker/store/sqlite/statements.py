@@ -32,8 +32,11 @@ ROWS_MAX: Final = 256  # in one statement: larger statements exceed the processo
 class Many:
     """One statement for many rows."""
 
-    def __init__(self, columns: int, text: Callable[[str], str], padded: Callable[[str], str]) -> None:
+    def __init__(
+        self, columns: int, text: Callable[[str], str], padded: Callable[[str], str], *, is_id_last_in_one: bool = False
+    ) -> None:
         self._columns = columns
+        self._is_id_last_in_one = is_id_last_in_one
         self._text = text
         self._padded = padded
         self._texts: dict[tuple[int, bool], str] = {}
@@ -46,6 +49,8 @@ class Many:
             count = len(part)
             size = _size_for(count)
             values = [*chain.from_iterable(part), *(NONE,) * ((size - count) * self._columns)]
+            if size == 1 and self._is_id_last_in_one:
+                values.append(values.pop(0))
             changed += execute(self._statement(size, size > count), values).rowcount
         return changed
 
@@ -83,8 +88,8 @@ def _insert(table: str, columns: Sequence[str], on_conflict: str = "") -> Many:
 def _update(table: str, columns: Sequence[str], *fixed: str) -> Many:
     """Set the fixed columns and all others except the first, which is the row's id."""
     assignments = ", ".join([*(f"{c} = v.{c}" for c in columns[1:]), *fixed])
-    numbered = ", ".join([*(f"{c} = ?{n}" for n, c in enumerate(columns[1:], 2)), *fixed])
-    one = f"UPDATE {table} SET {numbered} WHERE id = ?1"  # noqa: S608
+    alone = ", ".join([*(f"{c} = ?" for c in columns[1:]), *fixed])
+    one = f"UPDATE {table} SET {alone} WHERE id = ?"  # noqa: S608
 
     def text(values: str) -> str:
         if values.count("(") == 1:
@@ -94,7 +99,7 @@ def _update(table: str, columns: Sequence[str], *fixed: str) -> Many:
             f"UPDATE {table} SET {assignments} FROM v WHERE {table}.id = v.id"
         )
 
-    return Many(len(columns), text, text)
+    return Many(len(columns), text, text, is_id_last_in_one=True)
 
 
 def _delete(table: str, columns: Sequence[str]) -> Many:

@@ -202,9 +202,9 @@ class SqliteWriter:
 
     def activate(self, workflow_id: int) -> None:
         self._execute(
-            "UPDATE workflows SET active = 0 WHERE active = 1 AND id <> ?1 "
-            "AND (namespace, name) = (SELECT namespace, name FROM workflows WHERE id = ?1)",
-            (workflow_id,),
+            "UPDATE workflows SET active = 0 WHERE active = 1 AND id <> ? "
+            "AND (namespace, name) = (SELECT namespace, name FROM workflows WHERE id = ?)",
+            (workflow_id, workflow_id),
         )
         self._execute("UPDATE workflows SET active = 1 WHERE id = ?", (workflow_id,))
 

@@ -1,7 +1,7 @@
 """The log lines of runs that end without an output: the logger `stepwire.worker`, events `run_failed` and
 `run_interrupted`.
 
-    task 9 step 12 pay attempt 0 failed: KeyError: 'nope'
+    task 9 step 12 pay attempt 1 of 4 failed: KeyError: 'nope'
     Traceback (most recent call last): …
 
 An unexpected exception is an error, with its traceback. What a handler says on purpose is a warning of one line.
@@ -66,7 +66,8 @@ def interrupted(step: StepRequest, reason: RunEnd) -> None:
 def _write(event: str, level: int, step: StepRequest, text: str, error: BaseException | None = None) -> None:
     if not log.isEnabledFor(level):
         return
-    name = f"task {step.task_id} step {step.step_id} {step.step_name} attempt {step.metadata.attempt}"
+    attempt = f"attempt {step.metadata.attempt + 1} of {step.metadata.retry_limit + 1}"
+    name = f"task {step.task_id} step {step.step_id} {step.step_name} {attempt}"
     file, line, function, _ = log.findCaller()
     trace = None
     if error is not None:
