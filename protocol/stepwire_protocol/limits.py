@@ -37,3 +37,4 @@ TIMEOUT_DEFAULT_MS: Final = 30_000
 TIMEOUT_GRACE_MS: Final = 5_000
 TOMBSTONE_MS: Final = 600_000
 PREFETCH_MIN: Final = 10
+PREFETCH_MS: Final = 40  # a worker has room for the steps that it is observed to finish in this time

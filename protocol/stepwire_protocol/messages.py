@@ -65,6 +65,7 @@ class Hello(FromWorker, frozen=True, kw_only=True, tag="hello"):
     slots: Id
     prefetch: Count = 0
     free: dict[BrokerId, Count] = {}
+    slots_free: dict[BrokerId, Count] = {}
     holding: HeldItems = []
     heartbeat_ms: Count = limits.HEARTBEAT_MS
     lang: str = ""
@@ -84,6 +85,7 @@ class Heartbeat(FromWorker, frozen=True, kw_only=True, tag="heartbeat"):
     next: dict[BrokerId, Id] = {}
     sessions: dict[BrokerId, SessionId] = {}
     free: dict[BrokerId, Count] = {}
+    slots_free: dict[BrokerId, Count] = {}
     holding: HeldItems = []
 
 
@@ -104,6 +106,7 @@ class Accept(FromWorker, frozen=True, kw_only=True, tag="accept", gc=False):
     session: SessionId
     batch_id: BatchId
     free: Count
+    slots_free: Count | None = None
 
 
 class Refuse(FromWorker, frozen=True, kw_only=True, tag="refuse"):
@@ -114,6 +117,7 @@ class Refuse(FromWorker, frozen=True, kw_only=True, tag="refuse"):
     items: Items
     code: RefuseCode
     free: Count = 0
+    slots_free: Count | None = None
 
 
 class Start(FromWorker, frozen=True, kw_only=True, tag="start"):
@@ -168,6 +172,7 @@ class Results(FromWorker, frozen=True, kw_only=True, tag="results"):
     rid: Id
     n: Count = 0
     free: Count | None = None
+    slots_free: Count | None = None
     results: Annotated[list[Result], Meta(min_length=1, max_length=limits.BATCH_ITEMS_MAX)]
 
 

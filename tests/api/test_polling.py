@@ -81,7 +81,9 @@ def hasty(directory: Path) -> Iterator[Api]:
 
 
 def polled(directory: Path) -> Settings:
-    return msgspec.structs.replace(settings_in(directory), execution=ExecutionSettings(default_executor="poll"))
+    settings = settings_in(directory)
+    bus = msgspec.structs.replace(settings.bus, batch=BatchSettings(max_steps=10))
+    return msgspec.structs.replace(settings, bus=bus, execution=ExecutionSettings(default_executor="poll"))
 
 
 def short(directory: Path) -> Settings:

@@ -1,14 +1,15 @@
 """`stepwire bench`: its figures come from work that was really done, and it leaves no files."""
 
 import os
+import re
 import sqlite3
 import tempfile
 from pathlib import Path
 
 import msgspec
 import pytest
-from stepwire_broker.bench import product, routes
-from stepwire_broker.bench.load import NAME, STEPS, BenchFailed, Workload
+from stepwire_broker.bench import idle, product, routes
+from stepwire_broker.bench.load import DEFAULT, NAME, STEPS, BenchFailed, Workload
 from stepwire_broker.core.definitions.settings import ExecutionSettings
 from stepwire_broker.core.routing.router import Router, hidden, path_of
 
@@ -33,12 +34,16 @@ def test_a_round_reports_its_load_and_leaves_no_files(empty: Place) -> None:
         "submit_tasks": 50,
     }
     medians = report["medians"]
-    assert medians["tasks_replayed"] >= 100 + report["load"]["lone_tasks"]
+    assert medians["tasks_replayed"] >= 2 * (100 + report["load"]["lone_tasks"])
     assert min(medians[name] for name in medians if name.endswith("_per_s")) > 0
-    for latency in ("latency_ms", "bare_latency_ms"):
-        assert 0 < medians[latency]["p50"] <= medians[latency]["p99"]
-    assert {len(one["bare_latencies_ms"]) for one in report["rounds"]} == {report["load"]["lone_tasks"]}
-    assert medians["latency_of_bare"] > 0
+    for kind in ("bare", "best", "default"):
+        assert 0 < medians[f"{kind}_latency_ms"]["p50"] <= medians[f"{kind}_latency_ms"]["p99"]
+        assert {len(one[f"{kind}_latencies_ms"]) for one in report["rounds"]} == {report["load"]["lone_tasks"]}
+    for kind in ("best", "default"):
+        assert medians[f"{kind}_of_bare"] > 0
+        assert medians[f"{kind}_latency_of_bare"] > 0
+    low, high = medians["spread"]["default_of_best"]
+    assert 0 < low <= medians["default_of_best"] <= high
     assert left == []
     assert done.err == ""
 
@@ -46,7 +51,10 @@ def test_a_round_reports_its_load_and_leaves_no_files(empty: Place) -> None:
 def test_text_output_prints_the_settings_and_a_table(empty: Place) -> None:
     done = empty.stepwire("bench", *SMALL)
     assert "1 rounds of 100 tasks of 4 steps, 50 in flight" in done.out
-    assert "product, over HTTP\t" in done.out
+    assert "product, best settings\t" in done.out
+    assert "product, default settings\t" in done.out
+    assert "default settings: 2 workers with 10 slots each, at most 50 steps per message" in done.out
+    assert re.search(r"default settings reach \d+\.\d\d of the best settings", done.out)
     assert "bare durable loop, until its last commit\t" in done.out
     assert "no difference from the tables" in done.out
 
@@ -64,6 +72,44 @@ def test_routes_are_measured_with_rules_that_steps_followed(empty: Place) -> Non
     assert (medians["canary_steps"] + medians["other_steps"]) % 4 == 0  # a task stays on one side
     assert left == []
     assert done.err == ""
+
+
+def test_the_throughput_idle_tasks_tasks_is_measured_with_all_of_them_open(empty: Place) -> None:
+    with tempfile.TemporaryDirectory(prefix="sw-") as temporary:
+        empty.environ["TMPDIR"] = temporary
+        done = empty.stepwire("bench", "--idle-tasks", "0,150", *SMALL, "-o", "json")
+        left = os.listdir(temporary)
+    assert done.code == 0, done
+    none, some = done.json["medians"]["idle"]
+    assert (none["idle_tasks"], some["idle_tasks"]) == (0, 150)
+    assert none["of_first"] == 1.0
+    assert min(none["steps_per_s"], some["steps_per_s"], some["of_first"], some["submitted_per_s"]) > 0
+    assert done.json["medians"]["tasks_replayed"] >= 2 * 100
+    assert left == []
+
+
+def test_text_output_idle_tasks_tasks_prints_a_table(empty: Place) -> None:
+    done = empty.stepwire("bench", "--idle-tasks", "10", *SMALL)
+    assert "limits.max_open_steps of the brokers: 1000000" in done.out
+    assert "\n10\t" in done.out
+
+
+def test_limits_leave_room_for_the_measured_steps_beside_the_idle_tasks() -> None:
+    limits = idle.limits_for(1_000_000, LOAD)
+    assert limits["max_open_steps"] >= 1_000_000 + 4 * (LOAD.window + LOAD.submit_tasks)
+
+
+@pytest.mark.parametrize("wrong", ["-5", "10,", "many", "10000001"])
+def test_numbers_of_idle_tasks_are_checked(empty: Place, wrong: str) -> None:
+    done = empty.stepwire("bench", f"--idle-tasks={wrong}")
+    assert done.code == 2
+    assert "use numbers from 0 to 10000000, separated by commas" in done.err
+
+
+def test_routes_and_idle_tasks_are_different_measurements(empty: Place) -> None:
+    done = empty.stepwire("bench", "--routes", "--idle-tasks", "10")
+    assert done.code == 2
+    assert "use one of them" in done.err
 
 
 def test_text_output_of_routes_prints_a_table(empty: Place) -> None:
@@ -88,7 +134,7 @@ def test_every_step_of_the_bench_matches_only_the_last_rule() -> None:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory in which the product has run and ended."""
     directory = tmp_path_factory.mktemp("bench")
-    with product.running(directory, LOAD) as running:
+    with product.running(directory, LOAD, DEFAULT) as running:
         throughput, cpu = running.run(LOAD, lambda _: None)
         assert throughput.steps == 400
         assert cpu.broker >= 0

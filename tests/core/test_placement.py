@@ -33,6 +33,39 @@ def test_free_slots_of_all_workers_are_filled_before_any_prefetch() -> None:
     assert [batch_sizes(world, w) for w in (W, W2)] == [[2], [2]]
 
 
+def test_reported_free_slots_are_filled_before_the_larger_room_of_a_busy_worker() -> None:
+    world = World()
+    world.apply(ONE)
+    world.hello(W, slots=8, prefetch=10, free={BROKER: 400}, slots_free={BROKER: 0})
+    world.hello(W2, slots=8, prefetch=10, free={BROKER: 8}, slots_free={BROKER: 8})
+    world.submit(count=20)
+    assert [sum(batch_sizes(world, w)) for w in (W, W2)] == [12, 8]
+    assert batch_sizes(world, W2) == [8]
+
+
+def test_without_free_slots_the_worker_with_the_largest_share_of_its_room_gets_the_batch() -> None:
+    world = World(settings=Settings(bus=BusSettings(batch=BatchSettings(max_steps=10))))
+    world.apply(ONE)
+    world.hello(W, slots=8, prefetch=10, free={BROKER: 100}, slots_free={BROKER: 0})
+    world.hello(W2, slots=8, prefetch=10, free={BROKER: 20}, slots_free={BROKER: 0})
+    world.submit(count=60)
+    assert [sum(batch_sizes(world, w)) for w in (W, W2)] == [50, 10]
+
+
+def test_each_message_of_a_worker_replaces_its_free_slots() -> None:
+    world = World()
+    world.apply(ONE)
+    world.hello(W, slots=2, prefetch=10, free={BROKER: 5}, slots_free={BROKER: 2})
+    session = world.state.sessions[W]
+    assert session.slots_open == 2
+    world.submit(count=2)
+    assert (session.credit, session.slots_open) == (3, 0)
+    world.accept(world.batches(W)[0], free=3)  # a worker that does not report free slots
+    assert (session.slots_free, session.slots_open) == (None, 0)
+    world.beat(W, n=9, free=12)
+    assert session.slots_open == 2
+
+
 def test_a_batch_holds_at_most_max_steps() -> None:
     world = World(Settings(bus=BusSettings(batch=BatchSettings(max_steps=3))))
     world.apply(ONE)

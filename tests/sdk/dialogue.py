@@ -4,6 +4,7 @@ from typing import Any, TypeVar
 
 from msgspec import Raw
 from stepwire.actions import CancelRun, Link, Log, Run, Send
+from stepwire.runners.run_slots import RunSlots
 from stepwire.session import Config, Offer, Session
 from stepwire_protocol import codec, topics
 from stepwire_protocol.messages import (
@@ -35,6 +36,9 @@ class Dialogue:
     def __init__(self, *, offers: tuple[Offer, ...] = (Offer("**"),), slots: int = 4, **config: Any) -> None:
         settings = {"worker": WORKER, "links": (Link("tcp://h:1", "tcp://h:2"),), **config}
         self.session = Session(Config(offers=offers, slots=slots, **settings), lambda: 0.5)
+        self.slots: RunSlots[Run] = RunSlots(slots, offers)
+        self.handed: dict[tuple[int, int], Run] = {}  # without a report of their end
+        self.begun: list[tuple[int, int]] = []
         self.now = 1000.0
         self.actions: list[Any] = []
         self.sent: list[WorkerMessage] = []
@@ -52,7 +56,31 @@ class Dialogue:
             if isinstance(action, Send):
                 self.sent.append(codec.decode_worker(action.body))
                 self.topics.append(action.topic)
+            elif isinstance(action, Run):
+                self.handed[action.item] = action
+                self.begin(*self.slots.add([action]))
         return actions
+
+    def begin(self, *runs: Run) -> None:
+        """Begin runs that have a slot, as a runner does. A run that must not begin is given back."""
+        for run in runs:
+            if run.begin(self.now):
+                self.begun.append(run.item)
+            else:
+                self.release(run.item)
+                self.session.give_back(run.item, self.now)
+
+    def release(self, item: tuple[int, int]) -> None:
+        """Release the slot of a run that has begun, which begins the next one."""
+        run = self.handed.pop(item, None)
+        following = None if run is None else self.slots.release(run)
+        if following is not None:
+            self.begin(following)
+
+    def give_back(self, step_id: int, delivery: int = 1) -> None:
+        self.release((step_id, delivery))
+        self.session.give_back((step_id, delivery), self.now)
+        self.act()
 
     def pass_time(self, ms: float) -> None:
         """Let time pass, and wake the session exactly at its `wake_at`."""
@@ -83,6 +111,7 @@ class Dialogue:
     def finish_with(self, *results: Result) -> None:
         for result in results:
             assert isinstance(result.delivery, int)
+            self.release((result.step_id, result.delivery))
             self.session.finished((result.step_id, result.delivery), result, self.now)
         self.act()
 
@@ -95,7 +124,8 @@ class Dialogue:
         return messages
 
     def runs(self) -> list[tuple[int, int]]:
-        return [a.item for a in self.actions if isinstance(a, Run)]
+        """The runs that have begun, in their order."""
+        return self.begun.copy()
 
     def cancels(self) -> list[tuple[tuple[int, int], str]]:
         return [(a.item, a.reason) for a in self.actions if isinstance(a, CancelRun)]

@@ -2,8 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stepwire.actions import Run
-from stepwire_protocol.messages import Adopted, Result, Results
+from stepwire_protocol.messages import Adopted, Refuse, Result, Results
 
 from .dialogue import Broker, Dialogue, once, step
 
@@ -26,9 +25,10 @@ class World:
         self.running: list[tuple[int, int]] = []
         self.granted: set[tuple[int, int]] = set()
         self.disowned: set[tuple[int, int]] = set()
+        self.returned: set[tuple[int, int]] = set()
         self.unacked: dict[tuple[int, int], int] = {}
         self.step_id = 0
-        self.actions_checked = self.messages_checked = 0
+        self.begun_checked = self.messages_checked = 0
 
     def play(self, move: str, number: int) -> None:
         d, b = self.dialogue, self.broker
@@ -61,8 +61,7 @@ class World:
                 elif move == "fail":
                     d.fail(*item)
                 else:
-                    d.session.give_back(item, d.now)
-                    d.act()
+                    d.give_back(*item)
             case "ack" if self.unacked:
                 rid = sorted(self.unacked.values())[number % len(self.unacked)]
                 self.unacked = {i: r for i, r in self.unacked.items() if r != rid}
@@ -86,15 +85,16 @@ class World:
         self.check()
 
     def check(self) -> None:
-        actions, self.actions_checked = self.dialogue.actions[self.actions_checked :], len(self.dialogue.actions)
-        for action in actions:
-            if isinstance(action, Run):
-                assert action.item not in self.started, "a known delivery ran twice"
-                assert action.step.delivery_mode == "at_least_once" or action.item in self.granted, "ran without a go"
-                assert action.started_ms < action.lease.until_ms or action.lease.until_ms == 0, "ran after its lease"
-                assert action.item not in self.disowned, "ran after it was reported unknown"
-                self.started.add(action.item)
-                self.running.append(action.item)
+        begun, self.begun_checked = self.dialogue.begun[self.begun_checked :], len(self.dialogue.begun)
+        for item in begun:
+            run = self.dialogue.handed[item]
+            assert item not in self.started, "a known delivery ran twice"
+            assert run.step.delivery_mode == "at_least_once" or item in self.granted, "ran without a go"
+            assert run.started_ms < run.lease.until_ms or run.lease.until_ms == 0, "ran after its lease"
+            assert item not in self.disowned, "ran after it was reported unknown"
+            assert item not in self.returned, "ran after its step was returned"
+            self.started.add(item)
+            self.running.append(item)
         messages, self.messages_checked = self.dialogue.sent[self.messages_checked :], len(self.dialogue.sent)
         for message in messages:
             if isinstance(message, Results):
@@ -102,14 +102,17 @@ class World:
                     self.unacked[result.step_id, result.delivery] = message.rid
             elif isinstance(message, Adopted):
                 self.disowned |= {i[:2] for i in message.items if i[2] == "unknown"}
+            elif isinstance(message, Refuse):
+                self.returned |= set(message.items)
         held = self.dialogue.states()
         for item in self.running:
             assert held.get(item) == "running", "a run was forgotten"
         for item in self.unacked:
             assert held.get(item) == "done", "a result was forgotten before its ack"
         session = self.dialogue.session
-        taken = [s for s in held.values() if s in ("running", "asking")]
-        assert len(taken) == session.slots.taken <= 2
+        assert len([s for s in held.values() if s in ("running", "asking")]) <= 2, "more runs than slots"
+        handed = sum(h.state in ("running", "asking") for b in session.brokers for h in session.holdings.of_broker(b))
+        assert handed == session.slots.taken
         assert session.holdings.load == sum(s != "done" for s in held.values())
         for peer in session.brokers:
             assert peer.load == sum(h.state != "done" for h in session.holdings.of_broker(peer))

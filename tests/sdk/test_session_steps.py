@@ -98,11 +98,11 @@ def test_an_unknown_delivery_below_the_sessions_floor_is_stale():
     for first in range(1, TOMBSTONES_MAX + 12, 10):
         broker.steps(*[step(i, handler="h") for i in range(first, first + 10)])
         for i in range(first, first + 10):
-            dialogue.session.finished((i, 1), _completed(i), dialogue.now)
-            dialogue.act()
+            dialogue.finish(i)
         broker.ack(*[r.rid for r in dialogue.take(Results)])
         dialogue.actions.clear()
     dialogue.sent.clear()
+    dialogue.begun.clear()
     broker.steps(step(5_000_000), batch_id="batch_b17_1")
     assert [r.code for r in dialogue.take(Refuse)] == ["stale"]
     assert dialogue.runs() == []
@@ -182,6 +182,7 @@ def test_a_cancel_of_the_next_delivery_in_turn_lets_the_one_after_start():
     dialogue, broker = welcomed(offers=(Offer("slow", concurrency=1),), slots=3)
     broker.steps(step(1, handler="slow"), step(2, handler="slow"), step(3, handler="slow"))
     result = Result(step_id=1, delivery=1, status="completed", output=msgspec.Raw(b"null"))
+    dialogue.release((1, 1))
     dialogue.session.finished((1, 1), result, dialogue.now)
     broker.cancel((2, 1))
     assert dialogue.runs() == [(1, 1), (3, 1)]
@@ -262,7 +263,7 @@ def test_a_reported_failure_of_an_at_most_once_step_is_a_verdict():
 
 
 def test_a_timeout_runs_from_the_start_of_the_step_and_not_from_its_receipt():
-    dialogue, broker = welcomed(slots=1)
+    dialogue, broker = welcomed(slots=1, prefetch=1)
     broker.steps(step(1, timeout_ms=5_000), step(2, timeout_ms=1_000))
     dialogue.pass_time(3_000)
     dialogue.finish(1)
@@ -354,7 +355,7 @@ def test_another_broker_that_adopts_gets_the_results():
 
 
 def test_a_running_step_adopted_by_another_broker_is_reported_to_that_one():
-    dialogue, b1 = welcomed()
+    dialogue, b1 = welcomed(prefetch=10)
     b2 = Broker(dialogue, "b2", 3)
     b2.here()
     dialogue.pass_time(300)
@@ -393,15 +394,19 @@ def test_a_done_delivery_uses_no_credit_and_results_carry_the_new_credit():
     dialogue, broker = welcomed(slots=1, prefetch=1)
     broker.steps(step(1), step(2))
     assert dialogue.take(Accept)[0].free == 0
+    dialogue.pass_time(100)
     dialogue.finish(1)
     (results,) = dialogue.take(Results)
-    assert results.free == 1
+    assert (results.free, results.slots_free) == (1, 0)
+    dialogue.finish(2)
+    assert dialogue.take(Results)[0].slots_free == 1
 
 
 def test_a_broker_that_does_not_ack_gets_no_credit_when_the_outbox_is_full(monkeypatch):
     monkeypatch.setattr(credit, "OUTBOX_BYTES_MAX", 1_000)
-    dialogue, broker = welcomed()
+    dialogue, broker = welcomed(prefetch=10)
     broker.steps(step(1))
+    dialogue.pass_time(100)
     dialogue.finish(1, output=b'"' + b"x" * 1_000 + b'"')
     dialogue.pass_time(2_000)
     assert dialogue.take(Heartbeat)[-1].free == {"b1": 0}
@@ -466,8 +471,7 @@ def test_a_quit_from_the_broker_drains_the_worker():
 def test_a_run_that_was_never_started_is_given_back():
     dialogue, broker = welcomed(slots=1)
     batch = broker.steps(step(1), step(2))
-    dialogue.session.give_back((1, 1), dialogue.now)
-    dialogue.act()
+    dialogue.give_back(1)
     assert [(r.code, r.items, r.batch_id) for r in dialogue.take(Refuse)] == [("busy", [(1, 1)], batch)]
     assert dialogue.runs() == [(1, 1), (2, 1)]
     broker.steps(step(1), step(2), batch_id=batch)

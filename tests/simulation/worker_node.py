@@ -4,6 +4,7 @@ Handlers are simulated: they take a while, then succeed, fail in one of the ways
 checks record a handler's effect when it is entered.
 """
 
+from collections import Counter, deque
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +13,7 @@ import msgspec
 from stepwire.actions import CancelRun, Connect, Log, Quit, Rebuild, Run, Send
 from stepwire.errors import OutcomeUnknown, Permanent, Retry, StepError
 from stepwire.handler import Handler, completed, failed, make_handler, stopped
+from stepwire.runners.run_slots import RunSlots
 from stepwire.session import Config, Offer, Session
 from stepwire_protocol import codec
 from stepwire_protocol.messages import Item, Result, ResultMetadata
@@ -28,10 +30,21 @@ HANDLERS: Final = tuple(f"h{i}" for i in range(4))
 class Running:
     """One call of a handler."""
 
-    __slots__ = ("behaviour", "cancel_reason", "done_at_ms", "entered", "has_ended", "run", "started_true_ms", "worker")
+    __slots__ = (
+        "behaviour",
+        "cancel_reason",
+        "done_at_ms",
+        "entered",
+        "has_ended",
+        "offer",
+        "run",
+        "started_true_ms",
+        "worker",
+    )
 
     def __init__(self, run: Run, worker: str) -> None:
         self.run = run
+        self.offer = run.offer
         self.worker = worker
         self.entered = False
         self.has_ended = False
@@ -49,6 +62,7 @@ class WorkerNode:
         self.name = f"w{number}"
         self.number = number
         self.chance = chance = Random(f"{world.seed}/{self.name}")
+        self._thread_chance = Random(f"{world.seed}/{self.name}/threads")
         self.clock = Clock(world.clock_rate(), 5_000.0 + 1e8 * chance.random())
         self.life = 0
         self.is_alive = False
@@ -114,6 +128,8 @@ class WorkerNode:
             proof=self.proof,
         )
         self.session = Session(config, Random(f"{world.seed}/{self.id}").random)
+        self.run_slots: RunSlots[Running] = RunSlots(self.slots, self.offers)
+        self.ended_ms: deque[float] = deque(maxlen=100)  # when the latest runs ended
         self._wakes = 0
         self._wake_at = float("inf")
         self.link = world.network.connect(self, self.id)
@@ -161,6 +177,10 @@ class WorkerNode:
             for kind, args in backlog:
                 if (kind in _OF_HANDLERS) == (handlers_first == first):
                     self._enter(kind, args)
+
+    def entered(self) -> Counter[int]:
+        """The handlers that run now, by the number of their offer."""
+        return Counter(running.offer for running in self.running.values() if running.entered)
 
     def drain(self) -> None:
         if self.is_alive:
@@ -222,7 +242,7 @@ class WorkerNode:
     # -- actions of the session ---------------------------------------------------------------------------------------
 
     def _send(self, action: Send) -> None:
-        self.world.checks.worker_sent(self.id, action.body)
+        self.world.checks.worker_sent(self, action.body)
         self.world.trace(self.id + ">b1", action.body)
         self.world.network.to_broker(self.link, action.topic + action.body)
 
@@ -231,7 +251,22 @@ class WorkerNode:
             self.kill()
             return
         running = self.running[action.item] = Running(action, self.id)
+        for started in self.run_slots.add([running]):
+            self._start_soon(started)
+
+    def _start_soon(self, running: Running) -> None:
+        """The run has a slot. Its thread takes a moment to begin it."""
         self._later(3.0 * self.chance.random() ** 4, "start", running)
+
+    def _release(self, running: Running) -> None:
+        """Release the slot of a run. The runner starts the next one by itself, perhaps before the thread of the sockets
+        runs again."""
+        following = self.run_slots.release(running)
+        if following is not None:
+            if self._thread_chance.random() < 0.5:
+                self._on_start(following)
+            else:
+                self._start_soon(following)
 
     def _cancel(self, action: CancelRun) -> None:
         running = self.running.get(action.item)
@@ -264,9 +299,10 @@ class WorkerNode:
     def _on_start(self, running: Running) -> None:
         """In a handler's thread: check the lease once more, then enter the handler."""
         run = running.run
-        if not (self.now() < run.lease.until_ms and running.cancel_reason is None):
+        if not run.begin(self.now()) or running.cancel_reason is not None:
             self.running.pop(run.item, None)
             running.has_ended = True
+            self._release(running)
             self.session.give_back(run.item, self.now())
             self._pump()
             return
@@ -353,10 +389,14 @@ class WorkerNode:
     def _finish(self, running: Running, result: Any) -> None:
         running.has_ended = True
         item = running.run.item
+        self.ended_ms.append(self.now())
         self.running.pop(item, None)
         if item[0] % 5 == 0:
             result = _with_stderr(result, f"{self.id} ran {item} " * (item[0] % 900))
         self.world.checks.handler_ended(running, result)
+        self._release(running)
+        if not self.is_alive:
+            return
         self.session.finished(item, result, self.now())
         self._pump()
         if self.is_alive and self._hits("worker_killed_after_result", item):

@@ -9,13 +9,15 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from itertools import groupby
 from math import nan
 from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
+from urllib.request import Request, urlopen
 
 import msgspec
 from stepwire.client import Client
@@ -30,7 +32,7 @@ from stepwire_broker.store.rows import TaskFilter
 from stepwire_broker.store.sqlite.opening import open_reader
 from stepwire_broker.store.sqlite.queries import SqliteQueries
 
-from .load import CONTEXT, NAME, STEPS, BenchFailed, Progress, Throughput, Workload, chain
+from .load import CONTEXT, IDLE, NAME, STEPS, BenchFailed, Progress, Setup, Throughput, Workload, chain, idle
 
 START_TIMEOUT_S: Final = 20.0
 STOP_TIMEOUT_S: Final = 10.0
@@ -38,6 +40,7 @@ TASK_TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.005
 CHECK_TASKS: Final = 1_000  # tasks read at a time
 WARM_UP_TASKS: Final = 500
+IDLE_BATCH: Final = 5_000  # idle tasks in one submission
 LOG_TAIL_CHARACTERS: Final = 2_000
 CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
@@ -55,16 +58,18 @@ class Cpu(NamedTuple):
 class Product:
     """A running broker and its workers."""
 
-    def __init__(self, client: Client, broker_pid: int, worker_pids: list[int]) -> None:
+    def __init__(self, client: Client, metrics: Callable[[], str], broker_pid: int, worker_pids: list[int]) -> None:
         self._client = client
+        self._metrics = metrics
         self._broker_pid = broker_pid
         self._worker_pids = worker_pids
+        self._idle_tasks = 0
 
     def run(self, load: Workload, progress: Progress) -> tuple[Throughput, Cpu]:
         """Run `load.tasks` tasks with about `load.window` in flight.
 
-        The measurement begins before the first submission and ends when the broker lists no open task. The client waits
-        for the last task of each submission, and at the end polls for open tasks.
+        The measurement begins before the first submission and ends when only the idle tasks are open. The client waits
+        for the last task of each submission, and at the end polls the number of open tasks.
         """
         batch = [{"workflow": NAME, "context": CONTEXT}] * load.submit_tasks
         in_flight: deque[list[int]] = deque()
@@ -79,7 +84,7 @@ class Product:
             _expect_completed(self._client.wait(task_ids[-1], TASK_TIMEOUT_S))
             done += len(task_ids)
             progress(len(task_ids))
-        while any(self._client.tasks(state=state, limit=1)["tasks"] for state in ("pending", "running")):
+        while self._open_tasks() > self._idle_tasks:
             time.sleep(POLL_S)
         seconds = time.perf_counter() - started
         cpu = Cpu(*(after - before for before, after in zip(cpu_before, self._cpu(), strict=True)))
@@ -94,6 +99,28 @@ class Product:
             latencies_ms.append((time.perf_counter() - started) * 1000)
             _expect_completed(document)
         return latencies_ms
+
+    def submit_idle(self, count: int, progress: Progress) -> float:
+        """Submit tasks of one step whose handler no worker offers. Returns the seconds it took."""
+        self._client.apply_workflow(idle())
+        started = time.perf_counter()
+        for first in range(0, count, IDLE_BATCH):
+            batch = [{"workflow": IDLE, "context": CONTEXT}] * min(IDLE_BATCH, count - first)
+            self._idle_tasks += len(self._client.submit_many(batch))
+            progress(len(batch))
+        return time.perf_counter() - started
+
+    def memory_mb(self) -> float:
+        """The memory of the broker, from /proc; NaN on systems without it."""
+        try:
+            status = Path(f"/proc/{self._broker_pid}/status").read_text()
+        except OSError:
+            return nan
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
+
+    def _open_tasks(self) -> int:
+        lines = self._metrics().splitlines()
+        return next(int(float(line.split()[1])) for line in lines if line.startswith("stepwire_open_tasks "))
 
     def rules(self) -> dict[str, Any]:
         """The broker's routing rules with their counts."""
@@ -112,12 +139,12 @@ def _expect_completed(task: dict[str, Any]) -> None:
 def running(
     directory: Path,
     load: Workload,
+    setup: Setup,
     configuration: Mapping[str, Any] | None = None,
-    workers: Sequence[Mapping[str, str]] = ({},),
 ) -> Iterator[Product]:
-    """Start a broker with its database in this directory, and one worker for each set of labels.
+    """Start a broker with its database in this directory, and the workers of the setup.
 
-    The workers share `load.slots`. All processes are ended afterwards, even after an error.
+    All processes are ended afterwards, even after an error.
     """
     token = directory / "token"
     token.touch(mode=0o600)
@@ -131,18 +158,18 @@ def running(
         "database.url": f"sqlite:///{_database(directory)}",
         "bus.steps": steps,
         "bus.results": results,
-        "bus.batch.max_steps": str(load.batch_steps),
     }
+    if setup.batch_steps is not None:
+        settings["bus.batch.max_steps"] = str(setup.batch_steps)
     serve = [*_PYTHON, "stepwire", "serve", "-o", "json", *(f"--set={key}={value}" for key, value in settings.items())]
-    slots = max(1, load.slots // len(workers))
-    work = [*_PYTHON, f"{__package__}.worker", steps, results, str(slots)]
+    work = [*_PYTHON, f"{__package__}.worker", steps, results, str(setup.slots or "default")]
     with ExitStack() as stack:
         broker = stack.enter_context(_process(serve, directory))
         assert broker.stdout is not None
         url = _ready(broker.stdout, directory)["http"]
         pids = [
             stack.enter_context(_process([*work, *(f"{key}={value}" for key, value in labels.items())], directory)).pid
-            for labels in workers
+            for labels in setup.workers
         ]
         client = stack.enter_context(Client(url, token_file=token))
         client.apply_workflow(chain())
@@ -150,13 +177,20 @@ def running(
             lambda: sum(worker["executor"] == "bus" for worker in client.workers()["workers"]) == len(pids),
             lambda: f"a worker did not connect: {_log_tail(directory)}",
         )
-        product = Product(client, broker.pid, pids)
+        request = Request(f"{url}/metrics", headers={"Authorization": f"Bearer {token.read_text().strip()}"})
+        product = Product(client, partial(_read, request), broker.pid, pids)
         product.run(msgspec.structs.replace(load, tasks=WARM_UP_TASKS), lambda _: None)
         yield product
 
 
+def _read(request: Request) -> str:
+    with urlopen(request, timeout=TASK_TIMEOUT_S) as answer:
+        return str(answer.read().decode())
+
+
 def check(directory: Path, progress: Progress) -> int:
-    """Replay every task's history and compare it with the tables of the stopped broker. Returns the number of tasks.
+    """Replay the history of every measured task, and compare it with the tables of the stopped broker. Returns the
+    number of tasks.
 
     Raises BenchFailed if a task is not completed, or its history differs from its rows.
     """
@@ -164,7 +198,7 @@ def check(directory: Path, progress: Progress) -> int:
     with closing(open_reader(_database(directory))) as connection:
         queries = SqliteQueries(connection)
         workflows = {row.id: stored_workflow(row) for row in queries.workflows()}
-        page = queries.tasks(TaskFilter(limit=CHECK_TASKS))
+        page = queries.tasks(TaskFilter(workflow=NAME, limit=CHECK_TASKS))
         while page:
             loaded = queries.load_tasks([row.id for row in page], limits.MESSAGE_BYTES_MAX)
             steps = {task_id: list(rows) for task_id, rows in groupby(loaded.steps, attrgetter("task_id"))}
@@ -172,7 +206,7 @@ def check(directory: Path, progress: Progress) -> int:
                 _check(queries, workflows[row.workflow_id], row, steps[row.id])
             checked += len(page)
             progress(len(page))
-            page = queries.tasks(TaskFilter(limit=CHECK_TASKS, before=page[-1].id))
+            page = queries.tasks(TaskFilter(workflow=NAME, limit=CHECK_TASKS, before=page[-1].id))
     return checked
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from . import product
 from .aside import HANDLER as ASIDE
-from .load import NAME, BenchFailed, Progress, Workload
+from .load import NAME, BenchFailed, Progress, Workload, tuned
 from .product import Cpu
 
 NEXT: Final = {"release": "next"}
@@ -59,7 +59,7 @@ def _measure(
     with tempfile.TemporaryDirectory(prefix="stepwire-bench-") as name:
         directory = Path(name)
         shown = step(f"{kind} product, {round_of}")
-        with product.running(directory, load, configuration, WORKERS) as running:
+        with product.running(directory, load, tuned(load, WORKERS), configuration) as running:
             throughput, cpu = running.run(load, shown)
             canary_counts = _canary_counts(running.rules()) if kind == "routed" else {}
         checked = product.check(directory, step(f"replaying the history, {round_of}"))

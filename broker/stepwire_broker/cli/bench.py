@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from . import output
+from . import bench_report, output
 from .failure import Exit, Failure
 from .options import Options, StepwireCommand
 
@@ -21,50 +21,46 @@ if TYPE_CHECKING:
 
 SYNCS: Final = 50
 SWITCH_INTERVAL_S: Final = 0.0002  # for the bare loop; `serve` sets the same for the product
+IDLE_TASKS_MAX: Final = 10_000_000
 
-COLUMNS: Final = [
-    output.Column("measured", "measured"),
-    output.Column("steps/s", "steps_per_s"),
-    output.Column("tasks/s", "tasks_per_s"),
-    output.Column("vs bare loop", "of_bare"),
-]
-ROUTES_COLUMNS: Final = [
-    output.Column("measured", "measured"),
-    output.Column("steps/s", "steps_per_s"),
-    output.Column("tasks/s", "tasks_per_s"),
-    output.Column("vs plain", "of_plain"),
-]
-LATENCY_COLUMNS: Final = [
-    output.Column("latency of one task of four steps", "measured"),
-    output.Column("p50 ms", "p50_ms"),
-    output.Column("p95 ms", "p95_ms"),
-    output.Column("p99 ms", "p99_ms"),
-    output.Column("p50 vs bare loop", "of_bare"),
-]
+
+class Counts(click.ParamType[list[int]]):
+    """Numbers, separated by commas."""
+
+    name = "N,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if isinstance(value, list):
+            return value
+        parts = str(value).split(",")
+        if not all(part.strip().isdecimal() and int(part) <= IDLE_TASKS_MAX for part in parts):
+            self.fail(f"{value!r}: use numbers from 0 to {IDLE_TASKS_MAX}, separated by commas", param, ctx)
+        return [int(part) for part in parts]
 
 
 @click.command(cls=StepwireCommand)
 @click.option("--quick", is_flag=True, help="Run a short measurement of about 20 seconds.")
 @click.option("--routes", is_flag=True, help="Measure the cost of routing instead: four executors and twelve rules.")
+@click.option(
+    "--idle-tasks",
+    type=Counts(),
+    help="Measure the throughput next to this many open tasks that no worker can run instead: 100,100000,1000000.",
+)
 @click.option("--rounds", type=click.IntRange(1, 100), help="Number of rounds; their medians are printed.")
 @click.option("--tasks", type=click.IntRange(100, 10_000_000), help="Tasks of four steps in each round.")
 @click.option("--window", type=click.IntRange(1, 50_000), help="Tasks in flight.")
 @click.option("--batch", "batch_steps", type=click.IntRange(1, 1_000), help="Maximum number of steps in one message.")
 @click.option("--slots", type=click.IntRange(1, 10_000), help="Slots of the worker; with --routes, of both workers.")
 @click.pass_obj
-def bench(
-    options: Options,
-    quick: bool,
-    routes: bool,
-    rounds: int | None,
-    tasks: int | None,
-    window: int | None,
-    batch_steps: int | None,
-    slots: int | None,
-) -> None:
-    """Measure the bus alone, a bare durable loop, and the product with broker, worker and client in separate processes.
+def bench(options: Options, /, quick: bool, routes: bool, idle_tasks: list[int] | None, **changes: int | None) -> None:
+    """Measure the bus alone, a bare durable loop, and the product with broker, workers and client in separate
+    processes.
 
-    With --routes, measure only the product: once with four executors and twelve rules, and once without them.
+    The product runs twice in each round: with settings for the highest throughput (--batch, --slots, one worker), and
+    with two workers and every setting at its default. The default measurement takes one to two minutes.
+
+    With --routes, measure only the product: once with four executors and twelve rules, and once without them. With
+    --idle-tasks, measure only the product with default settings: one broker for each number, with that many open tasks.
 
     All files are in temporary directories on the disk of $TMPDIR and are removed afterwards.
     """
@@ -72,62 +68,79 @@ def bench(
 
     from stepwire_broker.bench.load import QUICK, BenchFailed, Workload
 
-    changes = {"rounds": rounds, "tasks": tasks, "window": window, "batch_steps": batch_steps, "slots": slots}
+    if routes and idle_tasks:
+        raise Failure(Exit.USAGE, "--routes and --idle-tasks are different measurements: use one of them")
     given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     load = msgspec.structs.replace(QUICK if quick else Workload(), **given)
     if load.submit_tasks > load.window:
         load = msgspec.structs.replace(load, submit_tasks=load.window)
+    report_of = bench_report.ROUTES if routes else bench_report.IDLE if idle_tasks else bench_report.ALL
     try:
-        measured = _measure_routes(options, load) if routes else _measure(options, load)
+        if routes:
+            measured = _measure_routes(options, load)
+        elif idle_tasks:
+            measured = _measure_idle(options, load, idle_tasks)
+        else:
+            measured = _measure(options, load)
     except BenchFailed as error:
         raise Failure(Exit.FAILURE, f"the measurement failed: {error}") from None
     report = {
         "machine": _machine(),
         "load": msgspec.to_builtins(load),
-        "medians": _medians_of_routes(measured) if routes else _medians(measured),
+        "medians": report_of.medians(measured),
         "rounds": measured,
     }
     if options.output == "text":
-        (_print_routes if routes else _print)(options, report)
+        report_of.show(options, report)
     else:
         output.one(options, report, "")
 
 
 def _measure(options: Options, load: "Workload") -> list[dict[str, Any]]:
-    """Run the rounds. Each round runs all three measurements, so that a slower machine slows all of them."""
-    from stepwire_broker.bench import bare, echo, peer, product
-    from stepwire_broker.bench.routes import cpu_us_per_step
+    """Run the rounds. Each round runs all measurements, so that a slower machine slows all of them."""
+    from stepwire_broker.bench import bare, echo, peer
 
     rounds = []
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        with peer.echoing() as sockets, _bar(options, 4 * load.rounds * load.tasks) as step:
+        with peer.echoing() as sockets, _bar(options, 6 * load.rounds * load.tasks) as step:
             for number in range(1, load.rounds + 1):
                 round_of = f"{number} of {load.rounds}"
                 with tempfile.TemporaryDirectory(prefix="stepwire-bench-") as name:
-                    directory = Path(name)
                     bus = echo.run(sockets, load, step(f"bus alone, {round_of}"))
-                    loop, bare_latencies_ms = bare.run(sockets, directory, load, step(f"bare loop, {round_of}"))
-                    shown = step(f"product, {round_of}")
-                    with product.running(directory, load) as running:
-                        whole, cpu = running.run(load, shown)
-                        latencies_ms = running.latencies_ms(load.lone_tasks)
-                    checked = product.check(directory, step(f"replaying the history, {round_of}"))
+                    loop, bare_latencies_ms = bare.run(sockets, Path(name), load, step(f"bare loop, {round_of}"))
                 rounds.append(
                     {
                         "echo_steps_per_s": bus.steps_per_s,
                         "bare_steps_per_s": loop.steps_per_s,
-                        "product_steps_per_s": whole.steps_per_s,
-                        "cpu_us_per_step": cpu_us_per_step(cpu, whole.steps),
                         "bare_latencies_ms": bare_latencies_ms,
-                        "latencies_ms": latencies_ms,
-                        "tasks_replayed": checked,
+                        **_measure_product(load, number, step),
                     }
                 )
     finally:
         sys.setswitchinterval(before)
     return rounds
+
+
+def _measure_product(load: "Workload", number: int, step: Callable[[str], "Progress"]) -> dict[str, Any]:
+    """Run the product with both setups. The order alternates, because the first one affects the disk of the second."""
+    from stepwire_broker.bench import product
+    from stepwire_broker.bench.load import DEFAULT, tuned
+    from stepwire_broker.bench.routes import cpu_us_per_step
+
+    figures: dict[str, Any] = {"tasks_replayed": 0}
+    setups = [("best", tuned(load)), ("default", DEFAULT)]
+    for kind, setup in setups if number % 2 else reversed(setups):
+        round_of = f"{kind} settings, {number} of {load.rounds}"
+        with tempfile.TemporaryDirectory(prefix="stepwire-bench-") as name:
+            with product.running(Path(name), load, setup) as running:
+                whole, cpu = running.run(load, step(f"product, {round_of}"))
+                figures[f"{kind}_latencies_ms"] = running.latencies_ms(load.lone_tasks)
+            figures["tasks_replayed"] += product.check(Path(name), step(f"replaying the history, {round_of}"))
+        figures[f"{kind}_steps_per_s"] = whole.steps_per_s
+        figures[f"{kind}_cpu_us_per_step"] = cpu_us_per_step(cpu, whole.steps)
+    return figures
 
 
 def _measure_routes(options: Options, load: "Workload") -> list[dict[str, Any]]:
@@ -137,156 +150,11 @@ def _measure_routes(options: Options, load: "Workload") -> list[dict[str, Any]]:
         return [routes.run(load, number, step) for number in range(1, load.rounds + 1)]
 
 
-def _medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    def median(figure: Callable[[dict[str, Any]], float]) -> float:
-        return statistics.median(figure(one) for one in rounds)
+def _measure_idle(options: Options, load: "Workload", idle_tasks: list[int]) -> list[dict[str, Any]]:
+    from stepwire_broker.bench import idle
 
-    medians: dict[str, Any] = {
-        name: median(lambda one, name=name: one[name])  # type: ignore[misc]
-        for name in ("echo_steps_per_s", "bare_steps_per_s", "product_steps_per_s")
-    }
-    medians["product_of_bare"] = median(lambda one: one["product_steps_per_s"] / one["bare_steps_per_s"])
-    medians["cpu_us_per_step"] = {
-        process: median(lambda one, process=process: one["cpu_us_per_step"][process])  # type: ignore[misc]
-        for process in rounds[0]["cpu_us_per_step"]
-    }
-    for latency, name in (("bare_latency_ms", "bare_latencies_ms"), ("latency_ms", "latencies_ms")):
-        ordered = sorted(ms for one in rounds for ms in one[name])
-        medians[latency] = {f"p{percent}": _percentile(ordered, percent) for percent in (50, 95, 99)}
-    medians["latency_of_bare"] = median(
-        lambda one: statistics.median(one["latencies_ms"]) / statistics.median(one["bare_latencies_ms"])
-    )
-    medians["tasks_replayed"] = sum(one["tasks_replayed"] for one in rounds)
-    return medians
-
-
-def _medians_of_routes(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """The median of each figure, and of the ratio within each round, which a slow round does not distort."""
-    medians: dict[str, Any] = {}
-    for kind in ("plain", "routed"):
-        medians[f"{kind}_steps_per_s"] = statistics.median(one[f"{kind}_steps_per_s"] for one in rounds)
-        cpu = [one[f"{kind}_cpu_us_per_step"] for one in rounds]
-        medians[f"{kind}_cpu_us_per_step"] = {
-            process: statistics.median(each[process] for each in cpu) for process in cpu[0]
-        }
-    ratios = [one["routed_steps_per_s"] / one["plain_steps_per_s"] for one in rounds]
-    medians["routed_of_plain"] = statistics.median(ratios)
-    for name in ("canary_steps", "other_steps"):
-        medians[name] = sum(one[name] for one in rounds)
-    medians["tasks_replayed"] = sum(one["plain_tasks_replayed"] + one["routed_tasks_replayed"] for one in rounds)
-    return medians
-
-
-def _percentile(ordered: list[float], percent: int) -> float:
-    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
-
-
-def _print(options: Options, report: dict[str, Any]) -> None:
-    medians = report["medians"]
-    _print_settings(report, "one worker with {slots} slots")
-    _print_throughput(options, medians)
-    click.echo()
-    _print_latency(options, medians)
-    click.echo()
-    cpu = ", ".join(f"{process} {us:.1f}" for process, us in medians["cpu_us_per_step"].items())
-    click.echo(f"CPU time of the product per step, µs: {cpu}")
-    _print_replayed(medians)
-
-
-def _print_throughput(options: Options, medians: dict[str, Any]) -> None:
-    bare = medians["bare_steps_per_s"]
-    rows = [
-        ("bus alone (nothing stored)", "echo_steps_per_s"),
-        ("bare durable loop (no promises)", "bare_steps_per_s"),
-        ("product, over HTTP", "product_steps_per_s"),
-    ]
-    output.several(
-        options,
-        [
-            {
-                "measured": name,
-                "steps_per_s": f"{medians[key]:,.0f}",
-                "tasks_per_s": f"{medians[key] / 4:,.0f}",
-                "of_bare": f"{medians[key] / bare:.2f}",
-            }
-            for name, key in rows
-        ],
-        COLUMNS,
-        "",
-    )
-
-
-def _print_latency(options: Options, medians: dict[str, Any]) -> None:
-    rows = [
-        ("bare durable loop, until its last commit", "bare_latency_ms", 1.0),
-        ("product, until the client has the outputs", "latency_ms", medians["latency_of_bare"]),
-    ]
-    output.several(
-        options,
-        [
-            {
-                "measured": name,
-                **{f"{percentile}_ms": f"{ms:.2f}" for percentile, ms in medians[key].items()},
-                "of_bare": f"{ratio:.2f}",
-            }
-            for name, key, ratio in rows
-        ],
-        LATENCY_COLUMNS,
-        "",
-    )
-
-
-def _print_routes(options: Options, report: dict[str, Any]) -> None:
-    from stepwire_broker.bench.routes import EXECUTORS, RULES
-
-    medians = report["medians"]
-    _print_settings(report, "two workers with {slots} slots in total")
-    rows = [
-        ("product, no rules, bus only", "plain", "1.00"),
-        (f"product, {len(RULES)} rules, {len(EXECUTORS)} executors", "routed", f"{medians['routed_of_plain']:.2f}"),
-    ]
-    output.several(
-        options,
-        [
-            {
-                "measured": name,
-                "steps_per_s": f"{medians[f'{kind}_steps_per_s']:,.0f}",
-                "tasks_per_s": f"{medians[f'{kind}_steps_per_s'] / 4:,.0f}",
-                "of_plain": of_plain,
-            }
-            for name, kind, of_plain in rows
-        ],
-        ROUTES_COLUMNS,
-        "",
-    )
-    click.echo()
-    cpu = ", ".join(f"{kind} {medians[f'{kind}_cpu_us_per_step']['broker']:.1f}" for _, kind, _ in rows)
-    click.echo(f"CPU time of the broker per step, µs: {cpu}")
-    click.echo(
-        f"executors {', '.join(EXECUTORS)}; every step matched the last rule:"
-        f" {medians['canary_steps']} went to its canary, {medians['other_steps']} did not"
-    )
-    _print_replayed(medians)
-
-
-def _print_settings(report: dict[str, Any], workers: str) -> None:
-    machine, load = report["machine"], report["load"]
-    click.echo(
-        f"{machine['cpus']} CPUs, Python {machine['python']}, SQLite {machine['sqlite']}, libzmq {machine['libzmq']};"
-        f" one fdatasync takes {machine['fdatasync_ms']:.2f} ms"
-    )
-    click.echo(
-        f"{load['rounds']} rounds of {load['tasks']} tasks of 4 steps, {load['window']} in flight,"
-        f" submitted {load['submit_tasks']} at a time; at most {load['batch_steps']} steps per message,"
-        f" {workers.format(slots=load['slots'])}; SQLite synchronous=FULL"
-    )
-    click.echo()
-
-
-def _print_replayed(medians: dict[str, Any]) -> None:
-    click.echo(
-        f"{medians['tasks_replayed']} tasks replayed from their history: all completed, no difference from the tables"
-    )
+    with _bar(options, sum(idle_tasks) + 2 * len(idle_tasks) * load.rounds * load.tasks) as step:
+        return idle.run(load, idle_tasks, step)
 
 
 def _machine() -> dict[str, Any]:

@@ -213,7 +213,10 @@ class Host:
     # -- runs ---------------------------------------------------------------------------------------------------------
 
     def _begin(self, run: Run) -> None:
-        running = _Running(run, self._ready(run))
+        # No step is handed over ahead of a free slot, because the prefetch is 0. So every run begins at once.
+        started_ms = now_ms()
+        run.begin(started_ms)
+        running = _Running(run, self._ready(run, started_ms), started_ms)
         self._runs[run.item] = running
         self._begun.append(running)
 
@@ -252,9 +255,9 @@ class Host:
         outcomes: list[Result | None]
         if error is None:
             pairs = zip(runs, task.result(), strict=True)
-            outcomes = [run_outcome.of_result(r.run.step, result, now - r.run.started_ms) for r, result in pairs]
+            outcomes = [run_outcome.of_result(r.run.step, result, now - r.started_ms) for r, result in pairs]
         else:
-            outcomes = [run_outcome.of_exception(r.run.step, error, r.reason, now - r.run.started_ms) for r in runs]
+            outcomes = [run_outcome.of_exception(r.run.step, error, r.reason, now - r.started_ms) for r in runs]
             self._log_fault(runs, error)
         self._pause(now if isinstance(error, NoCapacity) else None)
         for running, result in zip(runs, outcomes, strict=True):
@@ -307,7 +310,7 @@ class Host:
         if not future.cancelled() and (error := future.exception()) is not None:
             log.error("executor_broke", executor=self.key, what="cancel", error=repr(error))
 
-    def _ready(self, run: Run) -> StepReady:
+    def _ready(self, run: Run, started_ms: float) -> StepReady:
         request, metadata = run.step, run.step.metadata
 
         async def load() -> StepRequest:
@@ -321,7 +324,7 @@ class Host:
             delivery=request.delivery,
             attempt=metadata.attempt + 1,
             max_attempts=metadata.retry_limit + 1,
-            timeout_ms=None if run.timeout_at_ms == NEVER else int(run.timeout_at_ms - run.started_ms),
+            timeout_ms=None if run.timeout_at_ms == NEVER else int(run.timeout_at_ms - started_ms),
             idempotency_key=metadata.idempotency_key,
             delivery_mode=request.delivery_mode,
             is_shadow=metadata.shadow,
@@ -341,11 +344,12 @@ NEVER: Final = float("inf")
 class _Running:
     """One run. Runs of a batch executor may share a task."""
 
-    __slots__ = ("reason", "run", "step", "task", "together")
+    __slots__ = ("reason", "run", "started_ms", "step", "task", "together")
 
-    def __init__(self, run: Run, step: StepReady) -> None:
+    def __init__(self, run: Run, step: StepReady, started_ms: float) -> None:
         self.run = run
         self.step = step
+        self.started_ms = started_ms
         self.reason: RunEnd | None = None
         self.task: asyncio.Task[list[Any]] | None = None
         self.together: list[_Running] = [self]

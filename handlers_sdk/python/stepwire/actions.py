@@ -1,11 +1,13 @@
 """The actions that a session returns. Its caller performs them: a worker with sockets, or a simulation."""
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from stepwire_protocol.messages import Item, StepRequest
 
 RunEnd: TypeAlias = Literal["not_granted", "timeout", "task_cancelled", "superseded", "lease_lost", "shutdown"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+NEVER: Final = float("inf")
 
 
 class Link(NamedTuple):
@@ -31,19 +33,61 @@ class Send(NamedTuple):
     body: bytes
 
 
-class Run(NamedTuple):
-    """Start this step now. If `lease` is over at the start, the step must not start, and is given back."""
+class Run:
+    """Run this step as soon as a slot is free. If `begin` returns False, report that the step is given back.
 
-    item: Item
-    step: StepRequest
-    offer: int  # the number of the offer that handles the step
-    started_ms: float
-    timeout_at_ms: float  # infinite when the step has no timeout
-    lease: Lease
+    The session and a runner share this object. The runner begins the run; until then, the session may take it back.
+    Each writes its own decision before it reads the other's, so a run that was taken back never begins.
+    """
+
+    __slots__ = (
+        "deadline_ms",
+        "is_taken_back",
+        "item",
+        "lease",
+        "offer",
+        "started_ms",
+        "step",
+        "timeout_at_ms",
+        "timeout_ms",
+    )
+
+    def __init__(
+        self,
+        item: Item,
+        step: StepRequest,
+        offer: int,
+        lease: Lease,
+        timeout_ms: float = NEVER,
+        deadline_ms: float = NEVER,
+    ) -> None:
+        self.item = item
+        self.step = step
+        self.offer = offer  # the number of the offer that handles the step
+        self.lease = lease
+        self.timeout_ms = timeout_ms
+        self.deadline_ms = deadline_ms  # the time at which the run must end, whenever it begins
+        self.is_taken_back = False
+        self.started_ms: float | None = None  # set by the runner
+        self.timeout_at_ms = NEVER  # set by the runner; the earlier of timeout and deadline
+
+    def begin(self, now_ms: float) -> bool:
+        """Called by the runner when it has a slot: may the handler be called? Not after the end of the lease."""
+        self.started_ms = now_ms
+        if self.is_taken_back or now_ms >= self.lease.until_ms:
+            self.started_ms = None
+            return False
+        self.timeout_at_ms = min(now_ms + self.timeout_ms, self.deadline_ms)
+        return True
+
+    def take_back(self) -> bool:
+        """Called by the session: True if the run has not begun, and therefore never will."""
+        self.is_taken_back = True
+        return self.started_ms is None
 
 
 class CancelRun(NamedTuple):
-    """Ask a running step to stop. `lease_lost` only informs the handler: the run continues."""
+    """Ask a run that has begun to stop. `lease_lost` only informs the handler: the run continues."""
 
     item: Item
     reason: RunEnd

@@ -214,6 +214,11 @@ class Context:
 
     logger = log
 
+    def _begin(self, started_ms: float, timeout_at_ms: float) -> None:
+        """Called before the handler: the run may have waited for a slot since this object was made."""
+        self._started_ms = started_ms
+        self._timeout_at_ms = timeout_at_ms
+
     def _stop(self, reason: str) -> None:
         """Set the flags for this reason. A lost lease does not cancel the run, which may still be the only one."""
         if reason == "lease_lost":

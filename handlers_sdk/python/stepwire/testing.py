@@ -143,7 +143,7 @@ def _call(
 
     at_ms = now_ms()
     context = Context(step, started_ms=at_ms, timeout_at_ms=at_ms + timeout_ms, clock=now_ms, report=report)
-    return HandlerCall(Run((2, 1), step, 0, at_ms, at_ms + timeout_ms, Lease()), registered, context), progress
+    return HandlerCall(Run((2, 1), step, 0, Lease(), timeout_ms), registered, context), progress
 
 
 def _find(handler: Callable[..., Any] | Worker, handler_class: str | None) -> Handler:

@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 from stepwire.actions import Action, CancelRun, Link, Quit, Run, Send
+from stepwire.runners.run_slots import RunSlots
 from stepwire.session import Config, Offer, Session
 from stepwire_protocol import codec
-from stepwire_protocol.messages import ErrorDetail, Result
+from stepwire_protocol.messages import ErrorDetail, Item, Result
 
 
 class Subject:
@@ -41,10 +42,10 @@ class Subject:
                 self._session.drain(now_ms)
             case unknown:
                 return {"error": f"unknown op {unknown!r}"}
-        actions = [line for action in self._session.actions(now_ms) if (line := _as_line(action)) is not None]
+        lines = self._lines(now_ms)
         wake_at_ms = self._session.wake_at()
         return {
-            "actions": actions,
+            "actions": lines,
             "wake_at_ms": None if wake_at_ms == math.inf else max(now_ms, wake_at_ms),
         }
 
@@ -58,11 +59,43 @@ class Subject:
             heartbeat_ms=op["heartbeat_ms"],
         )
         self._session = Session(config, lambda: 0.5)
+        self._slots: RunSlots[Run] = RunSlots(config.slots, config.offers)
+        self._running: dict[Item, Run] = {}
+        self._begun: list[Run] = []
         self._session.start(op["now_ms"])
 
     def _finish(self, op: dict[str, Any], **outcome: Any) -> None:
         item = op["step_id"], op["delivery"]
+        following = self._slots.release(self._running.pop(item))
         self._session.finished(item, Result(step_id=item[0], delivery=item[1], **outcome), op["now_ms"])
+        if following is not None:
+            self._begin(following, op["now_ms"])
+
+    def _begin(self, run: Run, now_ms: float) -> None:
+        """Do as a runner does: begin a run that has a slot, or give its step back and begin the next one."""
+        following: Run | None = run
+        while following is not None:
+            if following.begin(now_ms):
+                self._running[following.item] = following
+                self._begun.append(following)
+                return
+            ended, following = following, self._slots.release(following)
+            self._session.give_back(ended.item, now_ms)
+
+    def _lines(self, now_ms: float) -> list[dict[str, Any]]:
+        """The actions in the form of the kit, for which a run starts when it begins, not when it is handed over."""
+        lines = []
+        for action in self._session.actions(now_ms):
+            if isinstance(action, Run):
+                for run in self._slots.add([action]):
+                    self._begin(run, now_ms)
+            lines += [_as_line(run) for run in self._begun]
+            self._begun.clear()
+            if not isinstance(action, Run):
+                lines.append(_as_line(action))
+        lines += [_as_line(run) for run in self._begun]
+        self._begun.clear()
+        return [line for line in lines if line is not None]
 
 
 def _as_line(action: Action) -> dict[str, Any] | None:

@@ -40,6 +40,7 @@ RECOUNT_EVERY: Final = 16
 _results: Final = msgspec.json.Decoder(wire.Results).decode
 _steps: Final = msgspec.json.Decoder(wire.Steps).decode
 _ack: Final = msgspec.json.Decoder(wire.Ack).decode
+_heartbeat: Final = msgspec.json.Decoder(wire.Heartbeat).decode
 _steps_level0: Final = msgspec.json.Decoder(wire.StepsLevel0).decode
 _go: Final = msgspec.json.Decoder(wire.Go).decode
 _cancel: Final = msgspec.json.Decoder(wire.Cancel).decode
@@ -281,6 +282,8 @@ class Checks:
     def handler_entered(self, running: Running | RunningAtLevel0, worker: WorkerNode | PeerNode) -> None:
         books, step = self.books, running.run.step
         step_id, delivery = running.run.item
+        if isinstance(worker, WorkerNode):
+            worker_duties.check_slots(books, worker)
         if step_id >= FIRST:
             return  # a shadow is no step of the store
         book = dependencies.check_entered(books, running, worker)
@@ -321,9 +324,11 @@ class Checks:
             if run.running is running and reason != "lease_lost":
                 run.was_stopped = True
 
-    def worker_sent(self, worker: str, body: bytes) -> None:
+    def worker_sent(self, node: WorkerNode, body: bytes) -> None:
         """A message leaves a worker, whether it arrives or not."""
-        books = self.books
+        books, worker = self.books, node.id
+        if body.startswith(b'{"type":"heartbeat"'):
+            worker_duties.check_waiting(books, node, _heartbeat(body))
         if books.unanswered and b'"batch_id"' in body[:400]:
             books.unanswered.pop((worker, msgspec.json.decode(body, type=_Batch).batch_id), None)
         if body.startswith(b'{"type":"adopted"'):

@@ -9,6 +9,7 @@ from tests.simulation.worker_node import WorkerNode
 from .books import Books
 
 ANSWER_MS: Final = 300.0
+WAITING_MS: Final = 1_000
 
 
 def expect_answer(books: Books, worker: WorkerNode, message: wire.Steps) -> None:
@@ -27,6 +28,25 @@ def _check_answered(books: Books, worker: WorkerNode, life: int, key: tuple[str,
         books.fail("W3 a worker answers every batch", f"batch {key[1]} at {key[0]}")
 
 
+def check_slots(books: Books, worker: WorkerNode) -> None:
+    """A handler was entered: the worker keeps to its slots, and each handler to its concurrency."""
+    entered = worker.entered()
+    if entered.total() > worker.slots:
+        books.fail("W a worker runs at most as many steps as it has slots", f"{entered.total()} at {worker.id}")
+    if worker.concurrency is not None and max(entered.values()) > worker.concurrency:
+        books.fail("W a handler keeps to its concurrency", f"{entered} at {worker.id}")
+
+
+def check_waiting(books: Books, worker: WorkerNode, message: wire.Heartbeat) -> None:
+    """Steps that wait for long at a worker could have run elsewhere. It may keep twice as many as its program declared,
+    and as many as it ran in that time."""
+    waiting = sum(state == "queued" and age_ms >= WAITING_MS for _, _, state, age_ms in message.holding)
+    since_ms = worker.now() - WAITING_MS
+    may_wait = 2 * (worker.prefetch or 0) + sum(ended_ms >= since_ms for ended_ms in worker.ended_ms)
+    if waiting > may_wait:
+        books.fail("W a worker does not hoard steps", f"{waiting} wait at {worker.id}, and {may_wait} may")
+
+
 def note_cancelled(books: Books, worker: WorkerNode, message: wire.Cancel) -> None:
     """A delivery that has not started when the cancel arrives never will, whether it has arrived yet or not."""
     peer = worker.session.brokers.get("b1")
@@ -34,5 +54,5 @@ def note_cancelled(books: Books, worker: WorkerNode, message: wire.Cancel) -> No
         return
     for step_id, delivery in message.items:
         held = worker.session.holdings.get((step_id, delivery))
-        if held is None or held.state in ("queued", "asking"):
+        if held is None or held.reported_state in ("queued", "asking"):
             books.disowned_items.add((worker.id, step_id, delivery))

@@ -2,9 +2,10 @@
 
 from typing import Any, Final
 
-from stepwire.session import deliveries, intake, leases, slots, tombstones
+from stepwire.actions import NEVER, Lease, Run
+from stepwire.runners import run_slots
+from stepwire.session import credit, deliveries, intake, leases, slots, tombstones
 from stepwire.session import outbox as sdk_outbox
-from stepwire.session import outgoing as sdk_outgoing
 
 from .plant import Bug, Plant
 
@@ -18,7 +19,7 @@ def _lease_from_arrival(plant: Plant) -> None:
 
 def _not_resent(plant: Plant) -> None:
     def again(original: Any, self: Any, now_ms: float) -> None:
-        self.resend_at_ms = sdk_outgoing.NEVER
+        self.resend_at_ms = NEVER
 
     def answer_again(original: Any, self: Any, peer: Any, held: Any, refused: Any, now_ms: float) -> bool:
         return bool(held.message is None and original(self, peer, held, refused, now_ms))
@@ -28,9 +29,11 @@ def _not_resent(plant: Plant) -> None:
 
 
 def _no_refusal(plant: Plant) -> None:
-    def refuse(original: Any, self: Any, peer: Any, batch_id: str, items: Any, code: str, now_ms: float) -> None:
+    def refuse(
+        original: Any, self: Any, peer: Any, batch_id: str, items: Any, code: str, *args: Any, **kw: Any
+    ) -> None:
         if code != "stale":
-            original(self, peer, batch_id, items, code, now_ms)
+            original(self, peer, batch_id, items, code, *args, **kw)
 
     plant.method(intake.Intake, "refuse", refuse)
 
@@ -57,12 +60,45 @@ def _drop_keeps_queued(plant: Plant) -> None:
 
 
 def _starts_without_go(plant: Plant) -> None:
-    def take_next(original: Any, self: Any) -> Any:
-        for held in self.queued:
+    def take_next(original: Any, self: Any, now_ms: float) -> Any:
+        for held in self._queued:
             held.is_at_most_once = False
-        return original(self)
+        return original(self, now_ms)
 
     plant.method(slots.Slots, "take_next", take_next)
+
+
+def _begins_after_lease(plant: Plant) -> None:
+    def begin(original: Any, self: Any, now_ms: float) -> bool:
+        lease, self.lease = self.lease, Lease()
+        self.lease.until_ms = NEVER
+        try:
+            return bool(original(self, now_ms))
+        finally:
+            self.lease = lease
+
+    plant.method(Run, "begin", begin)
+
+
+def _taken_back_in_name_only(plant: Plant) -> None:
+    def take_back(original: Any, self: Any) -> bool:
+        return bool(self.started_ms is None)
+
+    plant.method(Run, "take_back", take_back)
+
+
+def _hoards(plant: Plant) -> None:
+    plant.method(credit.Credit, "excess", lambda _, self, waiting, now_ms: 0)
+
+
+def _more_runs_than_slots(plant: Plant) -> None:
+    def add(original: Any, self: Any, calls: Any) -> Any:
+        self._free += 1
+        started = original(self, calls)
+        self._free -= 1
+        return started
+
+    plant.method(run_slots.RunSlots, "add", add)
 
 
 BUGS: Final = (
@@ -73,4 +109,8 @@ BUGS: Final = (
     Bug("worker: session not dropped at the lease's end", _lease_unchecked),
     Bug("worker: a dropped session's queue is kept", _drop_keeps_queued),
     Bug("worker: at_most_once starts without a go", _starts_without_go),
+    Bug("worker: a step that waited in the runner starts after its lease", _begins_after_lease),
+    Bug("worker: a returned step starts nevertheless", _taken_back_in_name_only),
+    Bug("worker: steps that became long are not returned", _hoards),
+    Bug("worker: the runner starts more steps than it has slots", _more_runs_than_slots),
 )

@@ -23,7 +23,7 @@ class DatabaseSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BatchSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    max_steps: Annotated[int, Meta(ge=1, le=limits.BATCH_ITEMS_MAX)] = 10
+    max_steps: Annotated[int, Meta(ge=1, le=limits.BATCH_ITEMS_MAX)] = 50
     max_bytes: Size = 1024 * 1024
 
 

@@ -81,13 +81,13 @@ def _allowed(
 
 
 def _choose(sessions: list[WorkerSession], step: Step) -> WorkerSession:
-    """Return the session with the largest free share, then the longest idle session. A worker that refused or lost
+    """Return the session with the highest rank. A worker that refused or lost
     the step is chosen only if no other can take it."""
     if step.avoid:
         sessions = [s for s in sessions if s.worker not in step.avoid] or sessions
     if len(sessions) == 1:
         return sessions[0]
-    return max(sessions, key=lambda s: (s.share, -s.idle_since_mono))
+    return max(sessions, key=lambda s: s.rank)
 
 
 def _fill(
@@ -104,8 +104,7 @@ def _fill(
     """Send one batch that begins with this step. A step that goes alone is the only step of its batch."""
     settings = state.settings.bus.batch
     # The free slots of all workers are filled before the prefetch of any worker.
-    slots_free = session.credit - session.prefetch
-    room = min(settings.max_steps, steps_max, slots_free if slots_free > 0 else session.credit)
+    room = min(settings.max_steps, steps_max, session.slots_open or session.credit)
     batch = BatchFiller(
         round,
         now,

@@ -207,6 +207,7 @@ class WorkerSession(Struct, weakref=False, eq=False):
     joins_bus: bool = False  # takes steps of the executor `bus`, in addition to its own executor's
     principal: str = ""  # the identity that opened it; "" while connections are not authenticated
     free: int = 0  # number of further steps that the worker last offered to take
+    slots_free: int | None = None  # how many of them would start at once; None: the worker does not report it
     free_n: int = -1  # number of the message with that `free`
     unanswered: int = 0  # steps sent since then that no accept, refuse or result has answered
     deliveries: dict[int, Step] = {}  # by step id: held by the worker, or being sent to it
@@ -236,9 +237,22 @@ class WorkerSession(Struct, weakref=False, eq=False):
         return self.free - self.unanswered
 
     @property
-    def share(self) -> float:
-        """The free share of its capacity. The session with the largest share gets the next batch."""
-        return (self.free - self.unanswered) / (self.slots + self.prefetch)
+    def slots_open(self) -> int:
+        """The number of further steps that would start at once."""
+        free = self.credit - self.prefetch if self.slots_free is None else self.slots_free - self.unanswered
+        return max(0, min(free, self.credit))
+
+    @property
+    def rank(self) -> tuple[float, float, int]:
+        """The session with the highest rank gets the next batch: the one with the largest share of free slots. Without
+        free slots, the one with the largest share of free prefetch; then the one that is idle for longest."""
+        credit = self.credit
+        return self.slots_open / self.slots, credit / (credit + len(self.deliveries) or 1), -self.idle_since_mono
+
+    def offer(self, free: int, slots_free: int | None) -> None:
+        """Replace the credit by what the worker now offers."""
+        self.free = free
+        self.slots_free = slots_free
 
     @property
     def has_lease(self) -> bool:

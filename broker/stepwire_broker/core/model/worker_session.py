@@ -54,6 +54,7 @@ def opened(hello: Hello, k: int, epoch: int, broker: str, of: ExecutorState, mon
         topic=topics.to_worker(hello.worker),
         of=of,
         free=hello.free.get(broker, 0),
+        slots_free=hello.slots_free.get(broker),
         free_n=hello.n,
         idle_since_mono=mono,
     )

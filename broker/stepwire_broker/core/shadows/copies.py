@@ -57,15 +57,15 @@ def _send(state: BrokerState, wanted: WantedCopy, now: Now) -> None:
     sessions = [
         session
         for session in takers.takers(state, Route(wanted.target, handler_class))
-        if session.is_shadow_safe(handler_class) and session.credit > session.prefetch
+        if session.is_shadow_safe(handler_class) and session.slots_open
     ]
     if not sessions or len(shadows.by_id) >= UNDER_WAY_MAX:
         tally.dropped += 1
         return
-    session = max(sessions, key=lambda s: (s.share, -s.idle_since_mono))
+    session = max(sessions, key=lambda s: s.rank)
     shadow = Shadow(shadows.next_id(), step.id, step.task.id, handler_class, tally)
     shadows.by_id[shadow.id] = shadows.of_step[step.id] = shadow
-    session.free -= 1  # until the worker next reports its credit
+    session.offer(session.free - 1, session.slots_open - 1)  # until the worker next reports its credit
     request = wanted.request
     copy = structs.replace(
         request,

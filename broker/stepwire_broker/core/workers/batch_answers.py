@@ -25,7 +25,7 @@ def on_accept(state: BrokerState, message: Accept, now: Now) -> None:
     if session is None:
         return
     mark_answered(session, message.batch_id)
-    session.free = message.free
+    session.offer(message.free, message.slots_free)
 
 
 def mark_answered(session: WorkerSession, batch_id: str) -> None:
@@ -35,6 +35,8 @@ def mark_answered(session: WorkerSession, batch_id: str) -> None:
         batch.answered = True
         session.unanswered -= len(batch.steps)
         session.free -= len(batch.steps)
+        if session.slots_free is not None:
+            session.slots_free -= len(batch.steps)
         batch.frame = b""
 
 
@@ -48,7 +50,7 @@ def on_refuse(state: BrokerState, message: Refuse, now: Now) -> None:
     batch = session.unanswered_batches.get(message.batch_id)
     frame = batch.frame if batch is not None else b""
     mark_answered(session, message.batch_id)
-    session.free = message.free
+    session.offer(message.free, message.slots_free)
     if message.code == "draining":
         session.draining = True
     named = [(session.deliveries.get(step_id), delivery) for step_id, delivery in message.items]

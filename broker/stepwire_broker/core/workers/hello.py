@@ -100,7 +100,8 @@ def _take_over(state: BrokerState, hello: Hello, before: WorkerSession, session:
 
 
 def on_heartbeat(state: BrokerState, beat: Heartbeat, now: Now) -> None:
-    session_id = beat.sessions.get(state.identity.broker)
+    broker = state.identity.broker
+    session_id = beat.sessions.get(broker)
     session = state.sessions.get(beat.worker)
     if session_id is None or session is None or session.id != session_id:
         turn_away(state, beat.worker, session_id)
@@ -110,7 +111,8 @@ def on_heartbeat(state: BrokerState, beat: Heartbeat, now: Now) -> None:
         return
     if beat.n > session.free_n:
         session.free_n = beat.n
-        session.free = beat.free.get(state.identity.broker, session.free)
+        if broker in beat.free:
+            session.offer(beat.free[broker], beat.slots_free.get(broker))
     if beat.n > session.reported_n:
         compare_holding(state, session, beat.n, beat.holding, now)
     ack = letters.heartbeat_ack(

@@ -75,7 +75,7 @@ def _renew_credit(session: WorkerSession, message: Results) -> None:
         mark_answered(session, message.batch_id)
     if message.free is not None and message.n >= session.free_n:
         session.free_n = message.n
-        session.free = message.free
+        session.offer(message.free, message.slots_free)
 
 
 def _apply_all(

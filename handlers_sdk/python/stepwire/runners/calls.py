@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context as Variables
 from contextvars import copy_context
 from types import coroutine
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 import msgspec
 from stepwire_protocol.messages import Item, Result, StepRequest
@@ -26,23 +26,24 @@ class OutcomeReport(Protocol):
     def __call__(self, item: Item, result: Result | None) -> None: ...
 
 
-OutcomesReport: TypeAlias = Callable[[list[tuple[Item, Result | None]]], None]
-
-
 class HandlerCall:
     """One run, with its handler and context."""
 
-    __slots__ = ("context", "handler", "run", "task")
+    __slots__ = ("context", "handler", "offer", "run", "task")
 
     def __init__(self, run: Run, handler: Handler, context: Context) -> None:
         self.run = run
+        self.offer = run.offer
         self.handler = handler
         self.context = context
         self.task: asyncio.Task[None] | None = None  # set while the handler runs on a loop
 
-    def may_start(self, at_ms: float) -> bool:
-        """The last check before the handler is called: the lease is valid, and the run was not cancelled."""
-        return at_ms < self.run.lease.until_ms and self.context.cancel_reason is None
+    def begin(self, at_ms: float) -> bool:
+        """The last check before the handler is called: may it be called? If not, the step is given back."""
+        if not self.run.begin(at_ms):
+            return False
+        self.context._begin(at_ms, self.run.timeout_at_ms)
+        return self.context.cancel_reason is None
 
 
 def call_plain(call: HandlerCall) -> Result:
@@ -67,13 +68,8 @@ def call_plain(call: HandlerCall) -> Result:
     return result if result.error is None else _logged(step, result)
 
 
-async def call_async(
-    call: HandlerCall, started_ms: float, before_waiting: Callable[[], None] | None = None
-) -> Result | None:
-    """Run an async handler in the current task, in a copy of the context variables.
-
-    `before_waiting` is called before the handler first waits.
-    """
+async def call_async(call: HandlerCall, started_ms: float) -> Result | None:
+    """Run an async handler in the current task, in a copy of the context variables."""
     handler, step, context = call.handler, call.run.step, call.context
     running: Coroutine[Any, Any, Any]
     try:
@@ -90,8 +86,6 @@ async def call_async(
         except StopIteration as returned:
             output = returned.value
         else:
-            if before_waiting is not None:
-                before_waiting()
             output = await _rest_of(running, variables, awaited)
     except BaseException as error:
         took_ms = now_ms() - started_ms

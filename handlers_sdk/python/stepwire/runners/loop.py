@@ -7,25 +7,28 @@ to the loop. Each call has its own copy of the context variables nevertheless.
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextvars import Context as Variables
 from typing import Final
 
-from stepwire_protocol.messages import Item, Result
+from stepwire_protocol.messages import Result
 
 from stepwire.identity import now_ms
 
-from .calls import GIVE_BACK, HandlerCall, OutcomesReport, call_async
+from .calls import GIVE_BACK, HandlerCall, OutcomeReport, call_async
 
-REPORT_EVERY_MS: Final = 1.0  # the longest time between reports while short calls run
+SERVE_MAX_MS: Final = 5.0  # a task that only runs short calls returns to the loop after this time
 
 
 class AsyncRunner:
     """Runs async handlers concurrently."""
 
-    def __init__(self, name: str, report_many: OutcomesReport) -> None:
-        self._report_many = report_many
-        self._done: list[tuple[Item, Result | None]] = []
-        self._reported_ms = 0.0
+    def __init__(
+        self, name: str, report: OutcomeReport, next_call: Callable[[HandlerCall], HandlerCall | None]
+    ) -> None:
+        """`next_call` releases a call's slot. It returns the call that this runner must start in its place."""
+        self._report = report
+        self._next_call = next_call
         self._calls: deque[HandlerCall] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._is_roused = False
@@ -85,14 +88,18 @@ class AsyncRunner:
         assert task is not None
         while True:
             self._is_roused = False
+            since_ms = now_ms()
             while calls:
                 call = calls.popleft()
                 if calls and not self._is_roused:
                     self._rouse()
                 at_ms = now_ms()
-                if call.may_start(at_ms):
+                if at_ms - since_ms > SERVE_MAX_MS:
+                    await asyncio.sleep(0)
+                    since_ms = at_ms = now_ms()
+                if call.begin(at_ms):
                     call.task = task
-                    result: Result | None = await call_async(call, at_ms, self._report)
+                    result: Result | None = await call_async(call, at_ms)
                     call.task = None
                     while task.cancelling():
                         task.uncancel()
@@ -100,17 +107,13 @@ class AsyncRunner:
                         return
                 else:
                     result = GIVE_BACK
-                self._done.append((call.run.item, result))
-                if not calls or now_ms() - self._reported_ms > REPORT_EVERY_MS:
-                    self._report()
+                following = self._next_call(call)
+                if following is not None:
+                    calls.append(following)
+                self._report(call.run.item, result)
             idle: asyncio.Future[None] = self._loop.create_future()
             self._idle.append(idle)
             await idle
-
-    def _report(self) -> None:
-        self._reported_ms = now_ms()
-        done, self._done = self._done, []
-        self._report_many(done)
 
     def _cancel(self, call: HandlerCall) -> None:
         if call.task is not None:

@@ -215,7 +215,7 @@ def _perform(start: _StartRun, report: ProgressReport) -> Result:
     timeout_at_ms = float("inf") if start.timeout_in_ms is None else at_ms + start.timeout_in_ms
     context = Context(start.step, started_ms=at_ms, timeout_at_ms=timeout_at_ms, clock=now_ms, report=report)
     item = (start.step.step_id, start.step.delivery)
-    return call_plain(HandlerCall(Run(item, start.step, 0, at_ms, timeout_at_ms, Lease()), handler, context))
+    return call_plain(HandlerCall(Run(item, start.step, 0, Lease()), handler, context))
 
 
 def _module_here(module: str) -> str:

@@ -16,12 +16,19 @@ class ThreadRunner:
     slot."""
 
     def __init__(
-        self, threads_max: int, name: str, report: OutcomeReport, perform: Callable[[HandlerCall], Result | None]
+        self,
+        threads_max: int,
+        name: str,
+        report: OutcomeReport,
+        perform: Callable[[HandlerCall], Result | None],
+        next_call: Callable[[HandlerCall], HandlerCall | None],
     ) -> None:
+        """`next_call` releases a call's slot. It returns the call that this runner must start in its place."""
         self._threads_max = threads_max
         self._name = name
         self._report = report
         self._perform = perform
+        self._next_call = next_call
         self._calls: queue.SimpleQueue[HandlerCall | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._waiting = 0  # calls without a thread
@@ -48,11 +55,15 @@ class ThreadRunner:
             thread.join(max(0.0, (until_ms - now_ms()) / 1000))
 
     def _serve(self) -> None:
-        while (call := self._calls.get()) is not None:
+        while (first := self._calls.get()) is not None:
             with self._lock:
                 self._waiting -= 1
                 self._idle -= 1
-            result = self._perform(call) if call.may_start(now_ms()) else GIVE_BACK
-            with self._lock:
-                self._idle += 1
-            self._report(call.run.item, result)
+            call: HandlerCall | None = first
+            while call is not None:
+                result = self._perform(call) if call.begin(now_ms()) else GIVE_BACK
+                ended, call = call, self._next_call(call)
+                if call is None:
+                    with self._lock:
+                        self._idle += 1
+                self._report(ended.run.item, result)

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from stepwire_protocol import limits
 from stepwire_protocol.messages import Bye, Heartbeat, Hello
 
+from stepwire.actions import NEVER
+
 from .brokers import Brokers
 from .config import Config
 from .credit import Credit
 from .holdings import HeldDeliveries
-from .outgoing import NEVER, Outgoing, V
+from .outgoing import Outgoing, V
 
 
 class Announcements:
@@ -71,6 +73,7 @@ class Announcements:
             slots=c.slots,
             prefetch=c.queue_max,
             free=self._credit.of_all(now_ms),
+            slots_free=self._credit.slots_of_all(now_ms),
             holding=self._holdings.report(now_ms),
             heartbeat_ms=c.heartbeat_ms,
             lang=c.lang,
@@ -97,6 +100,7 @@ class Announcements:
             next=self._brokers.next_numbers(),
             sessions=self._brokers.sessions(),
             free=self._credit.of_all(now_ms),
+            slots_free=self._credit.slots_of_all(now_ms),
             holding=self._holdings.report(now_ms),
         )
         self._out.send_to_all(heartbeat)

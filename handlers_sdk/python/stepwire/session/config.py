@@ -26,7 +26,7 @@ class Config(Struct, frozen=True, kw_only=True):
     worker: str
     offers: tuple[Offer, ...]
     slots: int
-    prefetch: int | None = None  # None: the number of slots, at least 10
+    prefetch: int | None = None  # the least room for steps that wait; None: only what the observed pace says
     labels: dict[str, str] = {}
     links: tuple[Link, ...] = ()
     heartbeat_ms: int = limits.HEARTBEAT_MS
@@ -41,7 +41,7 @@ class Config(Struct, frozen=True, kw_only=True):
 
     @property
     def queue_max(self) -> int:
-        """The number of steps that may wait for a slot."""
+        """The number of steps that may wait for a slot before any has ended: the member `prefetch` of hello."""
         return max(self.slots, limits.PREFETCH_MIN) if self.prefetch is None else self.prefetch
 
 

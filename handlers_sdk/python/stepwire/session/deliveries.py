@@ -5,25 +5,28 @@ from typing import Final
 from stepwire_protocol import limits
 from stepwire_protocol.messages import HeldState, Item, Result, StepRequest
 
+from stepwire.actions import NEVER, Run
+
 from .brokers import BrokerPeer
 
 # A delivery passes through these states in this order. In any of them it can end, and then becomes a tombstone.
-QUEUED: Final[HeldState] = "queued"  # waits for a slot
+QUEUED: Final[HeldState] = "queued"  # waits in the session
 ASKING: Final[HeldState] = "asking"  # at_most_once: has a slot, and waits for the broker's go
-RUNNING: Final[HeldState] = "running"  # handed to its handler
+RUNNING: Final[HeldState] = "running"  # handed to the runner: its run begins when a slot is free
 DONE: Final[HeldState] = "done"  # its result is kept until a broker acknowledges it
 
 
 class HeldBatch:
     """The steps of one message. Their results are reported together if possible."""
 
-    __slots__ = ("id", "number", "ready", "session", "size")
+    __slots__ = ("id", "number", "open", "ready", "session", "unsent")
 
     def __init__(self, id: str, session: str, size: int) -> None:
         self.id = id
         self.session = session
         self.number = batch_number(id)
-        self.size = size
+        self.open = 0  # accepted steps that have not ended
+        self.unsent = size  # steps without a sent result
         self.ready: list[tuple[HeldDelivery, Result]] = []  # finished, and in no message yet
 
 
@@ -42,10 +45,9 @@ class HeldDelivery:
         "offer",
         "peer",
         "received_ms",
-        "started_ms",
+        "run",
         "state",
         "step",
-        "timeout_at_ms",
     )
 
     def __init__(
@@ -56,20 +58,37 @@ class HeldDelivery:
         self.peer = peer  # the broker that owns the delivery; changed by an adoption
         self.batch = batch
         self.offer = offer
-        self.received_ms = self.started_ms = now_ms
+        self.received_ms = now_ms
+        self.run: Run | None = None  # since its hand-over to the runner
         self.state: HeldState | None = QUEUED  # None: no longer held
         self.is_at_most_once = step.delivery_mode == "at_most_once"
         self.is_overdue = False
         self.is_interrupted = False  # was asked to stop: a later failure of an at_most_once step proves nothing
-        self.timeout_at_ms = float("inf")
         self.ask_at_ms = 0.0
         self.ask_wait_ms = 0.0
         self.message: ResultsMessage | None = None
 
+    @property
+    def timeout_at_ms(self) -> float:
+        return NEVER if self.run is None else self.run.timeout_at_ms
+
+    @property
+    def reported_state(self) -> HeldState | None:
+        """The state for brokers, for which a step runs from its start. A granted step counts as running at once."""
+        if self.state is RUNNING and not self.is_at_most_once and (self.run is None or self.run.started_ms is None):
+            return QUEUED
+        return self.state
+
     def age_ms(self, now_ms: float) -> int:
         """Milliseconds since the start of the run, or since the receipt if the run has not started."""
-        since_ms = self.started_ms if self.state in (RUNNING, DONE) else self.received_ms
-        return max(0, int(now_ms - since_ms))
+        started_ms = None if self.run is None else self.run.started_ms
+        return max(0, int(now_ms - (self.received_ms if started_ms is None else started_ms)))
+
+    def withdraw(self) -> bool:
+        """True if the run has not begun, and now never will. The caller then ends the delivery."""
+        if self.state is RUNNING:
+            return self.run is not None and self.run.take_back()
+        return self.state is QUEUED or self.state is ASKING
 
 
 class ResultsMessage:

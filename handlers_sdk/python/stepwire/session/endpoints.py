@@ -5,10 +5,10 @@ from typing import Final
 from stepwire_protocol import limits
 from stepwire_protocol.messages import Welcome
 
-from stepwire.actions import Connect, Link, Rebuild
+from stepwire.actions import NEVER, Connect, Link, Rebuild
 
 from .brokers import BrokerPeer, Brokers
-from .outgoing import NEVER, Outgoing
+from .outgoing import Outgoing
 
 CHECK_EVERY_MS: Final = 1_000
 

@@ -6,6 +6,7 @@ from stepwire_protocol.messages import HeldItem, Item
 
 from .brokers import BrokerPeer
 from .deliveries import ASKING, DONE, QUEUED, RUNNING, HeldBatch, HeldDelivery
+from .pace import Pace
 from .slots import Slots
 from .tombstones import Tombstones
 
@@ -13,8 +14,9 @@ from .tombstones import Tombstones
 class HeldDeliveries:
     """The held deliveries by item, from their receipt until their result is acknowledged."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: Slots, pace: Pace) -> None:
         self.load = 0  # deliveries that need a slot or have one
+        self.pace = pace
         self.tombstones = Tombstones()
         self._slots = slots
         self._held: dict[Item, HeldDelivery] = {}
@@ -26,32 +28,56 @@ class HeldDeliveries:
     def __len__(self) -> int:
         return len(self._held)
 
+    @property
+    def waiting(self) -> int:
+        """The number of deliveries that need a slot and have none."""
+        return self.load - max(0, self._slots.in_use() - len(self._orphans))
+
     def running(self) -> list[HeldDelivery]:
         return [held for held in self._held.values() if held.state is RUNNING]
 
-    def not_started(self) -> list[HeldDelivery]:
-        return [held for held in self._held.values() if held.state is QUEUED or held.state is ASKING]
+    def withdraw(self) -> list[HeldDelivery]:
+        """All deliveries whose runs have not begun. They never will: the caller must end these deliveries."""
+        return [held for held in self._held.values() if held.withdraw()]
+
+    def withdraw_newest(self, count: int) -> list[HeldDelivery]:
+        """At most `count` deliveries whose runs have not begun, the newest first. Not those that ask for permission."""
+        withdrawn: list[HeldDelivery] = []
+        for held in reversed(self._held.values()):
+            if len(withdrawn) >= count:
+                break
+            if held.state is not ASKING and not (held.is_at_most_once and held.state is RUNNING) and held.withdraw():
+                withdrawn.append(held)
+        return withdrawn
 
     def of_broker(self, peer: BrokerPeer) -> list[HeldDelivery]:
         return [held for held in self._held.values() if held.peer is peer]
 
     def report(self, now_ms: float) -> list[HeldItem]:
         """The member `holding` of hello and heartbeat."""
-        return [(*held.item, held.state, held.age_ms(now_ms)) for held in self._held.values() if held.state is not None]
+        return [
+            (*held.item, state, held.age_ms(now_ms))
+            for held in self._held.values()
+            if (state := held.reported_state) is not None
+        ]
 
     def add(self, held: HeldDelivery) -> None:
         """Add a delivery that was just received, and put it into the run queue."""
         self._held[held.item] = held
         held.peer.load += 1
         self.load += 1
+        held.batch.open += 1
+        if self.load == 1:
+            self.pace.resume(held.received_ms)
         self._slots.queue(held)
 
-    def finish(self, held: HeldDelivery) -> None:
+    def finish(self, held: HeldDelivery, now_ms: float) -> None:
         """Record the end of a run. Only its result is kept."""
         held.state = DONE
         held.step = None
-        self._lighten(held)
-        self._slots.release(held)
+        self.pace.count_end(now_ms)
+        self._lighten(held, now_ms)
+        self._slots.release(held, now_ms)
 
     def bury(self, held: HeldDelivery, now_ms: float) -> None:
         """Forget the delivery, but keep its tombstone."""
@@ -64,11 +90,11 @@ class HeldDeliveries:
             held.message = None  # breaks a reference cycle that only the cyclic collector would free
             return
         held.step = None
-        self._lighten(held)
+        self._lighten(held, now_ms)
         if state is ASKING:
             del self._slots.asking[held.item]
         if state is not QUEUED:
-            self._slots.release(held)
+            self._slots.release(held, now_ms)
 
     def bury_unread(self, peer: BrokerPeer, batch: HeldBatch, items: list[Item], now_ms: float) -> None:
         """Keep tombstones of refused deliveries, so that they do not start if they are received again."""
@@ -82,18 +108,22 @@ class HeldDeliveries:
             held.peer.load -= 1
             peer.load += 1
         held.peer = peer
+        if held.run is not None:
+            held.run.lease = peer.lease  # a run that has not begun now needs the lease of the new owner
 
-    def orphan(self, held: HeldDelivery) -> None:
+    def orphan(self, held: HeldDelivery, now_ms: float) -> None:
         """Let a run end whose broker's database was replaced, but drop its result."""
         del self._held[held.item]
         self._orphans[held.item] = held
-        self._lighten(held)
+        self._lighten(held, now_ms)
 
-    def release_orphan(self, item: Item) -> None:
+    def release_orphan(self, item: Item, now_ms: float) -> None:
         held = self._orphans.pop(item, None)
         if held is not None:
-            self._slots.release(held)
+            self._slots.release(held, now_ms)
 
-    def _lighten(self, held: HeldDelivery) -> None:
+    def _lighten(self, held: HeldDelivery, now_ms: float) -> None:
         held.peer.load -= 1
         self.load -= 1
+        if not self.load:
+            self.pace.pause(now_ms)

@@ -1,11 +1,14 @@
 """`steps` messages, and their answers. A repeated `steps` message is answered again, or the broker would resend it
 forever."""
 
+from collections.abc import Iterable
 from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
 from stepwire_protocol.messages import Accept, Item, Refuse, RefuseCode, Steps
+
+from stepwire.actions import NEVER
 
 from .brokers import BrokerPeer, Brokers
 from .config import Offers
@@ -13,7 +16,7 @@ from .credit import Credit
 from .deliveries import DONE, HeldBatch, HeldDelivery
 from .holdings import HeldDeliveries
 from .outbox import ResultsOutbox
-from .outgoing import NEVER, Outgoing, V, parts
+from .outgoing import Outgoing, V, parts
 
 
 class Intake:
@@ -39,16 +42,18 @@ class Intake:
         self._out = out
         self._unaccepted: dict[tuple[str, str], tuple[BrokerPeer, float]] = {}  # (session, batch): when to accept it
 
-    def on_steps(self, peer: BrokerPeer, message: Steps, now_ms: float) -> None:
+    def on_steps(self, peer: BrokerPeer, message: Steps, size: int, now_ms: float) -> None:
+        """`size`: the bytes of the message."""
         if message.protocol_version.partition(".")[0] != V.partition(".")[0]:
             items = [(step.step_id, step.delivery) for step in message.steps]
             self._refuse_unread(peer, message.session, message.batch_id, items, "bad_message", now_ms)
             return
         batch = HeldBatch(message.batch_id, message.session, len(message.steps))
+        self._credit.note_size(size / max(1, len(message.steps)))
         refused: dict[RefuseCode, list[Item]] = {}
         is_accepted = is_repeated = False
         holdings, tombstones = self._holdings, self._holdings.tombstones
-        room = self._credit.room()
+        places = self._credit.places()
         peer.steps_ms = now_ms
         for step in message.steps:
             item = (step.step_id, step.delivery)
@@ -62,12 +67,12 @@ class Intake:
                 code = "unknown_handler"
             elif self._credit.is_draining:
                 code = "draining"
-            elif room <= 0 or holdings.is_orphan(item):
+            elif places <= 0 or holdings.is_orphan(item):
                 code = "busy"
             else:
                 holdings.add(HeldDelivery(item, step, peer, batch, offer, now_ms))
                 is_accepted = True
-                room -= 1
+                places -= 1
                 continue
             refused.setdefault(code, []).append(item)
             if code != "stale":
@@ -93,16 +98,41 @@ class Intake:
             del unaccepted[key]
             session, batch_id = key
             if peer.session == session:
-                free = self._credit.of(peer, now_ms)
-                self._out.send_to(
-                    peer, Accept(v=V, worker=self._out.worker, session=session, batch_id=batch_id, free=free)
+                free, slots_free = self._credit.of(peer, now_ms)
+                accept = Accept(
+                    v=V,
+                    worker=self._out.worker,
+                    session=session,
+                    batch_id=batch_id,
+                    free=free,
+                    slots_free=slots_free,
                 )
+                self._out.send_to(peer, accept)
         self.accept_at_ms = at_ms
 
-    def refuse(self, peer: BrokerPeer, batch_id: str, items: list[Item], code: RefuseCode, now_ms: float) -> None:
-        """Return these items to their broker."""
+    def give_back(self, withdrawn: Iterable[HeldDelivery], code: RefuseCode, now_ms: float) -> None:
+        """End these deliveries, whose runs have not begun and never will, and return the steps to their brokers."""
+        by_batch: dict[tuple[BrokerPeer, str], list[Item]] = {}
+        for held in withdrawn:
+            by_batch.setdefault((held.peer, held.batch.id), []).append(held.item)
+            self._holdings.bury(held, now_ms)
+        for (peer, batch_id), items in by_batch.items():
+            self.refuse(peer, batch_id, items, code, now_ms, is_return=True)
+
+    def refuse(
+        self,
+        peer: BrokerPeer,
+        batch_id: str,
+        items: list[Item],
+        code: RefuseCode,
+        now_ms: float,
+        *,
+        is_return: bool = False,
+    ) -> None:
+        """Refuse these items. `is_return`: they were accepted before."""
         if peer.session is None:
             return
+        free, slots_free = self._credit.of(peer, now_ms)
         for part in parts(items):
             refuse = Refuse(
                 v=V,
@@ -111,11 +141,12 @@ class Intake:
                 batch_id=batch_id,
                 items=part,
                 code=code,
-                free=self._credit.of(peer, now_ms),
+                free=free,
+                slots_free=slots_free,
             )
             self._out.send_to(peer, refuse)
         if code != "stale":
-            level: Literal["info", "warning"] = "info" if code == "draining" else "warning"
+            level: Literal["info", "warning"] = "info" if code == "draining" or is_return else "warning"
             self._out.log(level, "steps_refused", broker=peer.id, batch_id=batch_id, code=code, steps=len(items))
 
     def on_unreadable(self, body: bytes, code: Literal["bad_message", "too_large"], why: str, now_ms: float) -> None:

@@ -7,14 +7,14 @@ worker before the broker may consider the worker dead, and their clocks need not
 from stepwire_protocol import limits, topics
 from stepwire_protocol.messages import HeartbeatAck, Here, Reset, Welcome
 
-from stepwire.actions import LogLevel
+from stepwire.actions import NEVER, LogLevel
 
 from .announcements import Announcements
 from .brokers import BrokerPeer, Brokers
 from .deliveries import DONE, RUNNING
 from .holdings import HeldDeliveries
 from .outbox import ResultsOutbox
-from .outgoing import NEVER, Outgoing
+from .outgoing import Outgoing
 from .runs import Runs
 
 
@@ -120,11 +120,13 @@ class Leases:
         """End the session. Deliveries that have not started here never start, because another worker may get them."""
         dropped = 0
         for held in self._holdings.of_broker(peer):
-            if held.state is RUNNING:
-                self._runs.interrupt(held, "lease_lost")
-            elif held.state is not DONE:
+            if held.state is DONE:
+                continue
+            if held.withdraw():
                 self._holdings.bury(held, now_ms)
                 dropped += 1
+            else:
+                self._runs.interrupt(held, "lease_lost")
         session, peer.session = peer.session, None
         peer.next += 1
         peer.lease.until_ms = 0.0
@@ -137,11 +139,11 @@ class Leases:
         now belong to other steps."""
         discarded = self._outbox.discard(peer)
         for held in self._holdings.of_broker(peer):
-            if held.state is RUNNING:
-                self._runs.interrupt(held, "superseded")
-                self._holdings.orphan(held)
-            else:
+            if held.state is not RUNNING or held.withdraw():
                 self._holdings.bury(held, now_ms)
+            else:
+                self._runs.interrupt(held, "superseded")
+                self._holdings.orphan(held, now_ms)
         self._out.log(
             "error", "deployment_replaced", broker=peer.id, deployment=deployment, results_discarded=discarded
         )

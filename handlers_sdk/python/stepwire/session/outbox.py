@@ -7,9 +7,11 @@ import msgspec
 from stepwire_protocol import codec, limits, topics
 from stepwire_protocol.messages import Results
 
+from stepwire.actions import NEVER
+
 from .brokers import BrokerPeer
 from .deliveries import ResultsMessage
-from .outgoing import NEVER, Outgoing
+from .outgoing import Outgoing
 
 decode_results: Final = msgspec.json.Decoder(Results).decode
 

@@ -12,7 +12,6 @@ from .brokers import BrokerPeer
 
 T = TypeVar("T")
 
-NEVER: Final = float("inf")
 V: Final = limits.PROTOCOL_LEVEL_1
 
 SENT_MAX: Final = 128  # hellos and heartbeats whose send time is remembered: for minutes, while a lease lasts seconds

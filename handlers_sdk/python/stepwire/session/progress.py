@@ -4,10 +4,12 @@ from typing import Final
 
 from stepwire_protocol.messages import Item, Progress, ProgressItem
 
+from stepwire.actions import NEVER
+
 from .brokers import BrokerPeer
 from .deliveries import HeldDelivery
 from .holdings import HeldDeliveries
-from .outgoing import NEVER, Outgoing, V, parts
+from .outgoing import Outgoing, V, parts
 
 PROGRESS_EVERY_MS: Final = 200
 

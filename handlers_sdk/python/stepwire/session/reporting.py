@@ -1,11 +1,13 @@
 """Sends the results of finished runs, and ends their deliveries when a broker acknowledges or refuses the message."""
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 from stepwire_protocol import codec
 from stepwire_protocol.messages import Ack, ErrorDetail, Refused, Result, Results
 
+from stepwire.actions import NEVER
 from stepwire.errors import OUTCOME_UNKNOWN
 
 from .brokers import BrokerPeer
@@ -16,12 +18,15 @@ from .intake import Intake
 from .outbox import ResultsOutbox, decode_results
 from .outgoing import Outgoing, V, parts
 
+HOLD_MS: Final = 1.0
+
 # With these codes the broker does not refuse the content of a results message, so other content would not help.
 _HOPELESS: Final = frozenset({"wrong_batch", "wrong_sender", "unknown_delivery", "unknown_session", "unknown_type"})
 
 
 class ResultsReporting:
-    """Reports results. Results of one batch that are ready at the same time are sent in one message."""
+    """Reports results. A message holds results of one batch, so a result waits at most HOLD_MS for others of its batch:
+    until the batch is whole, or nothing runs, or the observed pace promises none in that time."""
 
     def __init__(
         self, holdings: HeldDeliveries, credit: Credit, intake: Intake, outbox: ResultsOutbox, out: Outgoing
@@ -31,15 +36,48 @@ class ResultsReporting:
         self._intake = intake
         self._outbox = outbox
         self._out = out
-        self.ready: dict[HeldBatch, None] = {}  # batches with results that are not sent
+        self.send_at_ms = NEVER
+        self._ready: dict[HeldBatch, None] = {}  # batches with results that are not sent
+        self._whole: list[HeldBatch] = []  # those of them whose steps have all ended
         self._rid = 0
 
-    def add(self, held: HeldDelivery, result: Result) -> None:
-        held.batch.ready.append((held, result))
-        self.ready[held.batch] = None
+    def add(self, held: HeldDelivery, result: Result, now_ms: float) -> None:
+        batch = held.batch
+        batch.ready.append((held, result))
+        batch.open -= 1
+        if not batch.open:
+            self._whole.append(batch)
+        self._ready[batch] = None
+        if self.send_at_ms == NEVER:
+            self.send_at_ms = now_ms + HOLD_MS
 
-    def send_ready(self, now_ms: float) -> None:
-        ready, self.ready = self.ready, {}
+    @property
+    def has_whole(self) -> bool:
+        """True if all steps of a batch have ended, so its results can be sent."""
+        return bool(self._whole)
+
+    def is_due(self, now_ms: float, runs: int) -> bool:
+        """True if results must be sent now. `runs`: the number of steps that could still add to them."""
+        if self.send_at_ms == NEVER:
+            return False
+        return (
+            now_ms >= self.send_at_ms
+            or not runs
+            or bool(self._whole)
+            or self._holdings.pace.steps_in(HOLD_MS, now_ms) < 1  # none is expected in time
+        )
+
+    def send_due(self, now_ms: float, runs: int) -> None:
+        """Send the results of whole batches; all results, if none is expected in time. Called if `is_due`."""
+        whole, self._whole = self._whole, []
+        if now_ms < self.send_at_ms and runs and self._holdings.pace.steps_in(HOLD_MS, now_ms) >= 1:
+            for batch in whole:
+                self._ready.pop(batch, None)
+            ready: Iterable[HeldBatch] = whole
+        else:
+            ready, self._ready = self._ready, {}
+        if not self._ready:
+            self.send_at_ms = NEVER
         for batch in ready:
             done = [pair for pair in batch.ready if pair[0].state is DONE]
             batch.ready = []
@@ -104,6 +142,7 @@ class ResultsReporting:
         """Send one results message, or two halves if the broker does not accept its size."""
         session = peer.session or batch.session
         rid = self._rid + 1
+        free, slots_free = self._credit.of(peer, now_ms)
         message = Results(
             v=V,
             worker=self._out.worker,
@@ -113,7 +152,8 @@ class ResultsReporting:
             protocol_version=V,
             rid=rid,
             n=self._out.next_n(),
-            free=self._credit.of(peer, now_ms),
+            free=free,
+            slots_free=slots_free,
             results=[result for _, result in done],
         )
         body = codec.encode(message)
@@ -137,7 +177,8 @@ class ResultsReporting:
         for held in deliveries:
             held.message = kept
         self._outbox.send(kept)
-        if len(done) == batch.size:
+        batch.unsent -= len(done)
+        if not batch.unsent:
             self._intake.cancel_accept(session, batch.id)
 
 

@@ -1,16 +1,20 @@
 """Runs, from their slot to their end: permission for at_most_once steps, start, timeouts, cancels."""
 
+from typing import Final
+
 from stepwire_protocol import limits
 from stepwire_protocol.messages import Item, Start
 
-from stepwire.actions import CancelRun, Run, RunEnd
+from stepwire.actions import NEVER, CancelRun, Run, RunEnd
 
 from .brokers import BrokerPeer
 from .config import Offers
 from .deliveries import ASKING, RUNNING, HeldDelivery
 from .holdings import HeldDeliveries
-from .outgoing import NEVER, Outgoing, V, parts
+from .outgoing import Outgoing, V, parts
 from .slots import Slots
+
+RECHECK_MS: Final = 50.0  # a run that has not begun by its deadline is checked again after this time
 
 
 class Runs:
@@ -25,7 +29,7 @@ class Runs:
         self._out = out
 
     def start_queued(self, now_ms: float) -> None:
-        while (held := self._slots.take_next()) is not None:
+        while (held := self._slots.take_next(now_ms)) is not None:
             if held.is_at_most_once:
                 held.state = ASKING
                 held.ask_at_ms = now_ms
@@ -64,7 +68,8 @@ class Runs:
                 self._start(held, now_ms)
 
     def interrupt(self, held: HeldDelivery, reason: RunEnd) -> None:
-        """Ask a run to stop. The first reason counts. `lease_lost` only informs the handler, and stops nothing."""
+        """Ask a run that has begun to stop. The first reason counts. `lease_lost` informs the handler, and stops
+        nothing."""
         self._out.add(CancelRun(held.item, reason))
         held.is_interrupted = True
 
@@ -78,8 +83,12 @@ class Runs:
     def stop_overdue(self, now_ms: float) -> None:
         at_ms = NEVER
         for held in self._holdings.running():
-            if held.timeout_at_ms > now_ms:
-                at_ms = min(at_ms, held.timeout_at_ms)
+            run = held.run
+            assert run is not None
+            if run.started_ms is None:  # may begin at any time
+                at_ms = min(at_ms, now_ms + run.timeout_ms, max(run.deadline_ms, now_ms + RECHECK_MS))
+            elif run.timeout_at_ms > now_ms:
+                at_ms = min(at_ms, run.timeout_at_ms)
             elif not held.is_overdue:
                 held.is_overdue = True
                 self.interrupt(held, "timeout")
@@ -90,15 +99,14 @@ class Runs:
         assert step is not None
         assert now_ms < held.peer.lease.until_ms, "a step must not start after its broker's lease"
         held.state = RUNNING
-        held.started_ms = now_ms
-        timeout_ms = step.metadata.timeout_ms or NEVER
+        timeout_ms: float = step.metadata.timeout_ms or NEVER
         own_ms = self._offers[held.offer].timeout_ms
         if own_ms is not None and own_ms < timeout_ms:
             timeout_ms = own_ms
-        at_ms = now_ms + timeout_ms
-        if step.metadata.deadline_ms is not None:
-            at_ms = min(at_ms, held.received_ms + step.metadata.deadline_ms)
-        held.timeout_at_ms = at_ms
-        if at_ms < self.timeout_at_ms:
-            self.timeout_at_ms = at_ms
-        self._out.add(Run(held.item, step, held.offer, now_ms, at_ms, held.peer.lease))
+        deadline_ms = step.metadata.deadline_ms
+        ends_ms = NEVER if deadline_ms is None else held.received_ms + deadline_ms
+        soonest_ms = min(now_ms + timeout_ms, ends_ms)  # if the run begins at once
+        if soonest_ms < self.timeout_at_ms:
+            self.timeout_at_ms = soonest_ms
+        held.run = Run(held.item, step, held.offer, held.peer.lease, timeout_ms, ends_ms)
+        self._out.add(held.run)

@@ -25,7 +25,6 @@ from stepwire_protocol.messages import (
     HeldItem,
     Here,
     Item,
-    RefuseCode,
     Refused,
     Reset,
     Result,
@@ -33,7 +32,7 @@ from stepwire_protocol.messages import (
     Welcome,
 )
 
-from stepwire.actions import Action, Quit
+from stepwire.actions import NEVER, Action, Quit
 
 from .announcements import Announcements
 from .brokers import BrokerPeer, Brokers
@@ -45,7 +44,8 @@ from .holdings import HeldDeliveries
 from .intake import Intake
 from .leases import Leases
 from .outbox import ResultsOutbox
-from .outgoing import NEVER, Outgoing, V, parts
+from .outgoing import Outgoing, V, parts
+from .pace import Pace
 from .progress import ProgressReports
 from .reporting import ResultsReporting, without_verdict
 from .runs import Runs
@@ -63,7 +63,8 @@ class Session:
         self.out = out = Outgoing(config.worker)
         self.brokers = brokers = Brokers()
         self.slots = slots = Slots(config.slots, offers)
-        self.holdings = holdings = HeldDeliveries(slots)
+        pace = Pace(config.queue_max)
+        self.holdings = holdings = HeldDeliveries(slots, pace)
         self.outbox = outbox = ResultsOutbox(out)
         self.runs = runs = Runs(offers, slots, holdings, out)
         self.credit = credit = Credit(config, brokers, holdings, outbox)
@@ -95,30 +96,28 @@ class Session:
                 self.intake.on_unreadable(body, "bad_message", str(refusal), now_ms)
             return
         if topic == self._inbox or isinstance(message, Here):
-            self._dispatch(message, now_ms)
+            self._dispatch(message, len(body), now_ms)
 
     def finished(self, item: Item, result: Result, now_ms: float) -> None:
         """Report the end of a run that `Run` started. The first report of a run counts."""
         held = self.holdings.get(item)
         if held is None or held.state is not RUNNING:
-            self.holdings.release_orphan(item)
+            self.holdings.release_orphan(item, now_ms)
             return
         if result.status != "completed" and (held.is_interrupted or now_ms >= held.timeout_at_ms):
             result = without_verdict(held, result)
-        self.reporting.add(held, result)
+        self.reporting.add(held, result, now_ms)
         if self.progress.send_at_ms != NEVER:
             self.progress.forget(held)
-        self.holdings.finish(held)
+        self.holdings.finish(held, now_ms)
 
     def give_back(self, item: Item, now_ms: float) -> None:
         """Return a step to its broker: its run did not start, or had no effect, so another worker may run the step."""
         held = self.holdings.get(item)
         if held is None or held.state is not RUNNING:
-            self.holdings.release_orphan(item)
+            self.holdings.release_orphan(item, now_ms)
             return
-        self.holdings.bury(held, now_ms)
-        code: RefuseCode = "draining" if self.credit.is_draining else "busy"
-        self.intake.refuse(held.peer, held.batch.id, [item], code, now_ms)
+        self.intake.give_back([held], "draining" if self.credit.is_draining else "busy", now_ms)
 
     def progressed(self, item: Item, done: float, total: float | None, note: str | None, now_ms: float) -> None:
         held = self.holdings.get(item)
@@ -142,12 +141,7 @@ class Session:
             return
         self.credit.is_draining = True
         self.leases.check(now_ms)
-        given_back: dict[tuple[BrokerPeer, str], list[Item]] = {}
-        for held in self.holdings.not_started():
-            given_back.setdefault((held.peer, held.batch.id), []).append(held.item)
-            self.holdings.bury(held, now_ms)
-        for (peer, batch_id), items in given_back.items():
-            self.intake.refuse(peer, batch_id, items, "draining", now_ms)
+        self.intake.give_back(self.holdings.withdraw(), "draining", now_ms)
         self.out.log("info", "worker_drains", running=len(self.holdings.running()))
         self.announcements.request_heartbeat(now_ms)
 
@@ -164,10 +158,11 @@ class Session:
             self.leases.check(now_ms)
         if now_ms >= self.runs.timeout_at_ms:
             self.runs.stop_overdue(now_ms)
-        if self.slots.queued and self.slots.has_next():
-            self.runs.start_queued(now_ms)
-        if self.reporting.ready:
-            self.reporting.send_ready(now_ms)
+        self._hand_over(now_ms)
+        if now_ms >= self.credit.return_at_ms:
+            self._return_excess(now_ms)
+        if self.reporting.is_due(now_ms, self.slots.taken):
+            self.reporting.send_due(now_ms, self.slots.taken)
         if now_ms >= self.outbox.resend_at_ms:
             self.outbox.resend(now_ms)
         if now_ms >= self.runs.ask_at_ms:
@@ -190,13 +185,17 @@ class Session:
 
     def wake_at(self) -> float:
         """The latest time for the next call of `actions`; minus infinity: now. At that time, nothing may be due."""
-        if self.out.actions or self.reporting.ready or (self.slots.queued and self.slots.has_next()):
+        if self.out.actions or self.slots.has_next() or self.reporting.has_whole:
+            return -NEVER
+        if self.reporting.send_at_ms != NEVER and not self.slots.taken:
             return -NEVER
         if self.credit.is_draining and self._may_quit():
             return -NEVER
         return min(
             self.leases.check_at_ms,
             self.runs.timeout_at_ms,
+            self.credit.return_at_ms,
+            self.reporting.send_at_ms,
             self.outbox.resend_at_ms,
             self.runs.ask_at_ms,
             self.intake.accept_at_ms,
@@ -205,6 +204,12 @@ class Session:
             self.announcements.heartbeat_at_ms,
             self.endpoints.check_at_ms,
         )
+
+    @property
+    def awaits_results(self) -> bool:
+        """True if results wait for others that are about to end. Then the caller need not report each end at once:
+        within the next millisecond is soon enough."""
+        return self.reporting.send_at_ms != NEVER and self.slots.taken >= self.holdings.load
 
     @property
     def is_idle(self) -> bool:
@@ -216,7 +221,7 @@ class Session:
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def _dispatch(self, message: BrokerMessage, now_ms: float) -> None:
+    def _dispatch(self, message: BrokerMessage, size: int, now_ms: float) -> None:
         peer = self.brokers.get(message.broker)
         match message:
             case Ack():
@@ -234,7 +239,7 @@ class Session:
             case _ if peer is None or peer.session != message.session or peer.epoch != message.epoch:
                 return  # not in the current session: the next heartbeat informs the sender
             case Steps():
-                self.intake.on_steps(peer, message, now_ms)
+                self.intake.on_steps(peer, message, size, now_ms)
             case HeartbeatAck():
                 self.leases.on_heartbeat_ack(peer, message, now_ms)
                 if message.quit:
@@ -249,18 +254,17 @@ class Session:
                 assert_never(message)
 
     def _on_cancel(self, peer: BrokerPeer, message: Cancel, now_ms: float) -> None:
-        not_started: dict[str, list[Item]] = {}
+        not_started: list[HeldDelivery] = []
         for item in message.items:
             held = self.holdings.get(item)
             if held is None:
                 self.holdings.tombstones.disown(item, peer, now_ms)
-            elif held.peer is peer and held.state is RUNNING:
-                self.runs.interrupt(held, message.reason)
             elif held.peer is peer and held.state is not DONE:
-                not_started.setdefault(held.batch.id, []).append(item)
-                self.holdings.bury(held, now_ms)
-        for batch_id, items in not_started.items():
-            self.intake.refuse(peer, batch_id, items, "stale", now_ms)
+                if held.withdraw():
+                    not_started.append(held)
+                else:
+                    self.runs.interrupt(held, message.reason)
+        self.intake.give_back(not_started, "stale", now_ms)
 
     def _on_adopt(self, peer: BrokerPeer, message: Adopt, now_ms: float) -> None:
         """Move deliveries to another broker, or to the same one after a restart. Unknown ones will never start here."""
@@ -272,7 +276,8 @@ class Session:
                 self.holdings.tombstones.disown(item, peer, now_ms)
                 answers.append((*item, "unknown", 0))
                 continue
-            answers.append((*item, held.state, held.age_ms(now_ms)))
+            assert held.reported_state is not None
+            answers.append((*item, held.reported_state, held.age_ms(now_ms)))
             if held.message is not None:
                 self.outbox.hasten(held.message, now_ms)
                 if held.message.peer is not peer:
@@ -285,6 +290,22 @@ class Session:
             self.reporting.change_owner(results_message, deliveries, peer, now_ms)
 
     # -- helpers ------------------------------------------------------------------------------------------------------
+
+    def _hand_over(self, now_ms: float) -> None:
+        """Hand steps to the runner, as far as slots and pace permit, and watch those that still wait."""
+        slots = self.slots
+        if slots.has_queue():
+            slots.ahead = self.credit.ahead(now_ms)
+            if slots.has_next():
+                self.runs.start_queued(now_ms)
+        if self.holdings.waiting:
+            self.credit.watch(self.holdings.waiting, now_ms)
+
+    def _return_excess(self, now_ms: float) -> None:
+        """Return the newest steps that no longer fit, because steps have become longer."""
+        excess = self.credit.excess(self.holdings.waiting, now_ms)
+        if excess > 0:
+            self.intake.give_back(self.holdings.withdraw_newest(excess), "busy", now_ms)
 
     def _may_quit(self) -> bool:
         return self.credit.is_draining and not self.holdings and not self._has_quit

@@ -13,7 +13,7 @@ class Mailbox:
     def __init__(self) -> None:
         self.outcomes: deque[tuple[Item, Result | None]] = deque()
         self.requests: deque[Callable[[], None]] = deque()
-        self.is_woken = False
+        self._is_awake = True  # the socket thread reads the mailbox soon without being woken
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -30,25 +30,29 @@ class Mailbox:
         self.outcomes.append((item, result))
         self._wake()
 
-    def put_outcomes(self, outcomes: list[tuple[Item, Result | None]]) -> None:
-        self.outcomes.extend(outcomes)
-        self._wake()
+    def may_sleep(self) -> bool:
+        """Called by the socket thread before it sleeps: from now on, additions wake it. False if there are some now."""
+        self._is_awake = False
+        if self.outcomes or self.requests:
+            self._is_awake = True
+        return not self._is_awake
 
-    def clear(self) -> None:
-        """Clear the wake-up, before the thread reads the mailbox: later additions wake the thread again."""
-        try:
-            self._reader.recv(4096)
-        except BlockingIOError:
-            pass
-        self.is_woken = False
+    def wake_up(self, is_readable: bool) -> None:
+        """Called by the socket thread after it slept: additions need not wake it."""
+        self._is_awake = True
+        if is_readable:
+            try:
+                self._reader.recv(4096)
+            except BlockingIOError:
+                pass
 
     def close(self) -> None:
         self._reader.close()
         self._writer.close()
 
     def _wake(self) -> None:
-        if not self.is_woken:
-            self.is_woken = True
+        if not self._is_awake:
+            self._is_awake = True
             try:
                 self._writer.send(b"\0")
             except OSError:

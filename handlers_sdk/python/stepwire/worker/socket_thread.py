@@ -12,7 +12,7 @@ from stepwire_protocol import codec
 from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import Item
 
-from stepwire.actions import CancelRun, Connect, Log, Quit, Rebuild, Run, Send
+from stepwire.actions import NEVER, CancelRun, Connect, Log, Quit, Rebuild, Run, Send
 from stepwire.context import Context
 from stepwire.handler import Handler
 from stepwire.identity import now_ms
@@ -30,7 +30,6 @@ EXPEL_MS: Final = 2_000  # time for runs to end after a request to stop
 RECEIVE_MAX: Final = 500  # frames received before actions are performed
 RECEIVE_BYTES_MAX: Final = 64 * 1024  # the same in bytes: the first steps run while the next are received
 POLL_MAX_MS: Final = 60_000
-NEVER: Final = float("inf")
 
 
 class SocketThread:
@@ -85,9 +84,7 @@ class SocketThread:
     def _main(self) -> None:
         context: zmq.Context[Any] = self._shared_context or zmq.Context()
         try:
-            self._runners = Runners(
-                self._handlers, self._config.slots, self._mailbox.put_outcome, self._mailbox.put_outcomes
-            )
+            self._runners = Runners(self._handlers, self._config.slots, self._mailbox.put_outcome)
             self._sockets = WorkerSockets(context, self.worker_id, self._config.links, self._events)
             try:
                 self._work()
@@ -121,17 +118,26 @@ class SocketThread:
                 else:
                     self._perform(action)
             self._runners.flush()
-            if not self._mailbox.is_woken and not self._has_quit:
-                wait_ms = min(session.wake_at(), self._expel_at_ms, self._leave_at_ms, search.report_at_ms) - now_ms()
-                if wait_ms > 0:
-                    poller.poll(int(min(wait_ms, POLL_MAX_MS)) + 1)
+            self._wait(poller)
             now = now_ms()
             self._receive(now)
-            if self._mailbox.is_woken:
-                self._read_mailbox()
+            self._read_mailbox()
             self._check_drain(now)
             if now >= search.report_at_ms:
                 self._look_for_brokers()
+
+    def _wait(self, poller: zmq.Poller) -> None:
+        """Wait for a frame, an addition to the mailbox, or the time at which the session has to act."""
+        at_ms = min(self.session.wake_at(), self._expel_at_ms, self._leave_at_ms, self._search.report_at_ms)
+        wait_ms = at_ms - now_ms()
+        if wait_ms <= 0 or self._has_quit:
+            return
+        if self.session.awaits_results:
+            # Results wait for others that end within this millisecond. No outcome needs to wake this thread meanwhile.
+            self._sockets.sub.poll(1)
+        elif self._mailbox.may_sleep():
+            ready = poller.poll(int(min(wait_ms, POLL_MAX_MS)) + 1)
+            self._mailbox.wake_up(any(socket == self._mailbox.fileno() for socket, _ in ready))
 
     def _receive(self, now: float) -> None:
         session, receive = self.session, self._sockets.sub.recv
@@ -151,7 +157,6 @@ class SocketThread:
             session.receive(topic, body, now)
 
     def _read_mailbox(self) -> None:
-        self._mailbox.clear()
         now = now_ms()
         requests, outcomes = self._mailbox.requests, self._mailbox.outcomes
         calls, session = self._calls, self.session
@@ -194,13 +199,7 @@ class SocketThread:
                 assert_never(action)
 
     def _run(self, action: Run) -> None:
-        context = Context(
-            action.step,
-            started_ms=action.started_ms,
-            timeout_at_ms=action.timeout_at_ms,
-            clock=now_ms,
-            report=self.report_progress,
-        )
+        context = Context(action.step, started_ms=0.0, timeout_at_ms=NEVER, clock=now_ms, report=self.report_progress)
         call = self._calls[action.item] = HandlerCall(action, self._handlers[action.offer], context)
         self._runners.submit(call)
 

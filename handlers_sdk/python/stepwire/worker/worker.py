@@ -32,6 +32,9 @@ COLLECT_AFTER: Final = 10_000  # objects; at Python's 700, the collector takes a
 class Worker:
     """Offers handlers to the brokers at the given endpoints.
 
+    `slots` is the number of steps that run at a time. Further steps wait in the worker: as many as it is observed to
+    finish in 40 ms, at least `prefetch`. With `prefetch=0`, no step waits here.
+
     For several brokers, `steps` and `results` are lists, with one pair for each broker. `context` is the ZeroMQ context
     of a broker in this process, for `inproc://`. The worker gets its id and connects in `run` or `start`, not before.
     """
