@@ -87,3 +87,17 @@ def test_a_start_that_fails_leaves_no_token(anywhere: Place) -> None:
     assert done.code != 0
     assert "the broker cannot start" in done.err
     assert not (anywhere.directory / ".stepwire/token").exists()
+
+
+def test_many_tasks_of_many_steps_are_submitted_in_requests_that_the_broker_accepts(anywhere: Place) -> None:
+    steps = "".join(f"  - {{name: s{n}, handler_class: h}}\n" for n in range(5))
+    (anywhere.directory / "w.yaml").write_text(f"name: w\nsteps:\n{steps}")
+    broker = anywhere.serve("--listen", "127.0.0.1:0", "--set", "limits.steps_per_batch=20")
+    try:
+        assert anywhere.stepwire("workflow", "apply", "w.yaml").code == 0
+        done = anywhere.stepwire("task", "submit", "w", "-n", "11", "-q")
+        assert done.code == 0, done
+        assert len(set(done.out.split())) == 11
+        assert len(anywhere.stepwire("task", "list", "-o", "jsonl").out.splitlines()) == 11
+    finally:
+        assert broker.end(signal.SIGTERM).code == 0

@@ -20,6 +20,7 @@ from stepwire_broker.cli.workflow import split_name
 from .show import print_task
 from .waiting import exit_of, goes_on, seconds, task_goes_on, until_settled
 
+TOO_LARGE: Final = "too_large"
 BATCH_TASKS_MAX: Final = 1000  # tasks in one request of `submit -n`; several requests let the progress bar advance
 
 _CONTEXT_FORM: Final = """use a form like --context '{"order_id": 7}'"""
@@ -151,10 +152,17 @@ def _await(options: Options, client: Client, task_id: int, wait_s: float | None,
 def _submit_many(options: Options, client: Client, request: dict[str, Any], key: str | None, count: int) -> list[int]:
     task_ids: list[int] = []
     key = key or generated_key()
+    batch = BATCH_TASKS_MAX
     with output.progress(options, "submitted", count) as advance, _repeatable(f"--key {key}"):
         while len(task_ids) < count:
-            numbers = range(len(task_ids), min(len(task_ids) + BATCH_TASKS_MAX, count))
-            task_ids += client.submit_many([{**request, "key": f"{key}/{n}"} for n in numbers])
+            numbers = range(len(task_ids), min(len(task_ids) + batch, count))
+            try:
+                task_ids += client.submit_many([{**request, "key": f"{key}/{n}"} for n in numbers])
+            except ClientError as error:
+                if error.code != TOO_LARGE or len(numbers) == 1:
+                    raise
+                batch = len(numbers) // 2  # tasks of many steps: the broker bounds the steps of one request
+                continue
             advance(len(numbers))
     return task_ids
 
