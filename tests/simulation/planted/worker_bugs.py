@@ -88,7 +88,22 @@ def _taken_back_in_name_only(plant: Plant) -> None:
 
 
 def _hoards(plant: Plant) -> None:
-    plant.method(credit.Credit, "excess", lambda _, self, waiting, now_ms: 0)
+    plant.method(credit.Credit, "excess", lambda _, self, now_ms: (0, set()))
+
+
+def _returns_with_credit(plant: Plant) -> None:
+    def excess(original: Any, self: Any, now_ms: float) -> Any:
+        original(self, now_ms)
+        held = self._holdings
+        queued = sum(item[2] == "queued" for item in held.report(now_ms))
+        return (queued if queued > 2 * self.room(now_ms) else 0), set(self._brokers)
+
+    def watch(original: Any, self: Any, now_ms: float) -> None:
+        if self._holdings.load:
+            self.return_at_ms = min(self.return_at_ms, now_ms + credit.RETURN_EVERY_MS)
+
+    plant.method(credit.Credit, "excess", excess)
+    plant.method(credit.Credit, "watch", watch)
 
 
 def _more_runs_than_slots(plant: Plant) -> None:
@@ -112,5 +127,6 @@ BUGS: Final = (
     Bug("worker: a step that waited in the runner starts after its lease", _begins_after_lease),
     Bug("worker: a returned step starts nevertheless", _taken_back_in_name_only),
     Bug("worker: steps that became long are not returned", _hoards),
+    Bug("worker: steps are returned although credit is left", _returns_with_credit),
     Bug("worker: the runner starts more steps than it has slots", _more_runs_than_slots),
 )
