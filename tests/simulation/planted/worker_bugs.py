@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from stepwire.actions import NEVER, Lease, Run
+from stepwire.actions import NEVER, Run
 from stepwire.runners import run_slots
 from stepwire.session import credit, deliveries, intake, leases, slots, tombstones
 from stepwire.session import outbox as sdk_outbox
@@ -70,12 +70,11 @@ def _starts_without_go(plant: Plant) -> None:
 
 def _begins_after_lease(plant: Plant) -> None:
     def begin(original: Any, self: Any, now_ms: float) -> bool:
-        lease, self.lease = self.lease, Lease()
-        self.lease.until_ms = NEVER
-        try:
+        if now_ms < self.lease.until_ms:
             return bool(original(self, now_ms))
-        finally:
-            self.lease = lease
+        self.started_ms = now_ms
+        self.timeout_at_ms = now_ms + self.timeout_ms
+        return True
 
     plant.method(Run, "begin", begin)
 
