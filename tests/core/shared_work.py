@@ -26,12 +26,20 @@ MESSAGE_MS: Final = 0.5
 class SharingWorker:
     """One worker: its session, and handlers that only take time."""
 
-    def __init__(self, work: "SharedWork", number: int, factor: float, slots: int, **config: Any) -> None:
+    def __init__(
+        self,
+        work: "SharedWork",
+        number: int,
+        factor: float,
+        slots: int,
+        concurrency: int | None = None,
+        **config: Any,
+    ) -> None:
         self.work = work
         self.id = worker_id("w", number)
         self.factor = factor
         self.slots = slots
-        offers = (Offer("**"),)
+        offers = (Offer("**", concurrency),)
         self.session = Session(Config(worker=self.id, offers=offers, slots=slots, **config), lambda: 0.5)
         self.run_slots: RunSlots[Run] = RunSlots(slots, offers)
         self.running = 0

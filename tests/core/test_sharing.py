@@ -37,7 +37,7 @@ def test_steps_that_become_long_are_returned_and_run_elsewhere() -> None:
     first, last = 4_000, 4_200
     work = SharedWork(lambda step_id: 0.05 if step_id < first or step_id > last else 2_000, (1.0, SLOWER), SLOTS)
     work.submit(3_000)
-    work.run_until(lambda: any(worker.session.slots.in_use() == SLOTS for worker in work.workers), work.now + 10_000)
+    work.run_until(lambda: any(worker.running == SLOTS for worker in work.workers), work.now + 10_000)
     work.finish(within_ms=400_000)
     assert max(worker.waiting_max for worker in work.workers) > 100, "nothing was held that could be returned"
     assert work.sat_ms <= 250
@@ -50,6 +50,13 @@ def test_steps_of_mixed_lengths_do_not_wait_at_one_worker_while_another_is_free(
     work.submit(1_000)
     work.finish(within_ms=400_000)
     assert work.sat_ms <= 250
+
+
+def test_a_worker_whose_handler_is_limited_does_not_return_steps_again_and_again() -> None:
+    work = SharedWork(lambda _: 2_000.0, (1.0,), slots=4, concurrency=1)
+    work.submit(20)
+    work.finish(within_ms=60_000)
+    assert work.world.state.counters.redelivered <= 20
 
 
 def test_a_declared_prefetch_waits_at_its_worker_however_long_the_steps_are() -> None:

@@ -149,12 +149,32 @@ def test_a_step_that_asks_for_permission_is_not_returned() -> None:
     assert dialogue.runs() == [(1, 1)]
 
 
-def test_a_handler_whose_concurrency_is_used_up_does_not_hoard_steps() -> None:
+def test_steps_that_wait_for_their_handlers_concurrency_are_returned_only_if_they_exceed_the_slots() -> None:
+    """Below that, credit is left, and the broker would send the returned steps again at once."""
     dialogue, broker = welcomed(offers=(Offer("narrow", concurrency=1), Offer("h")), slots=4)
-    broker.steps(*[step(i, handler="narrow") for i in range(1, 6)])
+    broker.steps(*[step(i, handler="narrow") for i in range(1, 8)])
     dialogue.pass_time(1_000)
-    assert sum(len(refuse.items) for refuse in dialogue.take(Refuse)) == 4
-    assert dialogue.runs() == [(1, 1)]
+    refusals = dialogue.take(Refuse)
+    assert sum(len(refuse.items) for refuse in refusals) == 3
+    assert refusals[-1].free == 0
+    dialogue.finish(1)
+    dialogue.pass_time(1_000)
+    assert dialogue.take(Results)[-1].free == 1
+    assert not dialogue.take(Refuse)
+
+
+def test_a_broker_with_credit_left_gets_no_step_back() -> None:
+    dialogue, b1 = welcomed(slots=4)
+    b2 = Broker(dialogue, "b2", 3)
+    b2.here()
+    dialogue.pass_time(300)
+    b2.welcome()
+    b1.steps(*[step(i) for i in range(1, 14)])
+    b2.steps(step(100))
+    dialogue.pass_time(1_000)
+    returned = {item for refuse in dialogue.take(Refuse) for item in refuse.items}
+    assert returned
+    assert (100, 1) not in returned
 
 
 # -- ahead of free slots ----------------------------------------------------------------------------------------------

@@ -169,6 +169,7 @@ class Books:
         self.died_ms: dict[str, float] = {}
         self.dispatched_ms = -1.0
         self.provable: set[str] = set()
+        self.sent_back: Counter[tuple[str, int]] = Counter()  # by worker and step
         self.unanswered: dict[tuple[str, str], int] = {}  # by worker and batch: times received without an answer
         self.numbers: Counter[str] = Counter()
 

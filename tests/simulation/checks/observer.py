@@ -40,6 +40,7 @@ RECOUNT_EVERY: Final = 16
 _results: Final = msgspec.json.Decoder(wire.Results).decode
 _steps: Final = msgspec.json.Decoder(wire.Steps).decode
 _ack: Final = msgspec.json.Decoder(wire.Ack).decode
+_refuse: Final = msgspec.json.Decoder(wire.Refuse).decode
 _heartbeat: Final = msgspec.json.Decoder(wire.Heartbeat).decode
 _steps_level0: Final = msgspec.json.Decoder(wire.StepsLevel0).decode
 _go: Final = msgspec.json.Decoder(wire.Go).decode
@@ -329,6 +330,8 @@ class Checks:
         books, worker = self.books, node.id
         if body.startswith(b'{"type":"heartbeat"'):
             worker_duties.check_waiting(books, node, _heartbeat(body))
+        elif body.startswith(b'{"type":"refuse"'):
+            worker_duties.count_returned(books, node, _refuse(body))
         if books.unanswered and b'"batch_id"' in body[:400]:
             books.unanswered.pop((worker, msgspec.json.decode(body, type=_Batch).batch_id), None)
         if body.startswith(b'{"type":"adopted"'):

@@ -10,6 +10,7 @@ from .books import Books
 
 ANSWER_MS: Final = 300.0
 WAITING_MS: Final = 1_000
+RETURNS_MAX: Final = 30  # of one step by one worker; the steps of a seed seldom change their lengths
 
 
 def expect_answer(books: Books, worker: WorkerNode, message: wire.Steps) -> None:
@@ -42,9 +43,22 @@ def check_waiting(books: Books, worker: WorkerNode, message: wire.Heartbeat) -> 
     and as many as it ran in that time."""
     waiting = sum(state == "queued" and age_ms >= WAITING_MS for _, _, state, age_ms in message.holding)
     since_ms = worker.now() - WAITING_MS
-    may_wait = 2 * (worker.prefetch or 0) + sum(ended_ms >= since_ms for ended_ms in worker.ended_ms)
+    # Steps that wait for their handler's concurrency may use as many places as there are slots.
+    may_wait = (
+        2 * (worker.prefetch or 0)
+        + (worker.slots if worker.concurrency else 0)
+        + sum(ended_ms >= since_ms for ended_ms in worker.ended_ms)
+    )
     if waiting > may_wait:
         books.fail("W a worker does not hoard steps", f"{waiting} wait at {worker.id}, and {may_wait} may")
+
+
+def count_returned(books: Books, worker: WorkerNode, message: wire.Refuse) -> None:
+    """A worker that returns steps while it has credit left receives them again at once."""
+    for step_id, _ in message.items if message.code == "busy" else ():
+        books.sent_back[worker.id, step_id] += 1
+        if books.sent_back[worker.id, step_id] > RETURNS_MAX:
+            books.fail("W a worker does not return a step again and again", f"step {step_id} at {worker.id}")
 
 
 def note_cancelled(books: Books, worker: WorkerNode, message: wire.Cancel) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from stepwire.actions import NEVER, Lease, Run
+from stepwire.actions import NEVER, Run
 from stepwire.runners import run_slots
 from stepwire.session import credit, deliveries, intake, leases, slots, tombstones
 from stepwire.session import outbox as sdk_outbox
@@ -70,12 +70,11 @@ def _starts_without_go(plant: Plant) -> None:
 
 def _begins_after_lease(plant: Plant) -> None:
     def begin(original: Any, self: Any, now_ms: float) -> bool:
-        lease, self.lease = self.lease, Lease()
-        self.lease.until_ms = NEVER
-        try:
+        if now_ms < self.lease.until_ms:
             return bool(original(self, now_ms))
-        finally:
-            self.lease = lease
+        self.started_ms = now_ms
+        self.timeout_at_ms = now_ms + self.timeout_ms
+        return True
 
     plant.method(Run, "begin", begin)
 
@@ -88,7 +87,22 @@ def _taken_back_in_name_only(plant: Plant) -> None:
 
 
 def _hoards(plant: Plant) -> None:
-    plant.method(credit.Credit, "excess", lambda _, self, waiting, now_ms: 0)
+    plant.method(credit.Credit, "excess", lambda _, self, now_ms: (0, set()))
+
+
+def _returns_with_credit(plant: Plant) -> None:
+    def excess(original: Any, self: Any, now_ms: float) -> Any:
+        original(self, now_ms)
+        held = self._holdings
+        queued = sum(item[2] == "queued" for item in held.report(now_ms))
+        return (queued if queued > 2 * self.room(now_ms) else 0), set(self._brokers)
+
+    def watch(original: Any, self: Any, now_ms: float) -> None:
+        if self._holdings.load:
+            self.return_at_ms = min(self.return_at_ms, now_ms + credit.RETURN_EVERY_MS)
+
+    plant.method(credit.Credit, "excess", excess)
+    plant.method(credit.Credit, "watch", watch)
 
 
 def _more_runs_than_slots(plant: Plant) -> None:
@@ -112,5 +126,6 @@ BUGS: Final = (
     Bug("worker: a step that waited in the runner starts after its lease", _begins_after_lease),
     Bug("worker: a returned step starts nevertheless", _taken_back_in_name_only),
     Bug("worker: steps that became long are not returned", _hoards),
+    Bug("worker: steps are returned although credit is left", _returns_with_credit),
     Bug("worker: the runner starts more steps than it has slots", _more_runs_than_slots),
 )

@@ -64,7 +64,7 @@ class Credit:
 
     def places(self) -> int:
         """The number of further steps that are not refused: the total credit can be twice the capacity."""
-        return RETURN_FACTOR * self._largest - self._holdings.load
+        return 2 * self._largest - self._holdings.load
 
     def note_size(self, step_bytes: float) -> None:
         """Note the size of the steps in a message."""
@@ -98,17 +98,26 @@ class Credit:
 
     # -- return -------------------------------------------------------------------------------------------------------
 
-    def watch(self, waiting: int, now_ms: float) -> None:
-        """Look for steps that no longer fit, after a while, if this number of steps wait."""
-        if waiting > (self._prefetch or 0):
+    def watch(self, now_ms: float) -> None:
+        """Look for steps that no longer fit, after a while, if more are held than there are slots."""
+        if self._holdings.load > self._slots + (self._prefetch or 0):
             self.return_at_ms = min(self.return_at_ms, now_ms + RETURN_EVERY_MS)
 
-    def excess(self, waiting: int, now_ms: float) -> int:
-        """The number of waiting steps that no longer fit. Called at `return_at_ms`."""
+    def excess(self, now_ms: float) -> tuple[int, set[BrokerPeer]]:
+        """The number of steps that no longer fit, and the brokers that may get them back. Called at `return_at_ms`.
+
+        A broker that still has credit would send the steps again at once, so it gets none back. That is also why steps
+        that wait for their handler's concurrency are not returned while they fit into the slots.
+        """
         self.return_at_ms = NEVER
-        self.watch(waiting, now_ms)
-        room = self.room(now_ms)
-        return waiting - room if waiting > RETURN_FACTOR * room else 0
+        self.watch(now_ms)
+        load, room = self._holdings.load, self.room(now_ms)
+        fitting, tolerated = self._slots + room, self._slots + RETURN_FACTOR * room
+        if len(self._brokers) > 1:  # the credits of several brokers may add up to twice the capacity
+            fitting = tolerated = 2 * fitting
+        if load <= tolerated:
+            return 0, set()
+        return load - fitting, {peer for peer in self._brokers if not self.of(peer, now_ms)[0]}
 
 
 class Claim(NamedTuple):

@@ -28,11 +28,6 @@ class HeldDeliveries:
     def __len__(self) -> int:
         return len(self._held)
 
-    @property
-    def waiting(self) -> int:
-        """The number of deliveries that need a slot and have none."""
-        return self.load - max(0, self._slots.in_use() - len(self._orphans))
-
     def running(self) -> list[HeldDelivery]:
         return [held for held in self._held.values() if held.state is RUNNING]
 
@@ -40,13 +35,19 @@ class HeldDeliveries:
         """All deliveries whose runs have not begun. They never will: the caller must end these deliveries."""
         return [held for held in self._held.values() if held.withdraw()]
 
-    def withdraw_newest(self, count: int) -> list[HeldDelivery]:
-        """At most `count` deliveries whose runs have not begun, the newest first. Not those that ask for permission."""
+    def withdraw_newest(self, count: int, peers: set[BrokerPeer]) -> list[HeldDelivery]:
+        """At most `count` deliveries of these brokers whose runs have not begun, the newest first. Not those that ask
+        for permission."""
         withdrawn: list[HeldDelivery] = []
         for held in reversed(self._held.values()):
             if len(withdrawn) >= count:
                 break
-            if held.state is not ASKING and not (held.is_at_most_once and held.state is RUNNING) and held.withdraw():
+            if (
+                held.peer in peers
+                and held.state is not ASKING
+                and not (held.is_at_most_once and held.state is RUNNING)
+                and held.withdraw()
+            ):
                 withdrawn.append(held)
         return withdrawn
 

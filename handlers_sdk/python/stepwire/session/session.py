@@ -298,14 +298,13 @@ class Session:
             slots.ahead = self.credit.ahead(now_ms)
             if slots.has_next():
                 self.runs.start_queued(now_ms)
-        if self.holdings.waiting:
-            self.credit.watch(self.holdings.waiting, now_ms)
+        self.credit.watch(now_ms)
 
     def _return_excess(self, now_ms: float) -> None:
         """Return the newest steps that no longer fit, because steps have become longer."""
-        excess = self.credit.excess(self.holdings.waiting, now_ms)
-        if excess > 0:
-            self.intake.give_back(self.holdings.withdraw_newest(excess), "busy", now_ms)
+        count, peers = self.credit.excess(now_ms)
+        if count:
+            self.intake.give_back(self.holdings.withdraw_newest(count, peers), "busy", now_ms)
 
     def _may_quit(self) -> bool:
         return self.credit.is_draining and not self.holdings and not self._has_quit

@@ -33,11 +33,6 @@ class Slots:
             if offer.concurrency is not None
         }
 
-    def in_use(self) -> int:
-        """The number of slots that the runner uses for what it has."""
-        beyond = sum(max(0, limited.taken - limited.concurrency) for limited in self._limited.values())
-        return min(self.taken - beyond, self.slots)
-
     def has_queue(self) -> bool:
         return bool(self._queued or self._unblocked)
 
