@@ -110,9 +110,11 @@ def _dispatched(state: BrokerState, step: Step, now: Now) -> Why:
     lease = _lease(live.session, now)
     if live.seen == "done":
         return Why("result_awaited", f"ran on {where}, and its result has not arrived yet; {lease}{stopping}", since)
-    if step.started_ms is not None:
-        started = f"started {at_time(step.started_ms, now)}{_progress(state, live, now)}"
-        return Why("running", f"runs on {where}, {started}; {lease}{stopping}", since)
+    progress = _progress(state, live, now)
+    if step.started_ms is not None or progress:
+        # Progress proves the start before the next heartbeat reports its time.
+        started = f", started {at_time(step.started_ms, now)}" if step.started_ms is not None else ""
+        return Why("running", f"runs on {where}{started}{progress}; {lease}{stopping}", since)
     if live.batch is not None and not live.batch.answered:
         return Why("handed_out", f"handed to {where} {at}, which has not accepted it yet; {lease}{stopping}", since)
     return Why("handed_out", f"handed to {where} {at}, which has not started it; {lease}{stopping}", since)
