@@ -122,6 +122,9 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
     ),
     "stepwire.exec": (
         _info("run_cancelled", "step_id delivery reason", "The broker sent SIGTERM to a running program."),
+        _warning(
+            "program_failed", "task_id step_id step error", "A run of a program failed. `step` is the step's path."
+        ),
         _debug("run_stderr", "step_id stderr", "A program wrote this to stderr."),
         _warning("run_record_stays", "file error", "The record of an ended program could not be removed."),
         _error("run_does_not_end", "pid program", "A killed program still exists. The broker waits for its end."),

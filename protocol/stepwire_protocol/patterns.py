@@ -101,3 +101,10 @@ def _segment_matches(pieces: tuple[str, ...], segment: str) -> bool:
             return False
         at = start + len(piece)
     return True
+
+
+def split_name(name: str, namespace: str | None = None) -> tuple[str | None, str]:
+    """`shop::eu::order` → `shop::eu` and `order`. With a namespace, the name is left as it is."""
+    if namespace is None and "::" in name:
+        namespace, _, name = name.rpartition("::")
+    return namespace, name

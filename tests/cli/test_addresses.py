@@ -3,12 +3,13 @@
 import re
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 from stepwire.client import Client
 
-from .a_place import Place, place
+from .a_place import STEPWIRE, Place, place
 
 DENIED, UNREACHABLE = 6, 5
 
@@ -99,5 +100,23 @@ def test_many_tasks_of_many_steps_are_submitted_in_requests_that_the_broker_acce
         assert done.code == 0, done
         assert len(set(done.out.split())) == 11
         assert len(anywhere.stepwire("task", "list", "-o", "jsonl").out.splitlines()) == 11
+    finally:
+        assert broker.end(signal.SIGTERM).code == 0
+
+
+def test_a_workflow_that_is_applied_while_the_broker_starts_is_applied_when_it_has_started(anywhere: Place) -> None:
+    (anywhere.directory / "w.yaml").write_text("name: w\nsteps:\n  - {name: s, handler_class: h}\n")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [*STEPWIRE, "--url", f"http://{address}", "workflow", "apply", "w.yaml"]
+    applying = subprocess.Popen(
+        command, cwd=anywhere.directory, env=anywhere.environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert applying.stderr is not None
+    assert "trying again for up to 30 s" in applying.stderr.readline()
+    broker = anywhere.serve("--listen", address)
+    try:
+        out, _ = applying.communicate(timeout=40)
+        assert (applying.returncode, out) == (0, "default::w 1 applied\n")
     finally:
         assert broker.end(signal.SIGTERM).code == 0

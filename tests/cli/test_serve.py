@@ -54,7 +54,7 @@ def test_the_ready_line_names_all_addresses_and_files(empty: Place) -> None:
 
 def test_a_password_is_not_printed(empty: Place) -> None:
     done = empty.stepwire("serve", "--database", "postgresql://u:secret@127.0.0.1:1/s")
-    assert done.code == FAILURE
+    assert done.code == USAGE
     assert "secret" not in done.out + done.err
 
 
@@ -165,11 +165,16 @@ def test_a_wrong_configuration_is_refused_with_one_sentence(empty: Place, words:
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize(
-    "url", ["nonsense", "sqlite://:memory:", "sqlite:///state.db?x=1", "sqlite:////proc/x/state.db"]
-)
-def test_an_unusable_database_is_refused_with_one_sentence(empty: Place, url: str) -> None:
+@pytest.mark.parametrize("url", ["nonsense", "postgresql://h/db", "sqlite://:memory:", "sqlite:///state.db?x=1"])
+def test_a_database_that_no_broker_can_use_is_a_wrong_configuration(empty: Place, url: str) -> None:
     done = empty.stepwire("serve", "--database", url)
+    assert done.code == USAGE  # systemd does not restart it
+    assert done.err.startswith("stepwire: database.url ")
+    assert "Traceback" not in done.err
+
+
+def test_a_database_that_cannot_be_opened_is_refused_with_one_sentence(empty: Place) -> None:
+    done = empty.stepwire("serve", "--database", "sqlite:////proc/x/state.db")
     assert done.code == FAILURE
     assert done.err.startswith("stepwire: the broker cannot start: ")
     assert "Traceback" not in done.err

@@ -86,6 +86,11 @@ def test_every_web_process_submits_and_reads_and_another_one_continues_after_a_k
     )
     host = web.host()
     assert host in answered_by
+    # The embedded broker's own server leaves the application's log alone.
+    started = re.findall(r"Started server process|Application startup complete|Uvicorn running", web.program.stderr)
+    assert sorted(set(started)) == ["Application startup complete", "Started server process", "Uvicorn running"]
+    assert started.count("Application startup complete") == started.count("Started server process") == 2
+    assert "POST /orders" in web.program.stdout + web.program.stderr
     os.kill(host, signal.SIGKILL)
     later = web.order("c")
     assert web.outcome(later["task_id"])["state"] == "completed"

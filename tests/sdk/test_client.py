@@ -335,9 +335,25 @@ def test_the_environment_sets_the_patience(server, monkeypatch):
 )
 def test_a_refusal_carries_the_brokers_code_and_hint(server, client, status, kind):
     server.answers = [(status, {"code": "some_code", "detail": "It is wrong.", "hint": "Do it right."})]
-    with pytest.raises(kind, match=r"It is wrong\. Do it right\.") as caught:
+    with pytest.raises(kind, match=r"It is wrong; Do it right\.") as caught:
         client.cancel(1)
     assert (caught.value.status, caught.value.code, caught.value.hint) == (status, "some_code", "Do it right.")
+
+
+@pytest.mark.parametrize(
+    ("workflow", "namespace", "sent"),
+    [
+        ("shop::order", None, ("shop", "order")),
+        ("shop::eu::order", None, ("shop::eu", "order")),
+        ("order", "shop", ("shop", "order")),
+        ("order", None, (None, "order")),
+    ],
+)
+def test_a_workflow_may_be_named_with_its_namespace(server, client, workflow, namespace, sent):
+    server.answers = [(201, {"task_id": 1, "created": True})]
+    client.submit(workflow, namespace=namespace)
+    body = server.seen[-1][2]
+    assert (body.get("namespace"), body["workflow"]) == sent
 
 
 def test_wait_polls_until_the_task_has_ended_or_is_held(server, client):

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
+from contextvars import ContextVar, copy_context
 from typing import Any, Final
 
 import uvicorn
@@ -41,7 +43,10 @@ class Server:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._listener]), name="http")
+        context = copy_context()
+        context.run(_is_ours.set, True)
+        serving = self._uvicorn.serve(sockets=[self._listener])
+        self._serving = asyncio.get_running_loop().create_task(serving, name="http", context=context)
         ready = asyncio.create_task(self._uvicorn.ready.wait())
         await asyncio.wait((self._serving, ready), return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
@@ -66,9 +71,8 @@ def _config(app: ASGIApp) -> uvicorn.Config:
         http=BoundedProtocol,
         ws="none",
         lifespan="off",
-        log_config=None,
-        log_level="error",  # uvicorn warns of every malformed line, which would let clients fill the log
-        access_log=False,
+        log_config=None,  # uvicorn's loggers belong to the process, which may serve an application of its own
+        log_level=None,
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
@@ -76,6 +80,17 @@ def _config(app: ASGIApp) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_TIMEOUT_S,
     )
+
+
+_is_ours: ContextVar[bool] = ContextVar("is_ours", default=False)  # true in everything that a Server here runs
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    """Drop what uvicorn logs for a Server here, except errors: clients could fill the log with malformed lines."""
+    return record.levelno >= logging.ERROR or not _is_ours.get()
+
+
+logging.getLogger("uvicorn.error").addFilter(_is_wanted)
 
 
 class _Uvicorn(uvicorn.Server):
@@ -99,6 +114,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.access_log = False
         self._in_head = True
         self._is_refused = False
         self._head_bytes = 0

@@ -51,7 +51,7 @@ def _get(context: click.Context, path: str) -> dict[str, Any] | None:
 
     try:
         url, token_file = address(context.ensure_object(Options))
-        answer = Transport(url, _token(token_file), TIMEOUT_S, Outages(0, 0, None)).get_once(path)
+        answer = Transport(url, lambda: _token(token_file), TIMEOUT_S, Outages(0, 0, None)).get_once(path)
         document: dict[str, Any] = msgspec.json.decode(answer.body)
     except (Failure, OSError, ValueError):  # nothing to complete is no error
         return None

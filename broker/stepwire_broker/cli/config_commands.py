@@ -67,22 +67,31 @@ def check(settings: "Settings") -> None:
     from stepwire_broker.engine import CannotStart
     from stepwire_broker.executors.host import BadExecutor
     from stepwire_broker.executors.registry import Executors, known
-    from stepwire_broker.store.errors import StoreRefused
-    from stepwire_broker.store.sqlite.opening import path_of
 
+    check_database(settings)
     try:
         check_listen(settings.http)
         if settings.http.tokens_file is not None:
             Tokens(Path(settings.http.tokens_file))
-        path_of(settings.database.url)
         read_endpoints(settings.bus)
         Executors(settings).configure()
         router.check(settings.execution, known(settings))
-    except (ListenError, TokenError, StoreRefused, EndpointRefused, CannotStart, BadExecutor) as error:
-        text = loader.shown_without_password(str(error), settings.database.url)
-        raise Failure(Exit.USAGE, text, getattr(error, "hint", "")) from None
+    except (ListenError, TokenError, EndpointRefused, CannotStart, BadExecutor) as error:
+        raise Failure(Exit.USAGE, str(error), getattr(error, "hint", "")) from None
     except router.RulesRefused as error:
         raise Failure(Exit.USAGE, str(error)) from None
+
+
+def check_database(settings: "Settings") -> None:
+    """Refuse a database that no broker can use. Nothing is opened."""
+    from stepwire_broker.store.errors import StoreRefused
+    from stepwire_broker.store.sqlite.opening import path_of
+
+    try:
+        path_of(settings.database.url)
+    except StoreRefused as error:
+        text = loader.shown_without_password(str(error), settings.database.url)
+        raise Failure(Exit.USAGE, text) from None
 
 
 def _hidden_rules(settings: "Settings") -> list[str]:

@@ -91,6 +91,7 @@ async def _serve(
 ) -> Exit:
     from stepwire_broker.api.server import Server
 
+    config_commands.check_database(loaded.settings)
     tokens, listener = _open_http(loaded.settings)
     broker = _engine(loaded.settings, tokens, listener)
     systemd = Systemd()
@@ -118,13 +119,14 @@ def _open_http(settings: "Settings") -> "tuple[Tokens, socket.socket]":
     from stepwire_broker.api.token import TokenError, open_tokens
 
     try:
-        listener = listen(settings.http)  # first: if the port is in use, no token is generated
-    except ListenError as error:
+        # Before the socket exists: a command that finds the address also finds the token.
+        tokens = open_tokens(settings.http.tokens_file)
+    except TokenError as error:
         raise Failure(Exit.USAGE, str(error)) from None
     try:
-        return open_tokens(settings.http.tokens_file), listener
-    except TokenError as error:
-        listener.close()
+        return tokens, listen(settings.http)
+    except ListenError as error:
+        tokens.discard()
         raise Failure(Exit.USAGE, str(error)) from None
 
 

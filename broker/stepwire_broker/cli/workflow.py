@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 from stepwire.client import Client
+from stepwire_protocol.patterns import split_name
 
 from . import completing, output, warnings
 from .connection import broker_client
@@ -36,7 +37,7 @@ def apply(options: Options, files: tuple[str, ...], no_activate: bool) -> None:
     applied: list[dict[str, Any]] = []
     for file, source in zip(files, sources, strict=True):
         try:
-            with broker_client(options) as client:
+            with broker_client(options, waits=True) as client:
                 one = client.apply_workflow_text(source.content, source.content_type, activate=not no_activate)
         except Failure as failure:
             raise failure.about(file) from None
@@ -155,13 +156,6 @@ def activate(options: Options, name: str, version: str, namespace: str | None) -
 def stored(client: Client, name: str, namespace: str | None, version: str | None) -> dict[str, Any]:
     namespace, name = split_name(name, namespace)
     return client.workflow(name, namespace=namespace, version=version)
-
-
-def split_name(name: str, namespace: str | None) -> tuple[str | None, str]:
-    """`shop::eu::order` → `shop::eu` and `order`."""
-    if namespace is None and "::" in name:
-        namespace, _, name = name.rpartition("::")
-    return namespace, name
 
 
 def _step_row(step: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 import zmq
 from stepwire.worker import Worker
+from stepwire_protocol.patterns import split_name
 
 from stepwire_broker import definition_files, operator_commands
 from stepwire_broker.core.answers.answers import Applied, TasksSubmitted
@@ -339,6 +340,7 @@ def _body(
     deadline_ms: int | None = None,
 ) -> dict[str, Any]:
     """Return a submission in the form of an HTTP body, so that the same code reads it."""
+    namespace, workflow = split_name(workflow, namespace)
     members = {
         "workflow": workflow,
         "context": {} if context is None else dict(context),

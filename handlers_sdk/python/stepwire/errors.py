@@ -92,7 +92,7 @@ class ClientError(StepwireError):
         next: dict[str, Any] | None = None,
         retry_after_ms: int | None = None,
     ) -> None:
-        super().__init__(f"{message} {hint}".strip())
+        super().__init__(f"{message.rstrip('.')}; {hint}" if hint else message)
         self.message = message
         self.status = status
         self.code = code

@@ -10,12 +10,12 @@ from typing import Any, Final, NoReturn
 import click
 import msgspec
 from stepwire.client import Client, ClientError, Submitted, generated_key
+from stepwire_protocol.patterns import split_name
 
 from stepwire_broker.cli import completing, output, warnings
 from stepwire_broker.cli.connection import broker_client
 from stepwire_broker.cli.failure import Exit, Failure, leave, usage
 from stepwire_broker.cli.options import Options, StepwireCommand
-from stepwire_broker.cli.workflow import split_name
 
 from .show import print_task
 from .waiting import exit_of, goes_on, seconds, task_goes_on, until_settled

@@ -15,6 +15,7 @@ from stepwire.actions import RunEnd
 from stepwire_protocol import codec, limits
 from stepwire_protocol.messages import StepRequest
 
+from stepwire_broker.core.answers.error_texts import described
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.exec_runs.process_groups import MARK
 from stepwire_broker.exec_runs.records import Record, Records
@@ -34,6 +35,7 @@ from .program import NotStarted, Program, ProgramEnded, ProgramStart
 KEY: Final = "exec"
 RESULT_OVERHEAD_BYTES: Final = 1_500  # of a results message, in addition to the output
 EARLY_CANCELS_MAX: Final = 1_000
+LOGGED_CHARACTERS_MAX: Final = 200
 
 log = structlog.get_logger("stepwire.exec")
 
@@ -105,6 +107,9 @@ class Exec(BaseExecutor):
         if ended.stderr:
             log.debug("run_stderr", step_id=step.step_id, stderr=ended.stderr.decode("utf-8", "replace"))
         result = outcome_of(ended, at_most_once=at_most_once, stdout_bytes_max=self._stdout_bytes_max)
+        if result.error is not None:
+            text = described(result.code, result.error, LOGGED_CHARACTERS_MAX)
+            log.warning("program_failed", task_id=step.task_id, step_id=step.step_id, step=step.path, error=text)
         # An empty text replaces the text of an earlier run. A first run has nothing to replace.
         return structs.replace(result, stderr=stderr_of(ended)) if ended.stderr or step.delivery > 1 else result
 

@@ -26,7 +26,7 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
 
     The address is the first of: `url`, $STEPWIRE_URL, the content of `.stepwire/url`, http://127.0.0.1:7410. The token
     is the first of: `token`, the content of `token_file`, $STEPWIRE_TOKEN, the content of $STEPWIRE_TOKEN_FILE, the
-    content of `.stepwire/token`.
+    content of `.stepwire/token`. A file is read again when its token is refused: a new broker has a new one.
 
     While the broker does not answer, as during a restart, each call waits for it for at most `outage_s`; default:
     $STEPWIRE_OUTAGE_S, or 30. `first_contact_s` is the same limit until the first connection was made;
@@ -49,7 +49,7 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
         url = url or os.environ.get("STEPWIRE_URL") or _url_of_directory() or URL_DEFAULT
         outage_s = outage_seconds(os.environ.get("STEPWIRE_OUTAGE_S")) if outage_s is None else outage_s
         outages = Outages(outage_s, outage_s if first_contact_s is None else first_contact_s, on_outage)
-        super().__init__(Transport(url, _find_token(token, token_file), timeout_s, outages))
+        super().__init__(Transport(url, lambda: _find_token(token, token_file), timeout_s, outages))
 
     def __enter__(self) -> "Client":
         return self

@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from stepwire_protocol.patterns import split_name
+
 from stepwire.errors import ConfigurationError, WaitTimeout, WrongState
 
 from .transport import Calls, in_path
@@ -36,7 +38,8 @@ class TaskCalls(Calls):
         priority: int | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Submitted:
-        """Start a task. Without a `key` the client creates one, so that a lost answer never leads to a second task."""
+        """Start a task of `workflow`, a name or NAMESPACE::NAME. Without a `key` the client creates one, so that a lost
+        answer never leads to a second task."""
         is_new = key is None
         key = key or generated_key()
         task = _task(workflow, context, key, namespace, version, priority, labels)
@@ -186,6 +189,7 @@ def _task(
     priority: int | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
+    namespace, workflow = split_name(workflow, namespace)
     document = {
         "workflow": workflow,
         "namespace": namespace,

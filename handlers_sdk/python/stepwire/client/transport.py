@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
@@ -26,6 +26,7 @@ from .outages import FailedTry, Outages, Patience, failed_try_of
 
 URL_DEFAULT: Final = "http://127.0.0.1:7410"
 TIMEOUT_S: Final = 30.0
+UNAUTHORIZED: Final = 401
 LONG_POLL_S: Final = 20.0  # the time of one request; a longer wait sends several requests
 
 _ERROR_OF: Final[dict[int, type[ClientError]]] = {
@@ -64,7 +65,7 @@ class Request(NamedTuple):
 class Transport:
     """Sends requests to one broker over one connection, one at a time."""
 
-    def __init__(self, url: str, token: str | None, timeout_s: float, outages: Outages) -> None:
+    def __init__(self, url: str, find_token: Callable[[], str | None], timeout_s: float, outages: Outages) -> None:
         address = urlsplit(url)
         if address.scheme not in ("http", "https") or not address.hostname:
             raise ConfigurationError(f"url {url!r}: it needs a form like {URL_DEFAULT}")
@@ -72,7 +73,8 @@ class Transport:
         self._is_tls = address.scheme == "https"
         self._prefix = address.path.rstrip("/")
         self._url = url
-        self._token = token
+        self._find_token = find_token
+        self._token = find_token()
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._connection: Connection | None = None
@@ -171,11 +173,18 @@ class Transport:
             return self.unreachable(_cause(error)) if failed is None else failed._replace(may_be_done=False)
         except OSError as error:
             return self.lost(error) or self.unreachable(error)
+        if answer.status == UNAUTHORIZED and self._has_new_token():
+            return self._try(request)  # a refused request was not performed
         if answer.status >= 400:
             refusal = error_of(answer.status, answer.body, answer.headers.get("retry-after"))
             return failed_try_of(refusal) or refusal
         document: dict[str, Any] = msgspec.json.decode(answer.body) if answer.body else {}
         return document
+
+    def _has_new_token(self) -> bool:
+        """True if the token was written or replaced after it was read, as by a broker that has just started."""
+        before, self._token = self._token, self._find_token()
+        return self._token is not None and self._token != before
 
     def _send(self, request: Request) -> HttpAnswer:
         headers = self._headers("application/json")

@@ -146,7 +146,10 @@ class Intake:
             )
             self._out.send_to(peer, refuse)
         if code != "stale":
-            level: Literal["info", "warning"] = "info" if code == "draining" or is_return else "warning"
+            # Returns keep the queues short, and many may be sent in a second: no operator has to act.
+            level: Literal["debug", "info", "warning"] = (
+                "debug" if is_return else "info" if code == "draining" else "warning"
+            )
             self._out.log(level, "steps_refused", broker=peer.id, batch_id=batch_id, code=code, steps=len(items))
 
     def on_unreadable(self, body: bytes, code: Literal["bad_message", "too_large"], why: str, now_ms: float) -> None:
