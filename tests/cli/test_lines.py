@@ -15,6 +15,8 @@ CASES = [
     ("result   /a/very/long/path", 16, 9, "result   /a/very/long/path"),
     ("first line\nsecond line", 12, 0, "first line\nsecond line"),
     ("label", 20, 9, "label"),
+    ("see: stepwire task list; more", 20, 0, "see:\nstepwire task list;\nmore"),
+    ("next: stepwire db check, then stepwire serve", 30, 0, "next: stepwire db check, then\nstepwire serve"),
 ]
 
 

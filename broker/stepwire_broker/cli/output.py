@@ -1,6 +1,7 @@
 """Prints data on stdout: `json` is one document, `jsonl` one line per item, `text` is for people."""
 
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +27,10 @@ STATE_COLOURS: Final = {
     "cancelled": "dim",
     "skipped": "dim",
 }
+
+
+_COMMAND: Final = re.compile(r"\bstepwire [^;,|`()]+")
+_GLUE: Final = "\0"  # in place of a space at which no line may be broken
 
 
 class Column(NamedTuple):
@@ -137,21 +142,28 @@ def echo(text: str, *, indent: int = 0, err: bool = False) -> None:
 
 
 def wrapped(text: str, width: int, indent: int = 0) -> str:
-    """Break lines between words only, because names and commands are copied. Each further line has the indent of the
-    line that it continues, and `indent` more characters."""
-    lines = []
-    for line in text.split("\n"):
-        margin = len(line) - len(line.lstrip(" ")) + indent
-        lines += textwrap.wrap(
-            line[margin:],
-            width,
-            initial_indent=line[:margin],  # a label, which stays on the line of its text however long that is
-            subsequent_indent=" " * margin,
-            break_long_words=False,
-            break_on_hyphens=False,
-            tabsize=1,
-        ) or [line]
-    return "\n".join(lines)
+    """Break lines between words only, because names are copied, and a command only if it is longer than a line. Each
+    further line has the indent of the line that it continues, and `indent` more characters."""
+    lines = [part for line in text.split("\n") for part in _parts(line, width, indent)]
+    return "\n".join(lines).replace(_GLUE, " ")
+
+
+def _parts(line: str, width: int, indent: int) -> list[str]:
+    margin = len(line) - len(line.lstrip(" ")) + indent
+    parts = textwrap.wrap(
+        _COMMAND.sub(lambda command: _glued(command[0], width - margin), line[margin:]),
+        width,
+        initial_indent=line[:margin],  # a label, which stays on the line of its text however long that is
+        subsequent_indent=" " * margin,
+        break_long_words=False,
+        break_on_hyphens=False,
+        tabsize=1,
+    )
+    return parts or [line]
+
+
+def _glued(command: str, characters_max: int) -> str:
+    return command.replace(" ", _GLUE) if len(command.rstrip()) <= characters_max else command
 
 
 def terminal_wrapped(text: str, indent: int = 0) -> str:

@@ -215,7 +215,7 @@ def _label(step: dict[str, Any], parents: list[str]) -> Any:
     if step["error"] and step["state"] in ("failed", "held", "retry_wait"):
         label.append(f"  {_message(step['error'])}", style=style.style)
     if obstacle := _obstacle(step):
-        label.append(f"  {obstacle}", style="yellow")
+        label.append("  " if step["state"] == "ready" else "\n").append(obstacle, style="yellow")
     if len(parents) > 1:
         label.append(f"  after {', '.join(parents)}", style="dim")
     return label
