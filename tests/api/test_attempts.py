@@ -210,7 +210,7 @@ def test_progress_is_shown_with_the_running_step_and_its_worker_until_the_run_en
     workers = {each["worker"]: each for each in api.call("GET", "/v1/workers").json["workers"]}
     running_step = {"task_id": task_id, "step_id": item[0], "step": "charge", **progress}
     assert workers[poller.id]["progress"] == [running_step]
-    assert "progress 3 of 10 (30 %): xxx" in api.call("GET", f"/v1/tasks/{task_id}/why").json["message"]
+    assert "progress 3 of 10 (30%): xxx" in api.call("GET", f"/v1/tasks/{task_id}/why").json["message"]
     answer(poller, item, "completed", output=7)
     assert api.call("GET", f"/v1/tasks/{task_id}").json["steps"][0]["progress"] is None
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from stepwire_broker.bench import idle, product, routes
 from stepwire_broker.bench.load import DEFAULT, NAME, STEPS, BenchFailed, Workload
+from stepwire_broker.cli import bench_report
 from stepwire_broker.core.definitions.settings import ExecutionSettings
 from stepwire_broker.core.routing.router import Router, hidden, path_of
 
@@ -50,13 +51,39 @@ def test_a_round_reports_its_load_and_leaves_no_files(empty: Place) -> None:
 
 def test_text_output_prints_the_settings_and_a_table(empty: Place) -> None:
     done = empty.stepwire("bench", *SMALL)
-    assert "1 rounds of 100 tasks of 4 steps, 50 in flight" in done.out
+    assert "1 round of 100 tasks of 4 steps, 50 in flight" in done.out
     assert "product, best settings\t" in done.out
     assert "product, default settings\t" in done.out
     assert "default settings: 2 workers with 10 slots each, at most 50 steps per message" in done.out
     assert re.search(r"default settings reach \d+\.\d\d of the best settings", done.out)
     assert "bare durable loop, until its last commit\t" in done.out
     assert "no difference from the tables" in done.out
+    assert "each `vs` figure is the median of the ratios within a round" in done.out
+
+
+def test_every_column_of_figures_is_aligned_right() -> None:
+    tables = (
+        bench_report.COLUMNS,
+        bench_report.ROUTES_COLUMNS,
+        bench_report.IDLE_COLUMNS,
+        bench_report.LATENCY_COLUMNS,
+    )
+    assert {column.member for table in tables for column in table if not column.is_figure} == {"measured"}
+
+
+def test_each_ratio_is_the_median_of_the_ratios_within_a_round() -> None:
+    rounds = [
+        {
+            **{f"{kind}_steps_per_s": rate for kind in ("echo", "best", "default")},
+            "bare_steps_per_s": bare,
+            **{f"{kind}_cpu_us_per_step": {"broker": 1.0} for kind in ("best", "default")},
+            **{f"{kind}_latencies_ms": [1.0] for kind in ("bare", "best", "default")},
+            "tasks_replayed": 1,
+        }
+        for rate, bare in [(100.0, 200.0), (300.0, 100.0), (200.0, 400.0)]
+    ]
+    medians = bench_report.medians_of_all(rounds)
+    assert [medians[f"{kind}_of_bare"] for kind in ("echo", "best", "default")] == [0.5, 0.5, 0.5]
 
 
 def test_routes_are_measured_with_rules_that_steps_followed(empty: Place) -> None:

@@ -51,6 +51,9 @@ def test_status_describes_the_database_of_a_running_broker(shop: Place, stored: 
     text = shop.stepwire("db", "status")
     assert f"process {status['process']}" in text.out
     assert re.search(r"^held steps +[1-9]", text.out, re.MULTILINE)
+    assert re.search(r"^steps of open tasks +.*held [1-9]", text.out, re.MULTILINE)
+    assert re.search(r"^write-ahead log +\d", text.out, re.MULTILINE)
+    assert re.search(r"^set aside +0 inputs that the broker accepted and the database refused$", text.out, re.MULTILINE)
     assert "stepwire step list --state held" in text.err
 
 
@@ -80,7 +83,7 @@ def test_a_backup_never_replaces_a_file(still: Place) -> None:
 def test_check_replays_every_history_beside_a_running_broker(shop: Place, stored: Path) -> None:
     ended = shop.stepwire("db", "check")
     assert ended.code == 0, ended
-    assert re.search(r"(\d+) tasks, \1 histories replayed: no errors", ended.out)
+    assert re.search(r"(\d+) tasks, \1 replayed from their history: no errors", ended.out)
     assert shop.stepwire("db", "check", "--sample", "1", "-o", "json").json["tasks_replayed"] == 1
 
 
@@ -149,7 +152,7 @@ def test_check_prints_an_error_and_exits_1(still: Place) -> None:
     ended = still.stepwire("db", "check")
     assert ended.code == 1
     assert re.fullmatch(r"task \d+, step charge: attempt is 7, and 0 by its history\n", ended.out), ended
-    assert "histories replayed" in ended.err
+    assert "replayed from their history" in ended.err
 
 
 def test_check_reports_torn_pages(still: Place) -> None:

@@ -83,6 +83,17 @@ def test_a_token_of_another_broker_and_an_address_of_another_program_are_red(sho
         assert doctor._is_port_open(f"http://127.0.0.1:{port}")
 
 
+@pytest.mark.parametrize(("mib", "text"), [(63, "63 MiB"), (1_023, "1023 MiB"), (1_536, "1.5 GiB"), (76_912, "75 GiB")])
+def test_free_space_has_a_readable_unit(mib: int, text: str) -> None:
+    assert doctor._size(mib * 1024 * 1024) == text
+
+
+def test_wrapped_findings_keep_their_indent(shop: Place) -> None:
+    lines = shop.on_terminal("doctor", columns=40, NO_COLOR="1").out.splitlines()
+    assert all(line.startswith(("✓ ", "! ", "· ", "    ", "\x1b[2m    ")) for line in lines if line), lines
+    assert sum(line.startswith("    ") for line in lines) > 3
+
+
 @pytest.mark.parametrize(
     ("version", "state"),
     [((4, 3, 2), "red"), ((4, 3, 3), "red"), ((4, 3, 4), "warning"), ((4, 3, 5), "ok"), ((4, 4, 0), "ok")],

@@ -211,7 +211,7 @@ def test_step_show_has_the_error_the_traceback_and_the_attempts(here: Place) -> 
     rows = [line.split("\t") for line in lines if "\t" in line]
     assert rows[0] == ["ATTEMPT", "DELIVERY", "OUTCOME", "AT", "RAN", "WORKER", "ERROR"]
     assert [(row[0], row[1], row[2], row[-1]) for row in rows[1:]] == [
-        ("1", "1", "backed_off", "KeyError: 'tea'"),
+        ("1", "1", "retried", "KeyError: 'tea'"),
         ("2", "2", "failed", "KeyError: 'tea'"),
     ]
 
@@ -239,13 +239,13 @@ def test_progress_is_shown_by_task_show_step_show_top_and_why(here: Place) -> No
         return here.stepwire("task", "show", task_id, "--json").json["steps"][0]["progress"] is not None
 
     eventually(is_reported, "progress", 30)
-    assert "3 of 10 (30 %): wrapping" in here.stepwire("task", "show", task_id).out
+    assert "3 of 10 (30%): wrapping" in here.stepwire("task", "show", task_id).out
     assert re.search(
-        r"^progress 3 of 10 \(30 %\): wrapping  \(.+ ago\)$", here.stepwire("step", "show", f"{task_id}/pack").out, re.M
+        r"^progress 3 of 10 \(30%\): wrapping  \(.+ ago\)$", here.stepwire("step", "show", f"{task_id}/pack").out, re.M
     )
-    assert f"{task_id}/pack  3 of 10 (30 %): wrapping  on worker" in here.stepwire("top", "--interval", "50ms").out
+    assert f"{task_id}/pack  3 of 10 (30%): wrapping  on worker" in here.stepwire("top", "--interval", "50ms").out
     assert f"{task_id}/pack  3 of 10" in here.on_terminal("top", "--interval", "50ms", "-n", "1", columns=80).out
-    assert "progress 3 of 10 (30 %): wrapping" in here.stepwire("why", task_id).out
+    assert "progress 3 of 10 (30%): wrapping" in here.stepwire("why", task_id).out
     snapshot = json.loads(here.stepwire("top", "--interval", "50ms", "-o", "jsonl").out.splitlines()[0])
     assert [one["note"] for worker in snapshot["workers"] for one in worker["progress"]] == ["wrapping"]
     here.stepwire("task", "cancel", task_id)

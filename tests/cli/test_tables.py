@@ -70,6 +70,28 @@ def test_a_terminal_that_is_too_narrow_for_any_table_gets_a_block_for_each_item(
     assert lines.count("") == 1
 
 
+def test_a_block_has_no_lines_for_missing_values() -> None:
+    lines = drawn(30, [{**ITEMS[0], "key": None}])[0]
+    assert not [line for line in lines if line.startswith("KEY")]
+    assert lines[1:3] == ["WORKFLOW  shop::order", "WHY       no worker offers"]
+
+
+def test_figures_are_aligned_right_and_yes_and_no_left() -> None:
+    out = io.StringIO()
+    columns = [Column("steps", "steps", is_figure=True), Column("active", "active"), Column("name", "name")]
+    rows = [{"steps": "1,234", "active": True, "name": "a"}, {"steps": "0.5", "active": False, "name": "b"}]
+    draw(columns, rows, Console(file=out, width=60, highlight=False))
+    assert out.getvalue().splitlines() == ["STEPS  ACTIVE  NAME", "1,234  yes     a", "  0.5  no      b"]
+
+
+def test_a_workflow_list_leaves_out_the_time_before_it_becomes_blocks(shop: Place) -> None:
+    seen = shop.on_terminal("workflow", "list", columns=36, NO_COLOR="1").out
+    titles = seen.splitlines()[0].replace("\x1b[1m", "").replace("\x1b[0m", "").split()
+    assert titles == ["NAMESPACE", "NAME", "VERSION", "ACTIVE"]
+    assert "too narrow for: created" in " ".join(seen.split())
+    assert shop.stepwire("workflow", "list").out.splitlines()[0].endswith("\tACTIVE\tCREATED")
+
+
 def test_a_state_has_a_colour_unless_the_user_wants_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[31mfailed" in "\n".join(drawn(200, force_terminal=True)[0])

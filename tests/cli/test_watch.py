@@ -49,6 +49,7 @@ def test_a_terminal_shows_a_tree(shop: Place, context: str, code: int, state: st
     assert f"task {number}  shop::order 1" in done.out
     assert "charge" in done.out
     assert state in done.out
+    assert ("stepwire step resolve" in done.out) is (state == "held")
     assert "\x1b[3" not in done.out, "NO_COLOR was set"
     assert "\x1b[3" in shop.on_terminal("task", "watch", number).out
 
@@ -59,6 +60,11 @@ def test_watching_ends_at_its_timeout(shop: Place) -> None:
     assert (done.code, done.err) == (TASK_RUNS, "")
     assert f"task {number} is running" in done.out
     assert shop.stepwire("task", "watch", "999999").code == NOT_FOUND
+
+
+def test_the_tree_names_a_handler_that_no_worker_offers(shop: Place) -> None:
+    seen = shop.on_terminal("task", "watch", submit(shop, "shop::slow"), "--timeout", "10ms", NO_COLOR="1").out
+    assert "dream\x1b[2m  ready\x1b[0m  no worker offers `nobody.offers`" in seen.replace("\x1b[0m\x1b[2m", "\x1b[2m")
 
 
 def with_progress(*notes: dict[str, object] | None) -> list[dict[str, Any]]:
@@ -94,7 +100,7 @@ def test_the_progress_of_a_handler_is_part_of_the_line_and_the_tree(monkeypatch:
     drawn = [watch.tree(each, {}, "no worker offers `h`").children for each in tasks]
     assert [str(children[0].label) for children in drawn[:3]] == [
         "▸ upload  dispatched  by w",
-        "▸ upload  dispatched  by w  3 of 10 (30 %): files",
+        "▸ upload  dispatched  by w  3 of 10 (30%): files",
         "▸ upload  dispatched  by w  0.5",
     ]
     assert str(drawn[0][1].label) == "why: no worker offers `h`"

@@ -1,6 +1,7 @@
 """`stepwire worker`: the connected workers, and how to drain one without losing its steps."""
 
 import json
+import re
 import threading
 
 import pytest
@@ -33,6 +34,9 @@ def test_a_worker_is_shown_by_its_name_or_id(shop: Place) -> None:
     (worker,) = [one for one in shop.stepwire("worker", "list", "--json").json if one["handlers"] == ["shop.charge"]]
     shown = shop.stepwire("worker", "show", worker["worker"], "--json").json
     assert shown["pid"] == worker["pid"]
+    text = shop.stepwire("worker", "show", worker["worker"]).out
+    assert "\nhandlers          shop.charge\nunknown handlers  -\n" in text
+    assert re.search(r"^last seen +\d+\.\d s ago$", text, re.M)
     assert shop.stepwire("worker", "show", "missing").code == NOT_FOUND
     assert shop.stepwire("worker", "drain", "missing").code == NOT_FOUND
     assert shop.stepwire("worker", "drain").code == USAGE

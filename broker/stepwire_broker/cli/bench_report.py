@@ -6,37 +6,39 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from stepwire_broker.core.phrases import counted
+
 from . import output
 from .options import Options
 
 COLUMNS: Final = [
     output.Column("measured", "measured"),
-    output.Column("steps/s", "steps_per_s"),
-    output.Column("lowest to highest", "spread"),
-    output.Column("tasks/s", "tasks_per_s"),
-    output.Column("vs bare loop", "of_bare"),
+    output.Column("steps/s", "steps_per_s", is_figure=True),
+    output.Column("lowest to highest", "spread", is_figure=True),
+    output.Column("tasks/s", "tasks_per_s", is_figure=True),
+    output.Column("vs bare loop", "of_bare", is_figure=True),
 ]
 ROUTES_COLUMNS: Final = [
     output.Column("measured", "measured"),
-    output.Column("steps/s", "steps_per_s"),
-    output.Column("tasks/s", "tasks_per_s"),
-    output.Column("vs plain", "of_plain"),
+    output.Column("steps/s", "steps_per_s", is_figure=True),
+    output.Column("tasks/s", "tasks_per_s", is_figure=True),
+    output.Column("vs plain", "of_plain", is_figure=True),
 ]
 IDLE_COLUMNS: Final = [
-    output.Column("idle tasks", "idle_tasks"),
-    output.Column("submitted/s", "submitted_per_s"),
-    output.Column("steps/s", "steps_per_s"),
-    output.Column("lowest to highest", "spread"),
-    output.Column("vs first", "of_first"),
-    output.Column("broker µs/step", "broker_us"),
-    output.Column("broker MB", "broker_mb"),
+    output.Column("idle tasks", "idle_tasks", is_figure=True),
+    output.Column("submitted/s", "submitted_per_s", is_figure=True),
+    output.Column("steps/s", "steps_per_s", is_figure=True),
+    output.Column("lowest to highest", "spread", is_figure=True),
+    output.Column("vs first", "of_first", is_figure=True),
+    output.Column("broker µs/step", "broker_us", is_figure=True),
+    output.Column("broker MB", "broker_mb", is_figure=True),
 ]
 LATENCY_COLUMNS: Final = [
     output.Column("latency of one task of four steps", "measured"),
-    output.Column("p50 ms", "p50_ms"),
-    output.Column("p95 ms", "p95_ms"),
-    output.Column("p99 ms", "p99_ms"),
-    output.Column("p50 vs bare loop", "of_bare"),
+    output.Column("p50 ms", "p50_ms", is_figure=True),
+    output.Column("p95 ms", "p95_ms", is_figure=True),
+    output.Column("p99 ms", "p99_ms", is_figure=True),
+    output.Column("vs bare loop", "of_bare", is_figure=True),
 ]
 RATES: Final = ("echo_steps_per_s", "bare_steps_per_s", "best_steps_per_s", "default_steps_per_s")
 
@@ -51,10 +53,11 @@ def medians_of_all(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     ratios = [one["default_steps_per_s"] / one["best_steps_per_s"] for one in rounds]
     medians["default_of_best"] = statistics.median(ratios)
     medians["spread"]["default_of_best"] = _spread(ratios)
-    for kind in ("best", "default"):
+    for kind in ("echo", "best", "default"):
         medians[f"{kind}_of_bare"] = statistics.median(
             one[f"{kind}_steps_per_s"] / one["bare_steps_per_s"] for one in rounds
         )
+    for kind in ("best", "default"):
         medians[f"{kind}_cpu_us_per_step"] = _median_of_each([one[f"{kind}_cpu_us_per_step"] for one in rounds])
         medians[f"{kind}_latency_of_bare"] = statistics.median(
             statistics.median(one[f"{kind}_latencies_ms"]) / statistics.median(one["bare_latencies_ms"])
@@ -70,13 +73,15 @@ def medians_of_all(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 def show_all(options: Options, report: dict[str, Any]) -> None:
     medians, load = report["medians"], report["load"]
     _show_settings(report)
-    click.echo(f"best settings: one worker with {load['slots']} slots, at most {load['batch_steps']} steps per message")
-    click.echo(_default_settings())
+    output.echo(
+        f"best settings: one worker with {load['slots']} slots, at most {load['batch_steps']} steps per message"
+    )
+    output.echo(_default_settings())
     click.echo()
     _show_throughput(options, medians)
     low, high = medians["spread"]["default_of_best"]
     click.echo()
-    click.echo(
+    output.echo(
         f"default settings reach {medians['default_of_best']:.2f} of the best settings ({low:.2f} to {high:.2f})"
     )
     click.echo()
@@ -84,13 +89,13 @@ def show_all(options: Options, report: dict[str, Any]) -> None:
     click.echo()
     for kind in ("best", "default"):
         cpu = ", ".join(f"{process} {us:.1f}" for process, us in medians[f"{kind}_cpu_us_per_step"].items())
-        click.echo(f"CPU time per step with {kind} settings, µs: {cpu}")
+        output.echo(f"CPU time per step with {kind} settings, µs: {cpu}")
     _show_replayed(medians["tasks_replayed"])
 
 
 def _show_throughput(options: Options, medians: dict[str, Any]) -> None:
     rows = [
-        ("bus alone (nothing stored)", "echo", medians["echo_steps_per_s"] / medians["bare_steps_per_s"]),
+        ("bus alone (nothing stored)", "echo", medians["echo_of_bare"]),
         ("bare durable loop (no promises)", "bare", 1.0),
         ("product, best settings", "best", medians["best_of_bare"]),
         ("product, default settings", "default", medians["default_of_bare"]),
@@ -146,7 +151,7 @@ def show_routes(options: Options, report: dict[str, Any]) -> None:
 
     medians, load = report["medians"], report["load"]
     _show_settings(report)
-    click.echo(f"two workers with {load['slots']} slots in total, at most {load['batch_steps']} steps per message")
+    output.echo(f"two workers with {load['slots']} slots in total, at most {load['batch_steps']} steps per message")
     click.echo()
     rows = [
         ("product, no rules, bus only", "plain", "1.00"),
@@ -164,8 +169,8 @@ def show_routes(options: Options, report: dict[str, Any]) -> None:
     output.several(options, documents, ROUTES_COLUMNS, "")
     click.echo()
     cpu = ", ".join(f"{kind} {medians[f'{kind}_cpu_us_per_step']['broker']:.1f}" for _, kind, _ in rows)
-    click.echo(f"CPU time of the broker per step, µs: {cpu}")
-    click.echo(
+    output.echo(f"CPU time of the broker per step, µs: {cpu}")
+    output.echo(
         f"executors {', '.join(EXECUTORS)}; every step matched the last rule:"
         f" {medians['canary_steps']} went to its canary, {medians['other_steps']} did not"
     )
@@ -200,9 +205,9 @@ def medians_of_idle(measured: list[dict[str, Any]]) -> dict[str, Any]:
 def show_idle(options: Options, report: dict[str, Any]) -> None:
     medians = report["medians"]
     _show_settings(report)
-    click.echo(_default_settings())
+    output.echo(_default_settings())
     limits = ", ".join(str(one["limits"]["max_open_steps"]) for one in medians["idle"])
-    click.echo(f"limits.max_open_steps of the brokers: {limits}; every other limit has its default")
+    output.echo(f"limits.max_open_steps of the brokers: {limits}; every other limit has its default")
     click.echo()
     documents = [
         {
@@ -226,13 +231,17 @@ def show_idle(options: Options, report: dict[str, Any]) -> None:
 
 def _show_settings(report: dict[str, Any]) -> None:
     machine, load = report["machine"], report["load"]
-    click.echo(
+    output.echo(
         f"{machine['cpus']} CPUs, Python {machine['python']}, SQLite {machine['sqlite']}, libzmq {machine['libzmq']};"
         f" one fdatasync takes {machine['fdatasync_ms']:.2f} ms"
     )
-    click.echo(
-        f"{load['rounds']} rounds of {load['tasks']} tasks of 4 steps, {load['window']} in flight,"
+    output.echo(
+        f"{counted(load['rounds'], 'round')} of {load['tasks']} tasks of 4 steps, {load['window']} in flight,"
         f" submitted {load['submit_tasks']} at a time by one client; SQLite synchronous=FULL"
+    )
+    output.echo(
+        "each `vs` figure is the median of the ratios within a round, so it can differ from the ratio of two figures"
+        " of its table"
     )
 
 
@@ -249,7 +258,7 @@ def _default_settings() -> str:
 
 
 def _show_replayed(tasks: int) -> None:
-    click.echo(f"{tasks} tasks replayed from their history: all completed, no difference from the tables")
+    output.echo(f"{tasks} tasks replayed from their history: all completed, no difference from the tables")
 
 
 def _median(rounds: list[dict[str, Any]], name: str) -> float:

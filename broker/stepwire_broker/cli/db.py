@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from stepwire_broker.core.phrases import counted
+
 from . import confirmation, output
 from .config_commands import load
 from .connection import broker_client
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from stepwire_broker.store.sqlite.status import Status
 
 POLL_S: Final = 0.2
+LABEL_WIDTH: Final = 21
 STUCK_S: Final = 60.0  # without progress for this time, `prune` stops waiting for the broker
 
 FILE = click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
@@ -50,15 +53,16 @@ def status(options: Options) -> None:
     settings, path = _database(options)
     with _refusals(), closing(backup.open_stored(path)) as connection:
         status = read(connection, path.absolute(), settings.retention, _now_ms())
-    lines = "\n".join(f"{name:<12} {text}" for name, text in _status_lines(status))
-    output.one(options, status, lines)
+    lines = "\n".join(f"{name:<{LABEL_WIDTH}}{text}" for name, text in _status_lines(status))
+    output.one(options, status, lines, indent=LABEL_WIDTH)
     if status.held_steps:
         output.note(options, "next: stepwire step list --state held")
 
 
 def _status_lines(status: "Status") -> Iterator[tuple[str, str]]:
-    yield "database", f"{status.path}, {_size(status.bytes)} ({_size(status.free_bytes)} of it free)"
-    yield "log", _size(status.log_bytes)
+    yield "database", status.path
+    yield "size", f"{_size(status.bytes)} ({_size(status.free_bytes)} of it free)"
+    yield "write-ahead log", _size(status.log_bytes)
     process = status.process
     yield "written by", "no process" if process is None else f"process {process or 'unknown'}"
     upgrade = ""
@@ -68,13 +72,14 @@ def _status_lines(status: "Status") -> Iterator[tuple[str, str]]:
     yield "deployment", status.deployment
     yield "last epochs", _counts(status.brokers, "none")
     yield "tasks", _counts(status.tasks, "none")
-    yield "open steps", _counts(status.open_steps, "none")
+    yield "steps of open tasks", _counts(status.open_steps, "none")
     yield "held steps", str(status.held_steps)
     if status.oldest_open_task is not None and status.oldest_open_since_ms is not None:
         yield "oldest open", f"task {status.oldest_open_task}, since {_time(status.oldest_open_since_ms)}"
-    yield "parked", f"{status.parked} refused inputs"
-    yield "controls", f"{status.rules} rules set at run time, {status.offered_handlers} handlers that workers offered"
-    yield "to prune", f"{status.expired_tasks} tasks"
+    yield "set aside", f"{counted(status.parked, 'input')} that the broker accepted and the database refused"
+    yield "rules", f"{counted(status.rules, 'routing rule')} set at run time"
+    yield "handlers", f"{counted(status.offered_handlers, 'handler')} that workers have offered"
+    yield "to prune", f"{counted(status.expired_tasks, 'task')} past the retention time"
     yield "last prune", "never" if status.last_prune is None else _last_prune(status.last_prune)
     if status.restored is not None:
         made = "" if status.last_backup_ms is None else f", from a backup of {_time(status.last_backup_ms)}"
@@ -82,8 +87,12 @@ def _status_lines(status: "Status") -> Iterator[tuple[str, str]]:
 
 
 def _last_prune(last: dict[str, Any]) -> str:
-    counts = ", ".join(f"{last[name]} {name}" for name in ("tasks", "steps", "parked"))
+    counts = _removed(last["tasks"], last["steps"], last["parked"])
     return f"{_time(last['ended_ms'])}: {counts}, in {(last['ended_ms'] - last['started_ms']) / 1000:.1f} s"
+
+
+def _removed(tasks: int, steps: int, parked: int) -> str:
+    return f"{counted(tasks, 'task')}, {counted(steps, 'step')}, {counted(parked, 'input')} set aside"
 
 
 # -- check ------------------------------------------------------------------------------------------------------------
@@ -104,7 +113,7 @@ def check(options: Options, sample: int | None) -> None:
     with _refusals(), closing(backup.open_stored(path)) as connection, _bars(options) as show:
         checked = run(connection, sample, lambda done, total: show("tasks replayed", done, total))
     sentences = [*checked.findings, *(["there may be more findings"] if checked.is_cut else [])]
-    extent = f"{checked.tasks} tasks, {checked.tasks_replayed} histories replayed"
+    extent = f"{counted(checked.tasks, 'task')}, {checked.tasks_replayed} replayed from their history"
     output.one(options, checked, "\n".join(sentences) or f"{extent}: no errors")
     if sentences:
         if options.output == "text":
@@ -169,10 +178,11 @@ def restore(options: Options, file: Path) -> None:
 
 def _restored_lines(path: Path, file: Path, restored: "RestoredBackup") -> Iterator[str]:
     made = "" if restored.made_ms is None else f", made {_time(restored.made_ms)}"
-    yield f"restored {path} from {file}{made}: {restored.open_tasks} open tasks"
+    yield f"restored {path} from {file}{made}: {counted(restored.open_tasks, 'open task')}"
     yield f"the deployment is now {restored.deployment}; in the backup it was {restored.deployment_before}"
     if restored.held_steps:
-        yield f"{restored.held_steps} at_most_once steps of {restored.held_tasks} tasks are held, reason `restored`"
+        steps = counted(restored.held_steps, "at_most_once step")
+        yield f"{steps} of {counted(restored.held_tasks, 'task')} held, reason `restored`"
     for kept in restored.replaced:
         yield f"the replaced file is kept: {kept}"
 
@@ -205,7 +215,7 @@ def prune(options: Options, dry_run: bool, compact: bool) -> None:
         with closing(backup.open_stored(path)) as connection:
             count = expired(connection, settings.retention, _now_ms())
             if dry_run:
-                output.one(options, {"tasks": count}, f"{count} tasks have ended and are past their retention time")
+                output.one(options, {"tasks": count}, f"to prune: {counted(count, 'task')} past the retention time")
                 return
             if holder(path) is not None:
                 if compact:
@@ -223,7 +233,7 @@ def prune(options: Options, dry_run: bool, compact: bool) -> None:
 
 
 def _pruned_text(pruned: "Pruned") -> str:
-    return f"removed {pruned.tasks} tasks with {pruned.steps} steps, {pruned.parked} refused inputs"
+    return f"removed {_removed(pruned.tasks, pruned.steps, pruned.parked)}"
 
 
 def _prune_by_broker(options: Options, connection: sqlite3.Connection) -> None:
@@ -244,9 +254,9 @@ def _prune_by_broker(options: Options, connection: sqlite3.Connection) -> None:
             if left < before:
                 changed_s = time.monotonic()
             elif time.monotonic() - changed_s > STUCK_S:
-                text = f"the broker has pruned nothing for {STUCK_S:g} s: {left} tasks are left"
+                text = f"the broker has pruned nothing for {STUCK_S:g} s; left: {counted(left, 'task')}"
                 raise Failure(Exit.FAILURE, text, "see the broker's log")
-    output.one(options, {"tasks": total}, f"the broker removed {total} tasks")
+    output.one(options, {"tasks": total}, f"the broker removed {counted(total, 'task')}")
 
 
 # -- upgrade ----------------------------------------------------------------------------------------------------------

@@ -208,7 +208,7 @@ def _socket(key: str, path: Path) -> Iterator[Finding]:
 def _disk(database: Path) -> Iterator[Finding]:
     directory = next(parent for parent in database.absolute().parents if parent.is_dir())
     free_bytes = shutil.disk_usage(directory).free
-    shown = f"{free_bytes // (1024 * 1024)} MiB are free on the database's disk"
+    shown = f"{_size(free_bytes)} are free on the database's disk"
     todo = "free space: with a full disk the broker accepts no work"
     if free_bytes < DISK_FREE_RED_BYTES:
         yield Finding("red", "disk", shown, todo)
@@ -301,12 +301,23 @@ def _draw(findings: list[Finding]) -> None:
         for one in findings:
             click.echo(f"{one.state}\t{one.about}\t{one.text}" + (f"\t{one.todo}" if one.todo else ""))
         return
-    console = Console()
+    console = Console(highlight=False)
     for one in findings:
         sign, style = _SIGNS[one.state]
-        console.print(Text.assemble((f"{sign} {one.about}", style), f"  {one.text}"))
+        about = f"{sign} {one.about}"
+        text = Text(output.terminal_wrapped(f"{about}  {one.text}", indent=4))
+        text.stylize(style, 0, len(about))
+        console.print(text, soft_wrap=True)
         if one.todo:
-            console.print(Text(f"    {one.todo}", style="dim"))
+            console.print(Text(output.terminal_wrapped(f"    {one.todo}"), style="dim"), soft_wrap=True)
+
+
+def _size(count_bytes: int) -> str:
+    """`75 GiB`, `1.5 GiB`, `63 MiB`."""
+    gib = count_bytes / 1024**3
+    if gib < 1:
+        return f"{count_bytes // 1024**2} MiB"
+    return f"{gib:.1f} GiB" if gib < 10 else f"{gib:.0f} GiB"
 
 
 def _dotted(version: Version) -> str:

@@ -76,9 +76,11 @@ class Failure(BrokerError, click.ClickException):
 
             click.echo(msgspec.json.encode({"error": self.problem}), err=True)
             return
-        click.echo(f"stepwire: {self.message}", file=file, err=True)
+        from . import output
+
+        output.echo(f"stepwire: {self.message}", err=True)
         if self.hint:
-            click.echo(f"  {self.hint}", file=file, err=True)
+            output.echo(f"  {self.hint}", err=True)
 
 
 def usage(message: str, hint: str = "") -> NoReturn:

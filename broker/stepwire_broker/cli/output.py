@@ -1,14 +1,19 @@
 """Prints data on stdout: `json` is one document, `jsonl` one line per item, `text` is for people."""
 
+import os
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import click
 import msgspec
 
 from .options import Options
+
+EMPTY: Final = "-"  # the text of a value that is not there
 
 # No bright colours and no yellow: they vanish on a white background.
 STATE_COLOURS: Final = {
@@ -24,10 +29,15 @@ STATE_COLOURS: Final = {
 }
 
 
+_COMMAND: Final = re.compile(r"\bstepwire [^;,|`()]+")
+_GLUE: Final = "\0"  # in place of a space at which no line may be broken
+
+
 class Column(NamedTuple):
     title: str
     member: str
     is_extra: bool = False  # left out where the terminal is too narrow for all columns
+    is_figure: bool = False  # text that is a number, so it is aligned like one
 
 
 def is_terminal() -> bool:
@@ -50,9 +60,12 @@ def columns_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def one(options: Options, item: Any, text: str) -> None:
-    """Print one item: its JSON, or the text about it."""
-    click.echo(text if options.output == "text" else msgspec.json.encode(item).decode())
+def one(options: Options, item: Any, text: str, *, indent: int = 0) -> None:
+    """Print one item: its JSON, or the text about it. `indent` is that of `echo`."""
+    if options.output == "text":
+        echo(text, indent=indent)
+    else:
+        click.echo(msgspec.json.encode(item).decode())
 
 
 def several(options: Options, items: Sequence[dict[str, Any]], columns: Sequence[Column], none: str) -> None:
@@ -119,7 +132,51 @@ def progress(options: Options, what: str, count: int) -> Iterator[Callable[[int]
 def note(options: Options, text: str) -> None:
     """Print a line for people on stderr; omitted with -q."""
     if options.verbosity >= 0 and text:
-        click.echo(text, err=True)
+        echo(text, err=True)
+
+
+def echo(text: str, *, indent: int = 0, err: bool = False) -> None:
+    """Print lines for people. A terminal gets lines that fit it; a pipe gets each line as it is."""
+    stream = sys.stderr if err else sys.stdout
+    click.echo(wrapped(text, _width(stream), indent) if stream.isatty() else text, err=err)
+
+
+def wrapped(text: str, width: int, indent: int = 0) -> str:
+    """Break lines between words only, because names are copied, and a command only if it is longer than a line. Each
+    further line has the indent of the line that it continues, and `indent` more characters."""
+    lines = [part for line in text.split("\n") for part in _parts(line, width, indent)]
+    return "\n".join(lines).replace(_GLUE, " ")
+
+
+def _parts(line: str, width: int, indent: int) -> list[str]:
+    margin = len(line) - len(line.lstrip(" ")) + indent
+    parts = textwrap.wrap(
+        _COMMAND.sub(lambda command: _glued(command[0], width - margin), line[margin:]),
+        width,
+        initial_indent=line[:margin],  # a label, which stays on the line of its text however long that is
+        subsequent_indent=" " * margin,
+        break_long_words=False,
+        break_on_hyphens=False,
+        tabsize=1,
+    )
+    return parts or [line]
+
+
+def _glued(command: str, characters_max: int) -> str:
+    return command.replace(" ", _GLUE) if len(command.rstrip()) <= characters_max else command
+
+
+def terminal_wrapped(text: str, indent: int = 0) -> str:
+    """`text` in lines that fit the terminal of stdout."""
+    return wrapped(text, _width(sys.stdout), indent)
+
+
+def _width(stream: IO[str]) -> int:
+    """The width of a terminal. COLUMNS has precedence, as it has for tables."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isascii() and columns.isdigit() and int(columns) > 0:
+        return int(columns)
+    return os.get_terminal_size(stream.fileno()).columns or 80
 
 
 def shortened(value: Any, characters_max: int = 500) -> str:
@@ -131,6 +188,6 @@ def shortened(value: Any, characters_max: int = 500) -> str:
 def cell(value: Any) -> str:
     """The value as printable text: control characters of stored text must not reach the terminal."""
     if value is None:
-        return "-"
+        return EMPTY
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

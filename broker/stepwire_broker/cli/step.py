@@ -119,11 +119,14 @@ def _print(options: Options, step: dict[str, Any]) -> None:
         step_texts.print_block(step["stderr"]["text"].splitlines())
 
 
+_OUTCOME_TEXTS: Final = {None: "running", "backed_off": "retried"}
+
+
 def _attempt_row(attempt: dict[str, Any]) -> dict[str, Any]:
     return {
         "delivery": attempt["delivery"],
         "attempt": attempt["attempt"] + 1,
-        "state": attempt["outcome"] or "running",
+        "state": _OUTCOME_TEXTS.get(attempt["outcome"], attempt["outcome"]),
         "at": attempt["dispatched_at"] or attempt["ended_at"],
         "ran": step_texts.duration(attempt["run_ms"]),
         "worker": attempt["worker"],
@@ -236,9 +239,9 @@ def _resolve_all(
     for result in results if options.output == "text" else []:
         step = f"step {result['task_id']}/{output.shortened(result['name'])}"
         if result["resolved"]:
-            click.echo(f"{step} is resolved; task {result['task_id']} is {result['state']}")
+            output.echo(f"{step} is resolved; task {result['task_id']} is {result['state']}")
         else:
-            click.echo(f"stepwire: {step}: {result['error']}", err=True)
+            output.echo(f"stepwire: {step}: {result['error']}", err=True)
     if not all(result["resolved"] for result in results):
         leave(Exit.FAILURE)
 

@@ -141,13 +141,16 @@ def print_line(label: str, text: str | None, style: str = "", *, width: int = 9)
     if text is None:
         return
     text = printable(text)
+    line = f"{label:<{width}}{text}"
     if not (style and output.is_terminal()):
-        click.echo(f"{label:<{width}}{text}")
+        output.echo(line, indent=width)
         return
     from rich.console import Console
     from rich.text import Text
 
-    Console(highlight=False).print(Text.assemble(f"{label:<{width}}", (text, style)), soft_wrap=True)
+    coloured = Text(output.terminal_wrapped(line, width))
+    coloured.stylize(style, width)
+    Console(highlight=False).print(coloured, soft_wrap=True)
 
 
 def print_block(lines: list[str]) -> None:

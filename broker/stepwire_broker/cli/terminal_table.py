@@ -1,6 +1,6 @@
 """Draws a table that fits the terminal. Nothing is cut: what does not fit is wrapped, or left out by whole columns.
 
-Times are ages here (`3m ago`); tables in a pipe and JSON have the whole time.
+Times are ages here (`3m ago`) and true is `yes`; tables in a pipe and JSON have the whole time and `true`.
 """
 
 import re
@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from .output import STATE_COLOURS, Column, cell
+from .output import EMPTY, STATE_COLOURS, Column, cell
 
 GAP: Final = 2
 WRAPPED_MIN: Final = 16  # characters that a wrapped column keeps
@@ -33,7 +33,7 @@ def draw(columns: Sequence[Column], items: Sequence[dict[str, Any]], console: Co
         _print_blocks(console, columns, cells, len(items))
         return []
     titles = [column.title.upper() for column in shown]
-    is_right = [all(isinstance(item.get(column.member), int | float) for item in items) for column in shown]
+    is_right = [column.is_figure or all(_is_number(item.get(column.member)) for item in items) for column in shown]
     _print_line(console, [(title, "bold") for title in titles], widths, is_right)
     for row in range(len(items)):
         values = [(cells[column][row], _style(column, cells[column][row])) for column in shown]
@@ -52,7 +52,13 @@ def age(at: datetime, now: datetime) -> str:
 def _text(value: Any, now: datetime) -> str:
     if isinstance(value, str) and _TIME.fullmatch(value):
         return age(datetime.fromisoformat(value), now)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return cell(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _that_fit(columns: Sequence[Column], cells: dict[Column, list[str]], width: int) -> list[Column]:
@@ -118,13 +124,15 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _print_blocks(console: Console, columns: Sequence[Column], cells: dict[Column, list[str]], count: int) -> None:
-    """Print each item as lines of name and value: for a terminal that is too narrow for any table."""
+    """Print each item as lines of name and value, without empty ones: for a terminal that is too narrow for a table."""
     width = max(len(column.title) for column in columns) + GAP
     for row in range(count):
         if row:
             console.print()
         for column in columns:
             value = cells[column][row]
+            if value == EMPTY:
+                continue
             title = column.title.upper()
             for part in _wrapped(value, max(WRAPPED_MIN, console.width - width)):
                 line = Text.assemble((f"{title:<{width}}", "bold"), (part, _style(column, value)))

@@ -8,6 +8,8 @@ import click
 import msgspec
 from stepwire.client import Client
 
+from stepwire_broker.core.phrases import counted
+
 from . import output, step_texts
 from .connection import broker_client
 from .options import Options, StepwireCommand
@@ -20,16 +22,19 @@ if TYPE_CHECKING:
 COUNTED_MAX: Final = 500  # tasks or steps of one state; more are shown as "500+"
 
 WIDE: Final = 100  # characters of a terminal with all columns
+GAP: Final = 2  # characters between two columns
+HANDLERS_MIN: Final = 12  # with less space, the list of handlers is left out
+WORKER_MIN: Final = 8
 PROGRESS_MAX: Final = 10  # running steps with progress that are shown
 
 COLUMNS: Final = [
     output.Column("worker", "worker"),
     output.Column("handlers", "handlers"),
-    output.Column("slots", "slots"),
-    output.Column("running", "running"),
-    output.Column("holding", "holding", is_extra=True),
-    output.Column("done/s", "completed_per_s"),
-    output.Column("failed/s", "failed_per_s"),
+    output.Column("slots", "slots", is_figure=True),
+    output.Column("running", "running", is_figure=True),
+    output.Column("holding", "holding", is_extra=True, is_figure=True),
+    output.Column("done/s", "completed_per_s", is_figure=True),
+    output.Column("failed/s", "failed_per_s", is_figure=True),
     output.Column("last seen", "last_seen", is_extra=True),
     output.Column("state", "state"),
 ]
@@ -84,10 +89,10 @@ def _with_rates(before: list[dict[str, Any]], now: list[dict[str, Any]], took_s:
 def _print(options: Options, snapshots: Iterator[dict[str, Any]], count: int | None) -> None:
     for number, snapshot in enumerate(snapshots, 1):
         if options.output == "text":
-            click.echo(_headline(snapshot))
+            output.echo(_headline(snapshot))
             output.several(options, [row(one) for one in snapshot["workers"]], COLUMNS, "no worker is connected")
             for line in _progress_lines(snapshot):
-                click.echo(line)
+                output.echo(line)
         else:
             click.echo(msgspec.json.encode(snapshot).decode())
         if count is None or number == count:
@@ -107,24 +112,47 @@ def _table(snapshot: dict[str, Any], width: int) -> "Group":
     from rich.table import Table
     from rich.text import Text
 
-    columns = [column for column in COLUMNS if width >= WIDE or not column.is_extra]
-    drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        is_number = column.title in ("slots", "running", "holding", "done/s", "failed/s")
-        is_long = column.title in ("worker", "handlers")
+    workers = sorted(snapshot["workers"], key=lambda one: (-one["running"], one["worker"]))
+    rows = [row(one) for one in workers]
+    widths = _widths(rows, width)
+    drawn = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for column, cells in widths.items():
         drawn.add_column(
             column.title,
-            justify="right" if is_number else "left",
+            justify="right" if column.is_figure else "left",
             overflow="ellipsis",
             no_wrap=True,
-            min_width=None if is_long else len(column.title),
+            width=cells,
         )
-    for one in sorted(snapshot["workers"], key=lambda one: (-one["running"], one["worker"])):
-        shown = row(one)
+    for shown in rows:
         style = {"stuck": "red", "draining": "yellow"}.get(shown["state"], "")
-        drawn.add_row(*(Text(output.shortened(shown[column.member], 60), style=style) for column in columns))
+        drawn.add_row(*(Text(output.cell(shown[column.member]), style=style) for column in widths))
     running = [Text(line, overflow="ellipsis", no_wrap=True) for line in _progress_lines(snapshot)]
-    return Group(Text(_headline(snapshot), style="" if snapshot["ready"] else "red"), drawn, *running)
+    headline = Text(_headline(snapshot), style="" if snapshot["ready"] else "red")
+    if snapshot["held_steps"]:
+        headline.highlight_regex(r"held steps: \S+", output.STATE_COLOURS["held"])
+    return Group(headline, drawn, *running)
+
+
+def _widths(rows: list[dict[str, Any]], width: int) -> dict[output.Column, int]:
+    """The columns that a terminal of this width shows, with their widths. Figures and states are never shortened:
+    first the list of handlers gets less space or is left out, then the worker's id is shortened."""
+    from rich.cells import cell_len
+
+    columns = [column for column in COLUMNS if width >= WIDE or not column.is_extra]
+    widths = {
+        column: max(cell_len(text) for text in (column.title, *(output.cell(one[column.member]) for one in rows)))
+        for column in columns
+    }
+    worker, handlers = COLUMNS[:2]
+    room = width - sum(widths[column] + GAP for column in columns if column not in (worker, handlers))
+    left = room - widths[worker] - GAP
+    if left >= min(HANDLERS_MIN, widths[handlers]):
+        widths[handlers] = min(widths[handlers], left)
+    else:
+        del widths[handlers]
+        widths[worker] = min(widths[worker], max(WORKER_MIN, room))
+    return widths
 
 
 def _progress_lines(snapshot: dict[str, Any]) -> list[str]:
@@ -145,7 +173,7 @@ def _headline(snapshot: dict[str, Any]) -> str:
     rate = sum(one["completed_per_s"] for one in snapshot["workers"])
     return (
         f"{state} · tasks: {tasks} · held steps: {_counted(snapshot['held_steps'])}"
-        f" · {len(snapshot['workers'])} workers · {rate:.1f} steps/s"
+        f" · {counted(len(snapshot['workers']), 'worker')} · {rate:.1f} steps/s"
     )
 
 

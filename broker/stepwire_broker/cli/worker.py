@@ -1,18 +1,20 @@
 """`stepwire worker`: lists the connected workers, and drains them without losing their steps."""
 
 import time
+from collections.abc import Iterator
 from typing import Any, Final
 
 import click
 from stepwire.client import Client, NotFound
 
-from . import completing, output
+from . import completing, output, step_texts
 from .connection import broker_client
 from .failure import Exit, Failure, leave
 from .options import Options, StepwireGroup
 from .task.waiting import seconds
 
 POLL_S: Final = 0.25
+LABEL_WIDTH: Final = 18
 
 COLUMNS: Final = [
     output.Column("worker", "worker"),
@@ -54,8 +56,8 @@ def show(options: Options, reference: str) -> None:
     if len(workers) > 1:
         ids = ", ".join(one["worker"] for one in workers)
         raise Failure(Exit.USAGE, f"{len(workers)} workers are called {reference}", f"use an id: {ids}")
-    lines = (f"{name:<13} {output.shortened(value)}" for name, value in workers[0].items())
-    output.one(options, workers[0], "\n".join(lines))
+    lines = [f"{label:<{LABEL_WIDTH}}{output.shortened(text)}" for label, text in _lines(workers[0])]
+    output.one(options, workers[0], "\n".join(lines), indent=LABEL_WIDTH)
 
 
 @worker.command()
@@ -92,6 +94,29 @@ def row(one: dict[str, Any]) -> dict[str, Any]:
     return {**one, "handlers": ", ".join(one["handlers"]), "last_seen": last_seen, "state": state}
 
 
+def _lines(one: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The members of a worker as labels and texts for people."""
+    shown = row(one)
+    in_words = {"worker", "since", "heard_ms_ago", "draining", "stuck", "progress"}
+    yield "worker", one["worker"]
+    yield "state", shown["state"]
+    yield "connected", f"{step_texts.duration(step_texts.since(one['since']))} ago"
+    yield "last seen", shown["last_seen"]
+    for name, value in one.items():
+        if name not in in_words:
+            yield name.replace("_", " "), _value_text(value)
+    for report in one["progress"]:
+        yield "progress", f"{report['task_id']}/{report['step']}: {step_texts.progress(report)}"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or output.EMPTY
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={each}" for name, each in value.items()) or output.EMPTY
+    return output.cell(value)
+
+
 def _find(client: Client, reference: str) -> list[dict[str, Any]]:
     """The connected workers with this id or name. Raises Failure if there is none."""
     connected = client.workers()["workers"]
@@ -114,6 +139,6 @@ def _wait(client: Client, names: set[str], wait_s: float | None) -> dict[str, in
 def _print_drained(rows: list[dict[str, Any]]) -> None:
     for one in rows:
         if one["ended"]:
-            click.echo(f"{one['worker']} has ended")
+            output.echo(f"{one['worker']} has ended")
         else:
-            click.echo(f"{one['worker']} gets no new steps; it holds {one['holding']}")
+            output.echo(f"{one['worker']} gets no new steps; it holds {one['holding']}")

@@ -114,7 +114,8 @@ def list_workflows(options: Options) -> None:
     """List the stored workflows with their versions."""
     with broker_client(options) as client:
         page = client.workflows()
-    columns = [output.Column(name, name) for name in ("namespace", "name", "version", "active", "created_at")]
+    columns = [output.Column(name, name) for name in ("namespace", "name", "version", "active")]
+    columns.append(output.Column("created", "created_at", is_extra=True))
     output.several(options, page["workflows"], columns, "no workflow is stored; next: stepwire workflow apply FILE")
 
 

@@ -38,8 +38,8 @@ def span(ms: int) -> str:
 
 
 def progress_text(done: float, total: float | None, note: str | None) -> str:
-    """Return `3 of 10 (30 %): packing`."""
+    """Return `3 of 10 (30%): packing`."""
     text = f"{done:g}" if total is None else f"{done:g} of {total:g}"
     if total and total > 0:
-        text += f" ({min(100.0, 100 * done / total):.0f} %)"
+        text += f" ({min(100.0, 100 * done / total):.0f}%)"
     return f"{text}: {note}" if note else text

@@ -182,11 +182,11 @@ def _report(options: Options, verb: Verb, results: list[dict[str, Any]], count: 
         for one in results:
             click.echo(msgspec.json.encode(one).decode())
     else:
-        click.echo(f"{len(results) - len(refused)} of {count} tasks are {verb.participle}")
+        output.echo(f"{len(results) - len(refused)} of {count} tasks are {verb.participle}")
     for one in refused[:SAMPLES_MAX]:
-        click.echo(one["error"]["detail"], err=True)
+        output.echo(one["error"]["detail"], err=True)
     if len(refused) > SAMPLES_MAX:
-        click.echo(f"… and {len(refused) - SAMPLES_MAX} more refusals: see -o json", err=True)
+        output.echo(f"… and {len(refused) - SAMPLES_MAX} more refusals: see -o json", err=True)
     if refused or len(results) < count:
         leave(Exit.FAILURE)
 

@@ -63,7 +63,7 @@ def print_task(options: Options, document: dict[str, Any]) -> None:
     _print_state(document)
     for name in ("context", "result"):
         if document[name] is not None:
-            click.echo(f"{name:<8} {output.shortened(document[name])}")
+            output.echo(f"{name:<8} {output.shortened(document[name])}", indent=9)
     click.echo()
     rows = [{**step, **_texts(step)} for step in document["steps"]]
     output.several(options, rows, STEP_COLUMNS, "no steps")

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-import click
 from stepwire.client import Client, Unreachable
 
 from stepwire_broker.cli import output
@@ -75,7 +74,7 @@ def goes_on(what: str, command: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        click.echo(f"{what}: {command}", err=True)
+        output.echo(f"{what}: {command}", err=True)
         leave(Exit.INTERRUPTED)
     except Unreachable as error:
         hint = f"{START_A_BROKER}; then: {command}"

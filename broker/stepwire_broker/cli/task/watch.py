@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.3
 PROGRESS_EVERY_S: Final = 1.0
+NO_WORKER_OFFERS: Final = "no_worker_offers"  # the code of a reason: stepwire_broker.core.why
 
 
 class StateStyle(NamedTuple):
@@ -213,9 +214,19 @@ def _label(step: dict[str, Any], parents: list[str]) -> Any:
         label.append(f"  attempt {step_texts.attempt(step)}{next_one}", style="yellow")
     if step["error"] and step["state"] in ("failed", "held", "retry_wait"):
         label.append(f"  {_message(step['error'])}", style=style.style)
+    if obstacle := _obstacle(step):
+        label.append("  " if step["state"] == "ready" else "\n").append(obstacle, style="yellow")
     if len(parents) > 1:
         label.append(f"  after {', '.join(parents)}", style="dim")
     return label
+
+
+def _obstacle(step: dict[str, Any]) -> str | None:
+    """The text of an obstacle that the user must remove: no worker offers the handler, or the step is held."""
+    reason = step.get("reason")
+    if step["state"] == "ready" and reason and reason["code"] == NO_WORKER_OFFERS:
+        return output.shortened(reason["message"].partition(" (")[0], 200)  # without the list of other workers
+    return f"find out what it did, then: stepwire step resolve {step['step_id']}" if step["state"] == "held" else None
 
 
 def _parents(client: Client, document: dict[str, Any]) -> dict[str, list[str]]:
