@@ -431,6 +431,20 @@ def test_the_reason_of_a_failed_step_is_one_of_the_declared_codes_whatever_its_h
     assert step["reason"]["message"] == "the handler failed the step with the code card_declined"
 
 
+def test_the_reason_of_a_skipped_step_names_the_dependency_or_the_rule(served: Api) -> None:
+    failing = {"name": "charge", "handler_class": "shop.charge", "retry_limit": 0}
+    after = {"handler_class": "shop.reserve", "depends_on": ["charge"]}
+    steps = [failing, {"name": "ship", **after}, {"name": "thank", **after, "trigger_rule": {"completed": "charge"}}]
+    assert served.call("POST", "/v1/workflows", {"name": "skips", "steps": steps}).status == 201
+    body = {"workflow": "skips", "context": {"card": "declined"}}
+    task_id = served.call("POST", "/v1/tasks", body).json["task_id"]
+    (_, ship, thank) = served.call("GET", f"/v1/tasks/{task_id}?wait_ms=300000").json["steps"]
+    for step, message in ((ship, "`charge` failed"), (thank, "its trigger rule is false")):
+        assert (step["state"], step["reason"]["code"], step["reason"]["message"]) == ("skipped", "skipped", message)
+        alone = served.call("GET", f"/v1/steps/{step['step_id']}").json
+        assert alone["reason"] == step["reason"]
+
+
 def test_a_resolution_needs_a_reason_and_a_held_step(served: Api) -> None:
     task_id, step_id = held(served)
     assert served.call("POST", f"/v1/steps/{step_id}/resolve", {"outcome": "retry"}).status == 400

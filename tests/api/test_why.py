@@ -97,6 +97,23 @@ def test_an_unknown_task_or_step_is_404_with_a_hint(api: Api, path: str, hint: s
     assert answer.json["hint"].startswith(hint)
 
 
+def test_the_id_of_a_step_in_place_of_a_task_and_the_reverse_are_named(api: Api) -> None:
+    task_id = submit(api)
+    step_id = api.call("GET", f"/v1/tasks/{task_id}").json["steps"][0]["step_id"]
+    for path in ("", "?wait_ms=0", "/why", "/steps/reserve", "/events"):
+        answer = api.call("GET", f"/v1/tasks/{step_id}{path}")
+        assert (answer.status, answer.code, answer.json["next"]) == (
+            404,
+            "not_found",
+            {"code": "show_task", "task_id": task_id},
+        )
+        assert answer.json["detail"].endswith(f"{step_id} is the step `reserve` of task {task_id}")
+    answer = api.call("GET", f"/v1/steps/{task_id}")
+    assert answer.json["detail"] == f"there is no step {task_id}: {task_id} is a task"
+    assert answer.json["next"] == {"code": "name_a_step", "task_id": task_id, "names": ["reserve", "charge"]}
+    assert api.call("GET", "/v1/steps/999999").json["next"] == {"code": "list_tasks"}
+
+
 # -- large outputs ----------------------------------------------------------------------------------------------------
 
 

@@ -1,10 +1,13 @@
 """The commands against a real broker in another process: their output and their exit codes."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
+from stepwire_broker.cli.options import Options
+from stepwire_broker.cli.task.submit import _print_states
 
 from .a_place import STEPWIRE, Ended, Place
 
@@ -62,6 +65,63 @@ def test_n_tasks_are_submitted_at_once(shop: Place) -> None:
     assert done.err == "warning: `nobody.offers` is offered by no connected worker\n"
     page = shop.stepwire("task", "list", "--workflow", "slow", "--limit", "1", "-o", "jsonl")
     assert json.loads(page.out)["task_id"] == max(ids)
+
+
+def test_the_ids_of_few_tasks_are_all_printed_and_of_many_the_first_and_the_last(shop: Place) -> None:
+    few = shop.stepwire("task", "submit", "shop::slow", "-n", "3")
+    ids = re.fullmatch(r"3 tasks: (\d+), (\d+), (\d+)\n", few.out)
+    assert ids is not None, few.out
+    assert len(set(ids.groups())) == 3
+    many = shop.stepwire("task", "submit", "shop::slow", "-n", "11")
+    assert re.fullmatch(r"11 tasks, the first \d+, the last \d+\n", many.out), many.out
+
+
+def test_the_states_of_several_awaited_tasks_are_printed(shop: Place) -> None:
+    words = ["task", "submit", "shop::order", "-n", "2", "--wait", "--context", '{"card":"broken"}']
+    done = shop.stepwire(*words)
+    assert (done.code, done.out.splitlines()[1]) == (TASK_FAILED, "2 failed")
+    done = shop.stepwire(*words, "-o", "json")
+    assert [(task["task_id"], task["state"]) for task in done.json["tasks"]] == [
+        (task_id, "failed") for task_id in done.json["task_ids"]
+    ]
+    done = shop.stepwire(*words, "-o", "jsonl")
+    assert [json.loads(line)["state"] for line in done.out.splitlines()] == ["failed", "failed"]
+
+
+def test_tasks_of_several_states_are_named_unless_they_completed(capsys: pytest.CaptureFixture[str]) -> None:
+    states = {5: ("completed", None), 6: ("failed", None), 7: ("running", "held"), 8: (None, None)}
+    tasks = [{"task_id": n, "state": state, "attention": attention} for n, (state, attention) in states.items()]
+    _print_states(Options(), tasks)
+    assert capsys.readouterr().out == "1 completed; 1 failed: 6; 1 held: 7; 1 not waited for: 8\n"
+
+
+def test_task_show_has_the_key_and_the_labels(shop: Place) -> None:
+    words = ["--key", "order-7", "--label", "region=eu", "--label", "tier=gold", "--json"]
+    number = str(shop.stepwire("task", "submit", "shop::slow", *words).json["task_id"])
+    shown = shop.stepwire("task", "show", number).out.splitlines()
+    assert {"key      order-7", "labels   region=eu, tier=gold"} <= set(shown)
+    plain = shop.stepwire("task", "show", submit(shop)).out
+    assert "\nkey " not in plain
+    assert "\nlabels " not in plain
+
+
+def test_the_id_of_a_step_is_not_taken_for_a_task_and_the_id_of_a_task_not_for_a_step(shop: Place) -> None:
+    task = submit(shop)
+    step = shop.stepwire("task", "show", task, "--json").json["steps"][0]["step_id"]
+    for command in ("show", "events"):
+        done = shop.stepwire("task", command, str(step))
+        assert done.code == NOT_FOUND
+        assert f"{step} is the step `dream` of task {task}\n  see: stepwire task show {task}\n" in done.err
+    done = shop.stepwire("step", "show", task)
+    assert done.code == NOT_FOUND
+    assert f"{task} is a task\n  its steps: {task}/dream\n" in done.err
+
+
+def test_the_result_of_a_task_that_has_ended_is_not_waited_for(shop: Place) -> None:
+    task = submit(shop)
+    assert f"task result {task} --wait" in shop.stepwire("task", "result", task).err
+    shop.stepwire("task", "cancel", task)
+    assert "--wait" not in shop.stepwire("task", "result", task).err
 
 
 @pytest.mark.parametrize(
@@ -198,7 +258,20 @@ def test_tap_prints_live_messages(shop: Place) -> None:
         (["task", "submit", "shop::slow", "--priority", "101"], USAGE, "priority"),
         (["task", "submit", "shop::slow", "--label", "x"], USAGE, "region=eu"),
         (["task", "submit", "shop::slow", "--timeout", "soon"], USAGE, "30s or 5m"),
-        (["task", "show", "x"], USAGE, "not a valid integer"),
+        (["task", "show", "x"], USAGE, "'x' is not the id of a task"),
+        (["task", "show", "65/charge"], USAGE, "65/charge is a step: stepwire step show 65/charge"),
+        (["task", "cancel", "65/charge"], USAGE, "65/charge is a step: stepwire step show 65/charge"),
+        (["step", "show", "999999"], NOT_FOUND, "see: stepwire task list"),
+        (["task", "list", "--state", "held"], USAGE, "held is a state of steps: stepwire step list --state held"),
+        (["task", "submit", "shop::slow", "--context", "order.yaml"], USAGE, "to read a file: --context @order.yaml"),
+        (["task", "submit", "shop::slow", "--context", "no.json"], USAGE, "to read a file: --context @no.json"),
+        (["task", "submit", "shop::slow", "--context", "@."], USAGE, ". cannot be read: Is a directory"),
+        (["task", "submit", "shop::slow", "--context", "@latin1"], USAGE, "latin1 is not UTF-8 text"),
+        (["task", "submit", "shop::slow", "--context", "@deep"], USAGE, "deep: the nesting is deeper than 32"),
+        (["workflow", "graph", "nowhere.yaml"], USAGE, "nowhere.yaml cannot be read"),
+        (["route", "nothing"], USAGE, "nothing is not the path of a step: use a form like default::order::charge"),
+        (["route", "a::b::c", "--selector", "x"], USAGE, "labels have a form like gpu=true"),
+        (["task", "list", "--url", "http://127.0.0.1:1/v1/"], USAGE, "must not end in /v1: use http://127.0.0.1:1\n"),
         (["task", "nothing"], USAGE, "there is no command stepwire task nothing"),
         (["workflow", "apply", "nowhere.yaml"], USAGE, "nowhere.yaml cannot be read"),
         (["task", "show", "1", "--token-file", "wrong"], DENIED, "--token-file FILE"),
@@ -211,6 +284,8 @@ def test_tap_prints_live_messages(shop: Place) -> None:
 def test_an_error_has_a_sentence_and_an_exit_code(shop: Place, words: list[str], code: int, text: str) -> None:
     (shop.directory / "wrong").write_text("x" * 43)
     (shop.directory / "wrong").chmod(0o600)
+    (shop.directory / "latin1").write_bytes(b'{"a": "\xe9"}')
+    (shop.directory / "deep").write_text('{"a": ' + "[" * 3000 + "]" * 3000 + "}")
     done = shop.stepwire(*words)
     assert (done.code, done.out) == (code, "")
     assert text in done.err
@@ -221,6 +296,15 @@ def test_an_error_is_json_with_json_output(shop: Place) -> None:
     done = shop.stepwire("task", "show", "999999", "-o", "json")
     assert (done.code, done.out) == (NOT_FOUND, "")
     assert json.loads(done.err)["error"]["code"] == "not_found"
+
+
+def test_https_to_a_broker_without_tls_names_the_url_to_use(shop: Place) -> None:
+    url = shop.environ["STEPWIRE_HTTP__LISTEN"]
+    done = shop.stepwire("task", "list", "--url", f"https://{url}")
+    assert (done.code, done.err) == (
+        UNREACHABLE,
+        f"stepwire: the server at https://{url} speaks http, not https\n  use --url http://{url}\n",
+    )
 
 
 def test_global_options_may_come_before_or_after_the_command(shop: Place) -> None:

@@ -242,7 +242,29 @@ def test_a_malformed_procfile_is_refused(text: str) -> None:
 def test_a_missing_procfile_is_refused(empty: Place) -> None:
     done = empty.stepwire("dev", "--procfile", "nowhere")
     assert done.code == USAGE
-    assert "nowhere cannot be read" in done.err
+    assert done.err == "stepwire: nowhere cannot be read: No such file or directory\n"
+    (empty.directory / "latin1").write_bytes(b"a: echo \xe9\n")
+    assert empty.stepwire("dev", "--procfile", "latin1").err == "stepwire: latin1 is not UTF-8 text\n"
+
+
+def test_a_name_of_a_process_of_stepwire_is_reserved() -> None:
+    with pytest.raises(Failure, match="the name broker is reserved"):
+        dev.read_procfile("broker: x", "Procfile")
+
+
+def test_an_empty_procfile_is_not_called_missing(empty: Place, running: list[Dev]) -> None:
+    (empty.directory / "Procfile").write_text("# nothing yet\n")
+    running.append(Dev(empty))
+    running[0].until("dev    | only the broker runs: Procfile names no process; add a line like")
+    assert running[0].end(signal.SIGTERM) == OK
+
+
+def test_a_process_that_ends_soon_without_an_error_gets_a_question(empty: Place, running: list[Dev]) -> None:
+    (empty.directory / "Procfile").write_text("idle: true\n")
+    running.append(Dev(empty))
+    running[0].until("idle   | ", "did its program call worker.run()?")
+    running[0].until("idle   | ended with exit code 0; restarting in 0.5 s")
+    assert running[0].end(signal.SIGTERM) == OK
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,11 @@ def test_the_version_is_printed_by_a_command_and_by_an_option(empty: Place) -> N
         (["task", "retr"], "there is no command stepwire task retr; did you mean retry?", "see: stepwire task --help"),
         (["tsk"], "there is no command stepwire tsk; did you mean task?", "see: stepwire --help"),
         (["task", "show"], "missing argument 'ID'", "see: stepwire task show --help"),
-        (["task", "show", "x"], "invalid value for 'ID': 'x' is not a valid integer", "see: stepwire task show --help"),
+        (
+            ["task", "show", "x"],
+            "'x' is not the id of a task: use a number like 6591",
+            "see: stepwire task show --help",
+        ),
         (["task", "list", "--stat", "x"], "no such option '--stat'", "see: stepwire task list --help"),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_stored_workflow_is_drawn_printed_and_activated(shop: Place) -> None:
         (["show", "shop::order", "--version", "99"], NOT_FOUND),
         (["activate", "shop::order", "99"], NOT_FOUND),
         (["graph", "shop::nothing"], NOT_FOUND),
-        (["graph", "nowhere.yaml"], NOT_FOUND),
+        (["graph", "nowhere.yaml"], USAGE),
         (["graph", "shop::order", "-o", "picture"], USAGE),
         (["graph", "worker.yaml"], USAGE),
     ],

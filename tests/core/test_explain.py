@@ -11,7 +11,7 @@ from stepwire_broker.core.intake.commands import CancelTask, PauseTask
 from stepwire_broker.core.intake.routing_rules import SetRule
 from stepwire_broker.core.loading.residency import restored
 from stepwire_broker.core.model import events
-from stepwire_broker.core.why import CODES
+from stepwire_broker.core.why import CODES, WAITS_FOR
 from stepwire_broker.core.workers.executor_control import PauseExecutor, ResumeExecutor
 from stepwire_protocol import messages as wire
 
@@ -460,7 +460,18 @@ def test_why_reports_a_cancelled_or_skipped_step() -> None:
     other.hello()
     task_id = other.task({**CHAIN, "steps": [{**CHAIN["steps"][0], "retry_limit": 0}, *CHAIN["steps"][1:]]})
     other.fail(other.batches()[0])
-    assert why(other, task_id, "b").message.startswith(f"skipped {clock(other)}: its trigger rule is false")
+    assert why(other, task_id, "b").message == f"skipped {clock(other)}: `a` failed"
+    assert why(other, task_id, "c").message == f"skipped {clock(other)}: `b` was skipped"
+
+
+def test_why_reports_that_the_trigger_rule_of_a_skipped_step_is_false() -> None:
+    world = World()
+    world.hello()
+    task_id = world.task(
+        steps({"name": "a"}, {"name": "b", "depends_on": ["a"], "trigger_rule": {"failed": "a"}}),
+    )
+    world.result(world.batches()[0])
+    assert why(world, task_id, "b").message == f"skipped {clock(world)}: its trigger rule is false"
 
 
 # -- tasks ------------------------------------------------------------------------------------------------------------
@@ -474,8 +485,27 @@ def test_why_of_a_task_names_the_step_with_the_most_important_reason() -> None:
     assert found.step is not None
     assert found.step.definition.name == "starves"
     assert found.why.message == (
-        "`starves`: no worker offers `nobody` (1 worker connected, offering h); 2 more of its steps are in progress"
+        "`starves`: no worker offers `nobody` (1 worker connected, offering h); its other steps: 2 with a worker"
     )
+
+
+def test_why_of_a_task_counts_its_other_steps_by_what_they_wait_for() -> None:
+    world = World()
+    world.hello(handlers=["h"])
+    unoffered = [{"name": name, "handler_class": "nobody"} for name in ("n1", "n2")]
+    fails = {"name": "fails", "retry_limit": 0}
+    task_id = world.task(steps(fails, {"name": "retries"}, {"name": "runs"}, *unoffered))
+    (batch,) = world.batches()
+    world.fail(batch, position=0)
+    world.fail(batch, position=1)
+    assert why_task(world, task_id).why.message == (
+        "`n1`: no worker offers `nobody` (1 worker connected, offering h);"
+        " its other steps: 1 waiting for a retry, 1 with a worker, 1 waiting for a worker, 1 failed"
+    )
+
+
+def test_every_reason_of_an_open_step_has_a_phrase_by_which_it_is_counted() -> None:
+    assert set(WAITS_FOR) == set(CODES) - {"waits_for", "completed", "failed", "cancelled", "skipped"}
 
 
 def test_why_of_a_paused_task_names_the_step_that_still_runs() -> None:

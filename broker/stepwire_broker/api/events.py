@@ -181,7 +181,7 @@ async def of_task(call: HttpCall) -> Reply:
             400, "bad_query", "`cursor` was not issued by this broker", "use `next_cursor` of the previous page"
         )
     if await broker.read(lambda queries: queries.task_state(task_id)) is None:
-        raise explaining.no_task(task_id)
+        raise await explaining.no_task(call.broker, task_id)
     batch = await broker.read(read_events, EventFilter(task_id=task_id), positions, broker.workflows, limit)
     return Reply(200, encode(EventPage(batch.events, cursor_of(batch.positions) if batch.is_more else None)))
 

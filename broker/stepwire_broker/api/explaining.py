@@ -66,7 +66,7 @@ async def step(broker: EnginePort, task_id: int, name: str) -> bytes:
     """The document of a step, by its task and its name."""
     stored = await _restored(broker, task_id)
     if stored is None:
-        raise no_task(task_id)
+        raise await no_task(broker, task_id)
     try:
         step = _named(stored, name)
         explained = None if step.state in STEP_FINAL else _explain(broker, step)
@@ -74,14 +74,14 @@ async def step(broker: EnginePort, task_id: int, name: str) -> bytes:
     finally:
         unlink(stored)
     if document is None:
-        raise no_task(task_id)
+        raise await no_task(broker, task_id)
     return document
 
 
 async def why_task(broker: EnginePort, task_id: int) -> TaskReason:
     stored = await _restored(broker, task_id)
     if stored is None:
-        raise no_task(task_id)
+        raise await no_task(broker, task_id)
     why, on = core_views.why_task(broker, stored)
     unlink(stored)
     step_id, name = (None, None) if on is None else (on.id, on.definition.name)
@@ -92,7 +92,7 @@ async def why_task(broker: EnginePort, task_id: int) -> TaskReason:
 async def why_step(broker: EnginePort, task_id: int, name: str) -> StepReason:
     stored = await _restored(broker, task_id)
     if stored is None:
-        raise no_task(task_id)
+        raise await no_task(broker, task_id)
     try:
         step = _named(stored, name)
         why = core_views.why_step(broker, step)
@@ -102,8 +102,23 @@ async def why_step(broker: EnginePort, task_id: int, name: str) -> StepReason:
     return StepReason(task_id, step.id, name, step.state, why.code, why.message, since, *_next(why))
 
 
-def no_task(task_id: int) -> HttpProblem:
-    return not_found(f"task {task_id}", Hint(HintCode.LIST_TASKS))
+async def no_task(broker: EnginePort, task_id: int) -> HttpProblem:
+    """The problem of an id that no task has. Tasks and steps are numbered in one sequence: it may be a step's."""
+    row = await broker.read(lambda queries: queries.step(task_id))
+    if row is None:
+        return not_found(f"task {task_id}", Hint(HintCode.LIST_TASKS))
+    what = f"task {task_id}: {task_id} is the step `{row.name}` of task {row.task_id}"
+    return not_found(what, Hint(HintCode.SHOW_TASK, task_id=row.task_id))
+
+
+async def no_step(broker: EnginePort, step_id: int) -> HttpProblem:
+    """The problem of an id that no step has. It may be a task's."""
+    stored = await _restored(broker, step_id)
+    if stored is None:
+        return not_found(f"step {step_id}", Hint(HintCode.LIST_TASKS))
+    names = tuple(list(stored.workflow.by_name)[:STEPS_NAMED_MAX])
+    unlink(stored)
+    return not_found(f"step {step_id}: {step_id} is a task", Hint(HintCode.NAME_A_STEP, task_id=step_id, names=names))
 
 
 async def _restored(broker: EnginePort, task_id: int) -> Task | None:

@@ -14,6 +14,7 @@ from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.live import StepProgress
 from stepwire_broker.core.model.states import TASK_FINAL, StepState, TaskState
+from stepwire_broker.core.why import skipped_because
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.store.rows import StepFilter, StepRow, TaskFilter, TaskRecord, TaskRow, WorkflowRow
 from stepwire_broker.store.task_results import result_of
@@ -136,7 +137,7 @@ def _read(queries: Queries, record: TaskRecord, live: Live, explained: Mapping[i
         context=raw_or_null(record.context),
         result=NULL if result is None else Raw(result),
         result_omitted=is_too_large,
-        steps=[StepDocument(**_step_document(row, live, explained.get(row.id))) for row in record.steps],
+        steps=[StepDocument(**_step_document(row, live, record.steps, explained.get(row.id))) for row in record.steps],
     )
     state = record.task.state
     is_settled = state in TASK_FINAL or record.task.attention is not None
@@ -147,8 +148,15 @@ def _moved(row: StepRow, explained: Explained | None) -> bool:
     return explained is not None and explained[:3] != (row.state, row.attempt, row.delivery)
 
 
-def _step_document(row: StepRow, live: Live, explained: Explained | None = None) -> dict[str, Any]:
+def _step_document(
+    row: StepRow, live: Live, of_task: Sequence[StepRow], explained: Explained | None = None
+) -> dict[str, Any]:
+    """The members of a step's document. `of_task`: the steps of its task in order; they explain a skipped step."""
     members = _step(row, live)
+    workflow = live.workflows.get(row.workflow_id)
+    if row.state == StepState.SKIPPED and workflow is not None:
+        because = skipped_because(workflow, row.position, lambda index: of_task[index].state)
+        members["reason"] = Reason(str(StepState.SKIPPED), because, rfc3339_or_none(row.finished_ms), None, None)
     if explained is not None and not _moved(row, explained):
         members["reason"] = explained.reason
     members["output"] = raw_or_null(row.output)
@@ -167,7 +175,8 @@ def step(queries: Queries, step_id: int, live: Live, explained: Explained | None
     row = queries.step(step_id)
     if row is None:
         return None
-    members = _step_document(row, live, explained)
+    record = queries.task(row.task_id, 0) if row.state == StepState.SKIPPED else None
+    members = _step_document(row, live, () if record is None else record.steps, explained)
     members["error"] = raw_or_null(row.error)
     stderr = queries.step_stderr(step_id)
     latest, omitted = attempts.of_step(queries, row.task_id, row.position)

@@ -2,7 +2,6 @@
 
 from . import core_views, explaining, reading
 from .http import HttpCall
-from .http_problems import not_found
 from .replies import Reply
 
 
@@ -11,7 +10,7 @@ async def show(call: HttpCall) -> Reply:
     call.query()
     document = await explaining.step_by_id(call.broker, step_id)
     if document is None:
-        raise not_found(f"step {step_id}", "GET /v1/tasks/{task_id} lists a task's steps with their ids")
+        raise await explaining.no_step(call.broker, step_id)
     return Reply(200, document)
 
 

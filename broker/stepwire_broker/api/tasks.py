@@ -67,7 +67,7 @@ async def show(call: HttpCall) -> Reply:
     else:
         read = await _wait(call, task_id, _wait_s(wait_ms))
     if read is None:
-        raise explaining.no_task(task_id)
+        raise await explaining.no_task(call.broker, task_id)
     return Reply(200, read.document)
 
 

@@ -44,6 +44,8 @@ def broker_client(options: Options, *, waits: bool = False) -> Iterator[Client]:
 def open_client(options: Options, settings: Settings | None = None, *, waits: bool = False) -> Client:
     """A client that has sent nothing yet. With `settings`, the configuration is not read again."""
     url, token_file = address(options, settings)
+    if url.rstrip("/").endswith("/v1"):
+        usage(f"the URL {url} must not end in /v1: use {url.rstrip('/').removesuffix('/v1')}")
     outage_s = _outage_s(options)
     is_set = outage_s is not None or bool(os.environ.get("STEPWIRE_OUTAGE_S"))
     try:
@@ -128,11 +130,18 @@ def failure_of(options: Options, error: ClientError) -> Failure:
     code = OF_STATUS.get(error.status, Exit.FAILURE)
     if error.may_be_done:
         code, text, hint = OF_STATUS.get(error.status, Exit.UNREACHABLE), text.rstrip("."), _LOOK_FIRST
+    elif error.status == UNREACHABLE and any(words in error.message.lower() for words in _NOT_TLS):
+        url = address(options)[0]
+        code, text = Exit.UNREACHABLE, f"the server at {url} speaks http, not https"
+        hint = f"use --url {url.replace('https:', 'http:', 1)}"
     elif error.status == UNREACHABLE:
         code, text, hint = Exit.UNREACHABLE, f"{error.message.rstrip('.')}{_origin(options)}", START_A_BROKER
     elif error.status == 401:
         text, hint = _denied_text(options), _DENIED
     return Failure(code, text, hint, _problem(error, text, hint))
+
+
+_NOT_TLS: Final = ("wrong version number", "record layer failure")  # OpenSSL on an answer that is not TLS
 
 
 def _origin(options: Options) -> str:

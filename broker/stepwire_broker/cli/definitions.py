@@ -28,9 +28,8 @@ class WorkflowSource(NamedTuple):
 
 
 def is_definition(name: str) -> bool:
-    """True for the name of a workflow file, False for the name of a stored workflow."""
-    path = Path(_split(name)[0])
-    return path.suffix.lower() in (*CONTENT_TYPES, ".py") and path.is_file()
+    """True for the name of a workflow file, also of one that does not exist; False for that of a stored workflow."""
+    return Path(_split(name)[0]).suffix.lower() in (*CONTENT_TYPES, ".py")
 
 
 def read(name: str) -> WorkflowSource:

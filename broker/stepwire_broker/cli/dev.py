@@ -23,6 +23,7 @@ from stepwire_broker.end_with_parent import end_with_parent
 
 from . import children, output
 from .failure import Exit, leave, usage
+from .json_values import read_text
 from .options import Options, StepwireCommand
 
 PROCFILE: Final = "Procfile"
@@ -59,7 +60,7 @@ def dev(options: Options, procfile: str | None) -> None:
     second Ctrl-C kills them.
     """
     entries = _entries(procfile)
-    leave(asyncio.run(_Processes(options, entries).run()))
+    leave(asyncio.run(_Processes(options, entries, procfile or PROCFILE).run()))
 
 
 def read_procfile(text: str, where: str) -> list[Entry]:
@@ -70,20 +71,26 @@ def read_procfile(text: str, where: str) -> list[Entry]:
         name, colon, command = (part.strip() for part in line.partition(":"))
         if not (colon and command and NAME.fullmatch(name)):
             usage(f"{where}, line {number}: use a form like `worker: python worker.py`")
-        if name in (*entries, "broker", "dev"):
+        if name in ("broker", "dev"):
+            usage(f"{where}, line {number}: the name {name} is reserved; give the process another name")
+        if name in entries:
             usage(f"{where}, line {number}: the name {name} is taken; give each process its own name")
         entries[name] = Entry(name, command)
     return list(entries.values())
 
 
 def _entries(procfile: str | None) -> list[Entry]:
-    path = Path(procfile or PROCFILE)
-    if procfile is None and not path.exists():
+    if procfile is None and not Path(PROCFILE).exists():
         return []
-    try:
-        return read_procfile(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        usage(f"{path} cannot be read: {error}")
+    file = procfile or PROCFILE
+    return read_procfile(read_text(file), file)
+
+
+def _without_processes(procfile: str) -> str:
+    """Why no handler runs, and what to do."""
+    if Path(procfile).exists():
+        return f"{procfile} names no process; add a line like `worker: python worker.py`"
+    return f"there is no {PROCFILE}; `stepwire new NAME` creates one"
 
 
 class _Pauses:
@@ -116,8 +123,9 @@ class _Broker(NamedTuple):
 class _Processes:
     """The broker and the handlers: starts them, prints their output, and stops them."""
 
-    def __init__(self, options: Options, entries: list[Entry]) -> None:
+    def __init__(self, options: Options, entries: list[Entry], procfile: str) -> None:
         self._options = options
+        self._procfile = procfile
         self._entries = entries
         self._width = max(len(name) for name in ("broker", *(entry.name for entry in entries)))
         self._is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -139,7 +147,7 @@ class _Processes:
             self._print("dev", f"the broker could not start (exit code {code})")
             return Exit.USAGE if code == Exit.USAGE else Exit.FAILURE
         if not self._entries:
-            self._print("dev", f"there is no {PROCFILE}, so only the broker runs; `stepwire new NAME` creates one")
+            self._print("dev", f"only the broker runs: {_without_processes(self._procfile)}")
         facts = broker.facts
         environ = children.handler_environ(facts["steps"], facts["results"], facts["http"], facts["token_file"])
         keeping = asyncio.ensure_future(self._keep_broker(broker, urlsplit(facts["http"]).netloc))
@@ -189,7 +197,12 @@ class _Processes:
             if self._stopping.is_set():
                 self._print(entry.name, children.end_text(code))
                 return
-            await self._pause(entry.name, code, pauses.next_s(time.monotonic() - started_s))
+            lived_s = time.monotonic() - started_s
+            if code == 0 and lived_s < SETTLED_S:
+                self._print(
+                    entry.name, "the process ended soon and without an error: did its program call worker.run()?"
+                )
+            await self._pause(entry.name, code, pauses.next_s(lived_s))
 
     async def _pause(self, name: str, code: int, pause_s: float) -> None:
         """Print how the process ended, and wait before its restart."""

@@ -29,6 +29,8 @@ TEXTS: Final[dict[HintCode, str]] = {
 
 
 def worded(hint: Hint) -> str:
+    if hint.code is HintCode.NAME_A_STEP and hint.task_id is not None:  # as the arguments of commands name steps
+        hint = msgspec.structs.replace(hint, names=tuple(f"{hint.task_id}/{name}" for name in hint.names or ()))
     return hint_text(hint, TEXTS)
 
 

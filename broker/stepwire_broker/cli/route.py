@@ -19,6 +19,9 @@ COLUMNS: Final = [
 ]
 
 
+SEGMENTS_MIN: Final = 3  # of a path: the namespace, which may have several, the workflow and the step
+
+
 @click.command(cls=StepwireCommand)
 @click.argument("path", metavar="NAMESPACE::WORKFLOW::STEP")
 @click.option("--selector", metavar="KEY=VALUE,..", help="The step's own worker_selector; or `local`.")
@@ -28,6 +31,11 @@ def route(options: Options, path: str, selector: str | None) -> None:
 
     The answer comes from the dispatcher itself.
     """
+    segments = path.split("::")
+    if len(segments) < SEGMENTS_MIN or "" in segments:
+        raise Failure(Exit.USAGE, f"{path} is not the path of a step: use a form like default::order::charge")
+    if selector is not None and selector.strip().lower() != "local":
+        _labels(selector)
     with broker_client(options) as client:
         answer = client.route(path, selector)
     lines = [answer["reason"]]

@@ -1,5 +1,6 @@
 """`stepwire step`: lists steps across tasks, and resolves held ones."""
 
+import os
 from typing import Any, Final
 
 import click
@@ -9,7 +10,7 @@ from stepwire_protocol import patterns
 
 from stepwire_broker.api.enumerations import HANDLER_ERROR
 
-from . import completing, output, step_texts
+from . import completing, json_values, output, step_texts
 from .confirmation import confirm
 from .connection import all_pages, broker_client
 from .failure import Exit, Failure, leave, usage
@@ -266,8 +267,6 @@ def find(client: Client, reference: str) -> int:
 
 
 def _json(text: str) -> Any:
-    try:
-        msgspec.json.decode(text.encode())
-    except msgspec.DecodeError as error:
-        usage(f"--completed is not JSON: {error}", """a string needs quotes: --completed '"done"'""")
-    return msgspec.Raw(text.encode())
+    content = os.fsencode(text)
+    json_values.decoded(content, "--completed", """a string needs quotes: --completed '"done"'""")
+    return msgspec.Raw(content)

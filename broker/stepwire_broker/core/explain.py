@@ -5,6 +5,7 @@ Sessions, leases and the queue are only in memory; they are used while memory an
 Times are clock readings in UTC, so that a sentence is still true when it is read later.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -21,7 +22,7 @@ from .model.events import Now
 from .model.states import STEP_FINAL, TASK_FINAL, WAITING, StepState, TaskState
 from .phrases import at_time, progress_text, span
 from .state import BrokerState
-from .why import CODES, Why, WhyTask, committing, live_step, paused
+from .why import CODES, WAITS_FOR, Why, WhyTask, committing, live_step, paused, skipped_because
 
 STEPS_EXAMINED_MAX: Final = 200  # steps of a task that are searched for the cause of its waiting
 HOPS_MAX: Final = 100  # from one waiting step to the next
@@ -49,9 +50,17 @@ def task(state: BrokerState, task: Task, now: Now) -> WhyTask:
     if not reasons:
         return WhyTask(Why("committing", "all its steps are final, and its end is being written", None), None)
     why, what = min(reasons, key=lambda each: _RANK[each[0].code])
-    more = len(moving) - 1
-    others = f"; {more} more of its steps are in progress" if more > 0 else ""
+    others = "" if what.state is WAITING else _others(task, [each for each in reasons if each[1] is not what], moving)
     return WhyTask(why._replace(message=f"`{what.definition.name}`: {why.message}{others}"), what)
+
+
+def _others(task: Task, reasons: list[tuple[Why, Step]], moving: list[Step]) -> str:
+    """Count the other steps of the task that are open or have failed, by what they wait for."""
+    counts = Counter(WAITS_FOR[why.code] for why, _ in reasons)
+    counts["failed"] = sum(s.state is StepState.FAILED for s in task.steps)
+    counts["not examined"] = len(moving) - len(reasons) - 1
+    parts = [f"{count} {what}" for what, count in counts.items() if count > 0]
+    return f"; its other steps: {', '.join(parts)}" if parts else ""
 
 
 # -- by state ---------------------------------------------------------------------------------------------------------
@@ -178,7 +187,9 @@ def _final(state: BrokerState, step: Step, now: Now) -> Why:
         case StepState.CANCELLED:
             message = f"cancelled {at}: {describe(step.reason or 'task_cancelled')}"
         case _:
-            message = f"skipped {at}: its trigger rule is false, or a dependency did not complete"
+            steps = step.task.steps
+            because = skipped_because(step.task.workflow, step.position, lambda index: steps[index].state)
+            message = f"skipped {at}: {because}"
     return Why(str(step.state), message, step.finished_ms)
 
 

@@ -1,10 +1,13 @@
 """The answer to why a step or task is not running: a code for programs, and a sentence for people."""
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from stepwire_broker.core.answers.hints import Hint, HintCode
+from stepwire_broker.core.definitions.workflow import Workflow
 
 from .model.live import Step, Task
+from .model.states import StepState
 from .state import BrokerState
 
 # The meaning of each code; a message adds names and numbers. A task is explained by its step with the first code.
@@ -41,6 +44,25 @@ CODES: Final[dict[str, str]] = {
     "skipped": "the step can no longer run",
 }
 
+# What an open step with this code is, or waits for: the words by which steps are counted.
+WAITS_FOR: Final[dict[str, str]] = {
+    "held": "held",
+    "paused": "paused",
+    **dict.fromkeys(("executor_paused", "no_executor", "executor_full"), "waiting for an executor"),
+    **dict.fromkeys(
+        ("no_worker_offers", "no_worker_matches", "workers_leaving", "runs_alone", "workers_busy", "no_poll_waits"),
+        "waiting for a worker",
+    ),
+    **dict.fromkeys(("breaker_open", "breaker_half_open"), "waiting for a breaker"),
+    **dict.fromkeys(("retries_wait", "back_off"), "waiting for a retry"),
+    **dict.fromkeys(
+        ("database_stalled", "broker_draining", "not_loaded", "payload_fetched", "queued", "committing"),
+        "waiting for the broker",
+    ),
+    **dict.fromkeys(("worker_awaited", "handed_out", "result_awaited"), "with a worker"),
+    "running": "running",
+}
+
 
 class Why(NamedTuple):
     code: str
@@ -70,3 +92,22 @@ def live_step(state: BrokerState, step: Step) -> Step | None:
     if live is None or (live.state, live.delivery, live.attempt) != (step.state, step.delivery, step.attempt):
         return None
     return live
+
+
+def skipped_because(workflow: Workflow, position: int, state_of: Callable[[int], str]) -> str:
+    """Return why a step was skipped: its rule, or the first dependency that did not complete. `state_of` returns the
+    state of the step at a position."""
+    definition = workflow.steps[position]
+    if definition.trigger_rule is not None:
+        return "its trigger rule is false"
+    for index in definition.depends_on:
+        if (state := state_of(index)) in _NOT_COMPLETED:
+            return f"`{workflow.steps[index].name}` {_NOT_COMPLETED[StepState(state)]}"
+    return "a dependency did not complete"  # and has been retried since
+
+
+_NOT_COMPLETED: Final = {
+    StepState.FAILED: "failed",
+    StepState.SKIPPED: "was skipped",
+    StepState.CANCELLED: "was cancelled",
+}

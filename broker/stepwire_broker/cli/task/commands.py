@@ -10,11 +10,12 @@ from stepwire_broker.cli.connection import broker_client
 from stepwire_broker.cli.options import Options, StepwireCommand
 
 from . import bulk
+from .ids import task_id_of
 from .selection import filter_options
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("task_ids", metavar="[ID]..", type=int, nargs=-1, shell_complete=completing.open_tasks)
+@click.argument("task_ids", metavar="[ID]..", type=task_id_of, nargs=-1, shell_complete=completing.open_tasks)
 @filter_options
 @bulk.bulk_options
 @click.option("--reason", metavar="TEXT", default="", help="Reason, recorded in the history.")
@@ -42,7 +43,7 @@ def cancel(
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("task_id", metavar="ID", type=int, shell_complete=completing.open_tasks)
+@click.argument("task_id", metavar="ID", type=task_id_of, shell_complete=completing.open_tasks)
 @click.pass_obj
 def pause(options: Options, task_id: int) -> None:
     """Pause a task: start no further steps until it is resumed. Running steps finish."""
@@ -51,7 +52,7 @@ def pause(options: Options, task_id: int) -> None:
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("task_id", metavar="ID", type=int, shell_complete=completing.paused_tasks)
+@click.argument("task_id", metavar="ID", type=task_id_of, shell_complete=completing.paused_tasks)
 @click.pass_obj
 def resume(options: Options, task_id: int) -> None:
     """Resume a paused task."""
@@ -60,7 +61,7 @@ def resume(options: Options, task_id: int) -> None:
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("task_ids", metavar="[ID]..", type=int, nargs=-1, shell_complete=completing.failed_tasks)
+@click.argument("task_ids", metavar="[ID]..", type=task_id_of, nargs=-1, shell_complete=completing.failed_tasks)
 @click.option("--from", "from_step", metavar="STEP", help="Run this step again, and all steps that depend on it.")
 @click.option("--again", is_flag=True, help="Also rerun completed at_most_once steps. Their effects happen again!")
 @click.option("--new-key", is_flag=True, help="Use new idempotency keys. External effects may happen again!")

@@ -11,6 +11,7 @@ from stepwire_broker.cli import completing, output, step_texts
 from stepwire_broker.cli.connection import broker_client
 from stepwire_broker.cli.options import Options, StepwireCommand
 
+from .ids import task_id_of
 from .waiting import task_goes_on
 
 BEGINNING: Final = "0"
@@ -21,7 +22,7 @@ LAST: Final = ("run_ms", "message")
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("task_id", metavar="ID", type=int, shell_complete=completing.tasks)
+@click.argument("task_id", metavar="ID", type=task_id_of, shell_complete=completing.tasks)
 @click.option("--follow", is_flag=True, help="Print new events until the task has ended, also across a broker restart.")
 @click.pass_obj
 def events(options: Options, task_id: int, follow: bool) -> None:

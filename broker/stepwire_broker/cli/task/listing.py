@@ -39,11 +39,11 @@ def list_tasks(options: Options, /, limit: int, cursor: str | None, **values: st
 
 
 def row(task: dict[str, Any]) -> dict[str, Any]:
-    """A task as a table row. A key that a client generated means nothing to a reader."""
-    key = task["idempotency_key"]
-    is_own = key is not None and not key.startswith(GENERATED_PREFIX)
-    return {
-        **task,
-        "name": f"{task['namespace']}::{task['workflow']}",
-        "idempotency_key": key if is_own else None,
-    }
+    """A task as a table row."""
+    return {**task, "name": f"{task['namespace']}::{task['workflow']}", "idempotency_key": own_key(task)}
+
+
+def own_key(task: dict[str, Any]) -> str | None:
+    """The task's idempotency key. A key that a client generated means nothing to a reader."""
+    key: str | None = task["idempotency_key"]
+    return None if key is None or key.startswith(GENERATED_PREFIX) else key

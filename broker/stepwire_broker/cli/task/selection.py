@@ -41,6 +41,7 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def filters(values: Mapping[str, str | None]) -> dict[str, str | None]:
     """The arguments of `Client.tasks` for these options."""
+    _check_state(values["state"])
     workflow, namespace = values["workflow"], values["namespace"]
     if workflow is not None and namespace is None and "::" in workflow:
         namespace, _, workflow = workflow.rpartition("::")
@@ -52,6 +53,13 @@ def filters(values: Mapping[str, str | None]) -> dict[str, str | None]:
         "idempotency_key": values["key"],
         "since": _since(values["since"]),
     }
+
+
+def _check_state(state: str | None) -> None:
+    from stepwire_broker.core.model.states import StepState, TaskState
+
+    if state in tuple(StepState) and state not in tuple(TaskState):
+        usage(f"{state} is a state of steps: stepwire step list --state {state}")
 
 
 def select(

@@ -10,6 +10,8 @@ from stepwire_broker.cli.connection import broker_client
 from stepwire_broker.cli.failure import Exit, Failure
 from stepwire_broker.cli.options import Options, StepwireCommand
 
+from .ids import task_id_of
+from .listing import own_key
 from .waiting import exit_of, seconds, task_goes_on, until_settled
 
 STEP_COLUMNS: Final = [
@@ -25,7 +27,7 @@ STEP_COLUMNS: Final = [
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("task_id", metavar="ID", type=int, shell_complete=completing.tasks)
+@click.argument("task_id", metavar="ID", type=task_id_of, shell_complete=completing.tasks)
 @click.pass_obj
 def show(options: Options, task_id: int) -> None:
     """Print a task and its steps."""
@@ -34,7 +36,7 @@ def show(options: Options, task_id: int) -> None:
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("task_id", metavar="ID", type=int, shell_complete=completing.tasks)
+@click.argument("task_id", metavar="ID", type=task_id_of, shell_complete=completing.tasks)
 @click.option("--wait", is_flag=True, help="Wait until the task has ended or waits on a held step.")
 @click.option("--timeout", metavar="DURATION", help="Maximum time to wait, e.g. 30s.")
 @click.pass_obj
@@ -50,7 +52,9 @@ def result(options: Options, task_id: int, wait: bool, timeout: str | None) -> N
     code = exit_of(document)
     if code is not Exit.OK:
         attention = f", {document['attention']}" if document["attention"] else ""
-        hint = f"see: stepwire task show {task_id}" + ("" if wait else f"; or: stepwire task result {task_id} --wait")
+        hint = f"see: stepwire task show {task_id}"
+        if code is Exit.TASK_RUNS and not wait:
+            hint += f"; or: stepwire task result {task_id} --wait"
         raise Failure(code, f"task {task_id} has no result: it is {document['state']}{attention}", hint)
     click.echo(msgspec.json.encode(document["result"]).decode())
 
@@ -61,6 +65,8 @@ def print_task(options: Options, document: dict[str, Any]) -> None:
         return
     click.echo(f"task {document['task_id']}  {document['namespace']}::{document['workflow']} {document['version']}")
     _print_state(document)
+    step_texts.print_line("key", own_key(document))
+    step_texts.print_line("labels", ", ".join(f"{name}={value}" for name, value in document["labels"].items()) or None)
     for name in ("context", "result"):
         if document[name] is not None:
             output.echo(f"{name:<8} {output.shortened(document[name])}", indent=9)

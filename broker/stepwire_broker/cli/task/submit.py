@@ -1,10 +1,8 @@
 """`stepwire task submit`: submits one task or many, and waits for them if asked to."""
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import click
@@ -17,13 +15,13 @@ from stepwire_broker.cli.connection import broker_client
 from stepwire_broker.cli.failure import Exit, Failure, leave, usage
 from stepwire_broker.cli.options import Options, StepwireCommand
 
+from .context_option import read_context
 from .show import print_task
 from .waiting import exit_of, goes_on, seconds, task_goes_on, until_settled
 
 TOO_LARGE: Final = "too_large"
 BATCH_TASKS_MAX: Final = 1000  # tasks in one request of `submit -n`; several requests let the progress bar advance
-
-_CONTEXT_FORM: Final = """use a form like --context '{"order_id": 7}'"""
+IDS_NAMED_MAX: Final = 10
 
 
 @click.command(cls=StepwireCommand)
@@ -36,7 +34,7 @@ _CONTEXT_FORM: Final = """use a form like --context '{"order_id": 7}'"""
     "--context", metavar="J|@FILE|-", default="{}", help="A JSON object, the file that holds it, or - for stdin."
 )
 @click.option("--key", metavar="KEY", help="Idempotency key: submitting it again returns the same task.")
-@click.option("--priority", type=int, help="-100 to 100; a higher priority runs sooner.")
+@click.option("--priority", metavar="N", type=click.IntRange(-100, 100), help="A higher priority runs sooner.")
 @click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="Label for finding the task later.")
 @click.option("--wait", is_flag=True, help="Wait until the task has ended or is held; the exit code tells which.")
 @click.option("--follow", is_flag=True, help="Same as --wait, and show the progress.")
@@ -65,9 +63,10 @@ def submit(
         if count > 1:
             task_ids = _submit_many(options, client, request, key, count)
             with goes_on("the tasks go on", "stepwire task list"):
-                _print_many(options, task_ids)
+                if not wait or options.output == "text":
+                    _print_many(options, task_ids)
                 _warn(options, client, request)
-                leave(_wait_for_all(options, client, task_ids, wait_s) if wait else Exit.OK)
+                leave(_await_many(options, client, task_ids, wait_s) if wait else Exit.OK)
         submitted = _submit(client, request, key)
         with task_goes_on(submitted.task_id):
             if wait or follow:
@@ -99,7 +98,7 @@ def _request(
     namespace, workflow = split_name(workflow, namespace)
     return {
         "workflow": workflow,
-        "context": _context(context),
+        "context": read_context(context),
         "namespace": namespace,
         "version": version,
         "priority": priority,
@@ -171,42 +170,56 @@ def _print_many(options: Options, task_ids: list[int]) -> None:
     if options.output == "jsonl":
         for task_id in task_ids:
             click.echo(msgspec.json.encode({"task_id": task_id}).decode())
+        return
+    if options.verbosity < 0:
+        text = "\n".join(map(str, task_ids))
+    elif len(task_ids) <= IDS_NAMED_MAX:
+        text = f"{len(task_ids)} tasks: {_named(task_ids)}"
     else:
-        ids = "\n".join(map(str, task_ids))
-        text = ids if options.verbosity < 0 else f"{len(task_ids)} tasks, {task_ids[0]} to {task_ids[-1]}"
-        output.one(options, {"task_ids": task_ids}, text)
+        text = f"{len(task_ids)} tasks, the first {task_ids[0]}, the last {task_ids[-1]}"
+    output.one(options, {"task_ids": task_ids}, text)
 
 
-def _wait_for_all(options: Options, client: Client, task_ids: list[int], wait_s: float | None) -> Exit:
-    """Wait for every task. Returns the highest of their exit codes."""
+def _await_many(options: Options, client: Client, task_ids: list[int], wait_s: float | None) -> Exit:
+    """Wait for every task, and print their states. Returns the highest of their exit codes.
+
+    The states are printed also after an interruption: JSON output has the ids nowhere else.
+    """
     until_s = None if wait_s is None else time.monotonic() + wait_s
+    states: dict[int, dict[str, Any]] = {n: {"task_id": n, "state": None, "attention": None} for n in task_ids}
     worst = Exit.OK
-    with output.progress(options, "finished", len(task_ids)) as advance:
-        for task_id in task_ids:
-            left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
-            worst = max(worst, exit_of(until_settled(options, client, task_id, left_s)))
-            advance(1)
+    try:
+        with output.progress(options, "finished", len(task_ids)) as advance:
+            for task_id in task_ids:
+                left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+                task = until_settled(options, client, task_id, left_s)
+                states[task_id] |= {"state": task["state"], "attention": task["attention"]}
+                worst = max(worst, exit_of(task))
+                advance(1)
+    finally:
+        _print_states(options, list(states.values()))
     return worst
 
 
-def _context(text: str) -> Any:
-    """The JSON object of --context, from the command line, a file or stdin. An error names where it came from."""
-    where = "--context"
-    if text == "-":
-        text, where = sys.stdin.read(), "stdin"
-    elif text.startswith("@"):
-        where = text[1:]
-        try:
-            text = Path(where).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            usage(f"--context {text}: the file cannot be read: {error}")
-    try:
-        value = msgspec.json.decode(text.encode())
-    except msgspec.DecodeError as error:
-        usage(f"{where} is not JSON: {error}", _CONTEXT_FORM)
-    if not isinstance(value, dict):
-        usage(f"{where} is not a JSON object", _CONTEXT_FORM)
-    return msgspec.Raw(text.encode())  # the original text: 1.50 stays 1.50
+def _print_states(options: Options, tasks: list[dict[str, Any]]) -> None:
+    if options.output == "jsonl":
+        for task in tasks:
+            click.echo(msgspec.json.encode(task).decode())
+        return
+    of_state: dict[str, list[int]] = {}
+    for task in tasks:
+        of_state.setdefault(task["attention"] or task["state"] or "not waited for", []).append(task["task_id"])
+    parts = []
+    for state, task_ids in of_state.items():
+        is_named = len(of_state) > 1 and state != "completed"
+        parts.append(f"{len(task_ids)} {state}" + (f": {_named(task_ids)}" if is_named else ""))
+    if options.output == "json" or options.verbosity >= 0:
+        output.one(options, {"task_ids": [task["task_id"] for task in tasks], "tasks": tasks}, "; ".join(parts))
+
+
+def _named(task_ids: list[int]) -> str:
+    more = f" and {len(task_ids) - IDS_NAMED_MAX} more" if len(task_ids) > IDS_NAMED_MAX else ""
+    return ", ".join(map(str, task_ids[:IDS_NAMED_MAX])) + more
 
 
 def _label(text: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from stepwire_broker.cli.connection import broker_client
 from stepwire_broker.cli.failure import leave
 from stepwire_broker.cli.options import Options, StepwireCommand
 
+from .ids import task_id_of
 from .waiting import Quiet, exit_of, seconds, task_goes_on, why_line
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _UNKNOWN: Final = StateStyle("?", "")
 
 
 @click.command(cls=StepwireCommand)
-@click.argument("task_id", metavar="ID", type=int, shell_complete=completing.tasks)
+@click.argument("task_id", metavar="ID", type=task_id_of, shell_complete=completing.tasks)
 @click.option("--timeout", metavar="DURATION", help="Stop watching after this time, e.g. 30s.")
 @click.pass_obj
 def watch(options: Options, task_id: int, timeout: str | None) -> None:

@@ -20,7 +20,7 @@ class HintCode(enum.StrEnum):
     LIST_WORKFLOWS = "list_workflows"
     LIST_RULES = "list_rules"
     LIST_HANDLERS = "list_handlers"
-    NAME_A_STEP = "name_a_step"  # names
+    NAME_A_STEP = "name_a_step"  # names; task_id if the caller named a task by its id
     NAME_A_VERSION = "name_a_version"  # names
     NAME_A_WORKFLOW = "name_a_workflow"  # names
     # change something
