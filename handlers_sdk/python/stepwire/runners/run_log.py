@@ -25,7 +25,8 @@ _REASONS: Final[dict[RunEnd, str]] = {
     "timeout": "exceeded its timeout and is asked to stop",
     "task_cancelled": "is asked to stop: the task was cancelled",
     "not_granted": "is asked to stop: the broker does not grant it",
-    "superseded": "is asked to stop: another run has replaced it",
+    "superseded": "is asked to stop: the broker has ended this run (its timeout, or a retry elsewhere); "
+    "its result will not be used",
     "shutdown": "is asked to stop: the worker shuts down",
     "lease_lost": "continues without a broker: its result may come too late",
 }

@@ -12,7 +12,7 @@ from stepwire_protocol import codec
 from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import Item
 
-from stepwire.actions import NEVER, CancelRun, Connect, Log, Quit, Rebuild, Run, Send
+from stepwire.actions import NEVER, CancelRun, Connect, Log, Quit, Rebuild, ResultTooLarge, Run, Send
 from stepwire.context import Context
 from stepwire.handler import Handler
 from stepwire.identity import now_ms
@@ -180,7 +180,7 @@ class SocketThread:
 
     # -- actions of the session ---------------------------------------------------------------------------------------
 
-    def _perform(self, action: Send | CancelRun | Connect | Rebuild | Log | Quit) -> None:
+    def _perform(self, action: Send | CancelRun | Connect | Rebuild | ResultTooLarge | Log | Quit) -> None:
         match action:
             case Send():
                 self._sockets.pub.send(action.topic + action.body, zmq.NOBLOCK)
@@ -190,6 +190,8 @@ class SocketThread:
                 self._sockets.connect(action.link)
             case Rebuild():
                 self._sockets.rebuild(action.link)
+            case ResultTooLarge():
+                run_log.not_reported(action.step, action.result)
             case Log():
                 self._events.log(action.level, action.event, **action.facts)
                 self._look_for_brokers()
