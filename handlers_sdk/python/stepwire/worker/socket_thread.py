@@ -123,12 +123,16 @@ class SocketThread:
             self._receive(now)
             self._read_mailbox()
             self._check_drain(now)
+            if self._calls:
+                self._runners.watch(self._calls.values(), now)
             if now >= search.report_at_ms:
                 self._look_for_brokers()
 
     def _wait(self, poller: zmq.Poller) -> None:
         """Wait for a frame, an addition to the mailbox, or the time at which the session has to act."""
         at_ms = min(self.session.wake_at(), self._expel_at_ms, self._leave_at_ms, self._search.report_at_ms)
+        if self._calls:
+            at_ms = min(at_ms, self._runners.watch_at_ms())
         wait_ms = at_ms - now_ms()
         if wait_ms <= 0 or self._has_quit:
             return
