@@ -93,7 +93,12 @@ class CoreLoop:
         )
         self._turn = Turn(machine, around)
         actions = PulseActions(
-            self.handle, self.flush, lambda: self.wire.is_behind, self.on_outcome, self.measures.loop_lag_s
+            self.handle,
+            self.flush,
+            lambda: self.wire.is_behind,
+            store.lost,
+            self.on_outcome,
+            self.measures.loop_lag_s,
         )
         self.pulse = Pulse(machine, actions)
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from .core.machine import Machine
-from .core.model.commit_group import Stalled
+from .core.model.commit_group import Broken, Stalled
 from .core.model.events import Event, LoopWasLate, Now, Tick
 from .core.model.figures import Histogram
 from .core.unroutable import Unroutable, find_unroutable
@@ -32,7 +32,8 @@ class PulseActions(NamedTuple):
     handle: Callable[[Event], None]
     flush: Callable[[], None]
     is_behind: Callable[[], bool]  # the bus holds messages that were not read
-    stalled: Callable[[Stalled], None]
+    database_lost: Callable[[], str | None]  # why the database is no longer the one that was opened
+    report: Callable[[Stalled | Broken], None]
     loop_lag_s: Histogram
 
 
@@ -98,6 +99,7 @@ class Pulse:
         self._beat_due = self._loop.call_later(PULSE_MS / 1000, self._beat)
         self._check_clock()
         self._check_writer()
+        self._check_database()
         self._check_unroutable()
 
     def _check_clock(self) -> None:
@@ -118,7 +120,14 @@ class Pulse:
             late_ms = 0 if lane.is_idle else now.mono - lane.handed_mono
             if late_ms > COMMIT_LATE_MS and self._state.stalled is None:
                 text = f"a commit has taken {late_ms} ms so far"
-                self._actions.stalled(Stalled(lane.number, lane.handed, "database_unavailable", text))
+                self._actions.report(Stalled(lane.number, lane.handed, "database_unavailable", text))
+
+    def _check_database(self) -> None:
+        """Report a removed database, which the writer of an idle broker would not notice."""
+        lost = self._actions.database_lost()
+        if lost is not None:
+            lane = next(iter(self._state.outbox.lanes.values()))
+            self._actions.report(Broken(lane.number, lost))
 
     def _check_unroutable(self) -> None:
         """Log each kind of unroutable step once, and again when it recurs."""

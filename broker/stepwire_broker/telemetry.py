@@ -183,6 +183,14 @@ WORKER_EVENTS: Final[tuple[LogEvent, ...]] = (
         RUN_MEMBERS,
         "A run exceeded its timeout, was cancelled, or has lost its broker.",
     ),
+    LogEvent(
+        "loop_blocked",
+        ("warning",),
+        (),
+        "An async handler has blocked the event loop for 2 s, and other async steps wait: use a plain `def`, or await."
+        " Without the members of a step, a task that the handler has made blocks the loop.",
+        optional=RUN_MEMBERS,
+    ),
     _error(
         "deployment_replaced",
         "broker deployment results_discarded",

@@ -156,5 +156,5 @@ def test_a_run_has_the_members_of_the_table_as_attributes() -> None:
 
 
 def test_every_event_of_a_worker_has_a_sentence() -> None:
-    of_runs = {"run_failed", "run_interrupted", "worker_failed", "session_opened"}
+    of_runs = {"run_failed", "run_interrupted", "loop_blocked", "worker_failed", "session_opened"}
     assert {event.name for event in WORKER_EVENTS} - of_runs == set(events._SENTENCES)

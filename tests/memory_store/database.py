@@ -48,6 +48,9 @@ class MemoryDatabase:
         self.readers = MemoryReaders(tables)
         self.pruning = MemoryPruning(tables, self.writer)
 
+    def lost(self) -> None:
+        return None
+
     def release(self) -> None:
         pass
 

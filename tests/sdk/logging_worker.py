@@ -1,8 +1,10 @@
 """A worker process with the logging configuration that its argument names."""
 
+import asyncio
 import logging
 import os
 import sys
+import time
 
 import structlog
 from stepwire import Context, Permanent, Worker
@@ -44,6 +46,21 @@ def fail(ctx: Context) -> None:
 @worker.handler("fail_in_child", process=True)
 def fail_in_child(ctx: Context) -> None:
     look_up({})
+
+
+@worker.handler("block")
+async def block(ctx: Context) -> None:
+    time.sleep(4.5)  # noqa: ASYNC251 - the mistake that the worker reports
+
+
+@worker.handler("block_in_a_task")
+async def block_in_a_task(ctx: Context) -> None:
+    await asyncio.create_task(block(ctx))
+
+
+@worker.handler("wait")
+async def wait(ctx: Context) -> None:
+    await asyncio.sleep(4.5)
 
 
 @worker.handler("decline")

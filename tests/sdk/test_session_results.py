@@ -5,6 +5,7 @@ import itertools
 import msgspec
 import pytest
 from msgspec import Raw
+from stepwire.actions import ResultTooLarge
 from stepwire_protocol.messages import Result, ResultMetadata, Results
 
 from .dialogue import once, step, welcomed
@@ -91,6 +92,18 @@ def test_one_result_above_the_brokers_limit_becomes_an_error(request_, code):
     (results,) = dialogue.take(Results)
     (result,) = results.results
     assert (result.status, result.error.code) == ("error", code)
+    assert "bytes; the limit is 2000 bytes: store it elsewhere and return a reference" in result.error.message
+    assert dialogue.of(ResultTooLarge) == [(request_, result)]
+
+
+def test_the_size_of_an_output_never_reads_as_the_limit():
+    dialogue, broker = welcomed()
+    broker.steps(step(1))
+    dialogue.finish(1, output=b'"' + b"x" * (4 * 1024 * 1024 - 2) + b'"')
+    (results,) = dialogue.take(Results)
+    assert results.results[0].error.message == (
+        "the output has 4.1 MiB; the limit is 4 MiB: store it elsewhere and return a reference"
+    )
 
 
 def test_one_result_above_the_brokers_limit_is_sent_without_its_standard_error():

@@ -301,6 +301,15 @@ def test_a_cancel_drops_unstarted_deliveries_and_asks_runs_to_stop():
     assert dialogue.take(Refuse)[0].code == "stale"
 
 
+def test_a_run_is_asked_to_stop_once_although_its_broker_repeats_the_cancel():
+    dialogue, broker = welcomed()
+    broker.steps(step(1, timeout_ms=100), step(2))
+    dialogue.pass_time(200)
+    for _ in range(3):
+        broker.cancel((1, 1), (2, 1), reason="superseded")
+    assert dialogue.cancels() == [((1, 1), "timeout"), ((2, 1), "superseded")]
+
+
 def test_the_rest_of_a_steps_own_deadline_shortens_its_timeout():
     dialogue, broker = welcomed()
     request = step(1)

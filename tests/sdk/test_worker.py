@@ -174,6 +174,35 @@ def test_an_output_that_is_not_valid_json_is_an_error_and_unknown_for_at_most_on
     assert broker.result(2).error.code == "outcome_unknown"
 
 
+def _yields(ctx):
+    yield 1
+
+
+async def _yields_async(ctx):
+    yield 1
+
+
+def _calls_async(ctx):
+    return _step(ctx)
+
+
+async def _step(ctx):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("function", "advice"),
+    [(_yields, "uses yield"), (_yields_async, "uses yield"), (_calls_async, "await it")],
+)
+def test_an_output_that_was_never_computed_is_an_error_with_advice(broker, worker, function, advice):
+    worker.handler("h")(function)
+    worker.start()
+    broker.until_welcomed()
+    broker.run(step(1))
+    assert broker.result(1).error.code == "bad_output"
+    assert advice in broker.result(1).error.message
+
+
 def test_an_input_of_the_wrong_type_is_an_error_that_is_not_retried(broker, worker):
     @worker.handler("h")
     async def h(ctx: Context, order: Order) -> None:

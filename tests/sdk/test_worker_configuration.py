@@ -56,8 +56,8 @@ async def _async(ctx):
 @pytest.mark.parametrize(
     ("function", "options", "says"),
     [
-        (_none, {}, "takes no parameter"),
-        (_two, {}, "at most two parameters"),
+        (_none, {}, "handler _none takes no parameter"),
+        (_two, {}, "handler _two: it can have at most two parameters"),
         (_async, {"process": True}, "async"),
         (lambda ctx: None, {"process": True}, "top of a module"),
         (_async, {"concurrency": 0}, "at least 1"),
@@ -68,6 +68,11 @@ def test_a_handler_that_could_only_fail_later_is_refused_when_it_is_registered(f
     worker = Worker()
     with pytest.raises(ConfigurationError, match=says):
         worker.handler("h", **options)(function)
+
+
+def test_a_handler_decorator_without_a_name_is_refused():
+    with pytest.raises(ConfigurationError, match=r'write @worker\.handler\("_async"\): the handler\'s name is missing'):
+        Worker().handler(_async)
 
 
 def test_registering_a_name_twice_is_refused() -> None:

@@ -77,7 +77,7 @@ def test_a_worker_writes_its_offers_its_broker_and_its_end(started: Start) -> No
     assert all(re.match(f"{TIME} INFO    ", line) for line in lines)
     assert without_time(lines) == [
         f"INFO    started as logging, process {worker.process.pid}, 2 slots;"
-        " offers log, log_async, log_in_child, fail, fail_in_child and 1 more",
+        " offers log, log_async, log_in_child, fail, fail_in_child and 4 more",
         "INFO    connected to broker b1 at ipc://s",
         "INFO    stopping: no step is running",
         "INFO    the worker has ended",
@@ -141,6 +141,25 @@ def test_a_permanent_failure_is_a_warning_of_one_line(started: Start) -> None:
         "WARNING task 1000007 step 7 s7 attempt 1 of 4 failed: Permanent: the card is declined; no retry"
     )
     assert not any(line.startswith(("Traceback", " ")) for line in lines)
+
+
+BLOCKED = "has blocked the event loop for 2 s: use a plain def, or await"
+OF_STEP = "WARNING task 1000007 step 7 s7 attempt 1 of 4 delays all other async steps: async handler block"
+
+
+@pytest.mark.parametrize(
+    ("handler", "lines"),
+    [
+        ("block", [f"{OF_STEP} {BLOCKED}"]),
+        ("block_in_a_task", [f"WARNING a task of an async handler {BLOCKED}"]),
+        ("wait", []),
+    ],
+)
+def test_an_async_handler_that_blocks_the_event_loop_is_logged_once(
+    started: Start, handler: str, lines: list[str]
+) -> None:
+    written = without_time(started("nothing").run(step(7, handler=handler)))
+    assert [line for line in written if line.startswith("WARNING")] == lines
 
 
 def test_the_loss_and_the_return_of_a_broker_are_one_line_each(started: Start) -> None:

@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from stepwire.actions import CancelRun, Connect, Log, Quit, Rebuild, Run, Send
+from stepwire.actions import CancelRun, Connect, Log, Quit, Rebuild, ResultTooLarge, Run, Send
 from stepwire.errors import OutcomeUnknown, Permanent, Retry, StepError
 from stepwire.handler import Handler, completed, failed, make_handler, stopped
 from stepwire.runners.run_slots import RunSlots
@@ -291,6 +291,9 @@ class WorkerNode:
         self._end()
         world.schedule.after(200.0 + 2_000.0 * self.chance.random(), self.start)
 
+    def _result_too_large(self, action: ResultTooLarge) -> None:
+        pass  # only logged
+
     def _log(self, action: Log) -> None:
         self.world.checks.worker_logged(self.id, action)
 
@@ -426,6 +429,7 @@ _ACTS: Final[dict[type, Callable[[Any, Any], None]]] = {
     Connect: WorkerNode._connect,
     Rebuild: WorkerNode._rebuild,
     Quit: WorkerNode._quit,
+    ResultTooLarge: WorkerNode._result_too_large,
     Log: WorkerNode._log,
 }
 _ON: Final[dict[str, Callable[..., None]]] = {

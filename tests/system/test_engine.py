@@ -1,10 +1,12 @@
 """The engine alone, in this process: the effects that are complete when a call returns."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import shutil
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from stepwire_broker.core.answers.answers import CommandRefused
 from stepwire_broker.core.definitions.settings import BusSettings, DatabaseSettings, Settings
 from stepwire_broker.core.model.events import AwaitTask
@@ -70,6 +72,37 @@ def test_a_command_of_a_task_that_was_created_before_is_with_the_core_when_all_i
             assert not engine.state.waiters  # a request that is cancelled is forgotten
 
     asyncio.run(tried())
+
+
+@pytest.mark.parametrize(
+    ("remove", "reason"),
+    [
+        (lambda directory: shutil.rmtree(directory), "the state directory {directory} was removed or moved"),
+        (lambda directory: (directory / "stepwire.db").unlink(), "{directory}/stepwire.db was removed or moved"),
+        (lambda directory: replace(directory / "stepwire.db"), "{directory}/stepwire.db is no longer the file"),
+    ],
+    ids=["the directory", "the file", "another file"],
+)
+def test_an_idle_engine_whose_database_is_removed_fails_within_a_second(
+    tmp_path: Path, remove: Callable[[Path], object], reason: str
+) -> None:
+    directory = tmp_path / "state"
+    directory.mkdir()
+
+    async def tried() -> None:
+        async with engine_in(directory) as engine:
+            remove(directory)
+            await asyncio.wait([engine.failed], timeout=1.0)
+            assert engine.failed.done()
+            assert reason.format(directory=directory) in str(engine.failed.exception())
+
+    asyncio.run(tried())
+
+
+def replace(database: Path) -> None:
+    copy = database.with_suffix(".copy")
+    shutil.copy(database, copy)
+    copy.rename(database)
 
 
 def test_an_engine_that_was_stopped_refuses_commands_and_is_not_ready(tmp_path: Path) -> None:

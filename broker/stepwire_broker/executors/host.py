@@ -176,7 +176,7 @@ class Host:
                 case Log(level, event, facts):
                     getattr(log, level)(event, executor=self.key, **facts)
                 case _:
-                    pass  # actions on connections: there are none
+                    pass  # actions on connections: there are none; a result that is too large is in the task
         if self._begun:
             self._run_begun()
         if self._timer is not None:

@@ -51,6 +51,10 @@ class Database(Protocol):
     @property
     def pruning(self) -> PruneStatements: ...
 
+    def lost(self) -> str | None:
+        """Return why the database is no longer the one that was opened, for example because its file was removed; None
+        while it is. Does not wait."""
+
     def release(self) -> None:
         """Release the right to write. The caller has closed the writer and the readers."""
 

@@ -67,6 +67,11 @@ class Store:
         """Run a query in the caller's thread, for a few rows written a moment ago. None if a lock would delay it."""
         return self._readers.read_at_once(query, *args, **kwargs)
 
+    def lost(self) -> str | None:
+        """Return why the database is no longer the one that was opened; None while it is. A store without writes has
+        no other way to notice."""
+        return self._database.lost()
+
     def close(self, timeout_s: float) -> bool:
         """Write the queued groups, for at most `timeout_s`, and release the database. False: at least one group could
         not be written, and its outcome was not reported."""

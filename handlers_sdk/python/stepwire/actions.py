@@ -2,7 +2,7 @@
 
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from stepwire_protocol.messages import Item, StepRequest
+from stepwire_protocol.messages import Item, Result, StepRequest
 
 RunEnd: TypeAlias = Literal["not_granted", "timeout", "task_cancelled", "superseded", "lease_lost", "shutdown"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
@@ -109,6 +109,13 @@ class Quit(NamedTuple):
     """End the worker, which has drained and holds nothing."""
 
 
+class ResultTooLarge(NamedTuple):
+    """Log that a run has failed, because no message can carry its output. `result` is the failure that was sent."""
+
+    step: StepRequest
+    result: Result
+
+
 class Log(NamedTuple):
     """Log this event with its facts."""
 
@@ -117,4 +124,4 @@ class Log(NamedTuple):
     facts: dict[str, object]
 
 
-Action: TypeAlias = Send | Run | CancelRun | Connect | Rebuild | Quit | Log
+Action: TypeAlias = Send | Run | CancelRun | Connect | Rebuild | Quit | ResultTooLarge | Log

@@ -93,7 +93,7 @@ def completed(handler: Handler, step: StepRequest, value: Any, took_ms: float) -
     try:
         output = encode_output(value)
     except (TypeError, ValueError, OverflowError, RecursionError, UnicodeEncodeError) as error:
-        text = f"the output of {handler.name!r} cannot be sent as JSON: {error}"
+        text = f"the output of {handler.name!r} cannot be sent as JSON: {_advice(value) or error}"
         return sdk_failure(step, "bad_output", text, took_ms=took_ms)
     metadata = _metadata(took_ms, handler.version)
     return Result(
@@ -170,6 +170,16 @@ def encode_output(value: Any) -> bytes:
     return body
 
 
+def _advice(value: Any) -> str | None:
+    """Advice to the author of a handler whose output is something that was never run. None for other outputs."""
+    if inspect.iscoroutine(value):
+        value.close()  # otherwise Python warns that the coroutine was never awaited
+        return "the handler returns the call of an async function: await it"
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        return "the handler uses yield or returns a generator: return a value, for example a list"
+    return None
+
+
 def _metadata(took_ms: float, version: str | None) -> ResultMetadata:
     """The metadata of a result. The time is rounded to microseconds: brokers would check more digits as a long
     integer."""
@@ -180,6 +190,10 @@ def _error(step: StepRequest, code: str, text: str, *, retryable: bool | None, t
     detail = ErrorDetail(message=clean(text), code=code, retryable=retryable)
     metadata = _EMPTY_METADATA if took_ms is None else _metadata(took_ms, None)
     return Result(step_id=step.step_id, delivery=step.delivery, status="error", error=detail, metadata=metadata)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def _input_of(function: Callable[..., Any]) -> tuple[bool, Callable[[Any], Any]]:
@@ -194,22 +208,26 @@ def _input_of(function: Callable[..., Any]) -> tuple[bool, Callable[[Any], Any]]
     except (TypeError, ValueError):
         return True, _decode_any
     if not parameters:
-        raise ConfigurationError(f"handler {function!r} takes no parameter: it needs at least the Context")
+        raise ConfigurationError(f"handler {_name_of(function)} takes no parameter: it needs at least the Context")
     if len(parameters) == 1:
         return False, _decode_any
     if any(p.default is p.empty for p in parameters[2:]):
-        raise ConfigurationError(f"handler {function!r}: it can have at most two parameters, the Context and the input")
+        raise ConfigurationError(
+            f"handler {_name_of(function)}: it can have at most two parameters, the Context and the input"
+        )
     try:
         hint = get_type_hints(target).get(parameters[1].name, Any)
     except (NameError, AttributeError, TypeError):
         hint = parameters[1].annotation
         if hint is parameters[1].empty or isinstance(hint, str):
             raise ConfigurationError(
-                f"handler {function!r}: the type {hint!r} of its input is not defined in the handler's module"
+                f"handler {_name_of(function)}: the type {hint!r} of its input is not defined in the handler's module"
             ) from None
     if hint is Any or hint is inspect.Parameter.empty:
         return True, _decode_any
     try:
         return True, msgspec.json.Decoder(hint).decode
     except TypeError as error:
-        raise ConfigurationError(f"handler {function!r}: its input type cannot be read from JSON: {error}") from None
+        raise ConfigurationError(
+            f"handler {_name_of(function)}: its input type cannot be read from JSON: {error}"
+        ) from None

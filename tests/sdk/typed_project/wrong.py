@@ -20,6 +20,11 @@ def pack(ctx: Context) -> int:
     return 1
 
 
+@worker.handler  # arg-type
+def sort(ctx: Context) -> int:
+    return 1
+
+
 length: str = pack(worker)  # arg-type, assignment
 
 

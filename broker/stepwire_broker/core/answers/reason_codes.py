@@ -17,7 +17,7 @@ SENTENCES: Final[dict[str, str]] = {
     "unsent": "the level-0 handler disconnected before the step was sent",
     "superseded": "the worker was asked not to start the step",
     # the step failed, or is held
-    "timeout": "the step ran longer than its timeout_ms",
+    "timeout": "the step ran longer than its timeout",
     "deadline": "the step's deadline_ms is over",
     "task_deadline": "the task's deadline_ms is over",
     "queue_timeout": "the step was not started within its queue_timeout_ms",

@@ -24,6 +24,9 @@ class SqliteDatabase:
         self.pruning = SqlitePruning(writer)
         self._lock = lock
 
+    def lost(self) -> str | None:
+        return self.writer.lost()
+
     def release(self) -> None:
         self._lock.release()
 

@@ -13,7 +13,7 @@ class TaskIsGone(BrokerError):
 
 
 class FileReplaced(BrokerError):
-    """The database file was moved or replaced: new writes are lost with the last process that has the file open."""
+    """The database file was removed, moved or replaced: new writes end with the last process that has it open."""
 
 
 BROKEN_CODES: Final = frozenset(
@@ -49,7 +49,7 @@ UNSTORABLE: Final = (UnicodeError, OverflowError, sqlite3.InterfaceError, sqlite
 def trouble_of(error: Exception) -> Trouble:
     """Classify an error for the lane. An error that is not listed here is a fault of this program or of the schema.
     Such an error stops the lane, because it would recur and no data is at fault."""
-    text = f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, BrokerError) else f"{type(error).__name__}: {error}"
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         # The driver could not bind a value (no such number, text or type), or the row to change is gone.

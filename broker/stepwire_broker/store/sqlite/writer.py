@@ -71,11 +71,25 @@ class SqliteWriter:
     # -- the transaction ----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        if _identity(self._path) != self._file:
-            raise FileReplaced(
-                f"{self._path} is no longer the file that this broker opened: the file was moved or replaced"
-            )
+        lost = self.lost()
+        if lost is not None:
+            raise FileReplaced(lost)
         self._execute("BEGIN IMMEDIATE")
+
+    def lost(self) -> str | None:
+        """Return why the path no longer leads to the file that this broker opened; None while it does. Any thread may
+        call this method."""
+        try:
+            identity = _identity(self._path)
+        except OSError as error:
+            return f"the database file {self._path} cannot be reached: {error.strerror}"
+        if identity == self._file:
+            return None
+        if identity is None:
+            directory = self._path.parent
+            removed = f"database file {self._path}" if directory.exists() else f"state directory {directory}"
+            return f"the {removed} was removed or moved"
+        return f"{self._path} is no longer the file that this broker opened: the file was moved or replaced"
 
     def commit(self) -> None:
         self._execute("COMMIT")

@@ -1,7 +1,9 @@
 """The runners that a worker's handlers need, and the choice among them."""
 
+from collections.abc import Iterable
 from functools import partial
 
+from stepwire.actions import NEVER
 from stepwire.handler import Handler, Kind
 
 from .calls import HandlerCall, OutcomeReport, call_plain
@@ -47,6 +49,15 @@ class Runners:
         """Cancel an async handler's task. Plain handlers read `context.cancelled`; a handler process is killed."""
         if self._loop is not None and call.handler.kind == "async":
             self._loop.cancel(call)
+
+    def watch_at_ms(self) -> float:
+        """The time of the next `watch`, if steps are held."""
+        return NEVER if self._loop is None else self._loop.loop_watch.check_at_ms
+
+    def watch(self, calls: Iterable[HandlerCall], now_ms: float) -> None:
+        """Warn if an async handler among these calls blocks the event loop."""
+        if self._loop is not None and now_ms >= self._loop.loop_watch.check_at_ms:
+            self._loop.watch(calls, now_ms)
 
     def stop(self) -> None:
         if self._loop is not None:

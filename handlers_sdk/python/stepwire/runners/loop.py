@@ -7,7 +7,7 @@ to the loop. Each call has its own copy of the context variables nevertheless.
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import Context as Variables
 from typing import Final
 
@@ -15,7 +15,9 @@ from stepwire_protocol.messages import Result
 
 from stepwire.identity import now_ms
 
+from . import run_log
 from .calls import GIVE_BACK, HandlerCall, OutcomeReport, call_async
+from .loop_watch import BLOCKED_S, LoopWatch
 
 SERVE_MAX_MS: Final = 5.0  # a task that only runs short calls returns to the loop after this time
 
@@ -35,6 +37,7 @@ class AsyncRunner:
         self._is_stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
+        self.loop_watch = LoopWatch(self._loop.call_soon_threadsafe)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -45,6 +48,16 @@ class AsyncRunner:
 
     def cancel(self, call: HandlerCall) -> None:
         self._loop.call_soon_threadsafe(self._cancel, call)
+
+    def watch(self, calls: Iterable[HandlerCall], now_ms: float) -> None:
+        """Warn if a handler blocks the loop. `calls` are searched for this handler."""
+        if self.loop_watch.is_blocked(now_ms):
+            task = asyncio.current_task(self._loop)
+            call = next((call for call in calls if task is not None and call.task is task), None)
+            if call is None:
+                run_log.loop_blocked(None, "", BLOCKED_S)
+            else:
+                run_log.loop_blocked(call.run.step, call.handler.name, BLOCKED_S)
 
     def stop(self, wait_s: float) -> None:
         """Cancel all running calls. Wait at most `wait_s` for their end."""

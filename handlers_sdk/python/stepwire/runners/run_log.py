@@ -1,5 +1,5 @@
 """The log lines of runs that end without an output: the logger `stepwire.worker`, events `run_failed` and
-`run_interrupted`.
+`run_interrupted`. Also the warning `loop_blocked`.
 
     task 9 step 12 pay attempt 1 of 4 failed: KeyError: 'nope'
     Traceback (most recent call last): …
@@ -25,7 +25,8 @@ _REASONS: Final[dict[RunEnd, str]] = {
     "timeout": "exceeded its timeout and is asked to stop",
     "task_cancelled": "is asked to stop: the task was cancelled",
     "not_granted": "is asked to stop: the broker does not grant it",
-    "superseded": "is asked to stop: another run has replaced it",
+    "superseded": "is asked to stop: the broker has ended this run (its timeout, or a retry elsewhere); "
+    "its result will not be used",
     "shutdown": "is asked to stop: the worker shuts down",
     "lease_lost": "continues without a broker: its result may come too late",
 }
@@ -61,6 +62,15 @@ def interrupted(step: StepRequest, reason: RunEnd) -> None:
     """Log that a run is asked to stop. A plain handler may ignore it, so the end of the run may never be logged."""
     level = logging.INFO if reason in _EXPECTED else logging.WARNING
     _write("run_interrupted", level, step, _REASONS[reason])
+
+
+def loop_blocked(step: StepRequest | None, handler: str, blocked_s: float) -> None:
+    """Log that an async handler blocks the event loop. `step` is None if a task that the handler has made blocks it."""
+    advice = f"has blocked the event loop for {blocked_s:g} s: use a plain def, or await"
+    if step is None:
+        log.warning("a task of an async handler %s", advice, extra={"event": "loop_blocked"})
+    else:
+        _write("loop_blocked", logging.WARNING, step, f"delays all other async steps: async handler {handler} {advice}")
 
 
 def _write(event: str, level: int, step: StepRequest, text: str, error: BaseException | None = None) -> None:

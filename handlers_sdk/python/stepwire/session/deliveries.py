@@ -39,7 +39,7 @@ class HeldDelivery:
         "batch",
         "is_at_most_once",
         "is_interrupted",
-        "is_overdue",
+        "is_stopping",
         "item",
         "message",
         "offer",
@@ -62,8 +62,8 @@ class HeldDelivery:
         self.run: Run | None = None  # since its hand-over to the runner
         self.state: HeldState | None = QUEUED  # None: no longer held
         self.is_at_most_once = step.delivery_mode == "at_most_once"
-        self.is_overdue = False
-        self.is_interrupted = False  # was asked to stop: a later failure of an at_most_once step proves nothing
+        self.is_stopping = False  # was asked to stop
+        self.is_interrupted = False  # the same, or lost its broker: a failure of an at_most_once step proves nothing
         self.ask_at_ms = 0.0
         self.ask_wait_ms = 0.0
         self.message: ResultsMessage | None = None

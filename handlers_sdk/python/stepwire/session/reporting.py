@@ -1,5 +1,6 @@
 """Sends the results of finished runs, and ends their deliveries when a broker acknowledges or refuses the message."""
 
+import math
 from collections.abc import Iterable
 from typing import Final
 
@@ -7,7 +8,7 @@ import msgspec
 from stepwire_protocol import codec
 from stepwire_protocol.messages import Ack, ErrorDetail, Refused, Result, Results
 
-from stepwire.actions import NEVER
+from stepwire.actions import NEVER, ResultTooLarge
 from stepwire.errors import OUTCOME_UNKNOWN
 
 from .brokers import BrokerPeer
@@ -19,6 +20,7 @@ from .outbox import ResultsOutbox, decode_results
 from .outgoing import Outgoing, V, parts
 
 HOLD_MS: Final = 1.0
+MIB: Final = 1024 * 1024
 
 # With these codes the broker does not refuse the content of a results message, so other content would not help.
 _HOPELESS: Final = frozenset({"wrong_batch", "wrong_sender", "unknown_delivery", "unknown_session", "unknown_type"})
@@ -168,8 +170,10 @@ class ResultsReporting:
                 if result.metadata is not None and result.metadata.stderr is not None:
                     self._send(peer, batch, [(held, _without_stderr(result))], now_ms)
                     return
-                text = f"the results message has {len(body)} bytes, and the broker accepts {peer.bytes_max}"
-                self._send(peer, batch, [(held, _sdk_failure(held, "too_large", text))], now_ms, is_replacement=True)
+                failure = _too_large(held, len(body), peer.bytes_max)
+                assert held.run is not None
+                self._out.add(ResultTooLarge(held.run.step, failure))
+                self._send(peer, batch, [(held, failure)], now_ms, is_replacement=True)
                 return
         self._rid = rid
         deliveries = [held for held, _ in done]
@@ -194,6 +198,21 @@ def _without_stderr(result: Result) -> Result:
     """The result without its standard error, which is for people only and must not cost the outcome."""
     assert result.metadata is not None
     return msgspec.structs.replace(result, metadata=msgspec.structs.replace(result.metadata, stderr=None))
+
+
+def _too_large(held: HeldDelivery, message_bytes: int, bytes_max: int) -> Result:
+    text = (
+        f"the output has {_size(message_bytes)}; the limit is {_size(bytes_max)}: "
+        "store it elsewhere and return a reference"
+    )
+    return _sdk_failure(held, "too_large", text)
+
+
+def _size(size_bytes: int) -> str:
+    """Rounded up, so that a size above a limit also reads as one."""
+    if size_bytes < MIB:
+        return f"{size_bytes} bytes"
+    return f"{math.ceil(size_bytes / MIB * 10) / 10:g} MiB"
 
 
 def _sdk_failure(held: HeldDelivery, code: str, text: str) -> Result:

@@ -68,10 +68,12 @@ class Runs:
                 self._start(held, now_ms)
 
     def interrupt(self, held: HeldDelivery, reason: RunEnd) -> None:
-        """Ask a run that has begun to stop. The first reason counts. `lease_lost` informs the handler, and stops
-        nothing."""
-        self._out.add(CancelRun(held.item, reason))
+        """Ask a run that has begun to stop. The first reason counts, and a run is asked once, although a broker repeats
+        its cancel at every heartbeat that lists the run. `lease_lost` informs the handler, and stops nothing."""
         held.is_interrupted = True
+        if not held.is_stopping:
+            held.is_stopping = reason != "lease_lost"
+            self._out.add(CancelRun(held.item, reason))
 
     def interrupt_all(self, reason: RunEnd) -> int:
         """Ask every run to stop. Returns their number."""
@@ -89,8 +91,7 @@ class Runs:
                 at_ms = min(at_ms, now_ms + run.timeout_ms, max(run.deadline_ms, now_ms + RECHECK_MS))
             elif run.timeout_at_ms > now_ms:
                 at_ms = min(at_ms, run.timeout_at_ms)
-            elif not held.is_overdue:
-                held.is_overdue = True
+            else:
                 self.interrupt(held, "timeout")
         self.timeout_at_ms = at_ms
 

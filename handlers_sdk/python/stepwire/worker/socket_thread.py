@@ -12,7 +12,7 @@ from stepwire_protocol import codec
 from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import Item
 
-from stepwire.actions import NEVER, CancelRun, Connect, Log, Quit, Rebuild, Run, Send
+from stepwire.actions import NEVER, CancelRun, Connect, Log, Quit, Rebuild, ResultTooLarge, Run, Send
 from stepwire.context import Context
 from stepwire.handler import Handler
 from stepwire.identity import now_ms
@@ -123,12 +123,16 @@ class SocketThread:
             self._receive(now)
             self._read_mailbox()
             self._check_drain(now)
+            if self._calls:
+                self._runners.watch(self._calls.values(), now)
             if now >= search.report_at_ms:
                 self._look_for_brokers()
 
     def _wait(self, poller: zmq.Poller) -> None:
         """Wait for a frame, an addition to the mailbox, or the time at which the session has to act."""
         at_ms = min(self.session.wake_at(), self._expel_at_ms, self._leave_at_ms, self._search.report_at_ms)
+        if self._calls:
+            at_ms = min(at_ms, self._runners.watch_at_ms())
         wait_ms = at_ms - now_ms()
         if wait_ms <= 0 or self._has_quit:
             return
@@ -180,7 +184,7 @@ class SocketThread:
 
     # -- actions of the session ---------------------------------------------------------------------------------------
 
-    def _perform(self, action: Send | CancelRun | Connect | Rebuild | Log | Quit) -> None:
+    def _perform(self, action: Send | CancelRun | Connect | Rebuild | ResultTooLarge | Log | Quit) -> None:
         match action:
             case Send():
                 self._sockets.pub.send(action.topic + action.body, zmq.NOBLOCK)
@@ -190,6 +194,8 @@ class SocketThread:
                 self._sockets.connect(action.link)
             case Rebuild():
                 self._sockets.rebuild(action.link)
+            case ResultTooLarge():
+                run_log.not_reported(action.step, action.result)
             case Log():
                 self._events.log(action.level, action.event, **action.facts)
                 self._look_for_brokers()

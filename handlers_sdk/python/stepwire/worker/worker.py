@@ -90,6 +90,9 @@ class Worker:
         Async functions run on one event loop, plain functions in threads, or with `process=True` in child processes.
         `concurrency` is the maximum number of runs of this handler at a time; `timeout_ms` shortens the step's timeout.
         """
+        if callable(name):
+            function_name = getattr(name, "__name__", "name")
+            raise ConfigurationError(f'write @worker.handler("{function_name}"): the handler\'s name is missing')
 
         def register(function: F) -> F:
             self.add(
