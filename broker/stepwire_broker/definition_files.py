@@ -35,7 +35,12 @@ class DocumentError(BrokerError):
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message if line is None else f"line {line}: {message}")
+        self.message = message
         self.line = line
+
+    def where(self, name: str) -> str:
+        """Return `order.yaml:12` for the file of this name."""
+        return name if self.line is None else f"{name}:{self.line}"
 
 
 class SourceDocument:

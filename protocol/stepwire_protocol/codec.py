@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from . import limits, strict_json, topics
+from .decode_errors import plain
 from .errors import InvalidMessage
 from .messages import (
     Adopted,
@@ -55,21 +56,21 @@ def decode_worker(body: bytes, bytes_max: int = limits.MESSAGE_BYTES_MAX) -> Wor
     try:
         message: WorkerMessage = _decode_worker(body)
     except msgspec.ValidationError as error:
-        raise _invalid(body, str(error)) from None
+        raise _invalid(body, str(error), WorkerMessage) from None
     _check_version(message.v)
     _check_items(message)
     return message
 
 
 def decode_call(
-    body: bytes, decode: Callable[[bytes], Any], items_of: Callable[[Any], list[Any]] | None, bytes_max: int
+    body: bytes, decoder: "msgspec.json.Decoder[Any]", items_of: Callable[[Any], list[Any]] | None, bytes_max: int
 ) -> Any:
     """Decode a worker's call over HTTP (polling.py). `items_of` is None for results. Raises InvalidMessage."""
     strict_json.parse(body, bytes_max)
     try:
-        call = decode(body)
+        call = decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _invalid(body, str(error)) from None
+        raise _invalid(body, str(error), decoder.type) from None
     _check_version(call.v)
     if items_of is None:
         _check_results(call)
@@ -85,13 +86,13 @@ def decode_results_level0(body: bytes, bytes_max: int = limits.MESSAGE_BYTES_MAX
     try:
         message = _decode_results_level0(body)
     except msgspec.ValidationError as error:
-        raise _invalid(body, str(error)) from None
+        raise _invalid(body, str(error), ResultsLevel0) from None
     if version is None and message.error is None:
         raise InvalidMessage("missing_version", "protocol_version is missing")
     if version not in (None, limits.PROTOCOL_LEVEL_0):
         raise InvalidMessage("unknown_version", f"level 0 is {limits.PROTOCOL_LEVEL_0}, not {str(version)[:32]!r}")
     if not message.results and message.error is None:
-        raise InvalidMessage("bad_field", "expected at least one result - at `$.results`")
+        raise InvalidMessage("bad_field", "`results` must not be empty")
     _refuse_duplicates([result.step_id for result in message.results])
     return message
 
@@ -101,7 +102,7 @@ def decode_broker(body: bytes) -> BrokerMessage:
     try:
         message: BrokerMessage = _decode_broker(body)
     except msgspec.ValidationError as error:
-        raise _invalid(body, str(error)) from None
+        raise _invalid(body, str(error), BrokerMessage) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidMessage("not_json", str(error)) from None
     _check_version(message.v)
@@ -112,7 +113,7 @@ def decode_steps_level0(body: bytes) -> StepsLevel0:
     try:
         return _decode_steps_level0(body)
     except msgspec.ValidationError as error:
-        raise InvalidMessage("bad_field", str(error)) from None
+        raise InvalidMessage("bad_field", plain(str(error), StepsLevel0)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidMessage("not_json", str(error)) from None
 
@@ -174,7 +175,9 @@ def _check_results(message: Any) -> None:
     _check_version(message.protocol_version, "protocol_version")
     items = [(result.step_id, result.delivery) for result in message.results]
     if UNSET in [delivery for _, delivery in items]:
-        raise InvalidMessage("bad_field", "level 1 needs the delivery of each result - at `$.results[...].delivery`")
+        raise InvalidMessage(
+            "bad_field", "`delivery` is missing in a result: level 1 needs the delivery of each result"
+        )
     _refuse_duplicates(items)
 
 
@@ -226,13 +229,13 @@ def _peek(body: bytes) -> _Peek:
     return seen
 
 
-def _invalid(body: bytes, error: str) -> InvalidMessage:
-    """Translate a validation error of msgspec into its code on the wire."""
+def _invalid(body: bytes, error: str, kind: Any) -> InvalidMessage:
+    """Translate a validation error of msgspec into its code on the wire. `kind` is the type that was decoded."""
     if error.startswith("Invalid value") and error.endswith("`$.type`"):
         return InvalidMessage("unknown_type", f"type {str(_peek(body).type)[:32]!r}")
     for member in ("v", "protocol_version"):
         if f"missing required field `{member}`" in error and "`$." not in error:
             return InvalidMessage("missing_version", f"{member} is missing")
         if error.endswith(f"`$.{member}`"):
-            return InvalidMessage("unknown_version", f"{member} is not a version string: {error}")
-    return InvalidMessage("bad_field", error)
+            return InvalidMessage("unknown_version", f"{plain(error, kind)}, because a version is a string like 2.0")
+    return InvalidMessage("bad_field", plain(error, kind))

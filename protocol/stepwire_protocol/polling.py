@@ -161,8 +161,8 @@ class ByeAnswer(ToPoller, frozen=True, kw_only=True, tag="bye"):
 
 def read(kind: type[C], body: bytes, bytes_max: int) -> C:
     """Decode a worker's call. Raises InvalidMessage."""
-    decode, items_of = _CALLS[kind]
-    call: C = codec.decode_call(body, decode, items_of, bytes_max)
+    decoder, items_of = _CALLS[kind]
+    call: C = codec.decode_call(body, decoder, items_of, bytes_max)
     return call
 
 
@@ -173,4 +173,4 @@ _ITEMS_OF: Final[dict[type[FromPoller], Callable[[Any], list[Any]] | None]] = {
     ResultsCall: None,
     ByeCall: lambda call: call.holding,
 }
-_CALLS: Final = {kind: (msgspec.json.Decoder(kind).decode, items_of) for kind, items_of in _ITEMS_OF.items()}
+_CALLS: Final = {kind: (msgspec.json.Decoder(kind), items_of) for kind, items_of in _ITEMS_OF.items()}

@@ -95,6 +95,12 @@ def test_no_route_answers_without_a_valid_token(api: Api, method: str, path: str
     assert answer.headers["www-authenticate"].startswith("Bearer")
 
 
+def test_a_token_without_its_scheme_is_refused_with_the_form(api: Api) -> None:
+    problem = api.call("GET", "/readyz", headers={"Authorization": api.token}).json
+    assert problem["detail"] == "the request carries an Authorization header that does not begin with `Bearer `"
+    assert problem["hint"].startswith("send `Authorization: Bearer <token>`")
+
+
 @pytest.mark.parametrize(("method", "path"), [route for route in ROUTES if route[1] not in ("/v1/tap", "/v1/events")])
 def test_every_route_answers_with_a_valid_token(api: Api, method: str, path: str) -> None:
     assert api.call(method, at(path)).status not in (401, 403, 500)

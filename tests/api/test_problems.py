@@ -67,6 +67,10 @@ def test_a_malformed_request_gets_the_hint_of_its_code() -> None:
     assert (problem.hint, problem.next) == ("name each member of an object once", None)
 
 
+def test_an_empty_body_is_named_so_and_not_a_frame() -> None:
+    assert http_problems.of_invalid(InvalidMessage("empty")).detail == "the body is empty"
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [

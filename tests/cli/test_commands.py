@@ -343,6 +343,12 @@ def test_config_show_prints_the_origin_of_each_value(empty: Place) -> None:
     assert "\tdefault" not in empty.stepwire("config", "show").out
 
 
+def test_a_workflow_is_validated_from_standard_input(empty: Place) -> None:
+    text = "name: w\nsteps:\n  - name: a\n    handler_class: h\n"
+    assert empty.stepwire("workflow", "validate", "-", stdin=text) == Ended(OK, "standard input: valid\n", "")
+    assert "standard input:4: " in empty.stepwire("workflow", "validate", "-", stdin=text.replace("    h", "   h")).err
+
+
 def test_config_validate_refuses_a_wrong_configuration(empty: Place) -> None:
     assert empty.stepwire("config", "validate").code == OK
     done = empty.stepwire("config", "validate", STEPWIRE_HTTP__LISTEN="0.0.0.0:7410")

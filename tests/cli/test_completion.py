@@ -65,7 +65,12 @@ def test_a_completion_script_is_printed_for_each_shell(empty: Place, shell: str)
     done = empty.stepwire("completion", shell)
     assert (done.code, done.err) == (0, "")
     assert "_STEPWIRE_COMPLETE" in done.out
-    assert empty.stepwire("completion", "tcsh").code == 2
+
+
+def test_a_shell_without_a_script_is_named_with_the_supported_ones(empty: Place) -> None:
+    done = empty.stepwire("completion", "powershell")
+    assert done.code == 2
+    assert done.err.startswith("stepwire: powershell is not supported; the shells are bash, zsh, fish\n")
 
 
 def test_bash_completes_commands_and_options(empty: Place) -> None:

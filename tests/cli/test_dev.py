@@ -128,6 +128,13 @@ def test_new_does_not_overwrite_files_without_yes(empty: Place) -> None:
     assert empty.stepwire("new", "shop2", "--lang", "cobol").code == USAGE
 
 
+def test_new_writes_into_the_current_directory_under_its_name(empty: Place) -> None:
+    (empty.directory / "my-shop").mkdir()
+    done = Place(empty.directory / "my-shop", empty.environ).stepwire("new", ".")
+    assert (done.code, done.err) == (OK, "next: stepwire dev\n")
+    assert "name: my_shop\n" in (empty.directory / "my-shop/workflow.yaml").read_text()
+
+
 def test_a_crashing_process_is_restarted_with_growing_waits(empty: Place, running: list[Dev]) -> None:
     (empty.directory / "Procs").write_text(
         "# two\nsick: echo here I am; exit 3\n\nwell: sh -c 'echo $$ at $STEPWIRE_STEPS; exec sleep 600'\n"

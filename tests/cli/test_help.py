@@ -74,6 +74,11 @@ def test_help_prints_the_help_of_a_command_or_of_the_program(empty: Place) -> No
         USAGE,
         "stepwire: there is no command stepwire task nope\n  see: stepwire task --help\n",
     )
+    misspelt = empty.stepwire("help", "task", "submitt").err
+    assert misspelt.startswith("stepwire: there is no command stepwire task submitt; did you mean submit?\n")
+    assert empty.stepwire("help", "tsk").err.startswith(
+        "stepwire: there is no command stepwire tsk; did you mean task?"
+    )
 
 
 def test_the_version_is_printed_by_a_command_and_by_an_option(empty: Place) -> None:

@@ -42,6 +42,18 @@ def test_validate_refuses_what_serve_refuses(empty: Place, fault: str) -> None:
     assert not (empty.directory / ".stepwire/token").exists()
 
 
+def test_a_file_that_is_not_there_is_named_with_the_command_that_creates_it(empty: Place) -> None:
+    done = empty.stepwire("-c", "nope.yaml", "config", "validate")
+    message = "stepwire: --config names nope.yaml, which is not a file\n"
+    assert (done.code, done.err) == (USAGE, f"{message}  a file with every setting: stepwire config init nope.yaml\n")
+
+
+@pytest.mark.parametrize("words", [("config", "validate"), ("doctor",)])
+def test_a_misspelt_variable_gets_a_note(empty: Place, words: tuple[str, ...]) -> None:
+    done = empty.stepwire(*words, STEPWIRE_BUS_LEASE="5s")
+    assert "STEPWIRE_BUS_LEASE is not a setting; did you mean STEPWIRE_BUS__LEASE?" in done.out + done.err
+
+
 def test_validate_leaves_nothing_behind(empty: Place) -> None:
     before = sorted(empty.directory.iterdir())
     assert empty.stepwire("config", "validate").code == OK

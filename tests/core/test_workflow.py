@@ -274,7 +274,7 @@ WORKFLOW_NAME = "a name of letters, digits, _, - and ., at most 128"
         ([], ["the document is a list, not a map with a name and steps"]),
         ({}, ["the workflow has no name", "the workflow has no steps"]),
         ({"name": "w", "steps": []}, ["the workflow has no steps"]),
-        ({"name": "w", "steps": {"a": {}}}, ["steps: a map is not a list"]),
+        ({"name": "w", "steps": {"a": {}}}, ["steps: a map is not a list; begin each step with `- name:`"]),
         ({"name": "w", "steps": ["a"]}, ["steps[0]: 'a' is not a map with name and handler_class"]),
         (workflow(step(), name="a::b"), [f"name: 'a::b' is not {WORKFLOW_NAME}"]),
         (workflow(step(), name="../x"), [f"name: '../x' is not {WORKFLOW_NAME}"]),

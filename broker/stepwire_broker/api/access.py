@@ -69,7 +69,10 @@ class AccessControl:
                 403, "origin_refused", f"pages from {_shown(origin)} may not send requests to this broker"
             )
         if authorization is None or authorization[:7].lower() != _BEARER:
-            raise _unauthorized("the request carries no token")
+            lacks = (
+                "no token" if authorization is None else "an Authorization header that does not begin with `Bearer `"
+            )
+            raise _unauthorized(f"the request carries {lacks}")
         grant = self._tokens.admit(authorization[7:].strip())
         if grant is None:
             raise _unauthorized("the token is unknown to this broker, or has expired")

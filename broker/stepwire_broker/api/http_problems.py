@@ -97,7 +97,8 @@ def of_refused(refused: CommandRefused) -> HttpProblem:
 
 def of_invalid(error: InvalidMessage) -> HttpProblem:
     """The problem for a malformed body."""
-    return HttpProblem(413 if error.code == "too_large" else 400, error.code, error.message)
+    detail = "the body is empty" if error.code == "empty" else error.message  # a body has no topic
+    return HttpProblem(413 if error.code == "too_large" else 400, error.code, detail)
 
 
 def raise_refused(refused: CommandRefused) -> NoReturn:

@@ -1,12 +1,23 @@
 """`stepwire completion`: the script that lets a shell complete commands, options, names and ids."""
 
+from typing import Any
+
 import click
 
 from .options import Options, StepwireCommand
 
 
+class Shell(click.Choice[str]):
+    """One of the shells, completed like any choice, with a short message for another one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            raise click.UsageError(f"{value} is not supported; the shells are {', '.join(self.choices)}", ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command(cls=StepwireCommand)
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=Shell(["bash", "zsh", "fish"]))
 @click.pass_obj
 def completion(options: Options, shell: str) -> None:
     """Print the completion script of a shell. It completes commands, options, and what the broker knows: workflows,

@@ -146,5 +146,4 @@ def load(options: Options, flags: dict[str, str] | None = None) -> loader.Config
     try:
         return loader.load(options.config_file, flags or {}, os.environ)
     except loader.SettingsError as error:
-        hint = "`stepwire config show --origin` prints where each value comes from"
-        raise Failure(Exit.USAGE, str(error), hint) from None
+        raise Failure(Exit.USAGE, str(error), error.hint) from None

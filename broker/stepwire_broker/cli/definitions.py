@@ -33,10 +33,13 @@ def is_definition(name: str) -> bool:
 
 
 def read(name: str) -> WorkflowSource:
+    """The source of this name; `-` is standard input. Raises Failure."""
     file, attribute = _split(name)
     if file.endswith(".py"):
         built = _built(file, attribute)
         return WorkflowSource(file, msgspec.json.encode(built.document()), CONTENT_TYPES[".json"], built.where)
+    if file == "-":
+        return WorkflowSource(name_of(file), sys.stdin.buffer.read(), CONTENT_TYPES[".yaml"])
     try:
         content = Path(file).read_bytes()
     except OSError as error:
@@ -44,12 +47,17 @@ def read(name: str) -> WorkflowSource:
     return WorkflowSource(file, content, CONTENT_TYPES.get(Path(file).suffix.lower(), "application/yaml"))
 
 
+def name_of(file: str) -> str:
+    """The name of a file in messages."""
+    return "standard input" if file == "-" else file
+
+
 def compiled(source: WorkflowSource) -> Workflow:
     """The workflow. Raises InvalidWorkflow with every problem and its line."""
     try:
         document = definition_files.read_document(source.content, source.file)
     except definition_files.DocumentError as error:
-        raise InvalidWorkflow([DocumentProblem("", str(error), source.file)]) from None
+        raise InvalidWorkflow([DocumentProblem("", error.message, error.where(source.file))]) from None
     return read_workflow(document.value, source.where or document.where)
 
 

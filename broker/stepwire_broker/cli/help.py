@@ -3,7 +3,7 @@
 import click
 
 from .failure import usage
-from .options import Options, StepwireCommand
+from .options import Options, StepwireCommand, unknown_command
 
 
 @click.command(name="help", cls=StepwireCommand)
@@ -15,6 +15,6 @@ def help_command(context: click.Context, words: tuple[str, ...]) -> None:
     for word in words:
         command = at.command.get_command(at, word) if isinstance(at.command, click.Group) else None
         if command is None:
-            usage(f"there is no command {' '.join(('stepwire', *words))}", f"see: {at.command_path} --help")
+            usage(unknown_command(at, word), f"see: {at.command_path} --help")
         at = click.Context(command, info_name=word, parent=at, obj=Options())
     click.echo(at.get_help())

@@ -36,10 +36,12 @@ FILES: Final = {
 )
 @click.pass_obj
 def new(options: Options, directory: Path, lang: str) -> None:
-    """Create a directory with a one-handler worker, its test, a workflow and a README. NAME may be a path."""
-    name = directory.name.replace("-", "_")
+    """Create a directory with a one-handler worker, its test, a workflow and a README. NAME may be a path,
+    or `.` for the current directory."""
+    directory_name = directory.resolve().name  # of `.` too
+    name = directory_name.replace("-", "_")
     if not NAME.fullmatch(name):
-        usage(f"{directory.name!r} cannot name a workflow: use lower-case letters, digits, _ and -, a letter first")
+        usage(f"{directory_name!r} cannot name a workflow: use lower-case letters, digits, _ and -, a letter first")
     is_taken = directory.exists() and any(directory.iterdir())
     if is_taken and not confirm(options, f"{directory} exists and is not empty: write into it?"):
         leave(Exit.FAILURE)
@@ -54,4 +56,5 @@ def new(options: Options, directory: Path, lang: str) -> None:
         raise Failure(Exit.FAILURE, f"{error.filename} cannot be written: {error.strerror}") from None
     document = {"directory": str(directory), "files": written}
     output.one(options, document, f"created {directory}: {', '.join(FILES[lang])}")
-    output.note(options, f"next: cd {directory} && stepwire dev")
+    change = "" if directory.resolve() == Path.cwd() else f"cd {directory} && "
+    output.note(options, f"next: {change}stepwire dev")

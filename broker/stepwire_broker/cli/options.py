@@ -165,11 +165,9 @@ class StepwireGroup(click.Group, _WithGlobalOptions):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from stepwire_broker.core.reading.nearest import did_you_mean
-
-            hint = did_you_mean(words[0], self.list_commands(ctx))
-            text = f"there is no command {ctx.command_path} {words[0]}{'; ' if hint else ''}{hint}"
-            raise _usage_failure(error if words[0].startswith("-") else click.UsageError(text), ctx, words) from None
+            is_option = words[0].startswith("-")
+            refusal = error if is_option else click.UsageError(unknown_command(ctx, words[0]))
+            raise _usage_failure(refusal, ctx, words) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.format_commands(ctx, formatter)
@@ -200,6 +198,15 @@ def path_of(ctx: click.Context) -> str:
         names.append(at.info_name or "")
         at = at.parent
     return " ".join(reversed(names))
+
+
+def unknown_command(ctx: click.Context, word: str) -> str:
+    """The message for a word after this command, with the nearest subcommand."""
+    from stepwire_broker.core.reading.nearest import did_you_mean
+
+    names = ctx.command.list_commands(ctx) if isinstance(ctx.command, click.Group) else ()
+    hint = did_you_mean(word, names)
+    return f"there is no command {ctx.command_path} {word}{'; ' if hint else ''}{hint}"
 
 
 def summary_of(command: click.Command) -> str:

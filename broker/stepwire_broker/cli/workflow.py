@@ -40,9 +40,9 @@ def apply(options: Options, files: tuple[str, ...], no_activate: bool) -> None:
             with broker_client(options, waits=True) as client:
                 one = client.apply_workflow_text(source.content, source.content_type, activate=not no_activate)
         except Failure as failure:
-            raise failure.about(file) from None
+            raise failure.about(definitions.name_of(file)) from None
         applied.append(one)
-        warnings.show(options, one["warnings"], f"{file}: ")
+        warnings.show(options, one["warnings"], f"{definitions.name_of(file)}: ")
         if options.output == "text":
             outcome = "applied" if one["created"] else "is unchanged"
             click.echo(f"{one['namespace']}::{one['name']} {one['version']} {outcome}")
@@ -66,7 +66,7 @@ def _next_after_apply(applied: dict[str, Any], *, is_active: bool) -> str:
 @FILES
 @click.pass_obj
 def validate(options: Options, files: tuple[str, ...]) -> None:
-    """Check workflow files without a broker. Each problem names its file and line."""
+    """Check workflow files without a broker. Each problem names its file and line. `-` reads standard input."""
     import msgspec
 
     from stepwire_broker.core.reading.document_problems import InvalidWorkflow
@@ -84,7 +84,8 @@ def validate(options: Options, files: tuple[str, ...]) -> None:
             problems = list(map(str, error.problems))
         except Failure as failure:
             problems = [f"{failure.message}; {failure.hint}" if failure.hint else failure.message]
-        one = {"file": file, "valid": not problems, "problems": problems, "warnings": msgspec.to_builtins(found)}
+        name = definitions.name_of(file)
+        one = {"file": name, "valid": not problems, "problems": problems, "warnings": msgspec.to_builtins(found)}
         results.append(one)
     if options.output != "text":
         output.several(options, results, [], "")

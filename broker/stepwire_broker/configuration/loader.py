@@ -15,13 +15,14 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Struct
+from stepwire_protocol.decode_errors import fault_of
 
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.reading import durations
 from stepwire_broker.core.reading.nearest import did_you_mean
 from stepwire_broker.errors import BrokerError
 
-from . import seed_block
+from . import misspelt_names, seed_block
 
 FILE_NAME: Final = "stepwire.yaml"
 FILE_BYTES_MAX: Final = 256 * 1024
@@ -32,7 +33,11 @@ HEARTBEATS_GOOD: Final = 5
 
 
 class SettingsError(BrokerError):
-    """A setting is wrong. The message names the key, its origin, and the form that it needs."""
+    """A setting is wrong. The message names the key, its origin, and the form that it needs; `hint`, a command."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class Given(NamedTuple):
@@ -63,13 +68,14 @@ def load(config_file: str | None, flags: Mapping[str, str], environ: Mapping[str
         for given in layer:
             key, value = _typed(given)
             if key in in_layer and _is_shared(given) == _is_shared(in_layer[key]):
-                raise SettingsError(f"{in_layer[key].origin} and {given.origin} are the same setting: keep one")
+                raise SettingsError(_set_twice(in_layer[key], given))
             in_layer[key] = given
             values[key] = value
             origins[key] = given.origin
     settings = _settings(values)
     _check_heartbeat(settings, origins)
-    return Configuration(settings, origins, file, (*notes, *_inproc_notes(settings), *_heartbeat_notes(settings)))
+    notes += [*_environment_notes(environ), *_inproc_notes(settings), *_heartbeat_notes(settings)]
+    return Configuration(settings, origins, file, tuple(notes))
 
 
 def find_file(config_file: str | None, environ: Mapping[str, str]) -> Path | None:
@@ -80,7 +86,8 @@ def find_file(config_file: str | None, environ: Mapping[str, str]) -> Path | Non
         path = Path(named)
         if not path.is_file():
             origin = "--config" if config_file else "STEPWIRE_CONFIG"
-            raise SettingsError(f"{origin} names {named}, which is not a file")
+            text = f"{origin} names {named}, which is not a file"
+            raise SettingsError(text, f"a file with every setting: stepwire config init {named}")
         return path
     home = environ.get("XDG_CONFIG_HOME") or (f"{environ['HOME']}/.config" if environ.get("HOME") else None)
     places = [Path(FILE_NAME), *([Path(home, "stepwire", FILE_NAME)] if home else []), Path("/etc/stepwire", FILE_NAME)]
@@ -164,8 +171,8 @@ def _of_environment(environ: Mapping[str, str]) -> list[Given]:
     for name in sorted(environ):
         if not name.startswith(PREFIX):
             continue
-        key = name.removeprefix(PREFIX).lower().replace("__", ".")
-        if "." not in key and not _is_known(key) and not _is_known(key.removesuffix("_file")):
+        key = _key_of(name)
+        if _is_ignored(key):
             continue
         text = environ[name]
         if key.endswith("_file") and not _is_known(key):
@@ -177,6 +184,20 @@ def _of_environment(environ: Mapping[str, str]) -> list[Given]:
     return given
 
 
+def _key_of(variable: str) -> str:
+    return variable.removeprefix(PREFIX).lower().replace("__", ".")
+
+
+def _is_ignored(key: str) -> bool:
+    return "." not in key and not _is_known(key) and not _is_known(key.removesuffix("_file"))
+
+
+def _environment_notes(environ: Mapping[str, str]) -> Iterator[str]:
+    ignored = sorted(name for name in environ if name.startswith(PREFIX) and _is_ignored(_key_of(name)))
+    settings = [key.upper().replace(".", "__") for key in (*KEYS, *_DURATIONS)]
+    return misspelt_names.notes(ignored, settings, PREFIX)
+
+
 def _of_file(path: Path, notes: list[str]) -> list[Given]:
     from stepwire_broker import definition_files
 
@@ -185,7 +206,7 @@ def _of_file(path: Path, notes: list[str]) -> list[Given]:
         has_content = any(line and not line.startswith("#") for line in map(str.strip, text.splitlines()))
         document = definition_files.read_yaml(text) if has_content else {}
     except definition_files.DocumentError as error:
-        raise SettingsError(f"{path}: {error}") from None
+        raise SettingsError(f"{error.where(str(path))}: {error.message}") from None
     given = [*_of_seed_block(document, path, notes), *_flat(document, path)]
     if any(each.key == _URL and "@" in str(each.value) for each in given) and path.stat().st_mode & 0o044:
         text = "holds a database URL with a password and can be read by other users"
@@ -267,7 +288,7 @@ def _typed(given: Given) -> tuple[str, Any]:
             value = _of_text(value, kind)
         return key, msgspec.convert(value, kind, strict=not given.is_text)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise SettingsError(f"{_given_text(given)}: {_plain(str(error))}") from None
+        raise SettingsError(_invalid(given, str(error), kind)) from None
 
 
 def _of_text(text: str, kind: Any) -> Any:
@@ -325,7 +346,7 @@ def _is_shared(given: Given) -> bool:
 
 def _unknown(given: Given) -> str:
     known = [*KEYS, *_DURATIONS, *_SECTIONS]
-    hint = did_you_mean(given.key, known) or "`stepwire config show` prints all keys"
+    hint = did_you_mean(given.key, known) or "`stepwire config schema` prints all keys"
     where = f"{given.key} in {given.origin}" if not given.is_text else f"{given.origin} ({given.key})"
     return f"{where} is not a known setting; {hint}"
 
@@ -336,6 +357,19 @@ def _given_text(given: Given) -> str:
     return f"{given.origin} is {shown}" if given.is_text else f"{given.key} in {given.origin} is {shown}"
 
 
-def _plain(error: str) -> str:
-    error = error.partition(" - at `")[0]
-    return error[:1].lower() + error[1:]
+def _invalid(given: Given, error: str, kind: Any) -> str:
+    fault = fault_of(error, kind)
+    if fault is None:
+        return f"{_given_text(given)}: {error}"
+    if fault.place:
+        return f"{_given_text(given)}: `{fault.place}` {fault.text}"
+    # A variable and a flag are always text: only the required form helps.
+    return f"{_given_text(given)}, but {fault.text.partition(', not ')[0] if given.is_text else fault.text}"
+
+
+def _set_twice(first: Given, second: Given) -> str:
+    if first.origin != second.origin:
+        return f"{first.origin} and {second.origin} are the same setting: keep one"
+    if first.key == second.key:
+        return f"{first.key} is set twice in {first.origin}: keep one"
+    return f"{first.key} and {second.key} in {first.origin} are the same setting: keep one"

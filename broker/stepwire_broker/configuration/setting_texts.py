@@ -133,7 +133,8 @@ def schema() -> dict[str, Any]:
         at = root
         for section in path:
             at = at["properties"].setdefault(section, {**_object(""), "type": ["object", "null"]})
-        (of_type,) = msgspec.json.schema_components([kind])[0]
+        (of_type,), definitions = msgspec.json.schema_components([kind])
+        root.setdefault("$defs", {}).update(definitions)
         at["properties"][name] = {**of_type, "description": ABOUT[key], "default": default_of(key)}
         if name.endswith("_ms"):
             about = f"{ABOUT[key]} A duration like 30s, 5m or 7d."

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 import zmq
 from stepwire.worker import Worker
+from stepwire_protocol.decode_errors import plain
 from stepwire_protocol.patterns import split_name
 
 from stepwire_broker import definition_files, operator_commands
@@ -110,7 +111,7 @@ class Broker:
         try:
             converted = msgspec.convert(merged, Settings)
         except msgspec.ValidationError as error:
-            raise CommandError("invalid", f"settings: {error}") from None
+            raise CommandError("invalid", f"settings: {plain(str(error), Settings)}") from None
         served = None if http is None else HttpApi(converted.http, token_file)
         return cls(converted, handlers or Worker(), slots, served)
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, Raw, Struct
 from stepwire_protocol import strict_json
+from stepwire_protocol.decode_errors import plain
 from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import EMPTY_OBJECT, Name
 
@@ -57,7 +58,7 @@ def read_task(body: bytes, limits: LimitSettings, key: str | None = None) -> New
         if task.idempotency_key not in (None, key):
             raise InvalidMessage("bad_field", "Idempotency-Key and `idempotency_key` differ: send only one of them")
         _check_key(key, "the Idempotency-Key header")
-    return _new_task(task, value, key or task.idempotency_key, limits, "$")
+    return _new_task(task, value, key or task.idempotency_key, limits)
 
 
 def read_tasks(body: bytes, limits: LimitSettings, key: str | None = None) -> list[NewTask]:
@@ -79,9 +80,7 @@ def read_tasks(body: bytes, limits: LimitSettings, key: str | None = None) -> li
             size = len(seen)
             seen.add((task.namespace, task_key))
             if len(seen) == size:
-                raise InvalidMessage(
-                    "bad_field", f"the key {task_key!r} occurs twice in this batch - at `$.tasks[{i}]`"
-                )
+                raise InvalidMessage("bad_field", f"the key {task_key!r} of `tasks[{i}]` occurs twice in this batch")
         tasks.append(_new_task(task, plain[i], task_key, limits, i))
     return tasks
 
@@ -116,14 +115,14 @@ def _read(body: bytes, decoder: "msgspec.json.Decoder[S]", bytes_max: int) -> tu
     try:
         return value, decoder.decode(msgspec.json.format(body, indent=-1))
     except msgspec.ValidationError as error:
-        raise InvalidMessage("bad_field", with_nearest(str(error), _names_in(decoder.type))) from None
+        raise InvalidMessage("bad_field", _explained(str(error), decoder.type)) from None
 
 
-def with_nearest(error: str, known: tuple[str, ...]) -> str:
-    """Add the nearest known name to a validation error of msgspec about an unknown member."""
+def _explained(error: str, kind: Any) -> str:
+    """The sentence for a validation error of msgspec, with the nearest known name of an unknown member."""
     member = _UNKNOWN.match(error)
-    meant = did_you_mean(member[1], known) if member else ""
-    return f"{error}; {meant}" if meant else error
+    meant = did_you_mean(member[1], _names_in(kind)) if member else ""
+    return f"{plain(error, kind)}{'; ' if meant else ''}{meant}"
 
 
 def _names_in(kind: Any) -> tuple[str, ...]:
@@ -131,10 +130,12 @@ def _names_in(kind: Any) -> tuple[str, ...]:
     return (*names, *TaskBody.__struct_fields__) if kind is BatchBody else names
 
 
-def _new_task(task: TaskBody, plain: dict[str, Any], key: str | None, limits: LimitSettings, at: int | str) -> NewTask:
+def _new_task(
+    task: TaskBody, plain: dict[str, Any], key: str | None, limits: LimitSettings, at: int | None = None
+) -> NewTask:
     context = bytes(task.context)  # a copy, so that one task does not keep the whole body in memory
     if context[0] != 0x7B:
-        raise InvalidMessage("bad_field", f"Expected `object` - at `{_path(at)}.context`")
+        raise InvalidMessage("bad_field", f"`{_path(at)}context` must be an object")
     if len(context) > limits.payload_bytes:
         raise InvalidMessage("too_large", f"a context of {len(context)} bytes, at most {limits.payload_bytes}")
     namespace, workflow, version = task.namespace, task.workflow, task.version
@@ -142,7 +143,7 @@ def _new_task(task: TaskBody, plain: dict[str, Any], key: str | None, limits: Li
     digest = b""
     if key is not None:
         if task.idempotency_key is not None:
-            _check_key(key, f"`{_path(at)}.idempotency_key`")
+            _check_key(key, f"`{_path(at)}idempotency_key`")
         # The decoded context, not its text: the same object with its members in another order is the same submission.
         same = (
             namespace,
@@ -175,5 +176,5 @@ def _check_key(key: str, where: str) -> None:
         )
 
 
-def _path(at: int | str) -> str:
-    return at if isinstance(at, str) else f"$.tasks[{at}]"
+def _path(at: int | None) -> str:
+    return "" if at is None else f"tasks[{at}]."

@@ -152,10 +152,11 @@ def any_map(value: Any, path: Path, report: ProblemCollector) -> dict[str, Any] 
     return None
 
 
-def any_list(value: Any, path: Path, report: ProblemCollector) -> list[Any] | None:
+def step_list(value: Any, path: Path, report: ProblemCollector) -> list[Any] | None:
+    """A list whose items are read elsewhere."""
     if isinstance(value, list):
         return value
-    report.add(path, f"{shown(value)} is not a list")
+    report.add(path, f"{shown(value)} is not a list; begin each step with `- name:`")
     return None
 
 

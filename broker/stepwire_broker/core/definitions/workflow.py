@@ -137,7 +137,7 @@ WORKFLOW_READERS: Final[dict[str, fields.Reader]] = {
     "description": fields.text,
     "deadline_ms": fields.duration_ms,
     "worker_selector": fields.selector,
-    "steps": fields.any_list,
+    "steps": fields.step_list,
     "output": fields.mapping,
 }
 

@@ -142,7 +142,7 @@ _OF_READER: Final[dict[fields.Reader, Schema]] = {
     fields.text: {"type": "string", "maxLength": fields.TEXT_CHARACTERS_MAX},
     fields.boolean: {"type": "boolean"},
     fields.any_map: {"type": "object"},
-    fields.any_list: {"type": "array"},
+    fields.step_list: {"type": "array"},
     fields.step_names: {
         "type": "array",
         "uniqueItems": True,
