@@ -113,7 +113,7 @@ def test_the_default_execution_mode_may_be_spelled_in_camel_case(text: str) -> N
 def test_a_structure_is_json_in_the_environment() -> None:
     rules = load(STEPWIRE_EXECUTION__RULES='[{"match": "a::**", "executor": "poll"}]').settings.execution.rules
     assert [(rule.match, rule.executor) for rule in rules] == [("a::**", "poll")]
-    with pytest.raises(SettingsError, match="STEPWIRE_EXECUTION__RULES"):
+    with pytest.raises(SettingsError, match=r"STEPWIRE_EXECUTION__RULES is .*, but is not JSON"):
         load(STEPWIRE_EXECUTION__RULES='[{"match": "a::**"')
 
 
@@ -159,13 +159,13 @@ def test_a_variable_with_a_misspelt_name_gets_a_note(written: str, meant: str) -
         ("bus: {lease: 10}", "bus.lease in stepwire.yaml is 10: use a form like 30s, 5m or 7d"),
         ("bus: {lease: ten}", "use a form like"),
         ("bus: {lease_ms: 0}", "bus.lease_ms in stepwire.yaml is 0, but must be at least 1"),
-        ('bus: {lease_ms: "10"}', "is '10', but must be a whole number, not text"),
-        ("bus: {lease_ms: 10.5}", "must be a whole number, not a number with a fraction"),
+        ('bus: {lease_ms: "10"}', "is '10', but must be a whole number"),
+        ("bus: {lease_ms: 10.5}", "is 10.5, but must be a whole number"),
         (
             "http: {allow_insecure: 1}",
-            "http.allow_insecure in stepwire.yaml is 1, but must be true or false, not a number",
+            "http.allow_insecure in stepwire.yaml is 1, but must be true or false",
         ),
-        ("http: {listen: 7410}", "http.listen in stepwire.yaml is 7410, but must be text, not a number: quote it"),
+        ("http: {listen: 7410}", "http.listen in stepwire.yaml is 7410, but must be text: quote it"),
         ("execution: {rules: [{match: 5}]}", "`[0].match` must be text, not a number: quote it"),
         ("broker: {id: UPPER}", "broker.id in stepwire.yaml is 'UPPER'"),
         ("log_level: loud", "is 'loud', but must be one of debug, error, info, warning"),

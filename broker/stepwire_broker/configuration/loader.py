@@ -287,8 +287,10 @@ def _typed(given: Given) -> tuple[str, Any]:
         if given.is_text and isinstance(value, str):
             value = _of_text(value, kind)
         return key, msgspec.convert(value, kind, strict=not given.is_text)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except msgspec.ValidationError as error:
         raise SettingsError(_invalid(given, str(error), kind)) from None
+    except msgspec.DecodeError:
+        raise SettingsError(f"{_given_text(given)}, but is not JSON: see `stepwire config schema`") from None
 
 
 def _of_text(text: str, kind: Any) -> Any:
@@ -363,8 +365,9 @@ def _invalid(given: Given, error: str, kind: Any) -> str:
         return f"{_given_text(given)}: {error}"
     if fault.place:
         return f"{_given_text(given)}: `{fault.place}` {fault.text}"
-    # A variable and a flag are always text: only the required form helps.
-    return f"{_given_text(given)}, but {fault.text.partition(', not ')[0] if given.is_text else fault.text}"
+    form, _, actual = fault.text.partition(", not ")  # the message shows the actual value already
+    remedy = ": quote it" if actual.endswith(": quote it") else ""
+    return f"{_given_text(given)}, but {form}{remedy}"
 
 
 def _set_twice(first: Given, second: Given) -> str:
