@@ -137,10 +137,11 @@ def test_new_writes_into_the_current_directory_under_its_name(empty: Place) -> N
 
 def test_a_crashing_process_is_restarted_with_growing_waits(empty: Place, running: list[Dev]) -> None:
     (empty.directory / "Procs").write_text(
-        "# two\nsick: echo here I am; exit 3\n\nwell: sh -c 'echo $$ at $STEPWIRE_STEPS; exec sleep 600'\n"
+        "# two\nsick: echo here I am; exit 3\n\n"
+        "well: sh -c 'echo $$ at $STEPWIRE_STEPS named $STEPWIRE_NAME; exec sleep 600'\n"
     )
     running.append(Dev(empty, "--procfile", "Procs"))
-    pid = int(running[0].until("well   | ", "steps.sock").split()[2])
+    pid = int(running[0].until("well   | ", "steps.sock named well").split()[2])
     for wait in ("0.5", "1", "2"):
         running[0].until("sick   | ended with exit code 3; restarting in ", f" {wait} s")
         assert any("here I am" in line for line in running[0].lines)

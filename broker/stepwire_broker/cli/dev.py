@@ -190,7 +190,9 @@ class _Processes:
         pauses = _Pauses()
         while not self._stopping.is_set():
             started_s = time.monotonic()
-            process = await self._start(entry.name, "/bin/sh", "-c", _for_shell(entry.command), env=environ)
+            process = await self._start(
+                entry.name, "/bin/sh", "-c", _for_shell(entry.command), env={"STEPWIRE_NAME": entry.name, **environ}
+            )
             self._print(entry.name, f"started, process {process.pid}")
             await asyncio.gather(self._pump(entry.name, process.stdout), self._pump(entry.name, process.stderr))
             code = await process.wait()
