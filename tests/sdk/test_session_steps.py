@@ -209,6 +209,15 @@ def test_an_at_most_once_step_resends_start_and_starts_only_on_go():
     assert not dialogue.take(Start)
 
 
+def test_the_wait_for_a_go_is_not_part_of_a_runs_age(monkeypatch):
+    dialogue, broker = welcomed()
+    broker.steps(once(1))
+    dialogue.pass_time(7_000)
+    monkeypatch.setattr(dialogue, "begin", lambda *runs: None)  # the runner has the run, and has not begun it yet
+    broker.go((1, 1))
+    assert [tuple(item) for item in dialogue.session.holding(dialogue.now)] == [(1, 1, "running", 0)]
+
+
 def test_an_asking_step_has_a_slot_and_a_queued_one_does_not_ask():
     dialogue, broker = welcomed(slots=1)
     broker.steps(once(1), once(2))

@@ -80,8 +80,11 @@ class HeldDelivery:
         return self.state
 
     def age_ms(self, now_ms: float) -> int:
-        """Milliseconds since the start of the run, or since the receipt if the run has not started."""
+        """Milliseconds since the start of the run, or since the receipt if the run has not started. A granted run that
+        begins now has no age: the time for which it waited for its go is not part of its timeout."""
         started_ms = None if self.run is None else self.run.started_ms
+        if started_ms is None and self.reported_state is RUNNING:
+            return 0
         return max(0, int(now_ms - (self.received_ms if started_ms is None else started_ms)))
 
     def withdraw(self) -> bool:
