@@ -179,6 +179,8 @@ class BrokerNode:
         world.routes.broker_died()
         self.is_alive = False
         self.is_paused = False
+        if world.faults.is_over:
+            self._may_crash_before_send = False  # else the next process is killed at its first send, again and again
         self.deaths += 1
         self._backlog = []
         for callback in list(self._requests.values()):
