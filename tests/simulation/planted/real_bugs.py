@@ -145,16 +145,6 @@ def _longer_lease_kept(plant: Plant) -> None:
     plant.method(leases.Leases, "on_welcome", on_welcome)
 
 
-def _late_hello_counts(plant: Plant) -> None:
-    def on_hello(original: Any, state: Any, hello: Any, now: Any) -> None:
-        session = state.sessions.get(hello.worker)
-        if session is not None:
-            session.reported_n = -1
-        original(state, hello, now)
-
-    plant.function(hello.on_hello, on_hello)
-
-
 def _old_hello_opens(plant: Plant) -> None:
     def open_session(original: Any, state: Any, *args: Any) -> Any:
         watches = state.decision.watches
@@ -208,7 +198,6 @@ BUGS: Final = (
     Bug("a deadline is sent by the wall clock", _deadline_by_the_wall, True),
     Bug("a new task's times count from its commit", _timed_from_commit, True),
     Bug("memory full of bytes makes no room", _bytes_make_no_room, True),
-    Bug("a late copy of a hello counts as current", _late_hello_counts, True),
     Bug("deliveries that were taken back are resent", _taken_back_sent_again, True),
     Bug("a hello sent before a death opens a session", _old_hello_opens, True),
     Bug("a resent failure overturns a hold", _resent_failure_overturns_hold, True),
