@@ -6,6 +6,7 @@ messages of the last commit sent.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -17,11 +18,27 @@ from .bus import deaths
 from .bus.wire import Wire
 from .bus_events import BusEvents
 from .core.answers.answers import CommandRefused
-from .core.commit.decision import BreakerChanged, Complaint, OffersLeftOut, Read, WatchProcess
+from .core.commit.decision import (
+    BreakerChanged,
+    Complaint,
+    OffersLeftOut,
+    Read,
+    WatchProcess,
+    WorkerDied,
+    WorkerFlaps,
+)
 from .core.definitions.settings import Settings
 from .core.machine import Machine
 from .core.model.commit_group import Broken, CommitGroup, Committed, Fenced, Outcome, Stalled
-from .core.model.events import Event, FrameRefused, LoadFailed, MessageIgnored, MessageRefused, ProcessDied
+from .core.model.events import (
+    ClaimRefuted,
+    Event,
+    FrameRefused,
+    LoadFailed,
+    MessageIgnored,
+    MessageRefused,
+    ProcessDied,
+)
 from .core.model.live import StepProgress
 from .core.routing.level0_handlers import OFFERED_MAX
 from .errors import BrokerError
@@ -38,6 +55,7 @@ log = structlog.get_logger("stepwire.broker")
 WATCH_MS: Final = 250
 WATCH_FOR_MS: Final = 5_000
 COMPLAIN_EVERY_S: Final = 10.0
+REFUSALS_REMEMBERED_MAX: Final = 4_096
 
 
 class BrokerStopped(BrokerError):
@@ -70,7 +88,8 @@ class CoreLoop:
         self._flush_due = False
         self._handed: dict[int, float] = {}  # by lane: when its writer got its current group
         self._stalled_s = 0.0  # since when the database stalls
-        self._complained: dict[str, float] = {}  # by code: when a fault of level 0 was last logged
+        self._complained: dict[str, float] = {}  # by code: when a fault of an unknown sender was last logged
+        self._refused: OrderedDict[tuple[str, str], None] = OrderedDict()  # by worker and code: the logged refusals
         listener = BusEvents(
             on_message=self.receive,
             on_refused_frame=self._on_refused_frame,
@@ -90,6 +109,7 @@ class CoreLoop:
             self._log_complaint,
             self._tell_progress,
             _log_offers_left_out,
+            _log_worker_news,
         )
         self._turn = Turn(machine, around)
         actions = PulseActions(
@@ -118,10 +138,13 @@ class CoreLoop:
         elif isinstance(event, ResultsLevel0):
             # Only the core can tell whether an answer without a session is at fault.
             decision = self._turn.handle(event, principal)
-            self.taps.show("in", topic, body, decision.complaints[0].code if decision.complaints else None)
+            complaint = decision.complaints[0] if decision.complaints else None
+            code, reason = (complaint.code, complaint.text) if complaint is not None else (None, None)
+            self.taps.show("in", topic, body, code, reason)
         else:
             code = event.code if isinstance(event, MessageRefused | MessageIgnored) else None
-            self.taps.show("in", topic, body, code)
+            reason = event.message if isinstance(event, MessageRefused) else None
+            self.taps.show("in", topic, body, code, reason)
             self._turn.handle(event, principal)
 
     def _on_refused_frame(self, code: str, data: bytes) -> None:
@@ -220,15 +243,21 @@ class CoreLoop:
             self.handle(LoadFailed(read.request, str(error)))
         self.flush()
 
-    def _watch(self, watch: WatchProcess, waited_ms: int = 0) -> None:
+    def _watch(self, watch: WatchProcess) -> None:
+        self._check(watch, deaths.ticks_ago(watch.heard_ms_ago), 0)
+
+    def _check(self, watch: WatchProcess, heard_ticks: int, waited_ms: int) -> None:
         """Check every `WATCH_MS`, for `WATCH_FOR_MS`, whether the operating system has ended this process."""
         if not self.is_open:
             return
-        if deaths.is_gone(watch.pid, watch.pid_started):
+        finding = deaths.examine(watch.pid, watch.pid_started, heard_ticks)
+        if finding == "gone":
             self.handle(ProcessDied(watch.worker))
             self.flush()
+        elif finding == "refuted":
+            self.handle(ClaimRefuted(watch.worker))
         elif waited_ms < WATCH_FOR_MS:
-            self._loop.call_later(WATCH_MS / 1000, self._watch, watch, waited_ms + WATCH_MS)
+            self._loop.call_later(WATCH_MS / 1000, self._check, watch, heard_ticks, waited_ms + WATCH_MS)
 
     def _tell_progress(self, reports: list[StepProgress]) -> None:
         for listener in tuple(self.progress_listeners):
@@ -236,15 +265,48 @@ class CoreLoop:
                 listener(report)
 
     def _log_complaint(self, complaint: Complaint) -> None:
-        """Log each code once in `COMPLAIN_EVERY_S`: unsolicited messages must not fill the log."""
+        """Log the first refusal of each code for each worker. For unknown senders, log each code once in
+        `COMPLAIN_EVERY_S`: unsolicited messages must not fill the log."""
+        if complaint.worker:
+            if self._is_new_refusal(complaint.worker, complaint.code):
+                self._log_refused(complaint)
+            return
         now_s = self._loop.time()
         if now_s - self._complained.get(complaint.code, -COMPLAIN_EVERY_S) >= COMPLAIN_EVERY_S:
             self._complained[complaint.code] = now_s
-            log.warning("level0_answer_refused", code=complaint.code, text=complaint.text)
+            if complaint.worker is None:
+                log.warning("level0_answer_refused", code=complaint.code, text=complaint.text)
+            else:
+                self._log_refused(complaint)
+
+    def _is_new_refusal(self, worker: str, code: str) -> bool:
+        key = (worker, code)
+        if key in self._refused:
+            return False
+        self._refused[key] = None
+        if len(self._refused) > REFUSALS_REMEMBERED_MAX:
+            self._refused.popitem(last=False)
+        return True
+
+    def _log_refused(self, complaint: Complaint) -> None:
+        log.warning(
+            "message_refused",
+            worker=complaint.worker or None,
+            type=complaint.kind,
+            code=complaint.code,
+            text=complaint.text,
+        )
 
 
 def _log_offers_left_out(left_out: OffersLeftOut) -> None:
     log.warning("offers_not_recorded", worker=left_out.worker, handlers=left_out.handlers, limit=OFFERED_MAX)
+
+
+def _log_worker_news(news: WorkerDied | WorkerFlaps) -> None:
+    if isinstance(news, WorkerDied):
+        log.info("worker_died", worker=news.worker, pid=news.pid)
+    else:
+        log.warning("worker_flaps", worker=news.worker, code=news.code, resets=news.resets, within_ms=news.within_ms)
 
 
 def _log_breaker(changed: BreakerChanged) -> None:

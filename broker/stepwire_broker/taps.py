@@ -5,8 +5,8 @@ from typing import TypeAlias
 
 from .bus.wire import Wire
 
-# direction ("in" or "out"), topic, body, and the refusal code of a refused incoming message
-Tap: TypeAlias = Callable[[str, bytes, bytes, str | None], None]
+# direction ("in" or "out"), topic, body, and of a refused incoming message the code and the reason
+Tap: TypeAlias = Callable[[str, bytes, bytes, str | None, str | None], None]
 
 
 class Taps:
@@ -36,9 +36,9 @@ class Taps:
 
         return remove
 
-    def show(self, direction: str, topic: bytes, body: bytes, code: str | None) -> None:
+    def show(self, direction: str, topic: bytes, body: bytes, code: str | None, reason: str | None = None) -> None:
         for tap in tuple(self._taps):
-            tap(direction, topic, body, code)
+            tap(direction, topic, body, code, reason)
 
     def _show_sent(self, topic: bytes, body: bytes) -> None:
         self.show("out", topic, body, None)

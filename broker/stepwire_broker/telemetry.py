@@ -57,6 +57,19 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "The broker refused the answer of a level-0 handler. Each code is logged at most once in 10 s.",
         ),
         _warning(
+            "message_refused",
+            "worker type code text",
+            "The broker refused a message of a worker. The first refusal of each code is logged for each worker."
+            " Without `worker`, its id could not be read, and each code is logged at most once in 10 s.",
+        ),
+        _info("worker_died", "worker pid", "The process of a worker has ended. Its steps run again at once."),
+        _warning(
+            "worker_flaps",
+            "worker code resets within_ms",
+            "The broker has reset the sessions of this worker `resets` times within `within_ms`. `code` is that of the"
+            " last reset.",
+        ),
+        _warning(
             "offers_not_recorded",
             "worker handlers limit",
             "A worker offers new handlers, and `limit` handlers are recorded as offered by workers. Level 0 can get the"

@@ -124,7 +124,7 @@ def taken(*puts: tuple[str, bytes, bytes, str | None]) -> tuple[list[tap.TapEntr
     async def take() -> tuple[list[tap.TapEntry], int]:
         queue = tap.Queue()
         for put in puts:
-            queue.put(*put)
+            queue.put(*put, None)
         return await queue.take(0)
 
     return asyncio.run(take())

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from stepwire_broker.bus.deaths import is_gone
+from stepwire_broker.bus.deaths import examine, ticks_ago
 from stepwire_protocol import host
 
 pytestmark = pytest.mark.skipif(not host.identity(), reason="needs a /proc of this system")
@@ -20,6 +20,11 @@ def work():
 threading.Thread(target=work).start()
 ctypes.CDLL(None).pthread_exit(None)
 """
+
+
+def is_gone(pid: int, started: int) -> bool:
+    """Whether the process of a worker that sent a message just now has ended."""
+    return examine(pid, started, ticks_ago(0)) == "gone"
 
 
 @pytest.fixture
@@ -57,8 +62,28 @@ def test_a_killed_process_is_gone_before_it_is_reaped_and_after(sleeper: "subpro
     assert is_gone(sleeper.pid, started)
 
 
-def test_a_process_with_another_start_time_is_another_process(sleeper: "subprocess.Popen[bytes]") -> None:
-    assert is_gone(sleeper.pid, host.started(sleeper.pid) - 1)
+def test_a_process_that_started_after_the_last_message_of_the_worker_is_a_successor_with_its_pid(
+    sleeper: "subprocess.Popen[bytes]",
+) -> None:
+    started = host.started(sleeper.pid)
+    assert examine(sleeper.pid, started - 1, heard_ticks=started - 1) == "gone"
+
+
+@pytest.mark.parametrize("claimed", [1, int(time.time()), 2**53 - 1], ids=["too early", "Unix seconds", "far future"])
+def test_a_start_time_that_the_live_process_never_had_proves_nothing(
+    claimed: int, sleeper: "subprocess.Popen[bytes]"
+) -> None:
+    """The process with the pid ran already when the worker sent its last message, so it is the worker."""
+    assert examine(sleeper.pid, claimed, ticks_ago(0)) == "refuted"
+
+
+def test_start_times_are_in_the_unit_of_the_clock_that_they_are_compared_with() -> None:
+    before = ticks_ago(20)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        started = host.started(process.pid)
+        process.kill()
+    assert before <= started <= ticks_ago(0)
+    assert ticks_ago(0) - ticks_ago(10_000) in range(900, 1_101)
 
 
 def test_a_zombie_whose_other_thread_still_works_is_not_gone() -> None:

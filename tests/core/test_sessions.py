@@ -1,6 +1,7 @@
 """Sessions: hello, heartbeats, the lease, held steps, bye, death, and a restart of the broker."""
 
 import pytest
+from stepwire_broker.core import overview
 from stepwire_broker.core.model import events
 from stepwire_broker.core.progress.step_outcomes import undeliver
 from stepwire_broker.core.workers.drain import DrainWorker, Quieted
@@ -611,13 +612,87 @@ def test_a_resent_hello_starts_no_second_check_of_the_process() -> None:
     assert len(world.watches) == 2
 
 
-@pytest.mark.parametrize("without", [{"proof": False}, {"host": "elsewhere"}, {"pid": 0}])
-def test_without_proof_the_lease_decides(without: dict) -> None:
+UNPROVABLE = [
+    ({"proof": False}, "`proof` false"),
+    ({"pid": 0}, "lacks the pid or the start time"),
+    ({"pid_started": 0}, "lacks the pid or the start time"),
+    ({"host": ""}, "has no `host`"),
+    ({"host": "9a1e6d0c-77aa-4bd1-9a5b-1f6f5a1c2d3e"}, "has not the form <boot id>:<pid namespace>:<time namespace>"),
+    ({"host": "9a1e6d0c-77aa-4bd1-9a5b-1f6f5a1c2d3e:1:2"}, "another host"),
+]
+
+
+@pytest.mark.parametrize(("without", "because"), UNPROVABLE)
+def test_without_proof_the_lease_decides_and_the_worker_is_listed_with_the_reason(without: dict, because: str) -> None:
     world = World()
     world.hello(**{**PROCESS, **without})
     world.handle(events.SubscriptionVanished(W))
     assert world.watches == []
     assert W in world.state.sessions
+    (view,) = overview.workers(world.state, world.now)
+    assert because in (view.unprovable or "")
+
+
+def test_a_provable_worker_is_listed_without_a_reason() -> None:
+    world = World()
+    world.hello(**PROCESS)
+    (view,) = overview.workers(world.state, world.now)
+    assert view.unprovable is None
+
+
+def test_a_worker_with_a_wrong_start_time_keeps_its_session_and_is_not_checked_again() -> None:
+    world = World()
+    world.hello(**PROCESS)
+    world.watches.clear()
+    world.handle(events.ClaimRefuted(W))
+    world.handle(events.SubscriptionVanished(W))
+    assert world.watches == []
+    assert W in world.state.sessions
+    (view,) = overview.workers(world.state, world.now)
+    assert "started at another time" in (view.unprovable or "")
+
+
+def test_every_message_of_a_session_that_was_declared_dead_is_answered_with_expired() -> None:
+    world = World()
+    world.hello(**PROCESS)
+    session = world.state.sessions[W].id
+    world.handle(events.ProcessDied(W))
+    world.say(wire.Heartbeat(v="2.0", worker=W, n=9, next={"b1": 1}, sessions={"b1": session}))
+    world.say(wire.Accept(v="2.0", worker=W, session=session, batch_id="batch_1_1", free=1))
+    assert [r.code for r in world.heard(wire.Reset)] == ["expired", "expired"]
+
+
+def test_the_end_of_a_worker_that_was_proven_dead_is_reported_once() -> None:
+    world = World()
+    world.hello(**PROCESS)
+    world.handle(events.ProcessDied(W))
+    world.handle(events.ProcessDied(W))
+    assert [(news.worker, news.pid) for news in world.worker_news] == [(W, 4711)]
+
+
+def test_a_worker_that_is_reset_again_and_again_is_reported_once_in_ten_seconds() -> None:
+    world = World()
+    beat = wire.Heartbeat(v="2.0", worker=W, n=1, next={"b1": 1}, sessions={"b1": f"{world.state.identity.epoch}.1"})
+    for _ in range(4):
+        world.say(beat)
+    assert world.worker_news == []
+    for _ in range(40):
+        world.say(beat)
+    assert [(news.code, news.resets) for news in world.worker_news] == [("unknown_session", 5)]
+    world.pass_time(10_001)
+    for _ in range(5):
+        world.say(beat)
+    assert len(world.worker_news) == 2
+
+
+def test_a_few_resets_over_a_long_time_are_not_reported() -> None:
+    world = World()
+    for _ in range(20):
+        world.say(
+            wire.Heartbeat(v="2.0", worker=W, n=1, next={"b1": 1}, sessions={"b1": f"{world.state.identity.epoch}.1"})
+        )
+        world.pass_time(3_000)
+    assert world.worker_news == []
 
 
 def test_a_reaped_child_is_checked_on_this_host_and_its_supervisor_is_believed_elsewhere() -> None:

@@ -27,15 +27,17 @@ def test_a_worker_is_answered_when_its_message_cannot_be_decoded() -> None:
     refused = world.last(wire.Refused, W)
     assert (refused.code, refused.refused, refused.rid) == (event.code, "results", 7)
     assert world.state.counters.refused == {event.code: 1}
-    assert world.complaints == []
+    assert [(c.code, c.worker, c.kind) for c in world.complaints] == [(event.code, W, "results")]
 
 
-@pytest.mark.parametrize(("topic", "complains"), [(topics.RESULTS, True), (topics.BROKERS, False)])
-def test_only_an_unreadable_answer_without_a_sender_is_complained_of(topic: bytes, complains: bool) -> None:
+@pytest.mark.parametrize(("topic", "sender"), [(topics.RESULTS, None), (topics.WORKERS, "")])
+def test_an_unreadable_message_without_a_sender_is_reported_as_of_level_0_or_of_an_unknown_worker(
+    topic: bytes, sender: str | None
+) -> None:
     world = World()
     event = arrives(world, topic, b"no json")
     assert (event.code, event.worker) == ("not_json", None)
-    assert world.complaints == ([Complaint("not_json", event.message)] if complains else [])
+    assert world.complaints == [Complaint("not_json", event.message, sender)]
     assert world.state.counters.refused == {"not_json": 1}
     assert world.sent == []
 

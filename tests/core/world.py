@@ -74,6 +74,7 @@ class World:
         self.groups: list[CommitGroup] = []
         self.answers: dict[int, Any] = {}
         self.watches: list[Any] = []
+        self.worker_news: list[Any] = []
         self.complaints: list[Complaint] = []
         self.requests = 0
         self.rid = 0
@@ -351,6 +352,7 @@ class World:
         self.reads.extend(decision.reads)
         self.reads_decided += len(decision.reads)
         self.watches.extend(decision.watches)
+        self.worker_news.extend(decision.worker_news)
         self.complaints.extend(decision.complaints)
 
     def _deliver(self, frame: bytes) -> None:

@@ -141,6 +141,7 @@ class BrokerNode:
                 self._complain,
                 lambda reports: None,
                 lambda left_out: None,  # the limit of recorded offers is not reached here
+                lambda news: None,
             ),
         )
         self.here_frame = topics.BROKERS + codec.encode(letters.here(self.state.identity))

@@ -35,7 +35,7 @@ EVENT_STREAM: Final = b"text/event-stream"
 
 class TapMessage(Struct, frozen=True, omit_defaults=True):
     """One message of the bus. `message` is its JSON. A long message, or one that is not JSON, has its beginning in
-    `text` instead."""
+    `text` instead. `refused` and `reason`: the code of a refused message, and its fault."""
 
     at: str
     direction: Direction
@@ -44,6 +44,7 @@ class TapMessage(Struct, frozen=True, omit_defaults=True):
     message: Raw | None = None
     text: str | None = None
     refused: str | None = None
+    reason: str | None = None
 
 
 class Dropped(Struct, frozen=True):
@@ -106,6 +107,7 @@ class TapEntry(NamedTuple):
     topic: bytes
     body: bytes
     refused: str | None
+    reason: str | None = None
 
 
 class Queue:
@@ -118,12 +120,12 @@ class Queue:
         self._dropped = 0
         self._has_entries = asyncio.Event()
 
-    def put(self, direction: str, topic: bytes, body: bytes, refused: str | None) -> None:
+    def put(self, direction: str, topic: bytes, body: bytes, refused: str | None, reason: str | None) -> None:
         """The engine's callback, which must return quickly."""
         if len(self._entries) >= QUEUE_MAX or self._bytes > QUEUE_BYTES_MAX:
             self._dropped += 1
             return
-        self._entries.append(TapEntry(time.time(), direction, topic, body, refused))
+        self._entries.append(TapEntry(time.time(), direction, topic, body, refused, reason))
         self._bytes += len(body)
         self._has_entries.set()
 
@@ -167,9 +169,8 @@ def _message(entry: TapEntry) -> TapMessage:
     if message is None:
         text = str(entry.body[:SHOWN_BYTES_MAX], "utf-8", "replace")
     topic = str(entry.topic, "utf-8", "replace").rstrip(" ")
-    return TapMessage(
-        rfc3339(int(entry.at * 1000)), entry.direction, topic, len(entry.body), message, text, entry.refused
-    )
+    at = rfc3339(int(entry.at * 1000))
+    return TapMessage(at, entry.direction, topic, len(entry.body), message, text, entry.refused, entry.reason)
 
 
 def _event(name: bytes, data: bytes) -> bytes:

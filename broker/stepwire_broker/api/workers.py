@@ -26,8 +26,10 @@ class WorkerDocument(Struct, frozen=True, kw_only=True):
     the worker accepts now. `holding` and `running`: the number of steps of this broker that the worker holds and runs.
     `handlers`: the handlers that the worker offers, or at level 0 the setting `bus.level0.handlers`.
     `unknown_handlers`: of those, the handlers that it answered with `unknown_handler`, so it gets no such steps while
-    it is connected. `stuck`: runs past their timeout occupy all slots, so the worker receives no steps. `progress`: the
-    latest progress reports of the steps that it runs, at most 20, the newest first."""
+    it is connected. `stuck`: runs past their timeout occupy all slots, so the worker receives no steps.
+    `death_provable`: if its process is killed, the operating system proves that, and its steps run again at once;
+    otherwise at the end of its lease, for the reason in `death_unprovable_because`. `progress`: the latest progress
+    reports of the steps that it runs, at most 20, the newest first."""
 
     worker: str
     executor: str
@@ -50,6 +52,8 @@ class WorkerDocument(Struct, frozen=True, kw_only=True):
     lang: str
     sdk: str
     pid: int
+    death_provable: bool
+    death_unprovable_because: str | None
     progress: list[RunningStep]
 
 
@@ -68,6 +72,8 @@ async def page(call: HttpCall) -> Reply:
 def _shown(worker: WorkerView) -> WorkerDocument:
     """The worker with times in RFC 3339."""
     members = structs.asdict(worker)
+    unprovable = members.pop("unprovable")
+    members["death_provable"], members["death_unprovable_because"] = unprovable is None, unprovable
     members["progress"] = [
         RunningStep(
             task_id=report.step.task.id,

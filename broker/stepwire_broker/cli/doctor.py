@@ -8,7 +8,7 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import click
@@ -34,6 +34,9 @@ OPEN_FILES_MIN: Final = 4096
 DISK_FREE_RED_BYTES: Final = 64 * 1024 * 1024
 DISK_FREE_LOW_BYTES: Final = 1024 * 1024 * 1024
 CONNECT_TIMEOUT_S: Final = 2.0
+
+# A worker elsewhere, or in the broker's process: nothing is wrong.
+_EXPECTED_REASONS: Final = frozenset({"it runs on another host", "it is not connected to the bus"})
 
 _SIGNS: Final = {"ok": ("✓", "green"), "note": ("·", "dim"), "warning": ("!", "yellow"), "red": ("✗", "red")}
 
@@ -281,6 +284,20 @@ def _broker_findings(client: Client, url: str) -> Iterator[Finding]:
         yield Finding("warning", "workers", text, todo)
     else:
         yield Finding("note" if not workers else "ok", "workers", f"{len(workers)} connected")
+    yield from _unprovable(workers)
+
+
+def _unprovable(workers: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Workers whose death should be provable, and is not: the statements of their SDK are incomplete or wrong."""
+    by_reason: dict[str, list[str]] = {}
+    for one in workers:
+        reason = one["death_unprovable_because"]
+        if reason and one["level"] and one["pid"] and reason not in _EXPECTED_REASONS:
+            by_reason.setdefault(reason, []).append(one["worker"])
+    for reason, names in by_reason.items():
+        shown = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+        text = f"the death of {shown} cannot be proven, because {reason}"
+        yield Finding("note", "workers", text, "if such a worker is killed, its steps wait for the end of its lease")
 
 
 def _is_port_open(url: str) -> bool:

@@ -30,6 +30,7 @@ STATE_COLOURS: Final = {
 
 
 _COMMAND: Final = re.compile(r"\bstepwire [^;,|`()]+")
+_LINE_END: Final = re.compile(r"[ \t]*(?:\r\n|[\r\n\v\f\x85\u2028\u2029])\s*")
 _GLUE: Final = "\0"  # in place of a space at which no line may be broken
 
 
@@ -186,8 +187,10 @@ def shortened(value: Any, characters_max: int = 500) -> str:
 
 
 def cell(value: Any) -> str:
-    """The value as printable text: control characters of stored text must not reach the terminal."""
+    """The value as printable text on one line: control characters of stored text must not reach the terminal. A line
+    end, with the spaces around it, becomes one space."""
     if value is None:
         return EMPTY
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    text = _LINE_END.sub(" ", text).replace("\t", " ")
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -35,6 +35,8 @@ def tap(options: Options, topic: str | None, task_id: int | None, count: int | N
 def _line(message: dict[str, Any]) -> str:
     arrow = "→" if message["direction"] == "out" else "←"
     refused = f"  REFUSED {message['refused']}" if message.get("refused") else ""
+    if message.get("reason"):
+        refused += f": {output.shortened(message['reason'], 300)}"
     body = message.get("message", message.get("text"))
     time_of_day = message["at"][11:23]
     return f"{time_of_day} {arrow} {output.shortened(message['topic'], 80)} {output.shortened(body)}{refused}"

@@ -98,6 +98,7 @@ def _lines(one: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The members of a worker as labels and texts for people."""
     shown = row(one)
     in_words = {"worker", "since", "heard_ms_ago", "draining", "stuck", "progress"}
+    in_words |= {"death_provable", "death_unprovable_because"}
     yield "worker", one["worker"]
     yield "state", shown["state"]
     yield "connected", f"{step_texts.duration(step_texts.since(one['since']))} ago"
@@ -105,6 +106,8 @@ def _lines(one: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in one.items():
         if name not in in_words:
             yield name.replace("_", " "), _value_text(value)
+    because = one["death_unprovable_because"]
+    yield "death provable", f"no, because {because}" if because else "yes"
     for report in one["progress"]:
         yield "progress", f"{report['task_id']}/{report['step']}: {step_texts.progress(report)}"
 

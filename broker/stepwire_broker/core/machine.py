@@ -424,6 +424,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.PeerVanished: level0.on_vanished,
     events.PeersUncertain: level0.on_uncertain,
     events.ProcessDied: loss.on_process_died,
+    events.ClaimRefuted: loss.on_claim_refuted,
     events.LoopWasLate: loss.on_loop_was_late,
     events.EndpointsBound: _on_endpoints_bound,
     events.Drain: _on_drain,

@@ -6,6 +6,7 @@ from typing import Final
 from msgspec import Struct
 
 from . import takers
+from .model.death_proof import why_unprovable
 from .model.events import Now
 from .model.figures import ExecutorMetrics
 from .model.level0_peer import Level0Peer
@@ -40,6 +41,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     lang: str
     sdk: str
     pid: int
+    unprovable: str | None  # why the operating system cannot prove the death of its process; None: it can
     progress: list[StepProgress]  # of the steps that it runs, the newest report first
 
 
@@ -91,8 +93,15 @@ def _session(state: BrokerState, session: WorkerSession, now: Now) -> WorkerView
         lang=session.lang,
         sdk=session.sdk,
         pid=session.pid,
+        unprovable=_unprovable(state, session),
         progress=_progress(state, session),
     )
+
+
+def _unprovable(state: BrokerState, session: WorkerSession) -> str | None:
+    if session.worker in state.attached:
+        return "it is not connected to the bus"
+    return why_unprovable(session, state.identity.host)
 
 
 def _progress(state: BrokerState, session: WorkerSession) -> list[StepProgress]:
@@ -127,6 +136,7 @@ def _peer(state: BrokerState, peer: Level0Peer, now: Now) -> WorkerView:
         lang="",
         sdk="",
         pid=0,
+        unprovable="level 0 does not name a process",
         progress=[],
     )
 

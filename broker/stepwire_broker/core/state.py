@@ -77,6 +77,7 @@ SLICE_STEPS: Final = 4_000
 ENDED_REMEMBERED_MAX: Final = 65_536
 DEAD_REMEMBERED_MAX: Final = 65_536
 QUIETED_REMEMBERED_MAX: Final = 65_536
+FLAPPING_REMEMBERED_MAX: Final = 4_096
 
 
 class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
@@ -144,6 +145,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     executors: dict[str, ExecutorState] = {}  # by key, from when they are first seen
     attached: dict[str, Attached] = {}  # by worker: the workers of this process
     dead_k: OrderedDict[str, int] = field(default_factory=OrderedDict)  # by worker: the largest number declared dead
+    flapping: OrderedDict[str, tuple[int, int]] = field(default_factory=OrderedDict)  # by worker: since when, resets
     quieted: OrderedDict[str, bool] = field(default_factory=OrderedDict)  # by draining worker: whether it must quit
 
     # recovery

@@ -6,7 +6,16 @@ This module uses no sockets, threads or clocks: the engine and the simulation ru
 from collections.abc import Callable
 from typing import NamedTuple
 
-from stepwire_broker.core.commit.decision import BreakerChanged, Complaint, Decision, OffersLeftOut, Read, WatchProcess
+from stepwire_broker.core.commit.decision import (
+    BreakerChanged,
+    Complaint,
+    Decision,
+    OffersLeftOut,
+    Read,
+    WatchProcess,
+    WorkerDied,
+    WorkerFlaps,
+)
 from stepwire_broker.core.commit.ports import ReadClocks, WirePort
 from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.model.commit_group import CommitGroup, Outcome
@@ -29,6 +38,7 @@ class Around(NamedTuple):
     complain: Callable[[Complaint], None]
     progressed: Callable[[list[StepProgress]], None]
     offers_left_out: Callable[[OffersLeftOut], None]
+    worker_news: Callable[[WorkerDied | WorkerFlaps], None]
 
 
 class Turn:
@@ -81,3 +91,5 @@ class Turn:
             around.progressed(decision.progress)
         for left_out in decision.offers_left_out:
             around.offers_left_out(left_out)
+        for news in decision.worker_news:
+            around.worker_news(news)

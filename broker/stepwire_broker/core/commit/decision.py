@@ -56,11 +56,13 @@ Read: TypeAlias = LoadPage | LoadById | LoadBySteps | FetchPayloads
 
 
 class WatchProcess(Struct, frozen=True):
-    """Check every 250 ms, for 5 s, whether this process of the broker's host has ended."""
+    """Check every 250 ms, for 5 s, whether this process of the broker's host has ended. `heard_ms_ago`: its worker sent
+    a message at that time, so a process that started earlier and has the pid now is the worker."""
 
     worker: str
     pid: int
     pid_started: int
+    heard_ms_ago: int = 0
 
 
 class BreakerChanged(Struct, frozen=True):
@@ -75,10 +77,29 @@ class BreakerChanged(Struct, frozen=True):
 
 
 class Complaint(Struct, frozen=True):
-    """A fault in a message whose sender has no session, so it is logged instead of answered."""
+    """A fault in a message, which is logged. `worker`: its sender, who is also answered; None: a level-0 handler, or a
+    sender whose id cannot be read."""
 
     code: str
     text: str
+    worker: str | None = None
+    kind: str | None = None  # the type of the message
+
+
+class WorkerDied(Struct, frozen=True):
+    """The process of this worker has ended, so its session has ended before its lease. This is logged."""
+
+    worker: str
+    pid: int
+
+
+class WorkerFlaps(Struct, frozen=True):
+    """The broker has reset this worker's sessions `resets` times within `within_ms`. This is logged."""
+
+    worker: str
+    code: str  # of the last reset
+    resets: int
+    within_ms: int
 
 
 class OffersLeftOut(Struct, frozen=True):
@@ -100,6 +121,7 @@ class Decision(Struct):
     watches: list[WatchProcess] = []
     breaker_changes: list[BreakerChanged] = []
     complaints: list[Complaint] = []
+    worker_news: list[WorkerDied | WorkerFlaps] = []
     progress: list[StepProgress] = []
     offers_left_out: list[OffersLeftOut] = []
 
@@ -115,6 +137,7 @@ class Decision(Struct):
             or self.grants
             or self.breaker_changes
             or self.complaints
+            or self.worker_news
             or self.progress
             or self.offers_left_out
         )

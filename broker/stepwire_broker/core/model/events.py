@@ -161,6 +161,12 @@ class ProcessDied(Struct, frozen=True):
     worker: str
 
 
+class ClaimRefuted(Struct, frozen=True):
+    """The process with this worker's pid started at another time than its hello states, and is not a successor."""
+
+    worker: str
+
+
 class LoadedTasks(Struct, frozen=True):
     """The tasks that a read returned. `absent`: requested steps that are final, or were removed with their task."""
 
@@ -220,6 +226,7 @@ Event: TypeAlias = (
     | PeerVanished
     | PeersUncertain
     | ProcessDied
+    | ClaimRefuted
     | LoadedTasks
     | LoadedPayloads
     | LoadFailed

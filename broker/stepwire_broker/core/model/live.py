@@ -220,6 +220,7 @@ class WorkerSession(Struct, weakref=False, eq=False):
     muted: bool = False  # it does not answer its batches: its heartbeats are no longer acked
     suspects: int = 0  # steps it holds that may kill workers: at most one at a time
     dead: bool = False
+    is_claim_refuted: bool = False  # its pid and start time do not belong together: the process cannot be watched
     confirmed: bool = False  # the worker has sent a heartbeat in this session, so it uses this lease
     idle_since_mono: int = 0
     completed: int = 0

@@ -21,7 +21,7 @@ from .replies import session_of
 
 
 def on_accept(state: BrokerState, message: Accept, now: Now) -> None:
-    session = session_of(state, message.worker, message.session)
+    session = session_of(state, message.worker, message.session, now)
     if session is None:
         return
     mark_answered(session, message.batch_id)
@@ -44,7 +44,7 @@ def mark_answered(session: WorkerSession, batch_id: str) -> None:
 
 
 def on_refuse(state: BrokerState, message: Refuse, now: Now) -> None:
-    session = session_of(state, message.worker, message.session)
+    session = session_of(state, message.worker, message.session, now)
     if session is None:
         return
     batch = session.unanswered_batches.get(message.batch_id)
@@ -83,7 +83,7 @@ def _park(state: BrokerState, step: Step, message: Refuse, frame: bytes, now: No
 def on_start(state: BrokerState, message: Start, now: Now) -> None:
     """Answer whether the worker may run these deliveries. The `go` is sent once the grant is committed. If the `go` is
     lost, the worker asks again and the `go` is resent."""
-    session = session_of(state, message.worker, message.session)
+    session = session_of(state, message.worker, message.session, now)
     if session is None:
         return
     go: list[tuple[int, int]] = []
@@ -123,7 +123,7 @@ NOTE_CHARACTERS_MAX: Final = 200
 
 def on_progress(state: BrokerState, message: Progress, now: Now) -> None:
     """Keep the latest report of each running step. A longer note is cut: progress is for people only."""
-    session = session_of(state, message.worker, message.session)
+    session = session_of(state, message.worker, message.session, now)
     if session is None:
         return
     for step_id, delivery, done, total, note in message.items:

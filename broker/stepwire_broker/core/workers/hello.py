@@ -27,7 +27,7 @@ MAJOR_VERSION: Final = limits.PROTOCOL_LEVEL_1.partition(".")[0]
 def on_hello(state: BrokerState, hello: Hello, now: Now) -> None:
     broker = state.identity.broker
     if not any(version.partition(".")[0] == MAJOR_VERSION for version in hello.versions):
-        send_reset(state, hello.worker, hello.next.get(broker, 1), "version")
+        send_reset(state, hello.worker, hello.next.get(broker, 1), "version", now)
         return
     k = hello.next.get(broker)
     if k is None:
@@ -38,7 +38,7 @@ def on_hello(state: BrokerState, hello: Hello, now: Now) -> None:
         state.counters.ignored += 1
         return
     if k <= state.dead_k.get(hello.worker, 0):
-        send_reset(state, hello.worker, k, "expired")
+        send_reset(state, hello.worker, k, "expired", now)
         return
     if session is None or k > session.k:
         session = _open(state, hello, k, session, now)
@@ -68,7 +68,7 @@ def _open(state: BrokerState, hello: Hello, k: int, before: WorkerSession | None
         watch_lease(state, session)
     if hello.worker in state.recovered:
         ask_soon(state, session)
-    watch(state, session)  # its subscription may have vanished before this hello arrived
+    watch(state, session, now)  # its subscription may have vanished before this hello arrived
     return session
 
 
@@ -104,7 +104,7 @@ def on_heartbeat(state: BrokerState, beat: Heartbeat, now: Now) -> None:
     session_id = beat.sessions.get(broker)
     session = state.sessions.get(beat.worker)
     if session_id is None or session is None or session.id != session_id:
-        turn_away(state, beat.worker, session_id)
+        turn_away(state, beat.worker, session_id, now)
         return
     session.confirmed = True
     if session.muted:
@@ -152,4 +152,4 @@ def on_attached(state: BrokerState, event: Attached, now: Now) -> None:
 def on_leave(state: BrokerState, event: Leave, now: Now) -> None:
     """Reset all sessions, because this broker shuts down. Workers keep their runs for its next process."""
     for session in state.sessions.values():
-        send_reset(state, session.worker, session.k, "shutdown")
+        send_reset(state, session.worker, session.k, "shutdown", now)

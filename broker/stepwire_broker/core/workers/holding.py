@@ -132,7 +132,7 @@ def ask_adoption(state: BrokerState, session: WorkerSession, now: Now) -> None:
 
 
 def on_adopted(state: BrokerState, message: Adopted, now: Now) -> None:
-    session = session_of(state, message.worker, message.session)
+    session = session_of(state, message.worker, message.session, now)
     if session is None:
         return
     for step_id, delivery, held_state, age_ms in message.items:

@@ -5,9 +5,17 @@ from typing import Final
 from stepwire_protocol import limits
 from stepwire_protocol.messages import Gone
 
-from stepwire_broker.core.commit.decision import WatchProcess
+from stepwire_broker.core.commit.decision import WatchProcess, WorkerDied
 from stepwire_broker.core.guards import allowance
-from stepwire_broker.core.model.events import Detached, LoopWasLate, Now, ProcessDied, SubscriptionVanished
+from stepwire_broker.core.model.death_proof import why_unprovable
+from stepwire_broker.core.model.events import (
+    ClaimRefuted,
+    Detached,
+    LoopWasLate,
+    Now,
+    ProcessDied,
+    SubscriptionVanished,
+)
 from stepwire_broker.core.model.live import Step, WorkerSession
 from stepwire_broker.core.progress.step_outcomes import lost_outcome, undeliver
 from stepwire_broker.core.state import DEAD_REMEMBERED_MAX, BrokerState
@@ -19,30 +27,45 @@ CHECK_AGAIN_MS: Final = 1_000
 # -- death ------------------------------------------------------------------------------------------------------------
 
 
-def watch(state: BrokerState, session: WorkerSession) -> None:
-    """Request checks for the end of the session's process, if it runs on this host and sent its pid."""
-    if session.proof and session.pid and session.host == state.identity.host:
-        state.decision.watches.append(WatchProcess(session.worker, session.pid, session.pid_started))
+def watch(state: BrokerState, session: WorkerSession, now: Now) -> None:
+    """Request checks for the end of the session's process, if its death can be proven."""
+    if why_unprovable(session, state.identity.host) is None:
+        _watch(state, session, now)
+
+
+def _watch(state: BrokerState, session: WorkerSession, now: Now) -> None:
+    heard_ms_ago = max(0, now.mono - session.heard_mono)
+    state.decision.watches.append(WatchProcess(session.worker, session.pid, session.pid_started, heard_ms_ago))
 
 
 def on_subscription_vanished(state: BrokerState, event: SubscriptionVanished, now: Now) -> None:
     session = state.sessions.get(event.worker)
     if session is not None:
-        watch(state, session)
+        watch(state, session, now)
 
 
 def on_gone(state: BrokerState, gone: Gone, now: Now) -> None:
     """Handle a supervisor's report that its child ended. The broker checks the report if the child ran on this host."""
     session = state.sessions.get(gone.worker)
     if session is not None and session.pid and session.host == state.identity.host:
-        state.decision.watches.append(WatchProcess(session.worker, session.pid, session.pid_started))
+        _watch(state, session, now)
     else:
         _bury_worker(state, gone.worker, now)
 
 
 def on_process_died(state: BrokerState, event: ProcessDied, now: Now) -> None:
     state.counters.deaths_proven += 1
+    session = state.sessions.get(event.worker)
+    if session is not None:
+        state.decision.worker_news.append(WorkerDied(event.worker, session.pid))
     _bury_worker(state, event.worker, now)
+
+
+def on_claim_refuted(state: BrokerState, event: ClaimRefuted, now: Now) -> None:
+    """Let the lease decide from now on: this worker's statement about its process is wrong."""
+    session = state.sessions.get(event.worker)
+    if session is not None:
+        session.is_claim_refuted = True
 
 
 def on_detached(state: BrokerState, event: Detached, now: Now) -> None:

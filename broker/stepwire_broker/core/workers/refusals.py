@@ -10,13 +10,13 @@ from .replies import refuse
 
 
 def on_message_refused(state: BrokerState, event: MessageRefused, now: Now) -> None:
-    """Answer the worker that sent the message. A level-0 handler cannot be answered, so its fault is logged."""
+    """Answer the worker that sent the message, and log its fault. A sender without a readable id is only logged."""
     if event.worker is not None:
         refuse(state, event.worker, event.code, event.message, event.kind, event.rid)
         return
     state.counters.count_refused(event.code)
-    if event.topic == topics.RESULTS:
-        state.decision.complaints.append(Complaint(event.code, event.message))
+    sender = None if event.topic == topics.RESULTS and event.kind is None else ""
+    state.decision.complaints.append(Complaint(event.code, event.message, sender, event.kind))
 
 
 def on_message_ignored(state: BrokerState, event: MessageIgnored, now: Now) -> None:

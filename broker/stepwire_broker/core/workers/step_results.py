@@ -55,7 +55,7 @@ def on_results(state: BrokerState, message: Results, now: Now, absent: frozenset
     if session is not None and session.id == message.session:
         _renew_credit(session, message)
     else:
-        turn_away(state, message.worker, message.session)
+        turn_away(state, message.worker, message.session, now)
     about, refusal = _apply_all(state, message, session, now)
     ack = letters.ack(state.identity, message.rid)
     state.outbox.send(SendAck(topics.to_worker(message.worker), ack, tuple(about)))
