@@ -10,6 +10,7 @@ end all tasks have time to finish. Every broken promise is printed, and the exit
 """
 
 import argparse
+import math
 import random
 import sqlite3
 import sys
@@ -42,6 +43,7 @@ class Campaign(NamedTuple):
     lease_ms: int = 10_000
     transport: str = "ipc"
     backlog: int = 400  # maximum number of open tasks
+    command: tuple[str, ...] = ()  # a worker program in any language that offers `conform.book`; (): the tests' own
 
 
 class Cycle(NamedTuple):
@@ -51,10 +53,9 @@ class Cycle(NamedTuple):
     down_s: float
 
 
-def mixed(name: str) -> dict[str, Any]:
+def mixed(name: str, handler_class: str = "system.work") -> dict[str, Any]:
     """Return a workflow of some hundreds of milliseconds, with an at_most_once step and a step that fails once."""
-    return workflow(
-        name,
+    steps: list[dict[str, Any]] = [
         {"name": "take", "handler_config": {"work_ms": 150}},
         {"name": "pay", "depends_on": ["take"], "handler_config": {"work_ms": 250}, "delivery_mode": "at_most_once"},
         {
@@ -64,20 +65,26 @@ def mixed(name: str) -> dict[str, Any]:
             "backoff": {"kind": "constant", "base_ms": 50, "jitter": "none"},
         },
         {"name": "ship", "depends_on": ["pay", "pack"], "handler_config": {"work_ms": 200}},
-    )
+    ]
+    return workflow(name, *({"handler_class": handler_class, **step} for step in steps))
 
 
-def run(site: Site, campaign: Campaign, report: Callable[[str], None]) -> tuple[Verdict, list[Cycle]]:
-    """Run the campaign. Afterwards every acknowledged task has ended; otherwise Stuck is raised."""
+def run(
+    site: Site, campaign: Campaign, report: Callable[[str], None], *, until_s: float = math.inf
+) -> tuple[Verdict, list[Cycle]]:
+    """Run the campaign: all its cycles, or as many as begin before `until_s`, a time of the monotonic clock. Afterwards
+    every acknowledged task has ended; otherwise Stuck is raised."""
     chance = random.Random(campaign.seed)
     is_faulty = "commit" in campaign.faults
     site.start_broker(with_faults=is_faulty)
-    site.apply(mixed("mixed"))
-    workers = [site.start_worker(f"w{i}", slots=campaign.slots, prefetch=20) for i in range(campaign.workers)]
+    site.apply(mixed("mixed", "conform.book" if campaign.command else "system.work"))
+    workers = [_start_worker(site, f"w{i}", campaign) for i in range(campaign.workers)]
     load = Load(site, campaign.clients, campaign.backlog)
     cycles: list[Cycle] = []
     try:
         for number in range(campaign.cycles):
+            if time.monotonic() >= until_s:
+                break
             fault = chance.choice(campaign.faults)
             in_flight = eventually(
                 lambda: _in_flight(site, campaign.in_flight),
@@ -156,8 +163,14 @@ def _start_again(site: Site, campaign: Campaign) -> Done:
 def _kill_worker(site: Site, workers: list[Program], chance: random.Random, campaign: Campaign) -> Done:
     index = chance.randrange(len(workers))
     workers[index].kill9()
-    workers[index] = site.start_worker(f"w{len(site.programs)}", slots=campaign.slots, prefetch=20)
+    workers[index] = _start_worker(site, f"w{len(site.programs)}", campaign)
     return 0.0, 0.0
+
+
+def _start_worker(site: Site, name: str, campaign: Campaign) -> Program:
+    if campaign.command:
+        return site.start_other_worker(name, campaign.command, slots=campaign.slots)
+    return site.start_worker(name, slots=campaign.slots, prefetch=20)
 
 
 def _pause_worker(site: Site, workers: list[Program], chance: random.Random, campaign: Campaign) -> Done:

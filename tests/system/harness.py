@@ -280,6 +280,22 @@ class Site:
             self.await_worker(worker)
         return worker
 
+    def start_other_worker(self, name: str, command: Sequence[str], *, slots: int = 10, wait: bool = True) -> Program:
+        """Start a worker program in any language. Its handler `conform.book` writes the same ledger as the handlers of
+        these tests."""
+        state = self.directory / ".stepwire"
+        environ = {
+            "STEPWIRE_NAME": name,
+            "STEPWIRE_SLOTS": str(slots),
+            "STEPWIRE_STEPS": str(self.settings.get("bus.steps", f"ipc://{state}/steps.sock")),
+            "STEPWIRE_RESULTS": str(self.settings.get("bus.results", f"ipc://{state}/results.sock")),
+            "CONFORM_BOOK": str(self.ledgers),
+        }
+        worker = self._start("worker", f"worker-{name}-{len(self.programs)}", command, environ)
+        if wait:
+            self.await_worker(worker)
+        return worker
+
     def await_worker(self, worker: Program, bound_s: float = START_BOUND_S) -> dict[str, Any]:
         def find() -> dict[str, Any] | None:
             assert worker.is_running, f"{worker.name} ended:\n{worker.stderr[-3000:]}"

@@ -1,0 +1,1 @@
+"""The SDKs of all languages under the same load, the same faults and the same checks."""

@@ -1,0 +1,140 @@
+"""Checks every SDK: build, style, tests, vectors, sessions, sockets, and a short fault campaign.
+
+`python -m tests.languages` checks all of them, `python -m tests.languages go --case conform,chaos` some. Each SDK's
+`check.sh` installs what is missing. A language that cannot be built here fails in CI (`CI=true`), and is skipped by
+name elsewhere. The last line has the totals.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from .sdks import ROOT, SDKS, Sdk
+
+AT_ONCE: Final = 2
+CASE_BOUND_S: Final = 900.0
+SHOWN_LINES_MAX: Final = 120
+PROTOCOL: Final = ROOT / "protocol"
+
+
+class Call(NamedTuple):
+    """A command of a case, and the directory in which it runs."""
+
+    words: tuple[str, ...]
+    directory: Path = ROOT
+
+
+def _check(part: str) -> Callable[[Sdk], Call]:
+    return lambda sdk: Call(("sh", "check.sh", part), sdk.folder)
+
+
+def _kit(*words: str) -> Callable[[Sdk], Call]:
+    return lambda sdk: Call((sys.executable, "-m", "conformance", *words, "--", *sdk.driver), PROTOCOL)
+
+
+def _conform(sdk: Sdk) -> Call:
+    return Call((sys.executable, "-m", "stepwire", "handler", "conform", "--level", "hardened", "--", *sdk.conform))
+
+
+def _chaos(sdk: Sdk) -> Call:
+    return Call((sys.executable, "-m", "tests.languages.chaos", "--lang", sdk.name, "--seconds", "15"))
+
+
+# In this order for each SDK. Python's own style, build and tests are those of `tests/run.sh`.
+CASES: Final[dict[str, Callable[[Sdk], Call]]] = {
+    "build": _check("build"),
+    "lint": _check("lint"),
+    "test": _check("test"),
+    "vectors": _check("vectors"),
+    "hostile": _kit("hostile", "--seeds", "100"),
+    "lockstep": _kit("lockstep", "--seeds", "200", "--jobs", "1"),
+    "conform": _conform,
+    "chaos": _chaos,
+}
+NOT_OF_PYTHON: Final = frozenset({"build", "lint", "test", "vectors", "lockstep"})
+
+
+class Tally:
+    """Prints one line for each case, and counts."""
+
+    def __init__(self) -> None:
+        self.passed = self.failed = self.skipped = 0
+        self._lock = threading.Lock()
+
+    def add(self, verdict: str, seconds: float, name: str, output: str = "") -> None:
+        with self._lock:
+            match verdict:
+                case "ok":
+                    self.passed += 1
+                case "skipped":
+                    self.skipped += 1
+                case _:
+                    self.failed += 1
+            print(f"{verdict:<8} {seconds:4.0f} s  {name}", flush=True)
+            if output:
+                print("\n".join(f"    {line}" for line in output.splitlines()[-SHOWN_LINES_MAX:]), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("languages", nargs="*", help=f"from {', '.join(SDKS)}; all by default")
+    parser.add_argument("--case", default=",".join(CASES), help=f"comma-separated, from {', '.join(CASES)}")
+    options = parser.parse_args()
+    cases = options.case.split(",")
+    for name, known in (*((one, SDKS) for one in options.languages), *((one, CASES) for one in cases)):
+        if name not in known:
+            parser.error(f"{name}: there are {', '.join(known)}")
+    tally = Tally()
+    with ThreadPoolExecutor(AT_ONCE) as at_once:
+        for done in [at_once.submit(check, SDKS[name], cases, tally) for name in options.languages or SDKS]:
+            done.result()
+    print(f"{tally.passed} passed, {tally.failed} failed, {tally.skipped} skipped")
+    sys.exit(bool(tally.failed))
+
+
+def check(sdk: Sdk, cases: list[str], tally: Tally) -> None:
+    """Run the cases of one SDK. Without a build, none of the others can run."""
+    for case in CASES:
+        if case not in cases or (sdk.name == "python" and case in NOT_OF_PYTHON):
+            continue
+        began = time.monotonic()
+        code, output = run(CASES[case](sdk))
+        took_s = time.monotonic() - began
+        if code == 0:
+            tally.add("ok", took_s, f"{sdk.name} {case}")
+            continue
+        is_missing = case == "build" and os.environ.get("CI") != "true"
+        tally.add("skipped" if is_missing else "FAILED", took_s, f"{sdk.name} {case}", output)
+        if case == "build":
+            return
+
+
+def run(call: Call) -> tuple[int, str]:
+    """The exit code and the output of a command, which has CASE_BOUND_S."""
+    environ = os.environ | {"PYTHON": sys.executable}
+    try:
+        done = subprocess.run(
+            call.words,
+            cwd=call.directory,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=CASE_BOUND_S,
+        )
+    except subprocess.TimeoutExpired as late:
+        return 124, f"{late.stdout or ''}\nnot within {CASE_BOUND_S:g} s: {' '.join(call.words)}"
+    return done.returncode, done.stdout
+
+
+if __name__ == "__main__":
+    main()
