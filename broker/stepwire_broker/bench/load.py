@@ -39,6 +39,9 @@ class Setup(Struct, frozen=True):
     batch_steps: int | None = None
     slots: int | None = None  # of each worker
     workers: tuple[dict[str, str], ...] = ({},)  # the labels of each
+    command: tuple[str, ...] = ()  # a worker in any language that offers `handler`; (): the worker of this package
+    handler: str = HANDLER
+    is_tcp: bool = False
 
 
 DEFAULT: Final = Setup(workers=({}, {}))
@@ -62,10 +65,10 @@ class BenchFailed(BrokerError):
     """A measured program failed, so there are no figures."""
 
 
-def chain() -> dict[str, Any]:
+def chain(handler: str = HANDLER) -> dict[str, Any]:
     """The workflow: four steps, each of which depends on the previous one."""
     steps = [
-        {"name": step, "handler_class": HANDLER, "depends_on": [before] if before else []}
+        {"name": step, "handler_class": handler, "depends_on": [before] if before else []}
         for step, before in zip(STEPS, (None, *STEPS), strict=False)
     ]
     return {"name": NAME, "version": "1", "steps": steps}

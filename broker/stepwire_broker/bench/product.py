@@ -5,6 +5,7 @@ Afterwards the history of every task is replayed and compared with the tables.
 
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -127,7 +128,7 @@ class Product:
         return self._client.rules()
 
     def _cpu(self) -> Cpu:
-        return Cpu(_cpu_s_of(self._broker_pid), sum(map(_cpu_s_of, self._worker_pids)), time.process_time())
+        return Cpu(cpu_s_of(self._broker_pid), sum(map(cpu_s_of, self._worker_pids)), time.process_time())
 
 
 def _expect_completed(task: dict[str, Any]) -> None:
@@ -151,7 +152,7 @@ def running(
     token.write_text(secrets.token_urlsafe(32) + "\n", encoding="ascii")
     # Written even when empty, so that the broker does not read the user's own configuration file.
     (directory / "stepwire.yaml").write_bytes(msgspec.json.encode(configuration or {}))
-    steps, results = f"ipc://{directory}/steps", f"ipc://{directory}/results"
+    steps, results = _endpoints(directory, setup)
     settings = {
         "http.listen": "127.0.0.1:0",
         "http.tokens_file": str(token),
@@ -162,17 +163,21 @@ def running(
     if setup.batch_steps is not None:
         settings["bus.batch.max_steps"] = str(setup.batch_steps)
     serve = [*_PYTHON, "stepwire", "serve", "-o", "json", *(f"--set={key}={value}" for key, value in settings.items())]
-    work = [*_PYTHON, f"{__package__}.worker", steps, results, str(setup.slots or "default")]
+    own = [*_PYTHON, f"{__package__}.worker", steps, results, str(setup.slots or "default")]
+    work = list(setup.command) or own
+    environ = {"STEPWIRE_STEPS": steps, "STEPWIRE_RESULTS": results} if setup.command else {}
     with ExitStack() as stack:
-        broker = stack.enter_context(_process(serve, directory))
+        broker = stack.enter_context(process(serve, directory))
         assert broker.stdout is not None
         url = _ready(broker.stdout, directory)["http"]
         pids = [
-            stack.enter_context(_process([*work, *(f"{key}={value}" for key, value in labels.items())], directory)).pid
+            stack.enter_context(
+                process([*work, *(f"{key}={value}" for key, value in labels.items())], directory, environ)
+            ).pid
             for labels in setup.workers
         ]
         client = stack.enter_context(Client(url, token_file=token))
-        client.apply_workflow(chain())
+        client.apply_workflow(chain(setup.handler))
         _until(
             lambda: sum(worker["executor"] == "bus" for worker in client.workers()["workers"]) == len(pids),
             lambda: f"a worker did not connect: {_log_tail(directory)}",
@@ -181,6 +186,13 @@ def running(
         product = Product(client, partial(_read, request), broker.pid, pids)
         product.run(msgspec.structs.replace(load, tasks=WARM_UP_TASKS), lambda _: None)
         yield product
+
+
+def _endpoints(directory: Path, setup: Setup) -> tuple[str, str]:
+    if not setup.is_tcp:
+        return f"ipc://{directory}/steps", f"ipc://{directory}/results"
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        return f"tcp://127.0.0.1:{one.getsockname()[1]}", f"tcp://127.0.0.1:{other.getsockname()[1]}"
 
 
 def _read(request: Request) -> str:
@@ -224,13 +236,15 @@ def _database(directory: Path) -> Path:
 
 
 @contextmanager
-def _process(command: list[str], directory: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def process(
+    command: list[str], directory: Path, environ: Mapping[str, str] | None = None
+) -> Iterator["subprocess.Popen[bytes]"]:
     """A child process that is ended with this block: by TERM, or by KILL if TERM does not end it in time."""
     with (directory / "log").open("ab") as log:
         child = subprocess.Popen(
             command,
             cwd=directory,
-            env=_environment(),
+            env=_environment() | dict(environ or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -271,7 +285,7 @@ def _until(condition: Callable[[], object], failure: Callable[[], str]) -> None:
         time.sleep(POLL_S)
 
 
-def _cpu_s_of(pid: int) -> float:
+def cpu_s_of(pid: int) -> float:
     """The CPU time of all threads of a process, from /proc; NaN on systems without it."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

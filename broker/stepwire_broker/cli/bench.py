@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from . import bench_report, output
+from . import bench_languages, bench_report, output
 from .failure import Exit, Failure
 from .options import Options, StepwireCommand
 
@@ -46,13 +46,27 @@ class Counts(click.ParamType[list[int]]):
     type=Counts(),
     help="Measure the throughput next to this many open tasks that no worker can run instead: 100,100000,1000000.",
 )
+@click.option(
+    "--langs",
+    metavar="LANG,..",
+    help="Measure the SDK of each of these languages instead, or of `all`: next to a loop without SDK, and in the"
+    " product. Needs a clone of the repository, in which the SDKs are built.",
+)
 @click.option("--rounds", type=click.IntRange(1, 100), help="Number of rounds; their medians are printed.")
 @click.option("--tasks", type=click.IntRange(100, 10_000_000), help="Tasks of four steps in each round.")
 @click.option("--window", type=click.IntRange(1, 50_000), help="Tasks in flight.")
 @click.option("--batch", "batch_steps", type=click.IntRange(1, 1_000), help="Maximum number of steps in one message.")
 @click.option("--slots", type=click.IntRange(1, 10_000), help="Slots of the worker; with --routes, of both workers.")
 @click.pass_obj
-def bench(options: Options, /, quick: bool, routes: bool, idle_tasks: list[int] | None, **changes: int | None) -> None:
+def bench(
+    options: Options,
+    /,
+    quick: bool,
+    routes: bool,
+    idle_tasks: list[int] | None,
+    langs: str | None,
+    **changes: int | None,
+) -> None:
     """Measure the bus alone, a bare durable loop, and the product with broker, workers and client in separate
     processes.
 
@@ -68,9 +82,12 @@ def bench(options: Options, /, quick: bool, routes: bool, idle_tasks: list[int] 
 
     from stepwire_broker.bench.load import QUICK, BenchFailed, Workload
 
-    if routes and idle_tasks:
-        raise Failure(Exit.USAGE, "--routes and --idle-tasks are different measurements: use one of them")
+    if sum(map(bool, (routes, idle_tasks, langs))) > 1:
+        raise Failure(Exit.USAGE, "--routes, --idle-tasks and --langs are different measurements: use one of them")
     given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    if langs:
+        _bench_languages(options, langs, quick, given)
+        return
     load = msgspec.structs.replace(QUICK if quick else Workload(), **given)
     if load.submit_tasks > load.window:
         load = msgspec.structs.replace(load, submit_tasks=load.window)
@@ -92,6 +109,22 @@ def bench(options: Options, /, quick: bool, routes: bool, idle_tasks: list[int] 
     }
     if options.output == "text":
         report_of.show(options, report)
+    else:
+        output.one(options, report, "")
+
+
+def _bench_languages(options: Options, langs: str, quick: bool, given: dict[str, Any]) -> None:
+    from stepwire_broker.bench.load import BenchFailed
+
+    others = [f"--{name}" for name in given if name != "rounds"]
+    if others:
+        raise Failure(Exit.USAGE, f"{', '.join(others)} has no effect with --langs: its settings are fixed")
+    try:
+        report = {"machine": _machine(), **bench_languages.measure(options, langs, quick, given.get("rounds"))}
+    except BenchFailed as error:
+        raise Failure(Exit.FAILURE, f"the measurement failed: {error}") from None
+    if options.output == "text":
+        bench_languages.show(options, report)
     else:
         output.one(options, report, "")
 
