@@ -16,6 +16,7 @@ from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
 from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.model.commit_group import Broken, CommitGroup, Fenced, Outcome
 from stepwire_broker.core.model.events import (
+    ClaimRefuted,
     Drain,
     EndpointsBound,
     Event,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 BROKER: Final = "b1"
 HOST: Final = "h1"
+MISSTATED: Final = 1_706_039_072  # a start time that no process of the simulation has
 
 
 class Killed(Exception):
@@ -452,6 +454,8 @@ class BrokerNode:
     def _on_watched(self, watch: WatchProcess, waited_ms: int) -> None:
         if not self.world.is_process(watch.worker, watch.pid):
             self._on_event(ProcessDied(watch.worker))
+        elif watch.pid_started == MISSTATED:
+            self._on_event(ClaimRefuted(watch.worker))
         elif waited_ms < WATCH_FOR_MS:
             self._later(WATCH_MS, "watched", watch, waited_ms + WATCH_MS)
 

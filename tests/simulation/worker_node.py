@@ -18,7 +18,7 @@ from stepwire.session import Config, Offer, Session
 from stepwire_protocol import codec
 from stepwire_protocol.messages import Item, Result, ResultMetadata
 
-from .broker_node import HOST
+from .broker_node import HOST, MISSTATED
 from .clock import Clock
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ class WorkerNode:
         self.prefetch = chance.choice((0, 1, 3, None))
         self.host = chance.choice((HOST, HOST, "h2"))
         self.proof = chance.random() < 0.6
-        self.is_provable = self.proof and self.host == HOST
+        # Some state their start time in another unit: their deaths must not be concluded from it.
+        self.misstates_start = Random(f"{world.seed}/{self.name}/start").random() < 0.1
+        self.is_provable = self.proof and self.host == HOST and not self.misstates_start
         offered = HANDLERS if number == 0 or chance.random() < 0.6 else tuple(chance.sample(HANDLERS, 2))
         self.concurrency = chance.choice((None, None, None, 1))
         self.offers = tuple(Offer(name, self.concurrency) for name in offered)
@@ -124,7 +126,7 @@ class WorkerNode:
             accept_delay_ms=self.accept_delay_ms,
             host=self.host,
             pid=self.pid,
-            pid_started=1 + self.life,
+            pid_started=MISSTATED if self.misstates_start else 1 + self.life,
             proof=self.proof,
         )
         self.session = Session(config, Random(f"{world.seed}/{self.id}").random)

@@ -158,7 +158,7 @@ def test_a_broker_on_every_interface_sends_its_workers_a_host_to_connect_to(tmp_
         worker.handler("system.*")(lambda context: None)
         received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-        def look(_direction: str, _topic: bytes, body: bytes, _code: str | None) -> None:
+        def look(_direction: str, _topic: bytes, body: bytes, _code: str | None, _reason: str | None) -> None:
             if b'"type":"welcome"' in body and not received.done():
                 received.set_result(body)
 
