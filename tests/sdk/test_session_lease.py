@@ -167,7 +167,7 @@ def test_a_reset_of_the_current_number_ends_the_session(code):
     broker.steps(step(1), *[step(i) for i in range(2, 7)])
     broker.reset(code)
     assert len(dialogue.states()) == 4
-    dialogue.pass_time(300)
+    dialogue.pass_time(5_000)
     assert dialogue.take(Hello)[0].next == {"b1": 2}
 
 
@@ -246,6 +246,12 @@ def test_heartbeats_go_to_all_brokers_every_two_seconds_with_what_is_held():
     dialogue.pass_time(2_000)
     (heartbeat,) = dialogue.take(Heartbeat)
     assert heartbeat.holding == [(1, 1, "running", 2000)]
+
+
+def test_heartbeats_are_never_sent_more_often_than_every_hundred_milliseconds():
+    dialogue, _ = welcomed(heartbeat_ms=20)
+    dialogue.pass_time(1_000)
+    assert len(dialogue.take(Heartbeat)) == 10
 
 
 def test_quiet_in_a_heartbeat_ack_stops_credit_until_it_is_absent_again():
