@@ -2,10 +2,12 @@
 
 from . import (
     at_most_once,
+    curve,
     duplicates,
     errors,
     heartbeats,
     hello,
+    hostile,
     leaving,
     level0,
     malformed,
@@ -14,14 +16,17 @@ from . import (
     sessions,
     several,
     stopping,
+    transports,
 )
 
 __all__ = [
     "at_most_once",
+    "curve",
     "duplicates",
     "errors",
     "heartbeats",
     "hello",
+    "hostile",
     "leaving",
     "level0",
     "malformed",
@@ -30,4 +35,5 @@ __all__ = [
     "sessions",
     "several",
     "stopping",
+    "transports",
 ]
