@@ -5,6 +5,7 @@ from typing import Any, Final, NamedTuple
 
 SHOWN_CHARS_MAX: Final = 400
 SHOWN_MAX: Final = 30
+BACKGROUND_SHOWN: Final = 6  # of the last frames, those that are shown even if they are heartbeats
 
 
 # Members that a sender may leave out when they have this value.
@@ -54,9 +55,8 @@ def shortened(text: str) -> str:
 
 def shown(frames: list[Seen], started_s: float) -> list[str]:
     """The last frames as lines. Repeated heartbeats and their acks are left out."""
-    kept = [seen for seen in frames if not _is_background(seen)]
-    if len(kept) < 4:
-        kept = frames
+    few = frames[-BACKGROUND_SHOWN:]
+    kept = [seen for seen in frames if not _is_background(seen) or seen in few]
     lines = []
     if len(kept) > SHOWN_MAX:
         lines.append(f"… {len(kept) - SHOWN_MAX} earlier frames")

@@ -14,10 +14,11 @@ import zmq
 
 from . import hints
 from .always import Item, Watch, decoded
-from .broker import PlayedBroker, ServerKeys
+from .broker import PlayedBroker
 from .case import Failed, Missing
 from .endpoints import Endpoints, Transport
 from .frames import Message, Seen, encoded, shortened
+from .keys import Gate, ServerKeys
 from .program import Program
 
 NAME: Final = "conform"
@@ -85,7 +86,10 @@ class Stage:
         self._settings = dict(settings or {})
         self._step_ids = itertools.count(8_001)
         self._outputs: list[str] = []
-        self.sessions: dict[str, str] = {}  # broker -> the session that was opened last
+        self.sessions: dict[str, str] = {}  # broker -> the session that its last welcome opened
+        self.reported: dict[str, str] = {}  # broker -> the session that the worker's last heartbeat named
+        self.gate = None if keys is None else Gate(self.context, NAME)
+        self.keys = keys
         self.brokers = []
         for number in range(1, brokers + 1):
             steps, results = setting.endpoints.pair(transport)
@@ -127,7 +131,7 @@ class Stage:
             **settings,
         }
         self.watch = Watch()
-        self.sessions.clear()
+        self.forget_sessions()
         self.started_s = time.monotonic()
         self.program = Program(self.setting.command, environ, self.setting.next_token())
 
@@ -135,10 +139,32 @@ class Stage:
         """Start the program, and wait until it has a session with every broker. Returns the last hello."""
         self.open_brokers()
         self.start()
-        self.until(lambda: len(self.sessions) == len(self.brokers), "a session with every broker", within_s=START_S)
+        for broker in self.brokers:
+            self.until_session(broker, within_s=START_S)
         hello = self.watch.hello
         assert hello is not None
         return hello
+
+    def until_session(
+        self, broker: PlayedBroker | None = None, *, number: int | None = None, within_s: float = ENOUGH_S
+    ) -> None:
+        """Wait until the worker names a session of the broker's current epoch in its heartbeats."""
+        broker = broker or self.broker
+
+        def is_open() -> bool:
+            session = self.sessions.get(broker.id)
+            if session is None or session != self.reported.get(broker.id):
+                return False
+            epoch, _, k = session.partition(".")
+            return epoch == str(broker.epoch) and number in (None, int(k))
+
+        text = f"heartbeat that names a session of {broker.id}" + (f" with number {number}" if number else "")
+        self.until(is_open, text, within_s=within_s)
+
+    def forget_sessions(self) -> None:
+        """The played brokers have lost their memory."""
+        self.sessions.clear()
+        self.reported.clear()
 
     def end_program(self) -> None:
         if self.program is not None:
@@ -150,6 +176,8 @@ class Stage:
         self.end_program()
         for broker in self.brokers:
             broker.close()
+        if self.gate is not None:
+            self.gate.close()
         self.context.destroy(linger=0)
 
     def output(self) -> str:
@@ -278,8 +306,11 @@ class Stage:
                     raise
                 continue
             self.inbox.append(message)
-            if not self.setting.is_level0:
-                self._answer(broker, message)
+            if self.setting.is_level0:
+                continue
+            if message.kind == "heartbeat":
+                self.reported[broker.id] = message["sessions"].get(broker.id, "")
+            self._answer(broker, message)
 
     def _first_of(self, message: Message) -> PlayedBroker:
         """The broker whose copy of a message to several brokers is checked."""
@@ -509,6 +540,38 @@ class Stage:
         assert code is not None
         self.pump(0.05)
         return code
+
+    def some_handler(self) -> str:
+        """A handler that the program offers. A handler of its user is only ever sent in an at_most_once step that is
+        never granted, so it never runs."""
+        if self.setting.has("conform.echo"):
+            return "conform.echo"
+        if not self.setting.handlers:
+            raise Missing("the worker offers no handler")
+        return self.setting.handlers[0].replace("**", "conform").replace("*", "conform")
+
+    def asking(self, handler: str | None = None, context: Any = None, **members: Any) -> "Batch":
+        """Send an at_most_once step, and wait until the worker asks for its grant."""
+        step = self.step(handler or self.some_handler(), context, delivery_mode="at_most_once", **members)
+        batch = self.steps(step)
+        self.expect_start(batch.item)
+        return batch
+
+    def queued(self, *, ms: int = 20_000, ignore: bool = False, **members: Any) -> "tuple[Batch, Batch]":
+        """Two runs of a handler with concurrency 2, and a third step of it that waits. Such a step is not returned:
+        it waits for its handler, and not for a slot."""
+        self.need("conform.limited")
+        first = self.steps(*[self.step("conform.limited", {"ms": ms, "ignore": ignore}) for _ in range(2)])
+        for item in first.items:
+            self.until_holding(item, "running")
+        second = self.steps(self.step("conform.limited", {"ms": 1}, **members))
+        self.until_holding(second.item, "queued")
+        return first, second
+
+    def expect_start(self, item: Item, **options: Any) -> Message:
+        return self.expect(
+            "start", where=lambda m: list(item) in m["items"], what=f"`start` of {list(item)}", **options
+        )
 
     def need(self, *handlers: str) -> None:
         for handler in handlers:

@@ -3,6 +3,7 @@
 `protocol/conformance/CONTRACT.md` describes them; `stepwire handler conform -- python -m stepwire.conform` grades them.
 """
 
+import asyncio
 import os
 import sys
 import time
@@ -99,8 +100,9 @@ async def trace(ctx: Context) -> dict[str, Any]:
     return {"traceparent": ctx.traceparent}
 
 
-async def progress(ctx: Context) -> dict[str, Any]:
+async def progress(ctx: Context, value: Any) -> dict[str, Any]:
     ctx.progress(1, 2, "half")
+    await asyncio.sleep((value or {}).get("ms", 0) / 1000)  # a run that ends at once may send no report
     return {}
 
 

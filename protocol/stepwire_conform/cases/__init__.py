@@ -1,5 +1,41 @@
 """The cases, in files by subject. Importing this package registers all of them."""
 
-from . import duplicates, errors, heartbeats, hello, malformed, payload, results
+from . import (
+    at_most_once,
+    credit,
+    curve,
+    duplicates,
+    errors,
+    heartbeats,
+    hello,
+    hostile,
+    leaving,
+    level0,
+    malformed,
+    payload,
+    results,
+    sessions,
+    several,
+    stopping,
+    transports,
+)
 
-__all__ = ["duplicates", "errors", "heartbeats", "hello", "malformed", "payload", "results"]
+__all__ = [
+    "at_most_once",
+    "credit",
+    "curve",
+    "duplicates",
+    "errors",
+    "heartbeats",
+    "hello",
+    "hostile",
+    "leaving",
+    "level0",
+    "malformed",
+    "payload",
+    "results",
+    "sessions",
+    "several",
+    "stopping",
+    "transports",
+]

@@ -275,7 +275,7 @@ def old_welcome(stage: Stage) -> None:
     )
     assert new is not None
     broker.welcomes = True
-    stage.until(lambda: bool(stage.sessions), "session with a new hello")
+    stage.until_session()
 
 
 def _hello(stage: Stage) -> Message:
