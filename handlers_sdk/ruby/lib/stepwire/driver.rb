@@ -35,10 +35,9 @@ module Stepwire
       when "receive" then receive(op, now_ms)
       when "tick" then nil # `actions` returns all that are due
       when "complete" then finish(op, "completed", output: JSON.generate(op["output"]), metadata: metadata(op))
-      when "fail" then finish(op, op.fetch("status", "failed"), error: error(op), metadata: metadata(op))
+      when "fail" then finish(op, op.fetch("status", "failed"), error: error(op))
       when "progress"
-        @session.progressed(item(op), op["done"], op["total"], op["note"], now_ms)
-        nil
+        void { @session.progressed(item(op), op["done"], op["total"], op["note"], now_ms) if @running.key?(item(op)) }
       when "quiet" then void { @session.quiet(now_ms) }
       when "full" then void { @session.full(op["is_full"], now_ms) }
       when "drain" then void { @session.drain(now_ms) }
@@ -63,7 +62,6 @@ module Stepwire
          handler_version].each do |name|
         given[name.to_sym] = op[name] unless op[name].nil?
       end
-      given[:lang] ||= ""
       config = Config.new(**given)
       @session = Session.new(config, -> { 0.5 })
       @slots = RunSlots.new(config.slots, config.offers)
@@ -85,9 +83,12 @@ module Stepwire
       nil
     end
 
+    # End a run, and begin the one that gets its slot. A run that has not begun cannot end.
     def finish(op, status, **outcome)
       run = @running.delete(item(op))
-      following = run && @slots.release(run)
+      return if run.nil?
+
+      following = @slots.release(run)
       result = Result.new(op["step_id"], op["delivery"], status, **outcome)
       @session.finished(item(op), result, op["now_ms"])
       begin_run(following, op["now_ms"]) if following
@@ -148,7 +149,8 @@ module Stepwire
       when CancelRun
         { action: "request_stop", step_id: action.item[0], delivery: action.item[1], reason: action.reason }
       when Quit then { action: "quit" }
-      when Connect then { action: "connect", steps: action.link.steps, results: action.link.results }
+      when Connect
+        { action: "connect", steps: action.link.steps, results: action.link.results, server_key: nil }
       when Rebuild then { action: "rebuild", steps: action.link.steps, results: action.link.results }
       when Log then { action: "log", level: action.level, event: action.event }
       end
