@@ -43,7 +43,9 @@ module Stepwire
     end
 
     def own_frames(error)
-      (error.backtrace || []).reject { |frame| frame.start_with?(SDK) }.map { |frame| Texts.clean(frame, LINE_CHARS_MAX) }
+      (error.backtrace || []).reject do |frame|
+        frame.start_with?(SDK)
+      end.map { |frame| Texts.clean(frame, LINE_CHARS_MAX) }
     end
 
     # The first lines that fit into the limit, above a line with the number of the others.

@@ -32,7 +32,8 @@ module Stepwire
         ctx.progress(1, 2, "half")
         {}
       end
-      worker.handler("conform.typed", input: { order_id: Integer, note: [String, nil] }) do |_, order_id:, note: nil, **|
+      worker.handler("conform.typed",
+                     input: { order_id: Integer, note: [String, nil] }) do |_, order_id:, note: nil, **|
         note.nil? ? { order_id: order_id } : { order_id: order_id, note: note }
       end
     end

@@ -48,7 +48,8 @@ module Stepwire
     def check_name(name)
       return name if NAME.match?(name)
 
-      raise ConfigurationError, "worker name #{quoted(name)}: it needs 1 to 48 of letters, digits, . _ - (STEPWIRE_NAME)"
+      raise ConfigurationError,
+            "worker name #{quoted(name)}: it needs 1 to 48 of letters, digits, . _ - (STEPWIRE_NAME)"
     end
 
     def check_slots(slots)
@@ -83,7 +84,7 @@ module Stepwire
 
     def check_address(subject, rest)
       host, _, port = rest.rpartition(":")
-      if port.empty? || host.empty? && !rest.start_with?(":") || !port.match?(/\A[0-9]{1,5}\z/) ||
+      if port.empty? || (host.empty? && !rest.start_with?(":")) || !port.match?(/\A[0-9]{1,5}\z/) ||
          !port.to_i.between?(1, 65_535)
         raise ConfigurationError, "#{subject} has no port: it needs a form like tcp://127.0.0.1:7411"
       end

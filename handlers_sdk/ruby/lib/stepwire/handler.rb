@@ -95,7 +95,8 @@ module Stepwire
       @takes_rest = kinds.include?(:keyrest)
       @form = if @takes_rest || !@known.empty? then :keywords
               elsif positional == 2 || kinds.include?(:rest) then :object
-              else :none
+              else
+                :none
               end
       @types = types
     end
@@ -162,8 +163,10 @@ module Stepwire
   class InputTypes
     def initialize(name, types)
       unless types.nil? || types.is_a?(Hash)
-        raise ConfigurationError, "handler '#{name}': input is #{types.inspect}: it needs the form { order_id: Integer }"
+        raise ConfigurationError,
+              "handler '#{name}': input is #{types.inspect}: it needs the form { order_id: Integer }"
       end
+
       @types = (types || {}).map { |key, type| [key.to_s, type.is_a?(Array) ? type : [type]] }
     end
 

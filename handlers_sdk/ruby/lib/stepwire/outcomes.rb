@@ -43,9 +43,7 @@ module Stepwire
 
     # The result of a handler that was called, but whose outcome the SDK cannot report.
     def sdk_failure(step, code, text, retryable: false, took_ms: nil)
-      if step.at_most_once?
-        return error(step, OUTCOME_UNKNOWN, "#{code}: #{text}", retryable: nil, took_ms: took_ms)
-      end
+      return error(step, OUTCOME_UNKNOWN, "#{code}: #{text}", retryable: nil, took_ms: took_ms) if step.at_most_once?
 
       error(step, code, text, retryable: retryable, took_ms: took_ms)
     end

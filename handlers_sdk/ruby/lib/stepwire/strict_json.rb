@@ -10,11 +10,11 @@ module Stepwire
     TOP_LEVELS = 3 # the levels of a results message around an output
     PARSE_DEPTH_MAX = 200 # a broker's message may be deeper than DEPTH_MAX: an output becomes a `previous_results`
 
-    STRING = /"(?:[^"\\]++|\\.)*+"/m.freeze
-    BAD_ESCAPE = %r{(?<!\\)(?:\\\\)*\\(?!["\\/bfnrtu])}.freeze
+    STRING = /"(?:[^"\\]++|\\.)*+"/m
+    BAD_ESCAPE = %r{(?<!\\)(?:\\\\)*\\(?!["\\/bfnrtu])}
     # A second half of a surrogate pair without the first. Ruby's parser refuses a first half without the second.
-    LONE_SECOND_HALF = /(?<!\\)(?:\\\\)*\\u[dD][c-fC-F]/.freeze
-    PAIR = /\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}/.freeze
+    LONE_SECOND_HALF = /(?<!\\)(?:\\\\)*\\u[dD][c-fC-F]/
+    PAIR = /\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}/
 
     module_function
 
@@ -88,7 +88,8 @@ module Stepwire
         begin
           text = text.encode(Encoding::UTF_8)
         rescue EncodingError
-          raise InvalidMessage.new("not_utf8", "a string is #{text.encoding} and no text: encode it, for example as Base64")
+          raise InvalidMessage.new("not_utf8",
+                                   "a string is #{text.encoding} and no text: encode it, for example as Base64")
         end
       end
       raise InvalidMessage.new("lone_surrogate", "a string is not valid UTF-8") unless text.valid_encoding?

@@ -27,8 +27,10 @@ module Stepwire
       unless prefetch.nil? || (prefetch.is_a?(Integer) && prefetch >= 0)
         raise ConfigurationError, "prefetch is #{prefetch.inspect}: it needs to be 0 or more"
       end
+
       unless heartbeat_ms.is_a?(Integer) && heartbeat_ms.between?(50, Limits::LEASE_MS / 2)
-        raise ConfigurationError, "heartbeat_ms is #{heartbeat_ms.inspect}: it needs to be 50 to #{Limits::LEASE_MS / 2}"
+        raise ConfigurationError,
+              "heartbeat_ms is #{heartbeat_ms.inspect}: it needs to be 50 to #{Limits::LEASE_MS / 2}"
       end
 
       @links = Environment.links(Array(steps), Array(results))
@@ -59,7 +61,8 @@ module Stepwire
       classes.each do |handler|
         declarations = handler.respond_to?(:stepwire_declarations) ? handler.stepwire_declarations : []
         if declarations.empty?
-          raise ConfigurationError, "#{handler} is no handler: write `include Stepwire::Handler` and `handles \"a_name\"`"
+          raise ConfigurationError,
+                "#{handler} is no handler: write `include Stepwire::Handler` and `handles \"a_name\"`"
         end
         unless handler.method_defined?(:call)
           raise ConfigurationError, "#{handler} has no method `call`: write `def call(ctx, order_id:, **)`"

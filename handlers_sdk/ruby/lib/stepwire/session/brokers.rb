@@ -50,8 +50,8 @@ module Stepwire
       @peers.empty?
     end
 
-    def each(&block)
-      @peers.each_value(&block)
+    def each(&)
+      @peers.each_value(&)
     end
 
     def known?(broker)

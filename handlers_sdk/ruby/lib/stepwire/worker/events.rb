@@ -35,7 +35,8 @@ module Stepwire
 
     # Log the exception that ends the worker.
     def failure(error)
-      @writer.write(:error, "the worker ends, because its socket thread has failed\n#{error.full_message(highlight: false)}")
+      @writer.write(:error,
+                    "the worker ends, because its socket thread has failed\n#{error.full_message(highlight: false)}")
     end
 
     private
