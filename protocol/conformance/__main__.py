@@ -9,7 +9,14 @@ from typing import Final
 
 from . import dialogues_command
 
-COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {}
+
+def _lockstep(arguments: Sequence[str]) -> int:
+    from .lockstep import command  # needs the Python SDK, which the other commands do not
+
+    return command.main(arguments)
+
+
+COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {"lockstep": _lockstep}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

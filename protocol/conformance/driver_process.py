@@ -78,10 +78,11 @@ class DriverProcess:
             raise Failed(f"the driver reports an error: {str(reply['error'])[:2000]}")
         return reply
 
-    def exchange_all(self, ops: Sequence[Op]) -> list[Reply]:
-        """Send all ops without waiting, and return the replies in their order. Raises Failed if one is missing."""
+    def exchange_all(self, ops: Sequence[Op], replies: list[Reply] | None = None) -> list[Reply]:
+        """Send all ops without waiting, and return the replies in their order. Raises Failed if one is missing; the
+        list `replies` then has those before it."""
         unsent = memoryview(b"".join(_encode(op) + b"\n" for op in ops))
-        replies: list[Reply] = []
+        replies = [] if replies is None else replies
         self._receive()
         if self._lines:
             raise Failed(f"the driver wrote a line without an op: {_shown(self._lines[0])}")
