@@ -4,7 +4,7 @@
 module Stepwire
   NEVER = Float::INFINITY
 
-  # One broker's pair of endpoints. `server_key` is the broker's CURVE key, if a list of brokers names one.
+  # One broker's pair of endpoints.
   Link = Struct.new(:steps, :results)
 
   # The time until which steps of one broker may start. The session sets it; runners read it before each start.
@@ -63,8 +63,11 @@ module Stepwire
   # Ask a run that has begun to stop. `lease_lost` only informs the handler: the run continues.
   CancelRun = Struct.new(:item, :reason)
 
-  # Connect to a broker that another broker has listed.
-  Connect = Struct.new(:link)
+  # Connect to a broker that another broker has listed. `server_key`: its CURVE key; nil: the configured one.
+  Connect = Struct.new(:link, :server_key)
+
+  # Disconnect from a broker that is no longer listed.
+  Disconnect = Struct.new(:link)
 
   # Disconnect this pair of endpoints and connect it again, because the pair was silent for too long.
   Rebuild = Struct.new(:link)

@@ -62,7 +62,8 @@ module Stepwire
         Messages::Ack.new(broker, epoch, rids)
       end,
       "heartbeat_ack" => lambda do |m, broker, epoch|
-        Messages::HeartbeatAck.new(broker, epoch, session(m), count(m, "n"), flag(m, "quiet"), flag(m, "quit"))
+        Messages::HeartbeatAck.new(broker, epoch, session(m), count(m, "n"), flag(m, "quiet"), flag(m, "quit"),
+                                   m["brokers"].nil? ? nil : endpoints(m))
       end,
       "go" => ->(m, broker, epoch) { Messages::Go.new(broker, epoch, session(m), items(m)) },
       "cancel" => lambda do |m, broker, epoch|
@@ -74,7 +75,8 @@ module Stepwire
       end,
       "welcome" => lambda do |m, broker, epoch|
         Messages::Welcome.new(broker, epoch, session(m), text(m, "deployment"), count(m, "n"), id(m, "lease_ms"),
-                              count(m, "heartbeat_ms"), id(m, "max_message_bytes"), endpoints(m))
+                              count(m, "heartbeat_ms"), id(m, "max_message_bytes"),
+                              m.key?("brokers") ? endpoints(m) : [])
       end,
       "reset" => lambda do |m, broker, epoch|
         versions = m.key?("versions") ? texts(m, "versions") : []
@@ -102,7 +104,7 @@ module Stepwire
         step.fetch("handler_config") { {} }, step.fetch("task_context") { {} }, step.fetch("previous_results") { {} },
         step.fetch("input", ABSENT), id(step, "delivery"), mode,
         count(metadata, "attempt"), count(metadata, "retry_limit"), count(metadata, "timeout_ms"),
-        text(metadata, "idempotency_key"), text_or_nil(metadata, "traceparent"), text_or_nil(metadata, "tracestate"),
+        text(metadata, "idempotency_key"), text_or_nil(metadata, "traceparent"), tracestate(metadata),
         count_or_nil(metadata, "deadline_ms"), flag(metadata, "shadow")
       )
     end
@@ -170,6 +172,13 @@ module Stepwire
       value.nil? || value.is_a?(String) ? value : bad("`#{name}` is not a string")
     end
 
+    def tracestate(object)
+      value = text_or_nil(object, "tracestate")
+      return value if value.nil? || value.length <= Limits::TRACESTATE_MAX
+
+      bad("`tracestate` has more than #{Limits::TRACESTATE_MAX} characters")
+    end
+
     def flag(object, name)
       value = object.fetch(name, false)
       true.equal?(value) || false.equal?(value) ? value : bad("`#{name}` is neither true nor false")
@@ -211,12 +220,13 @@ module Stepwire
     end
 
     def endpoints(object)
-      return [] unless object.key?("brokers")
-
       list(object, "brokers").map do |entry|
         bad("`brokers` has an element that is not an object") unless entry.is_a?(Hash)
 
-        Endpoints.new(text(entry, "broker"), text(entry, "steps"), text(entry, "results"))
+        server_key = text_or_nil(entry, "server_key")
+        bad("`server_key` is no key") unless server_key.nil? || Topics::CURVE_KEY.match?(server_key)
+
+        Endpoints.new(text(entry, "broker"), text(entry, "steps"), text(entry, "results"), server_key)
       end
     end
 

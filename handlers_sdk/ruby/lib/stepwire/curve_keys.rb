@@ -6,7 +6,6 @@ module Stepwire
   module CurveKeys
     NAMES = %w[STEPWIRE_CURVE_SERVER_KEY STEPWIRE_CURVE_PUBLIC_KEY STEPWIRE_CURVE_SECRET_KEY].freeze
     FILE = "STEPWIRE_CURVE_FILE"
-    KEY = %r{\A[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}\z} # Z85
     LINE = /\A(?:export\s+)?(STEPWIRE_CURVE_[A-Z_]+)=(?:'([^']*)'|"([^"]*)"|(\S*))\z/
 
     module_function
@@ -28,7 +27,7 @@ module Stepwire
     end
 
     def check(name, key)
-      return if KEY.match?(key)
+      return if Topics::CURVE_KEY.match?(key)
 
       raise ConfigurationError, "#{name} is no key: it needs 40 characters of Z85, as `stepwire keys` prints them"
     end

@@ -58,7 +58,7 @@ module Stepwire
       links = op.fetch("links", [{ "steps" => "ipc://steps", "results" => "ipc://results" }])
       given = { worker: op["worker"], offers: offers, slots: op["slots"], prefetch: op["prefetch"],
                 links: links.map { |link| Link.new(link["steps"], link["results"]) } }
-      %w[heartbeat_ms labels max_message_bytes accept_delay_ms lang sdk host pid pid_started proof
+      %w[heartbeat_ms labels curve max_message_bytes accept_delay_ms lang sdk host pid pid_started proof
          handler_version].each do |name|
         given[name.to_sym] = op[name] unless op[name].nil?
       end
@@ -150,7 +150,8 @@ module Stepwire
         { action: "request_stop", step_id: action.item[0], delivery: action.item[1], reason: action.reason }
       when Quit then { action: "quit" }
       when Connect
-        { action: "connect", steps: action.link.steps, results: action.link.results, server_key: nil }
+        { action: "connect", steps: action.link.steps, results: action.link.results, server_key: action.server_key }
+      when Disconnect then { action: "disconnect", steps: action.link.steps, results: action.link.results }
       when Rebuild then { action: "rebuild", steps: action.link.steps, results: action.link.results }
       when Log then { action: "log", level: action.level, event: action.event }
       end

@@ -16,7 +16,6 @@ module Stepwire
 
     NAME = /\A[A-Za-z0-9._-]{1,48}\z/
     LABEL = /\A[^=,]{1,128}\z/m
-    HANDLER_VERSION_CHARS_MAX = 64
 
     module_function
 
@@ -59,10 +58,10 @@ module Stepwire
     end
 
     def check_handler_version(version)
-      return version if version.is_a?(String) && version.length <= HANDLER_VERSION_CHARS_MAX && !version.include?("\0")
+      return version if version.length <= Limits::HANDLER_VERSION_MAX
 
-      raise ConfigurationError, "handler_version is #{version.inspect}: it needs at most " \
-                                "#{HANDLER_VERSION_CHARS_MAX} characters (STEPWIRE_HANDLER_VERSION)"
+      raise ConfigurationError, "handler_version has #{version.length} characters: it needs at most " \
+                                "#{Limits::HANDLER_VERSION_MAX} (STEPWIRE_HANDLER_VERSION)"
     end
 
     def check_endpoint(kind, endpoint)

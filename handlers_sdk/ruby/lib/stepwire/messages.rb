@@ -17,8 +17,8 @@ module Stepwire
     end
   end
 
-  # The endpoints of a broker's two sockets, for workers to connect to.
-  Endpoints = Struct.new(:broker, :steps, :results)
+  # The endpoints of a broker's two sockets, for workers to connect to. `server_key` is the broker's CURVE key, or nil.
+  Endpoints = Struct.new(:broker, :steps, :results, :server_key)
 
   # Every message of a broker begins with the members `broker` and `epoch`.
   module Messages
@@ -26,7 +26,7 @@ module Stepwire
     Welcome = Struct.new(
       :broker, :epoch, :session, :deployment, :n, :lease_ms, :heartbeat_ms, :max_message_bytes, :brokers
     )
-    HeartbeatAck = Struct.new(:broker, :epoch, :session, :n, :quiet, :quit)
+    HeartbeatAck = Struct.new(:broker, :epoch, :session, :n, :quiet, :quit, :brokers)
     Steps = Struct.new(:broker, :epoch, :session, :batch_id, :protocol_version, :steps)
     Go = Struct.new(:broker, :epoch, :session, :items)
     Cancel = Struct.new(:broker, :epoch, :session, :items, :reason)

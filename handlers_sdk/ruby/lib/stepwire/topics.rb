@@ -10,6 +10,7 @@ module Stepwire
 
     WORKER = /\A[A-Za-z0-9._-]{1,48}:[0-9a-f]{16}\z/
     BROKER = /\A[a-z0-9-]{1,32}\z/
+    CURVE_KEY = %r{\A[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}\z} # Z85
     SESSION = /\A[0-9]{1,16}\.[0-9]{1,16}\z/
 
     module_function

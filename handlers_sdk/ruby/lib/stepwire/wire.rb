@@ -64,6 +64,7 @@ module Stepwire
     def initialize(worker_id, links, curve, wake, events)
       @events = events
       @curve = curve
+      @server_keys = {} # of links
       raise ConfigurationError, "this libzmq was built without CURVE: install one with libsodium" if
         curve && LibZmq.has("curve").zero?
 
@@ -112,7 +113,9 @@ module Stepwire
       LibZmq.poll(@items, 1, timeout_ms)
     end
 
+    # `server_key`: the broker's own CURVE key, if another broker has listed it with one.
     def connect(link, server_key = nil)
+      @server_keys[link] = server_key
       { @sub => link.steps, @pub => link.results }.each do |socket, endpoint|
         set(socket, :curve_serverkey, server_key || @curve.server_key) if @curve
         next unless LibZmq.connect(socket, endpoint).negative?
@@ -127,9 +130,9 @@ module Stepwire
       LibZmq.disconnect(@pub, link.results)
     end
 
-    def rebuild(link, server_key = nil)
+    def rebuild(link)
       disconnect(link)
-      connect(link, server_key)
+      connect(link, @server_keys[link])
     end
 
     def close

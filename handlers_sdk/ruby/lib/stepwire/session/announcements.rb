@@ -4,7 +4,8 @@ module Stepwire
   # The messages to every broker: hello (until every broker has sent welcome), heartbeats, and bye. `random` returns
   # numbers in [0, 1), for the jitter of the intervals.
   class Announcements
-    attr_reader :hello_at_ms, :heartbeat_at_ms
+    attr_reader :hello_at_ms, :heartbeat_at_ms,
+                :is_for_credit # the next heartbeat was requested only because places move
 
     def initialize(config, random, brokers, holdings, credit, out)
       @hello_at_ms = NEVER
@@ -18,6 +19,8 @@ module Stepwire
       @hello_wait_ms = Limits::HELLO_RETRY_MS.to_f
       @hello_sent_ms = -NEVER
       @hello_n = 0
+      @may_move_credit = true
+      @is_for_credit = false
     end
 
     def start(now_ms)
@@ -32,9 +35,34 @@ module Stepwire
       @hello_at_ms = [@hello_at_ms, [now_ms, soonest_ms].max].min
     end
 
+    # Begin to send hello again after this pause, because this broker keeps ending the session. Another broker that has
+    # no session either does not wait for it.
+    def request_hello_after(wait_ms, peer, now_ms)
+      @hello_wait_ms = Limits::HELLO_RETRY_MS.to_f
+      at_ms = now_ms + wait_ms
+      others_are_open = @brokers.all? { |other| other.equal?(peer) || other.session }
+      @hello_at_ms = others_are_open ? at_ms : [@hello_at_ms, at_ms].min
+    end
+
     # Send a heartbeat with the next actions, because the brokers must be informed at once.
     def request_heartbeat(now_ms)
       @heartbeat_at_ms = now_ms
+    end
+
+    # Send a heartbeat with the next actions, because a broker is no longer idle, and its share was lent. The remainder
+    # of the split does not rotate with it.
+    def recall_credit(now_ms)
+      @may_move_credit = true
+      request_credit(now_ms)
+    end
+
+    # Send a heartbeat with the next actions, because places have become free for another broker. At most once between
+    # two other heartbeats: each ack of one could cause the next.
+    def move_credit(now_ms)
+      return unless @may_move_credit
+
+      @may_move_credit = false
+      request_credit(now_ms)
     end
 
     # Stop sending hello, if every broker has answered a hello that was sent after its last drop or `here`.
@@ -47,6 +75,7 @@ module Stepwire
     def hello(now_ms)
       c = @config
       n = @out.next_timed_n(now_ms)
+      free, slots_free = @credit.offer_all(n, now_ms)
       shadow_safe = c.offers.select(&:shadow_safe).map(&:pattern)
       members = { n: n, versions: Limits::VERSIONS_SUPPORTED }
       add(members, :next, @brokers.next_numbers)
@@ -56,12 +85,13 @@ module Stepwire
       add(members, :labels, c.labels)
       members[:slots] = c.slots
       add(members, :prefetch, c.queue_max, 0)
-      add(members, :free, @credit.of_all(now_ms))
-      add(members, :slots_free, @credit.slots_of_all(now_ms))
+      add(members, :free, free)
+      add(members, :slots_free, slots_free)
       add(members, :holding, @holdings.report(now_ms))
       add(members, :heartbeat_ms, c.heartbeat_ms, Limits::HEARTBEAT_MS)
       add(members, :lang, c.lang)
       add(members, :sdk, c.sdk)
+      add(members, :handler_version, c.handler_version)
       add(members, :host, c.host)
       add(members, :pid, c.pid, 0)
       add(members, :pid_started, c.pid_started, 0)
@@ -77,18 +107,29 @@ module Stepwire
 
     # Send a heartbeat; while draining, also a bye.
     def heartbeat(now_ms)
-      members = { n: @out.next_timed_n(now_ms) }
+      n = @out.next_timed_n(now_ms)
+      free, slots_free = @credit.offer_all(n, now_ms)
+      members = { n: n }
       add(members, :next, @brokers.next_numbers)
       add(members, :sessions, @brokers.sessions)
-      add(members, :free, @credit.of_all(now_ms))
-      add(members, :slots_free, @credit.slots_of_all(now_ms))
+      add(members, :free, free)
+      add(members, :slots_free, slots_free)
       add(members, :holding, @holdings.report(now_ms))
       @out.send_to_all("heartbeat", members)
       @out.send_to_all("bye", { n: @out.next_timed_n(now_ms) }) if @credit.is_draining
       @heartbeat_at_ms = now_ms + spread(heartbeat_every_ms, Limits::HEARTBEAT_JITTER)
+      @may_move_credit ||= !@is_for_credit
+      @is_for_credit = false
     end
 
     private
+
+    def request_credit(now_ms)
+      return unless @heartbeat_at_ms > now_ms
+
+      @heartbeat_at_ms = now_ms
+      @is_for_credit = true
+    end
 
     # Add a member, unless it has its default.
     def add(members, name, value, default = nil)
@@ -98,7 +139,7 @@ module Stepwire
     def heartbeat_every_ms
       every_ms = [@config.heartbeat_ms, Limits::LEASE_MS].min
       @brokers.each { |peer| every_ms = peer.heartbeat_ms if peer.session && peer.heartbeat_ms < every_ms }
-      every_ms.to_f
+      [Limits::HEARTBEAT_MIN_MS, every_ms].max.to_f
     end
 
     def spread(ms, jitter)

@@ -3,7 +3,7 @@
 module Stepwire
   # The worker's knowledge of one broker: the session, the lease, and the broker's share of the load.
   class BrokerPeer
-    attr_reader :id, :topic, :lease
+    attr_reader :id, :topic, :lease, :promises
     attr_accessor :next, # the k of the current or next session; increases when a session is dropped
                   :epoch, :session, :deployment,
                   :n_after, # only a welcome that echoes a later n counts
@@ -12,12 +12,15 @@ module Stepwire
                   :load, # deliveries of this broker that need a slot or have one
                   :answered_ms, # the time of the broker's last answer to a hello or heartbeat
                   :steps_ms, # the time of the broker's last steps
+                  :opened_ms, # the time at which the latest session opened
+                  :drop_wait_ms, # the pause before the hello after the next drop
+                  :is_held_back, # its latest credit is smaller than its share, because of promises to other brokers
                   :is_quiet # `quiet` of the last heartbeat_ack: the broker sends no new steps
 
-    def initialize(id, now_ms)
+    def initialize(id, now_ms, next_k = 1)
       @id = id
       @topic = Topics.results_to(id)
-      @next = 1
+      @next = next_k
       @epoch = -1
       @session = nil
       @deployment = nil
@@ -30,6 +33,10 @@ module Stepwire
       @load = 0
       @answered_ms = now_ms
       @steps_ms = -NEVER
+      @opened_ms = now_ms
+      @drop_wait_ms = 0.0
+      @promises = Promises.new
+      @is_held_back = false
       @is_quiet = false
     end
   end
@@ -40,6 +47,7 @@ module Stepwire
 
     def initialize
       @peers = {}
+      @next_of = {} # of forgotten brokers: no number is used twice
     end
 
     def size
@@ -63,7 +71,13 @@ module Stepwire
     end
 
     def get_or_add(broker, now_ms)
-      @peers[broker] ||= BrokerPeer.new(broker, now_ms)
+      @peers[broker] ||= BrokerPeer.new(broker, now_ms, @next_of.delete(broker) || 1)
+    end
+
+    # Forget a broker that has no session and owns nothing here.
+    def forget(peer)
+      @peers.delete(peer.id)
+      @next_of[peer.id] = peer.next
     end
 
     # The member `next` of hello and heartbeat.

@@ -14,10 +14,13 @@ module Stepwire
     MEMBERS = {
       worker: nil, offers: [].freeze, slots: nil,
       prefetch: nil, # the least room for steps that wait; nil: only what the observed pace says
-      labels: {}.freeze, links: [].freeze, heartbeat_ms: Limits::HEARTBEAT_MS,
+      labels: {}.freeze, links: [].freeze,
+      curve: false, # the sockets have CURVE keys
+      heartbeat_ms: Limits::HEARTBEAT_MS,
       accept_delay_ms: 0, # an accept waits this long for results that make it superfluous
-      max_message_bytes: Limits::MESSAGE_BYTES_MAX, lang: "ruby", sdk: "", host: "", pid: 0, pid_started: 0,
-      proof: false, handler_version: ""
+      max_message_bytes: Limits::MESSAGE_BYTES_MAX, lang: "ruby", sdk: "",
+      handler_version: "", # the release of the handlers
+      host: "", pid: 0, pid_started: 0, proof: false
     }.freeze
     attr_reader(*MEMBERS.keys)
 

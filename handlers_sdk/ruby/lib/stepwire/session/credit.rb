@@ -10,13 +10,14 @@ module Stepwire
   #
   # Brokers do not know of each other, so the worker divides its capacity among them. Each broker has an equal share,
   # rounded down. The remainder rotates, so that every broker has its turn even if there are more brokers than capacity.
-  # Idle brokers lend their share to the others, but keep the credit that they already have. The total credit can
-  # therefore reach twice the capacity, and never more. Steps above the capacity wait, and cost only memory.
+  # An idle broker keeps one place of its share, and lends the rest to the others. Each place is promised to one broker at
+  # a time: it is offered to another one only when its former holder has acknowledged a smaller number (`promises.rb`).
   class Credit
     OUTBOX_BYTES_MAX = 64 * 1024 * 1024 # above this, no credit: brokers that send no acks may send no steps
     WAITING_MAX = 2_000 # steps for which the observed pace makes room
     WAITING_BYTES_MAX = 16 * 1024 * 1024 # the same in bytes
     RETURN_EVERY_MS = 20.0 # interval of the search for steps that no longer fit
+    IDLE_KEEPS = 1 # places that an idle broker does not lend, so that its next step need not wait
     RETURN_FACTOR = 2 # steps are returned when this many times the room is in use, so the pace may vary
 
     attr_reader :return_at_ms
@@ -73,31 +74,36 @@ module Stepwire
       @step_bytes += (step_bytes - @step_bytes) / 4
     end
 
-    # The member `free` of hello and heartbeat.
-    def of_all(now_ms)
-      @brokers.to_h { |peer| [peer.id, of(peer, now_ms)[0]] }
-    end
-
-    # The member `slots_free` of hello and heartbeat.
-    def slots_of_all(now_ms)
-      @brokers.to_h { |peer| [peer.id, of(peer, now_ms)[1]] }
-    end
-
-    # The members `free` and `slots_free`: the number of further steps, and how many of them would start at once.
-    def of(peer, now_ms)
-      return [0, 0] if @is_draining || @is_quiet || @is_full || peer.is_quiet || @outbox.bytes > OUTBOX_BYTES_MAX
-
-      capacity = @slots + room(now_ms)
-      @largest = capacity if capacity > @largest
-      if @brokers.size == 1
-        load = @holdings.load
-        return [[0, capacity - load].max, [0, @slots - load].max]
+    # The members `free` and `slots_free` of the hello or heartbeat with this number, which promise this credit.
+    def offer_all(n, now_ms)
+      frees = {}
+      slots_frees = {}
+      @brokers.each do |peer|
+        free, slots_free = place(peer, now_ms)
+        peer.promises.announce(n, free)
+        frees[peer.id] = free
+        slots_frees[peer.id] = slots_free
       end
-      live = @brokers.select { |p| p.session || p.equal?(peer) }
-      claims = live.map { |p| Claim.new(p.load, p.load.zero? && p.steps_ms + @idle_after_ms <= now_ms) }
-      index = live.index { |p| p.equal?(peer) }
-      free = Credit.split(capacity, claims, index, @rotation)
-      [free, [free, Credit.split(@slots, claims, index, @rotation)].min]
+      [frees, slots_frees]
+    end
+
+    # The members `free` and `slots_free` of another message to this broker, which promises this credit.
+    def offer(peer, now_ms)
+      free, slots_free = place(peer, now_ms)
+      peer.promises.name(free)
+      [free, slots_free]
+    end
+
+    # True if another broker was held back by promises, and may get places that this one no longer has.
+    def moves?(peer)
+      @brokers.any? { |other| !other.equal?(peer) && other.is_held_back && other.session }
+    end
+
+    # True if this broker was idle until now, and its share was lent to another one.
+    def waking?(peer, now_ms)
+      return false if @brokers.size == 1
+
+      @brokers.any? { |other| !other.equal?(peer) && other.session } && idle?(peer, now_ms)
     end
 
     # -- return -------------------------------------------------------------------------------------------------------
@@ -112,45 +118,86 @@ module Stepwire
 
     # The number of steps that no longer fit, and the brokers that may get them back. Called at `return_at_ms`.
     #
-    # A broker that still has credit would send the steps again at once, so it gets none back. That is also why steps
-    # that wait for their handler's concurrency are not returned while they fit into the slots.
+    # A broker that still has credit would send the steps again at once, so none is returned while some are left. That
+    # is also why steps that wait for their handler's concurrency are not returned while they fit into the slots. Of
+    # several brokers, those get steps back that use their whole share.
     def excess(now_ms)
       @return_at_ms = NEVER
       watch(now_ms)
       load = @holdings.load
       room = room(now_ms)
-      fitting = @slots + room
+      capacity = fitting = @slots + room
       tolerated = @slots + (RETURN_FACTOR * room)
-      if @brokers.size > 1 # the credits of several brokers may add up to twice the capacity
+      if @brokers.size > 1 # credit that was promised before steps became longer
         fitting *= 2
         tolerated = fitting
       end
       return [0, []] if load <= tolerated
 
-      [load - fitting, @brokers.select { |peer| of(peer, now_ms)[0].zero? }]
+      [load - fitting, @brokers.select { |peer| closed?(peer) || share_left(capacity, peer, now_ms) <= 0 }]
     end
 
     # The load of one live broker, and whether it is idle.
     Claim = Struct.new(:load, :is_idle)
 
-    # The credit of the broker at `index`.
+    # The places of the broker at `index` that it does not use yet; negative if it uses more than its places.
     def self.split(capacity, claims, index, rotation)
       mine = claims[index]
-      return [0, capacity - mine.load].max if claims.size == 1
-
-      places = share(capacity, claims.size, index, rotation)
-      unless mine.is_idle
-        lent = claims.each_index.sum { |i| claims[i].is_idle ? share(capacity, claims.size, i, rotation) : 0 }
-        borrowers = claims.count { |claim| !claim.is_idle }
+      shares = claims.each_index.map { |i| share(capacity, claims.size, i, rotation) }
+      places = shares[index]
+      borrowers = claims.count { |claim| !claim.is_idle }
+      if mine.is_idle && borrowers.positive?
+        places = [places, IDLE_KEEPS].min
+      elsif !mine.is_idle
+        lent = shares.zip(claims).sum { |share, claim| claim.is_idle ? [0, share - IDLE_KEEPS].max : 0 }
         rank = claims.first(index).count { |claim| !claim.is_idle }
         places += share(lent, borrowers, rank, rotation)
       end
-      [0, places - mine.load].max
+      places - mine.load
     end
 
     def self.share(capacity, among, index, rotation)
       whole, rest = capacity.divmod(among)
       (index + rotation) % among < rest ? whole + 1 : whole
+    end
+
+    private
+
+    def place(peer, now_ms)
+      free, slots_free, peer.is_held_back = split(peer, now_ms)
+      [free, slots_free]
+    end
+
+    # The number of further steps, how many of them would start at once, and whether promises to others hold the broker
+    # back.
+    def split(peer, now_ms)
+      return [0, 0, false] if closed?(peer)
+
+      capacity = @slots + room(now_ms)
+      @largest = capacity if capacity > @largest
+      load = @holdings.load
+      return [[0, capacity - load].max, [0, @slots - load].max, false] if @brokers.size == 1
+
+      left = [share_left(capacity, peer, now_ms), capacity - load].min
+      promised = @brokers.sum { |p| p.session && !p.equal?(peer) ? p.promises.promised : 0 }
+      free = [0, [left, capacity - load - promised].min].max
+      slots_left = [share_left(@slots, peer, now_ms), @slots - load].min
+      [free, [0, [free, slots_left].min].max, free < left]
+    end
+
+    def closed?(peer)
+      @is_draining || @is_quiet || @is_full || peer.is_quiet || @outbox.bytes > OUTBOX_BYTES_MAX
+    end
+
+    # The part of this broker's share of the capacity that it does not use yet; negative if it uses more.
+    def share_left(capacity, peer, now_ms)
+      live = @brokers.select { |p| p.session || p.equal?(peer) }
+      claims = live.map { |p| Claim.new(p.load, idle?(p, now_ms)) }
+      Credit.split(capacity, claims, live.index { |p| p.equal?(peer) }, @rotation)
+    end
+
+    def idle?(peer, now_ms)
+      peer.load.zero? && peer.steps_ms + @idle_after_ms <= now_ms
     end
   end
 end

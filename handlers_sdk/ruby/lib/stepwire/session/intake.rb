@@ -22,6 +22,7 @@ module Stepwire
 
     # `size`: the bytes of the message.
     def on_steps(peer, message, size, now_ms)
+      peer.promises.use(message.steps.size)
       if message.protocol_version.partition(".")[0] != MAJOR
         items = message.steps.map { |step| [step.step_id, step.delivery] }
         refuse_unread(peer, message.session, message.batch_id, items, "bad_message", now_ms)
@@ -81,7 +82,7 @@ module Stepwire
         session, batch_id = key
         next unless peer.session == session
 
-        free, slots_free = @credit.of(peer, now_ms)
+        free, slots_free = @credit.offer(peer, now_ms)
         @out.send_to(peer, "accept", { session: session, batch_id: batch_id, free: free, slots_free: slots_free })
       end
       @accept_at_ms = at_ms
@@ -101,7 +102,7 @@ module Stepwire
     def refuse(peer, batch_id, items, code, now_ms, is_return: false)
       return if peer.session.nil?
 
-      free, slots_free = @credit.of(peer, now_ms)
+      free, slots_free = @credit.offer(peer, now_ms)
       Outgoing.parts(items).each do |part|
         members = { session: peer.session, batch_id: batch_id, items: part, code: code }
         members[:free] = free unless free.zero?

@@ -6,12 +6,15 @@ module Stepwire
   # A lease begins when the echoed hello or heartbeat was sent, on the worker's own clock. Therefore the lease ends at
   # the worker before the broker may consider the worker dead, and their clocks need not agree.
   class Leases
+    PERMANENT = %w[version unauthorized].freeze # resets that a hello does not change
+
     attr_reader :check_at_ms
 
-    def initialize(brokers, announcements, holdings, runs, outbox, out)
+    def initialize(brokers, announcements, credit, holdings, runs, outbox, out)
       @check_at_ms = NEVER
       @brokers = brokers
       @announcements = announcements
+      @credit = credit
       @holdings = holdings
       @runs = runs
       @outbox = outbox
@@ -67,7 +70,8 @@ module Stepwire
       peer.bytes_max = message.max_message_bytes
       peer.lease_ms = message.lease_ms
       wanted_ms = message.heartbeat_ms.zero? ? Limits::HEARTBEAT_MS : message.heartbeat_ms
-      peer.heartbeat_ms = [100, [wanted_ms, message.lease_ms / 5].min].max
+      peer.heartbeat_ms = [wanted_ms, message.lease_ms / 5].min
+      peer.promises.acknowledge(message.n)
       peer.lease.until_ms = 0.0 if is_new # a restarted broker may have a shorter lease, which then applies
       extend_lease(peer, until_ms, now_ms)
       open(peer, message.session, now_ms) if is_new
@@ -77,6 +81,7 @@ module Stepwire
     def on_heartbeat_ack(peer, message, now_ms)
       sent_ms = @out.sent_ms(message.n)
       extend_lease(peer, sent_ms + (peer.lease_ms * Limits::LEASE_WORKER_FACTOR), now_ms) if sent_ms
+      @announcements.move_credit(now_ms) if peer.promises.acknowledge(message.n) && @credit.moves?(peer)
       return if message.quiet == peer.is_quiet
 
       peer.is_quiet = message.quiet
@@ -86,13 +91,14 @@ module Stepwire
     def on_reset(peer, message, now_ms)
       return unless message.next == peer.next && message.epoch >= peer.epoch
 
-      drop(peer, message.code, now_ms, %w[version unauthorized].include?(message.code) ? :error : :warning)
+      drop(peer, message.code, now_ms, PERMANENT.include?(message.code) ? :error : :warning)
     end
 
     private
 
     def open(peer, session, now_ms)
       peer.session = session
+      peer.opened_ms = now_ms
       peer.floor = -1
       peer.is_quiet = false
       @announcements.request_heartbeat(now_ms) # carries the credit
@@ -128,8 +134,25 @@ module Stepwire
       peer.next += 1
       peer.lease.until_ms = 0.0
       peer.n_after = @out.n
+      peer.promises.clear
       @out.log(level, :session_dropped, broker: peer.id, session: session, why: why, not_started: dropped)
-      @announcements.request_hello(now_ms)
+      request_hello(peer, session, why, now_ms)
+    end
+
+    # Send hello at once after a drop, and after a growing pause if the broker keeps ending the session.
+    def request_hello(peer, session, why, now_ms)
+      peer.drop_wait_ms = 0.0 if session && now_ms - peer.opened_ms >= peer.lease_ms / 2.0
+      if PERMANENT.include?(why)
+        wait_ms = peer.drop_wait_ms = Limits::DROP_WAIT_MAX_MS.to_f
+      else
+        wait_ms = peer.drop_wait_ms
+        peer.drop_wait_ms = [Limits::DROP_WAIT_MAX_MS, [Limits::DROP_WAIT_MS, 2 * wait_ms].max].min.to_f
+      end
+      if wait_ms.zero?
+        @announcements.request_hello(now_ms)
+      else
+        @announcements.request_hello_after(wait_ms, peer, now_ms)
+      end
     end
 
     # Discard everything of a broker that has another database: earlier deliveries have no owner, and their ids now

@@ -128,7 +128,7 @@ module Stepwire
     def send_results(peer, batch, done, now_ms, is_replacement: false)
       session = peer.session || batch.session
       rid = @rid + 1
-      free, slots_free = @credit.of(peer, now_ms)
+      free, slots_free = @credit.offer(peer, now_ms)
       n = @out.next_n
       results = done.map(&:last)
       head = Codec.results_head(@out.worker, session, peer.deployment || "", batch.id, rid, n, free, slots_free)

@@ -28,8 +28,8 @@ module Stepwire
       @reporting = ResultsReporting.new(@holdings, @credit, @intake, @outbox, @out)
       @progress = ProgressReports.new(@holdings, @out)
       @announcements = Announcements.new(config, random, @brokers, @holdings, @credit, @out)
-      @leases = Leases.new(@brokers, @announcements, @holdings, @runs, @outbox, @out)
-      @endpoints = BrokerLinks.new(config.links, @brokers, @out)
+      @leases = Leases.new(@brokers, @announcements, @credit, @holdings, @runs, @outbox, @out)
+      @endpoints = BrokerLinks.new(config, @brokers, @holdings, @out)
     end
 
     # -- facts in -----------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ module Stepwire
       @progress.send_due(now_ms) if now_ms >= @progress.send_at_ms
       @announcements.hello(now_ms) if now_ms >= @announcements.hello_at_ms
       heartbeat(now_ms) if now_ms >= @announcements.heartbeat_at_ms
-      @endpoints.rebuild_silent(now_ms) if now_ms >= @endpoints.check_at_ms
+      @endpoints.check(now_ms) if now_ms >= @endpoints.check_at_ms
       if may_quit?
         @has_quit = true
         heartbeat(now_ms)
@@ -185,7 +185,7 @@ module Stepwire
       when Messages::Here then @leases.on_here(@brokers.get_or_add(message.broker, now_ms), message, now_ms)
       when Messages::Welcome
         peer = @brokers.get_or_add(message.broker, now_ms)
-        @endpoints.learn(peer, message, now_ms) if @leases.on_welcome(peer, message, now_ms)
+        @endpoints.learn(peer, message.brokers, now_ms) if @leases.on_welcome(peer, message, now_ms)
       when Messages::Reset then @leases.on_reset(@brokers.get_or_add(message.broker, now_ms), message, now_ms)
       when Messages::Refused then @reporting.on_refused(message, now_ms)
       else
@@ -199,9 +199,13 @@ module Stepwire
 
     def dispatch_in_session(peer, message, size, now_ms)
       case message
-      when Messages::Steps then @intake.on_steps(peer, message, size, now_ms)
+      when Messages::Steps
+        is_waking = @credit.waking?(peer, now_ms)
+        @intake.on_steps(peer, message, size, now_ms)
+        @announcements.recall_credit(now_ms) if is_waking
       when Messages::HeartbeatAck
         @leases.on_heartbeat_ack(peer, message, now_ms)
+        @endpoints.learn(peer, message.brokers, now_ms) if message.brokers
         drain(now_ms) if message.quit
       when Messages::Go then @runs.on_go(peer, message.items, now_ms)
       when Messages::Cancel then on_cancel(peer, message, now_ms)
@@ -268,7 +272,7 @@ module Stepwire
 
     def heartbeat(now_ms)
       @holdings.tombstones.sweep(now_ms)
-      @credit.rotate
+      @credit.rotate unless @announcements.is_for_credit
       @announcements.heartbeat(now_ms)
     end
   end

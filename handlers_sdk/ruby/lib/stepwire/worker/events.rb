@@ -98,6 +98,14 @@ module Stepwire
       "connecting to #{facts[:link].steps} again, because it is silent"
     end
 
+    def link_removed(facts)
+      "disconnected from broker #{facts[:broker]}, because no list names it"
+    end
+
+    def broker_ignored(facts)
+      "broker #{facts[:broker]} is not connected, because it requires CURVE keys: set STEPWIRE_CURVE_FILE"
+    end
+
     def deployment_replaced(facts)
       lost = facts[:results_discarded]
       "broker #{facts[:broker]} has another database (#{facts[:deployment]}): " \

@@ -169,7 +169,8 @@ module Stepwire
       when Run then run(action)
       when Send then @wire.send_frame(action.topic, action.body)
       when CancelRun then cancel(action)
-      when Connect then @wire.connect(action.link)
+      when Connect then @wire.connect(action.link, action.server_key)
+      when Disconnect then @wire.disconnect(action.link)
       when Rebuild then @wire.rebuild(action.link)
       when ResultTooLarge then RunLog.not_reported(action.step, action.result)
       when Log
