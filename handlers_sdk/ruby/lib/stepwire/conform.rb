@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require "json"
 require_relative "../stepwire"
 
 module Stepwire
@@ -28,14 +29,16 @@ module Stepwire
       worker.handler("conform.bad_output") { |_, kind:, **| bad_output(kind) }
       worker.handler("conform.context") { |ctx| context(ctx) }
       worker.handler("conform.trace") { |ctx| { traceparent: ctx.traceparent } }
-      worker.handler("conform.progress") do |ctx|
+      worker.handler("conform.progress") do |ctx, ms: 0, **|
         ctx.progress(1, 2, "half")
+        sleep(ms / 1000.0)
         {}
       end
       worker.handler("conform.typed",
                      input: { order_id: Integer, note: [String, nil] }) do |_, order_id:, note: nil, **|
         note.nil? ? { order_id: order_id } : { order_id: order_id, note: note }
       end
+      worker.handler("conform.book") { |ctx| Book.run(ctx) }
     end
 
     def fail_as(kind)
@@ -83,6 +86,39 @@ module Stepwire
         config: ctx.config, results: ctx.results, handler_class: ctx.handler_class, step_name: ctx.step_name,
         delivery_mode: ctx.delivery_mode
       }
+    end
+
+    # A handler that records its life in a ledger, for campaigns that kill workers and brokers.
+    module Book
+      module_function
+
+      def run(ctx)
+        directory = ENV.fetch("CONFORM_BOOK") { raise Permanent, "CONFORM_BOOK is not set" }
+        write(directory, ctx, "started", mode: ctx.delivery_mode, key: ctx.idempotency_key,
+                                         seen: ctx.results.transform_values { |output| output["token"] })
+        if ctx.cancelled.wait((ctx.config["work_ms"] || 0) / 1000.0)
+          write(directory, ctx, "stopped", reason: ctx.cancel_reason)
+          raise StepError.new("stopped: #{ctx.cancel_reason}", code: "stopped")
+        end
+        write(directory, ctx, "effect", key: ctx.idempotency_key)
+        if ctx.attempt < (ctx.config["failures"] || 0)
+          write(directory, ctx, "failed")
+          raise StepError.new("configured to fail", code: "told_to")
+        end
+        write(directory, ctx, "finished")
+        { token: "#{ctx.step_id}/#{ctx.delivery}/#{Process.pid}" }
+      end
+
+      # One line by one write, so that a kill leaves no half of it.
+      def write(directory, ctx, event, **facts)
+        line = JSON.generate({
+          event: event, at: Process.clock_gettime(Identity::CLOCK, :nanosecond),
+          wall: Process.clock_gettime(Process::CLOCK_REALTIME, :nanosecond), step_id: ctx.step_id, task_id: ctx.task_id,
+          step: ctx.step_name, delivery: ctx.delivery, attempt: ctx.attempt, pid: Process.pid, **facts
+        })
+        path = File.join(directory, "worker-#{ENV.fetch('STEPWIRE_NAME', 'worker')}-#{Process.pid}.jsonl")
+        File.open(path, File::WRONLY | File::APPEND | File::CREAT) { |file| file.syswrite("#{line}\n") }
+      end
     end
   end
 end
