@@ -17,7 +17,7 @@ module Stepwire
 
     def match?(pattern, name)
       globs = compile(pattern)
-      segments = name.empty? ? [""] : name.split(SEPARATOR, -1)
+      segments = segments_of(name)
       at = taken = back_taken = 0
       back_to = nil # the last `**`: after a mismatch, it matches one more segment
       while taken < segments.size
@@ -39,9 +39,13 @@ module Stepwire
       (globs[at..] || []).all?(ANY)
     end
 
+    def segments_of(text)
+      text.empty? ? [""] : text.split(SEPARATOR, -1)
+    end
+
     # The segments of the pattern: `**`, or the literal pieces between the stars of a segment.
     def compile(text)
-      text.split(SEPARATOR, -1).each_with_object([]) do |segment, globs|
+      segments_of(text).each_with_object([]) do |segment, globs|
         if segment != ANY
           globs << (segment.empty? ? [""] : segment.split("*", -1))
         elsif globs.last != ANY # `**::**` is `**`

@@ -31,7 +31,7 @@ module Stepwire
 
     # Run a handler once, with the reading of the input, the encoding of the output and the mapping of errors of a
     # worker. `handler` is a class that includes Stepwire::Handler, or a Worker together with a `handler_class`. At
-    # `timeout_ms` the run is asked to stop, as by a worker. A handler with `process: true` runs in this process.
+    # `timeout_ms` (0: never), or at the handler's own, the run is asked to stop, as by a worker. A handler with `process: true` runs in this process.
     def run(handler, input = {}, handler_class: nil, results: {}, config: {}, attempt: 0,
             delivery_mode: "at_least_once", timeout_ms: Limits::TIMEOUT_DEFAULT_MS, idempotency_key: nil,
             traceparent: nil, tracestate: nil)
@@ -43,17 +43,18 @@ module Stepwire
       )
       progress = []
       report = ->(_item, done, total, note) { progress << RecordedProgress.new(done, total, note) }
-      outcome_of(perform(entry, step, timeout_ms, report), progress)
+      timeouts = [timeout_ms.zero? ? nil : timeout_ms, entry.offer.timeout_ms].compact
+      outcome_of(perform(entry, step, timeouts.min, report), progress)
     end
 
     def perform(entry, step, timeout_ms, report)
       lease = Lease.new
       lease.until_ms = NEVER
-      run = Run.new([2, 1], step, 0, lease, timeout_ms.zero? ? NEVER : timeout_ms)
+      run = Run.new([2, 1], step, 0, lease, timeout_ms || NEVER)
       context = Context.new(step, started_ms: 0.0, timeout_at_ms: NEVER, report: report)
       call = HandlerCall.new(run, entry, context)
       call.begin(Identity.now_ms)
-      timer = timeout_ms.zero? ? nil : Thread.new { stop_after(timeout_ms, context) }
+      timer = timeout_ms && Thread.new { stop_after(timeout_ms, context) }
       call.perform
     ensure
       timer&.kill
