@@ -17,7 +17,8 @@ module Stepwire
       @credit = credit
       @outbox = outbox
       @out = out
-      @unaccepted = {} # [session, batch] → [peer, when to accept it]
+      # [peer, session, batch] → when to accept it. Two brokers may have sessions, and batches, of the same name.
+      @unaccepted = {}
     end
 
     # `size`: the bytes of the message.
@@ -60,26 +61,26 @@ module Stepwire
       end
       if is_accepted || is_repeated
         at_ms = is_repeated ? now_ms : now_ms + @accept_delay_ms
-        @unaccepted[[message.session, message.batch_id]] = [peer, at_ms]
+        @unaccepted[[peer, message.session, message.batch_id]] = at_ms
         @accept_at_ms = at_ms if at_ms < @accept_at_ms
       end
       refused.each { |refusal, items| refuse(peer, message.batch_id, items, refusal, now_ms) }
     end
 
     # Send no accept for this batch, because its results were sent and are an answer, too.
-    def cancel_accept(session, batch_id)
-      @unaccepted.delete([session, batch_id])
+    def cancel_accept(peer, session, batch_id)
+      @unaccepted.delete([peer, session, batch_id])
     end
 
     def accept_due(now_ms)
       at_ms = NEVER
-      @unaccepted.to_a.each do |key, (peer, due_ms)|
+      @unaccepted.to_a.each do |key, due_ms|
         if due_ms > now_ms
           at_ms = due_ms if due_ms < at_ms
           next
         end
         @unaccepted.delete(key)
-        session, batch_id = key
+        peer, session, batch_id = key
         next unless peer.session == session
 
         free, slots_free = @credit.offer(peer, now_ms)
@@ -103,7 +104,7 @@ module Stepwire
       return if peer.session.nil?
 
       free, slots_free = @credit.offer(peer, now_ms)
-      Outgoing.parts(items).each do |part|
+      Outgoing.parts(items.uniq).each do |part| # a broker may list an item twice, a worker may not
         members = { session: peer.session, batch_id: batch_id, items: part, code: code }
         members[:free] = free unless free.zero?
         members[:slots_free] = slots_free
@@ -121,7 +122,7 @@ module Stepwire
       @out.log(:error, :message_unreadable, code: code, why: why)
       type, broker, session, batch_id, items = Codec.decode_remains(body)
       peer = @brokers.get(broker)
-      return unless type == "steps" && peer && peer.session == session && !items.empty?
+      return unless type == "steps" && peer && peer.session == session && !batch_id.empty? && !items.empty?
 
       refuse_unread(peer, session, batch_id, items, code, now_ms)
     end

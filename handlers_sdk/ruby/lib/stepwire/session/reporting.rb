@@ -137,12 +137,12 @@ module Stepwire
 
       @rid = rid
       deliveries = done.map(&:first)
+      batch.unsent -= deliveries.count { |held| held.message.nil? } # a replacement counts once
       kept = ResultsMessage.new(rid, peer, batch, session, body, deliveries, now_ms, is_replacement, results, n, free,
                                 slots_free)
       deliveries.each { |held| held.message = kept }
       @outbox.send_message(kept)
-      batch.unsent -= done.size
-      @intake.cancel_accept(session, batch.id) if batch.unsent.zero?
+      @intake.cancel_accept(peer, session, batch.id) if batch.unsent.zero?
     end
 
     # Send what is too large for one message in another form. False: there is none, and it is sent as it is.

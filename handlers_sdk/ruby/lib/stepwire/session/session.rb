@@ -231,7 +231,7 @@ module Stepwire
     def on_adopt(peer, message, now_ms)
       answers = []
       moved = {}.compare_by_identity
-      message.items.each do |item|
+      message.items.uniq.each do |item|
         held = @holdings.get(item)
         if held.nil? || held.state.nil?
           @holdings.tombstones.disown(item, peer, now_ms)
