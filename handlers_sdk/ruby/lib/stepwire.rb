@@ -1,6 +1,8 @@
 # frozen_string_literal: true
 
-abort "stepwire needs Ruby 3.1 or newer, and this is Ruby #{RUBY_VERSION}" if RUBY_VERSION < "3.1"
+if (RUBY_VERSION.split(".").map(&:to_i) <=> [3, 1]).negative?
+  abort "stepwire needs Ruby 3.1 or newer, and this is Ruby #{RUBY_VERSION}: install a newer Ruby"
+end
 
 # Stepwire for Ruby: `Worker` runs your handlers, `Handler` makes a class one.
 module Stepwire

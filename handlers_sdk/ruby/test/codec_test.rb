@@ -62,7 +62,7 @@ class CodecTest < Minitest::Test
   def test_a_frame_is_split_at_its_first_space
     assert_equal ["@a ", '{"b": 1}'], Codec.split('@a {"b": 1}')
     assert_equal "no_topic", assert_raises(Stepwire::InvalidMessage) { Codec.split("brokers") }.code
-    assert_equal "empty", assert_raises(Stepwire::InvalidMessage) { Codec.split("") }.code
+    assert_equal "empty", assert_raises(Stepwire::InvalidMessage) { Codec.split(+"") }.code
   end
 
   def test_names_match_patterns_as_the_vectors_state
@@ -78,8 +78,8 @@ class CodecTest < Minitest::Test
     value = vector["value"]
     results = value["results"].map do |r|
       Stepwire::Result.new(r["step_id"], r["delivery"], r["status"], output: JSON.generate(r["output"]),
-                                                                      error: compact(r["error"]),
-                                                                      metadata: compact(r["metadata"]))
+                                                                     error: compact(r["error"]),
+                                                                     metadata: compact(r["metadata"]))
     end
     head = JSON.generate(value.reject { |name, v| name == "results" || v.nil? }).chop
     assert_equal vector["text"], Codec.encode_results(head, results)

@@ -18,9 +18,9 @@ class HandlerTest < Minitest::Test
 
   class Declined < Stepwire::Permanent; end
 
-  def run_block(input = {}, **options, &block)
+  def run_block(input = {}, **options, &)
     worker = Stepwire::Worker.new(name: "t")
-    worker.handler("tested", **options.slice(:input, :timeout_ms), &block)
+    worker.handler("tested", **options.slice(:input, :timeout_ms), &)
     Testing.run(worker, input, handler_class: "tested", **options.slice(:delivery_mode, :attempt, :config))
   end
 
@@ -148,7 +148,10 @@ class HandlerTest < Minitest::Test
   def test_mistakes_of_a_registration_end_in_a_sentence
     worker = Stepwire::Worker.new(name: "t")
     worker.handler("known") { |_| 1 }
-    no_call = Class.new { include Stepwire::Handler; handles "x" }
+    no_call = Class.new do
+      include Stepwire::Handler
+      handles "x"
+    end
     {
       -> { worker.handler("known") { |_| 1 } } => /handler 'known' is registered twice/,
       -> { worker.handler("no block") } => /has no block/,

@@ -26,7 +26,11 @@ module Helper
     loop do
       value = yield
       return value if value
-      raise Minitest::Assertion, "not in #{within_s} s: #{what}" if Process.clock_gettime(Process::CLOCK_MONOTONIC) > until_s
+
+      if Process.clock_gettime(Process::CLOCK_MONOTONIC) > until_s
+        raise Minitest::Assertion,
+              "not in #{within_s} s: #{what}"
+      end
 
       sleep(0.005)
     end

@@ -18,7 +18,7 @@ class StrictJsonTest < Minitest::Test
     {
       "not_a_number" => [Float::NAN, Float::INFINITY, [-Float::INFINITY]],
       "integer_out_of_range" => [2**53, -(2**53), { a: 10**40 }],
-      "nul_character" => ["a\0b", { "a\0" => 1 }, :"a\0"],
+      "nul_character" => ["a\0b", { "a\0" => 1 }, :"a\x00"],
       "lone_surrogate" => ["\xED\xA0\x80", "\xFF"],
       "not_utf8" => ["\xFF".b],
       "duplicate_key" => [{ "a" => 1, a: 2 }],
@@ -32,7 +32,7 @@ class StrictJsonTest < Minitest::Test
 
   def test_an_output_may_be_as_deep_as_the_message_allows
     nested = ->(levels) { (1...levels).reduce([]) { |inner, _| [inner] } }
-    assert_equal "[" * 29 + "]" * 29, StrictJson.encode(nested.call(29))
+    assert_equal ("[" * 29) + ("]" * 29), StrictJson.encode(nested.call(29))
     assert_equal "too_deep", refusal(nested.call(30)).code
   end
 

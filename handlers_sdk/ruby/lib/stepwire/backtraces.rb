@@ -7,7 +7,7 @@ module Stepwire
     LINE_CHARS_MAX = 1000
     CAUSES_MAX = 5
 
-    SDK = "#{__dir__}/"
+    SDK = "#{__dir__}/".freeze
 
     module_function
 
@@ -43,9 +43,9 @@ module Stepwire
     end
 
     def own_frames(error)
-      (error.backtrace || []).reject do |frame|
-        frame.start_with?(SDK)
-      end.map { |frame| Texts.clean(frame, LINE_CHARS_MAX) }
+      (error.backtrace || []).filter_map do |frame|
+        Texts.clean(frame, LINE_CHARS_MAX) unless frame.start_with?(SDK)
+      end
     end
 
     # The first lines that fit into the limit, above a line with the number of the others.

@@ -111,11 +111,12 @@ module Stepwire
 
       # One line by one write, so that a kill leaves no half of it.
       def write(directory, ctx, event, **facts)
-        line = JSON.generate({
+        line = JSON.generate(
           event: event, at: Process.clock_gettime(Identity::CLOCK, :nanosecond),
-          wall: Process.clock_gettime(Process::CLOCK_REALTIME, :nanosecond), step_id: ctx.step_id, task_id: ctx.task_id,
-          step: ctx.step_name, delivery: ctx.delivery, attempt: ctx.attempt, pid: Process.pid, **facts
-        })
+          wall: Process.clock_gettime(Process::CLOCK_REALTIME, :nanosecond), step_id: ctx.step_id,
+          task_id: ctx.task_id, step: ctx.step_name, delivery: ctx.delivery, attempt: ctx.attempt, pid: Process.pid,
+          **facts
+        )
         path = File.join(directory, "worker-#{ENV.fetch('STEPWIRE_NAME', 'worker')}-#{Process.pid}.jsonl")
         File.open(path, File::WRONLY | File::APPEND | File::CREAT) { |file| file.syswrite("#{line}\n") }
       end

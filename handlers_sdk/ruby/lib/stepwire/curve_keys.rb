@@ -29,15 +29,15 @@ module Stepwire
     def check(name, key)
       return if Topics::CURVE_KEY.match?(key)
 
-      raise ConfigurationError, "#{name} is no key: it needs 40 characters of Z85, as `stepwire keys` prints them"
+      raise ConfigurationError, "#{name} is no key: it needs 40 characters of Z85"
     end
 
     # The keys of a file with lines like NAME='value'. The file holds a secret, so other users must not read it.
     def read_file(path)
       mode = File.stat(path).mode
       if mode.anybits?(0o077)
-        raise ConfigurationError, format("%s is '%s': other users can read it (mode %03o). Run: chmod 600 %s",
-                                         FILE, path, mode & 0o777, path)
+        raise ConfigurationError, "#{FILE} is '#{path}': other users can read it (mode #{(mode & 0o777).to_s(8)}). " \
+                                  "Run: chmod 600 #{path}"
       end
       File.readlines(path, chomp: true).each_with_object({}) do |line, keys|
         name, *values = LINE.match(line.strip)&.captures

@@ -120,8 +120,8 @@ module Stepwire
       end
       return if positional <= 1 || (positional == 2 && keywords.empty? && !kinds.include?(:keyrest))
 
-      raise ConfigurationError, "handler '#{name}': it can have the context and then either keywords (ctx, order_id:, " \
-                                "**) or one parameter for the whole input (ctx, input)"
+      raise ConfigurationError, "handler '#{name}': it can have the context and then either keywords " \
+                                "(ctx, order_id:, **) or one parameter for the whole input (ctx, input)"
     end
 
     def keywords_of(input)

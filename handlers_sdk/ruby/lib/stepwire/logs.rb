@@ -2,6 +2,7 @@
 
 require "logger"
 
+# The logger of the SDK, and its lines.
 module Stepwire
   # Readable log lines on stderr, for programs that do not set `Stepwire.logger`.
   #

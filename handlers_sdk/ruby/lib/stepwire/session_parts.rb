@@ -12,7 +12,7 @@ require_relative "messages"
 require_relative "strict_json"
 require_relative "codec"
 %w[
-  config promises brokers outgoing deliveries tombstones pace slots holdings outbox runs credit intake reporting progress
-  announcements leases endpoints session
+  config promises brokers outgoing deliveries tombstones pace slots holdings outbox runs credit intake reporting
+  progress announcements leases endpoints session
 ].each { |part| require_relative "session/#{part}" }
 require_relative "runners/run_slots"

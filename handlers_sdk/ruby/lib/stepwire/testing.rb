@@ -31,7 +31,8 @@ module Stepwire
 
     # Run a handler once, with the reading of the input, the encoding of the output and the mapping of errors of a
     # worker. `handler` is a class that includes Stepwire::Handler, or a Worker together with a `handler_class`. At
-    # `timeout_ms` (0: never), or at the handler's own, the run is asked to stop, as by a worker. A handler with `process: true` runs in this process.
+    # `timeout_ms` (0: never), or at the handler's own, the run is asked to stop, as by a worker. A handler with
+    # `process: true` runs in this process.
     def run(handler, input = {}, handler_class: nil, results: {}, config: {}, attempt: 0,
             delivery_mode: "at_least_once", timeout_ms: Limits::TIMEOUT_DEFAULT_MS, idempotency_key: nil,
             traceparent: nil, tracestate: nil)

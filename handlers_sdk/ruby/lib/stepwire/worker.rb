@@ -164,9 +164,9 @@ module Stepwire
       outlived = @handlers.any?(&:process) && !ChildProcesses.die_with_worker?
       Config.new(
         worker: Identity.new_worker_id(@name), offers: @handlers.map(&:offer), slots: @slots, prefetch: @prefetch,
-        labels: @labels, links: @links, curve: !@curve.nil?, heartbeat_ms: @heartbeat_ms, accept_delay_ms: ACCEPT_DELAY_MS,
-        sdk: "stepwire-ruby/#{VERSION}", host: process.host, pid: process.pid, pid_started: process.pid_started,
-        proof: process.is_provable && !outlived, handler_version: @handler_version
+        labels: @labels, links: @links, curve: !@curve.nil?, heartbeat_ms: @heartbeat_ms,
+        accept_delay_ms: ACCEPT_DELAY_MS, sdk: "stepwire-ruby/#{VERSION}", host: process.host, pid: process.pid,
+        pid_started: process.pid_started, proof: process.is_provable && !outlived, handler_version: @handler_version
       )
     end
 

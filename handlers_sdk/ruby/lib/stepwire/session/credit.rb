@@ -10,8 +10,9 @@ module Stepwire
   #
   # Brokers do not know of each other, so the worker divides its capacity among them. Each broker has an equal share,
   # rounded down. The remainder rotates, so that every broker has its turn even if there are more brokers than capacity.
-  # An idle broker keeps one place of its share, and lends the rest to the others. Each place is promised to one broker at
-  # a time: it is offered to another one only when its former holder has acknowledged a smaller number (`promises.rb`).
+  # An idle broker keeps one place of its share, and lends the rest to the others. Each place is promised to one broker
+  # at a time: it is offered to another one only when its former holder has acknowledged a smaller number
+  # (`promises.rb`).
   class Credit
     OUTBOX_BYTES_MAX = 64 * 1024 * 1024 # above this, no credit: brokers that send no acks may send no steps
     WAITING_MAX = 2_000 # steps for which the observed pace makes room

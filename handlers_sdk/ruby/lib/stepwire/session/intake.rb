@@ -64,7 +64,7 @@ module Stepwire
         @unaccepted[[peer, message.session, message.batch_id]] = at_ms
         @accept_at_ms = at_ms if at_ms < @accept_at_ms
       end
-      refused.each { |refusal, items| refuse(peer, message.batch_id, items, refusal, now_ms) }
+      refused.each { |refusal, refused_items| refuse(peer, message.batch_id, refused_items, refusal, now_ms) }
     end
 
     # Send no accept for this batch, because its results were sent and are an answer, too.

@@ -74,7 +74,7 @@ module Stepwire
       peer.promises.acknowledge(message.n)
       peer.lease.until_ms = 0.0 if is_new # a restarted broker may have a shorter lease, which then applies
       extend_lease(peer, until_ms, now_ms)
-      open(peer, message.session, now_ms) if is_new
+      open_session(peer, message.session, now_ms) if is_new
       true
     end
 
@@ -96,7 +96,7 @@ module Stepwire
 
     private
 
-    def open(peer, session, now_ms)
+    def open_session(peer, session, now_ms)
       peer.session = session
       peer.opened_ms = now_ms
       peer.floor = -1

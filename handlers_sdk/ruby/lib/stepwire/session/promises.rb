@@ -6,8 +6,8 @@ module Stepwire
   # A worker takes credit back by naming less. The broker may send by the earlier number until it has read the later
   # one, and only its ack of that heartbeat proves that. Until then, no other broker is offered the same places.
   #
-  # An entry [n, free] for each hello or heartbeat that the broker may not have read. Messages without an n of a hello or
-  # heartbeat count for the latest entry.
+  # There is an entry [n, free] for each hello or heartbeat that the broker may not have read. Messages without an n of
+  # a hello or heartbeat count for the latest entry.
   class Promises
     ENTRIES_MAX = 128 # unacknowledged hellos and heartbeats with an entry of their own
 

@@ -157,7 +157,7 @@ module Stepwire
 
       held, result = done.first
       if result.metadata&.key?(:stderr) # for people only, and must not cost the outcome
-        without = result.with_metadata(result.metadata.reject { |name, _| name == :stderr })
+        without = result.with_metadata(result.metadata.except(:stderr))
         send_results(peer, batch, [[held, without]], now_ms)
         return true
       end

@@ -60,7 +60,8 @@ module Stepwire
       names = facts[:handlers]
       more = names.size > LISTED_MAX ? " and #{names.size - LISTED_MAX} more" : ""
       slots = facts[:slots] == 1 ? "1 slot" : "#{facts[:slots]} slots"
-      "started as #{facts[:name]}, process #{facts[:pid]}, #{slots}; offers #{names.first(LISTED_MAX).join(', ')}#{more}"
+      offers = names.first(LISTED_MAX).join(", ") + more
+      "started as #{facts[:name]}, process #{facts[:pid]}, #{slots}; offers #{offers}"
     end
 
     def session_dropped(facts)
@@ -91,7 +92,8 @@ module Stepwire
     end
 
     def message_refused(facts)
-      "broker #{facts[:broker]} refused a message of this worker (#{facts[:refused]}): #{facts[:code]}: #{facts[:message]}"
+      "broker #{facts[:broker]} refused a message of this worker (#{facts[:refused]}): " \
+        "#{facts[:code]}: #{facts[:message]}"
     end
 
     def link_rebuilt(facts)

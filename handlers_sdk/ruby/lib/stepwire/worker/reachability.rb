@@ -10,7 +10,8 @@ module Stepwire
     NOT_A_BROKER = "a process accepts connections there, but does not answer as a broker. Check that STEPWIRE_STEPS " \
                    "and STEPWIRE_RESULTS name the broker's `bus.steps` and `bus.results`, in this order, and not its " \
                    "HTTP address"
-    OF_CURVE = ". With CURVE, a wrong key also leaves a worker without an answer: compare the keys with `stepwire keys show`"
+    OF_CURVE = ". With CURVE, a wrong key also leaves a worker without an answer: compare STEPWIRE_CURVE_SERVER_KEY " \
+               "with the broker's public key, and check that the broker knows STEPWIRE_CURVE_PUBLIC_KEY"
 
     module_function
 
