@@ -1,0 +1,169 @@
+# frozen_string_literal: true
+
+module Stepwire
+  # A flag that the SDK sets once, and a handler reads or waits for.
+  class Signal
+    MAKING = Mutex.new
+    private_constant :MAKING
+
+    def initialize
+      @is_set = false
+      @changed = nil # made when a handler first waits
+    end
+
+    def set?
+      @is_set
+    end
+
+    # Block until the flag is set, at most `timeout` seconds. True if it is set.
+    def wait(timeout = nil)
+      until_s = timeout && (Process.clock_gettime(Process::CLOCK_MONOTONIC) + timeout)
+      MAKING.synchronize do
+        @changed ||= ConditionVariable.new
+        until @is_set
+          left_s = until_s && (until_s - Process.clock_gettime(Process::CLOCK_MONOTONIC))
+          return false if left_s && left_s <= 0
+
+          @changed.wait(MAKING, left_s)
+        end
+      end
+      true
+    end
+
+    def set
+      MAKING.synchronize do
+        @is_set = true
+        @changed&.broadcast
+      end
+    end
+  end
+
+  # One delivery of a step, for its handler: the first argument of every handler.
+  #
+  # `idempotency_key` is the same for every attempt and delivery of the step. Pass it to every service that must not act
+  # twice. `delivery` only increases: a store that keeps the highest value can refuse writes of an earlier run.
+  class Context
+    NOTE_CHARS_MAX = 200
+
+    attr_reader :cancelled, :lease_lost,
+                :cancel_reason # timeout, task_cancelled, superseded, shutdown, …
+
+    # `report` is called with the item, done, total and note of each progress report.
+    def initialize(step, started_ms:, timeout_at_ms:, report:, clock: Identity)
+      @step = step
+      @started_ms = started_ms
+      @timeout_at_ms = timeout_at_ms
+      @clock = clock
+      @report = report
+      @cancelled = Signal.new
+      @lease_lost = Signal.new
+      @cancel_reason = nil
+    end
+
+    # -- the step -----------------------------------------------------------------------------------------------------
+
+    %i[task_id step_id step_name handler_class attempt retry_limit delivery delivery_mode idempotency_key traceparent
+       tracestate].each do |name|
+      define_method(name) { @step[name] }
+    end
+
+    # True in a shadow run. The result is only compared, so the run must have no effects.
+    def shadow?
+      @step.shadow
+    end
+
+    # -- input --------------------------------------------------------------------------------------------------------
+
+    # The step's `handler_config`.
+    def config
+      @step.handler_config
+    end
+
+    # The outputs of the steps that this step depends on, by step name.
+    def results
+      @step.previous_results
+    end
+
+    # The step's `input` if its workflow defines one, otherwise the whole task context.
+    def input
+      @step.input.equal?(ABSENT) ? @step.task_context : @step.input
+    end
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    # Milliseconds until the timeout; infinite without a timeout.
+    def remaining_ms
+      [0.0, @timeout_at_ms - @clock.now_ms].max
+    end
+
+    # The time of the timeout on the worker's own clock (`Stepwire::Identity.now_ms`).
+    def deadline_ms
+      @timeout_at_ms
+    end
+
+    # Milliseconds since the start of the run.
+    def elapsed_ms
+      [0.0, @clock.now_ms - @started_ms].max
+    end
+
+    # -- requests to stop ---------------------------------------------------------------------------------------------
+
+    # True if the run should stop: its time is over, or its task was cancelled. `cancel_reason` is the reason.
+    def cancelled?
+      @cancelled.set?
+    end
+
+    # True if the broker may now run the step on another worker. The flag stops nothing.
+    def lease_lost?
+      @lease_lost.set?
+    end
+
+    # Raise Stepwire::Cancelled if the run should stop. Call it between two pieces of work.
+    def raise_if_cancelled
+      raise Cancelled, @cancel_reason if cancelled?
+    end
+
+    # Sleep, but wake up at once and raise Stepwire::Cancelled when the run should stop.
+    def sleep(seconds)
+      @cancelled.wait(seconds)
+      raise_if_cancelled
+    end
+
+    # -- reports ------------------------------------------------------------------------------------------------------
+
+    # Report the progress of this run: `done` of `total`, and a short note for people.
+    #
+    # Calls are cheap: only the latest report of a run is sent, at most five times a second. A note with more than 200
+    # characters is cut after 199, and ends with `…`. Raises ConfigurationError for anything but finite numbers up to
+    # 2^53.
+    def progress(done, total = nil, note = nil)
+      [done, total].compact.each do |number|
+        next if (number.is_a?(Integer) || number.is_a?(Float)) && number.abs <= 2**53 # false for NaN
+
+        raise ConfigurationError, "progress(#{done.inspect}, #{total.inspect}): both must be finite numbers up to 2^53"
+      end
+      @report.call([@step.step_id, @step.delivery], done, total, note && Texts.shortened(note.to_s, NOTE_CHARS_MAX))
+      nil
+    end
+
+    # A logger whose lines begin with the step's ids.
+    def log
+      @log ||= Logs::StepLogger.new(@step)
+    end
+    alias logger log
+
+    # Called before the handler: the run may have waited for a slot since this object was made.
+    def begin_run(started_ms, timeout_at_ms)
+      @started_ms = started_ms
+      @timeout_at_ms = timeout_at_ms
+    end
+
+    # Set the flags for this reason. A lost lease does not cancel the run, which may still be the only one.
+    def request_stop(reason)
+      return @lease_lost.set if reason == "lease_lost"
+
+      @cancel_reason ||= reason
+      @cancelled.set
+    end
+  end
+end

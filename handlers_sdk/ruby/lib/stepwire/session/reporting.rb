@@ -1,0 +1,194 @@
+# frozen_string_literal: true
+
+module Stepwire
+  # Sends the results of finished runs, and ends their deliveries when a broker acknowledges or refuses the message.
+  #
+  # A message holds results of one batch, so a result waits at most HOLD_MS for others of its batch: until the batch is
+  # whole, or nothing runs, or the observed pace promises none in that time.
+  class ResultsReporting
+    HOLD_MS = 1.0
+    MIB = 1024 * 1024
+
+    # With these codes the broker does not refuse the content of a results message, so other content would not help.
+    HOPELESS = %w[wrong_batch wrong_sender unknown_delivery unknown_session unknown_type].freeze
+
+    attr_reader :send_at_ms
+
+    def initialize(holdings, credit, intake, outbox, out)
+      @holdings = holdings
+      @credit = credit
+      @intake = intake
+      @outbox = outbox
+      @out = out
+      @send_at_ms = NEVER
+      @ready = {}.compare_by_identity # batches with results that are not sent
+      @whole = [] # those of them whose steps have all ended
+      @rid = 0
+    end
+
+    def add(held, result, now_ms)
+      batch = held.batch
+      batch.ready << [held, result]
+      batch.open -= 1
+      @whole << batch if batch.open.zero?
+      @ready[batch] = true
+      @send_at_ms = now_ms + HOLD_MS if @send_at_ms == NEVER
+    end
+
+    # True if all steps of a batch have ended, so its results can be sent.
+    def whole?
+      !@whole.empty?
+    end
+
+    # True if results must be sent now. `runs`: the number of steps that could still add to them.
+    def due?(now_ms, runs)
+      return false if @send_at_ms == NEVER
+
+      now_ms >= @send_at_ms || runs.zero? || !@whole.empty? || @holdings.pace.steps_in(HOLD_MS, now_ms) < 1
+    end
+
+    # Send the results of whole batches; all results, if none is expected in time. Called if `due?`.
+    def send_due(now_ms, runs)
+      whole = @whole
+      @whole = []
+      if now_ms < @send_at_ms && !runs.zero? && @holdings.pace.steps_in(HOLD_MS, now_ms) >= 1
+        whole.each { |batch| @ready.delete(batch) }
+        ready = whole
+      else
+        ready = @ready.keys
+        @ready = {}.compare_by_identity
+      end
+      @send_at_ms = NEVER if @ready.empty?
+      ready.each do |batch|
+        done = batch.ready.select { |held, _| held.state.equal?(DONE) }
+        batch.ready = []
+        owners = done.map { |held, _| held.peer }.uniq
+        owners.each do |peer|
+          own = owners.size == 1 ? done : done.select { |held, _| held.peer.equal?(peer) }
+          Outgoing.parts(own).each { |part| send_results(peer, batch, part, now_ms) }
+        end
+      end
+    end
+
+    def on_ack(message, now_ms)
+      message.rids.each do |rid|
+        @outbox.remove(rid)&.done&.each { |held| @holdings.bury(held, now_ms) }
+      end
+    end
+
+    def on_refused(message, now_ms)
+      @out.log(:error, :message_refused, broker: message.broker, refused: message.refused, code: message.code,
+                                         message: message.message)
+      refused = message.rid && @outbox.remove(message.rid)
+      return unless refused
+
+      if refused.is_replacement || HOPELESS.include?(message.code)
+        refused.done.each { |held| @holdings.bury(held, now_ms) }
+        return
+      end
+      # The broker will never accept these results. If they were only dropped, the steps would run again.
+      refused.done.each do |held|
+        failure = sdk_failure(held, "result_refused", "#{message.code}: #{message.message}")
+        send_results(refused.peer, refused.batch, [[held, failure]], now_ms, is_replacement: true)
+      end
+    end
+
+    # Move results to the broker that now owns their deliveries. Results for the previous owner get a separate message.
+    def change_owner(message, adopted, peer, now_ms)
+      items = adopted.map(&:item)
+      rest = message.done.reject { |held| items.include?(held.item) }
+      if rest.empty?
+        message.peer = peer
+        return
+      end
+      result_of = message.done.map(&:item).zip(message.results).to_h
+      @outbox.remove(message.rid)
+      [[message.peer, rest], [peer, adopted]].each do |owner, deliveries|
+        pairs = deliveries.map { |held| [held, result_of[held.item]] }
+        send_results(owner, message.batch, pairs, now_ms, is_replacement: message.is_replacement)
+      end
+    end
+
+    # The result without a verdict on an at_most_once step: a failure after a request to stop does not prove that the
+    # step had no effect.
+    def self.without_verdict(held, result)
+      return result if !held.is_at_most_once || result.error.nil?
+
+      result.with_error(with_code(result.error, OUTCOME_UNKNOWN))
+    end
+
+    # The error with this code, its members in their order.
+    def self.with_code(error, code)
+      Result.error_detail(**{ code: nil, message: "" }.merge(error), code: code)
+    end
+
+    private
+
+    # Send one results message, or two halves if the broker does not accept its size.
+    def send_results(peer, batch, done, now_ms, is_replacement: false)
+      session = peer.session || batch.session
+      rid = @rid + 1
+      free, slots_free = @credit.offer(peer, now_ms)
+      n = @out.next_n
+      results = done.map(&:last)
+      head = Codec.results_head(@out.worker, session, peer.deployment || "", batch.id, rid, n, free, slots_free)
+      body = Codec.encode_results(head, results)
+      return if body.bytesize > peer.bytes_max && split(peer, batch, done, now_ms, is_replacement, body.bytesize)
+
+      @rid = rid
+      deliveries = done.map(&:first)
+      batch.unsent -= deliveries.count { |held| held.message.nil? } # a replacement counts once
+      kept = ResultsMessage.new(rid, peer, batch, session, body, deliveries, now_ms, is_replacement, results, n, free,
+                                slots_free)
+      deliveries.each { |held| held.message = kept }
+      @outbox.send_message(kept)
+      @intake.cancel_accept(peer, session, batch.id) if batch.unsent.zero?
+    end
+
+    # Send what is too large for one message in another form. False: there is none, and it is sent as it is.
+    def split(peer, batch, done, now_ms, is_replacement, size)
+      if done.size > 1
+        half = done.size / 2
+        send_results(peer, batch, done[0...half], now_ms, is_replacement: is_replacement)
+        send_results(peer, batch, done[half..], now_ms, is_replacement: is_replacement)
+        return true
+      end
+      return false if is_replacement
+
+      held, result = done.first
+      if result.metadata&.key?(:stderr) # for people only, and must not cost the outcome
+        without = result.with_metadata(result.metadata.except(:stderr))
+        send_results(peer, batch, [[held, without]], now_ms)
+        return true
+      end
+      failure = too_large(held, size, peer.bytes_max)
+      @out.add(ResultTooLarge.new(held.run.step, failure))
+      send_results(peer, batch, [[held, failure]], now_ms, is_replacement: true)
+      true
+    end
+
+    def too_large(held, message_bytes, bytes_max)
+      text = "the output has #{size(message_bytes)}; the limit is #{size(bytes_max)}: " \
+             "store it elsewhere and return a reference"
+      sdk_failure(held, "too_large", text)
+    end
+
+    # Rounded up, so that a size above a limit also reads as one.
+    def size(size_bytes)
+      return "#{size_bytes} bytes" if size_bytes < MIB
+
+      format("%g MiB", (size_bytes.to_f / MIB * 10).ceil / 10.0)
+    end
+
+    # The result of a step that ran, but whose result cannot be delivered.
+    def sdk_failure(held, code, text)
+      error = if held.is_at_most_once
+                Result.error_detail(message: "#{code}: #{text}", code: OUTCOME_UNKNOWN)
+              else
+                Result.error_detail(message: text, code: code, retryable: false)
+              end
+      step_id, delivery = held.item
+      Result.new(step_id, delivery, "error", error: error)
+    end
+  end
+end

@@ -1,0 +1,50 @@
+# frozen_string_literal: true
+
+module Stepwire
+  # Remembers deliveries that are over or were refused, because this process must not start them (again).
+  #
+  # The number of tombstones may be limited because batch numbers increase within a session. When a tombstone is
+  # forgotten, the floor of its session rises to its batch number, and unknown batches up to the floor are refused as
+  # stale. A delivery that was disowned before its receipt has no batch number, so its tombstone is kept for the full
+  # time.
+  class Tombstones
+    TOMBSTONES_MAX = 20_000
+
+    def initialize
+      @received = {} # item → [time, peer, batch]
+      @disowned = {} # item → [time, peer]
+    end
+
+    def include?(item)
+      @received.key?(item) || @disowned.key?(item)
+    end
+
+    def add(item, peer, batch, now_ms)
+      @received[item] = [now_ms, peer, batch]
+      forget_oldest if @received.size > TOMBSTONES_MAX
+    end
+
+    # Make sure that this delivery, which may still be under way, never starts here.
+    def disown(item, peer, now_ms)
+      @disowned[item] = [now_ms, peer] unless @received.key?(item)
+    end
+
+    # Forget tombstones that are older than TOMBSTONE_MS.
+    def sweep(now_ms)
+      before = now_ms - Limits::TOMBSTONE_MS
+      forget_oldest while !@received.empty? && @received.first[1][0] < before
+      @disowned.shift while !@disowned.empty? && @disowned.first[1][0] < before
+    end
+
+    # Forget the tombstones of a broker whose database was replaced, because its ids now belong to other steps.
+    def forget_broker(peer)
+      @received.delete_if { |_, entry| entry[1].equal?(peer) }
+      @disowned.delete_if { |_, entry| entry[1].equal?(peer) }
+    end
+
+    def forget_oldest
+      _, (_, peer, batch) = @received.shift
+      peer.floor = batch.number if batch.session == peer.session && batch.number > peer.floor
+    end
+  end
+end

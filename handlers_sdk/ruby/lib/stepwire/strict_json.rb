@@ -1,0 +1,134 @@
+# frozen_string_literal: true
+
+require "json"
+
+module Stepwire
+  # Checks JSON under the rules of SPEC.md §3, which Ruby's own parser and generator do not enforce: comments, unknown
+  # escapes and invalid UTF-8 are accepted by the parser; symbols, times and any other object become strings in the
+  # generator.
+  module StrictJson
+    TOP_LEVELS = 3 # the levels of a results message around an output
+    PARSE_DEPTH_MAX = 200 # a broker's message may be deeper than DEPTH_MAX: an output becomes a `previous_results`
+
+    STRING = /"(?:[^"\\]++|\\.)*+"/m
+    BAD_ESCAPE = %r{(?<!\\)(?:\\\\)*\\(?!["\\/bfnrtu])}
+    # A second half of a surrogate pair without the first. Ruby's parser refuses a first half without the second.
+    LONE_SECOND_HALF = /(?<!\\)(?:\\\\)*\\u[dD][c-fC-F]/
+    PAIR = /\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}/
+
+    module_function
+
+    # Parse a message of a broker. Raises InvalidMessage.
+    def parse(body)
+      text = body.encoding == Encoding::UTF_8 ? body : body.dup.force_encoding(Encoding::UTF_8)
+      raise InvalidMessage, "empty" if text.empty?
+      raise InvalidMessage.new("not_utf8", "the JSON is not UTF-8") unless text.valid_encoding?
+
+      check_escapes(text) if text.include?("\\")
+      check_comments(text) if text.include?("//") || text.include?("/*")
+      begin
+        JSON.parse(text, max_nesting: PARSE_DEPTH_MAX)
+      rescue JSON::NestingError
+        raise InvalidMessage.new("too_deep", "the nesting is deeper than #{PARSE_DEPTH_MAX}")
+      rescue JSON::ParserError => e
+        raise InvalidMessage.new("not_json", Texts.shortened(e.message, 200))
+      end
+    end
+
+    def check_escapes(text)
+      raise InvalidMessage.new("not_json", "a string has an unknown escape") if text.match?(BAD_ESCAPE)
+
+      return unless text.match?(LONE_SECOND_HALF)
+      raise InvalidMessage, "lone_surrogate" if text.gsub("\\\\", "").gsub(PAIR, "").match?(LONE_SECOND_HALF)
+    end
+
+    def check_comments(text)
+      raise InvalidMessage.new("not_json", "a comment is no JSON") if text.gsub(STRING, "").include?("/")
+    end
+
+    # The JSON of an output. Raises InvalidMessage with the reason: what no other language or no database can read.
+    def encode(value)
+      containers = check(value, TOP_LEVELS, 0)
+      raise InvalidMessage.new("too_large", "more than #{Limits::CONTAINERS_MAX} arrays and objects") if
+        containers > Limits::CONTAINERS_MAX
+
+      JSON.generate(value)
+    end
+
+    # Check the value, and return the number of arrays and objects so far.
+    def check(value, depth, containers)
+      case value
+      when String then check_text(value)
+      when Integer
+        if value > Limits::INTEGER_MAX || value < -Limits::INTEGER_MAX
+          raise InvalidMessage.new("integer_out_of_range", "#{value.to_s[0, 32]} is outside ±(2^53 - 1): send a string")
+        end
+      when Hash, Array
+        containers += 1
+        raise InvalidMessage.new("too_deep", "the nesting is deeper than #{Limits::DEPTH_MAX}") if
+          (depth += 1) > Limits::DEPTH_MAX
+
+        if value.is_a?(Hash)
+          check_keys(value)
+          value.each_value { |member| containers = check(member, depth, containers) }
+        else
+          value.each { |member| containers = check(member, depth, containers) }
+        end
+      when nil, true, false then nil
+      when Float
+        raise InvalidMessage.new("not_a_number", "#{value} is no number in JSON") unless value.finite?
+      when Symbol then check_text(value.name)
+      else raise InvalidMessage.new("bad_field", advice(value))
+      end
+      containers
+    end
+
+    def check_text(text)
+      if text.encoding != Encoding::UTF_8 && !text.ascii_only?
+        begin
+          text = text.encode(Encoding::UTF_8)
+        rescue EncodingError
+          raise InvalidMessage.new("not_utf8",
+                                   "a string is #{text.encoding} and no text: encode it, for example as Base64")
+        end
+      end
+      raise InvalidMessage.new("lone_surrogate", "a string is not valid UTF-8") unless text.valid_encoding?
+      raise InvalidMessage.new("nul_character", "a string holds U+0000, which databases cannot store") if
+        text.include?("\0")
+    end
+
+    def check_keys(hash)
+      symbols = false
+      strings = false
+      hash.each_key do |key|
+        case key
+        when String then strings = true
+        when Symbol
+          symbols = true
+          key = key.name
+        else raise InvalidMessage.new("bad_field", "a key is #{a_value(key)}: keys are strings or symbols")
+        end
+        check_text(key)
+      end
+      return unless symbols && strings
+
+      names = hash.keys.map(&:to_s)
+      twice = names.find { |name| names.count(name) > 1 }
+      raise InvalidMessage.new("duplicate_key", "the key #{twice.inspect} is a string and a symbol") if twice
+    end
+
+    def advice(value)
+      case value
+      when Time then "#{a_value(value)} is no JSON: return a text, for example `time.utc.iso8601(3)`"
+      when Struct then "#{a_value(value)} is no JSON: return a Hash, for example `value.to_h`"
+      when Enumerator, Proc then "#{a_value(value)} is no JSON: return a value, for example a list"
+      else "#{a_value(value)} is no JSON: return a Hash, Array, String, Integer, Float, true, false or nil"
+      end
+    end
+
+    def a_value(value)
+      name = value.class.name || "an object"
+      name.match?(/\A[AEIOU]/) ? "an #{name}" : "a #{name}"
+    end
+  end
+end

@@ -1,0 +1,102 @@
+# frozen_string_literal: true
+
+require_relative "helper"
+
+# The small parts beside the session: slots of the runner, signals, log lines, diagnosis.
+class PartsTest < Minitest::Test
+  Call = Struct.new(:name, :offer)
+
+  def slots(number, *concurrencies)
+    Stepwire::RunSlots.new(number, concurrencies.map { |limit| Stepwire::Offer.new("h", limit) })
+  end
+
+  def test_calls_get_slots_in_their_order
+    calls = %w[a b c].map { |name| Call.new(name, 0) }
+    slots = slots(2, nil)
+    assert_equal %w[a b], slots.add(calls).map(&:name)
+    assert_equal "c", slots.release(calls[0]).name
+    assert_nil slots.release(calls[1])
+    assert_equal %w[d], slots.add([Call.new("d", 0)]).map(&:name)
+  end
+
+  def test_a_call_waits_for_its_handler_and_lets_others_pass
+    a = Call.new("a", 0)
+    b = Call.new("b", 0)
+    c = Call.new("c", 1)
+    slots = slots(3, 1, nil)
+    assert_equal [a, c], slots.add([a, b, c])
+    assert_equal b, slots.release(a)
+  end
+
+  def test_a_run_that_was_taken_back_never_begins
+    lease = Stepwire::Lease.new
+    lease.until_ms = 100
+    run = Stepwire::Run.new([1, 1], nil, 0, lease)
+    assert run.take_back
+    refute run.begin(1)
+    begun = Stepwire::Run.new([1, 2], nil, 0, lease)
+    assert begun.begin(1)
+    refute begun.take_back
+    refute Stepwire::Run.new([1, 3], nil, 0, lease).begin(100), "the lease is over"
+  end
+
+  def test_a_signal_wakes_who_waits_for_it
+    signal = Stepwire::Signal.new
+    refute signal.wait(0.01)
+    waiting = Thread.new { signal.wait(5) }
+    sleep(0.02)
+    signal.set
+    assert waiting.value
+    assert signal.wait
+  end
+
+  def test_a_slow_broker_search_reports_with_the_reason
+    Dir.mktmpdir do |directory|
+      Dir.chdir(directory) do
+        diagnosis = Stepwire::Reachability.method(:diagnosis)
+        assert_equal ["ipc://#{Dir.pwd}/a.sock",
+                      "there is no such socket. The path is relative to this directory: start the worker where the " \
+                      "broker runs, or set STEPWIRE_STEPS and STEPWIRE_RESULTS to what `stepwire serve` prints"],
+                     diagnosis.call(Stepwire::Link.new("ipc://a.sock", "ipc://b.sock"))
+        File.write("file", "")
+        assert_match(/this is not a socket/, diagnosis.call(Stepwire::Link.new("ipc://file", "ipc://b"))[1])
+        UNIXServer.new("dead").close
+        assert_match(/no process listens there/, diagnosis.call(Stepwire::Link.new("ipc://dead", "ipc://b"))[1])
+      end
+    end
+    assert_match(/no process listens on port 9\./, Stepwire::Reachability.fault("tcp://127.0.0.1:9"))
+    assert_match(/the host name 'no\.invalid' cannot be resolved/, Stepwire::Reachability.fault("tcp://no.invalid:1"))
+  end
+
+  def test_a_failed_run_is_logged_with_its_step_and_its_own_frames
+    worker = Stepwire::Worker.new(name: "t")
+    worker.handler("pay") { |ctx| ctx.log.info("charging") && {}.fetch("nope") }
+    log = Helper.logged { Stepwire::Testing.run(worker, handler_class: "pay") }
+    assert_match(/^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO    task 1 step 2 step: charging$/, log)
+    assert_match(/ERROR   task 1 step 2 step attempt 1 of 4 failed: KeyError: key not found: "nope"\n\S+_test\.rb:\d+/,
+                 log)
+    refute_match(%r{lib/stepwire/}, log)
+  end
+
+  def test_what_a_handler_reports_on_purpose_is_one_line
+    worker = Stepwire::Worker.new(name: "t")
+    worker.handler("pay") { |_| raise Stepwire::Permanent, "card declined" }
+    log = Helper.logged { Stepwire::Testing.run(worker, handler_class: "pay") }
+    line = /\A.*WARNING task 1 step 2 step attempt 1 of 4 failed: Stepwire::Permanent: card declined; no retry\n\z/
+    assert_match(line, log)
+  end
+
+  def test_texts_are_cut_at_characters_and_cleaned
+    assert_equal "ä…", Stepwire::Texts.shortened("äää", 2)
+    assert_equal "a\uFFFD", Stepwire::Texts.clean("a\xFF")
+    assert_equal "\uFFFD", Stepwire::Texts.clean("\0")
+    assert_equal "é", Stepwire::Texts.clean("é".encode("ISO-8859-1"))
+  end
+
+  def test_an_older_ruby_is_refused_in_one_sentence
+    entry = File.expand_path("../lib/stepwire.rb", __dir__)
+    out = IO.popen(["ruby", "-e", "Object.send(:remove_const, :RUBY_VERSION); RUBY_VERSION = '3.0.7'; load '#{entry}'",
+                    { err: %i[child out] }], &:read)
+    assert_equal "stepwire needs Ruby 3.1 or newer, and this is Ruby 3.0.7: install a newer Ruby\n", out
+  end
+end
