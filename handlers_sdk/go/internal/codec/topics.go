@@ -71,7 +71,8 @@ func isBroker(text string) bool {
 
 const z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
-func isCurveKey(text string) bool {
+// IsCurveKey is true for 40 characters of Z85.
+func IsCurveKey(text string) bool {
 	if len(text) != 40 {
 		return false
 	}
