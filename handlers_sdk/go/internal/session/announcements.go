@@ -62,20 +62,26 @@ func (a *announcements) requestHelloAfter(waitMS float64, peer *brokerPeer, nowM
 // requestHeartbeat sends a heartbeat with the next actions, because the brokers must be informed at once.
 func (a *announcements) requestHeartbeat(nowMS float64) { a.heartbeatAtMS = nowMS }
 
-// requestCredit sends a heartbeat with the next actions, because places move from one broker to another. The remainder
-// of the split does not rotate with it.
-func (a *announcements) requestCredit(nowMS float64) {
-	if a.heartbeatAtMS > nowMS {
-		a.heartbeatAtMS = nowMS
-		a.isForCredit = true
-	}
+// recallCredit sends a heartbeat with the next actions, because a broker is no longer idle, and its share was lent. The
+// remainder of the split does not rotate with it.
+func (a *announcements) recallCredit(nowMS float64) {
+	a.mayMoveCredit = true
+	a.requestCredit(nowMS)
 }
 
-// moveCredit does the same, at most once between two other heartbeats: each ack of one could cause the next.
+// moveCredit sends a heartbeat with the next actions, because places have become free for another broker. At most once
+// between two other heartbeats: each ack of one could cause the next.
 func (a *announcements) moveCredit(nowMS float64) {
 	if a.mayMoveCredit {
 		a.mayMoveCredit = false
 		a.requestCredit(nowMS)
+	}
+}
+
+func (a *announcements) requestCredit(nowMS float64) {
+	if a.heartbeatAtMS > nowMS {
+		a.heartbeatAtMS = nowMS
+		a.isForCredit = true
 	}
 }
 

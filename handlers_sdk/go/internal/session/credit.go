@@ -112,12 +112,6 @@ func (c *credit) isWaking(peer *brokerPeer, nowMS float64) bool {
 	return false
 }
 
-// of is the credit that this broker would get now.
-func (c *credit) of(peer *brokerPeer, nowMS float64) int {
-	free, _, _ := c.split(peer, nowMS)
-	return free
-}
-
 func (c *credit) place(peer *brokerPeer, nowMS float64) (free, slotsFree int) {
 	free, slotsFree, peer.isHeldBack = c.split(peer, nowMS)
 	return free, slotsFree
@@ -126,8 +120,7 @@ func (c *credit) place(peer *brokerPeer, nowMS float64) (free, slotsFree int) {
 // split returns the number of further steps, how many of them would start at once, and whether promises to others hold
 // the broker back.
 func (c *credit) split(peer *brokerPeer, nowMS float64) (free, slotsFree int, isHeldBack bool) {
-	isClosed := c.isDraining || c.isQuiet || c.isFull || peer.isQuiet
-	if isClosed || c.outbox.bytes > outboxBytesMax {
+	if c.isClosed(peer) {
 		return 0, 0, false
 	}
 	capacity := c.slots + c.room(nowMS)
@@ -136,23 +129,36 @@ func (c *credit) split(peer *brokerPeer, nowMS float64) (free, slotsFree int, is
 	if len(c.brokers.all) == 1 {
 		return max(0, capacity-load), max(0, c.slots-load), false
 	}
+	left := min(c.shareLeft(capacity, peer, nowMS), capacity-load)
+	promised := 0
+	for _, other := range c.brokers.all {
+		if other.session != "" && other != peer {
+			promised += other.promises.promised()
+		}
+	}
+	free = max(0, min(left, capacity-load-promised))
+	slotsLeft := min(c.shareLeft(c.slots, peer, nowMS), c.slots-load)
+	return free, max(0, min(free, slotsLeft)), free < left
+}
+
+func (c *credit) isClosed(peer *brokerPeer) bool {
+	return c.isDraining || c.isQuiet || c.isFull || peer.isQuiet || c.outbox.bytes > outboxBytesMax
+}
+
+// shareLeft is the part of this broker's share of the capacity that it does not use yet; negative if it uses more.
+func (c *credit) shareLeft(capacity int, peer *brokerPeer, nowMS float64) int {
 	var claims []claim
-	index, promised := 0, 0
+	index := 0
 	for _, other := range c.brokers.all {
 		if other.session == "" && other != peer {
 			continue
 		}
 		if other == peer {
 			index = len(claims)
-		} else {
-			promised += other.promises.promised()
 		}
 		claims = append(claims, claim{other.load, c.isIdle(other, nowMS)})
 	}
-	wanted := min(split(capacity, claims, index, c.rotation), capacity-load)
-	free = max(0, min(wanted, capacity-load-promised))
-	slotsFree = min(split(c.slots, claims, index, c.rotation), c.slots-load)
-	return free, max(0, min(free, slotsFree)), free < wanted
+	return split(capacity, claims, index, c.rotation)
 }
 
 func (c *credit) isIdle(peer *brokerPeer, nowMS float64) bool {
@@ -170,27 +176,29 @@ func (c *credit) watch(nowMS float64) {
 
 // excess returns the number of steps that no longer fit, and the brokers that may get them back. Called at returnAtMS.
 //
-// A broker that still has credit would send the steps again at once, so it gets none back. That is also why steps that
-// wait for their handler's concurrency are not returned while they fit into the slots.
+// A broker that still has credit would send the steps again at once, so none is returned while some are left. That is
+// also why steps that wait for their handler's concurrency are not returned while they fit into the slots. Of several
+// brokers, those get steps back that use their whole share.
 func (c *credit) excess(nowMS float64) (int, map[*brokerPeer]bool) {
 	c.returnAtMS = Never
 	c.watch(nowMS)
 	load, room := c.holdings.load, c.room(nowMS)
-	fitting, tolerated := c.slots+room, c.slots+returnFactor*room
-	if len(c.brokers.all) > 1 { // the credits of several brokers may add up to twice the capacity
-		fitting *= 2
+	capacity := c.slots + room
+	fitting, tolerated := capacity, c.slots+returnFactor*room
+	if len(c.brokers.all) > 1 { // credit that was promised before steps became longer
+		fitting = 2 * capacity
 		tolerated = fitting
 	}
 	if load <= tolerated {
 		return 0, nil
 	}
-	without := map[*brokerPeer]bool{}
+	full := map[*brokerPeer]bool{}
 	for _, peer := range c.brokers.all {
-		if c.of(peer, nowMS) == 0 {
-			without[peer] = true
+		if c.isClosed(peer) || c.shareLeft(capacity, peer, nowMS) <= 0 {
+			full[peer] = true
 		}
 	}
-	return load - fitting, without
+	return load - fitting, full
 }
 
 // claim is the load of one live broker, and whether it is idle.

@@ -18,15 +18,13 @@ type intake struct {
 	credit        *credit
 	outbox        *outbox
 	out           *outgoing
-	unaccepted    *ordered[batchKey, unaccepted]
+	unaccepted    *ordered[batchKey, float64] // when to accept a batch
 }
 
-type batchKey struct{ session, batchID string }
-
-// unaccepted says to whom, and when, to accept a batch.
-type unaccepted struct {
-	peer *brokerPeer
-	atMS float64
+// batchKey names a batch. Two brokers may have sessions, and batches, of the same name.
+type batchKey struct {
+	peer             *brokerPeer
+	session, batchID string
 }
 
 func newIntake(
@@ -34,7 +32,7 @@ func newIntake(
 	out *outgoing,
 ) *intake {
 	return &intake{
-		Never, offers, acceptDelayMS, brokers, holdings, credit, outbox, out, newOrdered[batchKey, unaccepted](),
+		Never, offers, acceptDelayMS, brokers, holdings, credit, outbox, out, newOrdered[batchKey, float64](),
 	}
 }
 
@@ -95,7 +93,7 @@ func (in *intake) onSteps(peer *brokerPeer, message *codec.Steps, size int, nowM
 		if !isRepeated {
 			atMS += in.acceptDelayMS
 		}
-		in.unaccepted.set(batchKey{message.Session, message.BatchID}, unaccepted{peer, atMS})
+		in.unaccepted.set(batchKey{peer, message.Session, message.BatchID}, atMS)
 		in.acceptAtMS = math.Min(in.acceptAtMS, atMS)
 	}
 	for e := refused.first; e != nil; e = e.behind {
@@ -111,16 +109,16 @@ func (in *intake) cancelAccept(session, batchID string) {
 func (in *intake) acceptDue(nowMS float64) {
 	atMS := Never
 	for e := in.unaccepted.first; e != nil; {
-		key, due := e.key, e.value
+		key, dueMS := e.key, e.value
 		e = e.behind
-		if due.atMS > nowMS {
-			atMS = math.Min(atMS, due.atMS)
+		if dueMS > nowMS {
+			atMS = math.Min(atMS, dueMS)
 			continue
 		}
 		in.unaccepted.remove(key)
-		if due.peer.session == key.session {
-			free, slotsFree := in.credit.offer(due.peer, nowMS)
-			in.out.sendTo(due.peer, &codec.Accept{
+		if key.peer.session == key.session {
+			free, slotsFree := in.credit.offer(key.peer, nowMS)
+			in.out.sendTo(key.peer, &codec.Accept{
 				Worker: in.out.worker, Session: key.session, BatchID: key.batchID, Free: free, SlotsFree: slotsFree,
 			})
 		}
@@ -154,7 +152,7 @@ func (in *intake) refuse(
 		return
 	}
 	free, slotsFree := in.credit.offer(peer, nowMS)
-	inParts(items, func(part []codec.Item) {
+	inParts(distinct(items), func(part []codec.Item) {
 		in.out.sendTo(peer, &codec.Refuse{
 			Worker: in.out.worker, Session: peer.session, BatchID: batchID, Items: part, Code: code, Free: free,
 			SlotsFree: slotsFree,
@@ -181,7 +179,7 @@ func (in *intake) onUnreadable(body []byte, code, why string, nowMS float64) {
 	}
 	peer := in.brokers.get(remains.Broker)
 	if remains.Type == "steps" && peer != nil && peer.session != "" && peer.session == remains.Session &&
-		len(remains.Items) > 0 {
+		remains.BatchID != "" && len(remains.Items) > 0 {
 		in.refuseUnread(peer, remains.Session, remains.BatchID, remains.Items, code, nowMS)
 	}
 }

@@ -60,3 +60,19 @@ func inParts[T any](items []T, send func(part []T)) {
 	}
 	send(items)
 }
+
+// distinct returns the items without repetitions: a broker may list an item twice, a worker may not.
+func distinct(items []codec.Item) []codec.Item {
+	if len(items) < 2 {
+		return items
+	}
+	seen := make(map[codec.Item]bool, len(items))
+	kept := make([]codec.Item, 0, len(items))
+	for _, item := range items {
+		if !seen[item] {
+			seen[item] = true
+			kept = append(kept, item)
+		}
+	}
+	return kept
+}

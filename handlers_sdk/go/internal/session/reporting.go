@@ -207,7 +207,7 @@ func (r *reporting) send(peer *brokerPeer, batch *heldBatch, finished []doneResu
 	r.outbox.send(kept)
 	batch.unsent -= len(finished)
 	if batch.unsent == 0 {
-		r.intake.cancelAccept(session, batch.id)
+		r.intake.cancelAccept(peer, session, batch.id)
 	}
 }
 

@@ -261,7 +261,7 @@ func (s *Session) dispatch(message codec.FromBroker, size int, nowMS float64) {
 			isWaking := s.credit.isWaking(peer, nowMS)
 			s.intake.onSteps(peer, m, size, nowMS)
 			if isWaking {
-				s.announcements.requestCredit(nowMS)
+				s.announcements.recallCredit(nowMS)
 			}
 		}
 	case *codec.HeartbeatAck:
@@ -320,7 +320,7 @@ func (s *Session) onCancel(peer *brokerPeer, message *codec.Cancel, nowMS float6
 func (s *Session) onAdopt(peer *brokerPeer, message *codec.Adopt, nowMS float64) {
 	var answers []codec.HeldItem
 	moved := newOrdered[*resultsMessage, []*heldDelivery]()
-	for _, item := range message.Items {
+	for _, item := range distinct(message.Items) {
 		held := s.holdings.get(item)
 		if held == nil || held.state == ended {
 			s.holdings.tombstones.disown(item, peer, nowMS)
