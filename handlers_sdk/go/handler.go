@@ -9,6 +9,7 @@ import (
 	"math"
 	"regexp"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"time"
 
@@ -203,7 +204,9 @@ func (h *handler) stopped(info *StepInfo, reason string, o *outcome) *codec.Resu
 
 // metadata rounds the time to microseconds.
 func (h *handler) metadata(o *outcome) *codec.ResultMetadata {
-	return &codec.ResultMetadata{ExecutionTimeMS: math.Round(o.tookMS*1000) / 1000, HandlerVersion: h.version}
+	return &codec.ResultMetadata{
+		ExecutionTimeMS: strconv.FormatFloat(math.Round(o.tookMS*1000)/1000, 'f', -1, 64), HandlerVersion: h.version,
+	}
 }
 
 // detailOf describes the error of a handler. The message of an ordinary error begins with its type, because
@@ -238,7 +241,7 @@ func sdkFailure(info *StepInfo, code, text string, retryable *bool, metadata *co
 
 func errorResult(info *StepInfo, code, text string, retryable *bool, metadata *codec.ResultMetadata) *codec.Result {
 	if metadata == nil {
-		metadata = &codec.ResultMetadata{ExecutionTimeMS: -1}
+		metadata = &codec.ResultMetadata{}
 	}
 	detail := newDetail(text, code)
 	detail.Retryable = retryable

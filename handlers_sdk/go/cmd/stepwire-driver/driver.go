@@ -22,10 +22,10 @@ type op struct {
 	Delivery    int64           `json:"delivery"`
 	Output      json.RawMessage `json:"output"`
 	Metadata    *struct {
-		ExecutionTimeMS *float64 `json:"execution_time_ms"`
-		HandlerVersion  string   `json:"handler_version"`
-		Retryable       *bool    `json:"retryable"`
-		Stderr          string   `json:"stderr"`
+		ExecutionTimeMS json.RawMessage `json:"execution_time_ms"`
+		HandlerVersion  string          `json:"handler_version"`
+		Retryable       *bool           `json:"retryable"`
+		Stderr          string          `json:"stderr"`
 	} `json:"metadata"`
 	Message      string   `json:"message"`
 	Status       string   `json:"status"`
@@ -119,10 +119,10 @@ func (d *driver) apply(o *op) error {
 		result := &codec.Result{Status: codec.StatusCompleted, Output: output}
 		if m := o.Metadata; m != nil {
 			result.Metadata = &codec.ResultMetadata{
-				ExecutionTimeMS: -1, HandlerVersion: m.HandlerVersion, Retryable: m.Retryable, Stderr: m.Stderr,
+				HandlerVersion: m.HandlerVersion, Retryable: m.Retryable, Stderr: m.Stderr,
 			}
-			if m.ExecutionTimeMS != nil {
-				result.Metadata.ExecutionTimeMS = *m.ExecutionTimeMS
+			if number, err := codec.Compact(m.ExecutionTimeMS); err == nil && string(number) != "null" {
+				result.Metadata.ExecutionTimeMS = string(number)
 			}
 		}
 		d.finish(o, result)

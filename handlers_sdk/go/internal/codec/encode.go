@@ -269,9 +269,9 @@ func (e *ErrorDetail) appendJSON(out []byte) []byte {
 
 func (m *ResultMetadata) appendJSON(out []byte) []byte {
 	o := optional{out: append(out, '{')}
-	if m.ExecutionTimeMS >= 0 {
+	if m.ExecutionTimeMS != "" {
 		o.member("execution_time_ms")
-		o.out = appendFloat(o.out, m.ExecutionTimeMS)
+		o.out = append(o.out, m.ExecutionTimeMS...)
 	}
 	o.text("handler_version", m.HandlerVersion)
 	o.boolean("retryable", m.Retryable)

@@ -261,7 +261,7 @@ type ErrorDetail struct {
 
 // ResultMetadata has facts about the run, from the handler's side.
 type ResultMetadata struct {
-	ExecutionTimeMS float64 // negative: unknown
+	ExecutionTimeMS string // a number of JSON; "" if unknown
 	HandlerVersion  string
 	Retryable       *bool
 	Stderr          string

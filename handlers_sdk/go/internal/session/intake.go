@@ -102,8 +102,8 @@ func (in *intake) onSteps(peer *brokerPeer, message *codec.Steps, size int, nowM
 }
 
 // cancelAccept sends no accept for this batch, because its results were sent and are an answer, too.
-func (in *intake) cancelAccept(session, batchID string) {
-	in.unaccepted.remove(batchKey{session, batchID})
+func (in *intake) cancelAccept(peer *brokerPeer, session, batchID string) {
+	in.unaccepted.remove(batchKey{peer, session, batchID})
 }
 
 func (in *intake) acceptDue(nowMS float64) {
