@@ -171,3 +171,6 @@ type Log struct {
 	Event string
 	Facts Facts
 }
+
+// NewLease makes a lease for a run outside of a session.
+func NewLease(untilMS float64) *Lease { return &Lease{untilMS: untilMS} }
