@@ -1,0 +1,92 @@
+package stepwire
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/stepwire/stepwire/handlers_sdk/go/internal/clock"
+	"github.com/stepwire/stepwire/handlers_sdk/go/internal/codec"
+	"github.com/stepwire/stepwire/handlers_sdk/go/internal/session"
+)
+
+// call is one run, with its handler.
+type call struct {
+	run     *session.Run
+	handler *handler
+	info    *StepInfo
+	mutex   sync.Mutex
+	cancel  context.CancelFunc // nil before the start
+}
+
+// OfferNumber is the number of the offer that handles the step.
+func (c *call) OfferNumber() int { return c.run.Offer }
+
+// callEnd is the end of a call. Without a result, the step is given back: it was not started, or had no effect.
+type callEnd struct {
+	item   codec.Item
+	result *codec.Result
+}
+
+// stop asks the handler to stop, or informs it that its lease was lost.
+func (c *call) stop(reason string) {
+	if !c.info.stop(reason) {
+		return
+	}
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if c.cancel != nil {
+		c.cancel()
+	}
+}
+
+// perform runs the handler, if that may still begin. It writes the result into `end`, also if the handler ends its
+// goroutine.
+func (c *call) perform(log *runLog, end *callEnd) {
+	end.item = c.run.Item
+	atMS := clock.NowMS()
+	if !c.run.Begin(atMS) {
+		return
+	}
+	ctx, cancel := newRunContext(c.info, c.run.TimeoutAtMS(), atMS)
+	defer cancel()
+	c.mutex.Lock()
+	c.cancel = cancel
+	c.mutex.Unlock()
+	if c.info.StopReason() != "" {
+		return
+	}
+	o := &outcome{}
+	defer func() {
+		o.tookMS = clock.NowMS() - atMS
+		end.result = c.handler.resultOf(c.info, o)
+		log.ended(c.info, o, end.result)
+	}()
+	c.handler.invoke(ctx, c.info, o)
+}
+
+// runContext is the context of a run. Its cancellation follows the session, which enforces the timeout.
+type runContext struct {
+	context.Context
+	info        *StepInfo
+	deadline    time.Time
+	hasDeadline bool
+}
+
+func newRunContext(info *StepInfo, timeoutAtMS, nowMS float64) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.Background())
+	deadline, hasDeadline := deadlineOf(timeoutAtMS, nowMS)
+	return &runContext{ctx, info, deadline, hasDeadline}, cancel
+}
+
+// Deadline is the time of the timeout.
+func (c *runContext) Deadline() (time.Time, bool) { return c.deadline, c.hasDeadline }
+
+// Err is context.DeadlineExceeded after a timeout, as in every context with a deadline.
+func (c *runContext) Err() error {
+	err := c.Context.Err()
+	if err != nil && c.info.StopReason() == session.ReasonTimeout {
+		return context.DeadlineExceeded
+	}
+	return err
+}
