@@ -17,8 +17,20 @@ export function split(frame) {
 
 /** Decode a level-1 message of a broker. Throws InvalidMessage. */
 export function decodeBroker(body) {
-  const { value, floats } = strictJson.parse(textOf(body))
-  return readBroker(value, floats)
+  const text = textOf(body)
+  const { value, floats } = strictJson.parse(text)
+  const message = readBroker(value, floats)
+  if (message.type === 'steps') noteSource(message.steps, text)
+  return message
+}
+
+/** Note where each step was read: the text is passed on to the handlers' thread, which reads it once more. */
+function noteSource(steps, text) {
+  const source = { text, steps: steps.length }
+  steps.forEach((step, position) => {
+    step.source = source
+    step.position = position
+  })
 }
 
 /** What can be read of a `steps` message that decodeBroker refuses: {broker, session, batch_id, items}, or null. */

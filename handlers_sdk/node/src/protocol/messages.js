@@ -142,6 +142,8 @@ class Reader {
         deadline_ms: this.countOrNull(metadata, 'deadline_ms'),
         shadow: this.flag(metadata, 'shadow'),
       },
+      source: null, // see codec.js
+      position: 0,
     }
   }
 }
