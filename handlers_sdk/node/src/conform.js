@@ -85,10 +85,9 @@ function badOutput({ kind }) {
   return kind === 'nan' ? { value: BAD_OUTPUTS.nan } : BAD_OUTPUTS[kind]
 }
 
-/** One turn of the event loop after the report, so that the worker sends it before the result. */
-async function progress(_, ctx) {
+async function progress({ ms = 0 }, ctx) {
   ctx.progress(1, 2, 'half')
-  await sleep(50)
+  await pause(ms, ctx.signal)
   return {}
 }
 

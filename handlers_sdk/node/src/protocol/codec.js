@@ -36,20 +36,10 @@ function noteSource(steps, text) {
 /** What can be read of a `steps` message that decodeBroker refuses: {broker, session, batch_id, items}, or null. */
 export function decodeRemains(body) {
   try {
-    const text = textOf(body)
-    const value = JSON.parse(text)
-    return remainsOf(value, floatsOf(text))
+    const { value, floats } = strictJson.parseLeniently(textOf(body))
+    return remainsOf(value, floats)
   } catch {
     return null
-  }
-}
-
-/** The floats of a text that may break other rules: then none is known. */
-function floatsOf(text) {
-  try {
-    return strictJson.parse(text).floats
-  } catch {
-    return new Map()
   }
 }
 

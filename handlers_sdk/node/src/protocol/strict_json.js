@@ -35,6 +35,9 @@ export function parse(text) {
   return { value, floats: NO_FLOATS }
 }
 
+/** The same for a text that breaks some of the rules: a refusal still needs the ids in it. Throws if it is no JSON. */
+export const parseLeniently = (text) => new Parser(text, true).parse()
+
 /** The number of keys and containers in a value, and the deepest level of nesting up to one above the limit. */
 class Census {
   constructor() {
@@ -69,6 +72,7 @@ function count(text, part) {
   return number
 }
 
+const LENIENT_DEPTH_MAX = 500 // levels that the parser below can read without an overflow of its stack
 const WHITE_SPACE = new Set([0x20, 0x09, 0x0a, 0x0d])
 const NUMBER = /-?(?:0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?/y
 const CONTROL = /[\u0000-\u001f]/ // eslint-disable-line no-control-regex
@@ -83,8 +87,9 @@ const LITERALS = [
 export const hasLoneSurrogate = (text) => LONE_SURROGATE.test(text)
 
 class Parser {
-  constructor(text) {
+  constructor(text, isLenient = false) {
     this.text = text
+    this.isLenient = isLenient
     this.at = 0
     this.containers = 0
     this.floats = new Map()
@@ -124,12 +129,16 @@ class Parser {
     return this.number(container, key)
   }
 
+  /** A rule beyond those of JSON is broken. */
+  refuse(code, reason) {
+    if (!this.isLenient) throw new InvalidMessage(code, reason)
+  }
+
   open(depth) {
-    if (depth > DEPTH_MAX) throw new InvalidMessage('too_deep', `the nesting is deeper than ${DEPTH_MAX}`)
+    if (depth > DEPTH_MAX) this.refuse('too_deep', `the nesting is deeper than ${DEPTH_MAX}`)
+    if (depth > LENIENT_DEPTH_MAX) this.fail('the nesting is far too deep')
     this.containers += 1
-    if (this.containers > CONTAINERS_MAX) {
-      throw new InvalidMessage('too_large', `more than ${CONTAINERS_MAX} arrays and objects`)
-    }
+    if (this.containers > CONTAINERS_MAX) this.refuse('too_large', `more than ${CONTAINERS_MAX} arrays and objects`)
     this.at += 1
     this.skip()
   }
@@ -146,9 +155,7 @@ class Parser {
       this.skip()
       if (this.text[this.at] !== '"') this.fail('a key is expected')
       const key = this.string()
-      if (seen.has(key)) {
-        throw new InvalidMessage('duplicate_key', `the key '${key.slice(0, 64)}' occurs twice in one object`)
-      }
+      if (seen.has(key)) this.refuse('duplicate_key', `the key '${key.slice(0, 64)}' occurs twice in one object`)
       seen.add(key)
       this.skip()
       if (this.text[this.at] !== ':') this.fail('a colon is expected')
@@ -200,8 +207,8 @@ class Parser {
     } catch {
       this.fail('a string has an unknown escape')
     }
-    if (value.includes('\0')) throw new InvalidMessage('nul_character', 'a string holds U+0000')
-    if (hasLoneSurrogate(value)) throw new InvalidMessage('lone_surrogate', 'a string holds half of a surrogate pair')
+    if (value.includes('\0')) this.refuse('nul_character', 'a string holds U+0000')
+    if (hasLoneSurrogate(value)) this.refuse('lone_surrogate', 'a string holds half of a surrogate pair')
     return value
   }
 
@@ -215,10 +222,10 @@ class Parser {
     }
     this.at = NUMBER.lastIndex
     const value = Number(found[0])
-    if (!Number.isFinite(value)) throw new InvalidMessage('number_out_of_range', 'a number is too large for a double')
+    if (!Number.isFinite(value)) this.refuse('number_out_of_range', 'a number is too large for a double')
     const isFloat = found[1] !== undefined || found[2] !== undefined
     if (!isFloat && Math.abs(value) > INTEGER_MAX) {
-      throw new InvalidMessage('integer_out_of_range', `${found[0].slice(0, 32)} is outside ±(2^53 - 1)`)
+      this.refuse('integer_out_of_range', `${found[0].slice(0, 32)} is outside ±(2^53 - 1)`)
     }
     if (isFloat && Number.isInteger(value) && container !== null) {
       if (!this.floats.has(container)) this.floats.set(container, new Set())

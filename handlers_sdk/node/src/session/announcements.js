@@ -50,21 +50,29 @@ export class Announcements {
   }
 
   /**
-   * Send a heartbeat with the next actions, because places move from one broker to another. The remainder of the split
-   * does not rotate with it.
+   * Send a heartbeat with the next actions, because a broker is no longer idle, and its share was lent. The remainder of
+   * the split does not rotate with it.
    */
-  requestCredit(nowMs) {
-    if (this.heartbeatAtMs > nowMs) {
-      this.heartbeatAtMs = nowMs
-      this.isForCredit = true
-    }
+  recallCredit(nowMs) {
+    this.mayMoveCredit = true
+    this.requestCredit(nowMs)
   }
 
-  /** The same, at most once between two other heartbeats: each ack of one could cause the next. */
+  /**
+   * Send a heartbeat with the next actions, because places have become free for another broker. At most once between two
+   * other heartbeats: each ack of one could cause the next.
+   */
   moveCredit(nowMs) {
     if (this.mayMoveCredit) {
       this.mayMoveCredit = false
       this.requestCredit(nowMs)
+    }
+  }
+
+  requestCredit(nowMs) {
+    if (this.heartbeatAtMs > nowMs) {
+      this.heartbeatAtMs = nowMs
+      this.isForCredit = true
     }
   }
 

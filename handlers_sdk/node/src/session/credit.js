@@ -99,11 +99,6 @@ export class Credit {
     return false
   }
 
-  /** The credit that this broker would get now. */
-  of(peer, nowMs) {
-    return this.split(peer, nowMs).free
-  }
-
   place(peer, nowMs) {
     const places = this.split(peer, nowMs)
     peer.isHeldBack = places.isHeldBack
@@ -112,23 +107,33 @@ export class Credit {
 
   /** How many further steps, how many of them would start at once, and whether promises to others hold it back. */
   split(peer, nowMs) {
-    const isClosed = this.isDraining || this.isQuiet || this.isFull || peer.isQuiet
-    if (isClosed || this.outbox.bytes > OUTBOX_BYTES_MAX) return { free: 0, slotsFree: 0, isHeldBack: false }
+    if (this.isClosed(peer)) return { free: 0, slotsFree: 0, isHeldBack: false }
     const capacity = this.slots + this.room(nowMs)
     if (capacity > this.largest) this.largest = capacity
     const { load } = this.holdings
     if (this.brokers.size === 1) {
       return { free: Math.max(0, capacity - load), slotsFree: Math.max(0, this.slots - load), isHeldBack: false }
     }
+    const left = Math.min(this.shareLeft(capacity, peer, nowMs), capacity - load)
+    let promised = 0
+    for (const other of this.brokers) {
+      if (other !== peer && other.session !== null) promised += other.promises.promised
+    }
+    const free = Math.max(0, Math.min(left, capacity - load - promised))
+    const slotsLeft = Math.min(this.shareLeft(this.slots, peer, nowMs), this.slots - load)
+    return { free, slotsFree: Math.max(0, Math.min(free, slotsLeft)), isHeldBack: free < left }
+  }
+
+  isClosed(peer) {
+    const isClosed = this.isDraining || this.isQuiet || this.isFull || peer.isQuiet
+    return isClosed || this.outbox.bytes > OUTBOX_BYTES_MAX
+  }
+
+  /** The part of this broker's share of the capacity that it does not use yet; negative if it uses more. */
+  shareLeft(capacity, peer, nowMs) {
     const live = [...this.brokers].filter((other) => other.session !== null || other === peer)
     const claims = live.map((other) => ({ load: other.load, isIdle: this.isIdle(other, nowMs) }))
-    const index = live.indexOf(peer)
-    const wanted = Math.min(splitPlaces(capacity, claims, index, this.rotation), capacity - load)
-    let promised = 0
-    for (const other of live) if (other !== peer) promised += other.promises.promised
-    const free = Math.max(0, Math.min(wanted, capacity - load - promised))
-    const slotsFree = Math.min(splitPlaces(this.slots, claims, index, this.rotation), this.slots - load)
-    return { free, slotsFree: Math.max(0, Math.min(free, slotsFree)), isHeldBack: free < wanted }
+    return splitPlaces(capacity, claims, live.indexOf(peer), this.rotation)
   }
 
   isIdle(peer, nowMs) {
@@ -147,20 +152,22 @@ export class Credit {
   /**
    * The number of steps that no longer fit, and the brokers that may get them back. Called at `returnAtMs`.
    *
-   * A broker that still has credit would send the steps again at once, so it gets none back. That is also why steps that
-   * wait for their handler's concurrency are not returned while they fit into the slots.
+   * A broker that still has credit would send the steps again at once, so none is returned while some are left. That is
+   * also why steps that wait for their handler's concurrency are not returned while they fit into the slots. Of several
+   * brokers, those get steps back that use their whole share.
    */
   excess(nowMs) {
     this.returnAtMs = NEVER
     this.watch(nowMs)
     const { load } = this.holdings
     const room = this.room(nowMs)
-    let fitting = this.slots + room
+    const capacity = this.slots + room
+    let fitting = capacity
     let tolerated = this.slots + RETURN_FACTOR * room
-    if (this.brokers.size > 1) fitting = tolerated = 2 * fitting // the credits of several may add up to twice as much
+    if (this.brokers.size > 1) fitting = tolerated = 2 * fitting // credit promised before steps became longer
     if (load <= tolerated) return { count: 0, peers: new Set() }
-    const peers = new Set([...this.brokers].filter((peer) => this.of(peer, nowMs) === 0))
-    return { count: load - fitting, peers }
+    const isFull = (peer) => this.isClosed(peer) || this.shareLeft(capacity, peer, nowMs) <= 0
+    return { count: load - fitting, peers: new Set([...this.brokers].filter(isFull)) }
   }
 }
 

@@ -221,7 +221,7 @@ export class Session {
       case 'steps': {
         const isWaking = this.credit.isWaking(peer, nowMs)
         this.intake.onSteps(peer, message, size, nowMs)
-        if (isWaking) this.announcements.requestCredit(nowMs)
+        if (isWaking) this.announcements.recallCredit(nowMs)
         return
       }
       case 'heartbeat_ack':
