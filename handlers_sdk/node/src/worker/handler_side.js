@@ -5,15 +5,16 @@ import { RunMemory } from '../actions.js'
 import { Clock } from '../identity.js'
 import { HandlerCall } from '../runners/calls.js'
 import { Runner } from '../runners/runner.js'
-import { LoopBeat } from './loop_watch.js'
+import { BEAT_BYTES, LoopBeat } from './loop_watch.js'
 
 const RUN_FIELDS = 6 // see hand_over.js
+const CLOSE_MS = 1_000
 
 /** Runs from the start of the socket thread to its end. */
 export class HandlerSide {
   constructor({ config, handlers, curve, logger, threadUrl = new URL('./socket_thread.js', import.meta.url) }) {
     const clock = new Clock()
-    const beat = new SharedArrayBuffer(8)
+    const beat = new SharedArrayBuffer(BEAT_BYTES)
     this.handlers = handlers
     this.logger = logger
     this.memory = new RunMemory()
@@ -29,7 +30,14 @@ export class HandlerSide {
       onCurrent: (index) => this.beat.setCurrent(index),
     })
     this.context = { clock: this.clock, logger, report: (...report) => this.report(...report) }
-    this.ended = new Promise((settle) => (this.settle = settle))
+    this.onExit = () => this.closeSockets()
+    process.on('exit', this.onExit)
+    this.ended = new Promise((settle) => {
+      this.settle = (ended) => {
+        process.off('exit', this.onExit)
+        settle(ended)
+      }
+    })
     this.thread = new Thread(threadUrl, {
       name: 'stepwire-sockets',
       workerData: {
@@ -53,6 +61,15 @@ export class HandlerSide {
 
   drain(drainMs) {
     this.thread.postMessage({ command: 'drain', drainMs })
+  }
+
+  /**
+   * The program calls process.exit, or an error ends it. Node then stops the other thread, and ZeroMQ would abort the
+   * process if its sockets were still open.
+   */
+  closeSockets() {
+    this.thread.postMessage({ command: 'close' })
+    this.beat.waitForClose(CLOSE_MS)
   }
 
   onMessage(message) {

@@ -9,8 +9,14 @@ const MISSED_MAX = 2 // checks in a row; a count, because after a sleep of the c
 
 const ANSWERED = 0
 const CURRENT = 1
+const CLOSED = 2
 
-/** `beat` is shared with the main thread: the number of its last answer, and the run that computes there. */
+export const BEAT_BYTES = 12
+
+/**
+ * `beat` is shared with the main thread: the number of its last answer, the run that computes there, and whether the
+ * sockets are closed.
+ */
 export class LoopWatch {
   constructor(beat, ping) {
     this.beat = new Int32Array(beat)
@@ -19,6 +25,12 @@ export class LoopWatch {
     this.asked = 0
     this.missed = 0
     this.blockedS = (MISSED_MAX * CHECK_MS) / 1000
+  }
+
+  /** Tell the main thread, which waits for it, that the sockets are closed. */
+  closed() {
+    Atomics.store(this.beat, CLOSED, 1)
+    Atomics.notify(this.beat, CLOSED)
   }
 
   /** Check, if it is time. The run that blocks the loop, once for each time that it is blocked; otherwise null. */
@@ -50,5 +62,10 @@ export class LoopBeat {
 
   setCurrent(index) {
     Atomics.store(this.beat, CURRENT, index)
+  }
+
+  /** Wait until the sockets are closed. */
+  waitForClose(ms) {
+    Atomics.wait(this.beat, CLOSED, 0, ms)
   }
 }

@@ -41,7 +41,7 @@ class SocketThread {
     this.runs = new Map() // handed over, until their outcome: by their place in shared memory
     this.byItem = new Map()
     this.expelAtMs = this.leaveAtMs = NEVER
-    this.hasQuit = false
+    this.hasQuit = this.hasFailed = false
     this.receivedBytes = 0
     this.isTurnDue = false
     this.timer = null
@@ -78,6 +78,7 @@ class SocketThread {
 
   /** A message of the main thread. */
   onMessage(message) {
+    if (message.command === 'close') this.closeAtOnce()
     if (this.hasQuit) return
     const nowMs = this.clock.nowMs()
     if (message.progress !== undefined) this.onProgress(message.progress, nowMs)
@@ -247,6 +248,14 @@ class SocketThread {
     this.events.log('info', 'worker_ended', { unacknowledged: this.session.holdings.size })
     this.toMain.end({ abandoned: this.runs.size })
     parentPort.close()
+  }
+
+  /** The process ends now: nothing that is still unsent matters. */
+  closeAtOnce() {
+    this.hasQuit = true
+    clearTimeout(this.timer)
+    this.sockets.closeAtOnce()
+    this.loopWatch.closed()
   }
 
   fail(fault) {

@@ -74,7 +74,11 @@ export class WorkerSockets {
   }
 
   async sendAll() {
-    while (this.unsent.size > 0) await this.pub.send(this.unsent.shift())
+    try {
+      while (this.unsent.size > 0) await this.pub.send(this.unsent.shift())
+    } catch (fault) {
+      if (!this.isClosed) throw fault
+    }
     this.isSending = false
   }
 
@@ -110,6 +114,14 @@ export class WorkerSockets {
       [this.sub, link.steps],
       [this.pub, link.results],
     ]
+  }
+
+  /** Close both sockets, and drop what is unsent. */
+  closeAtOnce() {
+    this.isClosed = true
+    while (this.unsent.size > 0) this.unsent.shift()
+    if (!this.sub.closed) this.sub.close()
+    if (!this.pub.closed) this.pub.close()
   }
 
   /** Close both sockets. The last messages have LINGER_MS to leave the process. */
