@@ -35,16 +35,19 @@ const REASONS = [null, 'not_granted', 'timeout', 'task_cancelled', 'superseded',
 
 /** Shared memory: for each lease its end, for each run whether it has begun, its start and the request to stop it. */
 export class RunMemory {
-  /** `leases` and `chunks` are those of the other thread. `onChunk` receives each new chunk, before a run is in it. */
-  constructor({ leases, chunks = [], onChunk = () => {} } = {}) {
+  /**
+   * `leases` are those of the other thread. `onChunk` receives each new piece of memory, before a run is in it.
+   * @param {{ leases?: SharedArrayBuffer, onChunk?: (chunk: SharedArrayBuffer) => void }} options
+   */
+  constructor({ leases, onChunk = () => {} } = {}) {
     this.leases = leases ?? new SharedArrayBuffer(8 * LEASES_MAX)
     this.untilUs = new BigInt64Array(this.leases)
+    /** @type {{ buffer: SharedArrayBuffer, fields: Int32Array, started: Float64Array }[]} */
     this.chunks = []
     this.onChunk = onChunk
     this.freeRuns = []
     this.freeLeases = []
     this.leasesUsed = 0
-    for (const chunk of chunks) this.addChunk(chunk)
   }
 
   addChunk(buffer) {

@@ -46,6 +46,7 @@ export class Permanent extends StepError {
 
 /** The step failed, and must not be retried before `after` seconds. */
 export class Retry extends StepError {
+  /** @param {{ after?: number, code?: string, category?: string, cause?: unknown }} options */
   constructor(message = '', { after, ...options } = {}) {
     super(message, options)
     if (!(typeof after === 'number' && after >= 0 && after <= RETRY_AFTER_MAX_S)) {

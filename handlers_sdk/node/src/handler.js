@@ -12,6 +12,7 @@ import { backtrace, summary, textOf, typeOf } from './tracebacks.js'
 const CODE_CHARS_MAX = 128
 const NAME = /^[A-Za-z0-9_.:*-]{1,128}$/
 const OPTIONS = new Set(['concurrency', 'timeoutMs', 'shadowSafe', 'version', 'input'])
+/** @type {Set<unknown>} */
 const OWN_ERRORS = new Set(Object.values(errors))
 const OUTPUT_DEPTH_MAX = limits.DEPTH_MAX - 3 // message, list of results, result
 
@@ -164,7 +165,8 @@ function check(value, depth) {
     throw new TypeError(`it is nested deeper than ${OUTPUT_DEPTH_MAX}, or contains itself: return flatter data`)
   }
   if (Array.isArray(value)) {
-    for (let i = 0; i < value.length; i++) if (value[i] !== null && !isPlain[typeof value[i]]) check(value[i], depth + 1)
+    for (let i = 0; i < value.length; i++)
+      if (value[i] !== null && !isPlain[typeof value[i]]) check(value[i], depth + 1)
     return
   }
   const prototype = Object.getPrototypeOf(value)
@@ -177,14 +179,15 @@ function check(value, depth) {
 
 const isPlain = { string: true, number: true, boolean: true, undefined: true }
 
-const ADVICE = new Map([
+/** @type {[Function, string][]} */
+const ADVICE = [
   [Map, 'Object.fromEntries(map)'],
   [Set, '[...set]'],
   [Promise, 'await it'],
   [WeakMap, 'return plain data'],
   [WeakSet, 'return plain data'],
   [ArrayBuffer, "text, Buffer.from(data).toString('base64')"],
-])
+]
 
 function checkClass(value) {
   for (const [kind, advice] of ADVICE) {
@@ -193,7 +196,8 @@ function checkClass(value) {
   if (ArrayBuffer.isView(value)) {
     throw new TypeError(`it holds a ${value.constructor.name}: return a list, or text in base64`)
   }
-  if (value instanceof Error) throw new TypeError('it holds an Error, which JSON would lose: throw it, or return its message')
+  if (value instanceof Error)
+    throw new TypeError('it holds an Error, which JSON would lose: throw it, or return its message')
   if (typeof value.next === 'function' && typeof value[Symbol.iterator] === 'function') {
     throw new TypeError('the handler returns a generator: return a value, for example a list')
   }
@@ -205,7 +209,9 @@ function checkText(text) {
     strictJson.parse(`[${text}]`)
   } catch (refusal) {
     if (!(refusal instanceof InvalidMessage)) throw refusal
-    throw new TypeError(OUTPUT_ADVICE[refusal.code] ? `${refusal.reason}: ${OUTPUT_ADVICE[refusal.code]}` : refusal.message)
+    throw new TypeError(
+      OUTPUT_ADVICE[refusal.code] ? `${refusal.reason}: ${OUTPUT_ADVICE[refusal.code]}` : refusal.message,
+    )
   }
 }
 

@@ -134,5 +134,12 @@ function stepOf(handler, input, options) {
 /** The error as a broker would receive it, with every member. */
 function errorOf(error) {
   const { message = '', code = null, category = null, retryable = null } = error
-  return { message, code, category, retryable, retry_after_ms: error.retry_after_ms ?? null, backtrace: error.backtrace ?? null }
+  return {
+    message,
+    code,
+    category,
+    retryable,
+    retry_after_ms: error.retry_after_ms ?? null,
+    backtrace: error.backtrace ?? null,
+  }
 }

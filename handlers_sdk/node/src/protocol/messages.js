@@ -241,7 +241,8 @@ function version(from) {
 export function remainsOf(value, floats) {
   if (typeof value !== 'object' || value === null) return null
   const { type, broker, session: named, batch_id: batch, steps } = value
-  if (type !== 'steps' || typeof broker !== 'string' || typeof named !== 'string' || typeof batch !== 'string') return null
+  if (type !== 'steps' || typeof broker !== 'string' || typeof named !== 'string' || typeof batch !== 'string')
+    return null
   if (!Array.isArray(steps)) return null
   const items = []
   for (const step of steps) {
@@ -255,4 +256,3 @@ function isItem(step, floats) {
   if (typeof step !== 'object' || step === null) return false
   return ['step_id', 'delivery'].every((key) => Number.isSafeInteger(step[key]) && !floats.get(step)?.has(key))
 }
-

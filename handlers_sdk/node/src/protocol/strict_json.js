@@ -77,6 +77,7 @@ const WHITE_SPACE = new Set([0x20, 0x09, 0x0a, 0x0d])
 const NUMBER = /-?(?:0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?/y
 const CONTROL = /[\u0000-\u001f]/ // eslint-disable-line no-control-regex
 const LONE_SURROGATE = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/
+/** @type {[string, boolean | null][]} */
 const LITERALS = [
   ['true', true],
   ['false', false],

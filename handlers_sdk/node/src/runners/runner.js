@@ -16,6 +16,7 @@ const OUTCOMES_MAX = 256 // outcomes in one batch
 
 export class Runner {
   /** `post` receives a flat list: run, outcome, milliseconds; run, outcome, milliseconds; … */
+  /** @param {any} options */
   constructor({ slots, offers, clock, post, onCurrent = () => {} }) {
     this.slots = new RunSlots(slots, offers)
     this.clock = clock

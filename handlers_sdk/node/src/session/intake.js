@@ -134,7 +134,8 @@ export class Intake {
 
   /** Answer a delivery that is held already. True: its batch is accepted again. */
   answerAgain(peer, held, refused, nowMs) {
-    if (held.peer !== peer) addTo(refused, 'stale', held.item) // another broker has adopted the delivery meanwhile
+    if (held.peer !== peer)
+      addTo(refused, 'stale', held.item) // another broker has adopted the delivery meanwhile
     else if (held.message !== null) this.outbox.hasten(held.message, nowMs)
     else if (held.state !== DONE) return true
     return false

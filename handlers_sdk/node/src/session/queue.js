@@ -5,6 +5,12 @@ export class Queue {
     this.head = 0
   }
 
+  static of(items) {
+    const queue = new Queue()
+    for (const item of items) queue.push(item)
+    return queue
+  }
+
   get size() {
     return this.items.length - this.head
   }

@@ -57,6 +57,7 @@ export class ResultsReporting {
   sendDue(nowMs, runs) {
     const { whole } = this
     this.whole = []
+    /** @type {Iterable<any>} */
     let ready = whole
     if (nowMs < this.sendAtMs && runs > 0 && this.isMoreExpected(nowMs)) {
       for (const batch of whole) this.ready.delete(batch)

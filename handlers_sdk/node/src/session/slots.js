@@ -86,7 +86,10 @@ export class Slots {
   unblock(limited, nowMs) {
     const { blocked } = limited
     let unblocked = 0
-    while (blocked.size > 0 && (blocked.first.state !== QUEUED || this.room(limited, blocked.first, nowMs) > unblocked)) {
+    while (
+      blocked.size > 0 &&
+      (blocked.first.state !== QUEUED || this.room(limited, blocked.first, nowMs) > unblocked)
+    ) {
       const held = blocked.shift()
       if (held.state === QUEUED) {
         this.unblocked.push(held)

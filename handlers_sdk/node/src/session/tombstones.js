@@ -1,6 +1,7 @@
 /** The deliveries that this process must not start, or not start again. */
 
 import * as limits from '../protocol/limits.js'
+import { Queue } from './queue.js'
 
 const TOMBSTONES_MAX = 20_000
 
@@ -14,6 +15,7 @@ const TOMBSTONES_MAX = 20_000
 export class Tombstones {
   constructor() {
     this.received = new Map()
+    this.order = new Queue() // the keys of `received`, the oldest first: a Map finds its oldest entry slowly
     this.disowned = new Map()
   }
 
@@ -22,6 +24,7 @@ export class Tombstones {
   }
 
   add(key, peer, batch, nowMs) {
+    if (!this.received.has(key)) this.order.push(key)
     this.received.set(key, { atMs: nowMs, peer, batch })
     if (this.received.size > TOMBSTONES_MAX) this.forgetOldest()
   }
@@ -34,10 +37,7 @@ export class Tombstones {
   /** Forget tombstones that are older than TOMBSTONE_MS. */
   sweep(nowMs) {
     const before = nowMs - limits.TOMBSTONE_MS
-    for (const { atMs } of this.received.values()) {
-      if (atMs >= before) break
-      this.forgetOldest()
-    }
+    while (this.order.size > 0 && this.received.get(this.order.first).atMs < before) this.forgetOldest()
     for (const [key, { atMs }] of this.disowned) {
       if (atMs >= before) break
       this.disowned.delete(key)
@@ -49,10 +49,12 @@ export class Tombstones {
     for (const entries of [this.received, this.disowned]) {
       for (const [key, entry] of entries) if (entry.peer === peer) entries.delete(key)
     }
+    this.order = Queue.of(this.received.keys())
   }
 
   forgetOldest() {
-    const [key, { peer, batch }] = this.received.entries().next().value
+    const key = this.order.shift()
+    const { peer, batch } = this.received.get(key)
     this.received.delete(key)
     if (batch.session === peer.session && batch.number > peer.floor) peer.floor = batch.number
   }

@@ -26,6 +26,7 @@ export class WorkerEvents {
     this.epochs = new Map() // of each broker's last session
   }
 
+  /** @param {any} facts */
   log(level, event, facts = {}) {
     const sentence = event === 'session_opened' ? this.opened(facts) : SENTENCES[event](facts)
     logs.write(this.logger, level, clean(sentence), { event, worker: this.workerId, ...facts })
@@ -61,8 +62,7 @@ function ended({ unacknowledged }) {
 function replaced({ broker, deployment, results_discarded: lost }) {
   const messages = lost === 1 ? '1 message' : `${lost} messages`
   return (
-    `broker ${broker} has another database (${deployment}): ` +
-    `${messages} with results for the earlier one discarded`
+    `broker ${broker} has another database (${deployment}): ` + `${messages} with results for the earlier one discarded`
   )
 }
 
