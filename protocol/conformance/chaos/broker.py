@@ -38,8 +38,10 @@ class PlayedBroker:
         self.rids: deque[int] = deque([1], maxlen=MEMORY)
         self.asked: deque[Item] = deque(maxlen=MEMORY)
         self.worker_next = 1
+        self.is_claimed = False  # the worker has a session with this broker, as its last heartbeat says
         self.lists: list[Message] | None = None
         self._batch = 0
+        self._nonce = f"{rng.getrandbits(16):04x}"  # of this process of the broker
         self._step = number * 100_000
         self._inbox = f"@{worker} "
         self._traits = traits
@@ -74,6 +76,7 @@ class PlayedBroker:
                 self.worker_next = message.get("next", {}).get(self.id, self.worker_next)
             case "heartbeat":
                 self.heartbeat_ns.append(message["n"])
+                self.is_claimed = self.id in message.get("sessions", {})
                 self.worker_next = message.get("next", {}).get(self.id, self.worker_next)
             case "results":
                 self.rids.append(message["rid"])
@@ -155,7 +158,9 @@ class PlayedBroker:
 
     def steps(self, steps: list[Message], **changed: Any) -> str:
         self._batch += 1
-        message = self.in_session("steps", batch_id=f"batch_5e1d_{self._batch}", protocol_version="2.0", steps=steps)
+        message = self.in_session(
+            "steps", batch_id=f"batch_{self._nonce}_{self._batch}", protocol_version="2.0", steps=steps
+        )
         message |= changed
         self.batches.append(message)
         return frame(self._inbox, message)
@@ -230,5 +235,6 @@ class PlayedBroker:
         self.lease_ms = self._rng.choice((self.lease_ms, self.lease_ms, 500, 4_000))
         self.batches.clear()
         self._batch = 0
+        self._nonce = f"{self._rng.getrandbits(16):04x}"
         if not keeps_items:
             self.items.clear()

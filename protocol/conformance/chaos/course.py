@@ -200,6 +200,7 @@ class Course:
         traits.grants, traits.acks_results, traits.is_reset_by_broker = 1.0, 1.0, True
         for broker in self.brokers:
             broker.is_quiet = False
+            broker.restart(10, keeps_items=True)  # above every epoch that a surprise has named
             broker.lease_ms = max(broker.lease_ms, 1_000)
             self.later(broker.here("brokers "))
         yield {"op": "full", "is_full": False, "now_ms": self.now_ms}
@@ -209,7 +210,8 @@ class Course:
         for _ in range(SETTLE_OPS_MAX):
             if self.now_ms > end_ms or self.has_quit:
                 return
-            if self.now_ms > end_ms - SETTLE_MS / 2 and not self.holding and not self._due:
+            is_half_over = self.now_ms > end_ms - SETTLE_MS / 2
+            if is_half_over and not self.holding and not self._due and all(b.is_claimed for b in self.brokers):
                 return
             if (op := self._next_due()) is not None:
                 yield op | {"now_ms": self.now_ms}
