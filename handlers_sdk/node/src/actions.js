@@ -145,6 +145,7 @@ export class Run {
     this.endedMs = undefined // after its end: when it began, or null if it never did
   }
 
+  /** @returns {Int32Array} */
   get fields() {
     return this.memory.chunks[this.index >> 10].fields
   }

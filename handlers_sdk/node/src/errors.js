@@ -46,8 +46,11 @@ export class Permanent extends StepError {
 
 /** The step failed, and must not be retried before `after` seconds. */
 export class Retry extends StepError {
-  /** @param {{ after?: number, code?: string, category?: string, cause?: unknown }} options */
-  constructor(message = '', { after, ...options } = {}) {
+  /**
+   * @param {string} message
+   * @param {{ after?: number, code?: string, category?: string, cause?: unknown }} options
+   */
+  constructor(message = '', { after = undefined, ...options } = {}) {
     super(message, options)
     if (!(typeof after === 'number' && after >= 0 && after <= RETRY_AFTER_MAX_S)) {
       throw new ConfigurationError(`Retry with after: ${after}: seconds, 0 or more, at most ten years`)

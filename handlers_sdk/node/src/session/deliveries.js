@@ -12,6 +12,16 @@ export const DONE = 'done' // its result is kept until a broker acknowledges it
 /** The key of an item in maps. */
 export const keyOf = (stepId, delivery) => `${stepId}.${delivery}`
 
+/** The items, each once: a broker may list one twice, a worker may not. */
+export function distinct(items) {
+  const byKey = new Map()
+  for (const item of items) {
+    const key = keyOf(item[0], item[1])
+    if (!byKey.has(key)) byKey.set(key, item)
+  }
+  return byKey.size === items.length ? items : [...byKey.values()]
+}
+
 /** The steps of one message. Their results are reported together if possible. */
 export class HeldBatch {
   constructor(id, session, size) {

@@ -6,7 +6,7 @@
 import * as codec from '../protocol/codec.js'
 import { PROTOCOL_LEVEL_1 } from '../protocol/limits.js'
 import { NEVER } from '../actions.js'
-import { DONE, HeldBatch, HeldDelivery, keyOf } from './deliveries.js'
+import { DONE, HeldBatch, HeldDelivery, distinct, keyOf } from './deliveries.js'
 import { parts } from './outgoing.js'
 
 const MAJOR = PROTOCOL_LEVEL_1.split('.')[0]
@@ -22,7 +22,7 @@ export class Intake {
     this.credit = credit
     this.outbox = outbox
     this.out = out
-    this.unaccepted = new Map() // by session and batch: when to accept it
+    this.unaccepted = new Map() // by broker, session and batch: when to accept it
   }
 
   /** `size`: the bytes of the message. */
@@ -67,15 +67,15 @@ export class Intake {
     if (isAccepted || isRepeated) {
       const atMs = isRepeated ? nowMs : nowMs + this.acceptDelayMs
       const { session, batch_id: batchId } = message
-      this.unaccepted.set(`${session} ${batchId}`, { peer, session, batchId, dueMs: atMs })
+      this.unaccepted.set(`${peer.id} ${session} ${batchId}`, { peer, session, batchId, dueMs: atMs })
       this.acceptAtMs = Math.min(this.acceptAtMs, atMs)
     }
     for (const [code, items] of refused) this.refuse(peer, message.batch_id, items, code, nowMs)
   }
 
   /** Send no accept for this batch, because its results were sent and are an answer, too. */
-  cancelAccept(session, batchId) {
-    this.unaccepted.delete(`${session} ${batchId}`)
+  cancelAccept(peer, session, batchId) {
+    this.unaccepted.delete(`${peer.id} ${session} ${batchId}`)
   }
 
   acceptDue(nowMs) {
@@ -111,7 +111,7 @@ export class Intake {
     const { session } = peer
     if (session === null) return
     const { free, slotsFree } = this.credit.offer(peer, nowMs)
-    for (const part of parts(items)) {
+    for (const part of parts(distinct(items))) {
       this.out.sendTo(peer, 'refuse', { session, batch_id: batchId, items: part, code, free, slots_free: slotsFree })
     }
     if (code !== 'stale') {
@@ -125,7 +125,7 @@ export class Intake {
   onUnreadable(body, code, why, nowMs) {
     this.out.log('error', 'message_unreadable', { code, why })
     const remains = codec.decodeRemains(body)
-    if (remains === null) return
+    if (remains === null || remains.batch_id === '') return
     const peer = this.brokers.get(remains.broker)
     if (peer !== null && peer.session === remains.session) {
       this.refuseUnread(peer, remains.session, remains.batch_id, remains.items, code, nowMs)

@@ -148,11 +148,11 @@ export class ResultsReporting {
     }
     this.rid = rid
     const deliveries = done.map(([held]) => held)
+    for (const held of deliveries) if (held.message === null) batch.unsent -= 1 // a replacement counts once
     const kept = new ResultsMessage({ rid, peer, batch, head, results, body, done: deliveries, nowMs, isReplacement })
     for (const held of deliveries) held.message = kept
     this.outbox.send(kept)
-    batch.unsent -= done.length
-    if (batch.unsent === 0) this.intake.cancelAccept(session, batch.id)
+    if (batch.unsent === 0) this.intake.cancelAccept(peer, session, batch.id)
   }
 }
 

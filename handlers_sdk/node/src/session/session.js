@@ -17,7 +17,7 @@ import { Announcements } from './announcements.js'
 import { Brokers } from './brokers.js'
 import { Offers } from './config.js'
 import { Credit } from './credit.js'
-import { DONE, RUNNING, keyOf } from './deliveries.js'
+import { DONE, RUNNING, distinct, keyOf } from './deliveries.js'
 import { BrokerLinks } from './endpoints.js'
 import { HeldDeliveries } from './holdings.js'
 import { Intake } from './intake.js'
@@ -256,7 +256,7 @@ export class Session {
   onAdopt(peer, message, nowMs) {
     const answers = []
     const moved = new Map() // by results message
-    for (const [stepId, delivery] of message.items) {
+    for (const [stepId, delivery] of distinct(message.items)) {
       const key = keyOf(stepId, delivery)
       const held = this.holdings.get(key)
       if (held === undefined || held.state === null) {
