@@ -3,6 +3,7 @@ import js from '@eslint/js'
 const globals = Object.fromEntries(
   [
     'AbortController',
+    'AbortSignal',
     'Atomics',
     'Buffer',
     'SharedArrayBuffer',

@@ -65,7 +65,8 @@ export class HandlerCall {
     })
     Context.begin(this.context, this.startedMs, Math.min(this.startedMs + this.timeoutMs, this.deadlineMs))
     try {
-      value = handler.run(value, this.context)
+      const { run } = handler // called without `this`
+      value = run(value, this.context)
     } catch (error) {
       return this.thrown(error)
     }
