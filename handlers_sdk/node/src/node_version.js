@@ -1,0 +1,8 @@
+/** Refuses a Node that is too old, in one sentence. The first module that is loaded. */
+
+const OLDEST = 18
+
+if (Number(process.versions.node.split('.')[0]) < OLDEST) {
+  process.stderr.write(`stepwire needs Node ${OLDEST} or newer; this is Node ${process.versions.node}\n`)
+  process.exit(1)
+}

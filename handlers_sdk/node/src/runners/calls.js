@@ -1,0 +1,113 @@
+/** One call of a handler, from its hand-over by the session to its outcome. */
+
+import { Context } from '../context.js'
+import { badInput, badOutput, encodeOutput, failed, readInput, stopped } from '../handler.js'
+import * as runLog from './run_log.js'
+
+export const GIVE_BACK = null // an outcome: the step was not started, or had no effect
+
+/** One run, with its handler and context. `memory` and `index`: see RunMemory in actions.js. */
+export class HandlerCall {
+  constructor({ memory, index, step, offer, handler, timeoutMs, deadlineMs, runner }) {
+    this.memory = memory
+    this.index = index
+    this.step = step
+    this.offer = offer
+    this.handler = handler
+    this.timeoutMs = timeoutMs
+    this.deadlineMs = deadlineMs
+    this.runner = runner // {clock, logger, report(call, done, total, note)}
+    this.context = null
+    this.startedMs = 0
+    this.endedBy = undefined // after the end: the reason of the request to stop, or null
+    this.hasLostLease = false
+  }
+
+  /** The last check before the handler is called: may it be called? If not, the step is given back. */
+  begin(nowMs) {
+    if (!this.memory.begin(this.index, nowMs)) return false
+    this.startedMs = nowMs
+    return true
+  }
+
+  /** Why the run was asked to stop; null if it was not. Also correct while the handler computes. */
+  stopReason() {
+    return this.endedBy === undefined ? this.memory.stopReason(this.index) : this.endedBy
+  }
+
+  isLeaseLost() {
+    return this.endedBy === undefined ? this.memory.isLeaseLost(this.index) : this.hasLostLease
+  }
+
+  /** The outcome is decided: the memory of the run belongs to another run from now on. */
+  end() {
+    this.hasLostLease = this.isLeaseLost()
+    this.endedBy = this.stopReason()
+  }
+
+  /**
+   * Call the handler. Returns its outcome, or a promise of it: the output as JSON text, a result {status, output, error,
+   * metadata}, or GIVE_BACK. Never throws, and the promise never rejects.
+   */
+  run() {
+    const { handler, step, runner } = this
+    let value
+    try {
+      value = readInput(handler, step)
+    } catch (fault) {
+      return this.logged(badInput(handler, step, fault))
+    }
+    this.context = new Context(step, {
+      flags: this,
+      clock: runner.clock,
+      logger: runner.logger,
+      report: (done, total, note) => runner.report(this, done, total, note),
+    })
+    Context.begin(this.context, this.startedMs, Math.min(this.startedMs + this.timeoutMs, this.deadlineMs))
+    try {
+      const { run } = handler // called without `this`
+      value = run(value, this.context)
+    } catch (error) {
+      return this.thrown(error)
+    }
+    if (typeof value?.then !== 'function') return this.returned(value)
+    return Promise.resolve(value).then(
+      (output) => this.returned(output),
+      (error) => this.thrown(error),
+    )
+  }
+
+  /** The run was asked to stop: the memory has the reason. */
+  stop() {
+    if (this.context !== null) Context.stop(this.context)
+  }
+
+  get tookMs() {
+    return this.runner.clock() - this.startedMs
+  }
+
+  returned(value) {
+    try {
+      return encodeOutput(value)
+    } catch (fault) {
+      return this.logged(badOutput(this.handler, this.step, fault, this.tookMs))
+    }
+  }
+
+  thrown(error) {
+    const { step, handler } = this
+    const reason = this.stopReason()
+    const isAborted = error instanceof Error && error.name === 'AbortError'
+    if (reason !== null && (isAborted || reason === 'timeout')) {
+      if (reason === 'shutdown' && step.delivery_mode === 'at_least_once') return GIVE_BACK
+      return stopped(handler, step, reason, this.tookMs)
+    }
+    runLog.thrown(this.runner.logger, step, error, reason)
+    return failed(handler, error, this.tookMs)
+  }
+
+  logged(result) {
+    runLog.notReported(this.runner.logger, this.step, result)
+    return result
+  }
+}
