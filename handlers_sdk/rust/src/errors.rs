@@ -1,0 +1,2 @@
+//! placeholder
+pub(crate) const OUTCOME_UNKNOWN: &str = "outcome_unknown";
