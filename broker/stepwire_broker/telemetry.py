@@ -205,6 +205,8 @@ WORKER_EVENTS: Final[tuple[LogEvent, ...]] = (
     _error("message_unreadable", "code why", "A message of a broker could not be read."),
     _error("message_refused", "broker refused code message", "A broker refused a message of this worker."),
     _debug("link_rebuilt", "link broker", "The sockets of an endpoint without answers were rebuilt."),
+    _info("link_removed", "link broker", "A broker that is in no list was disconnected."),
+    _warning("broker_ignored", "broker", "A listed broker requires CURVE keys, which the worker does not have."),
     _error("connect_failed", "endpoint error", "The worker cannot connect to an endpoint."),
     _info("worker_drains", "running", "The worker accepts no further steps, and lets running steps finish."),
     _info("worker_ended", "unacknowledged", "The worker has ended. No broker has acknowledged these steps."),

@@ -28,6 +28,9 @@ Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=limits.NAME_BYTES
 HandlerPattern: TypeAlias = Annotated[str, Meta(min_length=1, max_length=limits.NAME_BYTES_MAX)]
 BatchId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
 Text: TypeAlias = Annotated[str, Meta(max_length=8192)]
+HandlerVersion: TypeAlias = Annotated[str, Meta(max_length=limits.HANDLER_VERSION_MAX)]
+TraceState: TypeAlias = Annotated[str, Meta(max_length=limits.TRACESTATE_MAX)]
+CurveKey: TypeAlias = Annotated[str, Meta(pattern=_whole(topics.CURVE_KEY_PATTERN))]
 
 Item: TypeAlias = tuple[Id, Id]  # step_id, delivery
 HeldState: TypeAlias = Literal["queued", "asking", "running", "done"]
@@ -70,6 +73,7 @@ class Hello(FromWorker, frozen=True, kw_only=True, tag="hello"):
     heartbeat_ms: Count = limits.HEARTBEAT_MS
     lang: str = ""
     sdk: str = ""
+    handler_version: HandlerVersion = ""
     host: str = ""
     pid: Count = 0
     pid_started: Count = 0
@@ -198,12 +202,13 @@ class FromBroker(Struct, frozen=True, kw_only=True, tag_field="type", omit_defau
     epoch: Count
 
 
-class Endpoints(Struct, frozen=True):
-    """The endpoints of a broker's two sockets, for workers to connect to."""
+class Endpoints(Struct, frozen=True, omit_defaults=True):
+    """The endpoints of a broker's two sockets, for workers to connect to. `server_key` is the broker's CURVE key."""
 
     broker: str
     steps: str
     results: str
+    server_key: CurveKey | None = None
 
 
 class Here(FromBroker, frozen=True, kw_only=True, tag="here"):
@@ -228,12 +233,13 @@ class Welcome(FromBroker, frozen=True, kw_only=True, tag="welcome"):
 
 class HeartbeatAck(FromBroker, frozen=True, kw_only=True, tag="heartbeat_ack"):
     """The ack of heartbeat `n`. Renews the lease from the time when the worker sent that heartbeat. `quiet`: accept no
-    new steps. `quit`: drain and end."""
+    new steps. `quit`: drain and end. `brokers`: as in `welcome`; None if unchanged."""
 
     session: SessionId
     n: Count
     quiet: bool = False
     quit: bool = False
+    brokers: list[Endpoints] | None = None
 
 
 class StepMetadata(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -244,6 +250,7 @@ class StepMetadata(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     timeout_ms: Count
     idempotency_key: str
     traceparent: str | None = None
+    tracestate: TraceState | None = None
     deadline_ms: Count | None = None  # time left until the step's own deadline when the message was sent
     shadow: bool = False
 
@@ -328,6 +335,7 @@ class StepMetadataLevel0(Struct, frozen=True, kw_only=True, gc=False, omit_defau
     timeout_ms: Count
     idempotency_key: str | UnsetType = UNSET
     traceparent: str | None = None
+    tracestate: TraceState | None = None
 
 
 class StepRequestLevel0(Struct, frozen=True, kw_only=True, gc=False):

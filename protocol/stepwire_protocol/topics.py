@@ -15,6 +15,7 @@ WORKER_PATTERN: Final = r"[A-Za-z0-9._-]{1,48}:[0-9a-f]{16}"
 BROKER_PATTERN: Final = r"[a-z0-9-]{1,32}"
 SESSION_PATTERN: Final = r"[0-9]{1,16}\.[0-9]{1,16}"
 HANDLER_CLASS_PATTERN: Final = r"[A-Za-z0-9_.:-]{1,128}"
+CURVE_KEY_PATTERN: Final = r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}"  # Z85
 
 _WORKER_TOPIC: Final = re.compile(rb"@(" + WORKER_PATTERN.encode() + rb") ")
 

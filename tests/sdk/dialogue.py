@@ -182,7 +182,7 @@ class Broker:
         )
         return self
 
-    def beat(self, **flags: bool) -> None:
+    def beat(self, **flags: Any) -> None:
         """Ack the latest heartbeat."""
         n = [m.n for m in self.dialogue.sent if isinstance(m, Heartbeat)][-1]
         self.send(HeartbeatAck, session=self.session, n=n, **flags)

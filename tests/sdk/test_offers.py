@@ -15,13 +15,14 @@ def test_the_exact_name_wins_then_the_first_pattern():
     [
         (10, [3], [False], [7]),
         (10, [0, 0], [True, True], [5, 5]),
-        (10, [2, 0], [False, True], [8, 5]),
-        (10, [2, 7], [False, False], [3, 0]),
-        (9, [0, 0, 4], [True, True, False], [3, 3, 5]),
+        (10, [2, 0], [False, True], [7, 1]),
+        (10, [2, 7], [False, False], [3, -2]),
+        (9, [0, 0, 4], [True, True, False], [1, 1, 3]),
+        (1, [0, 1], [True, False], [1, -1]),
         (1, [0, 0], [True, True], [1, 0]),
     ],
 )
-def test_credit_is_split_in_shares_and_idle_brokers_lend_theirs(capacity, loads, idle, free):
+def test_credit_is_split_in_shares_and_an_idle_broker_lends_all_but_one_place(capacity, loads, idle, free):
     claims = [credit.Claim(*pair) for pair in zip(loads, idle, strict=True)]
     assert [credit.split(capacity, claims, i, rotation=0) for i in range(len(claims))] == free
 

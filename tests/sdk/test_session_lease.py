@@ -167,7 +167,7 @@ def test_a_reset_of_the_current_number_ends_the_session(code):
     broker.steps(step(1), *[step(i) for i in range(2, 7)])
     broker.reset(code)
     assert len(dialogue.states()) == 4
-    dialogue.pass_time(300)
+    dialogue.pass_time(5_000)
     assert dialogue.take(Hello)[0].next == {"b1": 2}
 
 

@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from stepwire.actions import CancelRun, Connect, Log, Quit, Rebuild, ResultTooLarge, Run, Send
+from stepwire.actions import CancelRun, Connect, Disconnect, Log, Quit, Rebuild, ResultTooLarge, Run, Send
 from stepwire.errors import OutcomeUnknown, Permanent, Retry, StepError
 from stepwire.handler import Handler, completed, failed, make_handler, stopped
 from stepwire.runners.run_slots import RunSlots
@@ -282,6 +282,9 @@ class WorkerNode:
     def _connect(self, action: Connect) -> None:
         raise AssertionError(f"there is one broker: {action}")
 
+    def _disconnect(self, action: Disconnect) -> None:
+        raise AssertionError(f"there is one broker: {action}")
+
     def _rebuild(self, action: Rebuild) -> None:
         self.world.network.reconnect(self.link)
 
@@ -427,6 +430,7 @@ _ACTS: Final[dict[type, Callable[[Any, Any], None]]] = {
     Run: WorkerNode._run,
     CancelRun: WorkerNode._cancel,
     Connect: WorkerNode._connect,
+    Disconnect: WorkerNode._disconnect,
     Rebuild: WorkerNode._rebuild,
     Quit: WorkerNode._quit,
     ResultTooLarge: WorkerNode._result_too_large,

@@ -94,7 +94,14 @@ class CancelRun(NamedTuple):
 
 
 class Connect(NamedTuple):
-    """Connect to a broker that another broker has listed."""
+    """Connect to a broker that another broker has listed. `server_key`: its CURVE key; None: the configured one."""
+
+    link: Link
+    server_key: str | None = None
+
+
+class Disconnect(NamedTuple):
+    """Disconnect from a broker that is no longer listed."""
 
     link: Link
 
@@ -124,4 +131,4 @@ class Log(NamedTuple):
     facts: dict[str, object]
 
 
-Action: TypeAlias = Send | Run | CancelRun | Connect | Rebuild | Quit | ResultTooLarge | Log
+Action: TypeAlias = Send | Run | CancelRun | Connect | Disconnect | Rebuild | Quit | ResultTooLarge | Log

@@ -142,6 +142,11 @@ class Context:
         return self._step.metadata.traceparent
 
     @property
+    def tracestate(self) -> str | None:
+        """The vendor part of the trace context. Pass it on together with `traceparent`."""
+        return self._step.metadata.tracestate
+
+    @property
     def is_shadow(self) -> bool:
         """True in a shadow run. The result is only compared, so the run must have no effects."""
         return self._step.metadata.shadow

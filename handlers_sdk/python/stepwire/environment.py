@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
+from stepwire_protocol import limits
+
 from .actions import Link
 from .errors import ConfigurationError
 
@@ -27,16 +29,18 @@ class Environment(NamedTuple):
     name: str | None
     slots: int
     labels: dict[str, str]
+    handler_version: str
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Environment:
-    """Read STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS and _LABELS. Raises ConfigurationError."""
+    """Read STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS, _LABELS and _HANDLER_VERSION. Raises ConfigurationError."""
     return Environment(
         _list(environ.get("STEPWIRE_STEPS") or STEPS_DEFAULT),
         _list(environ.get("STEPWIRE_RESULTS") or RESULTS_DEFAULT),
         environ.get("STEPWIRE_NAME") or None,
         _slots(environ.get("STEPWIRE_SLOTS") or str(SLOTS_DEFAULT)),
         _labels(environ.get("STEPWIRE_LABELS") or ""),
+        environ.get("STEPWIRE_HANDLER_VERSION") or "",
     )
 
 
@@ -63,6 +67,15 @@ def check_slots(slots: int) -> int:
     if not 1 <= slots <= SLOTS_MAX:
         raise ConfigurationError(f"slots is {slots}: it needs to be 1 to {SLOTS_MAX} (STEPWIRE_SLOTS)")
     return slots
+
+
+def check_handler_version(version: str) -> str:
+    if len(version) > limits.HANDLER_VERSION_MAX:
+        raise ConfigurationError(
+            f"handler_version has {len(version)} characters: it needs at most {limits.HANDLER_VERSION_MAX}"
+            " (STEPWIRE_HANDLER_VERSION)"
+        )
+    return version
 
 
 def _check_endpoint(kind: str, endpoint: str, has_context: bool) -> None:

@@ -150,5 +150,6 @@ def _for_level0(request: StepRequest) -> StepRequestLevel0:
             timeout_ms=request.metadata.timeout_ms,
             idempotency_key=request.metadata.idempotency_key,
             traceparent=request.metadata.traceparent,
+            tracestate=request.metadata.tracestate,
         ),
     )

@@ -3,6 +3,7 @@
 The caller passes facts with the time, and receives actions. `session.py` composes the parts; each part owns its state:
 
     config         what the worker offers
+    promises       the credit that a broker may still use
     brokers        the brokers that the worker knows
     leases         the session with each broker, and its lease
     announcements  hello, heartbeat, bye

@@ -6,6 +6,8 @@ from stepwire_protocol import limits, topics
 
 from stepwire.actions import Lease
 
+from .promises import Promises
+
 
 class BrokerPeer:
     """The worker's knowledge of one broker: the session, the lease, and the broker's share of the load."""
@@ -14,25 +16,29 @@ class BrokerPeer:
         "answered_ms",
         "bytes_max",
         "deployment",
+        "drop_wait_ms",
         "epoch",
         "floor",
         "heartbeat_ms",
         "id",
+        "is_held_back",
         "is_quiet",
         "lease",
         "lease_ms",
         "load",
         "n_after",
         "next",
+        "opened_ms",
+        "promises",
         "session",
         "steps_ms",
         "topic",
     )
 
-    def __init__(self, id: str, now_ms: float) -> None:
+    def __init__(self, id: str, now_ms: float, next: int = 1) -> None:
         self.id = id
         self.topic = topics.results_to(id)
-        self.next = 1  # the k of the current or next session; increases when a session is dropped
+        self.next = next  # the k of the current or next session; increases when a session is dropped
         self.epoch = -1
         self.session: str | None = None
         self.deployment: str | None = None
@@ -45,6 +51,10 @@ class BrokerPeer:
         self.load = 0  # deliveries of this broker that need a slot or have one
         self.answered_ms = now_ms  # the time of the broker's last answer to a hello or heartbeat
         self.steps_ms = float("-inf")  # the time of the broker's last steps
+        self.opened_ms = now_ms  # the time at which the latest session opened
+        self.drop_wait_ms = 0.0  # the pause before the hello after the next drop
+        self.promises = Promises()
+        self.is_held_back = False  # its latest credit is smaller than its share, because of promises to other brokers
         self.is_quiet = False  # `quiet` of the last heartbeat_ack: the broker sends no new steps
 
 
@@ -53,6 +63,7 @@ class Brokers:
 
     def __init__(self) -> None:
         self._peers: dict[str, BrokerPeer] = {}
+        self._next_of: dict[str, int] = {}  # of forgotten brokers: no number is used twice
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -69,8 +80,13 @@ class Brokers:
     def get_or_add(self, broker: str, now_ms: float) -> BrokerPeer:
         peer = self._peers.get(broker)
         if peer is None:
-            peer = self._peers[broker] = BrokerPeer(broker, now_ms)
+            peer = self._peers[broker] = BrokerPeer(broker, now_ms, self._next_of.pop(broker, 1))
         return peer
+
+    def forget(self, peer: BrokerPeer) -> None:
+        """Forget a broker that has no session and owns nothing here."""
+        del self._peers[peer.id]
+        self._next_of[peer.id] = peer.next
 
     def next_numbers(self) -> dict[str, int]:
         """The member `next` of hello and heartbeat."""

@@ -29,11 +29,13 @@ class Config(Struct, frozen=True, kw_only=True):
     prefetch: int | None = None  # the least room for steps that wait; None: only what the observed pace says
     labels: dict[str, str] = {}
     links: tuple[Link, ...] = ()
+    curve: bool = False  # the sockets have CURVE keys
     heartbeat_ms: int = limits.HEARTBEAT_MS
     accept_delay_ms: int = 0  # an accept waits this long for results that make it superfluous
     max_message_bytes: int = limits.MESSAGE_BYTES_MAX
     lang: str = "python"
     sdk: str = ""
+    handler_version: str = ""  # the release of the handlers
     host: str = ""
     pid: int = 0
     pid_started: int = 0

@@ -7,8 +7,8 @@ shrinks, and the worker returns the steps that no longer fit.
 
 Brokers do not know of each other, so the worker divides its capacity among them. Each broker has an equal share,
 rounded down. The remainder rotates, so that every broker has its turn even if there are more brokers than capacity.
-Idle brokers lend their share to the others, but keep the credit that they already have. The total credit can therefore
-reach twice the capacity, and never more. Steps above the capacity wait, and cost only memory.
+An idle broker keeps one place of its share, and lends the rest to the others. Each place is promised to one broker at a
+time: it is offered to another one only when its former holder has acknowledged a smaller number (`promises.py`).
 """
 
 from typing import Final, NamedTuple
@@ -26,6 +26,7 @@ OUTBOX_BYTES_MAX: Final = 64 * 1024 * 1024  # above this, no credit: brokers tha
 WAITING_MAX: Final = 2_000  # steps for which the observed pace makes room
 WAITING_BYTES_MAX: Final = 16 * 1024 * 1024  # the same in bytes
 RETURN_EVERY_MS: Final = 20.0  # interval of the search for steps that no longer fit
+IDLE_KEEPS: Final = 1  # places that an idle broker does not lend, so that its next step need not wait
 RETURN_FACTOR: Final = 2  # steps are returned when this many times the room is in use, so the pace may vary
 
 
@@ -70,31 +71,63 @@ class Credit:
         """Note the size of the steps in a message."""
         self._step_bytes += (step_bytes - self._step_bytes) / 4
 
-    def of_all(self, now_ms: float) -> dict[str, int]:
-        """The member `free` of hello and heartbeat."""
-        return {peer.id: self.of(peer, now_ms)[0] for peer in self._brokers}
+    def offer_all(self, n: int, now_ms: float) -> tuple[dict[str, int], dict[str, int]]:
+        """The members `free` and `slots_free` of the hello or heartbeat with this number, which promise this credit."""
+        offers: list[tuple[str, int, int]] = []
+        for peer in self._brokers:
+            free, slots_free = self._place(peer, now_ms)
+            peer.promises.announce(n, free)
+            offers.append((peer.id, free, slots_free))
+        return {id: free for id, free, _ in offers}, {id: slots_free for id, _, slots_free in offers}
 
-    def slots_of_all(self, now_ms: float) -> dict[str, int]:
-        """The member `slots_free` of hello and heartbeat."""
-        return {peer.id: self.of(peer, now_ms)[1] for peer in self._brokers}
+    def offer(self, peer: BrokerPeer, now_ms: float) -> tuple[int, int]:
+        """The members `free` and `slots_free` of another message to this broker, which promises this credit."""
+        free, slots_free = self._place(peer, now_ms)
+        peer.promises.name(free)
+        return free, slots_free
 
-    def of(self, peer: BrokerPeer, now_ms: float) -> tuple[int, int]:
-        """The members `free` and `slots_free`: the number of further steps, and how many of them would start at
-        once."""
-        is_closed = self.is_draining or self.is_quiet or self.is_full or peer.is_quiet
-        if is_closed or self._outbox.bytes > OUTBOX_BYTES_MAX:
-            return 0, 0
+    def moves(self, peer: BrokerPeer) -> bool:
+        """True if another broker was held back by promises, and may get places that this one no longer has."""
+        return any(other.is_held_back and other.session for other in self._brokers if other is not peer)
+
+    def is_waking(self, peer: BrokerPeer, now_ms: float) -> bool:
+        """True if this broker was idle until now, and its share was lent to another one."""
+        lends = any(other.session for other in self._brokers if other is not peer)
+        return lends and self._is_idle(peer, now_ms)
+
+    def _place(self, peer: BrokerPeer, now_ms: float) -> tuple[int, int]:
+        free, slots_free, peer.is_held_back = self._split(peer, now_ms)
+        return free, slots_free
+
+    def _split(self, peer: BrokerPeer, now_ms: float) -> tuple[int, int, bool]:
+        """The number of further steps, how many of them would start at once, and whether promises to others hold the
+        broker back."""
+        if self._is_closed(peer):
+            return 0, 0, False
         capacity = self._slots + self.room(now_ms)
         if capacity > self._largest:
             self._largest = capacity
+        load = self._holdings.load
         if len(self._brokers) == 1:
-            load = self._holdings.load
-            return max(0, capacity - load), max(0, self._slots - load)
+            return max(0, capacity - load), max(0, self._slots - load), False
+        left = min(self._share_left(capacity, peer, now_ms), capacity - load)
+        promised = sum(p.promises.promised for p in self._brokers if p.session and p is not peer)
+        free = max(0, min(left, capacity - load - promised))
+        slots_left = min(self._share_left(self._slots, peer, now_ms), self._slots - load)
+        return free, max(0, min(free, slots_left)), free < left
+
+    def _is_closed(self, peer: BrokerPeer) -> bool:
+        is_closed = self.is_draining or self.is_quiet or self.is_full or peer.is_quiet
+        return is_closed or self._outbox.bytes > OUTBOX_BYTES_MAX
+
+    def _share_left(self, capacity: int, peer: BrokerPeer, now_ms: float) -> int:
+        """The part of this broker's share of the capacity that it does not use yet; negative if it uses more."""
         live = [p for p in self._brokers if p.session or p is peer]
-        claims = [Claim(p.load, not p.load and p.steps_ms + self._idle_after_ms <= now_ms) for p in live]
-        index = live.index(peer)
-        free = split(capacity, claims, index, self._rotation)
-        return free, min(free, split(self._slots, claims, index, self._rotation))
+        claims = [Claim(p.load, self._is_idle(p, now_ms)) for p in live]
+        return split(capacity, claims, live.index(peer), self._rotation)
+
+    def _is_idle(self, peer: BrokerPeer, now_ms: float) -> bool:
+        return not peer.load and peer.steps_ms + self._idle_after_ms <= now_ms
 
     # -- return -------------------------------------------------------------------------------------------------------
 
@@ -106,18 +139,21 @@ class Credit:
     def excess(self, now_ms: float) -> tuple[int, set[BrokerPeer]]:
         """The number of steps that no longer fit, and the brokers that may get them back. Called at `return_at_ms`.
 
-        A broker that still has credit would send the steps again at once, so it gets none back. That is also why steps
-        that wait for their handler's concurrency are not returned while they fit into the slots.
+        A broker that still has credit would send the steps again at once, so none is returned while some are left. That
+        is also why steps that wait for their handler's concurrency are not returned while they fit into the slots. Of
+        several brokers, those get steps back that use their whole share.
         """
         self.return_at_ms = NEVER
         self.watch(now_ms)
         load, room = self._holdings.load, self.room(now_ms)
         fitting, tolerated = self._slots + room, self._slots + RETURN_FACTOR * room
-        if len(self._brokers) > 1:  # the credits of several brokers may add up to twice the capacity
+        capacity = fitting
+        if len(self._brokers) > 1:  # credit that was promised before steps became longer
             fitting = tolerated = 2 * fitting
         if load <= tolerated:
             return 0, set()
-        return load - fitting, {peer for peer in self._brokers if not self.of(peer, now_ms)[0]}
+        full = {p for p in self._brokers if self._is_closed(p) or self._share_left(capacity, p, now_ms) <= 0}
+        return load - fitting, full
 
 
 class Claim(NamedTuple):
@@ -128,17 +164,18 @@ class Claim(NamedTuple):
 
 
 def split(capacity: int, claims: list[Claim], index: int, rotation: int) -> int:
-    """The credit of the broker at `index`."""
+    """The places of the broker at `index` that it does not use yet; negative if it uses more than its places."""
     mine = claims[index]
-    if len(claims) == 1:
-        return max(0, capacity - mine.load)
-    places = _share(capacity, len(claims), index, rotation)
-    if not mine.is_idle:
-        lent = sum(_share(capacity, len(claims), i, rotation) for i, claim in enumerate(claims) if claim.is_idle)
-        borrowers = sum(not claim.is_idle for claim in claims)
+    shares = [_share(capacity, len(claims), i, rotation) for i in range(len(claims))]
+    places = shares[index]
+    borrowers = sum(not claim.is_idle for claim in claims)
+    if mine.is_idle and borrowers:
+        places = min(places, IDLE_KEEPS)
+    elif not mine.is_idle:
+        lent = sum(max(0, share - IDLE_KEEPS) for share, claim in zip(shares, claims, strict=True) if claim.is_idle)
         rank = sum(not claim.is_idle for claim in claims[:index])
         places += _share(lent, borrowers, rank, rotation)
-    return max(0, places - mine.load)
+    return places - mine.load
 
 
 def _share(capacity: int, among: int, index: int, rotation: int) -> int:

@@ -1,13 +1,15 @@
-"""The endpoints of brokers: decides which to connect, and when to connect again."""
+"""The endpoints of brokers: decides which to connect, when to connect again, and which to disconnect."""
 
 from typing import Final
 
 from stepwire_protocol import limits
-from stepwire_protocol.messages import Welcome
+from stepwire_protocol.messages import Endpoints
 
-from stepwire.actions import NEVER, Connect, Link, Rebuild
+from stepwire.actions import NEVER, Connect, Disconnect, Link, Rebuild
 
 from .brokers import BrokerPeer, Brokers
+from .config import Config
+from .holdings import HeldDeliveries
 from .outgoing import Outgoing
 
 CHECK_EVERY_MS: Final = 1_000
@@ -16,22 +18,29 @@ CHECK_EVERY_MS: Final = 1_000
 class BrokerLinks:
     """The connected links, and the broker at each link if it is known."""
 
-    def __init__(self, links: tuple[Link, ...], brokers: Brokers, out: Outgoing) -> None:
+    def __init__(self, config: Config, brokers: Brokers, holdings: HeldDeliveries, out: Outgoing) -> None:
         self.check_at_ms = NEVER
-        self._broker_of: dict[Link, str | None] = dict.fromkeys(links)
+        self._has_curve = config.curve
+        self._broker_of: dict[Link, str | None] = dict.fromkeys(config.links)
         self._connected_ms: dict[Link, float] = {}
+        self._listed_ms: dict[Link, float] = {}  # of links learned from a list: when a list last named the broker
+        self._lists: dict[BrokerPeer, set[str]] = {}  # the brokers that each broker listed in its open session
+        self._ignored: set[str] = set()  # brokers that need CURVE keys, which the worker does not have
         self._brokers = brokers
+        self._holdings = holdings
         self._out = out
 
     def start(self, now_ms: float) -> None:
         self._connected_ms = dict.fromkeys(self._broker_of, now_ms)
         self.check_at_ms = now_ms + limits.SOCKET_REBUILD_MS
 
-    def learn(self, peer: BrokerPeer, message: Welcome, now_ms: float) -> None:
-        """Connect to the brokers that a welcome lists. A configured endpoint may be the same broker with another
+    def learn(self, peer: BrokerPeer, listed: list[Endpoints], now_ms: float) -> None:
+        """Connect to the brokers that this broker lists. A configured endpoint may be the same broker with another
         address."""
+        self._lists[peer] = {entry.broker for entry in listed}
+        listed = [entry for entry in listed if entry.steps and entry.results]
         known = {broker: link for link, broker in self._broker_of.items() if broker is not None}
-        for entry in message.brokers:
+        for entry in listed:
             link = Link(entry.steps, entry.results)
             if link in self._broker_of and self._broker_of[link] is None:
                 self._broker_of[link] = entry.broker
@@ -39,12 +48,16 @@ class BrokerLinks:
         unnamed = [link for link, broker in self._broker_of.items() if broker is None]
         if peer.id not in known and len(unnamed) == 1:
             self._broker_of[unnamed.pop()] = peer.id
-        for entry in message.brokers:
+        for entry in listed:
             link = Link(entry.steps, entry.results)
             if entry.broker not in self._brokers and entry.broker not in known and not unnamed:
+                if entry.server_key is not None and not self._has_curve:
+                    self._ignore(entry.broker)
+                    continue
+                known[entry.broker] = link
                 self._broker_of[link] = entry.broker
-                self._connected_ms[link] = now_ms
-                self._out.add(Connect(link))
+                self._connected_ms[link] = self._listed_ms[link] = now_ms
+                self._out.add(Connect(link, entry.server_key))
 
     def link_of(self, broker: str) -> Link | None:
         """The link to this broker, if it is known."""
@@ -62,7 +75,33 @@ class BrokerLinks:
         ]
         return closed + (unnamed if strangers < len(unnamed) else [])
 
-    def rebuild_silent(self, now_ms: float) -> None:
+    def check(self, now_ms: float) -> None:
+        """Disconnect brokers that are no longer listed, and connect silent ones again."""
+        self._disconnect_unlisted(now_ms)
+        self._rebuild_silent(now_ms)
+        self.check_at_ms = now_ms + CHECK_EVERY_MS
+
+    def _disconnect_unlisted(self, now_ms: float) -> None:
+        """Disconnect brokers that were learned from a list, are absent from every list for long, and own nothing."""
+        listed = {broker for peer, brokers in self._lists.items() if peer.session is not None for broker in brokers}
+        for link, listed_ms in list(self._listed_ms.items()):
+            broker = self._broker_of[link]
+            assert broker is not None
+            peer = self._brokers.get(broker)
+            if broker in listed:
+                self._listed_ms[link] = now_ms
+            elif now_ms - listed_ms >= limits.UNLISTED_MS and (peer is None or self._is_unused(peer)):
+                del self._listed_ms[link], self._broker_of[link], self._connected_ms[link]
+                if peer is not None:
+                    self._lists.pop(peer, None)
+                    self._brokers.forget(peer)
+                self._out.add(Disconnect(link))
+                self._out.log("info", "link_removed", link=link, broker=broker)
+
+    def _is_unused(self, peer: BrokerPeer) -> bool:
+        return peer.session is None and not self._holdings.of_broker(peer)
+
+    def _rebuild_silent(self, now_ms: float) -> None:
         """Connect silent links again. A refused or dead connection reports no error, and never recovers by itself."""
         named = set(self._broker_of.values())
         unnamed = sum(broker is None for broker in self._broker_of.values())
@@ -77,4 +116,9 @@ class BrokerLinks:
                 self._connected_ms[link] = now_ms
                 self._out.add(Rebuild(link))
                 self._out.log("debug", "link_rebuilt", link=link, broker=broker)
-        self.check_at_ms = now_ms + CHECK_EVERY_MS
+
+    def _ignore(self, broker: str) -> None:
+        """Do not connect to a broker that requires CURVE keys. Logged once for each broker."""
+        if broker not in self._ignored:
+            self._ignored.add(broker)
+            self._out.log("warning", "broker_ignored", broker=broker)

@@ -44,6 +44,7 @@ class Intake:
 
     def on_steps(self, peer: BrokerPeer, message: Steps, size: int, now_ms: float) -> None:
         """`size`: the bytes of the message."""
+        peer.promises.use(len(message.steps))
         if message.protocol_version.partition(".")[0] != V.partition(".")[0]:
             items = [(step.step_id, step.delivery) for step in message.steps]
             self._refuse_unread(peer, message.session, message.batch_id, items, "bad_message", now_ms)
@@ -98,7 +99,7 @@ class Intake:
             del unaccepted[key]
             session, batch_id = key
             if peer.session == session:
-                free, slots_free = self._credit.of(peer, now_ms)
+                free, slots_free = self._credit.offer(peer, now_ms)
                 accept = Accept(
                     v=V,
                     worker=self._out.worker,
@@ -132,7 +133,7 @@ class Intake:
         """Refuse these items. `is_return`: they were accepted before."""
         if peer.session is None:
             return
-        free, slots_free = self._credit.of(peer, now_ms)
+        free, slots_free = self._credit.offer(peer, now_ms)
         for part in parts(items):
             refuse = Refuse(
                 v=V,

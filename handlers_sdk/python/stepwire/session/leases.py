@@ -4,6 +4,8 @@ A lease begins when the echoed hello or heartbeat was sent, on the worker's own 
 worker before the broker may consider the worker dead, and their clocks need not agree.
 """
 
+from typing import Final
+
 from stepwire_protocol import limits, topics
 from stepwire_protocol.messages import HeartbeatAck, Here, Reset, Welcome
 
@@ -11,11 +13,14 @@ from stepwire.actions import NEVER, LogLevel
 
 from .announcements import Announcements
 from .brokers import BrokerPeer, Brokers
+from .credit import Credit
 from .deliveries import DONE, RUNNING
 from .holdings import HeldDeliveries
 from .outbox import ResultsOutbox
 from .outgoing import Outgoing
 from .runs import Runs
+
+_PERMANENT: Final = frozenset({"version", "unauthorized"})  # resets that a hello does not change
 
 
 class Leases:
@@ -25,6 +30,7 @@ class Leases:
         self,
         brokers: Brokers,
         announcements: Announcements,
+        credit: Credit,
         holdings: HeldDeliveries,
         runs: Runs,
         outbox: ResultsOutbox,
@@ -33,6 +39,7 @@ class Leases:
         self.check_at_ms = NEVER
         self._brokers = brokers
         self._announcements = announcements
+        self._credit = credit
         self._holdings = holdings
         self._runs = runs
         self._outbox = outbox
@@ -79,7 +86,8 @@ class Leases:
         peer.deployment = message.deployment
         peer.bytes_max = message.max_message_bytes
         peer.lease_ms = message.lease_ms
-        peer.heartbeat_ms = max(100, min(message.heartbeat_ms or limits.HEARTBEAT_MS, message.lease_ms // 5))
+        peer.heartbeat_ms = min(message.heartbeat_ms or limits.HEARTBEAT_MS, message.lease_ms // 5)
+        peer.promises.acknowledge(message.n)
         if is_new:
             peer.lease.until_ms = 0.0  # a restarted broker may have a shorter lease, which then applies
         self._extend(peer, until_ms, now_ms)
@@ -91,17 +99,19 @@ class Leases:
         sent_ms = self._out.sent_ms(message.n)
         if sent_ms is not None:
             self._extend(peer, sent_ms + peer.lease_ms * limits.LEASE_WORKER_FACTOR, now_ms)
+        if peer.promises.acknowledge(message.n) and self._credit.moves(peer):
+            self._announcements.move_credit(now_ms)
         if message.quiet != peer.is_quiet:
             peer.is_quiet = message.quiet
             self._announcements.request_heartbeat(now_ms)
 
     def on_reset(self, peer: BrokerPeer, message: Reset, now_ms: float) -> None:
         if message.next == peer.next and message.epoch >= peer.epoch:
-            is_error = message.code in ("version", "unauthorized")
-            self._drop(peer, message.code, now_ms, "error" if is_error else "warning")
+            self._drop(peer, message.code, now_ms, "error" if message.code in _PERMANENT else "warning")
 
     def _open(self, peer: BrokerPeer, session: str, now_ms: float) -> None:
         peer.session = session
+        peer.opened_ms = now_ms
         peer.floor = -1
         peer.is_quiet = False
         self._announcements.request_heartbeat(now_ms)  # carries the credit
@@ -131,8 +141,23 @@ class Leases:
         peer.next += 1
         peer.lease.until_ms = 0.0
         peer.n_after = self._out.n
+        peer.promises.clear()
         self._out.log(level, "session_dropped", broker=peer.id, session=session, why=why, not_started=dropped)
-        self._announcements.request_hello(now_ms)
+        self._request_hello(peer, session, why, now_ms)
+
+    def _request_hello(self, peer: BrokerPeer, session: str | None, why: str, now_ms: float) -> None:
+        """Send hello at once after a drop, and after a growing pause if the broker keeps ending the session."""
+        if session is not None and now_ms - peer.opened_ms >= peer.lease_ms / 2:
+            peer.drop_wait_ms = 0.0
+        if why in _PERMANENT:
+            wait_ms = peer.drop_wait_ms = float(limits.DROP_WAIT_MAX_MS)
+        else:
+            wait_ms = peer.drop_wait_ms
+            peer.drop_wait_ms = float(min(limits.DROP_WAIT_MAX_MS, max(limits.DROP_WAIT_MS, 2 * wait_ms)))
+        if wait_ms:
+            self._announcements.request_hello_after(wait_ms, peer, now_ms)
+        else:
+            self._announcements.request_hello(now_ms)
 
     def _replace(self, peer: BrokerPeer, deployment: str, epoch: int, now_ms: float) -> None:
         """Discard everything of a broker that has another database: earlier deliveries have no owner, and their ids

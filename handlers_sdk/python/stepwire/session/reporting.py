@@ -144,7 +144,7 @@ class ResultsReporting:
         """Send one results message, or two halves if the broker does not accept its size."""
         session = peer.session or batch.session
         rid = self._rid + 1
-        free, slots_free = self._credit.of(peer, now_ms)
+        free, slots_free = self._credit.offer(peer, now_ms)
         message = Results(
             v=V,
             worker=self._out.worker,

@@ -72,8 +72,8 @@ class Session:
         self.reporting = ResultsReporting(holdings, credit, intake, outbox, out)
         self.progress = ProgressReports(holdings, out)
         self.announcements = Announcements(config, random, brokers, holdings, credit, out)
-        self.leases = Leases(brokers, self.announcements, holdings, runs, outbox, out)
-        self.endpoints = BrokerLinks(config.links, brokers, out)
+        self.leases = Leases(brokers, self.announcements, credit, holdings, runs, outbox, out)
+        self.endpoints = BrokerLinks(config, brokers, holdings, out)
 
     # -- facts in -----------------------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class Session:
         if now_ms >= self.announcements.heartbeat_at_ms:
             self._heartbeat(now_ms)
         if now_ms >= self.endpoints.check_at_ms:
-            self.endpoints.rebuild_silent(now_ms)
+            self.endpoints.check(now_ms)
         if self.credit.is_draining and self._may_quit():
             self._has_quit = True
             self._heartbeat(now_ms)
@@ -231,7 +231,7 @@ class Session:
             case Welcome():
                 peer = self.brokers.get_or_add(message.broker, now_ms)
                 if self.leases.on_welcome(peer, message, now_ms):
-                    self.endpoints.learn(peer, message, now_ms)
+                    self.endpoints.learn(peer, message.brokers, now_ms)
             case Reset():
                 self.leases.on_reset(self.brokers.get_or_add(message.broker, now_ms), message, now_ms)
             case Refused():
@@ -239,9 +239,14 @@ class Session:
             case _ if peer is None or peer.session != message.session or peer.epoch != message.epoch:
                 return  # not in the current session: the next heartbeat informs the sender
             case Steps():
+                is_waking = self.credit.is_waking(peer, now_ms)
                 self.intake.on_steps(peer, message, size, now_ms)
+                if is_waking:
+                    self.announcements.recall_credit(now_ms)
             case HeartbeatAck():
                 self.leases.on_heartbeat_ack(peer, message, now_ms)
+                if message.brokers is not None:
+                    self.endpoints.learn(peer, message.brokers, now_ms)
                 if message.quit:
                     self.drain(now_ms)
             case Go():
@@ -311,5 +316,6 @@ class Session:
 
     def _heartbeat(self, now_ms: float) -> None:
         self.holdings.tombstones.sweep(now_ms)
-        self.credit.rotate()
+        if not self.announcements.is_for_credit:
+            self.credit.rotate()
         self.announcements.heartbeat(now_ms)

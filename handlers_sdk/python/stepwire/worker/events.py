@@ -130,6 +130,10 @@ _SENTENCES: Final[dict[str, Callable[[Facts], str]]] = {
     "message_unreadable": lambda facts: f"a message of a broker cannot be read: {facts['code']}: {facts['why']}",
     "message_refused": _refused_message,
     "link_rebuilt": _rebuilt,
+    "link_removed": lambda facts: f"disconnected from broker {facts['broker']}, because no list names it",
+    "broker_ignored": lambda facts: (
+        f"broker {facts['broker']} is not connected, because it requires CURVE keys: set STEPWIRE_CURVE_FILE"
+    ),
     "connect_failed": lambda facts: f"cannot connect to {facts['endpoint']}: {facts['error']}",
     "no_broker": lambda facts: f"no broker for {facts['seconds']} s: {facts['endpoint']}: {facts['reason']}",
 }

@@ -12,7 +12,7 @@ from stepwire_protocol import codec
 from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import Item
 
-from stepwire.actions import NEVER, CancelRun, Connect, Log, Quit, Rebuild, ResultTooLarge, Run, Send
+from stepwire.actions import NEVER, CancelRun, Connect, Disconnect, Log, Quit, Rebuild, ResultTooLarge, Run, Send
 from stepwire.context import Context
 from stepwire.handler import Handler
 from stepwire.identity import now_ms
@@ -184,14 +184,16 @@ class SocketThread:
 
     # -- actions of the session ---------------------------------------------------------------------------------------
 
-    def _perform(self, action: Send | CancelRun | Connect | Rebuild | ResultTooLarge | Log | Quit) -> None:
+    def _perform(self, action: Send | CancelRun | Connect | Disconnect | Rebuild | ResultTooLarge | Log | Quit) -> None:
         match action:
             case Send():
                 self._sockets.pub.send(action.topic + action.body, zmq.NOBLOCK)
             case CancelRun():
                 self._cancel(action)
             case Connect():
-                self._sockets.connect(action.link)
+                self._sockets.connect(action.link, action.server_key)
+            case Disconnect():
+                self._sockets.disconnect(action.link)
             case Rebuild():
                 self._sockets.rebuild(action.link)
             case ResultTooLarge():

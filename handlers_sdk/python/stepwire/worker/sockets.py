@@ -45,7 +45,7 @@ class WorkerSockets:
         for link in links:
             self.connect(link)
 
-    def connect(self, link: Link) -> None:
+    def connect(self, link: Link, server_key: str | None = None) -> None:
         for sock, endpoint in ((self.sub, link.steps), (self.pub, link.results)):
             try:
                 sock.connect(endpoint)
@@ -53,12 +53,15 @@ class WorkerSockets:
                 self._events.log("error", "connect_failed", endpoint=endpoint, error=str(error))
 
     def rebuild(self, link: Link) -> None:
+        self.disconnect(link)
+        self.connect(link)
+
+    def disconnect(self, link: Link) -> None:
         for sock, endpoint in ((self.sub, link.steps), (self.pub, link.results)):
             try:
                 sock.disconnect(endpoint)
             except zmq.ZMQError:
                 pass  # libzmq has dropped the connection already
-        self.connect(link)
 
     def close(self) -> None:
         self.sub.close()

@@ -35,6 +35,8 @@ class Worker:
     `slots` is the number of steps that run at a time. Further steps wait in the worker: as many as it is observed to
     finish in 40 ms, at least `prefetch`. With `prefetch=0`, no step waits here.
 
+    `handler_version` is the release of the program's handlers, at most 64 characters; operators see it.
+
     For several brokers, `steps` and `results` are lists, with one pair for each broker. `context` is the ZeroMQ context
     of a broker in this process, for `inproc://`. The worker gets its id and connects in `run` or `start`, not before.
     """
@@ -48,6 +50,7 @@ class Worker:
         slots: int = environment.SLOTS_DEFAULT,
         prefetch: int | None = None,
         labels: dict[str, str] | None = None,
+        handler_version: str = "",
         heartbeat_ms: int = limits.HEARTBEAT_MS,
         context: "zmq.Context[Any] | None" = None,
     ) -> None:
@@ -60,6 +63,7 @@ class Worker:
         self._slots = environment.check_slots(slots)
         self._prefetch = prefetch
         self._labels = dict(labels or {})
+        self._handler_version = environment.check_handler_version(handler_version)
         self._heartbeat_ms = heartbeat_ms
         self._zmq_context = context
         self._handlers: list[Handler] = []
@@ -69,7 +73,8 @@ class Worker:
 
     @classmethod
     def from_env(cls, **changes: Any) -> "Worker":
-        """A worker configured by STEPWIRE_STEPS, STEPWIRE_RESULTS, STEPWIRE_NAME, STEPWIRE_SLOTS, STEPWIRE_LABELS.
+        """A worker configured by STEPWIRE_STEPS, STEPWIRE_RESULTS, STEPWIRE_NAME, STEPWIRE_SLOTS, STEPWIRE_LABELS,
+        STEPWIRE_HANDLER_VERSION.
 
         `changes` are arguments of `Worker`, and override the environment.
         """
@@ -185,6 +190,7 @@ class Worker:
             heartbeat_ms=self._heartbeat_ms,
             accept_delay_ms=ACCEPT_DELAY_MS,
             sdk=f"stepwire-python/{_version()}",
+            handler_version=self._handler_version,
             host=process.host,
             pid=process.pid,
             pid_started=process.pid_started,
