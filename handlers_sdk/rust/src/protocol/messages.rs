@@ -285,7 +285,7 @@ pub struct ErrorDetail {
 pub struct ResultMetadata {
     /// The duration of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub execution_time_ms: Option<f64>,
+    pub execution_time_ms: Option<serde_json::Number>,
     /// The release of the handler.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handler_version: Option<String>,

@@ -48,20 +48,26 @@ impl Announcements {
         self.heartbeat_at_ms = now_ms;
     }
 
-    /// Sends a heartbeat with the next actions, because places move from one broker to another. The remainder of the
-    /// split does not rotate with it.
-    pub fn request_credit(&mut self, now_ms: f64) {
-        if self.heartbeat_at_ms > now_ms {
-            self.heartbeat_at_ms = now_ms;
-            self.is_for_credit = true;
-        }
+    /// Takes lent places back, with a heartbeat: this broker has steps again. The acks of that heartbeat may move them.
+    pub fn recall_credit(&mut self, now_ms: f64) {
+        self.may_move_credit = true;
+        self.request_credit(now_ms);
     }
 
-    /// The same, at most once between two other heartbeats: each ack of one could cause the next.
+    /// Offers places that another broker no longer has, with a heartbeat. At most once between two other heartbeats:
+    /// each ack of one could cause the next.
     pub fn move_credit(&mut self, now_ms: f64) {
         if self.may_move_credit {
             self.may_move_credit = false;
             self.request_credit(now_ms);
+        }
+    }
+
+    /// Sends a heartbeat with the next actions. The remainder of the split does not rotate with it.
+    fn request_credit(&mut self, now_ms: f64) {
+        if self.heartbeat_at_ms > now_ms {
+            self.heartbeat_at_ms = now_ms;
+            self.is_for_credit = true;
         }
     }
 

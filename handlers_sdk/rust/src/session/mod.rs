@@ -315,7 +315,7 @@ impl Session {
                     let is_waking = self.is_waking(peer, now_ms);
                     self.on_steps(peer, message, size, now_ms);
                     if is_waking {
-                        self.announcements.request_credit(now_ms);
+                        self.announcements.recall_credit(now_ms);
                     }
                 }
             }
