@@ -126,8 +126,9 @@ async fn trace(ctx: Context, _input: Value) -> Output {
     Ok(json!({"traceparent": ctx.traceparent()}))
 }
 
-async fn progress(ctx: Context, _input: Value) -> Output {
+async fn progress(ctx: Context, input: Value) -> Output {
     ctx.progress(1.0, Some(2.0), Some("half"))?;
+    tokio::time::sleep(Duration::from_millis(input["ms"].as_u64().unwrap_or(0))).await;
     Ok(json!({}))
 }
 
