@@ -48,7 +48,11 @@ pub fn decode_broker(body: &[u8]) -> Result<BrokerMessage, InvalidMessage> {
 
 /// What can still be read of a `steps` message that breaks the protocol.
 pub fn decode_remains(body: &[u8]) -> Option<Remains> {
-    serde_json::from_slice(body).ok()
+    let text = String::from_utf8_lossy(body); // bytes that are not UTF-8 may be in any other member
+    let remains: Remains = serde_json::from_str(&text).ok()?;
+    let own = [&remains.kind, &remains.broker, &remains.session, &remains.batch_id];
+    let is_whole = !own.into_iter().any(|member| member.contains('\u{FFFD}'));
+    is_whole.then(|| remains)
 }
 
 #[derive(Deserialize)]

@@ -1,6 +1,7 @@
 //! `steps` messages, and their answers. A repeated `steps` message is answered again, or the broker would resend it
 //! forever.
 
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use super::brokers::PeerId;
@@ -18,7 +19,8 @@ use crate::protocol::messages::{Accept, HeldState, Item, Refuse, RefuseCode, Ste
 pub(super) struct Intake {
     pub accept_at_ms: f64,
     accept_delay_ms: f64,
-    unaccepted: OrderedMap<(String, String), (PeerId, f64)>, // (session, batch): when to accept it
+    // When to accept a batch. Two brokers may have sessions, and batches, of the same name.
+    unaccepted: OrderedMap<(PeerId, String, String), f64>,
 }
 
 impl Intake {
@@ -76,7 +78,7 @@ impl Session {
         let batch_id = message.batch_id;
         if is_accepted || is_repeated {
             let at_ms = if is_repeated { now_ms } else { now_ms + self.intake.accept_delay_ms };
-            self.intake.unaccepted.insert((message.session, batch_id.clone()), (peer, at_ms));
+            self.intake.unaccepted.insert((peer, message.session, batch_id.clone()), at_ms);
             self.intake.accept_at_ms = self.intake.accept_at_ms.min(at_ms);
         }
         for (code, items) in group(refused) {
@@ -85,22 +87,22 @@ impl Session {
     }
 
     /// Sends no accept for this batch, because its results were sent and are an answer, too.
-    pub(super) fn cancel_accept(&mut self, session: &str, batch_id: &str) {
-        self.intake.unaccepted.remove(&(session.to_owned(), batch_id.to_owned()));
+    pub(super) fn cancel_accept(&mut self, peer: PeerId, session: &str, batch_id: &str) {
+        self.intake.unaccepted.remove(&(peer, session.to_owned(), batch_id.to_owned()));
     }
 
     pub(super) fn accept_due(&mut self, now_ms: f64) {
         let mut at_ms = NEVER;
         let mut due = Vec::new();
-        self.intake.unaccepted.retain(|key, (peer, due_ms)| {
+        self.intake.unaccepted.retain(|key, due_ms| {
             if *due_ms > now_ms {
                 at_ms = at_ms.min(*due_ms);
                 return true;
             }
-            due.push((key.clone(), *peer));
+            due.push(key.clone());
             false
         });
-        for ((session, batch_id), peer) in due {
+        for (peer, session, batch_id) in due {
             if self.brokers[peer].session.as_ref() != Some(&session) {
                 continue;
             }
@@ -141,7 +143,7 @@ impl Session {
         };
         let (free, slots_free) = self.offer(peer, now_ms);
         let worker = self.out.worker.clone();
-        for part in parts(items) {
+        for part in parts(&once_each(items)) {
             let refuse =
                 Refuse { v: V, worker: &worker, session: &session, batch_id, items: part, code, free, slots_free };
             self.out.send_to(&self.brokers[peer], &refuse);
@@ -163,7 +165,11 @@ impl Session {
     pub(super) fn on_unreadable(&mut self, body: &[u8], code: RefuseCode, why: String, now_ms: f64) {
         self.out.log(Level::Error, Event::MessageUnreadable { code, why });
         let remains = match codec::decode_remains(body) {
-            Some(remains) if remains.kind == "steps" && !remains.steps.is_empty() => remains,
+            Some(remains)
+                if remains.kind == "steps" && !remains.batch_id.is_empty() && !remains.steps.is_empty() =>
+            {
+                remains
+            }
             _ => return,
         };
         let peer = match self.brokers.find(&remains.broker) {
@@ -198,4 +204,10 @@ impl Session {
         self.bury_unread(peer, &HeldBatch::new(batch_id, session, items.len()), items, now_ms);
         self.refuse(peer, batch_id, items, code, now_ms, false);
     }
+}
+
+/// Without repetitions: a broker may list an item twice, a worker may not.
+pub(super) fn once_each(items: &[Item]) -> Vec<Item> {
+    let mut seen = HashSet::with_capacity(items.len());
+    items.iter().copied().filter(|item| seen.insert(*item)).collect()
 }

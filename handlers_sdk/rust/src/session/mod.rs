@@ -378,7 +378,7 @@ impl Session {
     fn on_adopt(&mut self, peer: PeerId, message: &ItemsMessage, now_ms: f64) {
         let mut answers: Vec<HeldItem> = Vec::new();
         let mut moved = Vec::new();
-        for item in &message.items {
+        for item in &intake::once_each(&message.items) {
             let held = match self.holdings.get(item) {
                 Some(held) => held,
                 None => {

@@ -260,7 +260,9 @@ impl Session {
         }
         self.reporting.rid = rid;
         for (held, _) in done {
-            held.rid.set(Some(rid));
+            if held.rid.replace(Some(rid)).is_none() {
+                batch.unsent.set(batch.unsent.get() - 1); // a replacement counts once
+            }
         }
         let message = ResultsMessage {
             rid,
@@ -280,9 +282,8 @@ impl Session {
             at_ms: now_ms + RESULTS_RETRANSMIT_MS,
         };
         self.outbox.send(message, &self.brokers, &mut self.out);
-        batch.unsent.set(batch.unsent.get() - done.len() as i64);
         if batch.unsent.get() == 0 {
-            self.cancel_accept(&session, &batch.id);
+            self.cancel_accept(peer, &session, &batch.id);
         }
     }
 }
