@@ -1,6 +1,6 @@
 //! The actions that a session returns. Its caller performs them: a worker with sockets, or a simulation.
 
-use std::sync::atomic::{AtomicU64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::protocol::messages::{CancelReason, Item, RefuseCode, ResetCode, StepRequest, StepResult};
@@ -105,6 +105,7 @@ pub struct Run {
     decision: AtomicU8,
     started_ms: AtomicU64,
     timeout_at_ms: AtomicU64,
+    has_ended: AtomicBool,
 }
 
 impl Run {
@@ -126,7 +127,18 @@ impl Run {
             decision: AtomicU8::new(WAITING),
             started_ms: AtomicU64::new(0),
             timeout_at_ms: AtomicU64::new(NEVER.to_bits()),
+            has_ended: AtomicBool::new(false),
         }
+    }
+
+    /// Called by the runner when the handler has ended, before it releases the slot.
+    pub(crate) fn end(&self) {
+        self.has_ended.store(true, Ordering::SeqCst);
+    }
+
+    /// True if the handler has ended. The session may not have its result yet.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::SeqCst)
     }
 
     /// Called by the runner when it has a slot: may the handler be called? Not after the end of the lease.

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{json, Value};
 use stepwire::identity::now_ms;
 use stepwire::{Context, DeliveryMode, Handler, StepError, Worker};
@@ -93,6 +94,7 @@ enum BadOutput {
     Integer { value: u64 },
     Text { value: String },
     Object { value: BTreeMap<(u8, u8), u8> },
+    Raw { value: Box<RawValue> },
 }
 
 async fn bad_output(_ctx: Context, input: Value) -> Result<BadOutput, StepError> {
@@ -100,7 +102,8 @@ async fn bad_output(_ctx: Context, input: Value) -> Result<BadOutput, StepError>
         Some("nan") => BadOutput::Number { value: f64::NAN },
         Some("bigint") => BadOutput::Integer { value: (1 << 53) + 1 },
         Some("nul") => BadOutput::Text { value: "a\0b".to_owned() },
-        Some("surrogate") => return Err(StepError::permanent("a text of Rust cannot hold half a surrogate pair")),
+        // A text of Rust cannot hold half a surrogate pair, but raw JSON can.
+        Some("surrogate") => BadOutput::Raw { value: RawValue::from_string("\"\\ud800\"".to_owned())? },
         _ => BadOutput::Object { value: BTreeMap::from([((1, 2), 3)]) },
     })
 }

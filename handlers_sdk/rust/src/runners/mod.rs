@@ -118,6 +118,7 @@ impl Shared {
     /// Releases the slot of a call that has ended. Returns the call that has the slot now, if it is of this kind; a call
     /// of the other kind is started elsewhere.
     fn end(self: &Arc<Self>, call: &HandlerCall, outcome: Outcome, is_async: bool) -> Option<Arc<HandlerCall>> {
+        call.run.end();
         let following = self.slots.release(call.run.offer);
         (self.report)(call.run.item, outcome);
         let following = following?;

@@ -119,7 +119,7 @@ impl Session {
             prefetch: config.queue_max(),
             free,
             slots_free,
-            holding: self.holdings.report(now_ms),
+            holding: self.holdings.report(self.config.slots, now_ms),
             heartbeat_ms: config.heartbeat_ms,
             lang: &config.lang,
             sdk: &config.sdk,
@@ -157,7 +157,7 @@ impl Session {
             sessions: self.brokers.sessions(),
             free,
             slots_free,
-            holding: self.holdings.report(now_ms),
+            holding: self.holdings.report(self.config.slots, now_ms),
         };
         let body = codec::encode(&heartbeat);
         self.out.send_to_all(body);

@@ -83,10 +83,16 @@ impl HeldDelivery {
         self.run.borrow().as_ref().and_then(|run| run.started_ms())
     }
 
-    /// The state for brokers, for which a step runs from its start. A granted step counts as running at once.
+    /// The state for brokers, for which a step runs from its start. A granted step counts as running at once. A run that
+    /// has ended has a result, which the runner is about to report.
     pub fn reported_state(&self) -> Option<HeldState> {
-        if self.is(HeldState::Running) && !self.is_at_most_once && self.started_ms().is_none() {
-            return Some(HeldState::Queued);
+        if self.is(HeldState::Running) {
+            match &*self.run.borrow() {
+                Some(run) if run.has_ended() => return Some(HeldState::Done),
+                Some(run) if run.started_ms().is_some() => {}
+                _ if !self.is_at_most_once => return Some(HeldState::Queued),
+                _ => {}
+            }
         }
         self.state.get()
     }

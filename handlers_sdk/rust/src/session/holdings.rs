@@ -74,13 +74,28 @@ impl Holdings {
         self.held.values().filter(|held| held.peer.get() == peer).cloned().collect()
     }
 
-    /// The member `holding` of hello and heartbeat.
-    pub fn report(&self, now_ms: f64) -> Vec<HeldItem> {
-        let entry = |held: &Rc<HeldDelivery>| {
+    /// The member `holding` of hello and heartbeat. Runs begin and end while the list is made, so a run that begins in
+    /// the slot of a listed one counts as queued.
+    pub fn report(&self, slots: u64, now_ms: f64) -> Vec<HeldItem> {
+        let mut free = slots;
+        let mut items = Vec::with_capacity(self.held.len());
+        for held in self.held.values() {
             let (step_id, delivery) = held.item;
-            Some((step_id, delivery, held.reported_state()?, held.age_ms(now_ms)))
-        };
-        self.held.values().filter_map(entry).collect()
+            let mut age_ms = held.age_ms(now_ms);
+            let mut state = match held.reported_state() {
+                Some(state) => state,
+                None => continue,
+            };
+            if state == HeldState::Running {
+                if free == 0 && !held.is_at_most_once {
+                    state = HeldState::Queued;
+                    age_ms = (now_ms - held.received_ms).max(0.0) as u64;
+                }
+                free = free.saturating_sub(1);
+            }
+            items.push((step_id, delivery, state, age_ms));
+        }
+        items
     }
 }
 

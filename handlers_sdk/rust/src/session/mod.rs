@@ -287,7 +287,7 @@ impl Session {
 
     /// What this process holds, as brokers read it.
     pub fn holding(&self, now_ms: f64) -> Vec<HeldItem> {
-        self.holdings.report(now_ms)
+        self.holdings.report(self.config.slots, now_ms)
     }
 
     // -- messages -----------------------------------------------------------------------------------------------------
