@@ -28,6 +28,7 @@ class Delivery:
         self.was_held = False  # was accepted: a receipt after the end of a session is none
         self.is_timed_out_by_broker = False
         self.never: str | None = None  # the reason for which it must never begin
+        self.never_ms = 0.0
         self.is_owed = False  # ended, and in no results message yet
 
     @property
@@ -59,6 +60,7 @@ class KnownBroker:
         self.claimed: str | None = None  # the session in the worker's last hello or heartbeat
         self.lease_ms: dict[str, int] = {}  # by session
         self.lease_until_ms: dict[str, float] = {}  # by session
+        self.dropped_ms = 0.0  # when the worker's claims showed the last drop
         self.is_known = False
         self.is_doubtful = False  # has named another database, so any of them may be the worker's
 
