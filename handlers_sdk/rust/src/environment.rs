@@ -1,0 +1,255 @@
+//! The environment variables STEPWIRE_*, and checks of endpoints, because libzmq reports only an error number.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use crate::actions::Link;
+use crate::errors::ConfigurationError;
+use crate::protocol::{limits, topics};
+use crate::texts::quoted;
+
+/// Where `stepwire serve` sends steps if nothing else is configured.
+pub const STEPS_DEFAULT: &str = "ipc://.stepwire/steps.sock";
+/// Where `stepwire serve` receives results if nothing else is configured.
+pub const RESULTS_DEFAULT: &str = "ipc://.stepwire/results.sock";
+/// The number of steps that run at a time if nothing else is configured.
+pub const SLOTS_DEFAULT: u64 = 10;
+
+const SLOTS_MAX: u64 = 10_000;
+const IPC_PATH_BYTES_MAX: usize = 107;
+const CURVE_NAMES: [&str; 3] =
+    ["STEPWIRE_CURVE_SERVER_KEY", "STEPWIRE_CURVE_PUBLIC_KEY", "STEPWIRE_CURVE_SECRET_KEY"];
+
+/// The keys with which a worker connects, in Z85.
+#[derive(Clone, PartialEq, Eq)]
+pub struct CurveKeys {
+    /// The public key of the brokers.
+    pub server_key: String,
+    /// The public key of this service.
+    pub public_key: String,
+    /// The secret key of this service.
+    pub secret_key: String,
+}
+
+impl std::fmt::Debug for CurveKeys {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "CurveKeys(public key {})", self.public_key)
+    }
+}
+
+/// The settings of a worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Environment {
+    /// The endpoints that send steps, one for each broker.
+    pub steps: Vec<String>,
+    /// The endpoints that receive results, in the same order.
+    pub results: Vec<String>,
+    /// The name of the worker; None: that of the program.
+    pub name: Option<String>,
+    /// The number of steps that run at a time.
+    pub slots: u64,
+    /// Labels that selectors match.
+    pub labels: BTreeMap<String, String>,
+    /// The release of the program's handlers.
+    pub handler_version: String,
+    /// The keys of CURVE; None: no encryption.
+    pub curve: Option<CurveKeys>,
+}
+
+impl Default for Environment {
+    fn default() -> Self {
+        Self {
+            steps: vec![STEPS_DEFAULT.to_owned()],
+            results: vec![RESULTS_DEFAULT.to_owned()],
+            name: None,
+            slots: SLOTS_DEFAULT,
+            labels: BTreeMap::new(),
+            handler_version: String::new(),
+            curve: None,
+        }
+    }
+}
+
+impl Environment {
+    /// Reads STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS, _LABELS, _HANDLER_VERSION and _CURVE_*.
+    pub fn read() -> Result<Self, ConfigurationError> {
+        Self::read_from(|name| std::env::var(name).ok())
+    }
+
+    pub(crate) fn read_from(variable: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigurationError> {
+        let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+        Ok(Self {
+            steps: list(&set("STEPWIRE_STEPS").unwrap_or_else(|| STEPS_DEFAULT.to_owned())),
+            results: list(&set("STEPWIRE_RESULTS").unwrap_or_else(|| RESULTS_DEFAULT.to_owned())),
+            name: set("STEPWIRE_NAME"),
+            slots: set("STEPWIRE_SLOTS").map_or(Ok(SLOTS_DEFAULT), |text| slots(&text))?,
+            labels: labels(&set("STEPWIRE_LABELS").unwrap_or_default())?,
+            handler_version: set("STEPWIRE_HANDLER_VERSION").unwrap_or_default(),
+            curve: curve(&set)?,
+        })
+    }
+}
+
+/// The endpoints in pairs, one pair for each broker.
+pub(crate) fn links(steps: &[String], results: &[String]) -> Result<Vec<Link>, ConfigurationError> {
+    if steps.is_empty() || steps.len() != results.len() {
+        return Err(ConfigurationError::new(format!(
+            "{} endpoints for steps and {} for results: each broker needs one of each, in the same order \
+             (STEPWIRE_STEPS, STEPWIRE_RESULTS; separate several with commas)",
+            steps.len(),
+            results.len()
+        )));
+    }
+    steps.iter().try_for_each(|endpoint| check_endpoint("steps", endpoint))?;
+    results.iter().try_for_each(|endpoint| check_endpoint("results", endpoint))?;
+    Ok(steps.iter().zip(results).map(|(steps, results)| Link::new(&**steps, &**results)).collect())
+}
+
+pub(crate) fn check_name(name: &str) -> Result<(), ConfigurationError> {
+    if topics::is_worker_name(name) {
+        return Ok(());
+    }
+    let name = quoted(name);
+    Err(ConfigurationError::new(format!("worker name {name}: it needs 1 to 48 of letters, digits, . _ - (STEPWIRE_NAME)")))
+}
+
+pub(crate) fn check_slots(slots: u64) -> Result<(), ConfigurationError> {
+    if (1..=SLOTS_MAX).contains(&slots) {
+        return Ok(());
+    }
+    Err(ConfigurationError::new(format!("slots is {slots}: it needs to be 1 to {SLOTS_MAX} (STEPWIRE_SLOTS)")))
+}
+
+pub(crate) fn check_handler_version(version: &str) -> Result<(), ConfigurationError> {
+    let characters = version.chars().count();
+    if characters <= limits::HANDLER_VERSION_MAX {
+        return Ok(());
+    }
+    Err(ConfigurationError::new(format!(
+        "handler_version has {characters} characters: it needs at most {} (STEPWIRE_HANDLER_VERSION)",
+        limits::HANDLER_VERSION_MAX
+    )))
+}
+
+fn check_endpoint(kind: &str, endpoint: &str) -> Result<(), ConfigurationError> {
+    let subject = format!("the {kind} endpoint {}", quoted(endpoint));
+    let fault = |text: String| Err(ConfigurationError::new(text));
+    let (scheme, rest) = match endpoint.split_once("://") {
+        Some((scheme, rest)) if !rest.is_empty() => (scheme, rest),
+        _ => return fault(format!("{subject} needs a form like tcp://127.0.0.1:7411 or ipc://.stepwire/{kind}.sock")),
+    };
+    match scheme {
+        "tcp" => {
+            let (host, port) = rest.rsplit_once(':').unwrap_or((rest, ""));
+            if !port.parse::<u16>().map_or(false, |port| port > 0) {
+                return fault(format!("{subject} has no port: it needs a form like tcp://127.0.0.1:7411"));
+            }
+            if host.is_empty() || host == "*" {
+                return fault(format!(
+                    "{subject} names no host: a worker connects, and only a broker may bind to *"
+                ));
+            }
+            Ok(())
+        }
+        "ipc" if rest.len() > IPC_PATH_BYTES_MAX => fault(format!(
+            "{subject}: the path has {} bytes, and the system allows {IPC_PATH_BYTES_MAX}: use a relative path",
+            rest.len()
+        )),
+        "ipc" => Ok(()),
+        "inproc" => fault(format!("{subject} reaches only a broker in this process: use ipc:// or tcp://")),
+        _ => fault(format!("{subject}: {scheme}:// is not supported; use tcp:// or ipc://")),
+    }
+}
+
+fn list(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
+}
+
+fn slots(text: &str) -> Result<u64, ConfigurationError> {
+    let is_number = text.len() <= 6 && text.bytes().all(|c| c.is_ascii_digit());
+    let number = if is_number { text.parse().ok() } else { None };
+    let number = number.ok_or_else(|| {
+        let text = quoted(text);
+        ConfigurationError::new(format!("STEPWIRE_SLOTS is {text}: it needs a whole number, 1 to {SLOTS_MAX}"))
+    })?;
+    check_slots(number)?;
+    Ok(number)
+}
+
+fn labels(text: &str) -> Result<BTreeMap<String, String>, ConfigurationError> {
+    let mut labels = BTreeMap::new();
+    for part in list(text) {
+        match part.split_once('=') {
+            Some((key, value)) if (1..=128).contains(&key.trim().len()) => {
+                labels.insert(key.trim().to_owned(), value.trim().to_owned());
+            }
+            _ => {
+                let part = quoted(&part);
+                return Err(ConfigurationError::new(format!(
+                    "STEPWIRE_LABELS has {part}: it needs a form like region=eu,gpu=true"
+                )));
+            }
+        }
+    }
+    Ok(labels)
+}
+
+// -- keys -------------------------------------------------------------------------------------------------------------
+
+/// The keys of STEPWIRE_CURVE_FILE, and of the variables, which win.
+fn curve(variable: &impl Fn(&str) -> Option<String>) -> Result<Option<CurveKeys>, ConfigurationError> {
+    let mut found = BTreeMap::new();
+    if let Some(path) = variable("STEPWIRE_CURVE_FILE") {
+        found = curve_file(&path)?;
+    }
+    for name in CURVE_NAMES {
+        if let Some(value) = variable(name) {
+            found.insert(name, value);
+        }
+    }
+    if found.is_empty() {
+        return Ok(None);
+    }
+    let missing: Vec<&str> = CURVE_NAMES.into_iter().filter(|name| !found.contains_key(name)).collect();
+    if !missing.is_empty() {
+        return Err(ConfigurationError::new(format!(
+            "{} not set: CURVE needs all three of STEPWIRE_CURVE_SERVER_KEY, STEPWIRE_CURVE_PUBLIC_KEY and \
+             STEPWIRE_CURVE_SECRET_KEY (or STEPWIRE_CURVE_FILE, a file with all three)",
+            missing.join(" and ") + if missing.len() == 1 { " is" } else { " are" }
+        )));
+    }
+    if let Some(name) = CURVE_NAMES.into_iter().find(|name| !topics::is_curve_key(&found[name])) {
+        return Err(ConfigurationError::new(format!("{name} is not a CURVE key: it needs 40 characters of Z85")));
+    }
+    let mut take = |name| found.remove(name).unwrap_or_default();
+    Ok(Some(CurveKeys {
+        server_key: take(CURVE_NAMES[0]),
+        public_key: take(CURVE_NAMES[1]),
+        secret_key: take(CURVE_NAMES[2]),
+    }))
+}
+
+/// The lines `NAME='value'` of the file.
+fn curve_file(path: &str) -> Result<BTreeMap<&'static str, String>, ConfigurationError> {
+    let cannot = |why: String| ConfigurationError::new(format!("STEPWIRE_CURVE_FILE {}: {why}", quoted(path)));
+    let mode = fs::metadata(path).map_err(|error| cannot(format!("it cannot be read: {error}")))?.mode();
+    if mode & 0o077 != 0 {
+        return Err(cannot(format!(
+            "other users may read it (mode {:o}), and it holds a secret key: run chmod 600 on it",
+            mode & 0o777
+        )));
+    }
+    let text = fs::read_to_string(path).map_err(|error| cannot(format!("it cannot be read: {error}")))?;
+    let mut found = BTreeMap::new();
+    for line in text.lines() {
+        let line = line.trim();
+        let line = line.strip_prefix("export ").unwrap_or(line);
+        if let Some((name, value)) = line.split_once('=') {
+            if let Some(known) = CURVE_NAMES.into_iter().find(|known| *known == name.trim()) {
+                found.insert(known, value.trim().trim_matches(|c| c == '\'' || c == '"').to_owned());
+            }
+        }
+    }
+    Ok(found)
+}
