@@ -1,22 +1,21 @@
-"""A subject with a fault: it runs every step of a batch again when the batch arrives a second time."""
+"""A driver with a fault: it runs every step of a batch again when the batch arrives a second time."""
 
 import json
-import runpy
-from pathlib import Path
+import sys
 from typing import Any
 
-import conformance
-
-SUBJECTS = Path(conformance.__file__).with_name("subjects")
-right = runpy.run_path(str(SUBJECTS / "python_session.py"))
+from stepwire.driver import Driver, serve
 
 
-class ForgetfulSubject(right["Subject"]):  # type: ignore[misc]
+class ForgetfulDriver(Driver):
     def __init__(self) -> None:
+        super().__init__()
         self._batches: set[str] = set()
 
     def handle(self, op: dict[str, Any]) -> dict[str, Any]:
         reply: dict[str, Any] = super().handle(op)
+        if op["op"] == "start":
+            self._batches.clear()
         if op["op"] != "receive":
             return reply
         message = json.loads(op["frame"].split(" ", 1)[1])
@@ -29,4 +28,4 @@ class ForgetfulSubject(right["Subject"]):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    right["serve"](ForgetfulSubject())
+    serve(sys.stdin.buffer, sys.stdout.buffer, ForgetfulDriver())
