@@ -79,21 +79,29 @@ final class Announcements {
   }
 
   /**
-   * Sends a heartbeat with the next actions, because places move from one broker to another. The
-   * remainder of the split does not rotate with it.
+   * Sends a heartbeat with the next actions, because a broker is no longer idle, and its share was
+   * lent. The remainder of the split does not rotate with it.
    */
-  void requestCredit(double nowMs) {
-    if (heartbeatAtMs > nowMs) {
-      heartbeatAtMs = nowMs;
-      isForCredit = true;
-    }
+  void recallCredit(double nowMs) {
+    mayMoveCredit = true;
+    requestCredit(nowMs);
   }
 
-  /** The same, at most once between two other heartbeats: each ack of one could cause the next. */
+  /**
+   * Sends a heartbeat with the next actions, because places have become free for another broker. At
+   * most once between two other heartbeats: each ack of one could cause the next.
+   */
   void moveCredit(double nowMs) {
     if (mayMoveCredit) {
       mayMoveCredit = false;
       requestCredit(nowMs);
+    }
+  }
+
+  private void requestCredit(double nowMs) {
+    if (heartbeatAtMs > nowMs) {
+      heartbeatAtMs = nowMs;
+      isForCredit = true;
     }
   }
 

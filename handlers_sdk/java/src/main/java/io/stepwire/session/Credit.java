@@ -160,8 +160,7 @@ final class Credit {
    * others hold the broker back.
    */
   private Place split(BrokerPeer peer, double nowMs) {
-    boolean isClosed = isDraining || isQuiet || isFull || peer.isQuiet;
-    if (isClosed || outbox.bytes > OUTBOX_BYTES_MAX) {
+    if (isClosed(peer)) {
       return new Place(0, 0, false);
     }
     int capacity = slots + room(nowMs);
@@ -170,23 +169,38 @@ final class Credit {
     if (brokers.size() == 1) {
       return new Place(Math.max(0, capacity - load), Math.max(0, slots - load), false);
     }
+    int left = Math.min(shareLeft(capacity, peer, nowMs), capacity - load);
+    long promised = 0;
+    for (BrokerPeer other : brokers) {
+      if (other != peer && other.session != null) {
+        promised += other.promises.promised();
+      }
+    }
+    int free = (int) Math.max(0, Math.min(left, capacity - load - promised));
+    int slotsLeft = Math.min(shareLeft(slots, peer, nowMs), slots - load);
+    return new Place(free, Math.max(0, Math.min(free, slotsLeft)), free < left);
+  }
+
+  private boolean isClosed(BrokerPeer peer) {
+    return isDraining || isQuiet || isFull || peer.isQuiet || outbox.bytes > OUTBOX_BYTES_MAX;
+  }
+
+  /**
+   * The part of this broker's share of the capacity that it does not use yet; negative if it uses
+   * more.
+   */
+  private int shareLeft(int capacity, BrokerPeer peer, double nowMs) {
     List<Shares.Claim> claims = new ArrayList<>();
     int index = 0;
-    long promised = 0;
     for (BrokerPeer other : brokers) {
       if (other == peer) {
         index = claims.size();
       } else if (other.session == null) {
         continue;
-      } else {
-        promised += other.promises.promised();
       }
       claims.add(new Shares.Claim(other.load, isIdle(other, nowMs)));
     }
-    int wanted = Math.min(Shares.split(capacity, claims, index, rotation), capacity - load);
-    int free = (int) Math.max(0, Math.min(wanted, capacity - load - promised));
-    int atOnce = Math.min(Shares.split(slots, claims, index, rotation), slots - load);
-    return new Place(free, Math.max(0, Math.min(free, atOnce)), free < wanted);
+    return Shares.split(capacity, claims, index, rotation);
   }
 
   private boolean isIdle(BrokerPeer peer, double nowMs) {
@@ -206,19 +220,21 @@ final class Credit {
    * The number of steps that no longer fit, and the brokers that may get them back. Called at {@code
    * returnAtMs}.
    *
-   * <p>A broker that still has credit would send the steps again at once, so it gets none back. That
-   * is also why steps that wait for their handler's concurrency are not returned while they fit into
-   * the slots.
+   * <p>A broker that still has credit would send the steps again at once, so none is returned while
+   * some are left. That is also why steps that wait for their handler's concurrency are not returned
+   * while they fit into the slots. Of several brokers, those get steps back that use their whole
+   * share.
    */
   Excess excess(double nowMs) {
     returnAtMs = Session.NEVER;
     watch(nowMs);
     int load = holdings.load;
     int room = room(nowMs);
-    int fitting = slots + room;
+    int capacity = slots + room;
+    int fitting = capacity;
     int tolerated = slots + RETURN_FACTOR * room;
-    if (brokers.size() > 1) { // the credits of several brokers may add up to twice the capacity
-      fitting = 2 * fitting;
+    if (brokers.size() > 1) { // credit that was promised before steps became longer
+      fitting = 2 * capacity;
       tolerated = fitting;
     }
     if (load <= tolerated) {
@@ -226,7 +242,7 @@ final class Credit {
     }
     Set<BrokerPeer> peers = new LinkedHashSet<>();
     for (BrokerPeer peer : brokers) {
-      if (split(peer, nowMs).free == 0) {
+      if (isClosed(peer) || shareLeft(capacity, peer, nowMs) <= 0) {
         peers.add(peer);
       }
     }

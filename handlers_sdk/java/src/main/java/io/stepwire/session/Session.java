@@ -314,7 +314,7 @@ public final class Session {
       boolean isWaking = credit.isWaking(peer, nowMs);
       intake.onSteps(peer, steps, size, nowMs);
       if (isWaking) {
-        announcements.requestCredit(nowMs);
+        announcements.recallCredit(nowMs);
       }
     } else if (message instanceof HeartbeatAck ack) {
       leases.onHeartbeatAck(peer, ack, nowMs);
