@@ -37,6 +37,14 @@ public final class Json {
     return out.toBytes();
   }
 
+  /** The output of a step. It is the third level of its message, which may have 32. */
+  public static byte[] encodeOutput(Object value) {
+    JsonWriter out = new JsonWriter(128);
+    out.enter(3);
+    out.value(value);
+    return out.toBytes();
+  }
+
   public static String text(Object value) {
     return new String(encode(value), StandardCharsets.UTF_8);
   }

@@ -120,7 +120,6 @@ public final class JsonWriter {
   }
 
   private void open(char bracket) {
-    // The output of a step is the third level of its message, which has room for 32.
     if (++depth > Limits.DEPTH_MAX) {
       throw JsonReader.tooDeep();
     }
