@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from . import dialogues_command
+from .hostile import command as hostile_command
 
 
 def _lockstep(arguments: Sequence[str]) -> int:
@@ -16,7 +17,7 @@ def _lockstep(arguments: Sequence[str]) -> int:
     return command.main(arguments)
 
 
-COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {"lockstep": _lockstep}
+COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {"lockstep": _lockstep, "hostile": hostile_command.main}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

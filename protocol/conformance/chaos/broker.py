@@ -40,6 +40,7 @@ class PlayedBroker:
         self.worker_next = 1
         self.lists: list[Message] | None = None
         self._batch = 0
+        self._nonce = f"{rng.getrandbits(16):04x}"  # of this process of the broker
         self._step = number * 100_000
         self._inbox = f"@{worker} "
         self._traits = traits
@@ -155,7 +156,9 @@ class PlayedBroker:
 
     def steps(self, steps: list[Message], **changed: Any) -> str:
         self._batch += 1
-        message = self.in_session("steps", batch_id=f"batch_5e1d_{self._batch}", protocol_version="2.0", steps=steps)
+        message = self.in_session(
+            "steps", batch_id=f"batch_{self._nonce}_{self._batch}", protocol_version="2.0", steps=steps
+        )
         message |= changed
         self.batches.append(message)
         return frame(self._inbox, message)
@@ -230,5 +233,6 @@ class PlayedBroker:
         self.lease_ms = self._rng.choice((self.lease_ms, self.lease_ms, 500, 4_000))
         self.batches.clear()
         self._batch = 0
+        self._nonce = f"{self._rng.getrandbits(16):04x}"
         if not keeps_items:
             self.items.clear()

@@ -200,6 +200,7 @@ class Course:
         traits.grants, traits.acks_results, traits.is_reset_by_broker = 1.0, 1.0, True
         for broker in self.brokers:
             broker.is_quiet = False
+            broker.restart(10, keeps_items=True)  # above every epoch that a surprise has named
             broker.lease_ms = max(broker.lease_ms, 1_000)
             self.later(broker.here("brokers "))
         yield {"op": "full", "is_full": False, "now_ms": self.now_ms}

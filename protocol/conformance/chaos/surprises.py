@@ -90,7 +90,9 @@ def steps_again(course: "Course") -> Op | None:
         again += again[:1]
     if rng.random() < 0.3:
         again += broker.new_steps(1)
-    changed = {"batch_id": rng.choice(("batch_5e1d_1", "other", "batch_5e1d_7"))} if rng.random() < 0.2 else {}
+    changed = {}
+    if rng.random() < 0.2 and broker.batches:
+        changed = {"batch_id": rng.choice(("other", broker.batches[0]["batch_id"], broker.batches[-1]["batch_id"]))}
     return _received(broker.steps(again, **changed))
 
 
@@ -132,7 +134,7 @@ def unreadable(course: "Course") -> Op | None:
         case 4:
             return _received(broker.steps([step])[: rng.randint(10, 200)])
         case 5:
-            data = broker.steps([step]).encode().replace(b"batch_5e1d", b"batch_\xff")
+            data = broker.steps([step]).encode().replace(b"batch_", b"batch\xff", 1)
             return {"op": "receive", "frame_base64": base64.b64encode(data).decode()}
         case 6:
             step["task_context"] = {"text": "x" * (course.bytes_max % 4_000_000 + 10)}

@@ -1,0 +1,136 @@
+"""The conformance worker of this SDK: `python -m stepwire.conform` offers the handlers that the conformance kit calls.
+
+`protocol/conformance/CONTRACT.md` describes them; `stepwire handler conform -- python -m stepwire.conform` grades them.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from .context import Context
+from .errors import ConfigurationError, OutcomeUnknown, Permanent, Retry, StepError
+from .worker import Worker
+
+CRASH_CODE: Final = 70
+POLL_S: Final = 0.05
+_ERRORS: Final[dict[str, Callable[[], Exception]]] = {
+    "error": lambda: RuntimeError("an ordinary error"),
+    "permanent": lambda: Permanent("a permanent error", code="conform"),
+    "retry": lambda: Retry("a retryable error", after=1.5),
+    "unknown": lambda: OutcomeUnknown("the outcome is unknown"),
+    "unavailable": lambda: StepError("a resource is unavailable", category="unavailable"),
+}
+_BAD_OUTPUTS: Final = {
+    "nan": float("nan"),
+    "bigint": 2**53 + 1,
+    "nul": "a\0b",
+    "surrogate": "\ud800",
+    "object": object(),
+}
+
+
+class Order(msgspec.Struct, omit_defaults=True):
+    """The input of `conform.typed`."""
+
+    order_id: int
+    note: str | None = None
+
+
+async def echo(ctx: Context, value: Any) -> Any:
+    return value
+
+
+async def fail(ctx: Context, value: dict[str, Any]) -> None:
+    raise _ERRORS[value["kind"]]()
+
+
+async def crash(ctx: Context) -> None:
+    os._exit(CRASH_CODE)
+
+
+def wait(ctx: Context, value: dict[str, Any]) -> dict[str, Any]:
+    """Run until a request to stop, or for `ms`. With `ignore`, the request is ignored."""
+    started_s = time.monotonic()
+    until_s = started_s + value.get("ms", 0) / 1000
+    while (left_s := until_s - time.monotonic()) > 0:
+        if value.get("ignore"):
+            time.sleep(min(left_s, POLL_S))
+        elif ctx.cancelled.wait(left_s):
+            break
+    reason = None if value.get("ignore") else ctx.cancel_reason
+    return {"stopped": reason, "ms": round((time.monotonic() - started_s) * 1000)}
+
+
+def compute(ctx: Context, value: dict[str, Any]) -> dict[str, Any]:
+    until_s = time.monotonic() + value["ms"] / 1000
+    while time.monotonic() < until_s:
+        pass
+    return {"ms": value["ms"]}
+
+
+async def big(ctx: Context, value: dict[str, Any]) -> dict[str, Any]:
+    return {"text": "x" * value["bytes"]}
+
+
+async def bad_output(ctx: Context, value: dict[str, Any]) -> Any:
+    return {"value": _BAD_OUTPUTS[value["kind"]]}
+
+
+async def context(ctx: Context) -> dict[str, Any]:
+    return {
+        "step_id": ctx.step_id,
+        "task_id": ctx.task_id,
+        "attempt": ctx.attempt,
+        "delivery": ctx.delivery,
+        "idempotency_key": ctx.idempotency_key,
+        "traceparent": ctx.traceparent,
+        "tracestate": getattr(ctx, "tracestate", None),
+        "config": ctx.config,
+        "results": ctx.results,
+        "handler_class": ctx.handler_class,
+    }
+
+
+async def trace(ctx: Context) -> dict[str, Any]:
+    return {"traceparent": ctx.traceparent}
+
+
+async def progress(ctx: Context, value: Any) -> dict[str, Any]:
+    ctx.progress(1, 2, "half")
+    await asyncio.sleep((value or {}).get("ms", 0) / 1000)  # a run that ends at once may send no report
+    return {}
+
+
+async def typed(ctx: Context, order: Order) -> Order:
+    return order
+
+
+def make_worker() -> Worker:
+    worker = Worker.from_env()
+    worker.handler("conform.echo")(echo)
+    worker.handler("conform.fail")(fail)
+    worker.handler("conform.crash")(crash)
+    worker.handler("conform.wait")(wait)
+    worker.handler("conform.compute")(compute)
+    worker.handler("conform.big")(big)
+    worker.handler("conform.bad_output")(bad_output)
+    worker.handler("conform.context")(context)
+    worker.handler("conform.trace")(trace)
+    worker.handler("conform.progress")(progress)
+    worker.handler("conform.typed")(typed)
+    worker.handler("conform.limited", concurrency=2)(wait)
+    worker.handler("conform.short", timeout_ms=300)(wait)
+    return worker
+
+
+if __name__ == "__main__":
+    try:
+        make_worker().run()
+    except ConfigurationError as error:
+        print(f"stepwire: {error}", file=sys.stderr)
+        sys.exit(2)
