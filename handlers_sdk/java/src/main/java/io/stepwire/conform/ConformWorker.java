@@ -52,7 +52,7 @@ public final class ConformWorker {
         .handle("conform.bad_output", Task.class, ConformWorker::badOutput)
         .handle("conform.context", Object.class, ConformWorker::context)
         .handle("conform.trace", Object.class, ConformWorker::trace)
-        .handle("conform.progress", Object.class, ConformWorker::progress)
+        .handle("conform.progress", Task.class, ConformWorker::progress)
         .handle("conform.typed", Order.class, (context, order) -> order)
         .handle("conform.limited", Task.class, standard.concurrency(2), ConformWorker::wait)
         .handle(
@@ -145,8 +145,9 @@ public final class ConformWorker {
     return passedOn;
   }
 
-  private static Object progress(Context context, Object input) {
+  private static Object progress(Context context, Task task) throws InterruptedException {
     context.progress(1, 2, "half");
+    context.cancelled().await(Duration.ofMillis(task.ms().orElse(0L)));
     return Map.of();
   }
 }

@@ -66,7 +66,7 @@ final class WorkerSockets implements AutoCloseable {
 
   private void setOptions(Socket socket) {
     socket.setLinger(0);
-    socket.setImmediate(false);
+    socket.setImmediate(true); // JeroMQ's word for libzmq's IMMEDIATE=0: the queue outlives a break
     socket.setTCPKeepAlive(1);
     socket.setTCPKeepAliveIdle(15);
     socket.setTCPKeepAliveInterval(5);
