@@ -29,7 +29,7 @@ def test_a_course_is_a_function_of_its_seed() -> None:
 
 
 def test_a_difference_is_shortened_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lockstep", "--seeds", "5", "--stop-after", "1", "--", sys.executable, str(WRONG_DRIVER)]) == 1
+    assert main(["lockstep", "--seeds", "9", "--stop-after", "1", "--", sys.executable, str(WRONG_DRIVER)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "differs: " in lines[0]
     assert lines[1].startswith('  op       {"op":"start"')

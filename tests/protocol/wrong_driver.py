@@ -18,8 +18,11 @@ class ForgetfulDriver(Driver):
             self._batches.clear()
         if op["op"] != "receive":
             return reply
-        message = json.loads(op["frame"].split(" ", 1)[1])
-        if message["type"] == "steps" and message["batch_id"] in self._batches:
+        try:
+            message = json.loads(op["frame"].split(" ", 1)[1])
+        except (KeyError, IndexError, ValueError):
+            return reply
+        if message.get("type") == "steps" and message["batch_id"] in self._batches:
             for step in message["steps"]:
                 run = {"action": "run", "step_id": step["step_id"], "delivery": step["delivery"]}
                 reply["actions"].append(run)

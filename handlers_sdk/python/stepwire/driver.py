@@ -16,7 +16,7 @@ from stepwire_protocol import codec
 from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import ErrorDetail, Item, Result, ResultMetadata
 
-from stepwire.actions import Action, CancelRun, Connect, Link, Log, Quit, Rebuild, Run, Send
+from stepwire.actions import Action, CancelRun, Connect, Disconnect, Link, Log, Quit, Rebuild, Run, Send
 from stepwire.runners.run_slots import RunSlots
 from stepwire.session import Config, Offer, Session
 
@@ -152,14 +152,20 @@ def _as_line(action: Action) -> Reply | None:
             step_id, delivery = action.item
             return {"action": "request_stop", "step_id": step_id, "delivery": delivery, "reason": action.reason}
         case Connect():
-            return {"action": "connect", "steps": action.link.steps, "results": action.link.results, "server_key": None}
+            return {"action": "connect", **_endpoints(action.link), "server_key": action.server_key}
+        case Disconnect():
+            return {"action": "disconnect", **_endpoints(action.link)}
         case Rebuild():
-            return {"action": "rebuild", "steps": action.link.steps, "results": action.link.results}
+            return {"action": "rebuild", **_endpoints(action.link)}
         case Quit():
             return {"action": "quit"}
         case Log():
             return {"action": "log", "level": action.level, "event": action.event}
     return None
+
+
+def _endpoints(link: Link) -> dict[str, str]:
+    return {"steps": link.steps, "results": link.results}
 
 
 def serve(lines: BinaryIO, replies: BinaryIO, driver: Driver) -> None:

@@ -38,6 +38,7 @@ class PlayedBroker:
         self.rids: deque[int] = deque([1], maxlen=MEMORY)
         self.asked: deque[Item] = deque(maxlen=MEMORY)
         self.worker_next = 1
+        self.is_claimed = False  # the worker has a session with this broker, as its last heartbeat says
         self.lists: list[Message] | None = None
         self._batch = 0
         self._nonce = f"{rng.getrandbits(16):04x}"  # of this process of the broker
@@ -75,6 +76,7 @@ class PlayedBroker:
                 self.worker_next = message.get("next", {}).get(self.id, self.worker_next)
             case "heartbeat":
                 self.heartbeat_ns.append(message["n"])
+                self.is_claimed = self.id in message.get("sessions", {})
                 self.worker_next = message.get("next", {}).get(self.id, self.worker_next)
             case "results":
                 self.rids.append(message["rid"])

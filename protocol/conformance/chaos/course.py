@@ -210,7 +210,8 @@ class Course:
         for _ in range(SETTLE_OPS_MAX):
             if self.now_ms > end_ms or self.has_quit:
                 return
-            if self.now_ms > end_ms - SETTLE_MS / 2 and not self.holding and not self._due:
+            is_half_over = self.now_ms > end_ms - SETTLE_MS / 2
+            if is_half_over and not self.holding and not self._due and all(b.is_claimed for b in self.brokers):
                 return
             if (op := self._next_due()) is not None:
                 yield op | {"now_ms": self.now_ms}

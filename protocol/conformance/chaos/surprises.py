@@ -134,7 +134,7 @@ def unreadable(course: "Course") -> Op | None:
         case 4:
             return _received(broker.steps([step])[: rng.randint(10, 200)])
         case 5:
-            data = broker.steps([step]).encode().replace(b"batch_", b"batch\xff", 1)
+            data = broker.steps([step]).encode().replace(b'"batch_id":"', b'"batch_id":"\xff', 1)
             return {"op": "receive", "frame_base64": base64.b64encode(data).decode()}
         case 6:
             step["task_context"] = {"text": "x" * (course.bytes_max % 4_000_000 + 10)}
@@ -397,7 +397,7 @@ def drain(course: "Course") -> Op | None:
 
 
 def expel(course: "Course") -> Op | None:
-    return {"op": "expel"} if course.is_drained or course.rng.random() < 0.05 else None
+    return {"op": "expel"} if course.is_drained else None
 
 
 Maker = Callable[["Course"], Op | None]

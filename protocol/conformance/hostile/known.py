@@ -59,6 +59,7 @@ class KnownBroker:
         self.claimed: str | None = None  # the session in the worker's last hello or heartbeat
         self.lease_ms: dict[str, int] = {}  # by session
         self.lease_until_ms: dict[str, float] = {}  # by session
+        self.dropped_ms = 0.0  # when the worker's claims showed the last drop
         self.is_known = False
         self.is_doubtful = False  # has named another database, so any of them may be the worker's
 

@@ -24,6 +24,7 @@ from stepwire_protocol.messages import (
     Item,
     Refuse,
     Refused,
+    Reset,
     Results,
     Start,
     Steps,
@@ -64,6 +65,7 @@ class Witness:
         self._rid = 0
         self._hello_ms = -NEVER
         self._heartbeat_ms = -NEVER
+        self._reset_ms = -NEVER
         self._is_closed = False  # quiet or drain: no credit from now on
         self._is_full = False
         self._may_quit = False
@@ -176,6 +178,8 @@ class Witness:
                 for item in message.items:
                     if item in self._deliveries:
                         self._deliveries[item].brokers.add(message.broker)
+            case Reset():
+                self._reset_ms = self._now_ms
             case Ack():
                 for rid in message.rids:
                     self._acked |= {rid} & self._unacked.keys()
@@ -334,6 +338,7 @@ class Witness:
                 raise Failed(f"`next` of {id} fell from {broker.next} to {k}")
             if k > broker.next:
                 broker.next = k
+                broker.dropped_ms = self._now_ms
                 self._on_drop(id)
             broker.claimed = message.sessions.get(id)
         self._confirm(message)
@@ -480,9 +485,11 @@ class Witness:
                     raise Failed(f"{delivery.item} should have been asked to stop at {due_ms:g} ms: its time is over")
         if self._now_ms - self._heartbeat_ms > self._start["heartbeat_ms"] + SLACK_MS and self._heartbeat_ms > 0:
             raise Failed(f"no heartbeat since {self._heartbeat_ms:g} ms")
-        lacks_session = any(b.claimed is None for b in self._brokers.values() if b.is_known)
-        if lacks_session and self._now_ms - self._hello_ms > HELLO_GAP_MAX_MS + SLACK_MS:
-            raise Failed(f"no hello since {self._hello_ms:g} ms, although a broker has no session")
+        for id, broker in self._brokers.items():
+            since_ms = max(self._hello_ms, self._reset_ms, broker.dropped_ms, min(broker.lease_end_ms(), self._now_ms))
+            is_late = self._now_ms - since_ms > HELLO_GAP_MAX_MS + SLACK_MS
+            if broker.is_known and broker.claimed is None and is_late:
+                raise Failed(f"no hello since {self._hello_ms:g} ms, although {id} has no session")
 
     def _stop_due_ms(self, delivery: Delivery) -> float:
         """The time at which a run must be asked to stop: its timeout counts from its begin."""
