@@ -103,7 +103,7 @@ public final class Codec {
     } catch (InvalidMessage unreadable) {
       return null;
     }
-    boolean isEnough = type.equals("steps") && !items.isEmpty();
+    boolean isEnough = type.equals("steps") && !batchId.isEmpty() && !items.isEmpty();
     return isEnough ? new Remains(broker, session, batchId, items) : null;
   }
 

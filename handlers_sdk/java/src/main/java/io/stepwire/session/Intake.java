@@ -19,9 +19,7 @@ import java.util.Map;
  * steps} message is answered again, or the broker would resend it forever.
  */
 final class Intake {
-  private record BatchKey(String session, String batchId) {}
-
-  private record Due(BrokerPeer peer, double atMs) {}
+  private record BatchKey(BrokerPeer peer, String session, String batchId) {}
 
   private record Owner(BrokerPeer peer, String batchId) {}
 
@@ -33,7 +31,9 @@ final class Intake {
   private final Credit credit;
   private final ResultsOutbox outbox;
   private final Outgoing out;
-  private final Map<BatchKey, Due> unaccepted = new LinkedHashMap<>(); // when to accept a batch
+
+  /** When to accept a batch. Two brokers may have sessions, and batches, of the same name. */
+  private final Map<BatchKey, Double> unaccepted = new LinkedHashMap<>();
 
   Intake(
       Offers offers,
@@ -101,7 +101,7 @@ final class Intake {
     }
     if (isAccepted || isRepeated) {
       double atMs = isRepeated ? nowMs : nowMs + acceptDelayMs;
-      unaccepted.put(new BatchKey(session, batchId), new Due(peer, atMs));
+      unaccepted.put(new BatchKey(peer, session, batchId), atMs);
       acceptAtMs = Math.min(acceptAtMs, atMs);
     }
     refused.forEach((code, items) -> refuse(peer, batchId, items, code, nowMs, false));
@@ -113,26 +113,26 @@ final class Intake {
   }
 
   /** Sends no accept for this batch, because its results were sent and are an answer, too. */
-  void cancelAccept(String session, String batchId) {
-    unaccepted.remove(new BatchKey(session, batchId));
+  void cancelAccept(BrokerPeer peer, String session, String batchId) {
+    unaccepted.remove(new BatchKey(peer, session, batchId));
   }
 
   void acceptDue(double nowMs) {
     double atMs = Session.NEVER;
-    Iterator<Map.Entry<BatchKey, Due>> entries = unaccepted.entrySet().iterator();
+    Iterator<Map.Entry<BatchKey, Double>> entries = unaccepted.entrySet().iterator();
     while (entries.hasNext()) {
-      Map.Entry<BatchKey, Due> entry = entries.next();
-      Due due = entry.getValue();
-      if (due.atMs > nowMs) {
-        atMs = Math.min(atMs, due.atMs);
+      Map.Entry<BatchKey, Double> entry = entries.next();
+      double dueMs = entry.getValue();
+      if (dueMs > nowMs) {
+        atMs = Math.min(atMs, dueMs);
         continue;
       }
       entries.remove();
       BatchKey key = entry.getKey();
-      if (key.session.equals(due.peer.session)) {
-        Credit.Offered offered = credit.offer(due.peer, nowMs);
+      if (key.session.equals(key.peer.session)) {
+        Credit.Offered offered = credit.offer(key.peer, nowMs);
         out.sendTo(
-            due.peer,
+            key.peer,
             new Accept(key.session, key.batchId, offered.free(), offered.slotsFree()));
       }
     }
@@ -166,7 +166,9 @@ final class Intake {
       return;
     }
     Credit.Offered offered = credit.offer(peer, nowMs);
-    for (List<Item> part : Outgoing.parts(items)) {
+    // A broker may list an item twice, a worker may not.
+    List<Item> distinct = items.stream().distinct().toList();
+    for (List<Item> part : Outgoing.parts(distinct)) {
       out.sendTo(
           peer,
           new Refuse(peer.session, batchId, part, code, offered.free(), offered.slotsFree()));

@@ -195,7 +195,6 @@ final class Leases {
     peer.next++;
     peer.lease.untilMs = 0;
     peer.nAfter = out.n();
-    peer.promises.clear();
     out.log(
         level,
         "session_dropped",

@@ -61,9 +61,4 @@ final class Promises {
     entries.removeIf(entry -> entry[0] < n);
     return promised() < before;
   }
-
-  /** The session was dropped: its steps are ignored. */
-  void clear() {
-    entries.clear();
-  }
 }

@@ -208,11 +208,13 @@ final class ResultsReporting {
     List<HeldDelivery> deliveries = done.stream().map(Done::held).toList();
     ResultsMessage kept =
         new ResultsMessage(message, size, peer, batch, deliveries, nowMs, isReplacement);
-    deliveries.forEach(held -> held.message = kept);
+    for (HeldDelivery held : deliveries) {
+      batch.unsent -= held.message == null ? 1 : 0; // a replacement counts once
+      held.message = kept;
+    }
     outbox.send(kept, frame);
-    batch.unsent -= done.size();
     if (batch.unsent == 0) {
-      intake.cancelAccept(session, batch.id);
+      intake.cancelAccept(peer, session, batch.id);
     }
   }
 

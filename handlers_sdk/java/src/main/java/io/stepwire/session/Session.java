@@ -24,6 +24,7 @@ import io.stepwire.session.Action.Level;
 import io.stepwire.session.HeldDelivery.State;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
+import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.function.DoubleSupplier;
@@ -357,7 +358,7 @@ public final class Session {
   private void onAdopt(BrokerPeer peer, Adopt message, double nowMs) {
     List<HeldItem> answers = new ArrayList<>();
     Map<ResultsMessage, List<HeldDelivery>> moved = new LinkedHashMap<>();
-    for (Item item : message.items()) {
+    for (Item item : new LinkedHashSet<>(message.items())) {
       HeldDelivery held = holdings.get(item);
       if (held == null || held.state == null) {
         holdings.tombstones.disown(item, peer, nowMs);
