@@ -2,6 +2,7 @@
 
 from . import (
     at_most_once,
+    credit,
     curve,
     duplicates,
     errors,
@@ -21,6 +22,7 @@ from . import (
 
 __all__ = [
     "at_most_once",
+    "credit",
     "curve",
     "duplicates",
     "errors",
