@@ -1,0 +1,2 @@
+/** The worker that the conformance kit grades. */
+package io.stepwire.conform;

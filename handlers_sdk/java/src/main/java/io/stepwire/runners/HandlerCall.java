@@ -1,0 +1,133 @@
+package io.stepwire.runners;
+
+import io.stepwire.Context;
+import io.stepwire.Identity;
+import io.stepwire.protocol.InvalidMessage;
+import io.stepwire.protocol.Item;
+import io.stepwire.protocol.Result;
+import io.stepwire.protocol.StepRequest;
+import io.stepwire.session.Run;
+import java.util.concurrent.CancellationException;
+
+/** One call of a handler, from the session's {@code Run} to the result for the broker. */
+public final class HandlerCall {
+  private final Run run;
+  private final Registered handler;
+  private final Context context;
+  private Thread interruptible; // the thread that is in the handler, if it may be interrupted
+
+  public HandlerCall(Run run, Registered handler, Context context) {
+    this.run = run;
+    this.handler = handler;
+    this.context = context;
+  }
+
+  public Item item() {
+    return run.item();
+  }
+
+  public StepRequest step() {
+    return run.step();
+  }
+
+  int offer() {
+    return run.offer();
+  }
+
+  /** Asks the run to stop. A lost lease only informs the handler. */
+  public void stop(String reason) {
+    context.stop(reason);
+    if (!reason.equals("lease_lost")) {
+      synchronized (this) {
+        if (interruptible != null) {
+          interruptible.interrupt();
+        }
+      }
+    }
+  }
+
+  /**
+   * Runs the handler in this thread. Null: the step was not started, or had no effect, and is given
+   * back.
+   */
+  public Result perform() {
+    double startedMs = Identity.nowMs();
+    if (!run.begin(startedMs)) {
+      return null;
+    }
+    context.begin(startedMs, run.timeoutAtMs());
+    if (context.cancelReason() != null) {
+      return null;
+    }
+    return call(startedMs);
+  }
+
+  /** The same without a lease, for tests of handlers. */
+  public Result performTest() {
+    double startedMs = Identity.nowMs();
+    context.begin(startedMs, startedMs + run.timeoutMs());
+    return call(startedMs);
+  }
+
+  private Result call(double startedMs) {
+    StepRequest step = run.step();
+    Object input;
+    try {
+      input = handler.readInput(step);
+    } catch (InvalidMessage refusal) {
+      return logged(Outcomes.badInput(handler, step, refusal.getMessage()));
+    }
+    Object value;
+    try {
+      enter();
+      value = handler.function().handle(context, input);
+    } catch (Throwable error) { // also an Error: a handler's fault must not end the worker
+      return failed(error, Identity.nowMs() - startedMs);
+    } finally {
+      leave();
+    }
+    double tookMs = Identity.nowMs() - startedMs;
+    Result result;
+    try {
+      result = Outcomes.completed(handler, step, value, tookMs);
+    } catch (RuntimeException | Error error) { // of an accessor or an iterator; out of memory
+      return failed(error, tookMs);
+    }
+    return result.error() == null ? result : logged(result);
+  }
+
+  private Result failed(Throwable error, double tookMs) {
+    StepRequest step = run.step();
+    String reason = context.cancelReason();
+    boolean hasStopped =
+        error instanceof InterruptedException || error instanceof CancellationException;
+    if (reason != null && (hasStopped || reason.equals("timeout"))) {
+      if (reason.equals("shutdown") && !step.isAtMostOnce()) {
+        return null;
+      }
+      return Outcomes.stopped(handler, step, reason, tookMs);
+    }
+    RunLog.thrown(step, error, reason);
+    return Outcomes.failed(handler, step, error, tookMs);
+  }
+
+  private Result logged(Result result) {
+    RunLog.notReported(run.step(), result);
+    return result;
+  }
+
+  private synchronized void enter() {
+    if (handler.isInterruptible()) {
+      interruptible = Thread.currentThread();
+      if (context.cancelled().isSet()) {
+        interruptible.interrupt();
+      }
+    }
+  }
+
+  /** From now on no one interrupts the thread, which then runs the next handler. */
+  private synchronized void leave() {
+    interruptible = null;
+    Thread.interrupted();
+  }
+}

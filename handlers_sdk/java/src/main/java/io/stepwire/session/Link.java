@@ -1,0 +1,4 @@
+package io.stepwire.session;
+
+/** One broker's pair of endpoints. */
+public record Link(String steps, String results) {}

@@ -1,0 +1,2 @@
+/** Runs handlers in unit tests, without a broker. */
+package io.stepwire.testing;
