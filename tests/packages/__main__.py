@@ -28,10 +28,11 @@ ROOT: Final = HERE.parents[1]
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSION: Final = PROJECT["version"]
 
-# The three packages: the folder of each in the repository, and its name in the wheel.
+# The packages: the folder of each in the repository, and its name in the wheel.
 PACKAGES: Final = {
     "broker/stepwire_broker": "stepwire_broker",
     "protocol/stepwire_protocol": "stepwire_protocol",
+    "protocol/stepwire_conform": "stepwire_conform",
     "handlers_sdk/python/stepwire": "stepwire",
 }
 NEEDED: Final = (  # by what runs without Python's imports, so no other test misses them
@@ -48,7 +49,7 @@ NEEDED: Final = (  # by what runs without Python's imports, so no other test mis
 # uv brings its own list of certificates, and would ignore one that the machine adds; and it would install a Python.
 UV: Final = {"UV_SYSTEM_CERTS": "true", "UV_PYTHON_DOWNLOADS": "never"}
 DIST_INFO: Final = ("METADATA", "WHEEL", "entry_points.txt", "licenses/LICENSE", "RECORD")
-SDIST_ROOMS: Final = ("broker/", "protocol/", "handlers_sdk/")
+SDIST_ROOMS: Final = ("broker/", "protocol/", "handlers_sdk/python/")
 SDIST_FILES: Final = ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", ".gitignore", "PKG-INFO")
 LIGHT: Final = {"stepwire", "pyzmq", "msgspec", "pip", "setuptools"}
 HANDLER: Final = """
@@ -163,13 +164,15 @@ def light(packages: Packages) -> None:
 
 
 def broker(packages: Packages) -> None:
-    """`pip install 'stepwire[broker]'` installs the command line; a user's project passes mypy and pyright."""
+    """`pip install 'stepwire[broker]'` installs the command line and the kit; typed code passes mypy and pyright."""
     with directory_of(packages, "full") as here:
         programs = toolchains.virtual_environment(here / "venv", f"{packages.wheel}[broker]")
         printed = run(programs / "stepwire", "--quiet", "version", directory=here, environ=environ_in(here))
         if VERSION not in printed:
             raise ProgramError(f"`stepwire version` printed {printed!r}, not {VERSION}")
         typed_project(packages, here, programs)
+        kit = ("handler", "conform", "--level", "1", "--", programs / "python", "-m", "stepwire.conform")
+        run(programs / "stepwire", *kit, directory=here, environ=environ_in(here))
 
 
 def typed_project(packages: Packages, here: Path, programs: Path) -> None:
