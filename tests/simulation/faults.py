@@ -67,13 +67,20 @@ KINDS: Final = (
     *LEVEL0_KINDS,
     "slow_read",  # the answer to a read reaches the core long after the read
     *BREAKER_KINDS,
+    "worker_killed_after_hello",  # the end of its subscription and its hello reach the broker in any order
 )
 OFTEN: Final = 0.7  # in the half of the seeds that can have them
 MESSAGE_KINDS: Final = frozenset(
     {"loss", "duplicate", "late_duplicate", "delay", "reorder", "hwm_burst", "slow_joiner"}
 )
 DEATH_KINDS: Final = frozenset(
-    {"worker_killed", "worker_killed_before_start", "worker_killed_after_effect", "worker_killed_after_result"}
+    {
+        "worker_killed",
+        "worker_killed_before_start",
+        "worker_killed_after_effect",
+        "worker_killed_after_result",
+        "worker_killed_after_hello",
+    }
 )
 RESTART_KINDS: Final = frozenset(kind for kind in KINDS if kind.startswith("broker_killed")) | {"broker_stopped"}
 PAUSE_KINDS: Final = frozenset({"broker_paused", "slow_commit"})
@@ -116,6 +123,7 @@ class Faults:
         chances = dict.fromkeys(KINDS, chance) | dict.fromkeys(LEVEL0_KINDS, Random(f"faults/level0/{seed}"))
         chances["slow_read"] = Random(f"faults/slow_read/{seed}")
         chances |= dict.fromkeys(BREAKER_KINDS, Random(f"faults/breakers/{seed}"))
+        chances["worker_killed_after_hello"] = Random(f"faults/after_hello/{seed}")
         self.on = {kind for kind in KINDS if chances[kind].random() < (OFTEN if kind in BREAKER_KINDS else share)}
         if only is not None:
             self.on = set(only)

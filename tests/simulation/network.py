@@ -164,6 +164,12 @@ class Network:
             return
         self._carry(link, link.up, frame, self.broker.life)
 
+    def to_broker_later(self, link: Link, frame: bytes) -> None:
+        """Let a frame arrive after the end of its sender's subscription."""
+        if link.joined == self.broker.life and self.broker.is_alive and link.knows_subscription:
+            later_ms = 6.0 + 40.0 * link.up.chance.random()
+            self._arrive_at(link, link.up, frame, self.broker.life, self.world.now + later_ms, keeps_order=True)
+
     def _carry(self, link: Link, way: Way, frame: bytes, life: int) -> None:
         world = self.world
         faults, now, chance = world.faults, world.now, way.chance.random

@@ -95,10 +95,12 @@ class WorkerNode:
                 ("worker_killed_before_start", 0.05),
                 ("worker_killed_after_effect", 0.05),
                 ("worker_killed_after_result", 0.05),
+                ("worker_killed_after_hello", 0.3),
             )
         }
         self._backlog: list[tuple[str, tuple[Any, ...]]] = []
         self.ran = 0
+        self._hellos = Random(f"{world.seed}/{self.name}/hellos")
         self._deadlines = Random(f"{world.seed}/{self.name}/deadlines")
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -246,7 +248,23 @@ class WorkerNode:
     def _send(self, action: Send) -> None:
         self.world.checks.worker_sent(self, action.body)
         self.world.trace(self.id + ">b1", action.body)
-        self.world.network.to_broker(self.link, action.topic + action.body)
+        frame = action.topic + action.body
+        if action.body.startswith(b'{"type":"hello"') and self._dies_after_hello():
+            self.world.network.to_broker_later(self.link, frame)
+            self.world.schedule.after(0.0, self._kill_in, self.life)
+        else:
+            self.world.network.to_broker(self.link, frame)
+
+    def _dies_after_hello(self) -> bool:
+        luck = self._hellos.random()
+        name = f"{self.number}.{self.life}.{self.world.now}"
+        return luck < self._rate["worker_killed_after_hello"] and self.world.faults.strikes(
+            "worker_killed_after_hello", name
+        )
+
+    def _kill_in(self, life: int) -> None:
+        if self.life == life:
+            self.kill()
 
     def _run(self, action: Run) -> None:
         if self._hits("worker_killed_before_start", action.item):
