@@ -1,6 +1,6 @@
 """Dialogues: messages between a broker and a worker, from a file. One side is real; the runner plays the other one.
 
-`play` performs the lines of a dialogue. A `Stage` connects `play` to the real side: a subject process with simulated
+`play` performs the lines of a dialogue. A `Stage` connects `play` to the real side: a driver with simulated
 time, a worker or a broker on real sockets, or a test's list of messages. protocol/vectors/README.md has the format.
 """
 
@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from . import vectors
+from .driver_process import Failed
 from .values import Bindings, match, render
 
 Side: TypeAlias = Literal["broker", "worker"]
@@ -60,10 +61,6 @@ class Stage(Protocol):
 
     def see(self, what: str, facts: dict[str, Any]) -> str | None:
         """Check that a fact is true at the real side, now or soon. Returns None, or the reason why not."""
-
-
-class Failed(AssertionError):
-    """The real side did not follow the dialogue."""
 
 
 class Dialogue(Struct):

@@ -13,7 +13,8 @@ import msgspec
 import zmq
 from stepwire_protocol import codec, topics
 
-from .dialogue import WITHIN_MS, WORKER, Failed, Frame
+from .dialogue import WITHIN_MS, WORKER, Frame
+from .driver_process import Failed
 from .values import members
 
 RETRY_S: Final = 0.01

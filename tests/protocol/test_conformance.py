@@ -1,16 +1,18 @@
-"""The conformance kit grades subjects: a right one passes, and every kind of wrong one fails with a reason."""
+"""The conformance kit grades drivers: a right one passes, and every kind of wrong one fails with a reason."""
 
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from conformance.__main__ import main
 from conformance.dialogue import load
-from conformance.subject import grade
+from conformance.driver_process import DriverProcess, Failed
+from conformance.worker_stage import DriverUnderTest
 
-from .test_worker_dialogues import SUBJECT
-
-WRONG_SUBJECT = Path(__file__).with_name("wrong_subject.py")
+PYTHON_DRIVER = [sys.executable, "-m", "stepwire.driver"]
+WRONG_DRIVER = Path(__file__).with_name("wrong_driver.py")
 REPEATED_BATCH = "repeated steps are answered again, and run once"
 FIRST = load()[0]
 
@@ -19,15 +21,20 @@ def program(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def test_a_right_subject_passes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--only", "reset", "--", sys.executable, str(SUBJECT)]) == 0
+def graded(command: list[str], timeout_s: float = 10) -> str:
+    with DriverUnderTest(command, timeout_s) as driver:
+        return str(driver.grade(FIRST))
+
+
+def test_a_right_driver_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "reset", "--", *PYTHON_DRIVER]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line[:6] for line in lines[:-1]] == ["pass  "] * (len(lines) - 1)
     assert lines[-1] == f"{len(lines) - 1} passed, 0 failed"
 
 
-def test_a_subject_that_runs_a_delivery_twice_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--only", REPEATED_BATCH, "--", sys.executable, str(WRONG_SUBJECT)]) == 1
+def test_a_driver_that_runs_a_delivery_twice_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", REPEATED_BATCH, "--", sys.executable, str(WRONG_DRIVER)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"FAIL  {REPEATED_BATCH}"
     assert "the step ran 4 times, not 1" in lines[1]
@@ -43,31 +50,50 @@ def test_a_failed_recommendation_is_a_warning(capsys: pytest.CaptureFixture[str]
     assert lines[-1] == "0 passed, 0 failed, 1 recommended only"
 
 
-REPLY = "import sys\nfor _ in sys.stdin: print({!r}, flush=True)"
+# One write for each op: the kit must not see half of a reply.
+REPLY = "import sys\nfor _ in sys.stdin:\n    sys.stdout.write({!r} + chr(10))\n    sys.stdout.flush()"
 
 
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("raise SystemExit(3)", "the subject ended before it replied to 'start'"),
-        ("import time\ntime.sleep(60)", "the subject did not reply to 'start' within 0.5 s"),
-        (REPLY.format("ready"), "the subject wrote a line that is not a JSON object: 'ready"),
-        (REPLY.format('{"error": "no such op"}'), "the subject reports an error: no such op"),
-        (REPLY.format('{"actions": [{"send": "x"}]}'), "the subject's reply cannot be used"),
-        (REPLY.format('{"actions": 7}'), "the subject's reply cannot be used"),
-        (REPLY.format('{"wake_at_ms": "soon"}'), "the subject's reply cannot be used"),
+        ("raise SystemExit(3)", "the driver ended before it replied to 'start' (exit status 3)"),
+        ("import os\nos.abort()", "the driver ended before it replied to 'start' (signal SIGABRT)"),
+        (
+            "import os, time\nos.close(1)\ntime.sleep(60)",
+            "the driver ended before it replied to 'start': it closed its stdout, but still runs",
+        ),
+        ("import time\ntime.sleep(60)", "the driver did not reply to 'start' within 0.5 s"),
+        (REPLY.format("ready"), "the driver wrote a line that is not a JSON object: 'ready"),
+        (REPLY.format("[]"), "the driver wrote a line that is not a JSON object: '[]"),
+        (REPLY.format("{}\n{}"), "the driver wrote a line without an op: '{}'"),
+        (
+            "import sys\nsys.stdout.buffer.write(b'\\xff\\n')\nsys.stdout.flush()\nsys.stdin.read()",
+            "the driver wrote a line that is not a JSON object: '\ufffd'",
+        ),
+        (REPLY.format('{"error": "no such op"}'), "the driver reports an error: no such op"),
+        (REPLY.format('{"actions": [{"send": "x"}]}'), "the driver's reply cannot be used"),
+        (REPLY.format('{"actions": 7}'), "the driver's reply cannot be used"),
+        (REPLY.format('{"wake_at_ms": "soon"}'), "the driver's reply cannot be used"),
         (
             REPLY.format('{"actions": [{"action": "send", "frame": "workers {}"}]}'),
-            "the subject sent a message that brokers refuse",
+            "the driver sent a message that brokers refuse",
         ),
         (REPLY.format("{}"), "no such message in time"),
     ],
 )
-def test_a_subject_that_breaks_the_line_protocol_fails_with_the_reason(code: str, reason: str) -> None:
-    assert reason in str(grade(FIRST, program(code), timeout_s=0.5))
+def test_a_driver_that_breaks_the_line_protocol_fails_with_the_reason(code: str, reason: str) -> None:
+    assert reason in graded(program(code), timeout_s=0.5)
 
 
-def test_a_subject_that_never_lets_time_pass_fails() -> None:
+def test_a_driver_that_floods_its_output_fails_soon() -> None:
+    lines = "import sys\nwhile True: sys.stdout.write('{}\\n' * 1000)"
+    assert "the driver wrote a line without an op" in graded(program(lines))
+    no_lines = "import sys\nwhile True: sys.stdout.write('x' * 65536)"
+    assert "bytes without a line end: 'xxx" in graded(program(no_lines))
+
+
+def test_a_driver_that_never_lets_time_pass_fails() -> None:
     heartbeat = '{"type":"heartbeat","v":"2.0","worker":"shop-1:0123456789abcdef","n":1}'
     hello = (
         '{"type":"hello","v":"2.0","worker":"shop-1:0123456789abcdef","n":1,"versions":["2.0"],'
@@ -80,7 +106,69 @@ def test_a_subject_that_never_lets_time_pass_fails() -> None:
         f"    frame = 'workers ' + ({hello!r} if is_here else {heartbeat!r})\n"
         "    print(json.dumps({'actions': [{'action': 'send', 'frame': frame}]}), flush=True)\n"
     )
-    assert "without letting time pass" in str(grade(FIRST, program(code), timeout_s=5))
+    assert "without letting time pass" in graded(program(code))
+
+
+def test_a_driver_that_has_failed_is_started_again_for_the_next_dialogue() -> None:
+    once = f"""
+import os, sys
+mark = {{!r}}
+if not os.path.exists(mark):
+    open(mark, "w").close()
+    sys.exit(1)
+os.execv(sys.executable, {[*PYTHON_DRIVER]!r})
+"""
+    mark = Path(os.environ.get("TMPDIR", "/tmp")) / f"stepwire-driver-{os.getpid()}"
+    try:
+        with DriverUnderTest(program(once.format(str(mark)))) as driver:
+            assert "the driver ended" in str(driver.grade(FIRST))
+            assert driver.grade(FIRST) is None
+    finally:
+        mark.unlink()
+
+
+def test_a_process_that_the_driver_started_ends_with_the_driver(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    code = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
+        "for _ in sys.stdin: print('{}', flush=True)"
+    )
+    with DriverProcess(program(code)) as process:
+        process.exchange({"op": "tick", "now_ms": 0})
+        child = int(pid_file.read_text())
+        assert Path(f"/proc/{child}").exists()
+    end = time.monotonic() + 5
+    while is_running(child) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not is_running(child)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_replies_that_are_larger_than_the_pipes_do_not_block_the_kit() -> None:
+    large = "x" * 200_000
+    echo = "import sys, json\nfor line in sys.stdin: print(json.dumps({'echo': json.loads(line)['text']}), flush=True)"
+    with DriverProcess(program(echo)) as process:
+        replies = process.exchange_all([{"op": "tick", "now_ms": i, "text": large} for i in range(20)])
+    assert replies == [{"echo": large}] * 20
+
+
+def test_a_fault_of_the_python_session_is_a_reply_and_the_driver_goes_on() -> None:
+    with DriverProcess(PYTHON_DRIVER) as process:
+        with pytest.raises(Failed, match="the driver reports an error: AttributeError"):
+            process.exchange({"op": "tick", "now_ms": 0})
+        with pytest.raises(Failed, match="the driver reports an error: unknown op 'dance'"):
+            process.exchange({"op": "dance", "now_ms": 0})
+        start = {"op": "start", "now_ms": 0, "worker": "a:0123456789abcdef", "offers": [{"pattern": "**"}], "slots": 1}
+        assert process.exchange(start)["holding"] == []
 
 
 def test_the_command_reports_what_keeps_it_from_playing(capsys: pytest.CaptureFixture[str]) -> None:

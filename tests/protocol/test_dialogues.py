@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from conformance.dialogue import Dialogue, Failed, Frame, load, play
+from conformance.dialogue import Dialogue, Frame, load, play
+from conformance.driver_process import Failed
 from conformance.values import Bindings, match, members, render
 from stepwire_protocol import codec
 from stepwire_protocol.errors import InvalidMessage

@@ -1,22 +1,27 @@
-"""The Python worker keeps to every dialogue that drives a worker: its session as a subject, and on real sockets."""
+"""The Python worker keeps to every dialogue that drives a worker: its session in its driver, and on real sockets."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-import conformance
 import pytest
 from conformance.dialogue import Dialogue, load, play
-from conformance.subject import grade
+from conformance.worker_stage import DriverUnderTest
 
 from .worker_on_sockets import WorkerOnSockets
 
 DIALOGUES = [dialogue for dialogue in load() if "worker" in dialogue.drives]
-SUBJECT = Path(conformance.__file__).with_name("subjects") / "python_session.py"
+
+
+@pytest.fixture(scope="module")
+def python_driver() -> Iterator[DriverUnderTest]:
+    with DriverUnderTest([sys.executable, "-m", "stepwire.driver"]) as driver:
+        yield driver
 
 
 @pytest.mark.parametrize("dialogue", DIALOGUES, ids=lambda d: d.name)
-def test_the_session_keeps_to_the_dialogue(dialogue: Dialogue) -> None:
-    assert grade(dialogue, [sys.executable, str(SUBJECT)]) is None
+def test_the_session_keeps_to_the_dialogue(dialogue: Dialogue, python_driver: DriverUnderTest) -> None:
+    assert python_driver.grade(dialogue) is None
 
 
 @pytest.mark.parametrize("dialogue", DIALOGUES, ids=lambda d: d.name)

@@ -40,7 +40,8 @@ class Intake:
         self._credit = credit
         self._outbox = outbox
         self._out = out
-        self._unaccepted: dict[tuple[str, str], tuple[BrokerPeer, float]] = {}  # (session, batch): when to accept it
+        # When to accept a batch. Two brokers may have sessions, and batches, of the same name.
+        self._unaccepted: dict[tuple[BrokerPeer, str, str], float] = {}
 
     def on_steps(self, peer: BrokerPeer, message: Steps, size: int, now_ms: float) -> None:
         """`size`: the bytes of the message."""
@@ -80,24 +81,24 @@ class Intake:
                 tombstones.add(item, peer, batch, now_ms)
         if is_accepted or is_repeated:
             at_ms = now_ms if is_repeated else now_ms + self._accept_delay_ms
-            self._unaccepted[message.session, message.batch_id] = (peer, at_ms)
+            self._unaccepted[peer, message.session, message.batch_id] = at_ms
             self.accept_at_ms = min(self.accept_at_ms, at_ms)
         for code, items in refused.items():
             self.refuse(peer, message.batch_id, items, code, now_ms)
 
-    def cancel_accept(self, session: str, batch_id: str) -> None:
+    def cancel_accept(self, peer: BrokerPeer, session: str, batch_id: str) -> None:
         """Send no accept for this batch, because its results were sent and are an answer, too."""
-        self._unaccepted.pop((session, batch_id), None)
+        self._unaccepted.pop((peer, session, batch_id), None)
 
     def accept_due(self, now_ms: float) -> None:
         unaccepted = self._unaccepted
         at_ms = NEVER
-        for key, (peer, due_ms) in list(unaccepted.items()):
+        for key, due_ms in list(unaccepted.items()):
             if due_ms > now_ms:
                 at_ms = min(at_ms, due_ms)
                 continue
             del unaccepted[key]
-            session, batch_id = key
+            peer, session, batch_id = key
             if peer.session == session:
                 free, slots_free = self._credit.offer(peer, now_ms)
                 accept = Accept(
@@ -134,7 +135,7 @@ class Intake:
         if peer.session is None:
             return
         free, slots_free = self._credit.offer(peer, now_ms)
-        for part in parts(items):
+        for part in parts(list(dict.fromkeys(items))):  # a broker may list an item twice, a worker may not
             refuse = Refuse(
                 v=V,
                 worker=self._out.worker,
@@ -161,7 +162,13 @@ class Intake:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
         peer = self._brokers.get(remains.broker)
-        if remains.type == "steps" and peer is not None and peer.session == remains.session and remains.steps:
+        if (
+            remains.type == "steps"
+            and peer is not None
+            and peer.session == remains.session
+            and remains.batch_id
+            and remains.steps
+        ):
             items = [(step.step_id, step.delivery) for step in remains.steps]
             self._refuse_unread(peer, remains.session, remains.batch_id, items, code, now_ms)
 

@@ -177,13 +177,13 @@ class ResultsReporting:
                 return
         self._rid = rid
         deliveries = [held for held, _ in done]
+        batch.unsent -= sum(held.message is None for held in deliveries)  # a replacement counts once
         kept = ResultsMessage(rid, peer, batch, session, body, deliveries, now_ms, is_replacement)
         for held in deliveries:
             held.message = kept
         self._outbox.send(kept)
-        batch.unsent -= len(done)
         if not batch.unsent:
-            self._intake.cancel_accept(session, batch.id)
+            self._intake.cancel_accept(peer, session, batch.id)
 
 
 def without_verdict(held: HeldDelivery, result: Result) -> Result:

@@ -275,7 +275,7 @@ class Session:
         """Move deliveries to another broker, or to the same one after a restart. Unknown ones will never start here."""
         answers: list[AdoptedItem] = []
         moved: dict[ResultsMessage, list[HeldDelivery]] = {}
-        for item in message.items:
+        for item in dict.fromkeys(message.items):
             held = self.holdings.get(item)
             if held is None or held.state is None:
                 self.holdings.tombstones.disown(item, peer, now_ms)

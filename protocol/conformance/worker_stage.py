@@ -1,105 +1,79 @@
-"""Drives a subject over its stdin and stdout, in simulated time. A subject is a process around the session of an SDK.
-
-README.md describes the lines that the kit and the subject exchange. The kit plays the broker.
-"""
+"""Plays the broker of a dialogue against a driver, in simulated time."""
 
 import json
-import subprocess
-import threading
 from collections import deque
 from collections.abc import Sequence
-from queue import Empty, SimpleQueue
-from typing import IO, Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from stepwire_protocol import codec
 from stepwire_protocol.errors import InvalidMessage
 
-from .dialogue import WORKER, Dialogue, Failed, Frame, play
+from .dialogue import WORKER, Dialogue, Frame, play
+from .driver_process import REPLY_TIMEOUT_S, DriverProcess, Failed, Op, Reply
 from .values import members
 
-REPLY_TIMEOUT_S: Final = 10.0
 # A session that sends without end while no time passes would block the runner forever.
 EXCHANGES_AT_ONE_TIME_MAX: Final = 1_000
-# A subject may ask for unnecessary ticks, but the dialogue must not take minutes.
+# A driver may ask for unnecessary ticks, but the dialogue must not take minutes.
 TICKS_MAX: Final = 100_000
 
 
-def grade(dialogue: Dialogue, command: Sequence[str], timeout_s: float = REPLY_TIMEOUT_S) -> str | None:
-    """Play the dialogue against a new process of this command. Returns None, or why the subject failed."""
-    with _Process(command, timeout_s) as process:
-        try:
-            play(dialogue, "worker", _SubjectStage(dialogue, process))
-        except Failed as failed:
-            return str(failed)
-    return None
+class DriverUnderTest:
+    """A driver's process that is started when it is needed, and started again after a failure."""
 
-
-class _Process:
-    """The subject's process. Each line to its stdin is answered with one line on its stdout."""
-
-    def __init__(self, command: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, command: Sequence[str], timeout_s: float = REPLY_TIMEOUT_S) -> None:
+        self._command = command
         self._timeout_s = timeout_s
-        self._replies: SimpleQueue[str] = SimpleQueue()
-        self._child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", errors="replace"
-        )
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        self._stdin: IO[str] = self._child.stdin
-        self._reader = threading.Thread(target=self._read, args=(self._child.stdout,), daemon=True)
-        self._reader.start()
+        self._driver: AnyDriver | None = None
 
-    def __enter__(self) -> "_Process":
+    def __enter__(self) -> "DriverUnderTest":
         return self
 
     def __exit__(self, *args: object) -> None:
-        try:
-            self._stdin.close()
-            self._child.wait(1)
-        except (OSError, subprocess.TimeoutExpired):
-            self._child.kill()
-            self._child.wait()
-        self._reader.join(1)
-        # A process that the subject started may still hold the pipe, and `close` would wait for that process.
-        if self._child.stdout is not None and not self._reader.is_alive():
-            self._child.stdout.close()
+        self.end()
 
-    def exchange(self, op: dict[str, Any]) -> dict[str, Any]:
-        """Send one line and return the reply. Raises Failed if there is no readable reply."""
-        try:
-            self._stdin.write(json.dumps(op) + "\n")
-            self._stdin.flush()
-            line = self._replies.get(timeout=self._timeout_s)
-        except Empty:
-            raise Failed(f"the subject did not reply to {op['op']!r} within {self._timeout_s:g} s") from None
-        except OSError:
-            line = ""
-        if not line:
-            raise Failed(f"the subject ended before it replied to {op['op']!r}; its stderr may say why")
-        try:
-            reply = json.loads(line)
-        except ValueError:
-            reply = None
-        if not isinstance(reply, dict):
-            raise Failed(f"the subject wrote a line that is not a JSON object: {line[:200]!r}")
-        if "error" in reply:
-            raise Failed(f"the subject reports an error: {reply['error']}")
-        return reply
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
 
-    def _read(self, stdout: IO[str]) -> None:
-        """Put each line into the queue, and an empty string at the end of the output."""
-        for line in stdout:
-            self._replies.put(line)
-        self._replies.put("")
+    def running(self) -> DriverProcess:
+        """The process. Raises OSError if the command cannot be started."""
+        if self._process is None:
+            self._process = DriverProcess(self._command, self._timeout_s)
+        return self._process
+
+    def grade(self, dialogue: Dialogue) -> str | None:
+        """Play the dialogue in a new session. Returns None, or why the driver failed."""
+        reason = grade(dialogue, self.running())
+        if reason is not None:
+            self.end()  # its state is unknown, and the next dialogue must not suffer
+        return reason
 
 
-class _SubjectStage:
+class AnyDriver(Protocol):
+    """A driver, in another process or in this one."""
+
+    def exchange(self, op: Op) -> Reply:
+        """Send one op and return its reply. Raises Failed if there is none, or if the reply is an error."""
+
+
+def grade(dialogue: Dialogue, driver: AnyDriver) -> str | None:
+    """Play the dialogue in a new session of this driver. Returns None, or why the driver failed."""
+    try:
+        play(dialogue, "worker", _DriverStage(dialogue, driver))
+    except Failed as failed:
+        return str(failed)
+    return None
+
+
+class _DriverStage:
     """A worker's session in a process, in simulated time. Its broker is played."""
 
-    def __init__(self, dialogue: Dialogue, process: _Process) -> None:
+    def __init__(self, dialogue: Dialogue, driver: AnyDriver) -> None:
         given = dialogue.given
-        self._process = process
+        self._driver = driver
         self._now_ms = 0
         self._wake_at_ms: float | None = None
         self._exchanges = 0
@@ -113,7 +87,7 @@ class _SubjectStage:
         self._do(
             "start",
             worker=WORKER,
-            handlers=given["handlers"],
+            offers=[{"pattern": name} for name in given["handlers"]],
             slots=given["slots"],
             prefetch=given["prefetch"],
             heartbeat_ms=min(2_000, given["lease_ms"] // 5),
@@ -164,7 +138,7 @@ class _SubjectStage:
                 return None if self._is_gone else "the worker has not quit"
         raise ValueError(what)
 
-    # -- the subject --------------------------------------------------------------------------------------------------
+    # -- the driver --------------------------------------------------------------------------------------------------
 
     def _tick(self, until_ms: int) -> None:
         """Advance to the time at which the session must act next, or to `until_ms` if that is earlier."""
@@ -173,28 +147,28 @@ class _SubjectStage:
         self._exchanges = 0
         self._ticks += 1
         if self._ticks > TICKS_MAX:
-            raise Failed(f"the subject asked to be woken more than {TICKS_MAX:,} times")
+            raise Failed(f"the driver asked to be woken more than {TICKS_MAX:,} times")
         self._do("tick")
 
     def _do(self, op: str, **members: Any) -> None:
-        """Send one op, and then the acks of the heartbeats that the subject sends in reply."""
+        """Send one op, and then the acks of the heartbeats that the driver sends in reply."""
         pending = deque([{"op": op, "now_ms": self._now_ms, **members}])
         while pending:
             self._exchanges += 1
             if self._exchanges > EXCHANGES_AT_ONE_TIME_MAX:
-                raise Failed(f"the subject replied to {EXCHANGES_AT_ONE_TIME_MAX:,} ops without letting time pass")
-            reply = self._process.exchange(pending.popleft())
+                raise Failed(f"the driver replied to {EXCHANGES_AT_ONE_TIME_MAX:,} ops without letting time pass")
+            reply = self._driver.exchange(pending.popleft())
             try:
                 acks = [self._apply(action) for action in reply.get("actions", [])]
                 wake_at_ms = reply.get("wake_at_ms")
                 self._wake_at_ms = None if wake_at_ms is None else float(wake_at_ms)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise Failed(f"the subject's reply cannot be used ({error!r}): {json.dumps(reply)[:500]}") from None
+                raise Failed(f"the driver's reply cannot be used ({error!r}): {json.dumps(reply)[:500]}") from None
             for ack in filter(None, acks):
                 pending.append({"op": "receive", "now_ms": self._now_ms, "frame": ack})
 
     def _apply(self, action: dict[str, Any]) -> str | None:
-        """Perform one action of the subject. Returns the ack if the action sends a heartbeat."""
+        """Perform one action of the driver. Returns the ack if the action sends a heartbeat."""
         match action["action"]:
             case "send":
                 return self._on_sent(action["frame"])
@@ -211,7 +185,7 @@ class _SubjectStage:
             topic, body = codec.split(frame.encode())
             message = members(codec.decode_worker(body))
         except InvalidMessage as invalid:
-            raise Failed(f"the subject sent a message that brokers refuse ({invalid}): {frame[:500]}") from None
+            raise Failed(f"the driver sent a message that brokers refuse ({invalid}): {frame[:500]}") from None
         self._sent.append(Frame(topic.decode(), message))
         if message["type"] != "heartbeat" or not self._acks_heartbeats or not self._welcome:
             return None
