@@ -15,7 +15,8 @@ from .case import CASES, LEVEL_WORDS, Case, Failed, Level, Verdict
 from .endpoints import Endpoints, Transport
 from .program import adopt_orphans, children_of, end_adopted
 from .scheduling import LANES, Outcome, Schedule
-from .stage import Setting, Stage
+from .setting import Setting
+from .stage import Stage
 
 assert _cases
 

@@ -15,7 +15,8 @@ from .endpoints import Transport
 from .frames import shown
 from .keys import ServerKeys
 from .program import CannotStart
-from .stage import START_S, Setting, Stage, last_lines
+from .setting import START_S, Setting, last_lines
+from .stage import Stage
 
 LANES: Final = 4
 LONG_S: Final = 5.0  # a case that lasts this long gets a thread of its own at once

@@ -4,7 +4,8 @@ from typing import Any, Final
 
 from stepwire_conform.case import Failed, Level, case
 from stepwire_conform.frames import Message, encoded
-from stepwire_conform.stage import ENOUGH_S, Stage
+from stepwire_conform.setting import ENOUGH_S
+from stepwire_conform.stage import Stage
 
 CONFORM_HANDLERS: Final = ("conform.echo", "conform.fail", "conform.big", "conform.bad_output")
 UNKNOWN: Final = "nobody.offers.this"
