@@ -73,9 +73,13 @@ int main(void) {
       if (errno == EINTR) continue;
       return perror("handler"), 1;
     }
-    const char *text = memchr(zmq_msg_data(&message), ' ', zmq_msg_size(&message));
-    size_t skipped = text ? text - (const char *)zmq_msg_data(&message) : 0;
-    cJSON *batch = cJSON_ParseWithLength(text, zmq_msg_size(&message) - skipped), *step, *answer = cJSON_CreateObject();
+    const char *text = zmq_msg_data(&message);
+    size_t size = zmq_msg_size(&message);
+    if (size < 6 || memcmp(text, "steps ", 6)) { /* some bindings also deliver what was not subscribed: a greeting */
+      zmq_msg_close(&message);
+      continue;
+    }
+    cJSON *batch = cJSON_ParseWithLength(text + 6, size - 6), *step, *answer = cJSON_CreateObject();
     cJSON_AddStringToObject(answer, "batch_id", cJSON_GetStringValue(cJSON_GetObjectItem(batch, "batch_id")));
     cJSON_AddStringToObject(answer, "protocol_version", "1.0");
     cJSON *all = cJSON_AddArrayToObject(answer, "results");

@@ -41,7 +41,9 @@ steps.subscribe('steps')
 steps.connect(process.env.STEPWIRE_STEPS ?? 'ipc://.stepwire/steps.sock')
 results.connect(process.env.STEPWIRE_RESULTS ?? 'ipc://.stepwire/results.sock')
 for await (const [frame] of steps) {
-  const batch = JSON.parse(frame.subarray(frame.indexOf(' ') + 1).toString())
+  // Some bindings also deliver what was not subscribed, such as a broker's greeting.
+  if (frame.subarray(0, 6).toString() !== 'steps ') continue
+  const batch = JSON.parse(frame.subarray(6).toString())
   const done = await Promise.all(batch.steps.map(run))
   const answer = { batch_id: batch.batch_id, protocol_version: '1.0', results: done }
   await results.send(`results ${JSON.stringify(answer)}`)

@@ -42,6 +42,9 @@ steps.subscribe("steps")
 steps.connect(os.environ.get("STEPWIRE_STEPS", "ipc://.stepwire/steps.sock"))
 results.connect(os.environ.get("STEPWIRE_RESULTS", "ipc://.stepwire/results.sock"))
 while True:
-    batch = json.loads(steps.recv().split(b" ", 1)[1])
+    topic, _, body = steps.recv().partition(b" ")
+    if topic != b"steps":  # some bindings also deliver what was not subscribed, such as a broker's greeting
+        continue
+    batch = json.loads(body)
     answer = {"batch_id": batch["batch_id"], "protocol_version": "1.0", "results": [run(s) for s in batch["steps"]]}
     results.send_string("results " + json.dumps(answer))

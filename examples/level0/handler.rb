@@ -39,7 +39,10 @@ check steps.connect(ENV.fetch("STEPWIRE_STEPS", "ipc://.stepwire/steps.sock"))
 check results.connect(ENV.fetch("STEPWIRE_RESULTS", "ipc://.stepwire/results.sock"))
 loop do
   check steps.recv_string(message = +"")
-  batch = JSON.parse(message.split(" ", 2).last)
+  topic, body = message.split(" ", 2)
+  next unless topic == "steps" # some bindings also deliver what was not subscribed, such as a broker's greeting
+
+  batch = JSON.parse(body)
   answer = { batch_id: batch["batch_id"], protocol_version: "1.0", results: batch["steps"].map { |step| run(step) } }
   check results.send_string("results #{JSON.generate(answer)}")
 end

@@ -1,10 +1,12 @@
 """The examples of level 0, each with a broker and without an SDK: their results are those of the README."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from tests.system.harness import Program, Site, eventually, workflow
 
@@ -74,6 +76,43 @@ def test_a_step_that_the_example_does_not_know_waits_for_a_program_that_does(
     assert (step["state"], step["attempt"]) == ("ready", 0)
     assert "answered that it does not know `quote.wish`" in client.why(task_id)["message"]
     assert run(site, ORDER)["state"] == "completed"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_example_skips_frames_of_other_topics(language: str, builds: Path) -> None:
+    """The subscription of the examples has no space at its end, so such a frame arrives although libzmq filters."""
+    with (
+        Site() as site,
+        zmq.Context() as context,
+        context.socket(zmq.XPUB) as steps,
+        context.socket(zmq.SUB) as results,
+    ):
+        endpoints = {f"STEPWIRE_{name}": f"ipc://{site.directory}/played-{name}.sock" for name in ("STEPS", "RESULTS")}
+        steps.bind(endpoints["STEPWIRE_STEPS"])
+        results.bind(endpoints["STEPWIRE_RESULTS"])
+        results.subscribe(b"results ")
+        program = site.start(language, require(language, builds), endpoints)
+        assert steps.poll(20_000), program.stderr
+        for number in range(100):  # the first ones can be earlier than the subscription of `results`
+            steps.send(b'steps-of-another-kind {"type":"here"}')
+            steps.send(b"steps-of-another-kind")
+            steps.send(b"steps " + json.dumps(batch(number)).encode())
+            if results.poll(100):
+                break
+        answer = json.loads(results.recv(zmq.NOBLOCK).partition(b" ")[2])
+        assert answer["results"][0]["status"] == "completed"
+        assert program.is_running
+
+
+def batch(number: int) -> dict[str, Any]:
+    step = {
+        "step_id": 1,
+        "handler_class": "quote.sum",
+        "handler_config": {"of": "cents"},
+        "task_context": ORDER,
+        "previous_results": {},
+    }
+    return {"to": "1.1", "batch_id": f"batch_x_{number}", "protocol_version": "1.0", "steps": [step]}
 
 
 def test_three_languages_share_a_task(site: Site, builds: Path) -> None:

@@ -115,14 +115,36 @@ def test_with_less_capacity_than_brokers_each_broker_gets_its_turn() -> None:
 
 
 def test_acks_move_credit_at_most_once_between_two_heartbeats() -> None:
-    dialogue, b1, b2 = two(slots=4, prefetch=6)
+    dialogue, b1, b2 = two(slots=6, prefetch=6)
+    b3 = Broker(dialogue, "b3", 4)
+    b3.here()
+    dialogue.pass_time(300)
+    b3.welcome()
+    both_beat(dialogue, b1, b2, b3)
     b1.steps(step(1))
-    dialogue.sent.clear()
-    dialogue.pass_time(1_900)
-    beats = len(dialogue.take(Heartbeat))
-    for broker in (b2, b1, b2, b1):
-        broker.send(HeartbeatAck, session=broker.session, n=dialogue.session.out.n)
-    assert beats + len(dialogue.take(Heartbeat)) <= 2
+    (recall,) = dialogue.take(Heartbeat)
+    b2.send(HeartbeatAck, session=b2.session, n=recall.n)
+    (moved,) = dialogue.take(Heartbeat)
+    b3.send(HeartbeatAck, session=b3.session, n=moved.n)
+    assert not dialogue.take(Heartbeat)
+    dialogue.pass_time(2_000)
+    assert dialogue.take(Heartbeat)[-1].free["b1"] > moved.free["b1"]
+
+
+def test_credit_in_results_is_a_promise_like_that_of_a_heartbeat() -> None:
+    dialogue, b1, b2 = two(slots=1, prefetch=0)
+    for _ in range(20):
+        dialogue.pass_time(500)
+        both_beat(dialogue, b1, b2)
+        if dialogue.session.brokers.get("b1").promises.promised == 1:
+            break
+    b1.steps(step(1))
+    both_beat(dialogue, b1, b2)
+    dialogue.pass_time(10)
+    dialogue.finish(1)
+    assert dialogue.take(Results)[-1].free == 1
+    dialogue.pass_time(2_300)  # it is the turn of b2, but b1 may still use the place
+    assert latest_free(dialogue) == {"b1": 0, "b2": 0}
 
 
 def test_the_credit_of_the_only_broker_needs_no_ack() -> None:
@@ -180,6 +202,16 @@ def test_a_session_that_lasted_half_a_lease_ends_the_pauses() -> None:
 def test_a_broker_that_refuses_the_worker_is_asked_every_five_seconds(code: str) -> None:
     dialogue, broker = welcomed()
     assert [round(gap) for gap in hello_gaps(dialogue, broker, 3, code)] == [5000, 5000, 5000]
+
+
+def test_a_refusal_of_the_first_hello_is_not_answered_at_the_pace_of_a_lost_hello() -> None:
+    dialogue = Dialogue()
+    dialogue.take(Hello)
+    Broker(dialogue).reset("unauthorized")
+    dialogue.pass_time(4_900)
+    assert not dialogue.take(Hello)
+    dialogue.pass_time(200)
+    assert dialogue.take(Hello)
 
 
 def test_a_broker_that_ends_its_sessions_does_not_delay_the_hello_to_another() -> None:
@@ -283,6 +315,12 @@ def test_a_broker_with_a_session_is_not_disconnected_and_one_that_lost_it_return
     b2.here()
     dialogue.pass_time(300)
     assert [m for m in dialogue.sent if isinstance(m, Hello)][-1].next == {"b1": 1, "b2": 2}
+
+
+def test_the_list_of_a_broker_without_a_session_does_not_count() -> None:
+    dialogue, _ = listed(B1, B2)
+    dialogue.pass_time(630_000)
+    assert len(dialogue.of(Disconnect)) == 1
 
 
 def test_a_configured_broker_is_never_disconnected() -> None:

@@ -248,6 +248,12 @@ def test_heartbeats_go_to_all_brokers_every_two_seconds_with_what_is_held():
     assert heartbeat.holding == [(1, 1, "running", 2000)]
 
 
+def test_heartbeats_are_never_sent_more_often_than_every_hundred_milliseconds():
+    dialogue, _ = welcomed(heartbeat_ms=20)
+    dialogue.pass_time(1_000)
+    assert len(dialogue.take(Heartbeat)) == 10
+
+
 def test_quiet_in_a_heartbeat_ack_stops_credit_until_it_is_absent_again():
     dialogue, broker = welcomed()
     dialogue.pass_time(2_000)

@@ -92,11 +92,15 @@ func main() {
 	for {
 		message, err := steps.RecvBytes(0)
 		must(err)
+		topic := []byte("steps ")
+		if !bytes.HasPrefix(message, topic) { // some bindings also deliver what was not subscribed, such as a broker's greeting
+			continue
+		}
 		var batch struct {
 			ID    string `json:"batch_id"`
 			Steps []step
 		}
-		must(json.Unmarshal(message[bytes.IndexByte(message, ' ')+1:], &batch))
+		must(json.Unmarshal(message[len(topic):], &batch))
 		done := make([]object, len(batch.Steps))
 		for i, s := range batch.Steps {
 			done[i] = run(s)

@@ -141,7 +141,6 @@ class Leases:
         peer.next += 1
         peer.lease.until_ms = 0.0
         peer.n_after = self._out.n
-        peer.promises.clear()
         self._out.log(level, "session_dropped", broker=peer.id, session=session, why=why, not_started=dropped)
         self._request_hello(peer, session, why, now_ms)
 

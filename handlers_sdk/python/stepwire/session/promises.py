@@ -50,7 +50,3 @@ class Promises:
         before = self.promised
         self._entries = [entry for entry in self._entries if entry[0] >= n]
         return self.promised < before
-
-    def clear(self) -> None:
-        """The session was dropped: its steps are ignored."""
-        self._entries.clear()
