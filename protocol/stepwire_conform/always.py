@@ -239,8 +239,14 @@ class Watch:
             )
         self.answered.setdefault(item, message["rid"])
 
-    def forget_answers(self) -> None:
-        self._bodies.clear()
+    def forget(self, keep: int) -> None:
+        """Forget all but the latest items and messages, so that a long case does not need the memory itself."""
+        for known in (self.modes, self.batches, self.answered):
+            while len(known) > keep:
+                del known[next(iter(known))]
+        for kept in (self._bodies, self.copies):
+            while len(kept) > keep:
+                del kept[next(iter(kept))]
 
 
 def _without(body: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

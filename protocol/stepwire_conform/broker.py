@@ -3,7 +3,6 @@
 It hears every topic, so that a misspelt one is seen, and grants a worker exactly what a real broker grants.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -12,18 +11,11 @@ from typing import Any, Final
 import zmq
 from stepwire_protocol import topics
 
-from .frames import Message, Seen, encoded, shortened
+from .frames import Seen, encoded, shortened
+from .keys import ServerKeys
 
 MONITORED: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 BIND_S: Final = 5.0
-RCVBUF_SMALL: Final = 16_384
-
-
-class ServerKeys:
-    """The CURVE key pair of the played brokers."""
-
-    def __init__(self) -> None:
-        self.public, self.secret = zmq.curve_keypair()
 
 
 class PlayedBroker:
@@ -245,7 +237,3 @@ class PlayedBroker:
     def next_batch(self) -> str:
         self._batches += 1
         return f"batch_{self._nonce}_{self._batches}"
-
-
-def body_of(message: Message) -> str:
-    return json.dumps(message.body)

@@ -52,6 +52,7 @@ class Case(NamedTuple):
     settings: Mapping[str, str] = MappingProxyType({})  # further variables of the environment
     brokers: int = 1
     transport: Literal["any", "ipc", "tcp"] = "any"
+    curve: bool = False  # the played brokers have keys
 
 
 CASES: Final[dict[str, Case]] = {}
@@ -72,6 +73,7 @@ def case(
     settings: dict[str, str] | None = None,
     brokers: int = 1,
     transport: Literal["any", "ipc", "tcp"] = "any",
+    curve: bool = False,
 ) -> Callable[[Callable[["Stage"], None]], Callable[["Stage"], None]]:
     """Register a check under this name. A check raises `Failed` or `Missing`; returning means that it passed."""
 
@@ -86,12 +88,13 @@ def case(
             strength,
             (needs,) if isinstance(needs, str) else needs,
             cause,
-            fresh or not auto or brokers > 1 or bool(settings) or transport != "any",
+            fresh or not auto or brokers > 1 or bool(settings) or transport != "any" or curve,
             auto,
             lasts_s,
             settings or {},
             brokers,
             transport,
+            curve,
         )
         return check
 

@@ -46,8 +46,10 @@ class Grade(NamedTuple):
         reached = None
         for level in (Level.ZERO,) if self.speaks is Level.ZERO else (Level.ONE, Level.FULL, Level.HARDENED):
             own = [o for o in self.outcomes if o.case.level is level]
-            if not own or len(own) < sum(case.level is level for case in CASES.values()) or any(
-                o.verdict in (Verdict.FAIL, Verdict.MISSING) for o in own
+            if (
+                not own
+                or len(own) < sum(case.level is level for case in CASES.values())
+                or any(o.verdict in (Verdict.FAIL, Verdict.MISSING) for o in own)
             ):
                 break
             reached = level

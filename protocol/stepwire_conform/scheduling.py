@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from .case import Case, Failed, Missing, Verdict
 from .endpoints import Transport
 from .frames import shown
+from .keys import ServerKeys
 from .program import CannotStart
 from .stage import START_S, Setting, Stage, last_lines
 
@@ -150,7 +151,8 @@ class _Lane:
 
     def _stage(self, case: Case, transport: Transport) -> Stage:
         if case.fresh:
-            return Stage(self._setting, transport, brokers=case.brokers, settings=case.settings)
+            keys = ServerKeys() if case.curve else None
+            return Stage(self._setting, transport, brokers=case.brokers, settings=case.settings, keys=keys)
         if self._shared is None:
             self._shared = Stage(self._setting, transport)
         return self._shared

@@ -14,10 +14,11 @@ import zmq
 
 from . import hints
 from .always import Item, Watch, decoded
-from .broker import PlayedBroker, ServerKeys
+from .broker import PlayedBroker
 from .case import Failed, Missing
 from .endpoints import Endpoints, Transport
 from .frames import Message, Seen, encoded, shortened
+from .keys import Gate, ServerKeys
 from .program import Program
 
 NAME: Final = "conform"
@@ -87,6 +88,8 @@ class Stage:
         self._outputs: list[str] = []
         self.sessions: dict[str, str] = {}  # broker -> the session that its last welcome opened
         self.reported: dict[str, str] = {}  # broker -> the session that the worker's last heartbeat named
+        self.gate = None if keys is None else Gate(self.context, NAME)
+        self.keys = keys
         self.brokers = []
         for number in range(1, brokers + 1):
             steps, results = setting.endpoints.pair(transport)
@@ -150,8 +153,10 @@ class Stage:
 
         def is_open() -> bool:
             session = self.sessions.get(broker.id)
-            fits = session is not None and session.startswith(f"{broker.epoch}.")
-            return fits and session == self.reported.get(broker.id) and number in (None, int(session.partition(".")[2]))
+            if session is None or session != self.reported.get(broker.id):
+                return False
+            epoch, _, k = session.partition(".")
+            return epoch == str(broker.epoch) and number in (None, int(k))
 
         text = f"heartbeat that names a session of {broker.id}" + (f" with number {number}" if number else "")
         self.until(is_open, text, within_s=within_s)
@@ -171,6 +176,8 @@ class Stage:
         self.end_program()
         for broker in self.brokers:
             broker.close()
+        if self.gate is not None:
+            self.gate.close()
         self.context.destroy(linger=0)
 
     def output(self) -> str:
@@ -562,7 +569,9 @@ class Stage:
         return first, second
 
     def expect_start(self, item: Item, **options: Any) -> Message:
-        return self.expect("start", where=lambda m: list(item) in m["items"], what=f"`start` of {list(item)}", **options)
+        return self.expect(
+            "start", where=lambda m: list(item) in m["items"], what=f"`start` of {list(item)}", **options
+        )
 
     def need(self, *handlers: str) -> None:
         for handler in handlers:

@@ -2,10 +2,13 @@
 
 from . import (
     at_most_once,
+    credit,
+    curve,
     duplicates,
     errors,
     heartbeats,
     hello,
+    hostile,
     leaving,
     level0,
     malformed,
@@ -14,14 +17,18 @@ from . import (
     sessions,
     several,
     stopping,
+    transports,
 )
 
 __all__ = [
     "at_most_once",
+    "credit",
+    "curve",
     "duplicates",
     "errors",
     "heartbeats",
     "hello",
+    "hostile",
     "leaving",
     "level0",
     "malformed",
@@ -30,4 +37,5 @@ __all__ = [
     "sessions",
     "several",
     "stopping",
+    "transports",
 ]

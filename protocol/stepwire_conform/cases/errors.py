@@ -284,6 +284,33 @@ def _refuse_results(stage: Stage) -> tuple[str, int]:
 
 
 @case(
+    "errors.refused_twice",
+    Level.ONE,
+    "If the report of refused results is refused as well, the worker forgets the items",
+    "11",
+    needs="conform.echo",
+    lasts_s=3,
+    cause="every refusal is answered with another report, for ever",
+)
+def refused_twice(stage: Stage) -> None:
+    batch, rid = _refuse_results(stage)
+    stage.broker.acks_results = False
+    refused = {rid}
+    for _ in range(40):
+        stage.wait(0.1)
+        for message in stage.seen("results"):
+            if message["batch_id"] == batch and message["rid"] not in refused:
+                refused.add(message["rid"])
+                stage.send(
+                    stage.broker.message(
+                        "refused", code="bad_field", message="no", refused="results", rid=message["rid"]
+                    )
+                )
+        if len(refused) > 3:
+            raise Failed(f"{len(refused)} messages were refused, and each was answered with another one")
+
+
+@case(
     "errors.refused_other",
     Level.ONE,
     "`refused` without a rid is logged, and changes nothing",

@@ -165,6 +165,24 @@ def lease_lasts(stage: Stage) -> None:
 
 
 @case(
+    "lease.shorter",
+    Level.ONE,
+    "A new session begins with its own lease, even if that ends earlier: a broker may restart with a shorter one",
+    "8.1",
+    fresh=True,
+    lasts_s=4,
+    cause="the lease of the earlier session is kept",
+)
+def shorter(stage: Stage) -> None:
+    stage.broker.lease_ms = 1_500
+    stage.broker.epoch += 1
+    stage.send(stage.broker.here())
+    stage.until_session(number=1)
+    stage.broker.acks_heartbeats = stage.broker.welcomes = False
+    stage.expect("hello", where=lambda m: m["next"].get("b1") == 2, within_s=6)
+
+
+@case(
     "lease.other_session",
     Level.ONE,
     "An ack of another session does not renew the lease",

@@ -27,7 +27,12 @@ def term(stage: Stage) -> None:
 
 
 @case(
-    "drain.code", Level.FULL, "A worker that was ended by SIGTERM exits with code 0", "15.1", strength="should", fresh=True
+    "drain.code",
+    Level.FULL,
+    "After SIGTERM the worker exits with code 0",
+    "15.1",
+    strength="should",
+    fresh=True,
 )
 def code(stage: Stage) -> None:
     stage.may_end = True
@@ -37,7 +42,9 @@ def code(stage: Stage) -> None:
         raise Failed(f"the exit code is {code}")
 
 
-@case("drain.int", Level.FULL, "SIGINT drains as SIGTERM does", "SDK_GUIDE 11", fresh=True, cause=TERM, strength="should")
+@case(
+    "drain.int", Level.FULL, "SIGINT drains as SIGTERM does", "SDK_GUIDE 11", fresh=True, cause=TERM, strength="should"
+)
 def interrupt(stage: Stage) -> None:
     stage.may_end = True
     stage.signal(signal.SIGINT)
@@ -219,8 +226,8 @@ def lingers(stage: Stage) -> None:
 @case(
     "drain.overdue",
     Level.FULL,
-    "A run that ignores everything ends the drain late, but does not prevent the end: after 25 s runs are asked to stop,"
-    " and 2 s later the worker ends",
+    "A run that ignores everything ends the drain late, but does not prevent the end: after 25 s runs are asked"
+    " to stop, and 2 s later the worker ends",
     "15.1 and SDK_GUIDE 11",
     needs="conform.wait",
     fresh=True,

@@ -157,10 +157,10 @@ def timeout_none(stage: Stage) -> None:
     cause="the timeout runs from the receipt of the step",
 )
 def timeout_from_start(stage: Stage) -> None:
-    _, second = stage.queued(ms=2_500, metadata={"timeout_ms": 1_000})
+    _, second = stage.queued(ms=2_500, metadata={"timeout_ms": 1_000}, task_context={"ms": 600})
     result = second.result()
     if result["status"] != "completed" or result["output"]["stopped"] is not None:
-        raise Failed(f"a step waited for more than 2 s and ran at once, with a timeout of 1 s: {result!r}")
+        raise Failed(f"a step waited for more than 2 s and ran 0.6 s, with a timeout of 1 s: {result!r}")
 
 
 @case(

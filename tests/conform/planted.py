@@ -1,0 +1,77 @@
+"""Runs the planted faulty workers, and reports which case caught each: `python -m tests.conform.planted`.
+
+A fault counts as caught if the case that names it does not pass. `--only FAULT` runs some, `--jobs N` several at
+a time.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+from stepwire_conform.case import Verdict
+from stepwire_conform.grading import Grade, grade
+
+from .faults import FAULTS
+from .level0_faults import LEVEL0_FAULTS
+
+PATIENCE = 0.6
+ARRIVAL = "arrival:"
+
+
+def command_of(fault: str) -> list[str]:
+    module = "tests.conform.loop_at_level0" if fault in LEVEL0_FAULTS else "tests.conform.faulty_worker"
+    return [sys.executable, "-m", module, fault.removeprefix("level0_") if fault in LEVEL0_FAULTS else fault]
+
+
+def case_of(fault: str) -> str:
+    return LEVEL0_FAULTS[fault] if fault in LEVEL0_FAULTS else FAULTS[fault].case
+
+
+def names() -> list[str]:
+    return [*FAULTS, *LEVEL0_FAULTS]
+
+
+def run(fault: str) -> Grade:
+    """Grade the faulty worker with the case that names its fault."""
+    expected = case_of(fault)
+    only = () if expected.startswith(ARRIVAL) else (expected,)
+    return grade(command_of(fault), only=only, patience=PATIENCE, lanes=1)
+
+
+def why_not_caught(fault: str, result: Grade) -> str | None:
+    """None if the fault was caught as expected; otherwise what happened instead."""
+    expected = case_of(fault)
+    if expected.startswith(ARRIVAL):
+        words = expected.removeprefix(ARRIVAL)
+        return None if words in result.problem else f"no problem with {words!r}: {result.problem or 'it was graded'}"
+    if result.problem:
+        return f"not graded: {result.problem}"
+    outcome = result.outcomes[0]
+    if outcome.verdict in (Verdict.FAIL, Verdict.NON_STRICT):
+        return None
+    return f"{expected} has the verdict {outcome.verdict.value} {outcome.what}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.conform.planted", description=__doc__)
+    parser.add_argument("--only", action="append", default=[], metavar="FAULT")
+    parser.add_argument("--jobs", type=int, default=3)
+    options = parser.parse_args(arguments)
+    chosen = [name for name in names() if not options.only or any(part in name for part in options.only)]
+    missed = 0
+    began_s = time.monotonic()
+    # In processes: each run ends what it started, and would end the programs of another run in its process.
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for name, result in zip(chosen, pool.map(run, chosen), strict=True):
+            why = why_not_caught(name, result)
+            missed += why is not None
+            what = result.outcomes[0].what.split("\n")[0] if result.outcomes else result.problem.split("\n")[0]
+            print(f"{'caught' if why is None else 'MISSED'}  {name}: {case_of(name)}: {why or what}", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} faults caught in {time.monotonic() - began_s:.0f} s")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
