@@ -59,7 +59,7 @@ module Stepwire
     def drain(drain_ms)
       @mailbox.put_request do
         @session.drain(Identity.now_ms)
-        @expel_at_ms = [@expel_at_ms, Identity.now_ms + drain_ms].min
+        limit_drain(drain_ms)
       end
     end
 
@@ -153,6 +153,10 @@ module Stepwire
       end
     end
 
+    def limit_drain(drain_ms)
+      @expel_at_ms = [@expel_at_ms, Identity.now_ms + drain_ms].min
+    end
+
     # After the time to drain, ask runs to stop. After EXPEL_MS, quit without waiting for them.
     def check_drain(now)
       if now >= @expel_at_ms
@@ -175,6 +179,8 @@ module Stepwire
       when ResultTooLarge then RunLog.not_reported(action.step, action.result)
       when Log
         @events.log(action.level, action.event, action.facts)
+        # A broker's `quit` begins a drain, too.
+        limit_drain(Worker::DRAIN_MS) if action.event == :worker_drains && @expel_at_ms == NEVER
         look_for_brokers
       when Quit then @has_quit = true
       end
