@@ -24,7 +24,8 @@ module Stepwire
       @events = WorkerEvents.new(@log, @session.endpoints.method(:link_of))
       @search = BrokerSearch.new(@events, has_keys: !curve.nil?)
       @mailbox = Mailbox.new
-      @calls = {}
+      @report_progress = method(:report_progress)
+      @calls = {} # by key of the item
       @expel_at_ms = @leave_at_ms = NEVER
       @has_quit = false
       @fault = nil
@@ -143,12 +144,12 @@ module Stepwire
       while (request = @mailbox.next_request)
         request.call
       end
-      while (item, result = @mailbox.next_outcome)
-        @calls.delete(item)
+      while (run, result = @mailbox.next_outcome)
+        @calls.delete(run.key)
         if result.nil?
-          @session.give_back(item, now)
+          @session.give_back(run.item, now)
         else
-          @session.finished(item, result, now)
+          @session.finished(run.item, result, now)
         end
       end
     end
@@ -187,9 +188,9 @@ module Stepwire
     end
 
     def run(action)
-      context = Context.new(action.step, started_ms: 0.0, timeout_at_ms: NEVER, report: method(:report_progress))
+      context = Context.new(action.step, started_ms: 0.0, timeout_at_ms: NEVER, report: @report_progress)
       call = HandlerCall.new(action, @handlers[action.offer], context)
-      @calls[action.item] = call
+      @calls[action.key] = call
       @runners.submit(call)
     end
 
@@ -198,7 +199,7 @@ module Stepwire
     end
 
     def cancel(action)
-      call = @calls[action.item]
+      call = @calls[Item.key_of(action.item)]
       return if call.nil?
 
       @events.line(*RunLog.interrupted(call.run.step, action.reason))
