@@ -40,14 +40,17 @@ class PartsTest < Minitest::Test
     refute Stepwire::Run.new([1, 3], nil, 0, lease).begin(100), "the lease is over"
   end
 
-  def test_a_signal_wakes_who_waits_for_it
-    signal = Stepwire::Signal.new
-    refute signal.wait(0.01)
-    waiting = Thread.new { signal.wait(5) }
+  def test_a_request_to_stop_wakes_a_handler_that_waits_for_it
+    context = Stepwire::Context.new(nil, started_ms: 0.0, timeout_at_ms: 0.0, report: nil)
+    refute context.cancelled.wait(0.01)
+    waiting = Thread.new { context.cancelled.wait(5) }
     sleep(0.02)
-    signal.set
+    context.request_stop("lease_lost")
+    refute context.cancelled?
+    context.request_stop("timeout")
+    context.request_stop("shutdown")
     assert waiting.value
-    assert signal.wait
+    assert_equal [true, true, "timeout"], [context.cancelled.wait, context.lease_lost.set?, context.cancel_reason]
   end
 
   def test_a_slow_broker_search_reports_with_the_reason

@@ -4,6 +4,24 @@
 module Stepwire
   NEVER = Float::INFINITY
 
+  # An item is [step_id, delivery]. As the key of a Hash it is one number where that is possible: a Hash finds a number
+  # five times as fast as an array.
+  module Item
+    DELIVERY_BITS = 9
+
+    module_function
+
+    def key(step_id, delivery)
+      return (step_id << DELIVERY_BITS) | delivery if delivery >> DELIVERY_BITS == 0 && step_id >= 0
+
+      [step_id, delivery]
+    end
+
+    def key_of(item)
+      key(item[0], item[1])
+    end
+  end
+
   # One broker's pair of endpoints.
   Link = Struct.new(:steps, :results)
 
@@ -24,13 +42,14 @@ module Stepwire
   # The session and a runner share this object. The runner begins the run; until then, the session may take it back.
   # Each writes its own decision before it reads the other's, so a run that was taken back never begins.
   class Run
-    attr_reader :item, :step, :offer, :timeout_ms, :deadline_ms, :started_ms, :timeout_at_ms
+    attr_reader :item, :key, :step, :offer, :timeout_ms, :deadline_ms, :started_ms, :timeout_at_ms
     attr_accessor :lease
 
     # `offer`: the number of the offer that handles the step. `deadline_ms`: the time at which the run must end,
     # whenever it begins.
     def initialize(item, step, offer, lease, timeout_ms = NEVER, deadline_ms = NEVER)
       @item = item
+      @key = Item.key(item[0], item[1])
       @step = step
       @offer = offer
       @lease = lease

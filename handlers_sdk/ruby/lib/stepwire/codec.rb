@@ -10,7 +10,8 @@ module Stepwire
     V = Limits::PROTOCOL_LEVEL_1
     CANCEL_REASONS = %w[not_granted timeout task_cancelled superseded].freeze
     RESET_CODES = %w[unknown_session expired version unauthorized shutdown].freeze
-    DELIVERY_MODES = %w[at_least_once at_most_once].freeze
+    AT_LEAST_ONCE = "at_least_once"
+    AT_MOST_ONCE = "at_most_once"
 
     module_function
 
@@ -91,22 +92,31 @@ module Stepwire
     def decode_step(step)
       bad("a step is not an object") unless step.is_a?(Hash)
 
-      metadata = member(step, "metadata")
+      metadata = step["metadata"]
       bad("`metadata` is not an object") unless metadata.is_a?(Hash)
 
-      step_name = text(step, "step_name")
-      handler_class = text(step, "handler_class")
-      mode = step.fetch("delivery_mode", "at_least_once")
-      bad("`delivery_mode` has an unknown value") unless DELIVERY_MODES.include?(mode)
-
       StepRequest.new(
-        id(step, "step_id"), id(step, "task_id"), step_name, handler_class,
-        step.fetch("handler_config") { {} }, step.fetch("task_context") { {} }, step.fetch("previous_results") { {} },
-        step.fetch("input", ABSENT), id(step, "delivery"), mode,
+        id(step, "step_id"), id(step, "task_id"), text(step, "step_name"), text(step, "handler_class"),
+        any(step, "handler_config"), any(step, "task_context"), any(step, "previous_results"),
+        step.fetch("input", ABSENT), id(step, "delivery"), delivery_mode(step),
         count(metadata, "attempt"), count(metadata, "retry_limit"), count(metadata, "timeout_ms"),
         text(metadata, "idempotency_key"), text_or_nil(metadata, "traceparent"), tracestate(metadata),
         count_or_nil(metadata, "deadline_ms"), flag(metadata, "shadow")
       )
+    end
+
+    # Business data: any JSON, an empty object if it is absent.
+    def any(step, name)
+      value = step[name]
+      value.nil? && !step.key?(name) ? {} : value
+    end
+
+    def delivery_mode(step)
+      mode = step["delivery_mode"]
+      return mode if mode == AT_LEAST_ONCE || mode == AT_MOST_ONCE # rubocop:disable Style/MultipleComparison -- fast
+      return AT_LEAST_ONCE unless step.key?("delivery_mode")
+
+      bad("`delivery_mode` has an unknown value")
     end
 
     # What remains of a `steps` message that cannot be read as one: [type, broker, session, batch_id, items], or nil.
@@ -143,13 +153,17 @@ module Stepwire
     end
 
     def id(object, name)
-      value = member(object, name)
-      id?(value) ? value : bad("`#{name}` is not an integer of at least 1")
+      value = object[name]
+      return value if value.is_a?(Integer) && value >= 1 && value <= Limits::INTEGER_MAX
+
+      bad("`#{name}` is missing, or no integer of at least 1")
     end
 
     def count(object, name)
-      value = member(object, name)
-      count?(value) ? value : bad("`#{name}` is not an integer of at least 0")
+      value = object[name]
+      return value if value.is_a?(Integer) && value >= 0 && value <= Limits::INTEGER_MAX
+
+      bad("`#{name}` is missing, or no integer of at least 0")
     end
 
     def count_or_nil(object, name)
@@ -163,8 +177,8 @@ module Stepwire
     end
 
     def text(object, name)
-      value = member(object, name)
-      value.is_a?(String) ? value : bad("`#{name}` is not a string")
+      value = object[name]
+      value.is_a?(String) ? value : bad("`#{name}` is missing, or no string")
     end
 
     def text_or_nil(object, name)
@@ -180,7 +194,9 @@ module Stepwire
     end
 
     def flag(object, name)
-      value = object.fetch(name, false)
+      value = object[name]
+      return false if value.nil? && !object.key?(name)
+
       true.equal?(value) || false.equal?(value) ? value : bad("`#{name}` is neither true nor false")
     end
 
@@ -234,16 +250,21 @@ module Stepwire
 
     # The JSON of a message: `type`, `v`, `worker`, then the members of the hash in their order.
     def encode(type, worker, members)
-      JSON.generate({ type: type, v: V, worker: worker }.merge!(members))
+      StrictJson.generate({ type: type, v: V, worker: worker }.merge!(members))
     end
 
-    # The JSON of a results message. `head` has all members but `results`.
+    # Complete the JSON of a results message, whose `head` has all members but `results`.
     def encode_results(head, results)
-      "#{head},\"results\":[#{results.map(&:text).join(',')}]}"
+      head << ',"results":['
+      results.each_with_index do |result, number|
+        head << "," unless number.zero?
+        result.append_to(head)
+      end
+      head << "]}"
     end
 
     def results_head(worker, session, deployment, batch_id, rid, n, free, slots_free)
-      head = JSON.generate({ type: "results", v: V, worker: worker, session: session, deployment: deployment,
+      head = StrictJson.generate({ type: "results", v: V, worker: worker, session: session, deployment: deployment,
                              batch_id: batch_id, protocol_version: V, rid: rid, n: n, free: free,
                              slots_free: slots_free })
       head.chop!

@@ -4,15 +4,15 @@ module Stepwire
   # A flag that the SDK sets once, and a handler reads or waits for.
   class Signal
     MAKING = Mutex.new
-    private_constant :MAKING
 
-    def initialize
-      @is_set = false
+    # `is_set` asks whether the flag is set already.
+    def initialize(&is_set)
+      @is_set = is_set
       @changed = nil # made when a handler first waits
     end
 
     def set?
-      @is_set
+      @is_set.call
     end
 
     # Block until the flag is set, at most `timeout` seconds. True if it is set.
@@ -20,7 +20,7 @@ module Stepwire
       until_s = timeout && (Process.clock_gettime(Process::CLOCK_MONOTONIC) + timeout)
       MAKING.synchronize do
         @changed ||= ConditionVariable.new
-        until @is_set
+        until set?
           left_s = until_s && (until_s - Process.clock_gettime(Process::CLOCK_MONOTONIC))
           return false if left_s && left_s <= 0
 
@@ -30,11 +30,9 @@ module Stepwire
       true
     end
 
-    def set
-      MAKING.synchronize do
-        @is_set = true
-        @changed&.broadcast
-      end
+    # Wake up who waits. Called with MAKING locked, after the flag was set.
+    def wake
+      @changed&.broadcast
     end
   end
 
@@ -45,8 +43,7 @@ module Stepwire
   class Context
     NOTE_CHARS_MAX = 200
 
-    attr_reader :cancelled, :lease_lost,
-                :cancel_reason # timeout, task_cancelled, superseded, shutdown, …
+    attr_reader :cancel_reason # timeout, task_cancelled, superseded, shutdown, …; nil until the run should stop
 
     # `report` is called with the item, done, total and note of each progress report.
     def initialize(step, started_ms:, timeout_at_ms:, report:, clock: Identity)
@@ -55,9 +52,8 @@ module Stepwire
       @timeout_at_ms = timeout_at_ms
       @clock = clock
       @report = report
-      @cancelled = Signal.new
-      @lease_lost = Signal.new
       @cancel_reason = nil
+      @is_lease_lost = false
     end
 
     # -- the step -----------------------------------------------------------------------------------------------------
@@ -110,12 +106,22 @@ module Stepwire
 
     # True if the run should stop: its time is over, or its task was cancelled. `cancel_reason` is the reason.
     def cancelled?
-      @cancelled.set?
+      !@cancel_reason.nil?
+    end
+
+    # The same as a signal to wait for: `ctx.cancelled.wait(1.5)`.
+    def cancelled
+      @cancelled ||= Signal.new { cancelled? }
     end
 
     # True if the broker may now run the step on another worker. The flag stops nothing.
     def lease_lost?
-      @lease_lost.set?
+      @is_lease_lost
+    end
+
+    # The same as a signal to wait for.
+    def lease_lost
+      @lease_lost ||= Signal.new { lease_lost? }
     end
 
     # Raise Stepwire::Cancelled if the run should stop. Call it between two pieces of work.
@@ -125,7 +131,7 @@ module Stepwire
 
     # Sleep, but wake up at once and raise Stepwire::Cancelled when the run should stop.
     def sleep(seconds)
-      @cancelled.wait(seconds)
+      cancelled.wait(seconds)
       raise_if_cancelled
     end
 
@@ -160,10 +166,15 @@ module Stepwire
 
     # Set the flags for this reason. A lost lease does not cancel the run, which may still be the only one.
     def request_stop(reason)
-      return @lease_lost.set if reason == "lease_lost"
-
-      @cancel_reason ||= reason
-      @cancelled.set
+      Signal::MAKING.synchronize do
+        if reason == "lease_lost"
+          @is_lease_lost = true
+          @lease_lost&.wake
+        else
+          @cancel_reason ||= reason
+          @cancelled&.wake
+        end
+      end
     end
   end
 end

@@ -39,6 +39,8 @@ module Stepwire
   # The outcome of one step. `failed`: the handler failed it. `error`: the step could not be run. `output` is JSON text.
   # `error` and `metadata` are hashes with the members of SPEC.md §5 in that order, or nil.
   class Result
+    THOUSANDTHS = Array.new(1000) { |number| format("%03d", number) }.freeze
+
     attr_reader :step_id, :delivery, :status, :output, :error, :metadata
 
     def initialize(step_id, delivery, status, output: nil, error: nil, metadata: nil)
@@ -58,11 +60,12 @@ module Stepwire
       Result.new(@step_id, @delivery, @status, output: @output, error: @error, metadata: metadata)
     end
 
-    # The result as it is written into a message.
-    def text
-      @text ||= %({"step_id":#{@step_id},"delivery":#{@delivery},"status":"#{@status}","output":#{@output || 'null'},) +
-                %("error":#{@error ? JSON.generate(@error) : 'null'},) +
-                %("metadata":#{@metadata ? JSON.generate(@metadata) : 'null'}})
+    # Write the result into the text of a message.
+    def append_to(text)
+      text << '{"step_id":' << @step_id.to_s << ',"delivery":' << @delivery.to_s << ',"status":"' << @status <<
+        '","output":' << (@output || "null") << ',"error":' << (@error ? JSON.generate(@error) : "null") <<
+        ',"metadata":'
+      append_metadata_to(text) << "}"
     end
 
     # An error detail without the members that have their default.
@@ -75,6 +78,19 @@ module Stepwire
       detail[:retry_after_ms] = retry_after_ms unless retry_after_ms.nil?
       detail[:backtrace] = backtrace unless backtrace.nil?
       detail
+    end
+
+    private
+
+    # Nearly all results have only a duration. Its digits are written here: `Float#to_s` looks for the shortest ones.
+    def append_metadata_to(text)
+      return text << "null" if @metadata.nil?
+
+      took_ms = @metadata[:execution_time_ms]
+      return text << JSON.generate(@metadata) if @metadata.size != 1 || !took_ms.is_a?(Float)
+
+      took_us = (took_ms * 1000).round
+      text << '{"execution_time_ms":' << (took_us / 1000).to_s << "." << THOUSANDTHS[took_us % 1000] << "}"
     end
   end
 end

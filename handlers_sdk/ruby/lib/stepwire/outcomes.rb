@@ -74,7 +74,7 @@ module Stepwire
 
     # The metadata of a result. The time is rounded to microseconds.
     def metadata(took_ms, version)
-      members = { execution_time_ms: took_ms.round(3) }
+      members = { execution_time_ms: (took_ms * 1000).round / 1000.0 }
       members[:handler_version] = version if version
       members
     end

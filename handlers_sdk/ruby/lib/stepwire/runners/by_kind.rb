@@ -49,7 +49,9 @@ module Stepwire
 
     # Pass calls that have a slot to the runner of their kind.
     def start(calls)
-      calls.each { |call| @runners.fetch(call.handler.process).submit(call) }
+      return @runners.each_value { |runner| runner.submit(calls) } if @runners.size == 1
+
+      calls.group_by { |call| call.handler.process }.each { |process, own| @runners.fetch(process).submit(own) }
     end
 
     # Releases the slot of a call that has ended. Returns the call that has the slot now, if it is of this kind; a call

@@ -34,7 +34,7 @@ module Stepwire
 
   # One delivery in this process.
   class HeldDelivery
-    attr_reader :item, :offer, :received_ms, :batch, :is_at_most_once
+    attr_reader :item, :key, :offer, :received_ms, :batch, :is_at_most_once
     attr_accessor :step, # nil after the run has ended, when only the result is needed
                   :peer, # the broker that owns the delivery; changed by an adoption
                   :run, # since its hand-over to the runner
@@ -43,8 +43,9 @@ module Stepwire
                   :is_interrupted, # the same, or lost its broker: a failure of an at_most_once step proves nothing
                   :ask_at_ms, :ask_wait_ms, :message
 
-    def initialize(item, step, peer, batch, offer, now_ms)
+    def initialize(item, key, step, peer, batch, offer, now_ms)
       @item = item
+      @key = key
       @step = step
       @peer = peer
       @batch = batch

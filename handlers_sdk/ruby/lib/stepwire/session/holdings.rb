@@ -15,12 +15,13 @@ module Stepwire
       @orphans = {} # still run, for a database that was replaced
     end
 
-    def get(item)
-      @held[item]
+    # The delivery with this key (`Item.key`), or nil.
+    def get(key)
+      @held[key]
     end
 
-    def orphan?(item)
-      @orphans.key?(item)
+    def orphan?(key)
+      @orphans.key?(key)
     end
 
     def size
@@ -68,7 +69,7 @@ module Stepwire
 
     # Add a delivery that was just received, and put it into the run queue.
     def add(held)
-      @held[held.item] = held
+      @held[held.key] = held
       held.peer.load += 1
       @load += 1
       held.batch.open += 1
@@ -91,21 +92,24 @@ module Stepwire
       held.state = nil
       return if state.nil?
 
-      @held.delete(held.item)
-      @tombstones.add(held.item, held.peer, held.batch, now_ms)
+      @held.delete(held.key)
+      @tombstones.add(held.key, held.peer, held.batch, now_ms)
       if state.equal?(DONE)
         held.message = nil
         return
       end
       held.step = nil
       lighten(held, now_ms)
-      @slots.asking.delete(held.item) if state.equal?(ASKING)
+      @slots.asking.delete(held.key) if state.equal?(ASKING)
       @slots.release(held, now_ms) unless state.equal?(QUEUED)
     end
 
     # Keep tombstones of refused deliveries, so that they do not start if they are received again.
     def bury_unread(peer, batch, items, now_ms)
-      items.each { |item| @tombstones.add(item, peer, batch, now_ms) unless @held.key?(item) }
+      items.each do |item|
+        key = Item.key_of(item)
+        @tombstones.add(key, peer, batch, now_ms) unless @held.key?(key)
+      end
     end
 
     # Change the owner of a delivery to the broker that has adopted it.
@@ -120,13 +124,13 @@ module Stepwire
 
     # Let a run end whose broker's database was replaced, but drop its result.
     def orphan(held, now_ms)
-      @held.delete(held.item)
-      @orphans[held.item] = held
+      @held.delete(held.key)
+      @orphans[held.key] = held
       lighten(held, now_ms)
     end
 
-    def release_orphan(item, now_ms)
-      held = @orphans.delete(item)
+    def release_orphan(key, now_ms)
+      held = @orphans.delete(key)
       @slots.release(held, now_ms) if held
     end
 

@@ -37,27 +37,28 @@ module Stepwire
       places = @credit.places
       peer.steps_ms = now_ms
       message.steps.each do |step|
-        item = [step.step_id, step.delivery]
-        if (held = @holdings.get(item))
+        key = Item.key(step.step_id, step.delivery)
+        if (held = @holdings.get(key))
           is_repeated = true if answer_again(peer, held, refused, now_ms)
           next
         end
-        if tombstones.include?(item) || (batch.number >= 0 && batch.number <= peer.floor)
+        if tombstones.include?(key) || (batch.number >= 0 && batch.number <= peer.floor)
           code = "stale"
         elsif (offer = @offers.find(step.handler_class)).nil?
           code = "unknown_handler"
         elsif @credit.is_draining
           code = "draining"
-        elsif places <= 0 || @holdings.orphan?(item)
+        elsif places <= 0 || @holdings.orphan?(key)
           code = "busy"
         else
-          @holdings.add(HeldDelivery.new(item, step, peer, batch, offer, now_ms))
+          item = [step.step_id, step.delivery]
+          @holdings.add(HeldDelivery.new(item, key, step, peer, batch, offer, now_ms))
           is_accepted = true
           places -= 1
           next
         end
-        (refused[code] ||= []) << item
-        tombstones.add(item, peer, batch, now_ms) if code != "stale"
+        (refused[code] ||= []) << [step.step_id, step.delivery]
+        tombstones.add(key, peer, batch, now_ms) if code != "stale"
       end
       if is_accepted || is_repeated
         at_ms = is_repeated ? now_ms : now_ms + @accept_delay_ms

@@ -134,7 +134,6 @@ module Stepwire
       peer.next += 1
       peer.lease.until_ms = 0.0
       peer.n_after = @out.n
-      peer.promises.clear
       @out.log(level, :session_dropped, broker: peer.id, session: session, why: why, not_started: dropped)
       request_hello(peer, session, why, now_ms)
     end

@@ -16,12 +16,12 @@ module Stepwire
     end
 
     def add(held, done, total, note, now_ms)
-      @latest[held.item] = [held.item[0], held.item[1], done, total, note]
+      @latest[held.key] = [held.item[0], held.item[1], done, total, note]
       @send_at_ms = [now_ms, @sent_ms + PROGRESS_EVERY_MS].max
     end
 
     def forget(held)
-      @latest.delete(held.item)
+      @latest.delete(held.key)
     end
 
     def send_due(now_ms)
@@ -30,8 +30,8 @@ module Stepwire
       latest = @latest
       @latest = {}
       by_peer = {}
-      latest.each do |item, entry|
-        held = @holdings.get(item)
+      latest.each do |key, entry|
+        held = @holdings.get(key)
         (by_peer[held.peer] ||= []) << entry if held&.peer&.session
       end
       by_peer.each do |peer, items|

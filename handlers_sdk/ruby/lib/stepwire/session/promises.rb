@@ -49,10 +49,5 @@ module Stepwire
       @entries.shift while !@entries.empty? && @entries[0][0] < n
       promised < before
     end
-
-    # The session was dropped: its steps are ignored.
-    def clear
-      @entries.clear
-    end
   end
 end

@@ -101,10 +101,10 @@ module Stepwire
         message.peer = peer
         return
       end
-      result_of = message.done.map(&:item).zip(message.results).to_h
+      result_of = message.done.map(&:key).zip(message.results).to_h
       @outbox.remove(message.rid)
       [[message.peer, rest], [peer, adopted]].each do |owner, deliveries|
-        pairs = deliveries.map { |held| [held, result_of[held.item]] }
+        pairs = deliveries.map { |held| [held, result_of[held.key]] }
         send_results(owner, message.batch, pairs, now_ms, is_replacement: message.is_replacement)
       end
     end

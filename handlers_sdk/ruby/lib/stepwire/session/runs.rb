@@ -22,7 +22,7 @@ module Stepwire
           held.state = ASKING
           held.ask_at_ms = now_ms
           held.ask_wait_ms = Limits::START_RETRANSMIT_MS.to_f
-          @slots.asking[held.item] = held
+          @slots.asking[held.key] = held
           @ask_at_ms = now_ms
         else
           start(held, now_ms)
@@ -57,10 +57,11 @@ module Stepwire
 
     def on_go(peer, items, now_ms)
       items.each do |item|
-        held = @slots.asking[item]
+        key = Item.key_of(item)
+        held = @slots.asking[key]
         next unless held&.peer.equal?(peer)
 
-        @slots.asking.delete(item)
+        @slots.asking.delete(key)
         start(held, now_ms)
       end
     end

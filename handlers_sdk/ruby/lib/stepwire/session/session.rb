@@ -59,9 +59,10 @@ module Stepwire
 
     # Report the end of a run that `Run` started. The first report of a run counts.
     def finished(item, result, now_ms)
-      held = @holdings.get(item)
+      key = Item.key_of(item)
+      held = @holdings.get(key)
       unless held && held.state.equal?(RUNNING)
-        @holdings.release_orphan(item, now_ms)
+        @holdings.release_orphan(key, now_ms)
         return
       end
       if result.status != "completed" && (held.is_interrupted || now_ms >= held.timeout_at_ms)
@@ -74,16 +75,17 @@ module Stepwire
 
     # Return a step to its broker: its run did not start, or had no effect, so another worker may run the step.
     def give_back(item, now_ms)
-      held = @holdings.get(item)
+      key = Item.key_of(item)
+      held = @holdings.get(key)
       unless held && held.state.equal?(RUNNING)
-        @holdings.release_orphan(item, now_ms)
+        @holdings.release_orphan(key, now_ms)
         return
       end
       @intake.give_back([held], @credit.is_draining ? "draining" : "busy", now_ms)
     end
 
     def progressed(item, done, total, note, now_ms)
-      held = @holdings.get(item)
+      held = @holdings.get(Item.key_of(item))
       @progress.add(held, done, total, note, now_ms) if held && held.state.equal?(RUNNING)
     end
 
@@ -217,9 +219,10 @@ module Stepwire
     def on_cancel(peer, message, now_ms)
       not_started = []
       message.items.each do |item|
-        held = @holdings.get(item)
+        key = Item.key_of(item)
+        held = @holdings.get(key)
         if held.nil?
-          @holdings.tombstones.disown(item, peer, now_ms)
+          @holdings.tombstones.disown(key, peer, now_ms)
         elsif held.peer.equal?(peer) && !held.state.equal?(DONE)
           held.withdraw ? not_started << held : @runs.interrupt(held, message.reason)
         end
@@ -232,9 +235,10 @@ module Stepwire
       answers = []
       moved = {}.compare_by_identity
       message.items.uniq.each do |item|
-        held = @holdings.get(item)
+        key = Item.key_of(item)
+        held = @holdings.get(key)
         if held.nil? || held.state.nil?
-          @holdings.tombstones.disown(item, peer, now_ms)
+          @holdings.tombstones.disown(key, peer, now_ms)
           answers << [item[0], item[1], "unknown", 0]
           next
         end

@@ -11,22 +11,24 @@ module Stepwire
     TOMBSTONES_MAX = 20_000
 
     def initialize
-      @received = {} # item → [time, peer, batch]
-      @disowned = {} # item → [time, peer]
+      @received = {} # key of the item → [time, peer, batch]
+      @disowned = {} # key of the item → [time, peer]
+      @latest = nil
     end
 
-    def include?(item)
-      @received.key?(item) || @disowned.key?(item)
+    def include?(key)
+      @received.key?(key) || @disowned.key?(key)
     end
 
-    def add(item, peer, batch, now_ms)
-      @received[item] = [now_ms, peer, batch]
+    def add(key, peer, batch, now_ms)
+      @latest = [now_ms, peer, batch] unless same?(@latest, now_ms, peer, batch)
+      @received[key] = @latest
       forget_oldest if @received.size > TOMBSTONES_MAX
     end
 
     # Make sure that this delivery, which may still be under way, never starts here.
-    def disown(item, peer, now_ms)
-      @disowned[item] = [now_ms, peer] unless @received.key?(item)
+    def disown(key, peer, now_ms)
+      @disowned[key] = [now_ms, peer] unless @received.key?(key)
     end
 
     # Forget tombstones that are older than TOMBSTONE_MS.
@@ -45,6 +47,13 @@ module Stepwire
     def forget_oldest
       _, (_, peer, batch) = @received.shift
       peer.floor = batch.number if batch.session == peer.session && batch.number > peer.floor
+    end
+
+    private
+
+    # Deliveries that end together share an entry: the garbage collector visits the entries again and again.
+    def same?(entry, now_ms, peer, batch)
+      entry && entry[0] == now_ms && entry[1].equal?(peer) && entry[2].equal?(batch)
     end
   end
 end

@@ -21,8 +21,8 @@ module Stepwire
       wake
     end
 
-    def put_outcome(item, result)
-      @outcomes.push([item, result])
+    def put_outcome(run, result)
+      @outcomes.push([run, result])
       wake
     end
 

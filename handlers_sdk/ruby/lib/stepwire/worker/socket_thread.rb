@@ -24,7 +24,8 @@ module Stepwire
       @events = WorkerEvents.new(@log, @session.endpoints.method(:link_of))
       @search = BrokerSearch.new(@events, has_keys: !curve.nil?)
       @mailbox = Mailbox.new
-      @calls = {}
+      @report_progress = method(:report_progress)
+      @calls = {} # by key of the item
       @expel_at_ms = @leave_at_ms = NEVER
       @has_quit = false
       @fault = nil
@@ -59,7 +60,7 @@ module Stepwire
     def drain(drain_ms)
       @mailbox.put_request do
         @session.drain(Identity.now_ms)
-        @expel_at_ms = [@expel_at_ms, Identity.now_ms + drain_ms].min
+        limit_drain(drain_ms)
       end
     end
 
@@ -143,14 +144,18 @@ module Stepwire
       while (request = @mailbox.next_request)
         request.call
       end
-      while (item, result = @mailbox.next_outcome)
-        @calls.delete(item)
+      while (run, result = @mailbox.next_outcome)
+        @calls.delete(run.key)
         if result.nil?
-          @session.give_back(item, now)
+          @session.give_back(run.item, now)
         else
-          @session.finished(item, result, now)
+          @session.finished(run.item, result, now)
         end
       end
+    end
+
+    def limit_drain(drain_ms)
+      @expel_at_ms = [@expel_at_ms, Identity.now_ms + drain_ms].min
     end
 
     # After the time to drain, ask runs to stop. After EXPEL_MS, quit without waiting for them.
@@ -175,15 +180,17 @@ module Stepwire
       when ResultTooLarge then RunLog.not_reported(action.step, action.result)
       when Log
         @events.log(action.level, action.event, action.facts)
+        # A broker's `quit` begins a drain, too.
+        limit_drain(Worker::DRAIN_MS) if action.event == :worker_drains && @expel_at_ms == NEVER
         look_for_brokers
       when Quit then @has_quit = true
       end
     end
 
     def run(action)
-      context = Context.new(action.step, started_ms: 0.0, timeout_at_ms: NEVER, report: method(:report_progress))
+      context = Context.new(action.step, started_ms: 0.0, timeout_at_ms: NEVER, report: @report_progress)
       call = HandlerCall.new(action, @handlers[action.offer], context)
-      @calls[action.item] = call
+      @calls[action.key] = call
       @runners.submit(call)
     end
 
@@ -192,7 +199,7 @@ module Stepwire
     end
 
     def cancel(action)
-      call = @calls[action.item]
+      call = @calls[Item.key_of(action.item)]
       return if call.nil?
 
       @events.line(*RunLog.interrupted(call.run.step, action.reason))
