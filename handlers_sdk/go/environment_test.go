@@ -56,10 +56,13 @@ func TestAWrongSettingIsOneSentenceThatNamesIt(t *testing.T) {
 		"STEPWIRE_LABELS has 'eu'":                {"STEPWIRE_LABELS": "eu"},
 		"handler_version has 65 characters":       {"STEPWIRE_HANDLER_VERSION": strings.Repeat("v", 65)},
 		"STEPWIRE_CURVE_SERVER_KEY is missing":    {"STEPWIRE_CURVE_PUBLIC_KEY": key, "STEPWIRE_CURVE_SECRET_KEY": key},
-		"STEPWIRE_CURVE_SECRET_KEY is not a key": {
+		"STEPWIRE_CURVE_SECRET_KEY is no key: it needs 40 characters of Z85, and has 5 characters": {
 			"STEPWIRE_CURVE_SERVER_KEY": key, "STEPWIRE_CURVE_PUBLIC_KEY": key, "STEPWIRE_CURVE_SECRET_KEY": "short",
 		},
-		"STEPWIRE_CURVE_FILE: stat /no/such": {"STEPWIRE_CURVE_FILE": "/no/such"},
+		"STEPWIRE_CURVE_PUBLIC_KEY does not belong to STEPWIRE_CURVE_SECRET_KEY": {
+			"STEPWIRE_CURVE_SERVER_KEY": key, "STEPWIRE_CURVE_PUBLIC_KEY": key, "STEPWIRE_CURVE_SECRET_KEY": key,
+		},
+		"STEPWIRE_CURVE_FILE is '/no/such': it cannot be read: No such file or directory": {"STEPWIRE_CURVE_FILE": "/no/such"},
 	} {
 		_, err := fromMap(values)
 		var configuration *ConfigurationError
@@ -82,7 +85,7 @@ func TestAKeyFileIsReadIfOnlyItsOwnerMayReadIt(t *testing.T) {
 		t.Error(keys, err)
 	}
 	must(t, os.Chmod(path, 0o640))
-	if _, err := fromMap(values); err == nil || !strings.Contains(err.Error(), "can be read by other users: run chmod 600") {
+	if _, err := fromMap(values); err == nil || !strings.Contains(err.Error(), "its group or others may use this file, and it holds a secret key: chmod 600 ") {
 		t.Error(err)
 	}
 }
