@@ -3,14 +3,14 @@
 import json
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from stepwire_protocol import codec
 from stepwire_protocol.errors import InvalidMessage
 
 from .dialogue import WORKER, Dialogue, Frame, play
-from .driver_process import REPLY_TIMEOUT_S, DriverProcess, Failed
+from .driver_process import REPLY_TIMEOUT_S, DriverProcess, Failed, Op, Reply
 from .values import members
 
 # A session that sends without end while no time passes would block the runner forever.
@@ -25,7 +25,7 @@ class DriverUnderTest:
     def __init__(self, command: Sequence[str], timeout_s: float = REPLY_TIMEOUT_S) -> None:
         self._command = command
         self._timeout_s = timeout_s
-        self._process: DriverProcess | None = None
+        self._driver: AnyDriver | None = None
 
     def __enter__(self) -> "DriverUnderTest":
         return self
@@ -46,20 +46,34 @@ class DriverUnderTest:
 
     def grade(self, dialogue: Dialogue) -> str | None:
         """Play the dialogue in a new session. Returns None, or why the driver failed."""
-        try:
-            play(dialogue, "worker", _DriverStage(dialogue, self.running()))
-        except Failed as failed:
+        reason = grade(dialogue, self.running())
+        if reason is not None:
             self.end()  # its state is unknown, and the next dialogue must not suffer
-            return str(failed)
-        return None
+        return reason
+
+
+class AnyDriver(Protocol):
+    """A driver, in another process or in this one."""
+
+    def exchange(self, op: Op) -> Reply:
+        """Send one op and return its reply. Raises Failed if there is none, or if the reply is an error."""
+
+
+def grade(dialogue: Dialogue, driver: AnyDriver) -> str | None:
+    """Play the dialogue in a new session of this driver. Returns None, or why the driver failed."""
+    try:
+        play(dialogue, "worker", _DriverStage(dialogue, driver))
+    except Failed as failed:
+        return str(failed)
+    return None
 
 
 class _DriverStage:
     """A worker's session in a process, in simulated time. Its broker is played."""
 
-    def __init__(self, dialogue: Dialogue, process: DriverProcess) -> None:
+    def __init__(self, dialogue: Dialogue, driver: AnyDriver) -> None:
         given = dialogue.given
-        self._process = process
+        self._driver = driver
         self._now_ms = 0
         self._wake_at_ms: float | None = None
         self._exchanges = 0
@@ -143,7 +157,7 @@ class _DriverStage:
             self._exchanges += 1
             if self._exchanges > EXCHANGES_AT_ONE_TIME_MAX:
                 raise Failed(f"the driver replied to {EXCHANGES_AT_ONE_TIME_MAX:,} ops without letting time pass")
-            reply = self._process.exchange(pending.popleft())
+            reply = self._driver.exchange(pending.popleft())
             try:
                 acks = [self._apply(action) for action in reply.get("actions", [])]
                 wake_at_ms = reply.get("wake_at_ms")
