@@ -44,12 +44,13 @@ type loop struct {
 	serverKeys map[session.Link]string // each link has its key, or "" for the configured one
 	frame      []byte                  // reused for frames that are sent
 
-	expelAtMS float64
-	leaveAtMS float64
-	hasQuit   bool
-	ended     chan struct{}
-	fault     error
-	running   sync.WaitGroup // goroutines of handlers
+	expelAtMS  float64
+	leaveAtMS  float64
+	hasQuit    bool
+	isDraining bool
+	ended      chan struct{}
+	fault      error
+	running    sync.WaitGroup // goroutines of handlers
 }
 
 func newLoop(config *session.Config, handlers []*handler, keys *wire.Keys, logger Logger) *loop {
@@ -95,7 +96,7 @@ func (l *loop) reportProgress(entry codec.ProgressItem) {
 }
 
 func (l *loop) reportNoBroker(link session.Link, seconds int) {
-	endpoint, reason := diagnosis(link)
+	endpoint, reason := diagnosis(link, l.keys != nil)
 	l.events.log(session.Warning, "no_broker", session.Facts{"endpoint": endpoint, "reason": reason, "seconds": seconds})
 }
 
@@ -113,6 +114,7 @@ func (l *loop) serveOne(c *call) (following *call) {
 	var end callEnd
 	hasReturned := false
 	defer func() {
+		c.run.End()
 		next, ok := l.slots.Release(c)
 		l.mailbox.PutOutcome(end)
 		if ok && hasReturned {
@@ -256,6 +258,10 @@ func (l *loop) readMailbox() {
 
 // checkDrain asks runs to stop after the time to drain. After expelMS, it quits without waiting for them.
 func (l *loop) checkDrain(nowMS float64) {
+	if l.session.IsDraining() && !l.isDraining { // ordered by a broker, or by the program
+		l.isDraining = true
+		l.expelAtMS = math.Min(l.expelAtMS, nowMS+float64(DrainDefault.Milliseconds()))
+	}
 	if nowMS >= l.expelAtMS {
 		l.expelAtMS = session.Never
 		l.leaveAtMS = nowMS

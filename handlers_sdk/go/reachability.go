@@ -23,15 +23,19 @@ const (
 
 // diagnosis returns the endpoint at fault, and why no broker answers there. It waits at most connectTimeout for each
 // connection.
-func diagnosis(link session.Link) (endpoint, reason string) {
+func diagnosis(link session.Link, hasCurve bool) (endpoint, reason string) {
 	for _, endpoint := range []string{link.Steps, link.Results} {
 		if fault := faultOf(endpoint); fault != "" {
 			return shown(endpoint), fault
 		}
 	}
+	keys := "A broker with CURVE needs keys, STEPWIRE_CURVE_FILE"
+	if hasCurve {
+		keys = "Check also the three CURVE keys"
+	}
 	return shown(link.Steps), "a process accepts connections there, but does not answer as a broker. Check that" +
 		" STEPWIRE_STEPS and STEPWIRE_RESULTS name the broker's `bus.steps` and `bus.results`, in this order, and not" +
-		" its HTTP address"
+		" its HTTP address. " + keys
 }
 
 // shown is the endpoint with an absolute path.

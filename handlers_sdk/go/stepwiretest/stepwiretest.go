@@ -62,7 +62,6 @@ func (o *Outcome) String() string {
 type Option func(*options) error
 
 type options struct {
-	class   string
 	step    codec.StepRequest
 	results map[string]json.RawMessage
 }

@@ -124,8 +124,16 @@ func textOrNull(text string) *string {
 	return &text
 }
 
-func progress(_ context.Context, step *stepwire.Step[json.RawMessage]) (struct{}, error) {
-	return struct{}{}, step.Progress(1, 2, "half")
+// progress reports, and waits `ms`: a run that ends at once may send no progress message.
+func progress(ctx context.Context, step *stepwire.Step[msInput]) (struct{}, error) {
+	if err := step.Progress(1, 2, "half"); err != nil {
+		return struct{}{}, err
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(time.Duration(step.Input.MS * float64(time.Millisecond))):
+	}
+	return struct{}{}, nil
 }
 
 type order struct {

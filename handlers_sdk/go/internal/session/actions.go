@@ -59,6 +59,7 @@ type Run struct {
 	timeoutMS   float64
 	deadlineMS  float64 // the time at which the run must end, whenever it begins
 	isTakenBack bool
+	hasEnded    bool
 	startedMS   float64 // NaN: it has not begun
 	timeoutAtMS float64 // the earlier of timeout and deadline, since the start
 }
@@ -84,6 +85,19 @@ func (r *Run) Begin(nowMS float64) bool {
 	r.startedMS = nowMS
 	r.timeoutAtMS = math.Min(nowMS+r.timeoutMS, r.deadlineMS)
 	return true
+}
+
+// End is called by the runner before it releases the slot of the run: from then on, another run may have that slot.
+func (r *Run) End() {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	r.hasEnded = true
+}
+
+func (r *Run) ended() bool {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	return r.hasEnded
 }
 
 // TimeoutAtMS is the time at which the run must end; Never before its start, or without a timeout.

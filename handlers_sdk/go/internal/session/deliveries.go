@@ -79,15 +79,22 @@ func (h *heldDelivery) startedMS() (float64, bool) {
 	return h.run.started()
 }
 
-// reportedState is the state for brokers, for which a step runs from its start. A granted step counts as running at
-// once.
+// reportedState is the state for brokers, for which a step runs from its start to its end, also if the session has not
+// heard of that yet. A granted step counts as running at once.
 func (h *heldDelivery) reportedState() codec.HeldState {
-	if h.state == running && !h.isAtMostOnce {
-		if _, hasBegun := h.startedMS(); !hasBegun {
-			return queued
-		}
+	if h.state != running {
+		return h.state
 	}
-	return h.state
+	if _, hasBegun := h.startedMS(); !hasBegun {
+		if h.isAtMostOnce {
+			return running
+		}
+		return queued
+	}
+	if h.run.ended() {
+		return done
+	}
+	return running
 }
 
 // ageMS is the time since the start of the run, or since the receipt if the run has not started. A granted run that

@@ -64,13 +64,22 @@ func (h *holdings) withdrawNewest(count int, peers map[*brokerPeer]bool) []*held
 	return withdrawn
 }
 
-// report is the member `holding` of hello and heartbeat.
+// report is the member `holding` of hello and heartbeat. Runs begin and end while it is made: those that are more than
+// the slots have only just begun, and are reported as queued once more.
 func (h *holdings) report(nowMS float64) []codec.HeldItem {
 	items := make([]codec.HeldItem, 0, h.held.len())
+	runs := 0
 	for e := h.held.first; e != nil; e = e.behind {
-		if state := e.value.reportedState(); state != ended {
-			items = append(items, codec.HeldItem{Item: e.key, State: state, AgeMS: e.value.ageMS(nowMS)})
+		state := e.value.reportedState()
+		if state == ended {
+			continue
 		}
+		if state == running {
+			if runs++; runs > h.slots.slots && !e.value.isAtMostOnce {
+				state = queued
+			}
+		}
+		items = append(items, codec.HeldItem{Item: e.key, State: state, AgeMS: e.value.ageMS(nowMS)})
 	}
 	return items
 }

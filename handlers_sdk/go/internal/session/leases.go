@@ -168,7 +168,6 @@ func (l *leases) drop(peer *brokerPeer, why string, nowMS float64, level Level) 
 	peer.next++
 	peer.lease.set(0)
 	peer.nAfter = l.out.n
-	peer.promises.clear()
 	l.out.log(level, "session_dropped", Facts{
 		"broker": peer.id, "session": session, "why": why, "not_started": dropped,
 	})

@@ -64,9 +64,6 @@ func (p *promises) acknowledge(n int64) bool {
 	return p.promised() < before
 }
 
-// clear : the session was dropped, and its steps are ignored.
-func (p *promises) clear() { p.entries = nil }
-
 // max and min are builtins only since Go 1.21.
 func max(a, b int) int {
 	if a > b {

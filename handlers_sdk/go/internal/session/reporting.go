@@ -202,10 +202,12 @@ func (r *reporting) send(peer *brokerPeer, batch *heldBatch, finished []doneResu
 	}
 	for i, each := range finished {
 		kept.done[i] = each.held
+		if each.held.message == nil { // a replacement counts once
+			batch.unsent--
+		}
 		each.held.message = kept
 	}
 	r.outbox.send(kept)
-	batch.unsent -= len(finished)
 	if batch.unsent == 0 {
 		r.intake.cancelAccept(peer, session, batch.id)
 	}

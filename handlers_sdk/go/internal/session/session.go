@@ -150,6 +150,9 @@ func (s *Session) Drain(nowMS float64) {
 	s.announcements.requestHeartbeat(nowMS)
 }
 
+// IsDraining is true after Drain, or after a broker ordered the worker to quit.
+func (s *Session) IsDraining() bool { return s.credit.isDraining }
+
 // Expel asks every run to stop, because the time to drain is over. It returns the number of runs.
 func (s *Session) Expel() int { return s.runs.interruptAll(ReasonShutdown) }
 

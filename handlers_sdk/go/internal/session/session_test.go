@@ -100,6 +100,11 @@ func TestARunIsReportedAsQueuedUntilItBegins(t *testing.T) {
 	if got != "[{{1 1} running 10} {{2 1} queued 20}]" {
 		t.Error(got)
 	}
+	runs[0].End()
+	runs[1].Begin(330)
+	if got := fmt.Sprint(s.Holding(340)); got != "[{{1 1} done 30} {{2 1} running 10}]" {
+		t.Error("a run that gave its slot away counts as running: ", got)
+	}
 }
 
 func TestALateReportOfADroppedRunIsStillSent(t *testing.T) {

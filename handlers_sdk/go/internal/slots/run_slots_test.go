@@ -45,8 +45,7 @@ func TestConcurrentCallsNeverExceedSlotsAndConcurrency(t *testing.T) {
 	var running, runningLimited, most, mostLimited, ended int64
 	var done sync.WaitGroup
 	done.Add(calls)
-	var run func(c call)
-	run = func(c call) {
+	run := func(c call) {
 		for {
 			raise(&most, atomic.AddInt64(&running, 1))
 			if c.offer == 0 {

@@ -24,6 +24,12 @@ type Keys struct{ Server, Public, Secret string }
 // HasCurve is true if the system's libzmq has CURVE.
 func HasCurve() bool { return zmq.HasCurve() }
 
+// IsKeyPair is true if the public key belongs to the secret one.
+func IsKeyPair(public, secret string) bool {
+	derived, err := zmq.AuthCurvePublic(secret)
+	return err == nil && derived == public
+}
+
 // Sockets are both sockets, and the wake-up of the thread that waits for them. One goroutine, locked to its thread, must
 // create, use and close them; only Waker may be used by others.
 type Sockets struct {
