@@ -178,7 +178,7 @@ def open_stage(stage: Stage) -> None:
     stage.until(
         lambda: is_subscribed(b"steps ") or is_subscribed(b"steps"), "subscription of `steps `", within_s=START_S
     )
-    stage.until(lambda: broker.accepted["results"] > 0, "connection to the results endpoint", within_s=START_S)
+    stage.until(lambda: broker.greeted["results"] > 0, "connection to the results endpoint", within_s=START_S)
     stage.wait(0.5)  # the time that a broker waits before the first batch
 
 

@@ -16,6 +16,7 @@ import stepwire.identity
 from stepwire.actions import NEVER, Send
 from stepwire.context import Context
 from stepwire.identity import ThisProcess
+from stepwire.runners.by_kind import Runners
 from stepwire.runners.calls import HandlerCall, call_plain
 from stepwire.runners.run_slots import RunSlots
 from stepwire.session import session as session_module
@@ -51,6 +52,7 @@ from .patches import (
 )
 
 Session = session_module.Session
+AS_TIMEOUT: Final = "held.received_ms + timeout_ms"
 
 
 class Fault(NamedTuple):
@@ -190,7 +192,7 @@ def _one_frame_for_each_wake() -> Patch:
 def _slots(number: int) -> Patch:
     return both(
         edit(Slots, "__init__", "self.slots = slots", f"self.slots = {number}"),
-        edit(RunSlots, "__init__", "self._free = slots", f"self._free = {number}"),
+        edit(Runners, "__init__", "kinds = ", f"slots = {number}; kinds = "),
     )
 
 
@@ -404,7 +406,8 @@ FAULTS: Final[dict[str, Fault]] = {
     "handlers_on_the_socket_thread": Fault("heartbeat.computing", _handlers_on_the_socket_thread()),
     "one_frame_for_each_wake": Fault("results.burst", _one_frame_for_each_wake()),
     "split_at_every_space": Fault(
-        "payload.spaces", edit(SocketThread, "_receive", "codec.split(frame)", "frame.split(b' ')[:2]")
+        "payload.spaces",
+        edit(SocketThread, "_receive", "codec.split(frame)", "(frame.split(b' ')[0] + b' ', frame.split(b' ')[1])"),
     ),
     # -- what it reads
     "ends_at_malformed_json": Fault("malformed.not_json", bodies_in(_ends_at_malformed)),
@@ -525,12 +528,7 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "timeouts_from_the_receipt": Fault(
         "timeout.from_start",
-        edit(
-            Runs,
-            "_start",
-            "lease, timeout_ms, ends_ms)",
-            "lease, timeout_ms, min(ends_ms, held.received_ms + timeout_ms))",
-        ),
+        edit(Runs, "_start", "NEVER if deadline_ms is None else held.received_ms + deadline_ms", AS_TIMEOUT),
     ),
     "deadline_ignored": Fault("timeout.deadline", steps_in(_without("deadline_ms"))),
     "concurrency_ignored": Fault(

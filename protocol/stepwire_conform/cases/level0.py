@@ -43,7 +43,7 @@ def offers(stage: Stage, handler: str) -> bool:
     try:
         result = run(stage, handler, {"kind": "error", "bytes": 1})
     except Failed:
-        return False
+        return stage.running.exit_code() is not None  # the handler is there, and has ended the program
     return (result.get("error") or {}).get("code") != "unknown_handler"
 
 
@@ -304,12 +304,12 @@ def restart(stage: Stage) -> None:
     broker.close()
     stage.wait(0.5)
     broker.epoch += 1
-    broker.accepted = {"steps": 0, "results": 0}
+    broker.greeted = {"steps": 0, "results": 0}
     broker.open()
     stage.until(
         lambda: broker.is_subscribed(b"steps ") or broker.is_subscribed(b"steps"), "subscription after the restart"
     )
-    stage.until(lambda: broker.accepted["results"] > 0, "connection to the results endpoint after the restart")
+    stage.until(lambda: broker.greeted["results"] > 0, "connection to the results endpoint after the restart")
     stage.wait(0.5)
     answers(stage)
 
