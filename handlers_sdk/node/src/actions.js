@@ -29,6 +29,7 @@ const LEASE_LOST = 3
 const WAITING = 0
 const BEGUN = 1
 const TAKEN_BACK = 2
+const ENDED = 3 // its outcome is on the way to the session
 
 /** The reasons to stop a run, by their number in shared memory; 0 is none. */
 const REASONS = [null, 'not_granted', 'timeout', 'task_cancelled', 'superseded', 'shutdown']
@@ -99,6 +100,12 @@ export class RunMemory {
     return Atomics.compareExchange(fields, i * FIELDS + STATE, WAITING, BEGUN) === WAITING
   }
 
+  /** The handler has returned: from now on, its slot belongs to another run. */
+  end(index) {
+    const i = index & (CHUNK - 1)
+    Atomics.compareExchange(this.chunks[index >> 10].fields, i * FIELDS + STATE, BEGUN, ENDED)
+  }
+
   /** Why the run was asked to stop; null if it was not. Also works while the runner's thread computes. */
   stopReason(index) {
     return REASONS[Atomics.load(this.chunks[index >> 10].fields, (index & (CHUNK - 1)) * FIELDS + STOP)]
@@ -157,8 +164,14 @@ export class Run {
   /** The time at which the run began; null before. */
   get startedMs() {
     if (this.endedMs !== undefined) return this.endedMs
-    if (Atomics.load(this.fields, this.at + STATE) !== BEGUN) return null
+    const state = Atomics.load(this.fields, this.at + STATE)
+    if (state !== BEGUN && state !== ENDED) return null
     return this.memory.chunks[this.index >> 10].started[this.index & (CHUNK - 1)]
+  }
+
+  /** True if its handler has returned, so it has no slot any more. */
+  get hasEnded() {
+    return this.endedMs !== undefined || Atomics.load(this.fields, this.at + STATE) === ENDED
   }
 
   /** The time at which a run that has begun exceeds its timeout: the earlier of timeout and deadline. */
@@ -170,7 +183,8 @@ export class Run {
   /** Called by the session: true if the run has not begun, and therefore never will. */
   takeBack() {
     if (this.endedMs !== undefined) return this.endedMs === null
-    return Atomics.compareExchange(this.fields, this.at + STATE, WAITING, TAKEN_BACK) !== BEGUN
+    const before = Atomics.compareExchange(this.fields, this.at + STATE, WAITING, TAKEN_BACK)
+    return before === WAITING || before === TAKEN_BACK
   }
 
   /** A run that has not begun now needs the lease of another broker. */

@@ -43,6 +43,7 @@ export class HandlerCall {
   end() {
     this.hasLostLease = this.isLeaseLost()
     this.endedBy = this.stopReason()
+    this.memory.end(this.index)
   }
 
   /**

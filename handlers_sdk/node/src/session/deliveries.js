@@ -58,10 +58,14 @@ export class HeldDelivery {
     return this.run === null ? NEVER : this.run.timeoutAtMs
   }
 
-  /** The state for brokers, for which a step runs from its start. A granted step counts as running at once. */
+  /**
+   * The state for brokers, for which a step runs from its start. A granted step counts as running at once. A run whose
+   * outcome is still on its way here counts as done: its slot may belong to another run already.
+   */
   get reportedState() {
-    const hasBegun = this.run !== null && this.run.startedMs !== null
-    return this.state === RUNNING && !this.isAtMostOnce && !hasBegun ? QUEUED : this.state
+    if (this.state !== RUNNING || this.run === null) return this.state
+    if (this.run.hasEnded) return DONE
+    return this.isAtMostOnce || this.run.startedMs !== null ? RUNNING : QUEUED
   }
 
   /**

@@ -136,6 +136,10 @@ export class Session {
     this.announcements.requestHeartbeat(nowMs)
   }
 
+  get isDraining() {
+    return this.credit.isDraining
+  }
+
   /** Ask every run to stop, because the time to drain is over. Returns the number of runs. */
   expel() {
     return this.runs.interruptAll('shutdown')

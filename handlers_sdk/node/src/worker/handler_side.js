@@ -39,6 +39,7 @@ export class HandlerSide {
       }
     })
     this.thread = new Thread(threadUrl, {
+      execArgv: [], // options for the program's own source, such as --input-type, are not for this thread
       name: 'stepwire-sockets',
       workerData: {
         config,

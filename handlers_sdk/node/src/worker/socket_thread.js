@@ -21,6 +21,7 @@ import { LoopWatch } from './loop_watch.js'
 import { BrokerSearch } from './search.js'
 import { WorkerSockets } from './sockets.js'
 
+const DRAIN_MS = 25_000 // time for runs to end before they are asked to stop
 const EXPEL_MS = 2_000 // time for runs to end after a request to stop
 const RECEIVE_BYTES_MAX = 64 * 1024 // received before actions are performed: the first steps run meanwhile
 const WAIT_MAX_MS = 60_000
@@ -41,7 +42,7 @@ class SocketThread {
     this.runs = new Map() // handed over, until their outcome: by their place in shared memory
     this.byItem = new Map()
     this.expelAtMs = this.leaveAtMs = NEVER
-    this.hasQuit = this.hasFailed = false
+    this.isDraining = this.hasQuit = this.hasFailed = false
     this.receivedBytes = 0
     this.isTurnDue = false
     this.timer = null
@@ -86,7 +87,7 @@ class SocketThread {
     if (message.command === 'quiet') this.session.quiet(nowMs)
     if (message.command === 'drain') {
       this.session.drain(nowMs)
-      this.expelAtMs = Math.min(this.expelAtMs, nowMs + message.drainMs)
+      this.expelSoonest(nowMs + message.drainMs)
     }
     this.turn()
   }
@@ -171,8 +172,14 @@ class SocketThread {
     )
   }
 
+  expelSoonest(atMs) {
+    this.isDraining = true
+    this.expelAtMs = Math.min(this.expelAtMs, atMs)
+  }
+
   /** After the time to drain, ask runs to stop. After EXPEL_MS, quit without waiting for them. */
   checkDrain(nowMs) {
+    if (this.session.isDraining && !this.isDraining) this.expelSoonest(nowMs + DRAIN_MS) // a broker has ordered it
     if (nowMs >= this.expelAtMs) {
       this.expelAtMs = NEVER
       this.leaveAtMs = nowMs + (this.session.expel() > 0 ? EXPEL_MS : 0)
