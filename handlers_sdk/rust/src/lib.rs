@@ -1,7 +1,40 @@
 //! Stepwire for Rust: write handlers, and run them in a worker.
+//!
+//! A handler is a function that does the work of one step of a durable workflow. A [`Worker`] offers handlers to
+//! brokers, runs their steps, and keeps each result until a broker has committed it.
+//!
+//! ```no_run
+//! use serde::{Deserialize, Serialize};
+//! use stepwire::{Context, StepError, Worker};
+//!
+//! #[derive(Deserialize)]
+//! struct Order {
+//!     order_id: u64,
+//! }
+//!
+//! #[derive(Serialize)]
+//! struct Shipped {
+//!     tracking: String,
+//! }
+//!
+//! async fn ship(ctx: Context, order: Order) -> Result<Shipped, StepError> {
+//!     ctx.log().info("shipping");
+//!     Ok(Shipped { tracking: format!("T{}", order.order_id) })
+//! }
+//!
+//! fn main() -> Result<(), stepwire::ConfigurationError> {
+//!     let mut worker = Worker::from_env()?;
+//!     worker.handle("ship_order", ship)?;
+//!     worker.run()
+//! }
+//! ```
+
+#![deny(unsafe_code)] // except in `sys`
+#![warn(missing_docs)]
 
 pub mod actions;
 mod context;
+#[doc(hidden)]
 pub mod driver;
 pub mod environment;
 mod errors;
@@ -9,9 +42,10 @@ mod handler;
 pub mod identity;
 pub mod logs;
 pub mod protocol;
-pub mod runners;
+mod runners;
 pub mod session;
 mod sys;
+pub mod testing;
 mod texts;
 mod worker;
 

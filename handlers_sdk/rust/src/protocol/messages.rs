@@ -408,22 +408,22 @@ impl StepRequest {
 
     /// The input as JSON: the step's `input` if its workflow defines one, otherwise the task context.
     pub fn raw_input(&self) -> &str {
-        raw(self.input.as_ref().or(self.task_context.as_ref()))
+        raw(self.input.as_deref().or(self.task_context.as_deref()))
     }
 
     /// The `handler_config` as JSON.
     pub fn raw_config(&self) -> &str {
-        raw(self.handler_config.as_ref())
+        raw(self.handler_config.as_deref())
     }
 
     /// The outputs of the direct dependencies as JSON, by name.
     pub fn raw_results(&self) -> &str {
-        raw(self.previous_results.as_ref())
+        raw(self.previous_results.as_deref())
     }
 }
 
-fn raw(member: Option<&Box<RawValue>>) -> &str {
-    member.map_or("{}", |value| value.get())
+fn raw(member: Option<&RawValue>) -> &str {
+    member.map_or("{}", RawValue::get)
 }
 
 #[derive(Debug, Deserialize)]
