@@ -29,10 +29,13 @@
 //! }
 //! ```
 
+#![doc(test(attr(allow(dead_code, unused))))]
 #![deny(unsafe_code)] // except in `sys`
 #![warn(missing_docs)]
 
 pub mod actions;
+#[doc(hidden)]
+pub mod bench;
 mod context;
 #[doc(hidden)]
 pub mod driver;
@@ -56,3 +59,8 @@ pub use errors::{ConfigurationError, StepError, StepErrorKind, OUTCOME_UNKNOWN};
 pub use handler::Handler;
 pub use protocol::messages::DeliveryMode;
 pub use worker::Worker;
+
+/// The examples of the README compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;
