@@ -18,8 +18,7 @@ pub const SLOTS_DEFAULT: u64 = 10;
 
 const SLOTS_MAX: u64 = 10_000;
 const IPC_PATH_BYTES_MAX: usize = 107;
-const CURVE_NAMES: [&str; 3] =
-    ["STEPWIRE_CURVE_SERVER_KEY", "STEPWIRE_CURVE_PUBLIC_KEY", "STEPWIRE_CURVE_SECRET_KEY"];
+const CURVE_NAMES: [&str; 3] = ["STEPWIRE_CURVE_SERVER_KEY", "STEPWIRE_CURVE_PUBLIC_KEY", "STEPWIRE_CURVE_SECRET_KEY"];
 
 /// The keys with which a worker connects, in Z85.
 #[derive(Clone, PartialEq, Eq)]
@@ -111,7 +110,9 @@ pub(crate) fn check_name(name: &str) -> Result<(), ConfigurationError> {
         return Ok(());
     }
     let name = quoted(name);
-    Err(ConfigurationError::new(format!("worker name {name}: it needs 1 to 48 of letters, digits, . _ - (STEPWIRE_NAME)")))
+    Err(ConfigurationError::new(format!(
+        "worker name {name}: it needs 1 to 48 of letters, digits, . _ - (STEPWIRE_NAME)"
+    )))
 }
 
 pub(crate) fn check_slots(slots: u64) -> Result<(), ConfigurationError> {
@@ -146,9 +147,7 @@ fn check_endpoint(kind: &str, endpoint: &str) -> Result<(), ConfigurationError> 
                 return fault(format!("{subject} has no port: it needs a form like tcp://127.0.0.1:7411"));
             }
             if host.is_empty() || host == "*" {
-                return fault(format!(
-                    "{subject} names no host: a worker connects, and only a broker may bind to *"
-                ));
+                return fault(format!("{subject} names no host: a worker connects, and only a broker may bind to *"));
             }
             Ok(())
         }

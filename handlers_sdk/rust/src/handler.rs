@@ -10,9 +10,7 @@ use serde_json::Number;
 use crate::actions::StopReason;
 use crate::context::Context;
 use crate::errors::{ConfigurationError, StepError, StepErrorKind, OUTCOME_UNKNOWN};
-use crate::protocol::messages::{
-    DeliveryMode, ErrorDetail, ResultMetadata, Status, StepRequest, StepResult,
-};
+use crate::protocol::messages::{DeliveryMode, ErrorDetail, ResultMetadata, Status, StepRequest, StepResult};
 use crate::protocol::{codec, strict_json, topics};
 use crate::session::Offer;
 use crate::texts::{clean, CODE_CHARS_MAX, MESSAGE_CHARS_MAX};
@@ -193,7 +191,13 @@ pub(crate) fn result_of(
         },
         Ended::BadInput(why) => {
             let (name, text) = (&step.step_name, handler.name());
-            error(step, "bad_input", format!("the input of '{name}' does not fit handler '{text}': {why}"), Some(false), None)
+            error(
+                step,
+                "bad_input",
+                format!("the input of '{name}' does not fit handler '{text}': {why}"),
+                Some(false),
+                None,
+            )
         }
         Ended::BadOutput(why) => {
             let text = format!("the output of '{}' cannot be sent as JSON: {why}", handler.name());

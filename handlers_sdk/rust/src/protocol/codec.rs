@@ -52,7 +52,7 @@ pub fn decode_remains(body: &[u8]) -> Option<Remains> {
     let remains: Remains = serde_json::from_str(&text).ok()?;
     let own = [&remains.kind, &remains.broker, &remains.session, &remains.batch_id];
     let is_whole = !own.into_iter().any(|member| member.contains('\u{FFFD}'));
-    is_whole.then(|| remains)
+    is_whole.then_some(remains)
 }
 
 #[derive(Deserialize)]
@@ -157,8 +157,10 @@ pub fn encode_result(result: &StepResult) -> Vec<u8> {
     };
     let (step_id, delivery) = result.item;
     body.extend_from_slice(
-        format!("{{\"step_id\":{step_id},\"delivery\":{delivery},\"status\":\"{status}\",\"output\":{output},\"error\":")
-            .as_bytes(),
+        format!(
+            "{{\"step_id\":{step_id},\"delivery\":{delivery},\"status\":\"{status}\",\"output\":{output},\"error\":"
+        )
+        .as_bytes(),
     );
     append(&mut body, &result.error);
     body.extend_from_slice(b",\"metadata\":");

@@ -310,7 +310,7 @@ pub struct StepResult {
 
 // -- messages of a broker ---------------------------------------------------------------------------------------------
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Endpoints {
     pub broker: String,
     pub steps: String,
@@ -319,7 +319,7 @@ pub struct Endpoints {
     pub server_key: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Here {
     pub v: String,
     pub broker: String,
@@ -328,7 +328,7 @@ pub struct Here {
     pub versions: Vec<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Welcome {
     pub v: String,
     pub broker: String,
@@ -343,7 +343,7 @@ pub struct Welcome {
     pub brokers: Vec<Endpoints>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct HeartbeatAck {
     pub v: String,
     pub broker: String,
@@ -358,7 +358,7 @@ pub struct HeartbeatAck {
     pub brokers: Option<Vec<Endpoints>>,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct StepMetadata {
     pub attempt: u64,
     pub retry_limit: u64,
@@ -374,25 +374,29 @@ pub struct StepMetadata {
     pub shadow: bool,
 }
 
+fn empty_object() -> Box<RawValue> {
+    RawValue::from_string("{}".to_owned()).expect("this is JSON")
+}
+
 /// A member that holds any JSON: absent, or its text. `null` is a text, too.
 fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
     Box::<RawValue>::deserialize(deserializer).map(Some)
 }
 
 /// One step, as a worker receives it.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct StepRequest {
     pub step_id: u64,
     pub task_id: u64,
     pub step_name: String,
     pub handler_class: String,
-    #[serde(default, deserialize_with = "present")]
-    pub handler_config: Option<Box<RawValue>>,
-    #[serde(default, deserialize_with = "present")]
-    pub task_context: Option<Box<RawValue>>,
-    #[serde(default, deserialize_with = "present")]
-    pub previous_results: Option<Box<RawValue>>,
-    #[serde(default, deserialize_with = "present")]
+    #[serde(default = "empty_object")]
+    pub handler_config: Box<RawValue>,
+    #[serde(default = "empty_object")]
+    pub task_context: Box<RawValue>,
+    #[serde(default = "empty_object")]
+    pub previous_results: Box<RawValue>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub input: Option<Box<RawValue>>,
     pub delivery: u64,
     #[serde(default)]
@@ -408,25 +412,21 @@ impl StepRequest {
 
     /// The input as JSON: the step's `input` if its workflow defines one, otherwise the task context.
     pub fn raw_input(&self) -> &str {
-        raw(self.input.as_ref().or(self.task_context.as_ref()))
+        self.input.as_ref().unwrap_or(&self.task_context).get()
     }
 
     /// The `handler_config` as JSON.
     pub fn raw_config(&self) -> &str {
-        raw(self.handler_config.as_ref())
+        self.handler_config.get()
     }
 
     /// The outputs of the direct dependencies as JSON, by name.
     pub fn raw_results(&self) -> &str {
-        raw(self.previous_results.as_ref())
+        self.previous_results.get()
     }
 }
 
-fn raw(member: Option<&Box<RawValue>>) -> &str {
-    member.map_or("{}", |value| value.get())
-}
-
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Steps {
     pub v: String,
     pub broker: String,
@@ -438,7 +438,7 @@ pub struct Steps {
 }
 
 /// Why a broker asks a worker to stop a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CancelReason {
     NotGranted,
@@ -448,7 +448,7 @@ pub enum CancelReason {
 }
 
 /// `go` and `adopt`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct ItemsMessage {
     pub v: String,
     pub broker: String,
@@ -457,7 +457,7 @@ pub struct ItemsMessage {
     pub items: Vec<Item>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Cancel {
     pub v: String,
     pub broker: String,
@@ -467,7 +467,7 @@ pub struct Cancel {
     pub reason: CancelReason,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Ack {
     pub v: String,
     pub broker: String,
@@ -476,7 +476,7 @@ pub struct Ack {
 }
 
 /// Why a broker rejects a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResetCode {
     UnknownSession,
@@ -486,7 +486,7 @@ pub enum ResetCode {
     Shutdown,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Reset {
     pub v: String,
     pub broker: String,
@@ -497,7 +497,7 @@ pub struct Reset {
     pub versions: Vec<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Refused {
     pub v: String,
     pub broker: String,
@@ -511,7 +511,8 @@ pub struct Refused {
 }
 
 /// Every message of a broker.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
 pub enum BrokerMessage {
     Here(Here),
     Welcome(Welcome),

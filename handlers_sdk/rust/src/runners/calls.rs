@@ -17,6 +17,7 @@ use crate::protocol::messages::{DeliveryMode, StepResult};
 
 /// How a call ended.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // nearly every outcome is the large one
 pub(crate) enum Outcome {
     /// The step was not started, or had no effect.
     GiveBack,
@@ -153,7 +154,7 @@ fn outcome(call: &HandlerCall, ended: Result<Ended, Panic>, started_ms: f64) -> 
 // -- panics -----------------------------------------------------------------------------------------------------------
 
 thread_local! {
-    static PLACE: RefCell<Option<String>> = RefCell::new(None);
+    static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
 /// Notes the place of each panic for the result of its run. The program's own hook is called as before.

@@ -90,9 +90,7 @@ pub(crate) fn interrupted(step: &StepRequest, reason: StopReason) {
              its result will not be used",
         ),
         StopReason::Shutdown => (Level::Info, "is asked to stop: the worker shuts down"),
-        StopReason::LeaseLost => {
-            (Level::Warning, "continues without a broker: its result may come too late")
-        }
+        StopReason::LeaseLost => (Level::Warning, "continues without a broker: its result may come too late"),
     };
     write("run_interrupted", level, step, text.to_owned());
 }

@@ -25,11 +25,11 @@ pub(super) struct Peer {
     pub lease_ms: u64,
     pub heartbeat_ms: u64,
     pub bytes_max: u64,
-    pub floor: i64,       // unknown batches of this session up to this number are stale
-    pub load: i64,        // deliveries of this broker that need a slot or have one
-    pub answered_ms: f64, // the time of the broker's last answer to a hello or heartbeat
-    pub steps_ms: f64,    // the time of the broker's last steps
-    pub opened_ms: f64,   // the time at which the latest session opened
+    pub floor: i64,        // unknown batches of this session up to this number are stale
+    pub load: i64,         // deliveries of this broker that need a slot or have one
+    pub answered_ms: f64,  // the time of the broker's last answer to a hello or heartbeat
+    pub steps_ms: f64,     // the time of the broker's last steps
+    pub opened_ms: f64,    // the time at which the latest session opened
     pub drop_wait_ms: f64, // the pause before the hello after the next drop
     pub promises: Promises,
     pub is_held_back: bool, // its latest credit is smaller than its share, because of promises to other brokers

@@ -113,8 +113,8 @@ impl Offers {
 pub fn find_offer(offers: &[Offer], handler_class: &str) -> Option<usize> {
     let exact = offers.iter().position(|offer| offer.pattern == handler_class);
     exact.or_else(|| {
-        offers.iter().position(|offer| {
-            patterns::is_pattern(&offer.pattern) && patterns::matches(&offer.pattern, handler_class)
-        })
+        offers
+            .iter()
+            .position(|offer| patterns::is_pattern(&offer.pattern) && patterns::matches(&offer.pattern, handler_class))
     })
 }

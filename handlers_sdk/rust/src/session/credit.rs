@@ -110,9 +110,9 @@ impl Session {
 
     /// True if another broker was held back by promises, and may get places that this one no longer has.
     pub(super) fn credit_moves(&self, peer: PeerId) -> bool {
-        self.brokers.iter().any(|other| {
-            other.is_held_back && other.session.is_some() && other.id != self.brokers[peer].id
-        })
+        self.brokers
+            .iter()
+            .any(|other| other.is_held_back && other.session.is_some() && other.id != self.brokers[peer].id)
     }
 
     /// True if this broker was idle until now, and its share was lent to another one.

@@ -14,8 +14,8 @@ pub(super) struct HeldBatch {
     pub id: String,
     pub session: String,
     pub number: i64,
-    pub open: Cell<i64>,   // accepted steps that have not ended
-    pub unsent: Cell<i64>, // steps without a sent result
+    pub open: Cell<i64>,                                     // accepted steps that have not ended
+    pub unsent: Cell<i64>,                                   // steps without a sent result
     pub ready: RefCell<Vec<(Rc<HeldDelivery>, StepResult)>>, // finished, and in no message yet
 }
 
@@ -127,8 +127,8 @@ pub(super) struct ResultsMessage {
     pub free: u64,
     pub slots_free: u64,
     pub body: Arc<Vec<u8>>,
-    pub list_at: usize,       // where the first result begins in the body
-    pub lengths: Vec<usize>,  // the bytes of each result
+    pub list_at: usize,      // where the first result begins in the body
+    pub lengths: Vec<usize>, // the bytes of each result
     pub done: Vec<Rc<HeldDelivery>>,
     pub is_replacement: bool, // carries an error in place of a result that no broker accepts
     pub tries: u32,

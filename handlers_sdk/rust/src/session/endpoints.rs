@@ -146,9 +146,8 @@ impl Session {
                 continue;
             }
             let peer = self.brokers.find(&broker);
-            let is_unused = peer.map_or(true, |peer| {
-                self.brokers[peer].session.is_none() && self.holdings.of_broker(peer).is_empty()
-            });
+            let is_unused = peer
+                .map_or(true, |peer| self.brokers[peer].session.is_none() && self.holdings.of_broker(peer).is_empty());
             if now_ms - listed_ms < UNLISTED_MS || !is_unused {
                 continue;
             }

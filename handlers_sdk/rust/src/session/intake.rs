@@ -108,8 +108,7 @@ impl Session {
             }
             let (free, slots_free) = self.offer(peer, now_ms);
             let worker = self.out.worker.clone();
-            let accept =
-                Accept { v: V, worker: &worker, session: &session, batch_id: &batch_id, free, slots_free };
+            let accept = Accept { v: V, worker: &worker, session: &session, batch_id: &batch_id, free, slots_free };
             self.out.send_to(&self.brokers[peer], &accept);
         }
         self.intake.accept_at_ms = at_ms;
@@ -128,15 +127,7 @@ impl Session {
     }
 
     /// Refuses these items. `is_return`: they were accepted before.
-    fn refuse(
-        &mut self,
-        peer: PeerId,
-        batch_id: &str,
-        items: &[Item],
-        code: RefuseCode,
-        now_ms: f64,
-        is_return: bool,
-    ) {
+    fn refuse(&mut self, peer: PeerId, batch_id: &str, items: &[Item], code: RefuseCode, now_ms: f64, is_return: bool) {
         let session = match &self.brokers[peer].session {
             Some(session) => session.clone(),
             None => return,
@@ -165,9 +156,7 @@ impl Session {
     pub(super) fn on_unreadable(&mut self, body: &[u8], code: RefuseCode, why: String, now_ms: f64) {
         self.out.log(Level::Error, Event::MessageUnreadable { code, why });
         let remains = match codec::decode_remains(body) {
-            Some(remains)
-                if remains.kind == "steps" && !remains.batch_id.is_empty() && !remains.steps.is_empty() =>
-            {
+            Some(remains) if remains.kind == "steps" && !remains.batch_id.is_empty() && !remains.steps.is_empty() => {
                 remains
             }
             _ => return,

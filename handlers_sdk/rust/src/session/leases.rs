@@ -182,7 +182,7 @@ impl Session {
             }
             _ => {
                 let wait_ms = own.drop_wait_ms;
-                own.drop_wait_ms = (2.0 * wait_ms).max(DROP_WAIT_MS).min(DROP_WAIT_MAX_MS);
+                own.drop_wait_ms = (2.0 * wait_ms).clamp(DROP_WAIT_MS, DROP_WAIT_MAX_MS);
                 wait_ms
             }
         };

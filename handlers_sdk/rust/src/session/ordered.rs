@@ -83,6 +83,6 @@ impl<K: Hash + Eq + Clone, V> OrderedMap<K, V> {
     /// All entries in their order. The map is empty afterwards.
     pub fn take(&mut self) -> Vec<(K, V)> {
         self.place_of.clear();
-        std::mem::take(&mut self.entries).into_iter().map(|(_, entry)| entry).collect()
+        std::mem::take(&mut self.entries).into_values().collect()
     }
 }

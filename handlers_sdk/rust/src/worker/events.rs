@@ -116,9 +116,9 @@ fn sentence(event: &Event) -> String {
         Event::LinkRemoved { broker, .. } => {
             format!("disconnected from broker {broker}, because no broker lists it any more")
         }
-        Event::BrokerIgnored { broker } => format!(
-            "broker {broker} is not connected, because it requires CURVE keys: set STEPWIRE_CURVE_FILE"
-        ),
+        Event::BrokerIgnored { broker } => {
+            format!("broker {broker} is not connected, because it requires CURVE keys: set STEPWIRE_CURVE_FILE")
+        }
         Event::ConnectFailed { endpoint, error } => format!("cannot connect to {endpoint}: {error}"),
         Event::NoBroker { endpoint, reason, seconds } => format!("no broker for {seconds} s: {endpoint}: {reason}"),
     }
@@ -133,9 +133,9 @@ fn dropped(broker: &str, why: DropReason) -> String {
         DropReason::Reset(ResetCode::UnknownSession) => {
             format!("broker {broker} has ended the session: it no longer knows this worker")
         }
-        DropReason::Reset(ResetCode::Expired) => format!(
-            "broker {broker} has ended the session: it did not receive heartbeats of this worker in time"
-        ),
+        DropReason::Reset(ResetCode::Expired) => {
+            format!("broker {broker} has ended the session: it did not receive heartbeats of this worker in time")
+        }
         DropReason::Reset(ResetCode::Version) => format!(
             "broker {broker} refuses this worker: they have no protocol version in common; \
              use a broker and an SDK of the same release"

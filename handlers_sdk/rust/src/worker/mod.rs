@@ -109,7 +109,13 @@ impl Worker {
                 "STEPWIRE_CURVE_* is set, but this libzmq was built without CURVE: install one with libsodium",
             ));
         }
-        Ok(Self { environment, prefetch: None, heartbeat_ms: limits::HEARTBEAT_MS, handlers: Vec::new(), running: None })
+        Ok(Self {
+            environment,
+            prefetch: None,
+            heartbeat_ms: limits::HEARTBEAT_MS,
+            handlers: Vec::new(),
+            running: None,
+        })
     }
 
     /// The number of steps that may wait in the worker at least. 0: no step waits here. Without it, as many wait as the
@@ -222,9 +228,7 @@ impl Worker {
     /// No handlers, a worker that runs already, or a system that has no threads or sockets left.
     pub fn start(&mut self) -> Result<(), ConfigurationError> {
         if self.handlers.is_empty() {
-            return Err(ConfigurationError::new(
-                "the worker has no handlers: register some with worker.handle(...)",
-            ));
+            return Err(ConfigurationError::new("the worker has no handlers: register some with worker.handle(...)"));
         }
         if self.running.as_ref().map_or(false, |running| lock(&running.ended.result).is_none()) {
             return Err(ConfigurationError::new("the worker has started already"));
@@ -288,9 +292,9 @@ impl Worker {
         let mut result = lock(&running.ended.result);
         loop {
             if let Some(result) = &*result {
-                return result.clone().map_err(|why| {
-                    ConfigurationError::new(format!("the worker's socket thread has failed: {why}"))
-                });
+                return result
+                    .clone()
+                    .map_err(|why| ConfigurationError::new(format!("the worker's socket thread has failed: {why}")));
             }
             result = running.ended.condition.wait(result).unwrap_or_else(|poisoned| poisoned.into_inner());
         }
@@ -354,4 +358,3 @@ fn default_name() -> String {
         name => name.to_owned(),
     }
 }
-

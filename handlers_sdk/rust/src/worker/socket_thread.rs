@@ -113,8 +113,7 @@ impl SocketThread<'_> {
 
     /// Waits for a frame, for mail, or for the time at which the session has to act.
     fn wait(&mut self) {
-        let at_ms =
-            self.session.wake_at().min(self.expel_at_ms).min(self.leave_at_ms).min(self.search.report_at_ms);
+        let at_ms = self.session.wake_at().min(self.expel_at_ms).min(self.leave_at_ms).min(self.search.report_at_ms);
         let wait_ms = at_ms - now_ms();
         if wait_ms <= 0.0 || self.has_quit {
             return;

@@ -22,12 +22,7 @@ pub(super) struct WorkerSockets<'a> {
 }
 
 impl<'a> WorkerSockets<'a> {
-    pub fn new(
-        context: &'a Context,
-        worker: &str,
-        links: &[Link],
-        curve: Option<&CurveKeys>,
-    ) -> Result<Self, String> {
+    pub fn new(context: &'a Context, worker: &str, links: &[Link], curve: Option<&CurveKeys>) -> Result<Self, String> {
         let sub = context.socket(zmq::SUB)?;
         let publisher = context.socket(zmq::PUB)?;
         for socket in [&sub, &publisher] {
