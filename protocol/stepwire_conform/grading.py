@@ -41,17 +41,13 @@ class Grade(NamedTuple):
 
     @property
     def reached(self) -> Level | None:
-        """The highest level of which every case was run, and none failed or is missing."""
+        """The highest level of which every case was run and none prevents conformance, as of all levels below."""
         if self.speaks is None:
             return None
         reached = None
         for level in (Level.ZERO,) if self.speaks is Level.ZERO else (Level.ONE, Level.FULL, Level.HARDENED):
             own = [o for o in self.outcomes if o.case.level is level]
-            if (
-                not own
-                or len(own) < sum(case.level is level for case in CASES.values())
-                or any(o.verdict in (CaseVerdict.FAIL, CaseVerdict.MISSING) for o in own)
-            ):
+            if not own or len(own) < sum(case.level is level for case in CASES.values()) or any(map(_prevents, own)):
                 break
             reached = level
         return reached
@@ -64,6 +60,12 @@ class Grade(NamedTuple):
     @property
     def has_failed(self) -> bool:
         return bool(self.problem) or self.count(CaseVerdict.FAIL, self.decides) > 0
+
+
+def _prevents(outcome: CaseOutcome) -> bool:
+    """Whether this outcome prevents conformance at its level. What is only recommended may be missing."""
+    is_missing = outcome.verdict is CaseVerdict.MISSING and outcome.case.strength == "must"
+    return is_missing or outcome.verdict is CaseVerdict.FAIL
 
 
 def selected(level: Level | None, speaks: Level | None, only: Sequence[str] = ()) -> list[Case]:
