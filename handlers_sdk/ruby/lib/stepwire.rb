@@ -10,6 +10,6 @@ end
 
 require_relative "stepwire/session_parts"
 %w[
-  identity logs environment curve_keys backtraces context handler outcomes runners/by_kind wire worker/mailbox
+  identity logs environment curve backtraces context handler outcomes runners/by_kind wire worker/mailbox
   worker/events worker/reachability worker/search worker/socket_thread worker
 ].each { |part| require_relative "stepwire/#{part}" }

@@ -4,8 +4,10 @@ require_relative "helper"
 
 class EnvironmentTest < Minitest::Test
   Environment = Stepwire::Environment
-  KEYS = { "STEPWIRE_CURVE_SERVER_KEY" => "S" * 40, "STEPWIRE_CURVE_PUBLIC_KEY" => "P" * 40,
-           "STEPWIRE_CURVE_SECRET_KEY" => "K" * 40 }.freeze
+  PAIR = ZMQ::Util.curve_keypair.freeze
+  KEYS = { "STEPWIRE_CURVE_SERVER_KEY" => "S" * 40, "STEPWIRE_CURVE_PUBLIC_KEY" => PAIR[0],
+           "STEPWIRE_CURVE_SECRET_KEY" => PAIR[1] }.freeze
+  CURVE = %i[curve_server_key curve_public_key curve_secret_key].freeze
 
   def mistake(&)
     assert_raises(Stepwire::ConfigurationError, &).message
@@ -13,8 +15,8 @@ class EnvironmentTest < Minitest::Test
 
   def test_without_variables_the_defaults_apply
     settings = Environment.read({})
-    assert_equal [["ipc://.stepwire/steps.sock"], ["ipc://.stepwire/results.sock"], nil, 10, {}, "", nil],
-                 settings.values_at(:steps, :results, :name, :slots, :labels, :handler_version, :curve)
+    assert_equal [["ipc://.stepwire/steps.sock"], ["ipc://.stepwire/results.sock"], nil, 10, {}, "", nil, nil, nil],
+                 settings.values_at(:steps, :results, :name, :slots, :labels, :handler_version, *CURVE)
     assert_instance_of Stepwire::Worker, Stepwire::Worker.new(**settings)
   end
 
@@ -28,7 +30,7 @@ class EnvironmentTest < Minitest::Test
     assert_equal [%w[tcp://a:1 tcp://b:1], %w[tcp://a:2 tcp://b:2], "shop-1", 4,
                   { "region" => "eu", "gpu" => "true" }, "7.1"],
                  settings.values_at(:steps, :results, :name, :slots, :labels, :handler_version)
-    assert_equal KEYS.values, settings[:curve].to_a
+    assert_equal KEYS.values, settings.values_at(*CURVE)
   end
 
   def test_mistakes_end_in_one_sentence_with_what_to_do
@@ -63,30 +65,33 @@ class EnvironmentTest < Minitest::Test
 
   # -- CURVE ----------------------------------------------------------------------------------------------------------
 
-  def test_one_missing_key_is_a_mistake
-    keys = KEYS.reject { |name, _| name.end_with?("SECRET_KEY") }
-    assert_equal "STEPWIRE_CURVE_SECRET_KEY is missing: CURVE needs STEPWIRE_CURVE_SERVER_KEY, " \
-                 "STEPWIRE_CURVE_PUBLIC_KEY and STEPWIRE_CURVE_SECRET_KEY", mistake { Environment.read(keys) }
-  end
-
-  def test_a_key_of_the_wrong_form_is_a_mistake
-    keys = KEYS.merge("STEPWIRE_CURVE_SERVER_KEY" => "short")
-    assert_match(/STEPWIRE_CURVE_SERVER_KEY is no key: it needs 40 characters of Z85/, mistake do
-                                                                                         Environment.read(keys)
-                                                                                       end)
+  def test_a_missing_key_a_wrong_form_and_two_pairs_are_mistakes
+    sentences = {
+      KEYS.reject { |name, _| name.end_with?("SECRET_KEY") } =>
+        "STEPWIRE_CURVE_SECRET_KEY is missing: CURVE needs STEPWIRE_CURVE_SERVER_KEY, STEPWIRE_CURVE_PUBLIC_KEY and " \
+        "STEPWIRE_CURVE_SECRET_KEY, as variables or in the file that STEPWIRE_CURVE_FILE names",
+      KEYS.merge("STEPWIRE_CURVE_SERVER_KEY" => "short") =>
+        "STEPWIRE_CURVE_SERVER_KEY is no key: it needs 40 characters of Z85, and has 5 characters",
+      KEYS.merge("STEPWIRE_CURVE_PUBLIC_KEY" => "S" * 40) =>
+        "STEPWIRE_CURVE_PUBLIC_KEY does not belong to STEPWIRE_CURVE_SECRET_KEY: take both from one key pair"
+    }
+    sentences.each do |environ, sentence|
+      assert_equal sentence, mistake { Stepwire::Worker.new(**Environment.read(environ)) }
+    end
   end
 
   def test_a_file_holds_the_keys_and_a_variable_wins_over_it
     Dir.mktmpdir do |directory|
       path = File.join(directory, "shop.key")
-      File.write(path, "# the keys of shop\n#{KEYS.map { |name, key| "#{name}='#{key}'" }.join("\n")}\n", perm: 0o600)
+      lines = KEYS.zip(["export %s='%s'", "%s = \"%s\"", "%s=%s"]).map { |pair, form| format(form, *pair) }
+      File.write(path, "# the keys of shop\n#{lines.join("\n")}\n", perm: 0o600)
       environ = { "STEPWIRE_CURVE_FILE" => path, "STEPWIRE_CURVE_SERVER_KEY" => "T" * 40 }
-      assert_equal ["T" * 40, "P" * 40, "K" * 40], Environment.read(environ)[:curve].to_a
+      assert_equal ["T" * 40, *PAIR], Environment.read(environ).values_at(*CURVE)
       File.chmod(0o640, path)
-      assert_equal "STEPWIRE_CURVE_FILE is '#{path}': other users can read it (mode 640). Run: chmod 600 #{path}",
-                   mistake { Environment.read(environ) }
+      assert_equal "STEPWIRE_CURVE_FILE is '#{path}': its group or others may use this file, and it holds a secret " \
+                   "key: chmod 600 #{path}", mistake { Environment.read(environ) }
     end
-    assert_equal "STEPWIRE_CURVE_FILE is '/no/file': it cannot be read (No such file or directory)",
+    assert_equal "STEPWIRE_CURVE_FILE is '/no/file': it cannot be read: No such file or directory",
                  mistake { Environment.read({ "STEPWIRE_CURVE_FILE" => "/no/file" }) }
   end
 end

@@ -172,15 +172,15 @@ class WorkerTest < Minitest::Test
     server_public, server_secret = ZMQ::Util.curve_keypair
     public_key, secret_key = ZMQ::Util.curve_keypair
     broker = tcp_broker(server_secret: server_secret)
-    curve = Stepwire::Curve.new(server_public, public_key, secret_key)
-    start(broker, curve: curve) { |worker| worker.handler("echo") { |_, input| input } }
+    keys = { curve_server_key: server_public, curve_public_key: public_key, curve_secret_key: secret_key }
+    start(broker, **keys) { |worker| worker.handler("echo") { |_, input| input } }
     broker.send_steps(broker.step(1, "echo", { a: 1 }))
     assert_equal "completed", broker.wait_for_result(1)["status"]
     @worker.stop(0)
 
     silent = tcp_broker(server_secret: server_secret)
-    wrong = Stepwire::Curve.new(public_key, public_key, secret_key)
-    @worker = Stepwire::Worker.new(steps: silent.steps_endpoint, results: silent.results_endpoint, curve: wrong)
+    keys[:curve_server_key] = public_key
+    @worker = Stepwire::Worker.new(steps: silent.steps_endpoint, results: silent.results_endpoint, **keys)
     @worker.handler("echo") { |_| 1 }
     @worker.start
     sleep(0.5)

@@ -12,7 +12,7 @@ module Stepwire
     module_function
 
     def key(step_id, delivery)
-      return (step_id << DELIVERY_BITS) | delivery if delivery >> DELIVERY_BITS == 0 && step_id >= 0
+      return (step_id << DELIVERY_BITS) | delivery if (delivery >> DELIVERY_BITS).zero? && step_id >= 0
 
       [step_id, delivery]
     end

@@ -265,8 +265,8 @@ module Stepwire
 
     def results_head(worker, session, deployment, batch_id, rid, n, free, slots_free)
       head = StrictJson.generate({ type: "results", v: V, worker: worker, session: session, deployment: deployment,
-                             batch_id: batch_id, protocol_version: V, rid: rid, n: n, free: free,
-                             slots_free: slots_free })
+                                   batch_id: batch_id, protocol_version: V, rid: rid, n: n, free: free,
+                                   slots_free: slots_free })
       head.chop!
     end
   end

@@ -3,9 +3,6 @@
 require "uri"
 
 module Stepwire
-  # The CURVE keys of a worker: the brokers' public key, and the worker's own pair, each 40 characters of Z85.
-  Curve = Struct.new(:server_key, :public_key, :secret_key)
-
   # The environment variables STEPWIRE_*, and checks of endpoints, because libzmq reports only an error number.
   module Environment
     STEPS_DEFAULT = "ipc://.stepwire/steps.sock"
@@ -21,6 +18,7 @@ module Stepwire
 
     # The settings of a worker that the environment can hold. Raises ConfigurationError.
     def read(environ = ENV)
+      server_key, public_key, secret_key = Curve.read(environ)
       {
         steps: list(text(environ, "STEPWIRE_STEPS") || STEPS_DEFAULT),
         results: list(text(environ, "STEPWIRE_RESULTS") || RESULTS_DEFAULT),
@@ -28,7 +26,9 @@ module Stepwire
         slots: slots(text(environ, "STEPWIRE_SLOTS") || SLOTS_DEFAULT.to_s),
         labels: labels(text(environ, "STEPWIRE_LABELS") || ""),
         handler_version: text(environ, "STEPWIRE_HANDLER_VERSION") || "",
-        curve: CurveKeys.read(environ)
+        curve_server_key: server_key,
+        curve_public_key: public_key,
+        curve_secret_key: secret_key
       }
     end
 

@@ -29,6 +29,7 @@ module Stepwire
       attach_function :poll, :zmq_poll, %i[pointer int long], :int, blocking: true
       attach_function :strerror, :zmq_strerror, [:int], :string
       attach_function :has, :zmq_has, [:string], :int
+      attach_function :curve_public, :zmq_curve_public, %i[pointer string], :int
     end
 
     PUB = 1
@@ -65,9 +66,6 @@ module Stepwire
       @events = events
       @curve = curve
       @server_keys = {} # of links
-      raise ConfigurationError, "this libzmq was built without CURVE: install one with libsodium" if
-        curve && LibZmq.has("curve").zero?
-
       @context = LibZmq.ctx_new
       @sub = LibZmq.open(@context, SUB)
       @pub = LibZmq.open(@context, PUB)
@@ -117,7 +115,7 @@ module Stepwire
     def connect(link, server_key = nil)
       @server_keys[link] = server_key
       { @sub => link.steps, @pub => link.results }.each do |socket, endpoint|
-        set(socket, :curve_serverkey, server_key || @curve.server_key) if @curve
+        set(socket, :curve_serverkey, server_key || @curve.server) if @curve
         next unless LibZmq.connect(socket, endpoint).negative?
 
         @events.log(:error, :connect_failed, endpoint: endpoint, error: LibZmq.strerror(FFI.errno))
@@ -150,8 +148,8 @@ module Stepwire
         BOTH.merge(own).each { |name, value| set(socket, name, value) }
         next unless @curve
 
-        set(socket, :curve_publickey, @curve.public_key)
-        set(socket, :curve_secretkey, @curve.secret_key)
+        set(socket, :curve_publickey, @curve.public)
+        set(socket, :curve_secretkey, @curve.secret)
       end
       set(@sub, :subscribe, Topics.to_worker(worker_id))
       set(@sub, :subscribe, Topics::BROKERS)

@@ -10,8 +10,9 @@ module Stepwire
   #
   # `slots` is the number of steps that run at a time. Further steps wait in the worker: as many as it is observed to
   # finish in 40 ms, at least `prefetch`. With `prefetch: 0`, no step waits here. For several brokers, `steps` and
-  # `results` are lists, with one endpoint each for each broker. The worker gets its id and connects in `run` or
-  # `start`, not before; after a fork, start a new worker.
+  # `results` are lists, with one endpoint each for each broker. The three CURVE keys are all given, or none; `name` is
+  # then the name of the key. The worker gets its id and connects in `run` or `start`, not before; after a fork, start a
+  # new worker.
   class Worker
     DRAIN_MS = 25_000
     ACCEPT_DELAY_MS = 5
@@ -22,7 +23,8 @@ module Stepwire
     end
 
     def initialize(steps: Environment::STEPS_DEFAULT, results: Environment::RESULTS_DEFAULT, name: nil,
-                   slots: Environment::SLOTS_DEFAULT, prefetch: nil, labels: {}, handler_version: "", curve: nil,
+                   slots: Environment::SLOTS_DEFAULT, prefetch: nil, labels: {}, handler_version: "",
+                   curve_server_key: nil, curve_public_key: nil, curve_secret_key: nil,
                    heartbeat_ms: Limits::HEARTBEAT_MS)
       unless prefetch.nil? || (prefetch.is_a?(Integer) && prefetch >= 0)
         raise ConfigurationError, "prefetch is #{prefetch.inspect}: it needs to be 0 or more"
@@ -39,7 +41,7 @@ module Stepwire
       @prefetch = prefetch
       @labels = labels.to_h { |key, value| [key.to_s, value.to_s] }
       @handler_version = Environment.check_handler_version(handler_version)
-      @curve = curve
+      @curve = Curve.keys(curve_server_key, curve_public_key, curve_secret_key)
       @heartbeat_ms = heartbeat_ms
       @handlers = []
       @thread = nil

@@ -6,7 +6,7 @@ module Stepwire
   # Functions of the C library that Ruby does not have.
   module Native
     extend FFI::Library
-    ffi_lib FFI::Library::LIBC
+    ffi_lib FFI::CURRENT_PROCESS # the C library of this process, on glibc and on musl
 
     PR_SET_PDEATHSIG = 1
     SIGKILL = 9

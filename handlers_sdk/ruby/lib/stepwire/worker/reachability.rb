@@ -9,9 +9,7 @@ module Stepwire
     ELSEWHERE = "set STEPWIRE_STEPS and STEPWIRE_RESULTS to what `stepwire serve` prints"
     NOT_A_BROKER = "a process accepts connections there, but does not answer as a broker. Check that STEPWIRE_STEPS " \
                    "and STEPWIRE_RESULTS name the broker's `bus.steps` and `bus.results`, in this order, and not its " \
-                   "HTTP address"
-    OF_CURVE = ". With CURVE, a wrong key also leaves a worker without an answer: compare STEPWIRE_CURVE_SERVER_KEY " \
-               "with the broker's public key, and check that the broker knows STEPWIRE_CURVE_PUBLIC_KEY"
+                   "HTTP address."
 
     module_function
 
@@ -22,12 +20,13 @@ module Stepwire
     end
 
     # The endpoint at fault, and why no broker answers there. Waits at most CONNECT_S for each connection.
-    def diagnosis(link, has_keys: false)
+    def diagnosis(link, has_curve: false)
       link.to_a.each do |endpoint|
         fault = fault(endpoint)
         return [shown(endpoint), fault] if fault
       end
-      [shown(link.steps), has_keys ? NOT_A_BROKER + OF_CURVE : NOT_A_BROKER]
+      keys = has_curve ? "Check also the three CURVE keys" : "A broker with CURVE needs keys, STEPWIRE_CURVE_FILE"
+      [shown(link.steps), "#{NOT_A_BROKER} #{keys}"]
     end
 
     # The path of an ipc endpoint; nil for other transports and for abstract names.

@@ -9,9 +9,9 @@ module Stepwire
 
     attr_reader :report_at_ms
 
-    def initialize(events, has_keys: false)
+    def initialize(events, has_curve: false)
       @events = events
-      @has_keys = has_keys
+      @has_curve = has_curve
       @report_at_ms = NEVER
       @since_ms = 0.0
       @reports = 0
@@ -40,7 +40,7 @@ module Stepwire
     private
 
     def report(link, seconds)
-      endpoint, reason = Reachability.diagnosis(link, has_keys: @has_keys)
+      endpoint, reason = Reachability.diagnosis(link, has_curve: @has_curve)
       @events.log(:warning, :no_broker, { endpoint: endpoint, reason: reason, seconds: seconds })
     end
   end

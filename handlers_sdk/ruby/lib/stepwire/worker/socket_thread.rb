@@ -22,7 +22,7 @@ module Stepwire
       @session = Session.new(config, random.method(:rand))
       @log = Logs::Writer.new
       @events = WorkerEvents.new(@log, @session.endpoints.method(:link_of))
-      @search = BrokerSearch.new(@events, has_keys: !curve.nil?)
+      @search = BrokerSearch.new(@events, has_curve: config.curve)
       @mailbox = Mailbox.new
       @report_progress = method(:report_progress)
       @calls = {} # by key of the item
