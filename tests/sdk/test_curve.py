@@ -196,7 +196,7 @@ def test_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
         from_env(monkeypatch, {"STEPWIRE_CURVE_FILE": key_file(tmp_path, **{name: None})})
 
 
-@pytest.mark.parametrize("key", ["short", "'" * 40, SERVER[0].decode() + "x"])
+@pytest.mark.parametrize("key", ["short", "'" * 40, "x" * 41])
 def test_a_key_of_a_wrong_form_is_named_but_not_shown(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     with pytest.raises(ConfigurationError, match="STEPWIRE_CURVE_SECRET_KEY is no key") as refused:
         from_env(monkeypatch, environment(SECRET_KEY=key))

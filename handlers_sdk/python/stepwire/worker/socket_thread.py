@@ -27,6 +27,7 @@ from .mailbox import Mailbox
 from .search import BrokerSearch
 from .sockets import WorkerSockets
 
+DRAIN_MS: Final = 25_000  # time for runs to end after the worker began to stop
 EXPEL_MS: Final = 2_000  # time for runs to end after a request to stop
 RECEIVE_MAX: Final = 500  # frames received before actions are performed
 RECEIVE_BYTES_MAX: Final = 64 * 1024  # the same in bytes: the first steps run while the next are received
@@ -184,6 +185,8 @@ class SocketThread:
 
     def _check_drain(self, now: float) -> None:
         """After the time to drain, ask runs to stop. After EXPEL_MS, quit without waiting for them."""
+        if self.session.is_draining and self._expel_at_ms == self._leave_at_ms == NEVER:
+            self._expel_at_ms = now + DRAIN_MS  # a broker has ordered the worker to quit
         if now >= self._expel_at_ms:
             self._expel_at_ms = NEVER
             self._leave_at_ms = now + (EXPEL_MS if self.session.expel() else 0)

@@ -19,11 +19,10 @@ from stepwire.handler import Handler, make_handler
 from stepwire.runners.processes import children_die_with_us
 from stepwire.session import Config
 
-from .socket_thread import SocketThread
+from .socket_thread import DRAIN_MS, SocketThread
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DRAIN_MS: Final = 25_000
 ACCEPT_DELAY_MS: Final = 5
 SWITCH_INTERVAL_S: Final = 0.0005  # the longest time for which a computing handler delays heartbeats
 COLLECT_AFTER: Final = 10_000  # objects; at Python's 700, the collector takes a fifth of a busy worker's time
