@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from stepwire_conform.case import Verdict
+from stepwire_conform.case import CaseVerdict
 from stepwire_conform.grading import Grade, grade
 
 HERE = [sys.executable, "-m", "tests.conform.programs"]
@@ -67,5 +67,5 @@ def test_a_command_that_cannot_be_started_is_a_usage_error(word: str) -> None:
 
 def test_a_worker_that_outlives_term_fails_a_case_and_leaves_no_process() -> None:
     result = graded("outlives_term", "drain.code")
-    assert [o.verdict for o in result.outcomes] == [Verdict.NON_STRICT]
+    assert [o.verdict for o in result.outcomes] == [CaseVerdict.NON_STRICT]
     assert "no end of the program" in result.outcomes[0].what
