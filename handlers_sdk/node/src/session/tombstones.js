@@ -17,6 +17,7 @@ export class Tombstones {
     this.received = new Map()
     this.order = new Queue() // the keys of `received`, the oldest first: a Map finds its oldest entry slowly
     this.disowned = new Map()
+    this.last = { atMs: 0, peer: null, batch: null }
   }
 
   has(key) {
@@ -25,7 +26,11 @@ export class Tombstones {
 
   add(key, peer, batch, nowMs) {
     if (!this.received.has(key)) this.order.push(key)
-    this.received.set(key, { atMs: nowMs, peer, batch })
+    // Many end together: they share one entry.
+    const { last } = this
+    const isSame = last.atMs === nowMs && last.peer === peer && last.batch === batch
+    this.last = isSame ? last : { atMs: nowMs, peer, batch }
+    this.received.set(key, this.last)
     if (this.received.size > TOMBSTONES_MAX) this.forgetOldest()
   }
 
