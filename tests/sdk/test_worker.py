@@ -13,7 +13,8 @@ import msgspec
 import pytest
 from msgspec import Raw
 from stepwire import Context, OutcomeUnknown, Permanent, Retry, Worker
-from stepwire_protocol.messages import Bye, Cancel, Go, Heartbeat, Hello, Progress, Refuse, Results, Start
+from stepwire.worker import socket_thread
+from stepwire_protocol.messages import Bye, Cancel, Go, Heartbeat, HeartbeatAck, Hello, Progress, Refuse, Results, Start
 
 from . import process_handlers
 from .dialogue import once, step
@@ -507,6 +508,23 @@ def test_a_stop_signal_from_the_terminal_only_quiets_the_worker(broker, program)
     assert program.poll() is None
     broker.run(step(1, handler="slow"))
     assert output(broker.result(1)) == "finished"
+
+
+def test_a_quit_of_a_broker_ends_the_worker_although_a_run_does_not_stop(broker, monkeypatch):
+    monkeypatch.setattr(socket_thread, "DRAIN_MS", 50)
+    monkeypatch.setattr(socket_thread, "EXPEL_MS", 50)
+    worker = Worker(steps="ipc://s", results="ipc://r", slots=1)
+    stuck = threading.Event()
+    worker.handler("h")(lambda ctx: stuck.wait(60))
+    worker.start()
+    try:
+        broker.until_welcomed()
+        broker.run(step(1))
+        beat = broker.until_received(Heartbeat, lambda m: bool(m.holding))
+        broker.send(HeartbeatAck, session=broker.session, n=beat.n, quit=True)
+        broker.until(lambda: worker.wait(0), "the worker to end")
+    finally:
+        stuck.set()
 
 
 def test_a_run_that_outlasts_the_drain_is_given_back(broker):
