@@ -6,7 +6,8 @@ from typing import Final, NamedTuple
 from .case import Failed
 from .endpoints import Transport
 from .program import CannotStart
-from .stage import Setting, Stage, ended, last_lines
+from .setting import Setting, ended, last_lines
+from .stage import Stage
 
 SILENT_S: Final = 20.0
 OTHER_TRANSPORT_S: Final = 2.0  # after one transport has answered, the other one has this much longer

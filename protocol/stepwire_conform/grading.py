@@ -11,11 +11,12 @@ from typing import Any, Final, NamedTuple
 
 from . import cases as _cases  # registers them
 from .arrival import look
-from .case import CASES, LEVEL_WORDS, Case, Level, Verdict
+from .case import CASES, LEVEL_WORDS, Case, Failed, Level, Verdict
 from .endpoints import Endpoints, Transport
 from .program import adopt_orphans, children_of, end_adopted
 from .scheduling import LANES, Outcome, Schedule
-from .stage import Setting, Stage
+from .setting import Setting
+from .stage import Stage
 
 assert _cases
 
@@ -73,11 +74,12 @@ def selected(level: Level | None, speaks: Level | None, only: Sequence[str] = ()
         levels = (Level.ZERO,)
     else:
         levels = tuple(one for one in Level if Level.ZERO < one <= (Level.HARDENED if level is None else level))
-    return [
-        case
-        for case in CASES.values()
-        if case.level in levels and (not only or any(case.name == name or case.name.startswith(name) for name in only))
-    ]
+    return [case for case in CASES.values() if case.level in levels and (not only or _is_meant(case.name, only))]
+
+
+def _is_meant(name: str, only: Sequence[str]) -> bool:
+    """Whether --only means this case. The whole name of a case means that case alone."""
+    return any(name == word or (word not in CASES and name.startswith(word)) for word in only)
 
 
 def grade(
@@ -154,11 +156,21 @@ def _handlers_at_level0(setting: Setting, transport: Transport) -> tuple[str, ..
     from .scheduling import open_stage
 
     stage = Stage(setting, transport)
+    known = []
     try:
-        open_stage(stage)
-        return tuple(name for name in CONFORM_HANDLERS if offers(stage, name))
+        for name in CONFORM_HANDLERS:
+            if stage.program is None:
+                open_stage(stage)
+            if offers(stage, name):
+                known.append(name)
+            if stage.running.exit_code() is not None:
+                stage.end_program()
+                stage.broker.forget_connections()
+    except Failed:
+        pass  # the cases will show why
     finally:
         stage.close()
+    return tuple(known)
 
 
 def as_json(grade: Grade) -> dict[str, Any]:

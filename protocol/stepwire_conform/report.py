@@ -18,9 +18,11 @@ def heading(grade: Grade, cases: int) -> str:
     if grade.speaks is Level.ZERO:
         kind = "a handler at level 0"
     else:
-        kind = f"a worker at level 1 with {len(grade.handlers)} handlers"
+        count = len(grade.handlers)
+        kind = f"a worker at level 1 with {count} handler{'s' if count != 1 else ''}"
     own = "" if any(name.startswith("conform.") for name in grade.handlers) else _OWN_HANDLERS
-    return f"{kind}, over {' and '.join(grade.transports)}: {cases} cases{own}"
+    cases_text = "1 case" if cases == 1 else f"{cases} cases"
+    return f"{kind}, over {' and '.join(grade.transports)}: {cases_text}{own}"
 
 
 _OWN_HANDLERS: Final = (

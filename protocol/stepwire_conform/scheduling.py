@@ -15,7 +15,8 @@ from .endpoints import Transport
 from .frames import shown
 from .keys import ServerKeys
 from .program import CannotStart
-from .stage import START_S, Setting, Stage, last_lines
+from .setting import START_S, Setting, last_lines
+from .stage import Stage
 
 LANES: Final = 4
 LONG_S: Final = 5.0  # a case that lasts this long gets a thread of its own at once
@@ -178,7 +179,7 @@ def open_stage(stage: Stage) -> None:
     stage.until(
         lambda: is_subscribed(b"steps ") or is_subscribed(b"steps"), "subscription of `steps `", within_s=START_S
     )
-    stage.until(lambda: broker.accepted["results"] > 0, "connection to the results endpoint", within_s=START_S)
+    stage.until(lambda: broker.greeted["results"] > 0, "connection to the results endpoint", within_s=START_S)
     stage.wait(0.5)  # the time that a broker waits before the first batch
 
 

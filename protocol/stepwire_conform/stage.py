@@ -4,11 +4,10 @@ A case calls `run`, `send`, `expect`, `nothing` and `wait`. All of them let the 
 heartbeats and results as long as their switches are on.
 """
 
-import itertools
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import zmq
 
@@ -16,49 +15,15 @@ from . import hints
 from .always import Item, Watch, decoded
 from .broker import PlayedBroker
 from .case import Failed, Missing
-from .endpoints import Endpoints, Transport
+from .endpoints import Transport
 from .frames import Message, Seen, encoded, shortened
-from .keys import Gate, ServerKeys
+from .keys import ServerKeys
+from .played_side import Filter, PlayedSide
 from .program import Program
-
-NAME: Final = "conform"
-SLOTS: Final = 4
-ENOUGH_S: Final = 12.0  # for anything that a good worker does at once; only a failing case waits for so long
-START_S: Final = 25.0  # from the start of the program to its first message
-FRAMES_KEPT: Final = 4_000
-
-Filter = Callable[[str, bytes], Iterable[bytes]]
+from .setting import ENOUGH_S, NAME, SLOTS, START_S, Setting, ended, last_lines
 
 
-class Setting:
-    """What all stages of one run share: the command, its environment and its limits."""
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        endpoints: Endpoints,
-        token: str,
-        *,
-        patience: float = 1.0,
-    ) -> None:
-        self.command = command
-        self.environ = environ
-        self.endpoints = endpoints
-        self.token = token
-        self.patience = patience
-        self.handlers: tuple[str, ...] = ()  # that the program offers
-        self.is_level0 = False
-        self._numbers = itertools.count(1)
-
-    def next_token(self) -> str:
-        return f"{self.token}-{next(self._numbers)}"
-
-    def has(self, handler: str) -> bool:
-        return handler in self.handlers
-
-
-class Stage:
+class Stage(PlayedSide):
     """One program with its brokers. One thread uses it."""
 
     def __init__(
@@ -70,53 +35,23 @@ class Stage:
         settings: Mapping[str, str] | None = None,
         keys: ServerKeys | None = None,
     ) -> None:
-        self.setting = setting
-        self.transport = transport
+        super().__init__(setting, transport, brokers, keys)
         self.program: Program | None = None
-        self.frames: list[Seen] = []
         self.inbox: list[Message] = []
-        self.watch = Watch()
         self.started_s = time.monotonic()
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.outgoing_filter: Filter | None = None
         self.incoming_filter: Filter | None = None
         self.may_end = False  # the program may end without being asked to
         self.is_strict = True  # a broken rule of `always` fails the case at once
-        self.note_frames = True
-        self._settings = dict(settings or {})
-        self._step_ids = itertools.count(8_001)
-        self._outputs: list[str] = []
-        self.sessions: dict[str, str] = {}  # broker -> the session that its last welcome opened
         self.reported: dict[str, str] = {}  # broker -> the session that the worker's last heartbeat named
-        self.gate = None if keys is None else Gate(self.context, NAME)
-        self.keys = keys
-        self.brokers = []
-        for number in range(1, brokers + 1):
-            steps, results = setting.endpoints.pair(transport)
-            broker = PlayedBroker(self.context, f"b{number}", steps, results, self._note, keys)
-            broker.is_level0 = setting.is_level0
-            self.brokers.append(broker)
+        self._settings = dict(settings or {})
+        self._outputs: list[str] = []
 
     # -- life ---------------------------------------------------------------------------------------------------------
-
-    @property
-    def broker(self) -> PlayedBroker:
-        return self.brokers[0]
-
-    @property
-    def worker(self) -> str:
-        assert self.watch.worker is not None, "no hello yet"
-        return self.watch.worker
 
     @property
     def running(self) -> Program:
         assert self.program is not None, "the program is not started"
         return self.program
-
-    def open_brokers(self) -> None:
-        for broker in self.brokers:
-            if not broker.is_open:
-                broker.open()
 
     def start(self, **settings: str) -> None:
         """Start the program."""
@@ -174,11 +109,7 @@ class Stage:
 
     def close(self) -> None:
         self.end_program()
-        for broker in self.brokers:
-            broker.close()
-        if self.gate is not None:
-            self.gate.close()
-        self.context.destroy(linger=0)
+        self.close_brokers()
 
     def output(self) -> str:
         """What the program wrote, of all its processes."""
@@ -365,90 +296,7 @@ class Stage:
         if code is not None and not self.may_end:
             raise Failed(f"the program has {ended(code)}{last_lines(program.output())}")
 
-    def _note(self, seen: Seen) -> None:
-        if len(self.frames) < FRAMES_KEPT:
-            self.frames.append(seen)
-
-    # -- sending ------------------------------------------------------------------------------------------------------
-
-    def send(self, message: dict[str, Any], *, to: str | None = None, broker: PlayedBroker | None = None) -> None:
-        """Send a message to the worker."""
-        self.send_body(encoded(message), to=to, broker=broker)
-
-    def send_body(
-        self, body: bytes, *, topic: bytes | None = None, to: str | None = None, broker: PlayedBroker | None = None
-    ) -> None:
-        """Send these bytes to the worker, on its own topic unless another one is given."""
-        broker = broker or self.broker
-        topic = b"@" + (to or self.worker).encode() + b" " if topic is None else topic
-        bodies: Iterable[bytes] = [body]
-        if self.outgoing_filter is not None:
-            bodies = self.outgoing_filter(broker.id, body)
-        for one in bodies:
-            broker.publish(topic, one, is_noted=self.note_frames)
-
-    def welcome(self, hello: Message, broker: PlayedBroker | None = None) -> str:
-        """Open the session that this hello asks for."""
-        broker = broker or self.broker
-        session = f"{broker.epoch}.{hello['next'][broker.id]}"
-        self.sessions[broker.id] = session
-        self.send(broker.welcome(hello["n"], session), to=hello["worker"], broker=broker)
-        return session
-
-    def ack_heartbeat(self, heartbeat: Message, broker: PlayedBroker | None = None, **members: Any) -> None:
-        broker = broker or self.broker
-        session = self.sessions[broker.id]
-        ack = broker.message("heartbeat_ack", session=session, n=heartbeat["n"]) | broker.ack_members | members
-        self.send(ack, to=heartbeat["worker"], broker=broker)
-
-    def ack(self, rids: list[int], *, broker: PlayedBroker | None = None, worker: str | None = None) -> None:
-        broker = broker or self.broker
-        self.send(broker.message("ack", rids=rids), to=worker, broker=broker)
-
-    def go(self, items: list[Item], *, broker: PlayedBroker | None = None) -> None:
-        self.watch.granted.update(items)
-        self._send_items("go", items, broker)
-
-    def cancel(self, items: list[Item], reason: str = "task_cancelled", *, broker: PlayedBroker | None = None) -> None:
-        self._send_items("cancel", items, broker, reason=reason)
-
-    def adopt(self, items: list[Item], *, broker: PlayedBroker | None = None) -> None:
-        for item in items:
-            self.watch.modes.setdefault(item, "at_least_once")
-        self._send_items("adopt", items, broker)
-
-    def _send_items(self, kind: str, items: list[Item], broker: PlayedBroker | None, **members: Any) -> None:
-        broker = broker or self.broker
-        session = self.sessions[broker.id]
-        self.send(broker.message(kind, session=session, items=[list(i) for i in items], **members), broker=broker)
-
-    def session(self, broker: PlayedBroker | None = None) -> str:
-        return self.sessions[(broker or self.broker).id]
-
     # -- steps --------------------------------------------------------------------------------------------------------
-
-    def step(self, handler: str, context: Any = None, **members: Any) -> dict[str, Any]:
-        """A step with a new id. `members` replace its members; those of `metadata` are merged."""
-        step_id = members.pop("step_id", None) or next(self._step_ids)
-        metadata = {
-            "attempt": 0,
-            "retry_limit": 3,
-            "timeout_ms": 30_000,
-            "idempotency_key": f"6b1f0f6ce1b84f9f9d2a3a9b6f0c7d11/step_{step_id}",
-        } | members.pop("metadata", {})
-        step = {
-            "step_id": step_id,
-            "task_id": 6591,
-            "step_name": f"step_{step_id}",
-            "handler_class": handler,
-            "handler_config": {},
-            "task_context": {} if context is None else context,
-            "previous_results": {},
-            "delivery": 1,
-            "delivery_mode": "at_least_once",
-            "metadata": metadata,
-        }
-        return step | members
 
     def steps(
         self,
@@ -609,15 +457,6 @@ class Batch:
     def message(self, *, within_s: float = ENOUGH_S) -> Message:
         """The results message of this batch."""
         return self._stage.expect("results", batch_id=self.id, within_s=within_s)
-
-
-def ended(code: int) -> str:
-    return f"been ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-
-def last_lines(output: str, count: int = 6) -> str:
-    lines = [line for line in output.splitlines() if line.strip()][-count:]
-    return "; its last lines:\n" + "\n".join(f"    {line[:300]}" for line in lines) if lines else "; it wrote nothing"
 
 
 def _words(members: Mapping[str, Any]) -> str:

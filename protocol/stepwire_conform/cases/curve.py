@@ -7,7 +7,8 @@ from typing import Final
 
 from stepwire_conform.case import Failed, Level, case
 from stepwire_conform.keys import ServerKeys
-from stepwire_conform.stage import START_S, Stage
+from stepwire_conform.setting import START_S
+from stepwire_conform.stage import Stage
 
 NO_CURVE: Final = "the binding is built without CURVE, or the variables STEPWIRE_CURVE_* are not read"
 

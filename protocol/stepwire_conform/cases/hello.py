@@ -8,7 +8,8 @@ from stepwire_protocol import host
 from stepwire_conform.case import Failed, Level, case
 from stepwire_conform.frames import Message
 from stepwire_conform.program import descendants_of
-from stepwire_conform.stage import NAME, SLOTS, START_S, Stage
+from stepwire_conform.setting import NAME, SLOTS, START_S
+from stepwire_conform.stage import Stage
 
 HELLO_EARLY_S: Final = 0.1  # the shortest pause between two hellos that is no repetition without end
 

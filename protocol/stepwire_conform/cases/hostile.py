@@ -272,7 +272,8 @@ def _many(stage: Stage) -> tuple[int, int, int]:
             waiting += BATCH_MANY
         stage.pump(0.2)
         for message in stage.inbox:
-            if message.kind == "results":
+            is_first = message.kind == "results" and stage.watch.copies[message["rid"]][0] is message
+            if is_first:
                 done += len(message["results"])
                 waiting -= len(message["results"])
             elif message.kind == "refuse":

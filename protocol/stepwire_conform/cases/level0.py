@@ -4,7 +4,8 @@ from typing import Any, Final
 
 from stepwire_conform.case import Failed, Level, case
 from stepwire_conform.frames import Message, encoded
-from stepwire_conform.stage import ENOUGH_S, Stage
+from stepwire_conform.setting import ENOUGH_S
+from stepwire_conform.stage import Stage
 
 CONFORM_HANDLERS: Final = ("conform.echo", "conform.fail", "conform.big", "conform.bad_output")
 UNKNOWN: Final = "nobody.offers.this"
@@ -43,7 +44,7 @@ def offers(stage: Stage, handler: str) -> bool:
     try:
         result = run(stage, handler, {"kind": "error", "bytes": 1})
     except Failed:
-        return False
+        return stage.running.exit_code() is not None  # the handler is there, and has ended the program
     return (result.get("error") or {}).get("code") != "unknown_handler"
 
 
@@ -304,12 +305,12 @@ def restart(stage: Stage) -> None:
     broker.close()
     stage.wait(0.5)
     broker.epoch += 1
-    broker.accepted = {"steps": 0, "results": 0}
+    broker.greeted = {"steps": 0, "results": 0}
     broker.open()
     stage.until(
         lambda: broker.is_subscribed(b"steps ") or broker.is_subscribed(b"steps"), "subscription after the restart"
     )
-    stage.until(lambda: broker.accepted["results"] > 0, "connection to the results endpoint after the restart")
+    stage.until(lambda: broker.greeted["results"] > 0, "connection to the results endpoint after the restart")
     stage.wait(0.5)
     answers(stage)
 
