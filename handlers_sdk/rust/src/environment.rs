@@ -1,10 +1,9 @@
 //! The environment variables STEPWIRE_*, and checks of endpoints, because libzmq reports only an error number.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 
 use crate::actions::Link;
+use crate::curve::{self, CurveKeys};
 use crate::errors::ConfigurationError;
 use crate::protocol::{limits, topics};
 use crate::texts::quoted;
@@ -18,24 +17,6 @@ pub const SLOTS_DEFAULT: u64 = 10;
 
 const SLOTS_MAX: u64 = 10_000;
 const IPC_PATH_BYTES_MAX: usize = 107;
-const CURVE_NAMES: [&str; 3] = ["STEPWIRE_CURVE_SERVER_KEY", "STEPWIRE_CURVE_PUBLIC_KEY", "STEPWIRE_CURVE_SECRET_KEY"];
-
-/// The keys with which a worker connects, in Z85.
-#[derive(Clone, PartialEq, Eq)]
-pub struct CurveKeys {
-    /// The public key of the brokers.
-    pub server_key: String,
-    /// The public key of this service.
-    pub public_key: String,
-    /// The secret key of this service.
-    pub secret_key: String,
-}
-
-impl std::fmt::Debug for CurveKeys {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "CurveKeys(public key {})", self.public_key)
-    }
-}
 
 /// The settings of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,7 +66,7 @@ impl Environment {
             slots: set("STEPWIRE_SLOTS").map_or(Ok(SLOTS_DEFAULT), |text| slots(&text))?,
             labels: labels(&set("STEPWIRE_LABELS").unwrap_or_default())?,
             handler_version: set("STEPWIRE_HANDLER_VERSION").unwrap_or_default(),
-            curve: curve(&set)?,
+            curve: curve::read(&set)?,
         })
     }
 }
@@ -192,63 +173,4 @@ fn labels(text: &str) -> Result<BTreeMap<String, String>, ConfigurationError> {
         }
     }
     Ok(labels)
-}
-
-// -- keys -------------------------------------------------------------------------------------------------------------
-
-/// The keys of STEPWIRE_CURVE_FILE, and of the variables, which win.
-fn curve(variable: &impl Fn(&str) -> Option<String>) -> Result<Option<CurveKeys>, ConfigurationError> {
-    let mut found = BTreeMap::new();
-    if let Some(path) = variable("STEPWIRE_CURVE_FILE") {
-        found = curve_file(&path)?;
-    }
-    for name in CURVE_NAMES {
-        if let Some(value) = variable(name) {
-            found.insert(name, value);
-        }
-    }
-    if found.is_empty() {
-        return Ok(None);
-    }
-    let missing: Vec<&str> = CURVE_NAMES.into_iter().filter(|name| !found.contains_key(name)).collect();
-    if !missing.is_empty() {
-        return Err(ConfigurationError::new(format!(
-            "{} not set: CURVE needs all three of STEPWIRE_CURVE_SERVER_KEY, STEPWIRE_CURVE_PUBLIC_KEY and \
-             STEPWIRE_CURVE_SECRET_KEY (or STEPWIRE_CURVE_FILE, a file with all three)",
-            missing.join(" and ") + if missing.len() == 1 { " is" } else { " are" }
-        )));
-    }
-    if let Some(name) = CURVE_NAMES.into_iter().find(|name| !topics::is_curve_key(&found[name])) {
-        return Err(ConfigurationError::new(format!("{name} is not a CURVE key: it needs 40 characters of Z85")));
-    }
-    let mut take = |name| found.remove(name).unwrap_or_default();
-    Ok(Some(CurveKeys {
-        server_key: take(CURVE_NAMES[0]),
-        public_key: take(CURVE_NAMES[1]),
-        secret_key: take(CURVE_NAMES[2]),
-    }))
-}
-
-/// The lines `NAME='value'` of the file.
-fn curve_file(path: &str) -> Result<BTreeMap<&'static str, String>, ConfigurationError> {
-    let cannot = |why: String| ConfigurationError::new(format!("STEPWIRE_CURVE_FILE {}: {why}", quoted(path)));
-    let mode = fs::metadata(path).map_err(|error| cannot(format!("it cannot be read: {error}")))?.mode();
-    if mode & 0o077 != 0 {
-        return Err(cannot(format!(
-            "other users may read it (mode {:o}), and it holds a secret key: run chmod 600 on it",
-            mode & 0o777
-        )));
-    }
-    let text = fs::read_to_string(path).map_err(|error| cannot(format!("it cannot be read: {error}")))?;
-    let mut found = BTreeMap::new();
-    for line in text.lines() {
-        let line = line.trim();
-        let line = line.strip_prefix("export ").unwrap_or(line);
-        if let Some((name, value)) = line.split_once('=') {
-            if let Some(known) = CURVE_NAMES.into_iter().find(|known| *known == name.trim()) {
-                found.insert(known, value.trim().trim_matches(|c| c == '\'' || c == '"').to_owned());
-            }
-        }
-    }
-    Ok(found)
 }

@@ -37,6 +37,7 @@ pub mod actions;
 #[doc(hidden)]
 pub mod bench;
 mod context;
+mod curve;
 #[doc(hidden)]
 pub mod driver;
 pub mod environment;
@@ -54,7 +55,8 @@ mod worker;
 
 pub use actions::StopReason;
 pub use context::Context;
-pub use environment::{CurveKeys, Environment};
+pub use curve::CurveKeys;
+pub use environment::Environment;
 pub use errors::{ConfigurationError, StepError, StepErrorKind, OUTCOME_UNKNOWN};
 pub use handler::Handler;
 pub use protocol::messages::DeliveryMode;

@@ -163,7 +163,6 @@ impl Session {
         own.next += 1;
         own.lease.set(0.0);
         own.n_after = self.out.n as i64;
-        own.promises.clear();
         let (broker, had_session) = (own.id.clone(), session.is_some());
         self.out.log(level, Event::SessionDropped { broker, session, why, not_started });
         self.rejoin(peer, had_session, why, now_ms);

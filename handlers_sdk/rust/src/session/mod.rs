@@ -274,6 +274,11 @@ impl Session {
         times.into_iter().fold(NEVER, f64::min)
     }
 
+    /// True after `drain`, or after a broker's `quit`.
+    pub fn is_draining(&self) -> bool {
+        self.credit.is_draining
+    }
+
     /// True if results wait for others that are about to end. Then the caller need not report each end at once: within
     /// the next millisecond is soon enough.
     pub fn awaits_results(&self) -> bool {

@@ -53,9 +53,4 @@ impl Promises {
         self.entries.retain(|(number, _)| *number >= n);
         self.promised() < before
     }
-
-    /// The session was dropped: its steps are ignored.
-    pub fn clear(&mut self) {
-        self.entries.clear();
-    }
 }

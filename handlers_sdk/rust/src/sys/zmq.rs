@@ -62,6 +62,7 @@ extern "C" {
     fn zmq_errno() -> c_int;
     fn zmq_strerror(number: c_int) -> *const c_char;
     fn zmq_has(capability: *const c_char) -> c_int;
+    fn zmq_curve_public(public: *mut c_char, secret: *const c_char) -> c_int;
 }
 
 fn last_error() -> String {
@@ -81,6 +82,17 @@ fn checked(code: c_int) -> Result<(), String> {
 pub(crate) fn has_curve() -> bool {
     // SAFETY: the text ends with a NUL.
     unsafe { zmq_has(b"curve\0".as_ptr().cast()) == 1 }
+}
+
+/// The public key of this secret key, both in Z85. None: the text is no key.
+pub(crate) fn curve_public(secret: &str) -> Option<String> {
+    let secret = CString::new(secret).ok()?;
+    let mut public = [0_u8; 41];
+    // SAFETY: the secret ends with a NUL, and a public key with its NUL has 41 bytes.
+    if secret.as_bytes().len() != 40 || unsafe { zmq_curve_public(public.as_mut_ptr().cast(), secret.as_ptr()) } != 0 {
+        return None;
+    }
+    Some(String::from_utf8_lossy(&public[..40]).into_owned())
 }
 
 /// A ZeroMQ context. Its end waits for the messages of closed sockets, as long as their LINGER.

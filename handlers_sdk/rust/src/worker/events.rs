@@ -114,7 +114,7 @@ fn sentence(event: &Event) -> String {
         }
         Event::LinkRebuilt { link, .. } => format!("connecting to {} again, because it is silent", link.steps),
         Event::LinkRemoved { broker, .. } => {
-            format!("disconnected from broker {broker}, because no broker lists it any more")
+            format!("disconnected from broker {broker}, because no list names it")
         }
         Event::BrokerIgnored { broker } => {
             format!("broker {broker} is not connected, because it requires CURVE keys: set STEPWIRE_CURVE_FILE")

@@ -21,13 +21,14 @@ use serde::Serialize;
 
 use crate::actions::{Event, Level};
 use crate::context::Context;
+use crate::curve;
 use crate::environment::{self, Environment};
 use crate::errors::{ConfigurationError, StepError};
 use crate::handler::Handler;
 use crate::identity;
 use crate::protocol::limits;
 use crate::session::Config;
-use crate::sys::{os, zmq};
+use crate::sys::os;
 use mailbox::{Mail, Mailbox};
 
 const DRAIN: Duration = Duration::from_secs(25);
@@ -104,10 +105,8 @@ impl Worker {
         }
         environment::check_slots(environment.slots)?;
         environment::check_handler_version(&environment.handler_version)?;
-        if environment.curve.is_some() && !zmq::has_curve() {
-            return Err(ConfigurationError::new(
-                "STEPWIRE_CURVE_* is set, but this libzmq was built without CURVE: install one with libsodium",
-            ));
+        if let Some(keys) = &environment.curve {
+            curve::check(keys)?;
         }
         Ok(Self {
             environment,

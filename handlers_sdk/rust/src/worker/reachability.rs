@@ -14,16 +14,22 @@ const CONNECT: Duration = Duration::from_secs(1);
 const ELSEWHERE: &str = "set STEPWIRE_STEPS and STEPWIRE_RESULTS to what `stepwire serve` prints";
 
 /// The endpoint at fault, and why no broker answers there. Waits at most CONNECT for each connection.
-pub(super) fn diagnosis(link: &Link) -> (String, String) {
+pub(super) fn diagnosis(link: &Link, has_curve: bool) -> (String, String) {
     for endpoint in [&link.steps, &link.results] {
         if let Some(fault) = fault(endpoint) {
             return (shown(endpoint), fault);
         }
     }
-    let text = "a process accepts connections there, but does not answer as a broker. Check that STEPWIRE_STEPS and \
-                STEPWIRE_RESULTS name the broker's `bus.steps` and `bus.results`, in this order, and not its HTTP \
-                address";
-    (shown(&link.steps), text.to_owned())
+    let keys = if has_curve {
+        "Check also the three CURVE keys"
+    } else {
+        "A broker with CURVE needs keys, STEPWIRE_CURVE_FILE"
+    };
+    let text = format!(
+        "a process accepts connections there, but does not answer as a broker. Check that STEPWIRE_STEPS and \
+         STEPWIRE_RESULTS name the broker's `bus.steps` and `bus.results`, in this order, and not its HTTP address. {keys}"
+    );
+    (shown(&link.steps), text)
 }
 
 /// The endpoint with an absolute path.

@@ -11,7 +11,7 @@ use super::search::BrokerSearch;
 use super::sockets::WorkerSockets;
 use crate::actions::{Action, Event, Level, Run, StopReason, NEVER};
 use crate::context::{Context, ProgressReport};
-use crate::environment::CurveKeys;
+use crate::curve::CurveKeys;
 use crate::handler::Handler;
 use crate::identity::{jitter, now_ms};
 use crate::protocol::codec;
@@ -20,6 +20,7 @@ use crate::runners::{run_log, HandlerCall, Outcome, Runners};
 use crate::session::{Config, Session};
 use crate::sys::zmq;
 
+const DRAIN_MS: f64 = 25_000.0; // time for runs to end after the worker began to stop
 const EXPEL_MS: f64 = 2_000.0; // time for runs to end after a request to stop
 const RECEIVE_MAX: usize = 500; // frames received before actions are performed
 const RECEIVE_BYTES_MAX: usize = 64 * 1024; // the same in bytes: the first steps run while the next are received
@@ -49,6 +50,7 @@ pub(super) fn run(setup: Setup) -> Result<(), String> {
         slots: setup.config.slots,
         pid: setup.config.pid,
     };
+    let has_curve = setup.config.has_curve;
     let mut thread = SocketThread {
         session: Session::new(setup.config, jitter()),
         sockets,
@@ -57,7 +59,7 @@ pub(super) fn run(setup: Setup) -> Result<(), String> {
         handlers: setup.handlers,
         report_progress,
         events: WorkerEvents::default(),
-        search: BrokerSearch::new(),
+        search: BrokerSearch::new(has_curve),
         calls: HashMap::new(),
         frame: Vec::new(),
         expel_at_ms: NEVER,
@@ -171,6 +173,9 @@ impl SocketThread<'_> {
 
     /// After the time to drain, asks runs to stop. After EXPEL_MS, quits without waiting for them.
     fn check_drain(&mut self, now: f64) {
+        if self.session.is_draining() && self.expel_at_ms == NEVER && self.leave_at_ms == NEVER {
+            self.expel_at_ms = now + DRAIN_MS; // a broker has ordered the worker to quit
+        }
         if now >= self.expel_at_ms {
             self.expel_at_ms = NEVER;
             self.leave_at_ms = now + if self.session.expel() > 0 { EXPEL_MS } else { 0.0 };

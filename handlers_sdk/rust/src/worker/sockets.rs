@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::events;
 use crate::actions::{Event, Level, Link};
-use crate::environment::CurveKeys;
+use crate::curve::CurveKeys;
 use crate::protocol::limits::FRAME_BYTES_MAX;
 use crate::protocol::topics;
 use crate::sys::zmq::{self, Context, Socket};
