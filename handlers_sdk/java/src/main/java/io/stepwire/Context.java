@@ -11,9 +11,9 @@ import java.util.function.Consumer;
 /**
  * One delivery of a step, for its handler.
  *
- * <p>{@link #idempotencyKey} is the same for every attempt and delivery of the step. Pass it to every
- * service that must not act twice. {@link #delivery} only increases: a store that keeps the highest
- * value can refuse writes of an earlier run.
+ * <p>{@link #idempotencyKey} is the same for every attempt and delivery of the step. Pass it to
+ * every service that must not act twice. {@link #delivery} only increases: a store that keeps the
+ * highest value can refuse writes of an earlier run.
  */
 public final class Context {
   private static final int NOTE_CHARS_MAX = 200;
@@ -124,7 +124,8 @@ public final class Context {
     return cast(Typed.convert(results().get(stepName), type));
   }
 
-  @SuppressWarnings("unchecked") // Typed.convert returns what the type names, also a primitive's box
+  @SuppressWarnings(
+      "unchecked") // Typed.convert returns what the type names, also a primitive's box
   private static <T> T cast(Object value) {
     return (T) value;
   }
@@ -171,8 +172,8 @@ public final class Context {
   }
 
   /**
-   * Set when the worker has lost the broker that owns this step. It is for information only: the run
-   * may still be the only one, and its result may still count.
+   * Set when the worker has lost the broker that owns this step. It is for information only: the
+   * run may still be the only one, and its result may still count.
    */
   public Signal leaseLost() {
     return leaseLost;
@@ -189,8 +190,8 @@ public final class Context {
    * Reports the progress of this run: {@code done} of {@code total}, and a short note for people;
    * total and note may be null.
    *
-   * <p>Calls are cheap: only the latest report of a run is sent, at most five times a second. A note
-   * with more than 200 characters is cut. Both numbers must be finite, and at most 2^53.
+   * <p>Calls are cheap: only the latest report of a run is sent, at most five times a second. A
+   * note with more than 200 characters is cut. Both numbers must be finite, and at most 2^53.
    */
   public void progress(Number done, Number total, String note) {
     for (Number number : new Number[] {done, total}) {

@@ -5,10 +5,9 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
-import java.nio.file.attribute.PosixFilePermission;
+import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.Map;
-import java.util.Set;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.zeromq.ZMQ;
@@ -24,7 +23,8 @@ public record CurveKeys(String serverKey, String publicKey, String secretKey) {
   private static final String SECRET = "STEPWIRE_CURVE_SECRET_KEY";
   private static final String FILE = "STEPWIRE_CURVE_FILE";
   private static final int KEY_BYTES = 32;
-  private static final Pattern Z85 = Pattern.compile("[0-9A-Za-z.\\-:+=^!/*?&<>()\\[\\]{}@%$#]{40}");
+  private static final Pattern Z85 =
+      Pattern.compile("[0-9A-Za-z.\\-:+=^!/*?&<>()\\[\\]{}@%$#]{40}");
   private static final Pattern LINE =
       Pattern.compile("(?:export\\s+)?([A-Z_]+)\\s*=\\s*(['\"]?)(.*?)\\2");
 
@@ -33,6 +33,10 @@ public record CurveKeys(String serverKey, String publicKey, String secretKey) {
     check(SERVER, serverKey);
     check(PUBLIC, publicKey);
     check(SECRET, secretKey);
+    if (!Arrays.equals(decode(publicKey), CurvePair.publicKeyOf(decode(secretKey)))) {
+      throw new ConfigurationError(
+          PUBLIC + " does not belong to " + SECRET + ": take both from one key pair");
+    }
   }
 
   /** Null if the environment has no keys. */
@@ -61,7 +65,7 @@ public record CurveKeys(String serverKey, String publicKey, String secretKey) {
                 + PUBLIC
                 + " and "
                 + SECRET
-                + ", or all three in the file that "
+                + ", as variables or in the file that "
                 + FILE
                 + " names");
       }
@@ -75,12 +79,14 @@ public record CurveKeys(String serverKey, String publicKey, String secretKey) {
   }
 
   private static Map<String, String> readFile(Path file) {
-    String subject = FILE + " names " + file;
+    String subject = FILE + " is '" + file + "': ";
     Map<String, String> keys = new LinkedHashMap<>();
     try {
-      if (isReadableByOthers(file)) {
+      if (isUsableByOthers(file)) {
         throw new ConfigurationError(
-            subject + ", which other users can read: run `chmod 600 " + file + "`");
+            subject
+                + "its group or others may use this file, and it holds a secret key: chmod 600 "
+                + file);
       }
       for (String line : Files.readAllLines(file, StandardCharsets.UTF_8)) {
         Matcher member = LINE.matcher(line.strip());
@@ -89,29 +95,24 @@ public record CurveKeys(String serverKey, String publicKey, String secretKey) {
         }
       }
     } catch (NoSuchFileException absent) {
-      throw new ConfigurationError(subject + ", which does not exist");
+      throw new ConfigurationError(subject + "it cannot be read: No such file or directory");
     } catch (IOException fault) {
-      throw new ConfigurationError(subject + ", which cannot be read: " + fault.getMessage());
+      throw new ConfigurationError(subject + "it cannot be read: " + fault.getMessage());
     }
     return keys;
   }
 
-  private static boolean isReadableByOthers(Path file) throws IOException {
-    Set<PosixFilePermission> permissions = Files.getPosixFilePermissions(file);
-    return permissions.contains(PosixFilePermission.GROUP_READ)
-        || permissions.contains(PosixFilePermission.OTHERS_READ);
+  private static boolean isUsableByOthers(Path file) throws IOException {
+    return Files.getPosixFilePermissions(file).stream()
+        .anyMatch(permission -> !permission.name().startsWith("OWNER_"));
   }
 
   private static void check(String name, String key) {
-    boolean isKey =
-        key != null && Z85.matcher(key).matches() && decodedLength(key) == KEY_BYTES;
+    boolean isKey = key != null && Z85.matcher(key).matches() && decodedLength(key) == KEY_BYTES;
     if (!isKey) {
       int length = key == null ? 0 : key.length();
       throw new ConfigurationError(
-          name
-              + " has "
-              + length
-              + " characters and is no CURVE key: a key has 40 characters of Z85");
+          name + " is no key: it needs 40 characters of Z85, and has " + length + " characters");
     }
   }
 

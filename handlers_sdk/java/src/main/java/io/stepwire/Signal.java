@@ -13,8 +13,8 @@ public final class Signal {
   }
 
   /**
-   * Blocks until the flag is set, at most for {@code timeout}. True if it is set. Use it in place of
-   * {@code Thread.sleep}: a run that is asked to stop then ends at once.
+   * Blocks until the flag is set, at most for {@code timeout}. True if it is set. Use it in place
+   * of {@code Thread.sleep}: a run that is asked to stop then ends at once.
    */
   public synchronized boolean await(Duration timeout) throws InterruptedException {
     long untilNs = System.nanoTime() + timeout.toNanos();

@@ -23,7 +23,7 @@ import java.util.regex.Pattern;
  * <p>The worker gets its id and connects in {@link #run} or {@link #start}, not before.
  */
 public final class Worker {
-  private static final Duration DRAIN = Duration.ofSeconds(25);
+  private static final Duration DRAIN = Duration.ofMillis((long) SocketThread.DRAIN_MS);
   private static final int ACCEPT_DELAY_MS = 5;
   private static final Pattern NAME = Pattern.compile("[A-Za-z0-9_.:*-]{1,128}");
 
@@ -44,7 +44,9 @@ public final class Worker {
     return builder().fromEnv().build();
   }
 
-  /** A worker configured by the program; {@code builder().fromEnv()} begins with the environment. */
+  /**
+   * A worker configured by the program; {@code builder().fromEnv()} begins with the environment.
+   */
   public static WorkerBuilder builder() {
     return new WorkerBuilder();
   }

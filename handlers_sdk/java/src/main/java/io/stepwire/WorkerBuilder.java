@@ -35,13 +35,11 @@ public final class WorkerBuilder {
   /** The same from another environment. */
   public WorkerBuilder fromEnv(Map<String, String> environ) {
     String stepsText = Environment.get(environ, "STEPWIRE_STEPS", Environment.STEPS_DEFAULT);
-    String resultsText =
-        Environment.get(environ, "STEPWIRE_RESULTS", Environment.RESULTS_DEFAULT);
+    String resultsText = Environment.get(environ, "STEPWIRE_RESULTS", Environment.RESULTS_DEFAULT);
     steps = Environment.list(stepsText);
     results = Environment.list(resultsText);
     name = Environment.get(environ, "STEPWIRE_NAME", null);
-    String slotsText =
-        Environment.get(environ, "STEPWIRE_SLOTS", "" + Environment.SLOTS_DEFAULT);
+    String slotsText = Environment.get(environ, "STEPWIRE_SLOTS", "" + Environment.SLOTS_DEFAULT);
     slots = Environment.slots(slotsText);
     labels = Environment.labels(Environment.get(environ, "STEPWIRE_LABELS", ""));
     handlerVersion = Environment.get(environ, "STEPWIRE_HANDLER_VERSION", "");
@@ -124,7 +122,8 @@ public final class WorkerBuilder {
   private static String defaultName() {
     String command = System.getProperty("sun.java.command", "worker");
     String program = command.split(" ", 2)[0].replaceFirst("\\.jar$", "");
-    String stem = program.substring(Math.max(program.lastIndexOf('/'), program.lastIndexOf('.')) + 1);
+    String stem =
+        program.substring(Math.max(program.lastIndexOf('/'), program.lastIndexOf('.')) + 1);
     String safe = stem.replaceAll("[^A-Za-z0-9._-]", "-").replaceAll("^-+|-+$", "");
     String cut = safe.length() > 48 ? safe.substring(0, 48) : safe;
     return cut.isEmpty() ? "worker" : cut;

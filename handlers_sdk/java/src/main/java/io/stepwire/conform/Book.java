@@ -39,13 +39,11 @@ final class Book {
         .forEach(
             (step, output) ->
                 seen.put(
-                    String.valueOf(step), output instanceof Map<?, ?> map ? map.get("token") : null));
+                    String.valueOf(step),
+                    output instanceof Map<?, ?> map ? map.get("token") : null));
     String key = context.idempotencyKey();
     write(
-        file,
-        context,
-        "started",
-        Map.of("mode", context.deliveryMode(), "key", key, "seen", seen));
+        file, context, "started", Map.of("mode", context.deliveryMode(), "key", key, "seen", seen));
     if (context.cancelled().await(Duration.ofMillis(settings.workMs().orElse(0L)))) {
       write(file, context, "stopped", Map.of("reason", context.cancelReason()));
       throw new StepError("the run was asked to stop: " + context.cancelReason(), "stopped");
@@ -60,8 +58,8 @@ final class Book {
   }
 
   /** One line by one write, so that lines of several threads never mix. */
-  private static void write(
-      Path file, Context context, String event, Map<String, Object> more) throws IOException {
+  private static void write(Path file, Context context, String event, Map<String, Object> more)
+      throws IOException {
     Map<String, Object> line = new LinkedHashMap<>();
     line.put("event", event);
     line.put("at", String.valueOf(System.nanoTime()));

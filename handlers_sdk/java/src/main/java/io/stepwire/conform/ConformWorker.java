@@ -24,7 +24,10 @@ public final class ConformWorker {
 
   /** What several handlers take: how to fail, how long, how much. */
   record Task(
-      Optional<String> kind, Optional<Long> ms, Optional<Boolean> ignore, Optional<Integer> bytes) {}
+      Optional<String> kind,
+      Optional<Long> ms,
+      Optional<Boolean> ignore,
+      Optional<Integer> bytes) {}
 
   /** The input of {@code conform.typed}. */
   record Order(long orderId, Optional<String> note) {}
@@ -78,7 +81,9 @@ public final class ConformWorker {
     return null;
   }
 
-  /** Runs until a request to stop, or for {@code ms}. With {@code ignore}, it ignores the request. */
+  /**
+   * Runs until a request to stop, or for {@code ms}. With {@code ignore}, it ignores the request.
+   */
   private static Object wait(Context context, Task task) throws InterruptedException {
     long startedNs = System.nanoTime();
     boolean ignores = task.ignore().orElse(false);

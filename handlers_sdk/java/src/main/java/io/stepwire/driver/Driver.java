@@ -191,15 +191,10 @@ public final class Driver {
     }
     if (action instanceof Action.Disconnect disconnect) {
       return named(
-          "disconnect",
-          "steps",
-          disconnect.link().steps(),
-          "results",
-          disconnect.link().results());
+          "disconnect", "steps", disconnect.link().steps(), "results", disconnect.link().results());
     }
     if (action instanceof Action.Rebuild rebuild) {
-      return named(
-          "rebuild", "steps", rebuild.link().steps(), "results", rebuild.link().results());
+      return named("rebuild", "steps", rebuild.link().steps(), "results", rebuild.link().results());
     }
     if (action instanceof Action.Quit) {
       return named("quit");

@@ -19,7 +19,15 @@ import java.util.Set;
 final class BrokerDecoder {
   static final Set<String> TYPES =
       Set.of(
-          "here", "welcome", "heartbeat_ack", "steps", "go", "cancel", "ack", "adopt", "reset",
+          "here",
+          "welcome",
+          "heartbeat_ack",
+          "steps",
+          "go",
+          "cancel",
+          "ack",
+          "adopt",
+          "reset",
           "refused");
   private static final Set<String> REASONS =
       Set.of("not_granted", "timeout", "task_cancelled", "superseded");
@@ -120,8 +128,7 @@ final class BrokerDecoder {
       }
       case "reset" -> new Reset(broker, epoch, need(next, "next"), need(code, "code"));
       default ->
-          new Refused(
-              broker, epoch, need(code, "code"), need(message, "message"), refused, rid);
+          new Refused(broker, epoch, need(code, "code"), need(message, "message"), refused, rid);
     };
   }
 

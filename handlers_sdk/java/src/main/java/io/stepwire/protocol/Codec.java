@@ -23,8 +23,8 @@ public final class Codec {
   }
 
   /**
-   * Decodes the message of a frame whose JSON begins at {@code from}. Throws {@link InvalidMessage}:
-   * the caller ignores the code {@code unknown_type}.
+   * Decodes the message of a frame whose JSON begins at {@code from}. Throws {@link
+   * InvalidMessage}: the caller ignores the code {@code unknown_type}.
    */
   public static FromBroker decodeBroker(byte[] frame, int from) {
     BrokerDecoder decoder = new BrokerDecoder(typeOf(frame, from));

@@ -69,8 +69,7 @@ public sealed interface FromBroker {
   record Reset(String broker, long epoch, long next, String code) implements FromBroker {}
 
   /** The broker refused a message of this worker. {@code rid} is 0 if it names none. */
-  record Refused(
-      String broker, long epoch, String code, String message, String refused, long rid)
+  record Refused(String broker, long epoch, String code, String message, String refused, long rid)
       implements FromBroker {}
 
   /** The endpoints of a broker. {@code serverKey} is null without CURVE. */

@@ -190,8 +190,7 @@ public sealed interface FromWorker {
 
     /** The same message in another session. `n` and `free` stay: an old `n` marks old credit. */
     public Results in(String otherSession, String otherDeployment) {
-      return new Results(
-          otherSession, otherDeployment, batchId, rid, n, free, slotsFree, results);
+      return new Results(otherSession, otherDeployment, batchId, rid, n, free, slotsFree, results);
     }
   }
 

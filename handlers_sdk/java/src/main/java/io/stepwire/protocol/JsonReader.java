@@ -170,8 +170,7 @@ final class JsonReader {
   }
 
   private double fraction(int from, int to) {
-    double value =
-        Double.parseDouble(new String(data, from, to - from, StandardCharsets.US_ASCII));
+    double value = Double.parseDouble(new String(data, from, to - from, StandardCharsets.US_ASCII));
     if (Double.isInfinite(value)) {
       throw new InvalidMessage("number_out_of_range", "a number is too large for a double");
     }

@@ -8,14 +8,21 @@ import java.util.Map;
 /** Reads a value as Java objects, with the rules that hold inside business data. */
 final class JsonTree {
   private final JsonReader in;
+  private final int depthMax;
   private int containers;
 
-  private JsonTree(JsonReader in) {
+  private JsonTree(JsonReader in, int depthMax) {
     this.in = in;
+    this.depthMax = depthMax;
   }
 
   static Object read(JsonReader in) {
-    return new JsonTree(in).value(0);
+    return read(in, Limits.DEPTH_MAX);
+  }
+
+  /** For the files of the vectors, in which whole messages are nested. */
+  static Object read(JsonReader in, int depthMax) {
+    return new JsonTree(in, depthMax).value(0);
   }
 
   private Object value(int depth) {
@@ -30,7 +37,7 @@ final class JsonTree {
   }
 
   private int open(int depth) {
-    if (depth >= Limits.DEPTH_MAX) {
+    if (depth >= depthMax) {
       throw JsonReader.tooDeep();
     }
     if (++containers > Limits.CONTAINERS_MAX) {

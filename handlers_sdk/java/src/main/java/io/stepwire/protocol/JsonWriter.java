@@ -11,7 +11,9 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.UUID;
 
-/** Writes compact JSON into a growing buffer. Text is UTF-8, and escaped only where JSON demands. */
+/**
+ * Writes compact JSON into a growing buffer. Text is UTF-8, and escaped only where JSON demands.
+ */
 public final class JsonWriter {
   private static final byte[] HEX = "0123456789abcdef".getBytes(StandardCharsets.US_ASCII);
   private static final BigInteger INTEGER_MAX = BigInteger.valueOf(Limits.INTEGER_MAX);

@@ -78,10 +78,7 @@ final class RecordType {
     if (given != null) {
       return given.value();
     }
-    return component
-        .getName()
-        .replaceAll("([a-z0-9])([A-Z])", "$1_$2")
-        .toLowerCase(Locale.ROOT);
+    return component.getName().replaceAll("([a-z0-9])([A-Z])", "$1_$2").toLowerCase(Locale.ROOT);
   }
 
   private static ConfigurationError notAccessible(Class<?> type, Exception fault) {

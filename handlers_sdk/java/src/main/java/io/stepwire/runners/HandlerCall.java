@@ -62,6 +62,11 @@ public final class HandlerCall {
     return call(startedMs);
   }
 
+  /** Called when the run has ended, before its slot is released. */
+  void end() {
+    run.end();
+  }
+
   /** The same without a lease, for tests of handlers. */
   public Result performTest() {
     double startedMs = Identity.nowMs();

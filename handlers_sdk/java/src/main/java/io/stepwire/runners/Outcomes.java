@@ -48,9 +48,9 @@ final class Outcomes {
   }
 
   /**
-   * The result of a handler that threw. The message of an unexpected exception begins with its type.
-   * A StepError's message is the handler's own sentence, and a subclass of the handler's own names
-   * its code.
+   * The result of a handler that threw. The message of an unexpected exception begins with its
+   * type. A StepError's message is the handler's own sentence, and a subclass of the handler's own
+   * names its code.
    */
   static Result failed(Registered handler, StepRequest step, Throwable error, double tookMs) {
     ErrorDetail detail;
@@ -83,8 +83,7 @@ final class Outcomes {
   /** The result of a run that stopped because of a timeout or a cancel. */
   static Result stopped(Registered handler, StepRequest step, String reason, double tookMs) {
     boolean isTimeout = reason.equals("timeout");
-    String text =
-        isTimeout ? "the run exceeded its timeout" : "the run was cancelled: " + reason;
+    String text = isTimeout ? "the run exceeded its timeout" : "the run was cancelled: " + reason;
     String code = isTimeout ? "timeout" : "cancelled";
     if (step.isAtMostOnce()) {
       code = OutcomeUnknown.CODE;

@@ -6,8 +6,8 @@ import io.stepwire.protocol.Typed;
 import io.stepwire.session.Offer;
 
 /**
- * A registered handler: the function, the type of its input, and its settings. {@code version} may be
- * null.
+ * A registered handler: the function, the type of its input, and its settings. {@code version} may
+ * be null.
  */
 public record Registered(
     Handler<Object> function,

@@ -65,10 +65,7 @@ public final class RunLog {
 
   /** Logs a failure that the SDK has found: input that does not fit, output that is not JSON. */
   public static void notReported(StepRequest step, Result result) {
-    write(
-        Level.SEVERE,
-        step,
-        "failed: " + result.error().code() + ": " + result.error().message());
+    write(Level.SEVERE, step, "failed: " + result.error().code() + ": " + result.error().message());
   }
 
   /** Logs that a run is asked to stop. A handler may ignore it. */

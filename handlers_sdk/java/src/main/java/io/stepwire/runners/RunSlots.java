@@ -9,10 +9,11 @@ import java.util.List;
 import java.util.function.ToIntFunction;
 
 /**
- * The slots of a worker's runner, and the calls that wait for one. Any thread may call these methods.
+ * The slots of a worker's runner, and the calls that wait for one. Any thread may call these
+ * methods.
  *
- * <p>The calls start in the order in which they were handed over, and wait for a slot and for a place
- * in the concurrency of their handler.
+ * <p>The calls start in the order in which they were handed over, and wait for a slot and for a
+ * place in the concurrency of their handler.
  */
 public final class RunSlots<C> {
   private static final int UNLIMITED = -1;

@@ -11,7 +11,8 @@ import java.util.function.BiConsumer;
 
 /**
  * Runs handlers on at most {@code slots} daemon threads, which are started on demand. The socket
- * thread submits calls. When a call ends, its thread starts the next one, without the socket thread.
+ * thread submits calls. When a call ends, its thread starts the next one, without the socket
+ * thread.
  */
 public final class Runner {
   private static final long STOP_MS = 500; // a run that does not stop in this time is abandoned
@@ -98,6 +99,7 @@ public final class Runner {
       while (call != null) {
         Result result = call.perform();
         HandlerCall ended = call;
+        ended.end();
         call = slots.release(ended);
         report.accept(ended.item(), result);
       }

@@ -5,7 +5,9 @@ import io.stepwire.protocol.Result;
 import io.stepwire.protocol.StepRequest;
 import java.util.Map;
 
-/** The actions that a session returns. Its caller performs them: a worker with sockets, or a test. */
+/**
+ * The actions that a session returns. Its caller performs them: a worker with sockets, or a test.
+ */
 public sealed interface Action
     permits Action.Send,
         Run,

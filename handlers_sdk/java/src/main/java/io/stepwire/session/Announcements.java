@@ -41,8 +41,7 @@ final class Announcements {
     this.credit = credit;
     this.out = out;
     handlers = config.offers.stream().map(Offer::pattern).toList();
-    shadowSafe =
-        config.offers.stream().filter(Offer::isShadowSafe).map(Offer::pattern).toList();
+    shadowSafe = config.offers.stream().filter(Offer::isShadowSafe).map(Offer::pattern).toList();
   }
 
   void start(double nowMs) {

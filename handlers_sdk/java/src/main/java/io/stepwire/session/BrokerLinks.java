@@ -12,8 +12,8 @@ import java.util.Map;
 import java.util.Set;
 
 /**
- * The connected links, and the broker at each link if it is known: decides which to connect, when to
- * connect again, and which to disconnect.
+ * The connected links, and the broker at each link if it is known: decides which to connect, when
+ * to connect again, and which to disconnect.
  */
 final class BrokerLinks {
   private static final double CHECK_EVERY_MS = 1_000;
@@ -48,8 +48,8 @@ final class BrokerLinks {
   }
 
   /**
-   * Connects to the brokers that this broker lists. A configured endpoint may be the same broker with
-   * another address.
+   * Connects to the brokers that this broker lists. A configured endpoint may be the same broker
+   * with another address.
    */
   void learn(BrokerPeer peer, List<Endpoints> listed, double nowMs) {
     Set<String> names = new HashSet<>();

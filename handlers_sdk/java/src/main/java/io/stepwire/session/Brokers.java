@@ -8,7 +8,8 @@ import java.util.Map;
 /** The known brokers by id, in the order in which the worker learned them. */
 final class Brokers implements Iterable<BrokerPeer> {
   private final Map<String, BrokerPeer> peers = new LinkedHashMap<>();
-  private final Map<String, Long> nextOf = new HashMap<>(); // of forgotten brokers: never used twice
+  private final Map<String, Long> nextOf =
+      new HashMap<>(); // of forgotten brokers: never used twice
 
   int size() {
     return peers.size();

@@ -217,13 +217,13 @@ final class Credit {
   }
 
   /**
-   * The number of steps that no longer fit, and the brokers that may get them back. Called at {@code
-   * returnAtMs}.
+   * The number of steps that no longer fit, and the brokers that may get them back. Called at
+   * {@code returnAtMs}.
    *
    * <p>A broker that still has credit would send the steps again at once, so none is returned while
-   * some are left. That is also why steps that wait for their handler's concurrency are not returned
-   * while they fit into the slots. Of several brokers, those get steps back that use their whole
-   * share.
+   * some are left. That is also why steps that wait for their handler's concurrency are not
+   * returned while they fit into the slots. Of several brokers, those get steps back that use their
+   * whole share.
    */
   Excess excess(double nowMs) {
     returnAtMs = Session.NEVER;

@@ -13,8 +13,8 @@ final class Failures {
   private Failures() {}
 
   /**
-   * The result without a verdict on an at_most_once step: a failure after a request to stop does not
-   * prove that the step had no effect.
+   * The result without a verdict on an at_most_once step: a failure after a request to stop does
+   * not prove that the step had no effect.
    */
   static Result withoutVerdict(HeldDelivery held, Result result) {
     if (!held.isAtMostOnce || result.error() == null) {

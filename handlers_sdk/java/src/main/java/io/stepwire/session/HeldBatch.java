@@ -26,8 +26,8 @@ final class HeldBatch {
   }
 
   /**
-   * The increasing number n of {@code batch_<nonce>_<n>}. An id of another form has -1, and is never
-   * refused as stale by its number.
+   * The increasing number n of {@code batch_<nonce>_<n>}. An id of another form has -1, and is
+   * never refused as stale by its number.
    */
   private static long numberOf(String batchId) {
     String digits = batchId.substring(batchId.lastIndexOf('_') + 1);

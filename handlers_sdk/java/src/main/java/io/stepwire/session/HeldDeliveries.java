@@ -45,7 +45,8 @@ final class HeldDeliveries {
   }
 
   /**
-   * All deliveries whose runs have not begun. They never will: the caller must end these deliveries.
+   * All deliveries whose runs have not begun. They never will: the caller must end these
+   * deliveries.
    */
   List<HeldDelivery> withdraw() {
     return held.values().stream().filter(HeldDelivery::withdraw).toList();

@@ -56,12 +56,16 @@ final class HeldDelivery {
   }
 
   /**
-   * The state for brokers, for which a step runs from its start. A granted step counts as running at
-   * once.
+   * The state for brokers, for which a step runs from its start. A granted step counts as running
+   * at once, and a run whose outcome is on its way to the session as done: another run has its
+   * slot.
    */
   State reportedState() {
     boolean waits = state == State.RUNNING && !isAtMostOnce && (run == null || !run.hasStarted());
-    return waits ? State.QUEUED : state;
+    if (waits) {
+      return State.QUEUED;
+    }
+    return state == State.RUNNING && run != null && run.hasEnded() ? State.DONE : state;
   }
 
   /**
@@ -76,9 +80,7 @@ final class HeldDelivery {
     return Math.max(0, (long) (nowMs - (hasStarted ? run.startedMs() : receivedMs)));
   }
 
-  /**
-   * True if the run has not begun, and now never will. The caller then ends the delivery.
-   */
+  /** True if the run has not begun, and now never will. The caller then ends the delivery. */
   boolean withdraw() {
     if (state == State.RUNNING) {
       return run != null && run.takeBack();

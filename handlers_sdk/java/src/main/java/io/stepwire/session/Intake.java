@@ -132,8 +132,7 @@ final class Intake {
       if (key.session.equals(key.peer.session)) {
         Credit.Offered offered = credit.offer(key.peer, nowMs);
         out.sendTo(
-            key.peer,
-            new Accept(key.session, key.batchId, offered.free(), offered.slotsFree()));
+            key.peer, new Accept(key.session, key.batchId, offered.free(), offered.slotsFree()));
       }
     }
     acceptAtMs = atMs;
@@ -150,8 +149,7 @@ final class Intake {
       byBatch.computeIfAbsent(owner, each -> new ArrayList<>()).add(held.item);
       holdings.bury(held, nowMs);
     }
-    byBatch.forEach(
-        (owner, items) -> refuse(owner.peer, owner.batchId, items, code, nowMs, true));
+    byBatch.forEach((owner, items) -> refuse(owner.peer, owner.batchId, items, code, nowMs, true));
   }
 
   /** Refuses these items. {@code isReturn}: they were accepted before. */
@@ -170,13 +168,11 @@ final class Intake {
     List<Item> distinct = items.stream().distinct().toList();
     for (List<Item> part : Outgoing.parts(distinct)) {
       out.sendTo(
-          peer,
-          new Refuse(peer.session, batchId, part, code, offered.free(), offered.slotsFree()));
+          peer, new Refuse(peer.session, batchId, part, code, offered.free(), offered.slotsFree()));
     }
     if (!code.equals("stale")) {
       // Returns keep the queues short, and many may be sent in a second: no operator has to act.
-      Level level =
-          isReturn ? Level.DEBUG : code.equals("draining") ? Level.INFO : Level.WARNING;
+      Level level = isReturn ? Level.DEBUG : code.equals("draining") ? Level.INFO : Level.WARNING;
       out.log(
           level,
           "steps_refused",

@@ -13,9 +13,9 @@ import java.util.Set;
  * The session with each broker: opened by hello and welcome, valid during its lease, dropped after
  * it.
  *
- * <p>A lease begins when the echoed hello or heartbeat was sent, on the worker's own clock. Therefore
- * the lease ends at the worker before the broker may consider the worker dead, and their clocks need
- * not agree.
+ * <p>A lease begins when the echoed hello or heartbeat was sent, on the worker's own clock.
+ * Therefore the lease ends at the worker before the broker may consider the worker dead, and their
+ * clocks need not agree.
  */
 final class Leases {
   /** Resets that a hello does not change. */
@@ -86,8 +86,8 @@ final class Leases {
   }
 
   /**
-   * Opens or extends a session. True if the message answers a hello with the current session number,
-   * and its lease is not over yet.
+   * Opens or extends a session. True if the message answers a hello with the current session
+   * number, and its lease is not over yet.
    */
   boolean onWelcome(BrokerPeer peer, Welcome message, double nowMs) {
     String session = message.session();
@@ -234,8 +234,8 @@ final class Leases {
   }
 
   /**
-   * Discards everything of a broker that has another database: earlier deliveries have no owner, and
-   * their ids now belong to other steps.
+   * Discards everything of a broker that has another database: earlier deliveries have no owner,
+   * and their ids now belong to other steps.
    */
   private void replace(BrokerPeer peer, String deployment, long epoch, double nowMs) {
     int discarded = outbox.discard(peer);

@@ -9,9 +9,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 
-/**
- * The actions decided so far, in their order, and the counter {@code n} of the messages sent.
- */
+/** The actions decided so far, in their order, and the counter {@code n} of the messages sent. */
 final class Outgoing {
   /** Hellos and heartbeats whose send time is remembered: for minutes; a lease lasts seconds. */
   private static final int SENT_MAX = 128;

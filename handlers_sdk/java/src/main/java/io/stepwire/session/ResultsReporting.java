@@ -17,11 +17,12 @@ import java.util.Map;
 import java.util.Set;
 
 /**
- * Sends the results of finished runs, and ends their deliveries when a broker acknowledges or refuses
- * the message.
+ * Sends the results of finished runs, and ends their deliveries when a broker acknowledges or
+ * refuses the message.
  *
- * <p>A message holds results of one batch, so a result waits at most HOLD_MS for others of its batch:
- * until the batch is whole, or nothing runs, or the observed pace promises none in that time.
+ * <p>A message holds results of one batch, so a result waits at most HOLD_MS for others of its
+ * batch: until the batch is whole, or nothing runs, or the observed pace promises none in that
+ * time.
  */
 final class ResultsReporting {
   private static final double HOLD_MS = 1.0;
@@ -159,14 +160,13 @@ final class ResultsReporting {
   }
 
   /**
-   * Moves results to the broker that now owns their deliveries. Results for the previous owner get a
-   * separate message.
+   * Moves results to the broker that now owns their deliveries. Results for the previous owner get
+   * a separate message.
    */
   void changeOwner(
       ResultsMessage message, List<HeldDelivery> adopted, BrokerPeer peer, double nowMs) {
     Set<HeldDelivery> moved = new HashSet<>(adopted);
-    List<HeldDelivery> rest =
-        message.done.stream().filter(held -> !moved.contains(held)).toList();
+    List<HeldDelivery> rest = message.done.stream().filter(held -> !moved.contains(held)).toList();
     if (rest.isEmpty()) {
       message.peer = peer;
       return;

@@ -18,6 +18,7 @@ public final class Run implements Action {
   private final double deadlineMs;
   private volatile Lease lease;
   private volatile boolean isTakenBack;
+  private volatile boolean hasEnded;
   private volatile double startedMs = Double.NaN;
   private volatile double timeoutAtMs = Session.NEVER;
 
@@ -80,6 +81,18 @@ public final class Run implements Action {
     }
     timeoutAtMs = Math.min(nowMs + timeoutMs, deadlineMs);
     return true;
+  }
+
+  /**
+   * Called by the runner before it releases the slot: from now on the run counts as ended in every
+   * heartbeat, although its outcome has not reached the session yet.
+   */
+  public void end() {
+    hasEnded = hasStarted();
+  }
+
+  boolean hasEnded() {
+    return hasEnded;
   }
 
   /** Called by the session: true if the run has not begun, and therefore never will. */

@@ -33,8 +33,8 @@ import java.util.function.DoubleSupplier;
  * One worker's sessions with all its brokers: receives facts, and returns actions.
  *
  * <p>The caller passes the time with every call, in milliseconds of its own clock. It passes all
- * facts that have arrived, then calls {@link #actions}, and calls it again at {@link #wakeAt} at the
- * latest. Results of one batch that finished in the meantime are sent in one message.
+ * facts that have arrived, then calls {@link #actions}, and calls it again at {@link #wakeAt} at
+ * the latest. Results of one batch that finished in the meantime are sent in one message.
  *
  * <p>The guarantees: a process runs a delivery at most once. No step starts after its broker may
  * consider this worker dead. An at_most_once step starts only after the broker's go. A result is
@@ -133,8 +133,8 @@ public final class Session {
   }
 
   /**
-   * Returns a step to its broker: its run did not start, or had no effect, so another worker may run
-   * the step.
+   * Returns a step to its broker: its run did not start, or had no effect, so another worker may
+   * run the step.
    */
   public void giveBack(Item item, double nowMs) {
     HeldDelivery held = holdings.get(item);
@@ -178,9 +178,7 @@ public final class Session {
     announcements.requestHeartbeat(nowMs);
   }
 
-  /**
-   * Asks every run to stop, because the time to drain is over. Returns the number of runs.
-   */
+  /** Asks every run to stop, because the time to drain is over. Returns the number of runs. */
   public int expel() {
     return runs.interruptAll("shutdown");
   }
@@ -377,8 +375,7 @@ public final class Session {
     for (List<HeldItem> part : Outgoing.parts(answers)) {
       out.sendTo(peer, new Adopted(peer.session, part));
     }
-    moved.forEach(
-        (results, deliveries) -> reporting.changeOwner(results, deliveries, peer, nowMs));
+    moved.forEach((results, deliveries) -> reporting.changeOwner(results, deliveries, peer, nowMs));
   }
 
   // -- helpers ------------------------------------------------------------------------------------

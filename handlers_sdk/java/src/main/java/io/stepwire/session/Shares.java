@@ -3,9 +3,9 @@ package io.stepwire.session;
 import java.util.List;
 
 /**
- * Divides a capacity among brokers. Each has an equal share, rounded down. The remainder rotates, so
- * that every broker has its turn even if there are more brokers than capacity. An idle broker keeps
- * one place of its share, and lends the rest to the others.
+ * Divides a capacity among brokers. Each has an equal share, rounded down. The remainder rotates,
+ * so that every broker has its turn even if there are more brokers than capacity. An idle broker
+ * keeps one place of its share, and lends the rest to the others.
  */
 final class Shares {
   /** Places that an idle broker does not lend, so that its next step need not wait. */

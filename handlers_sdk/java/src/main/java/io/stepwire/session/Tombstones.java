@@ -6,13 +6,13 @@ import java.util.LinkedHashMap;
 import java.util.Map;
 
 /**
- * Remembers deliveries that are over or were refused: this process must not start them, or not start
- * them again.
+ * Remembers deliveries that are over or were refused: this process must not start them, or not
+ * start them again.
  *
- * <p>The number of tombstones may be limited because batch numbers increase within a session. When a
- * tombstone is forgotten, the floor of its session rises to its batch number, and unknown batches up
- * to the floor are refused as stale. A delivery that was disowned before its receipt has no batch
- * number, so its tombstone is kept for the full time.
+ * <p>The number of tombstones may be limited because batch numbers increase within a session. When
+ * a tombstone is forgotten, the floor of its session rises to its batch number, and unknown batches
+ * up to the floor are refused as stale. A delivery that was disowned before its receipt has no
+ * batch number, so its tombstone is kept for the full time.
  */
 final class Tombstones {
   private static final int TOMBSTONES_MAX = 20_000;

@@ -154,8 +154,7 @@ public final class Testing {
         new Context(
             step,
             report ->
-                progress.add(
-                    new RecordedProgress(report.done(), report.total(), report.note())));
+                progress.add(new RecordedProgress(report.done(), report.total(), report.note())));
     double stepTimeoutMs = timeoutMs == 0 ? Session.NEVER : timeoutMs;
     double ownMs = handler.offer().timeoutMs();
     double shortestMs = ownMs > 0 ? Math.min(ownMs, stepTimeoutMs) : stepTimeoutMs;

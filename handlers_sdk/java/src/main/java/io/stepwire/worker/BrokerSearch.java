@@ -7,8 +7,8 @@ import java.util.List;
 import java.util.Map;
 
 /**
- * Reports that no broker answers: after three seconds, then at growing intervals. Used by the socket
- * thread only.
+ * Reports that no broker answers: after three seconds, then at growing intervals. Used by the
+ * socket thread only.
  */
 final class BrokerSearch {
   private static final double[] AFTER_MS = {3_000, 10_000, 30_000, 60_000};
@@ -16,16 +16,18 @@ final class BrokerSearch {
 
   double reportAtMs = Session.NEVER;
   private final WorkerEvents events;
+  private final boolean hasKeys;
   private double sinceMs;
   private int reports;
 
-  BrokerSearch(WorkerEvents events) {
+  BrokerSearch(WorkerEvents events, boolean hasKeys) {
     this.events = events;
+    this.hasKeys = hasKeys;
   }
 
   /**
-   * Notes the links without a session, after each change and at {@code reportAtMs}. Reports the first
-   * when due.
+   * Notes the links without a session, after each change and at {@code reportAtMs}. Reports the
+   * first when due.
    */
   void update(List<Link> closed, double nowMs) {
     if (closed.isEmpty()) {
@@ -52,7 +54,7 @@ final class BrokerSearch {
   }
 
   private void report(Link link, long seconds) {
-    Reachability.Diagnosis found = Reachability.diagnose(link);
+    Reachability.Diagnosis found = Reachability.diagnose(link, hasKeys);
     events.log(
         Level.WARNING,
         "no_broker",

@@ -7,9 +7,9 @@ import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.atomic.AtomicLong;
 
 /**
- * Passes outcomes and requests from other threads to the socket thread, and wakes it. Any thread may
- * add them; only the socket thread removes them. To wake a thread costs more than a short step, so it
- * is woken only if it sleeps.
+ * Passes outcomes and requests from other threads to the socket thread, and wakes it. Any thread
+ * may add them; only the socket thread removes them. To wake a thread costs more than a short step,
+ * so it is woken only if it sleeps.
  */
 final class Mailbox {
   /** The end of a call. {@code result} is null if the step is given back. */
@@ -60,8 +60,8 @@ final class Mailbox {
   }
 
   /**
-   * Called by the socket thread before it sleeps: from now on, additions wake it. False if there are
-   * some now.
+   * Called by the socket thread before it sleeps: from now on, additions wake it. False if there
+   * are some now.
    */
   boolean maySleep() {
     isAsleep = true;

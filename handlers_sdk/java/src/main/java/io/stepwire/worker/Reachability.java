@@ -19,7 +19,7 @@ final class Reachability {
   private Reachability() {}
 
   /** Waits at most CONNECT_MS for each connection. */
-  static Diagnosis diagnose(Link link) {
+  static Diagnosis diagnose(Link link, boolean hasKeys) {
     for (String endpoint : new String[] {link.steps(), link.results()}) {
       String fault = faultOf(endpoint);
       if (fault != null) {
@@ -30,7 +30,10 @@ final class Reachability {
         link.steps(),
         "a process accepts connections there, but does not answer as a broker. Check that"
             + " STEPWIRE_STEPS and STEPWIRE_RESULTS name the broker's `bus.steps` and"
-            + " `bus.results`, in this order, and not its HTTP address");
+            + " `bus.results`, in this order, and not its HTTP address"
+            + (hasKeys
+                ? ". Check also the three CURVE keys"
+                : ". A broker with CURVE needs keys, STEPWIRE_CURVE_FILE"));
   }
 
   /** Null if a process accepts connections there. */

@@ -25,14 +25,17 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 
 /**
- * The thread that owns both sockets, from the worker's first hello until it has quit. No handler runs
- * on this thread, so heartbeats continue while handlers compute, and no one interrupts it: JeroMQ
- * would lose its state.
+ * The thread that owns both sockets, from the worker's first hello until it has quit. No handler
+ * runs on this thread, so heartbeats continue while handlers compute, and no one interrupts it:
+ * JeroMQ would lose its state.
  *
  * <p>The thread passes frames and outcomes of calls to the session, and the session's actions to
  * sockets and runner.
  */
 public final class SocketThread {
+  /** The time for runs to finish when the worker drains. */
+  public static final double DRAIN_MS = 25_000;
+
   private static final double EXPEL_MS = 2_000; // time for runs to end after a request to stop
   private static final int RECEIVE_MAX = 500; // frames received before actions are performed
   private static final int RECEIVE_BYTES_MAX = 64 * 1024; // the same in bytes
@@ -51,6 +54,7 @@ public final class SocketThread {
   private final Thread thread = new Thread(this::main, "stepwire-sockets");
   private Runner runner;
   private WorkerSockets sockets;
+  private double drainMs = DRAIN_MS;
   private double expelAtMs = Session.NEVER;
   private double leaveAtMs = Session.NEVER;
   private boolean hasQuit;
@@ -64,7 +68,7 @@ public final class SocketThread {
     this.keys = keys;
     session = new Session(config, new Random()::nextDouble);
     events = new WorkerEvents(session::linkOf);
-    search = new BrokerSearch(events);
+    search = new BrokerSearch(events, keys != null);
     try {
       selector = Selector.open();
     } catch (IOException failure) {
@@ -106,12 +110,14 @@ public final class SocketThread {
     mailbox.putRequest(() -> session.quiet(Identity.nowMs()));
   }
 
-  public void drain(double drainMs) {
+  /** Lets runs finish for {@code limitMs}, then asks them to stop. */
+  public void drain(double limitMs) {
     mailbox.putRequest(
         () -> {
           double nowMs = Identity.nowMs();
+          drainMs = Math.min(drainMs, limitMs);
           session.drain(nowMs);
-          expelAtMs = Math.min(expelAtMs, nowMs + drainMs);
+          expelAtMs = Math.min(expelAtMs, nowMs + limitMs);
         });
   }
 
@@ -243,8 +249,7 @@ public final class SocketThread {
     } else if (action instanceof Action.CancelRun cancel) {
       cancel(cancel);
     } else if (action instanceof Action.Log log) {
-      events.log(log.level(), log.event(), log.facts());
-      lookForBrokers();
+      log(log);
     } else if (action instanceof Action.Connect connect) {
       sockets.connect(connect.link(), connect.serverKey());
     } else if (action instanceof Action.Disconnect disconnect) {
@@ -258,12 +263,19 @@ public final class SocketThread {
     }
   }
 
+  private void log(Action.Log log) {
+    events.log(log.level(), log.event(), log.facts());
+    if (log.event().equals("worker_drains")) { // also by the order of a broker
+      expelAtMs = Math.min(expelAtMs, Identity.nowMs() + drainMs);
+    }
+    lookForBrokers();
+  }
+
   private void run(Run run) {
     Context context =
         new Context(
             run.step(),
-            report ->
-                mailbox.putRequest(() -> session.progressed(report, Identity.nowMs())));
+            report -> mailbox.putRequest(() -> session.progressed(report, Identity.nowMs())));
     HandlerCall call = new HandlerCall(run, handlers.get(run.offer()), context);
     calls.put(run.item(), call);
     runner.submit(call);

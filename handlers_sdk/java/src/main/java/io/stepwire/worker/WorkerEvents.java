@@ -17,8 +17,7 @@ final class WorkerEvents {
   private static final Map<String, String> DROPPED =
       Map.of(
           "lease_over", "lost broker %s: it has not answered for a whole lease",
-          "unknown_session",
-              "broker %s has ended the session: it no longer knows this worker",
+          "unknown_session", "broker %s has ended the session: it no longer knows this worker",
           "expired",
               "broker %s has ended the session: it did not receive heartbeats of this worker in"
                   + " time",
@@ -77,10 +76,7 @@ final class WorkerEvents {
               + ": "
               + facts.get("code");
       case "message_unreadable" ->
-          "a message of a broker cannot be read: "
-              + facts.get("code")
-              + ": "
-              + facts.get("why");
+          "a message of a broker cannot be read: " + facts.get("code") + ": " + facts.get("why");
       case "message_refused" ->
           "broker "
               + broker
@@ -90,10 +86,8 @@ final class WorkerEvents {
               + facts.get("code")
               + ": "
               + facts.get("message");
-      case "link_rebuilt" ->
-          "connecting to " + stepsOf(facts) + " again, because it is silent";
-      case "link_removed" ->
-          "disconnected from broker " + broker + ", because no broker lists it any more";
+      case "link_rebuilt" -> "connecting to " + stepsOf(facts) + " again, because it is silent";
+      case "link_removed" -> "disconnected from broker " + broker + ", because no list names it";
       case "link_ignored" ->
           "a broker at "
               + stepsOf(facts)
@@ -152,11 +146,12 @@ final class WorkerEvents {
 
   private static String dropped(Map<String, Object> facts) {
     String why = (String) facts.get("why");
-    String form =
-        DROPPED.getOrDefault(why, "the session with broker %s has ended (" + why + ")");
+    String form = DROPPED.getOrDefault(why, "the session with broker %s has ended (" + why + ")");
     int notStarted = (int) facts.get("not_started");
     String rest =
-        notStarted == 0 ? "" : "; " + steps(notStarted) + " that had not started will run elsewhere";
+        notStarted == 0
+            ? ""
+            : "; " + steps(notStarted) + " that had not started will run elsewhere";
     return form.replace("%s", String.valueOf(facts.get("broker"))) + rest;
   }
 

@@ -40,11 +40,7 @@ final class WorkerSockets implements AutoCloseable {
   private final Set<Link> ignored = new HashSet<>();
 
   WorkerSockets(
-      Selector selector,
-      String workerId,
-      List<Link> links,
-      CurveKeys keys,
-      WorkerEvents events)
+      Selector selector, String workerId, List<Link> links, CurveKeys keys, WorkerEvents events)
       throws IOException {
     this.selector = selector;
     this.keys = keys;
