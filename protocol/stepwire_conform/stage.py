@@ -59,6 +59,8 @@ class Stage(HeardSide):
             **self._settings,
             **settings,
         }
+        if self.watch.worker is not None:
+            self._ended.add(self.watch.worker)
         self.watch = Watch()
         self.forget_sessions()
         self.started_s = time.monotonic()
@@ -267,6 +269,7 @@ class Batch:
     """One `steps` message that was sent."""
 
     def __init__(self, stage: Stage, broker: PlayedBroker, batch_id: str, items: list[Item], body: bytes) -> None:
+        self.session = stage.session(broker)
         self._stage = stage
         self._broker = broker
         self.id = batch_id
