@@ -1,6 +1,7 @@
 """`stepwire handler`: checks of the programs that run steps."""
 
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,7 +91,11 @@ def conform(
         elif options.output == "jsonl":
             click.echo(_encoded(grading.outcome_json(outcome)))
 
-    grade = grading.grade(command, level=asked, only=only, report=show, found=found)
+    before = signal.signal(signal.SIGTERM, lambda *_: leave(Exit.INTERRUPTED))  # the programs end before this process
+    try:
+        grade = grading.grade(command, level=asked, only=only, report=show, found=found)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if junit:
         Path(junit).write_text(report.junit(grade, shlex.join(command)))
     if badge:
