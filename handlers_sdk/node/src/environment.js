@@ -1,8 +1,7 @@
 /** The environment variables STEPWIRE_*, and checks of endpoints, because libzmq reports only an error number. */
 
-import { readFileSync, statSync } from 'node:fs'
 import * as limits from './protocol/limits.js'
-import * as topics from './protocol/topics.js'
+import * as curve from './curve.js'
 import { ConfigurationError } from './errors.js'
 
 export const STEPS_DEFAULT = 'ipc://.stepwire/steps.sock'
@@ -13,11 +12,6 @@ const IPC_PATH_BYTES_MAX = 107
 
 const NAME = /^[A-Za-z0-9._-]{1,48}$/
 const LABEL = /^[^=,]{1,128}$/
-const CURVE = {
-  serverKey: 'STEPWIRE_CURVE_SERVER_KEY',
-  publicKey: 'STEPWIRE_CURVE_PUBLIC_KEY',
-  secretKey: 'STEPWIRE_CURVE_SECRET_KEY',
-}
 
 /** The settings of a worker that the environment can hold. Throws ConfigurationError. */
 export function read(environ = process.env) {
@@ -28,7 +22,7 @@ export function read(environ = process.env) {
     slots: readSlots(environ.STEPWIRE_SLOTS || String(SLOTS_DEFAULT)),
     labels: readLabels(environ.STEPWIRE_LABELS || ''),
     handlerVersion: environ.STEPWIRE_HANDLER_VERSION || '',
-    curve: readCurve(environ),
+    ...curve.read(environ),
   }
 }
 
@@ -67,48 +61,6 @@ export function checkHandlerVersion(version) {
     )
   }
   return version
-}
-
-/** The three CURVE keys, checked; null without keys. */
-export function checkCurve(curve) {
-  if (curve === null || curve === undefined) return null
-  for (const [member, variable] of Object.entries(CURVE)) {
-    if (!curve[member]) {
-      throw new ConfigurationError(`${variable} is missing: CURVE needs the broker's public key and both own keys`)
-    }
-    if (!topics.CURVE_KEY_PATTERN.test(curve[member])) {
-      throw new ConfigurationError(`${variable} is not a key: it needs the 40 characters of a Z85 key`)
-    }
-  }
-  return { serverKey: curve.serverKey, publicKey: curve.publicKey, secretKey: curve.secretKey }
-}
-
-/** The keys of the variables, and of the file for those that are not set. */
-function readCurve(environ) {
-  const file = environ.STEPWIRE_CURVE_FILE ? readCurveFile(environ.STEPWIRE_CURVE_FILE) : {}
-  const curve = {}
-  for (const [member, variable] of Object.entries(CURVE)) curve[member] = environ[variable] || file[variable] || ''
-  return Object.values(curve).some((key) => key !== '') || environ.STEPWIRE_CURVE_FILE ? checkCurve(curve) : null
-}
-
-/** Read lines `NAME='value'`. A file that others may read is refused, because it holds a secret key. */
-function readCurveFile(path) {
-  let text
-  try {
-    if ((statSync(path).mode & 0o077) !== 0) {
-      throw new ConfigurationError(`STEPWIRE_CURVE_FILE: ${path} can be read by other users: run chmod 600 ${path}`)
-    }
-    text = readFileSync(path, 'utf8')
-  } catch (error) {
-    if (error instanceof ConfigurationError) throw error
-    throw new ConfigurationError(`STEPWIRE_CURVE_FILE: ${path} cannot be read: ${error.message}`)
-  }
-  const values = {}
-  for (const line of text.split('\n')) {
-    const found = /^\s*(?:export\s+)?([A-Z_]+)=(?:'([^']*)'|"([^"]*)"|(\S*))\s*$/.exec(line)
-    if (found !== null) values[found[1]] = found[2] ?? found[3] ?? found[4]
-  }
-  return values
 }
 
 function checkEndpoint(kind, endpoint) {

@@ -99,13 +99,6 @@ export interface Handler {
   readonly name: string
 }
 
-export interface CurveKeys {
-  /** The broker's public key. */
-  serverKey: string
-  publicKey: string
-  secretKey: string
-}
-
 export interface WorkerOptions {
   /** One endpoint, or one for each broker. */
   steps?: string | string[]
@@ -119,7 +112,10 @@ export interface WorkerOptions {
   /** The release of the program's handlers, at most 64 characters. */
   handlerVersion?: string
   heartbeatMs?: number
-  curve?: CurveKeys | null
+  /** The brokers' public key, and the key pair of this worker: all three, or none. */
+  curveServerKey?: string | null
+  curvePublicKey?: string | null
+  curveSecretKey?: string | null
   logger?: Logger | null
 }
 

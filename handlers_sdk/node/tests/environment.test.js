@@ -3,14 +3,17 @@ import { mkdtempSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test } from 'node:test'
+import { curveKeyPair } from 'zeromq'
+import * as curve from '../src/curve.js'
 import * as environment from '../src/environment.js'
 
-const KEY = 'a'.repeat(40)
+const PAIR = curveKeyPair()
+const SERVER = curveKeyPair().publicKey
 
 test('without variables, the worker connects to the broker of this directory', () => {
-  const { steps, results, slots, labels, curve } = environment.read({})
+  const { steps, results, slots, labels, ...read } = environment.read({})
   assert.deepEqual([steps, results], [['ipc://.stepwire/steps.sock'], ['ipc://.stepwire/results.sock']])
-  assert.deepEqual([slots, labels, curve], [10, {}, null])
+  assert.deepEqual([slots, labels, curve.check(read)], [10, {}, null])
 })
 
 test('the variables may be lists, and labels', () => {
@@ -42,9 +45,19 @@ const FAULTS = [
   [() => environment.read({ STEPWIRE_LABELS: 'eu' }), /STEPWIRE_LABELS has 'eu'/],
   [() => environment.checkName('a b'), /worker name 'a b'/],
   [() => environment.checkHandlerVersion('x'.repeat(65)), /handlerVersion has 65 characters/],
-  [() => environment.read({ STEPWIRE_CURVE_SERVER_KEY: KEY }), /STEPWIRE_CURVE_PUBLIC_KEY is missing/],
-  [() => environment.read(keys({ STEPWIRE_CURVE_SECRET_KEY: 'short' })), /STEPWIRE_CURVE_SECRET_KEY is not a key/],
-  [() => environment.read({ STEPWIRE_CURVE_FILE: '/nowhere' }), /\/nowhere cannot be read/],
+  [() => checked({ STEPWIRE_CURVE_PUBLIC_KEY: '' }), /^STEPWIRE_CURVE_PUBLIC_KEY is missing: CURVE needs STEPWIRE/],
+  [
+    () => checked({ STEPWIRE_CURVE_SECRET_KEY: 'short' }),
+    /^STEPWIRE_CURVE_SECRET_KEY is no key: it needs 40 characters of Z85, and has 5 characters$/,
+  ],
+  [
+    () => checked({ STEPWIRE_CURVE_PUBLIC_KEY: curveKeyPair().publicKey }),
+    /^STEPWIRE_CURVE_PUBLIC_KEY does not belong to STEPWIRE_CURVE_SECRET_KEY: take both from one key pair$/,
+  ],
+  [
+    () => environment.read({ STEPWIRE_CURVE_FILE: '/nowhere' }),
+    /^STEPWIRE_CURVE_FILE is '\/nowhere': it cannot be read: No such file or directory$/,
+  ],
 ]
 
 for (const [fault, sentence] of FAULTS) {
@@ -54,18 +67,30 @@ for (const [fault, sentence] of FAULTS) {
 }
 
 function keys(changes = {}) {
-  const all = { STEPWIRE_CURVE_SERVER_KEY: KEY, STEPWIRE_CURVE_PUBLIC_KEY: KEY, STEPWIRE_CURVE_SECRET_KEY: KEY }
-  return { ...all, ...changes }
+  return {
+    STEPWIRE_CURVE_SERVER_KEY: SERVER,
+    STEPWIRE_CURVE_PUBLIC_KEY: PAIR.publicKey,
+    STEPWIRE_CURVE_SECRET_KEY: PAIR.secretKey,
+    ...changes,
+  }
+}
+
+function checked(changes) {
+  return curve.check(environment.read(keys(changes)))
 }
 
 test('the keys come from a file that only its owner can read, and variables win over it', () => {
   const path = join(mkdtempSync(join(tmpdir(), 'stepwire-')), 'keys')
-  const lines = Object.entries(keys()).map(([name, value]) => `${name}='${value}'`)
+  const lines = Object.entries(keys()).map(([name, value]) => `export ${name}='${value}'`)
   writeFileSync(path, `# keys\n${lines.join('\n')}\n`, { mode: 0o600 })
-  const other = 'b'.repeat(40)
-  const { curve } = environment.read({ STEPWIRE_CURVE_FILE: path, STEPWIRE_CURVE_PUBLIC_KEY: other })
-  assert.deepEqual(curve, { serverKey: KEY, publicKey: other, secretKey: KEY })
+  const read = curve.check(environment.read({ STEPWIRE_CURVE_FILE: path }))
+  assert.deepEqual(read, { server: SERVER, public: PAIR.publicKey, secret: PAIR.secretKey })
+  const other = environment.read({ STEPWIRE_CURVE_FILE: path, STEPWIRE_CURVE_SERVER_KEY: PAIR.publicKey })
+  assert.equal(curve.check(other).server, PAIR.publicKey)
   const open = `${path}-open`
   writeFileSync(open, lines.join('\n'), { mode: 0o644 })
-  assert.throws(() => environment.read({ STEPWIRE_CURVE_FILE: open }), /can be read by other users: run chmod 600/)
+  assert.throws(
+    () => environment.read({ STEPWIRE_CURVE_FILE: open }),
+    /its group or others may use this file, and it holds a secret key: chmod 600 /,
+  )
 })

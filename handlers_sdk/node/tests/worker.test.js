@@ -178,13 +178,13 @@ test('with the keys of the broker a worker connects, with other keys it does not
   const server = curveKeyPair()
   const own = curveKeyPair()
   const curve = { curveServer: true, curveSecretKey: server.secretKey }
-  const keys = { serverKey: server.publicKey, ...own }
-  const { broker } = await pair(t, { echo: (input) => input }, { broker: { curve }, worker: { curve: keys } })
+  const keys = { curveServerKey: server.publicKey, curvePublicKey: own.publicKey, curveSecretKey: own.secretKey }
+  const { broker } = await pair(t, { echo: (input) => input }, { broker: { curve }, worker: keys })
   await broker.next('heartbeat')
   broker.sendSteps({ id: 1, handlerClass: 'echo', input: { a: 1 } })
   assert.deepEqual((await broker.result(1)).output, { a: 1 })
-  const wrong = { ...keys, serverKey: curveKeyPair().publicKey }
-  const stranger = new Worker({ steps: broker.steps, results: broker.results, curve: wrong, logger: records() })
+  const wrong = { ...keys, curveServerKey: curveKeyPair().publicKey }
+  const stranger = new Worker({ steps: broker.steps, results: broker.results, ...wrong, logger: records() })
   stranger.handle('echo', () => null).start()
   const hello = broker.next('hello', (message) => message.worker === stranger.id)
   assert.equal(await Promise.race([hello, new Promise((settle) => setTimeout(settle, 1_500, 'none'))]), 'none')

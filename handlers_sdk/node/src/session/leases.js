@@ -132,7 +132,6 @@ export class Leases {
     peer.next += 1
     peer.lease.untilMs = 0
     peer.nAfter = this.out.n
-    peer.promises.clear()
     this.out.log(level, 'session_dropped', { broker: peer.id, session, why, not_started: dropped })
     this.requestHello(peer, session, why, nowMs)
   }

@@ -50,9 +50,4 @@ export class Promises {
     this.entries = this.entries.filter((entry) => entry[0] >= n)
     return this.promised < before
   }
-
-  /** The session was dropped: its steps are ignored. */
-  clear() {
-    this.entries = []
-  }
 }

@@ -14,14 +14,16 @@ export function shown(endpoint) {
 }
 
 /** The endpoint at fault, and why no broker answers there. Waits at most CONNECT_MS for each connection. */
-export async function diagnosis(link) {
+export async function diagnosis(link, hasCurve = false) {
   for (const endpoint of [link.steps, link.results]) {
     const fault = await faultOf(endpoint)
     if (fault !== null) return { endpoint: shown(endpoint), reason: fault }
   }
+  const keys = hasCurve ? 'Check also the three CURVE keys' : 'A broker with CURVE needs keys, STEPWIRE_CURVE_FILE'
   const reason =
     'a process accepts connections there, but does not answer as a broker. Check that STEPWIRE_STEPS and ' +
-    "STEPWIRE_RESULTS name the broker's `bus.steps` and `bus.results`, in this order, and not its HTTP address"
+    "STEPWIRE_RESULTS name the broker's `bus.steps` and `bus.results`, in this order, and not its HTTP address. " +
+    keys
   return { endpoint: shown(link.steps), reason }
 }
 

@@ -37,7 +37,7 @@ class SocketThread {
     this.session = new Session(this.config, Math.random, memory)
     this.logger = hasLogger ? this.toMain.logger() : null
     this.events = new WorkerEvents(this.config.worker, (id) => this.session.endpoints.linkOf(id), this.logger)
-    this.search = new BrokerSearch(this.events)
+    this.search = new BrokerSearch(this.events, curve !== null)
     this.loopWatch = new LoopWatch(beat, () => this.toMain.ping())
     this.runs = new Map() // handed over, until their outcome: by their place in shared memory
     this.byItem = new Map()

@@ -33,9 +33,7 @@ export class WorkerSockets {
     this.serverKeys = new Map() // by endpoint, where it is not the configured one
     this.context = new Context()
     const keys =
-      curve === null
-        ? {}
-        : { curveServerKey: curve.serverKey, curvePublicKey: curve.publicKey, curveSecretKey: curve.secretKey }
+      curve === null ? {} : { curveServerKey: curve.server, curvePublicKey: curve.public, curveSecretKey: curve.secret }
     // Credit limits the number of messages, and a finite mark at the SUB can abort the process.
     const sub = { ...OPTIONS, ...keys, context: this.context, receiveHighWaterMark: 0 }
     this.sub = new Subscriber({ ...sub, maxMessageSize: limits.FRAME_BYTES_MAX })
@@ -86,7 +84,7 @@ export class WorkerSockets {
     for (const [socket, endpoint] of this.pairs(link)) {
       if (serverKey !== null) this.serverKeys.set(endpoint, serverKey)
       try {
-        if (this.curve !== null) socket.curveServerKey = this.serverKeys.get(endpoint) ?? this.curve.serverKey
+        if (this.curve !== null) socket.curveServerKey = this.serverKeys.get(endpoint) ?? this.curve.server
         socket.connect(endpoint)
       } catch (error) {
         this.events.log('error', 'connect_failed', { endpoint, error: error.message })

@@ -3,6 +3,7 @@
 import { readFileSync } from 'node:fs'
 import { basename } from 'node:path'
 import * as limits from '../protocol/limits.js'
+import * as curve from '../curve.js'
 import * as environment from '../environment.js'
 import { ConfigurationError } from '../errors.js'
 import { makeHandler } from '../handler.js'
@@ -22,7 +23,9 @@ const OPTIONS = new Set([
   'labels',
   'handlerVersion',
   'heartbeatMs',
-  'curve',
+  'curveServerKey',
+  'curvePublicKey',
+  'curveSecretKey',
   'logger',
 ])
 
@@ -50,6 +53,7 @@ export class Worker {
   #id = null
   #hasEnded = false
 
+  /** @param {any} options */
   constructor(options = {}) {
     for (const option of Object.keys(options)) {
       if (!OPTIONS.has(option)) {
@@ -73,7 +77,7 @@ export class Worker {
     this.#labels = { ...options.labels }
     this.#handlerVersion = environment.checkHandlerVersion(options.handlerVersion ?? '')
     this.#heartbeatMs = heartbeatMs
-    this.#curve = environment.checkCurve(options.curve)
+    this.#curve = curve.check(options)
     this.#logger = logs.checkLogger(options.logger)
   }
 
