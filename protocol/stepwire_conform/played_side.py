@@ -1,4 +1,4 @@
-"""What the played brokers send to a worker: the messages of a broker, and steps."""
+"""The messages that the played brokers send to a worker, and the steps in them."""
 
 import itertools
 from collections.abc import Callable, Iterable

@@ -1,15 +1,15 @@
-"""What all stages of one run share: the command, its environment and its limits."""
+"""The setting that all stages of one run share: the command, its environment and its limits."""
 
 import itertools
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from .endpoints import Endpoints
+from .endpoints import PrivateEndpoints
 
 NAME: Final = "conform"
 SLOTS: Final = 4
-ENOUGH_S: Final = 12.0  # for anything that a good worker does at once; only a failing case waits for so long
+ENOUGH_S: Final = 12.0  # for anything that a good worker does at once; only a failing case waits until the end
 START_S: Final = 25.0  # from the start of the program to its first message
 
 
@@ -20,7 +20,7 @@ class Setting:
         self,
         command: Sequence[str],
         environ: Mapping[str, str],
-        endpoints: Endpoints,
+        endpoints: PrivateEndpoints,
         token: str,
         *,
         patience: float = 1.0,

@@ -6,24 +6,24 @@ heartbeats and results as long as their switches are on.
 
 import signal
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import zmq
+from collections.abc import Mapping
+from typing import Any, Final
 
 from . import hints
-from .always import Item, Watch, decoded
+from .always import Item, Watch
 from .broker import PlayedBroker
-from .case import Failed, Missing
+from .case import Missing, RuleBroken
 from .endpoints import Transport
-from .frames import Message, Seen, encoded, shortened
+from .frames import Message, Seen, encoded
+from .heard_side import HeardSide
 from .keys import ServerKeys
-from .played_side import Filter, PlayedSide
-from .program import Program
+from .program import GradedProgram
 from .setting import ENOUGH_S, NAME, SLOTS, START_S, Setting, ended, last_lines
 
+SUBSCRIBED_S: Final = 4.0  # from the start of the program to its subscriptions, at least
 
-class Stage(PlayedSide):
+
+class Stage(HeardSide):
     """One program with its brokers. One thread uses it."""
 
     def __init__(
@@ -36,20 +36,16 @@ class Stage(PlayedSide):
         keys: ServerKeys | None = None,
     ) -> None:
         super().__init__(setting, transport, brokers, keys)
-        self.program: Program | None = None
-        self.inbox: list[Message] = []
+        self.program: GradedProgram | None = None
         self.started_s = time.monotonic()
-        self.incoming_filter: Filter | None = None
         self.may_end = False  # the program may end without being asked to
-        self.is_strict = True  # a broken rule of `always` fails the case at once
-        self.reported: dict[str, str] = {}  # broker -> the session that the worker's last heartbeat named
         self._settings = dict(settings or {})
         self._outputs: list[str] = []
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     @property
-    def running(self) -> Program:
+    def running(self) -> GradedProgram:
         assert self.program is not None, "the program is not started"
         return self.program
 
@@ -65,10 +61,12 @@ class Stage(PlayedSide):
             **self._settings,
             **settings,
         }
+        if self.watch.worker is not None:
+            self._ended.add(self.watch.worker)
         self.watch = Watch()
         self.forget_sessions()
         self.started_s = time.monotonic()
-        self.program = Program(self.setting.command, environ, self.setting.next_token())
+        self.program = GradedProgram(self.setting.command, environ, self.setting.next_token())
 
     def open_session(self) -> Message:
         """Start the program, and wait until it has a session with every broker. Returns the last hello."""
@@ -87,6 +85,7 @@ class Stage(PlayedSide):
         broker = broker or self.broker
 
         def is_open() -> bool:
+            self._check_subscription(broker)
             session = self.sessions.get(broker.id)
             if session is None or session != self.reported.get(broker.id):
                 return False
@@ -95,6 +94,19 @@ class Stage(PlayedSide):
 
         text = f"heartbeat that names a session of {broker.id}" + (f" with number {number}" if number else "")
         self.until(is_open, text, within_s=within_s)
+
+    def _check_subscription(self, broker: PlayedBroker) -> None:
+        """Raise RuleBroken if the worker waits for messages on a topic that no broker grants."""
+        worker = self.watch.worker
+        if (
+            worker is None
+            or time.monotonic() < self.started_s + SUBSCRIBED_S
+            or broker.is_subscribed(to_worker(worker))
+        ):
+            return
+        causes = hints.of_subscriptions(self.brokers, is_level0=False)
+        if causes:
+            raise RuleBroken(f"the worker has not subscribed '@{worker} ', and receives nothing")
 
     def forget_sessions(self) -> None:
         """The played brokers have lost their memory."""
@@ -112,189 +124,25 @@ class Stage(PlayedSide):
         self.close_brokers()
 
     def output(self) -> str:
-        """What the program wrote, of all its processes."""
+        """The output of the program, of all its processes."""
         return "\n".join([*self._outputs, self.program.output() if self.program else ""])
 
     def causes(self) -> list[str]:
-        """What the kit heard that explains a failure."""
+        """The near misses that the kit heard, which explain a failure."""
         return [
             *hints.of_connections(self.brokers, self.output()),
             *hints.of_subscriptions(self.brokers, is_level0=self.setting.is_level0),
         ]
-
-    # -- receiving ----------------------------------------------------------------------------------------------------
-
-    def expect(
-        self,
-        kind: str,
-        *,
-        within_s: float = ENOUGH_S,
-        where: Callable[[Message], bool] | None = None,
-        what: str = "",
-        broker: str | None = None,
-        **members: Any,
-    ) -> Message:
-        """Wait for a message of this kind with these members, and take it. Earlier ones that nobody took count."""
-
-        def fits(message: Message) -> bool:
-            return (
-                message.kind == kind
-                and (broker is None or message.broker == broker)
-                and all(message.get(name) == value for name, value in members.items())
-                and (where is None or where(message))
-            )
-
-        found: list[Message] = []
-
-        def search() -> bool:
-            for message in self.inbox:
-                if not message.is_taken and fits(message):
-                    found.append(message)
-                    return True
-            return False
-
-        wanted = what or f"`{kind}`" + (f" with {_words(members)}" if members else "")
-        self.until(search, wanted, within_s=within_s, kind=kind)
-        found[0].is_taken = True
-        return found[0]
-
-    def nothing(self, *kinds: str, for_s: float, where: Callable[[Message], bool] | None = None, why: str = "") -> None:
-        """Let time pass, in which no message of these kinds may arrive. Untaken earlier ones count as well."""
-        until_s = time.monotonic() + for_s
-        while True:
-            for message in self.inbox:
-                if not message.is_taken and message.kind in kinds and (where is None or where(message)):
-                    raise Failed(f"a message came where none may{': ' + why if why else ''}: {message!r}")
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
-                return
-            self.pump(left_s)
-
-    def drop_seen(self, *kinds: str) -> None:
-        """Take every message of these kinds that has arrived; without kinds, every message."""
-        self.pump(0)
-        for message in self.inbox:
-            if not kinds or message.kind in kinds:
-                message.is_taken = True
-
-    def seen(self, kind: str) -> list[Message]:
-        """Every message of this kind, also those that were taken."""
-        return [message for message in self.inbox if message.kind == kind]
-
-    def wait(self, for_s: float) -> None:
-        until_s = time.monotonic() + for_s
-        while (left_s := until_s - time.monotonic()) > 0:
-            self.pump(left_s)
-
-    def until(
-        self, is_true: Callable[[], bool], what: str, *, within_s: float = ENOUGH_S, kind: str | None = None
-    ) -> None:
-        """Wait until this is true. Raises Failed after `within_s`, multiplied by the patience of the run."""
-        self.pump(0)
-        until_s = time.monotonic() + within_s * self.setting.patience
-        while not is_true():
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
-                raise Failed(f"no {what} within {within_s:g} s{self._instead(kind)}")
-            self.pump(min(left_s, 0.25))
-
-    def _instead(self, kind: str | None) -> str:
-        others = [m for m in self.inbox if not m.is_taken and m.kind == kind]
-        return f"; instead: {others[-1]!r}" if others else ""
-
-    def pump(self, wait_s: float) -> None:
-        """Wait for at most `wait_s` for something to arrive, and let the brokers answer it."""
-        poller = zmq.Poller()
-        for broker in self.brokers:
-            for socket in broker.poll_sockets():
-                poller.register(socket, zmq.POLLIN)
-        if len(poller.sockets):
-            poller.poll(int(min(wait_s, 0.2) * 1000) + (wait_s > 0))
-        elif wait_s > 0:
-            time.sleep(min(wait_s, 0.05))
-        for broker in self.brokers:
-            for frames in broker.pump():
-                self._receive(broker, frames)
-        self._check_program()
-
-    def _receive(self, broker: PlayedBroker, frames: list[bytes]) -> None:
-        if self._is_for_another(broker, frames[0]):
-            return
-        if self.note_frames:
-            text = " | ".join(shortened(frame.decode(errors="backslashreplace")) for frame in frames)
-            self._note(Seen(time.monotonic(), "<-", broker.id, text))
-        kept = [frames]
-        if self.incoming_filter is not None and len(frames) == 1:
-            kept = [[frame] for frame in self.incoming_filter(broker.id, frames[0])]
-        for one in kept:
-            try:
-                message = decoded(one, is_level0=self.setting.is_level0)
-                message.broker, message.at_s = broker.id, time.monotonic()
-                if not self.setting.is_level0 and broker is self._first_of(message):
-                    self.watch.see(message)
-            except Failed:
-                if self.is_strict:
-                    raise
-                continue
-            self.inbox.append(message)
-            if self.setting.is_level0:
-                continue
-            if message.kind == "heartbeat":
-                self.reported[broker.id] = message["sessions"].get(broker.id, "")
-            self._answer(broker, message)
-
-    def _first_of(self, message: Message) -> PlayedBroker:
-        """The broker whose copy of a message to several brokers is checked."""
-        if message.topic.startswith("results@"):
-            return next(b for b in self.brokers if b.id == message.broker)
-        return next(b for b in self.brokers if b.is_open)
-
-    def _is_for_another(self, broker: PlayedBroker, frame: bytes) -> bool:
-        """True for a message to another played broker: this one hears it only because it hears everything."""
-        topic = frame.partition(b" ")[0]
-        if not topic.startswith(b"results@") or b"{" in topic:
-            return False
-        named = topic[8:].decode(errors="replace")
-        if named == broker.id:
-            return False
-        if named in [other.id for other in self.brokers]:
-            return True
-        raise Failed(
-            f"a message to the broker {named!r}, which does not exist: {frame[:120]!r}",
-            rule="`results@<broker> ` names the broker by the id of its `here` and `welcome`",
-            section="2",
-        )
-
-    def _answer(self, broker: PlayedBroker, message: Message) -> None:
-        """Do what a broker does by itself."""
-        worker = message["worker"]
-        match message.kind:
-            case "hello" if broker.id not in message.get("next", {}):
-                self.send(broker.here(), to=worker, broker=broker)
-            case "hello" if broker.welcomes:
-                self.welcome(message, broker)
-            case "heartbeat" if broker.acks_heartbeats:
-                session = message.get("sessions", {}).get(broker.id)
-                if session == self.sessions.get(broker.id) and session is not None:
-                    self.ack_heartbeat(message, broker)
-                elif session is not None and session.partition(".")[0] != str(broker.epoch):
-                    self.send(broker.here(), to=worker, broker=broker)
-            case "results" if broker.acks_results:
-                self.ack([message["rid"]], broker=broker, worker=worker)
-            case "start" if broker.grants:
-                self.go([tuple(item) for item in message["items"]], broker=broker)
-            case _:
-                pass
 
     def _check_program(self) -> None:
         program = self.program
         if program is None:
             return
         if program.is_flooding():
-            raise Failed(f"the program floods its output: {program.output_bytes >> 20} MiB so far")
+            raise RuleBroken(f"the program floods its output: {program.output_bytes >> 20} MiB so far")
         code = program.exit_code()
         if code is not None and not self.may_end:
-            raise Failed(f"the program has {ended(code)}{last_lines(program.output())}")
+            raise RuleBroken(f"the program has {ended(code)}{last_lines(program.output())}")
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -341,10 +189,10 @@ class Stage(PlayedSide):
 
         try:
             self.until(search, f"result of {list(item)}", within_s=within_s)
-        except Failed as failed:
+        except RuleBroken as failed:
             refusals = [m for m in self.seen("refuse") if list(item) in m["items"]]
             if refusals:
-                raise Failed(f"{failed.what}; it was refused: {refusals[-1]!r}") from None
+                raise RuleBroken(f"{failed.what}; it was refused: {refusals[-1]!r}") from None
             raise
         return found[0]
 
@@ -405,6 +253,12 @@ class Stage(PlayedSide):
         self.expect_start(batch.item)
         return batch
 
+    def credit(self) -> int:
+        """The number of steps that the worker accepts now."""
+        self.drop_seen("heartbeat")
+        free: int = self.expect("heartbeat", where=lambda m: self.broker.id in m["free"])["free"][self.broker.id]
+        return free
+
     def queued(self, *, ms: int = 20_000, ignore: bool = False, **members: Any) -> "tuple[Batch, Batch]":
         """Two runs of a handler with concurrency 2, and a third step of it that waits. Such a step is not returned:
         it waits for its handler, and not for a slot."""
@@ -431,6 +285,7 @@ class Batch:
     """One `steps` message that was sent."""
 
     def __init__(self, stage: Stage, broker: PlayedBroker, batch_id: str, items: list[Item], body: bytes) -> None:
+        self.session = stage.session(broker)
         self._stage = stage
         self._broker = broker
         self.id = batch_id
@@ -457,7 +312,3 @@ class Batch:
     def message(self, *, within_s: float = ENOUGH_S) -> Message:
         """The results message of this batch."""
         return self._stage.expect("results", batch_id=self.id, within_s=within_s)
-
-
-def _words(members: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value!r}" for name, value in members.items())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
-from stepwire_conform.case import Verdict
+from stepwire_conform.case import CaseVerdict
 from stepwire_conform.grading import grade
 
 from .faults import FAULTS
@@ -20,6 +20,7 @@ from .level0_faults import LEVEL0_FAULTS
 PATIENCE = 0.6
 PYTHON_WORKER = [sys.executable, "-m", "stepwire.conform"]
 ARRIVAL = "arrival:"
+UNREADABLE = "the case could not read"  # a fault of the case itself
 
 
 def command_of(fault: str) -> list[str]:
@@ -36,7 +37,7 @@ def names() -> list[str]:
 
 
 class Seen(NamedTuple):
-    """What a run saw of one faulty worker."""
+    """The outcome of one faulty worker."""
 
     verdict: str  # of the case that names the fault
     what: str
@@ -60,9 +61,11 @@ def why_not_caught(fault: str, seen: Seen) -> str | None:
     if expected.startswith(ARRIVAL):
         words = expected.removeprefix(ARRIVAL)
         return None if words in seen.problem else f"no problem with {words!r}: {seen.problem or 'it was graded'}"
+    if seen.what.startswith(UNREADABLE):
+        return seen.what
     if seen.problem:
         return f"not graded: {seen.problem}"
-    if seen.verdict in (Verdict.FAIL.value, Verdict.NON_STRICT.value):
+    if seen.verdict in (CaseVerdict.FAIL.value, CaseVerdict.NON_STRICT.value):
         return None
     return f"{expected} has the verdict {seen.verdict} {seen.what}"
 

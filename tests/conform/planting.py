@@ -89,7 +89,7 @@ def encodes_badly(kind: str) -> Patch:
 
 
 def on_term(action: Any) -> Patch:
-    """What SIGTERM does, whatever the worker sets."""
+    """SIGTERM has this action, whatever the worker sets."""
 
     def plant() -> None:
         original = signal.signal

@@ -1,7 +1,7 @@
 """Some planted faulty workers, each caught by the case that names it. `python -m tests.conform.planted` runs all."""
 
 import pytest
-from stepwire_conform.case import CASES, Level, Verdict
+from stepwire_conform.case import CASES, CaseVerdict, Level
 from stepwire_conform.grading import grade
 
 from . import planted
@@ -34,4 +34,4 @@ def test_the_python_worker_passes_the_cases_that_the_chosen_faults_fail() -> Non
     names = {planted.case_of(fault) for fault in CHOSEN}
     chosen = [name for name in names if name in CASES and CASES[name].level is not Level.ZERO]
     result = grade(planted.PYTHON_WORKER, only=chosen)
-    assert {o.case.name: o.verdict for o in result.outcomes} == dict.fromkeys(chosen, Verdict.PASS)
+    assert {o.case.name: o.verdict for o in result.outcomes} == dict.fromkeys(chosen, CaseVerdict.PASS)

@@ -1,6 +1,7 @@
 """`stepwire handler`: checks of the programs that run steps."""
 
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from stepwire_conform.case import Case
     from stepwire_conform.grading import Grade
-    from stepwire_conform.scheduling import Outcome
+    from stepwire_conform.scheduling import CaseOutcome
 
 LEVELS = ("0", "1", "full", "hardened")
 
@@ -82,7 +83,7 @@ def conform(
         if is_text:
             click.echo(report.heading(first, cases))
 
-    def show(outcome: "Outcome") -> None:
+    def show(outcome: "CaseOutcome") -> None:
         if is_text and (outcome.what or options.verbosity > 0):
             click.echo(report.line(outcome))
             if outcome.what and outcome.verdict.value != "missing":
@@ -90,7 +91,11 @@ def conform(
         elif options.output == "jsonl":
             click.echo(_encoded(grading.outcome_json(outcome)))
 
-    grade = grading.grade(command, level=asked, only=only, report=show, found=found)
+    before = signal.signal(signal.SIGTERM, lambda *_: leave(Exit.INTERRUPTED))  # the programs end before this process
+    try:
+        grade = grading.grade(command, level=asked, only=only, report=show, found=found)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if junit:
         Path(junit).write_text(report.junit(grade, shlex.join(command)))
     if badge:
