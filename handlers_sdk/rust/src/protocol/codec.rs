@@ -3,7 +3,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::limits::{PROTOCOL_LEVEL_1, TRACESTATE_MAX};
+use super::limits::{NAME_BYTES_MAX, PROTOCOL_LEVEL_1, TRACESTATE_MAX};
 use super::messages::{BrokerMessage, Endpoints, Remains, ResultsHead, StepRequest, StepResult};
 use super::{strict_json, topics, InvalidMessage};
 
@@ -99,6 +99,9 @@ fn check_rules(message: &BrokerMessage) -> Result<(), InvalidMessage> {
             let has_long_state = |step: &StepRequest| {
                 step.metadata.tracestate.as_ref().map_or(false, |state| state.chars().count() > TRACESTATE_MAX)
             };
+            if !(1..=NAME_BYTES_MAX).contains(&m.batch_id.chars().count()) {
+                return Err(InvalidMessage::new("bad_field", "`batch_id` must have 1 to 128 characters"));
+            }
             if m.steps.iter().any(has_long_state) {
                 return Err(InvalidMessage::new("bad_field", "`tracestate` is too long"));
             }

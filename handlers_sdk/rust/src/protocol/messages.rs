@@ -8,6 +8,7 @@
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
+use serde_json::Number;
 
 use super::limits;
 
@@ -33,7 +34,7 @@ pub enum HeldState {
 /// `[step_id, delivery, state, age_ms]`.
 pub type HeldItem = (u64, u64, HeldState, u64);
 /// `[step_id, delivery, done, total, note]`.
-pub type ProgressItem = (u64, u64, f64, Option<f64>, Option<String>);
+pub type ProgressItem = (u64, u64, Number, Option<Number>, Option<String>);
 
 /// Why a worker refuses items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -285,7 +286,7 @@ pub struct ErrorDetail {
 pub struct ResultMetadata {
     /// The duration of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub execution_time_ms: Option<serde_json::Number>,
+    pub execution_time_ms: Option<Number>,
     /// The release of the handler.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handler_version: Option<String>,

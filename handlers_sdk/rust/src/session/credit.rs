@@ -131,12 +131,10 @@ impl Session {
     /// The number of further steps, how many of them would start at once, and whether promises to others hold the broker
     /// back.
     fn split_credit(&mut self, peer: PeerId, now_ms: f64) -> (i64, i64, bool) {
-        let credit = &self.credit;
-        let is_closed = credit.is_draining || credit.is_quiet || credit.is_full || self.brokers[peer].is_quiet;
-        if is_closed || self.outbox.bytes > OUTBOX_BYTES_MAX {
+        if self.is_closed(peer) {
             return (0, 0, false);
         }
-        let slots = credit.slots;
+        let slots = self.credit.slots;
         let capacity = slots + self.room(now_ms);
         if capacity > self.credit.largest {
             self.credit.largest = capacity;
@@ -145,24 +143,35 @@ impl Session {
         if self.brokers.len() == 1 {
             return ((capacity - load).max(0), (slots - load).max(0), false);
         }
-        let (idle_after_ms, rotation) = (self.credit.idle_after_ms, self.credit.rotation);
+        let left = self.share_left(capacity, peer, now_ms).min(capacity - load);
+        let own = &self.brokers[peer].id;
+        let others = self.brokers.iter().filter(|other| other.session.is_some() && other.id != *own);
+        let promised: i64 = others.map(|other| other.promises.promised()).sum();
+        let free = left.min(capacity - load - promised).max(0);
+        let slots_left = self.share_left(slots, peer, now_ms).min(slots - load);
+        (free, free.min(slots_left).max(0), free < left)
+    }
+
+    fn is_closed(&self, peer: PeerId) -> bool {
+        let credit = &self.credit;
+        let is_closed = credit.is_draining || credit.is_quiet || credit.is_full || self.brokers[peer].is_quiet;
+        is_closed || self.outbox.bytes > OUTBOX_BYTES_MAX
+    }
+
+    /// The part of this broker's share of the capacity that it does not use yet; negative if it uses more.
+    fn share_left(&self, capacity: i64, peer: PeerId, now_ms: f64) -> i64 {
+        let own = &self.brokers[peer].id;
         let mut claims = Vec::with_capacity(self.brokers.len());
-        let (mut index, mut promised) = (0, 0);
-        for number in self.brokers.numbers() {
-            let other = &self.brokers[number];
-            if number == peer {
+        let mut index = 0;
+        for other in self.brokers.iter() {
+            if other.id == *own {
                 index = claims.len();
             } else if other.session.is_none() {
                 continue;
-            } else {
-                promised += other.promises.promised();
             }
-            claims.push(Claim { load: other.load, is_idle: is_idle(other, idle_after_ms, now_ms) });
+            claims.push(Claim { load: other.load, is_idle: is_idle(other, self.credit.idle_after_ms, now_ms) });
         }
-        let wanted = split(capacity, &claims, index, rotation).min(capacity - load);
-        let free = wanted.min(capacity - load - promised).max(0);
-        let slots_free = split(slots, &claims, index, rotation).min(slots - load);
-        (free, free.min(slots_free).max(0), free < wanted)
+        split(capacity, &claims, index, self.credit.rotation)
     }
 
     // -- return -------------------------------------------------------------------------------------------------------
@@ -177,27 +186,25 @@ impl Session {
 
     /// The number of steps that no longer fit, and the brokers that may get them back. Called at `return_at_ms`.
     ///
-    /// A broker that still has credit would send the steps again at once, so it gets none back. That is also why steps
-    /// that wait for their handler's concurrency are not returned while they fit into the slots.
+    /// A broker that still has credit would send the steps again at once, so none is returned while some are left. That
+    /// is also why steps that wait for their handler's concurrency are not returned while they fit into the slots. Of
+    /// several brokers, those get steps back that use their whole share.
     pub(super) fn excess(&mut self, now_ms: f64) -> (i64, Vec<PeerId>) {
         self.credit.return_at_ms = NEVER;
         self.watch(now_ms);
         let (load, room, slots) = (self.holdings.load, self.room(now_ms), self.credit.slots);
         let (mut fitting, mut tolerated) = (slots + room, slots + RETURN_FACTOR * room);
+        let capacity = fitting;
         if self.brokers.len() > 1 {
-            fitting *= 2; // the credits of several brokers may add up to twice the capacity
+            fitting *= 2; // credit that was promised before steps became longer
             tolerated = fitting;
         }
         if load <= tolerated {
             return (0, Vec::new());
         }
-        let mut peers = Vec::new();
-        for peer in self.brokers.numbers() {
-            if self.split_credit(peer, now_ms).0 == 0 {
-                peers.push(peer);
-            }
-        }
-        (load - fitting, peers)
+        let is_full = |peer: &PeerId| self.is_closed(*peer) || self.share_left(capacity, *peer, now_ms) <= 0;
+        let full = self.brokers.numbers().into_iter().filter(is_full).collect();
+        (load - fitting, full)
     }
 }
 

@@ -5,7 +5,10 @@ use super::holdings::group;
 use super::ordered::OrderedMap;
 use super::outgoing::{parts, V};
 use super::Session;
+use serde_json::Number;
+
 use crate::actions::NEVER;
+use crate::protocol::limits::INTEGER_MAX;
 use crate::protocol::messages::{Item, Progress, ProgressItem};
 
 const PROGRESS_EVERY_MS: f64 = 200.0;
@@ -25,13 +28,21 @@ impl Reports {
 
     pub fn add(&mut self, held: &HeldDelivery, done: f64, total: Option<f64>, note: Option<String>, now_ms: f64) {
         let (step_id, delivery) = held.item;
-        self.latest.insert(held.item, (step_id, delivery, done, total, note));
+        self.latest.insert(held.item, (step_id, delivery, number(done), total.map(number), note));
         self.send_at_ms = now_ms.max(self.sent_ms + PROGRESS_EVERY_MS);
     }
 
     pub fn forget(&mut self, item: &Item) {
         self.latest.remove(item);
     }
+}
+
+/// A whole number is written without a fraction.
+fn number(value: f64) -> Number {
+    if value.fract() == 0.0 && value.abs() <= INTEGER_MAX as f64 {
+        return Number::from(value as i64);
+    }
+    Number::from_f64(value).unwrap_or_else(|| Number::from(0))
 }
 
 impl Session {
