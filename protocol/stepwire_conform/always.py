@@ -7,7 +7,7 @@ from typing import Any, Final
 from stepwire_protocol import codec, topics
 from stepwire_protocol.errors import InvalidMessage
 
-from .case import Failed
+from .case import RuleBroken
 from .frames import Message
 
 KINDS_OF_WORKERS: Final = frozenset({"hello", "heartbeat", "bye", "gone"})
@@ -20,9 +20,9 @@ Item = tuple[int, int]
 
 
 def decoded(frames: list[bytes], *, is_level0: bool) -> Message:
-    """The message in these frames. Raises Failed if any receiver would refuse it. The caller sets broker and time."""
+    """The message in these frames. Raises RuleBroken if a receiver would refuse it. The caller sets broker and time."""
     if len(frames) != 1:
-        raise Failed(
+        raise RuleBroken(
             f"a message of {len(frames)} frames: {frames[0][:60]!r}, {frames[1][:60]!r}",
             rule="A message is one frame: topic, one space, JSON",
             section="2",
@@ -30,7 +30,7 @@ def decoded(frames: list[bytes], *, is_level0: bool) -> Message:
         )
     frame = frames[0]
     if glued := _GLUED.match(frame):
-        raise Failed(
+        raise RuleBroken(
             f"the frame {frame[:60]!r} has no space after its topic",
             rule="A message is one frame: topic, one space, JSON",
             section="2",
@@ -39,10 +39,10 @@ def decoded(frames: list[bytes], *, is_level0: bool) -> Message:
     try:
         topic, body = codec.split(frame)
     except InvalidMessage as refusal:
-        raise Failed(f"the frame {frame[:60]!r} is refused: {refusal}", section="2") from None
+        raise RuleBroken(f"the frame {frame[:60]!r} is refused: {refusal}", section="2") from None
     if topic not in (topics.WORKERS, topics.RESULTS) and not topic.startswith(b"results@"):
         near = "the topic is misspelt" if _NEAR.match(frame) else ""
-        raise Failed(
+        raise RuleBroken(
             f"no broker subscribes the topic {topic!r}",
             rule="A worker sends on `workers `, `results@<broker> ` and `results `",
             section="2",
@@ -54,7 +54,7 @@ def decoded(frames: list[bytes], *, is_level0: bool) -> Message:
         else:
             codec.decode_worker(body)
     except InvalidMessage as refusal:
-        raise Failed(
+        raise RuleBroken(
             f"a broker refuses this message: {refusal.code}: {refusal}\n{frame[:400].decode(errors='replace')}",
             rule="A sender must not send a message that breaks the rules of JSON or of its members",
             section="3, 5 and 17" if is_level0 else "3 and 5",
@@ -72,7 +72,7 @@ def _cause_of_refusal(text: str, body: bytes) -> str:
 
 
 class Watch:
-    """What one worker process has been sent and has answered. `see` raises Failed at the first broken rule."""
+    """All that one worker process was sent and has answered. `see` raises RuleBroken at the first broken rule."""
 
     def __init__(self) -> None:
         self.worker: str | None = None
@@ -87,6 +87,7 @@ class Watch:
         self.allows_many_workers = False
         self.allows_lost_order = False
         self._n = -1
+        self._running: set[Item] = set()
         self._rid = 0
         self._bodies: dict[int, dict[str, Any]] = {}
 
@@ -108,7 +109,7 @@ class Watch:
             self._check_holding(message)
             for broker, free in message.get("slots_free", {}).items():
                 if broker in message.get("free", {}) and free > message["free"][broker]:
-                    raise Failed(
+                    raise RuleBroken(
                         f"slots_free of {broker} is {free}, and free is only {message['free'][broker]}",
                         rule="`slots_free` is a part of `free`",
                         section="5",
@@ -124,11 +125,11 @@ class Watch:
         if self.worker is None:
             self.worker = message["worker"]
         elif message["worker"] != self.worker and not self.allows_many_workers:
-            raise Failed(
+            raise RuleBroken(
                 f"the sender changed from {self.worker} to {message['worker']}",
                 rule="`worker` lives as long as its process",
                 section="4",
-                cause="the id is made anew for each message or session, or two processes run",
+                cause="each message or session gets another id, or two processes run",
             )
 
     def _check_topic(self, message: Message) -> None:
@@ -137,7 +138,7 @@ class Watch:
         if topic == "results " and kind != "results":
             fits = False
         if not fits:
-            raise Failed(
+            raise RuleBroken(
                 f"`{kind}` on the topic {topic!r}",
                 rule="hello, heartbeat and bye go on `workers `; all other messages on `results@<broker> `",
                 section="2",
@@ -146,7 +147,7 @@ class Watch:
     def _check_n(self, message: Message) -> None:
         n = message.get("n", 0)
         if n <= self._n and not self.allows_lost_order and not self.allows_many_workers:
-            raise Failed(
+            raise RuleBroken(
                 f"`n` is {n} in this {message.kind}, after {self._n}",
                 rule="`n` is one counter: every hello, heartbeat, bye and new results message takes a higher one",
                 section="4",
@@ -154,20 +155,24 @@ class Watch:
         self._n = max(self._n, n)
 
     def _check_holding(self, message: Message) -> None:
-        running = 0
+        running = set()
         for step_id, delivery, state, _ in message.get("holding", []):
             item = (step_id, delivery)
             self._check_known(message, [item])
-            running += state == "running"
+            if state == "running":
+                running.add(item)
             if state == "running" and self.modes.get(item) == "at_most_once" and item not in self.granted:
-                raise Failed(
+                raise RuleBroken(
                     f"the at_most_once delivery {list(item)} is reported as running without a `go`",
                     rule="An at_most_once step runs only after `go`",
                     section="12",
                 )
-        if running > self.slots and not self.allows_many_workers:
-            raise Failed(
-                f"{running} steps are reported as running, with {self.slots} slots",
+        # One report may mix runs that have just ended with those that follow them; two reports in a row may not.
+        lasting = running & self._running
+        self._running = running
+        if len(lasting) > self.slots and not self.allows_many_workers:
+            raise RuleBroken(
+                f"{len(lasting)} steps are reported as running, twice in a row, with {self.slots} slots",
                 rule="A worker runs at most `slots` steps at a time",
                 section="9",
             )
@@ -175,7 +180,7 @@ class Watch:
     def _check_known(self, message: Message, items: list[Any]) -> None:
         for item in items:
             if item not in self.modes:
-                raise Failed(
+                raise RuleBroken(
                     f"`{message.kind}` names {list(item)}, which was never sent to this worker",
                     rule="An item is [step_id, delivery] of a step that the worker received",
                     section="4",
@@ -191,7 +196,7 @@ class Watch:
         if first is not None:
             changing = ("session", "deployment", "n", "free", "slots_free")
             if _without(first, changing) != _without(message.body, changing):
-                raise Failed(
+                raise RuleBroken(
                     f"rid {rid} was used for two different messages",
                     rule="A results message that is sent again keeps its content; a new one takes the next `rid`",
                     section="5",
@@ -199,7 +204,7 @@ class Watch:
             self.copies[rid].append(message)
             return
         if rid <= self._rid and not self.allows_lost_order:
-            raise Failed(
+            raise RuleBroken(
                 f"`rid` is {rid}, after {self._rid}",
                 rule="`rid` is one counter over all results messages of the process",
                 section="4",
@@ -216,7 +221,7 @@ class Watch:
         item = (result["step_id"], result["delivery"])
         self._check_known(message, [item])
         if message["batch_id"] not in self.batches[item]:
-            raise Failed(
+            raise RuleBroken(
                 f"the result of {list(item)} names {message['batch_id']}, and the step was sent in"
                 f" {', '.join(sorted(self.batches[item]))}",
                 rule="A results message holds the outcomes of steps of one batch, and names that batch",
@@ -224,14 +229,14 @@ class Watch:
             )
         ran = result["status"] != "error"
         if self.modes[item] == "at_most_once" and item not in self.granted and ran:
-            raise Failed(
+            raise RuleBroken(
                 f"the at_most_once delivery {list(item)} has run without a `go`",
                 rule="An at_most_once step runs only after `go`",
                 section="12",
                 cause="the step is started before `start` was answered",
             )
         if item in self.answered and not self.allows_second_answer:
-            raise Failed(
+            raise RuleBroken(
                 f"{list(item)} has two results, in rid {self.answered[item]} and rid {message['rid']}",
                 rule="An item never runs twice in one process; a result that is sent again keeps its rid",
                 section="10",

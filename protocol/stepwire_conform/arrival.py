@@ -3,18 +3,19 @@
 import time
 from typing import Final, NamedTuple
 
-from .case import Failed
+from .case import RuleBroken
 from .endpoints import Transport
-from .program import CannotStart
-from .stage import Setting, Stage, ended, last_lines
+from .program import ProgramUnavailable
+from .setting import Setting, ended, last_lines
+from .stage import Stage
 
 SILENT_S: Final = 20.0
 OTHER_TRANSPORT_S: Final = 2.0  # after one transport has answered, the other one has this much longer
-LEVEL0_S: Final = 1.5  # a program that subscribes `steps ` and says nothing else for so long is at level 0
+LEVEL0_S: Final = 1.5  # after this time, a program that has only subscribed `steps ` is at level 0
 
 
 class Arrival(NamedTuple):
-    """What the first look found. `problem` is a sentence if the program cannot be graded at all."""
+    """The result of the first look. `problem` is a sentence if the program cannot be graded at all."""
 
     level: int | None
     transports: tuple[Transport, ...]
@@ -28,7 +29,7 @@ def look(setting: Setting) -> Arrival:
     stages = {transport: Stage(setting, transport) for transport in _TRANSPORTS}
     try:
         return _look(stages, setting.patience)
-    except CannotStart as refusal:
+    except ProgramUnavailable as refusal:
         return Arrival(None, (), (), f"the command cannot be started: {refusal}", is_usage=True)
     finally:
         for stage in stages.values():
@@ -54,7 +55,7 @@ def _look(stages: dict[Transport, Stage], patience: float) -> Arrival:
                 continue
             try:
                 stage.pump(0.05)
-            except Failed as failed:
+            except RuleBroken as failed:
                 problems[transport] = _with_causes(failed.what, failed.cause, stage)
                 continue
             if stage.sessions:

@@ -14,7 +14,9 @@ from stepwire_protocol import topics
 from .frames import Seen, encoded, shortened
 from .keys import ServerKeys
 
-MONITORED: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+MONITORED: Final = (
+    zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 BIND_S: Final = 5.0
 
 
@@ -37,7 +39,8 @@ class PlayedBroker:
         self.results_endpoint = results
         self.subscriptions: list[bytes] = []  # every subscription that a connection asked for, in order
         self.unsubscriptions: list[bytes] = []
-        self.accepted = {"steps": 0, "results": 0}  # connections
+        self.accepted = {"steps": 0, "results": 0}  # connections, also those that send nothing
+        self.greeted = {"steps": 0, "results": 0}  # connections that speak ZeroMQ, and were admitted
         self.refused = 0  # handshakes
         self.is_level0 = False
         self.reads_results = True
@@ -105,6 +108,12 @@ class PlayedBroker:
         self._sockets.clear()
         self._monitors.clear()
 
+    def forget_connections(self) -> None:
+        """The program is started again: what its earlier process did no longer counts."""
+        self._granted.clear()
+        self.greeted = {"steps": 0, "results": 0}
+        self.subscriptions.clear()
+
     @property
     def is_open(self) -> bool:
         return bool(self._sockets)
@@ -144,6 +153,13 @@ class PlayedBroker:
                 return
             yield frames
 
+    def read_raw(self, for_s: float) -> list[bytes]:
+        """Read frames as fast as they come, without a look at them, until none has come for this time."""
+        frames: list[bytes] = []
+        while self.sub.poll(int(for_s * 1000)):
+            frames += self.sub.recv_multipart()
+        return frames
+
     def _bind(self, socket: "zmq.Socket[bytes]", endpoint: str) -> None:
         """Bind, and try again for a while: the address of a closed socket is not free at once."""
         until_s = time.monotonic() + BIND_S
@@ -161,6 +177,8 @@ class PlayedBroker:
         if event == zmq.EVENT_ACCEPTED:
             self.accepted[name] += 1
             self.remark(f"a connection to the {name} endpoint")
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.greeted[name] += 1
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refused += 1
             self.remark(f"a connection to the {name} endpoint was refused: its key has no access")

@@ -28,7 +28,7 @@ LEVEL_WORDS: Final = {Level.ZERO: "0", Level.ONE: "1", Level.FULL: "full", Level
 LEVEL_OF_WORD: Final = {word: level for level, word in LEVEL_WORDS.items()}
 
 
-class Verdict(enum.Enum):
+class CaseVerdict(enum.Enum):
     PASS = "pass"
     NON_STRICT = "non-strict"  # breaks a rule that is only recommended
     FAIL = "fail"
@@ -101,7 +101,7 @@ def case(
     return register
 
 
-class Failed(AssertionError):
+class RuleBroken(AssertionError):
     """The worker broke a rule. `rule` and `section` replace those of the case if another rule was broken."""
 
     def __init__(self, what: str, *, rule: str = "", section: str = "", cause: str = "") -> None:

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 Transport: TypeAlias = Literal["ipc", "tcp"]
 
 
-class Endpoints:
+class PrivateEndpoints:
     """Gives each played broker a pair of endpoints of its own. Any thread may ask."""
 
     def __init__(self, directory: Path) -> None:

@@ -11,11 +11,12 @@ from typing import Any, Final, NamedTuple
 
 from . import cases as _cases  # registers them
 from .arrival import look
-from .case import CASES, LEVEL_WORDS, Case, Level, Verdict
-from .endpoints import Endpoints, Transport
+from .case import CASES, LEVEL_WORDS, Case, CaseVerdict, Level, RuleBroken
+from .endpoints import PrivateEndpoints, Transport
 from .program import adopt_orphans, children_of, end_adopted
-from .scheduling import LANES, Outcome, Schedule
-from .stage import Setting, Stage
+from .scheduling import LANES, CaseOutcome, Schedule
+from .setting import Setting
+from .stage import Stage
 
 assert _cases
 
@@ -26,7 +27,7 @@ _REMOVED: Final = ("STEPWIRE_CURVE_SERVER_KEY", "STEPWIRE_CURVE_PUBLIC_KEY", "ST
 class Grade(NamedTuple):
     """The result of a run. `problem`: why the program could not be graded."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CaseOutcome, ...]
     speaks: Level | None  # the level that the program speaks by itself: 0 or 1
     asked: Level | None  # that of --level
     transports: tuple[Transport, ...]
@@ -35,22 +36,18 @@ class Grade(NamedTuple):
     problem: str = ""
     is_usage: bool = False
 
-    def count(self, verdict: Verdict, up_to: Level | None = None) -> int:
+    def count(self, verdict: CaseVerdict, up_to: Level | None = None) -> int:
         return sum(o.verdict is verdict for o in self.outcomes if up_to is None or o.case.level <= up_to)
 
     @property
     def reached(self) -> Level | None:
-        """The highest level of which every case was run, and none failed or is missing."""
+        """The highest level of which every case was run and none prevents conformance, as of all levels below."""
         if self.speaks is None:
             return None
         reached = None
         for level in (Level.ZERO,) if self.speaks is Level.ZERO else (Level.ONE, Level.FULL, Level.HARDENED):
             own = [o for o in self.outcomes if o.case.level is level]
-            if (
-                not own
-                or len(own) < sum(case.level is level for case in CASES.values())
-                or any(o.verdict in (Verdict.FAIL, Verdict.MISSING) for o in own)
-            ):
+            if not own or len(own) < sum(case.level is level for case in CASES.values()) or any(map(_prevents, own)):
                 break
             reached = level
         return reached
@@ -62,22 +59,29 @@ class Grade(NamedTuple):
 
     @property
     def has_failed(self) -> bool:
-        return bool(self.problem) or self.count(Verdict.FAIL, self.decides) > 0
+        return bool(self.problem) or self.count(CaseVerdict.FAIL, self.decides) > 0
+
+
+def _prevents(outcome: CaseOutcome) -> bool:
+    """Whether this outcome prevents conformance at its level. What is only recommended may be missing."""
+    is_missing = outcome.verdict is CaseVerdict.MISSING and outcome.case.strength == "must"
+    return is_missing or outcome.verdict is CaseVerdict.FAIL
 
 
 def selected(level: Level | None, speaks: Level | None, only: Sequence[str] = ()) -> list[Case]:
-    """The cases of a run. Level 0 stands alone: a worker with sessions has none of its cases."""
+    """The cases of a run. Level 0 is separate: a worker with sessions has none of its cases."""
     if speaks is None:
         levels = tuple(Level)
     elif Level.ZERO in (level, speaks):
         levels = (Level.ZERO,)
     else:
         levels = tuple(one for one in Level if Level.ZERO < one <= (Level.HARDENED if level is None else level))
-    return [
-        case
-        for case in CASES.values()
-        if case.level in levels and (not only or any(case.name == name or case.name.startswith(name) for name in only))
-    ]
+    return [case for case in CASES.values() if case.level in levels and (not only or _is_meant(case.name, only))]
+
+
+def _is_meant(name: str, only: Sequence[str]) -> bool:
+    """Whether --only means this case. The whole name of a case means that case alone."""
+    return any(name == word or (word not in CASES and name.startswith(word)) for word in only)
 
 
 def grade(
@@ -85,7 +89,7 @@ def grade(
     *,
     level: Level | None = None,
     only: Sequence[str] = (),
-    report: Callable[[Outcome], None] = lambda outcome: None,
+    report: Callable[[CaseOutcome], None] = lambda outcome: None,
     found: Callable[[Grade, int], None] = lambda grade, cases: None,
     environ: dict[str, str] | None = None,
     patience: float = 1.0,
@@ -100,7 +104,7 @@ def grade(
         given = dict(os.environ if environ is None else environ)
         for name in _REMOVED:
             given.pop(name, None)
-        setting = Setting(command, given, Endpoints(directory), secrets.token_hex(8), patience=patience)
+        setting = Setting(command, given, PrivateEndpoints(directory), secrets.token_hex(8), patience=patience)
         return _grade(setting, level, only, report, found, lanes, began_s)
     finally:
         end_adopted(known)
@@ -111,7 +115,7 @@ def _grade(
     setting: Setting,
     level: Level | None,
     only: Sequence[str],
-    report: Callable[[Outcome], None],
+    report: Callable[[CaseOutcome], None],
     found: Callable[[Grade, int], None],
     lanes: int,
     began_s: float,
@@ -154,11 +158,21 @@ def _handlers_at_level0(setting: Setting, transport: Transport) -> tuple[str, ..
     from .scheduling import open_stage
 
     stage = Stage(setting, transport)
+    known = []
     try:
-        open_stage(stage)
-        return tuple(name for name in CONFORM_HANDLERS if offers(stage, name))
+        for name in CONFORM_HANDLERS:
+            if stage.program is None:
+                open_stage(stage)
+            if offers(stage, name):
+                known.append(name)
+            if stage.running.exit_code() is not None:
+                stage.end_program()
+                stage.broker.forget_connections()
+    except RuleBroken:
+        pass  # the cases will show why
     finally:
         stage.close()
+    return tuple(known)
 
 
 def as_json(grade: Grade) -> dict[str, Any]:
@@ -170,12 +184,12 @@ def as_json(grade: Grade) -> dict[str, Any]:
         "handlers": list(grade.handlers),
         "seconds": round(grade.seconds, 1),
         "problem": grade.problem or None,
-        "counts": {verdict.value: grade.count(verdict) for verdict in Verdict},
+        "counts": {verdict.value: grade.count(verdict) for verdict in CaseVerdict},
         "cases": [outcome_json(outcome) for outcome in grade.outcomes],
     }
 
 
-def outcome_json(outcome: Outcome) -> dict[str, Any]:
+def outcome_json(outcome: CaseOutcome) -> dict[str, Any]:
     """One case of the result."""
     return {
         "case": outcome.case.name,

@@ -12,7 +12,7 @@ _NEAR_INBOX: Final = re.compile(rb"@[^ ]*")
 
 
 def of_subscriptions(brokers: list[PlayedBroker], *, is_level0: bool) -> list[str]:
-    """What is wrong with the subscriptions of the worker's connections."""
+    """The faults in the subscriptions of the worker's connections."""
     causes = []
     for broker in brokers:
         for topic in dict.fromkeys(broker.subscriptions):
@@ -40,7 +40,7 @@ def _of_subscription(topic: bytes, is_level0: bool) -> str | None:
 
 
 def of_connections(brokers: list[PlayedBroker], output: str) -> list[str]:
-    """What is wrong with the connections."""
+    """The faults in the connections."""
     causes = []
     for broker in brokers:
         replaced = broker.replaced_socket()

@@ -18,11 +18,11 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
-class CannotStart(Exception):
+class ProgramUnavailable(Exception):
     """The operating system refused to start the command."""
 
 
-class Program:
+class GradedProgram:
     """One process of the command. Its output is read continuously, so a full pipe never stops it."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], token: str) -> None:
@@ -42,7 +42,7 @@ class Program:
                 preexec_fn=_END_WITH_PARENT,
             )
         except OSError as error:
-            raise CannotStart(f"{command[0]}: {error.strerror or error}") from None
+            raise ProgramUnavailable(f"{command[0]}: {error.strerror or error}") from None
         self.pid = self._process.pid
         self._reading = threading.Thread(target=self._read, name="conform-output", daemon=True)
         self._reading.start()

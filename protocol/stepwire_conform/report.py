@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
-from .case import LEVEL_WORDS, Case, Level, Verdict
+from .case import LEVEL_WORDS, Case, CaseVerdict, Level
 from .grading import Grade
-from .scheduling import Outcome
+from .scheduling import CaseOutcome
 
 COLOURS: Final = {None: "#9f3a38", Level.ZERO: "#4c6ef5", Level.ONE: "#2b8a3e", Level.FULL: "#2b8a3e"}
 BADGE_WORDS: Final = {None: "not conformant", Level.ZERO: "level 0", Level.ONE: "level 1", Level.FULL: "level 1 full"}
@@ -14,13 +14,15 @@ CHARACTER_WIDTH: Final = 6.6
 
 
 def heading(grade: Grade, cases: int) -> str:
-    """What the first look found."""
+    """The result of the first look, on one line."""
     if grade.speaks is Level.ZERO:
         kind = "a handler at level 0"
     else:
-        kind = f"a worker at level 1 with {len(grade.handlers)} handlers"
+        count = len(grade.handlers)
+        kind = f"a worker at level 1 with {count} handler{'s' if count != 1 else ''}"
     own = "" if any(name.startswith("conform.") for name in grade.handlers) else _OWN_HANDLERS
-    return f"{kind}, over {' and '.join(grade.transports)}: {cases} cases{own}"
+    cases_text = "1 case" if cases == 1 else f"{cases} cases"
+    return f"{kind}, over {' and '.join(grade.transports)}: {cases_text}{own}"
 
 
 _OWN_HANDLERS: Final = (
@@ -29,12 +31,12 @@ _OWN_HANDLERS: Final = (
 )
 
 
-def line(outcome: Outcome) -> str:
+def line(outcome: CaseOutcome) -> str:
     """One case on one line."""
     return f"{outcome.verdict.value:10}  {outcome.case.name}  ({outcome.seconds:.1f} s, {outcome.transport})"
 
 
-def detail(outcome: Outcome) -> str:
+def detail(outcome: CaseOutcome) -> str:
     """Why a case did not pass: the rule, the likely cause and the frames."""
     section = outcome.section or outcome.case.section
     page = section if section.startswith("SDK_GUIDE") else f"SPEC {section}"
@@ -50,17 +52,17 @@ def summary(grade: Grade) -> str:
     counts = ", ".join(
         f"{grade.count(verdict)} {word}"
         for verdict, word in (
-            (Verdict.PASS, "passed"),
-            (Verdict.NON_STRICT, "non-strict"),
-            (Verdict.FAIL, "failed"),
-            (Verdict.MISSING, "missing"),
+            (CaseVerdict.PASS, "passed"),
+            (CaseVerdict.NON_STRICT, "non-strict"),
+            (CaseVerdict.FAIL, "failed"),
+            (CaseVerdict.MISSING, "missing"),
         )
     )
     by_level = []
     for level in Level:
         own = [o for o in grade.outcomes if o.case.level is level]
         if own:
-            good = sum(o.verdict in (Verdict.PASS, Verdict.NON_STRICT) for o in own)
+            good = sum(o.verdict in (CaseVerdict.PASS, CaseVerdict.NON_STRICT) for o in own)
             by_level.append(f"level {LEVEL_WORDS[level]} {good} of {len(own)}")
     reached = (
         "no level is complete"
@@ -85,10 +87,10 @@ def junit(grade: Grade, command: str) -> str:
         name = (
             f'  <testcase classname="conform.{o.case.level.word}" name={quoteattr(o.case.name)} time="{o.seconds:.2f}"'
         )
-        if o.verdict is Verdict.PASS:
+        if o.verdict is CaseVerdict.PASS:
             bodies.append(name + "/>")
             continue
-        tag = "failure" if o.verdict is Verdict.FAIL else "skipped"
+        tag = "failure" if o.verdict is CaseVerdict.FAIL else "skipped"
         message = quoteattr(_printable(o.what.split("\n")[0]))
         bodies.append(f"{name}>\n    <{tag} message={message}>{escape(_printable(detail(o)))}</{tag}>\n  </testcase>")
     if grade.problem:
@@ -96,8 +98,8 @@ def junit(grade: Grade, command: str) -> str:
             f'  <testcase classname="conform" name="starts"><failure message={quoteattr(_printable(grade.problem))}/>'
             "</testcase>"
         )
-    failures = grade.count(Verdict.FAIL) + bool(grade.problem)
-    skipped = grade.count(Verdict.MISSING) + grade.count(Verdict.NON_STRICT)
+    failures = grade.count(CaseVerdict.FAIL) + bool(grade.problem)
+    skipped = grade.count(CaseVerdict.MISSING) + grade.count(CaseVerdict.NON_STRICT)
     head = (
         f'<testsuite name={quoteattr(_printable(command))} tests="{len(bodies)}" failures="{failures}"'
         f' skipped="{skipped}" time="{grade.seconds:.1f}">'

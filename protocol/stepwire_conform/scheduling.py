@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from .case import Case, Failed, Missing, Verdict
+from .case import Case, CaseVerdict, Missing, RuleBroken
 from .endpoints import Transport
 from .frames import shown
 from .keys import ServerKeys
-from .program import CannotStart
-from .stage import START_S, Setting, Stage, last_lines
+from .program import ProgramUnavailable
+from .setting import START_S, Setting, last_lines
+from .stage import Stage
 
 LANES: Final = 4
 LONG_S: Final = 5.0  # a case that lasts this long gets a thread of its own at once
@@ -23,11 +24,11 @@ LONG_MAX: Final = 14  # such threads at a time
 IDLE_S: Final = 3.0
 
 
-class Outcome(NamedTuple):
+class CaseOutcome(NamedTuple):
     """The verdict on one case."""
 
     case: Case
-    verdict: Verdict
+    verdict: CaseVerdict
     seconds: float
     transport: Transport
     what: str = ""
@@ -44,7 +45,7 @@ class Schedule:
         self,
         setting: Setting,
         transports: Sequence[Transport],
-        report: Callable[[Outcome], None],
+        report: Callable[[CaseOutcome], None],
         *,
         lanes: int = LANES,
     ) -> None:
@@ -59,14 +60,14 @@ class Schedule:
         """Begin no further case."""
         self._has_stopped = True
 
-    def run(self, cases: Sequence[Case]) -> list[Outcome]:
+    def run(self, cases: Sequence[Case]) -> list[CaseOutcome]:
         """Run every case. Returns the outcomes in the order of the cases."""
-        outcomes: dict[str, Outcome] = {}
+        outcomes: dict[str, CaseOutcome] = {}
         long = deque(sorted((c for c in cases if c.lasts_s >= LONG_S), key=lambda c: -c.lasts_s))
         fresh = deque(c for c in cases if c.lasts_s < LONG_S and c.fresh)
         shared = deque(c for c in cases if c.lasts_s < LONG_S and not c.fresh)
 
-        def keep(outcome: Outcome) -> None:
+        def keep(outcome: CaseOutcome) -> None:
             with self._lock:
                 outcomes[outcome.case.name] = outcome
                 self._report(outcome)
@@ -107,12 +108,12 @@ class _Lane:
         self._number = number
         self._shared: Stage | None = None
 
-    def run(self, case: Case) -> Outcome:
+    def run(self, case: Case) -> CaseOutcome:
         missing = [name for name in case.needs if not self._setting.has(name)]
         transport = self._transport(case)
         if missing or transport is None:
             what = f"the worker does not offer {', '.join(missing)}" if missing else f"no {case.transport}"
-            return Outcome(case, Verdict.MISSING, 0.0, self._transports[0], what)
+            return CaseOutcome(case, CaseVerdict.MISSING, 0.0, self._transports[0], what)
         began_s = time.monotonic()
         stage: Stage | None = None
         first_frame = 0
@@ -123,18 +124,18 @@ class _Lane:
                 open_stage(stage)
             case.check(stage)
             stage.pump(0)
-            outcome = Outcome(case, Verdict.PASS, time.monotonic() - began_s, stage.transport)
+            outcome = CaseOutcome(case, CaseVerdict.PASS, time.monotonic() - began_s, stage.transport)
         except Missing as missed:
-            outcome = Outcome(case, Verdict.MISSING, time.monotonic() - began_s, transport, str(missed))
-        except Failed as failed:
+            outcome = CaseOutcome(case, CaseVerdict.MISSING, time.monotonic() - began_s, transport, str(missed))
+        except RuleBroken as failed:
             assert stage is not None
             outcome = _failure(case, failed, stage, first_frame, began_s)
-        except CannotStart as refusal:
-            outcome = Outcome(case, Verdict.FAIL, 0.0, transport, f"the program cannot be started: {refusal}")
+        except ProgramUnavailable as refusal:
+            outcome = CaseOutcome(case, CaseVerdict.FAIL, 0.0, transport, f"the program cannot be started: {refusal}")
         except Exception as fault:
             assert stage is not None, "only a case raises here"
             what = f"the case could not read what the worker did: {type(fault).__name__}: {fault}"
-            outcome = _failure(case, Failed(what, rule=case.rule), stage, first_frame, began_s)
+            outcome = _failure(case, RuleBroken(what, rule=case.rule), stage, first_frame, began_s)
         if stage is not None:
             self._after(case, stage, outcome.verdict)
         return outcome
@@ -157,11 +158,11 @@ class _Lane:
             self._shared = Stage(self._setting, transport)
         return self._shared
 
-    def _after(self, case: Case, stage: Stage, verdict: Verdict) -> None:
+    def _after(self, case: Case, stage: Stage, verdict: CaseVerdict) -> None:
         """Close a stage of its own. Keep the shared one only if nothing of the case is left."""
         if stage is not self._shared:
             stage.close()
-        elif verdict is not Verdict.PASS or not _is_clean(stage):
+        elif verdict is not CaseVerdict.PASS or not _is_clean(stage):
             self.close()
 
 
@@ -178,7 +179,7 @@ def open_stage(stage: Stage) -> None:
     stage.until(
         lambda: is_subscribed(b"steps ") or is_subscribed(b"steps"), "subscription of `steps `", within_s=START_S
     )
-    stage.until(lambda: broker.accepted["results"] > 0, "connection to the results endpoint", within_s=START_S)
+    stage.until(lambda: broker.greeted["results"] > 0, "connection to the results endpoint", within_s=START_S)
     stage.wait(0.5)  # the time that a broker waits before the first batch
 
 
@@ -199,14 +200,14 @@ def _is_clean(stage: Stage) -> bool:
             "heartbeat that holds nothing",
             within_s=IDLE_S,
         )
-    except Failed:
+    except RuleBroken:
         return False
     stage.inbox.clear()
     stage.frames.clear()
     return stage.sessions.get(broker.id) is not None
 
 
-def _failure(case: Case, failed: Failed, stage: Stage, first_frame: int, began_s: float) -> Outcome:
+def _failure(case: Case, failed: RuleBroken, stage: Stage, first_frame: int, began_s: float) -> CaseOutcome:
     causes = [failed.cause] if failed.cause else []
     causes += stage.causes()
     if case.cause and not failed.rule:
@@ -215,9 +216,9 @@ def _failure(case: Case, failed: Failed, stage: Stage, first_frame: int, began_s
     output = stage.output()
     if "last lines" not in what and output.strip():
         what += last_lines(output).replace("; its last lines", "\nthe last lines of the program", 1)
-    return Outcome(
+    return CaseOutcome(
         case,
-        Verdict.NON_STRICT if case.strength == "should" and not failed.rule else Verdict.FAIL,
+        CaseVerdict.NON_STRICT if case.strength == "should" and not failed.rule else CaseVerdict.FAIL,
         time.monotonic() - began_s,
         stage.transport,
         what,

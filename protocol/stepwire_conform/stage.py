@@ -4,61 +4,24 @@ A case calls `run`, `send`, `expect`, `nothing` and `wait`. All of them let the 
 heartbeats and results as long as their switches are on.
 """
 
-import itertools
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
-
-import zmq
+from collections.abc import Mapping
+from typing import Any
 
 from . import hints
-from .always import Item, Watch, decoded
+from .always import Item, Watch
 from .broker import PlayedBroker
-from .case import Failed, Missing
-from .endpoints import Endpoints, Transport
-from .frames import Message, Seen, encoded, shortened
-from .keys import Gate, ServerKeys
-from .program import Program
-
-NAME: Final = "conform"
-SLOTS: Final = 4
-ENOUGH_S: Final = 12.0  # for anything that a good worker does at once; only a failing case waits for so long
-START_S: Final = 25.0  # from the start of the program to its first message
-FRAMES_KEPT: Final = 4_000
-
-Filter = Callable[[str, bytes], Iterable[bytes]]
+from .case import Missing, RuleBroken
+from .endpoints import Transport
+from .frames import Message, Seen, encoded
+from .heard_side import HeardSide
+from .keys import ServerKeys
+from .program import GradedProgram
+from .setting import ENOUGH_S, NAME, SLOTS, START_S, Setting, ended, last_lines
 
 
-class Setting:
-    """What all stages of one run share: the command, its environment and its limits."""
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        endpoints: Endpoints,
-        token: str,
-        *,
-        patience: float = 1.0,
-    ) -> None:
-        self.command = command
-        self.environ = environ
-        self.endpoints = endpoints
-        self.token = token
-        self.patience = patience
-        self.handlers: tuple[str, ...] = ()  # that the program offers
-        self.is_level0 = False
-        self._numbers = itertools.count(1)
-
-    def next_token(self) -> str:
-        return f"{self.token}-{next(self._numbers)}"
-
-    def has(self, handler: str) -> bool:
-        return handler in self.handlers
-
-
-class Stage:
+class Stage(HeardSide):
     """One program with its brokers. One thread uses it."""
 
     def __init__(
@@ -70,53 +33,19 @@ class Stage:
         settings: Mapping[str, str] | None = None,
         keys: ServerKeys | None = None,
     ) -> None:
-        self.setting = setting
-        self.transport = transport
-        self.program: Program | None = None
-        self.frames: list[Seen] = []
-        self.inbox: list[Message] = []
-        self.watch = Watch()
+        super().__init__(setting, transport, brokers, keys)
+        self.program: GradedProgram | None = None
         self.started_s = time.monotonic()
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.outgoing_filter: Filter | None = None
-        self.incoming_filter: Filter | None = None
         self.may_end = False  # the program may end without being asked to
-        self.is_strict = True  # a broken rule of `always` fails the case at once
-        self.note_frames = True
         self._settings = dict(settings or {})
-        self._step_ids = itertools.count(8_001)
         self._outputs: list[str] = []
-        self.sessions: dict[str, str] = {}  # broker -> the session that its last welcome opened
-        self.reported: dict[str, str] = {}  # broker -> the session that the worker's last heartbeat named
-        self.gate = None if keys is None else Gate(self.context, NAME)
-        self.keys = keys
-        self.brokers = []
-        for number in range(1, brokers + 1):
-            steps, results = setting.endpoints.pair(transport)
-            broker = PlayedBroker(self.context, f"b{number}", steps, results, self._note, keys)
-            broker.is_level0 = setting.is_level0
-            self.brokers.append(broker)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     @property
-    def broker(self) -> PlayedBroker:
-        return self.brokers[0]
-
-    @property
-    def worker(self) -> str:
-        assert self.watch.worker is not None, "no hello yet"
-        return self.watch.worker
-
-    @property
-    def running(self) -> Program:
+    def running(self) -> GradedProgram:
         assert self.program is not None, "the program is not started"
         return self.program
-
-    def open_brokers(self) -> None:
-        for broker in self.brokers:
-            if not broker.is_open:
-                broker.open()
 
     def start(self, **settings: str) -> None:
         """Start the program."""
@@ -130,10 +59,12 @@ class Stage:
             **self._settings,
             **settings,
         }
+        if self.watch.worker is not None:
+            self._ended.add(self.watch.worker)
         self.watch = Watch()
         self.forget_sessions()
         self.started_s = time.monotonic()
-        self.program = Program(self.setting.command, environ, self.setting.next_token())
+        self.program = GradedProgram(self.setting.command, environ, self.setting.next_token())
 
     def open_session(self) -> Message:
         """Start the program, and wait until it has a session with every broker. Returns the last hello."""
@@ -174,281 +105,30 @@ class Stage:
 
     def close(self) -> None:
         self.end_program()
-        for broker in self.brokers:
-            broker.close()
-        if self.gate is not None:
-            self.gate.close()
-        self.context.destroy(linger=0)
+        self.close_brokers()
 
     def output(self) -> str:
-        """What the program wrote, of all its processes."""
+        """The output of the program, of all its processes."""
         return "\n".join([*self._outputs, self.program.output() if self.program else ""])
 
     def causes(self) -> list[str]:
-        """What the kit heard that explains a failure."""
+        """The near misses that the kit heard, which explain a failure."""
         return [
             *hints.of_connections(self.brokers, self.output()),
             *hints.of_subscriptions(self.brokers, is_level0=self.setting.is_level0),
         ]
-
-    # -- receiving ----------------------------------------------------------------------------------------------------
-
-    def expect(
-        self,
-        kind: str,
-        *,
-        within_s: float = ENOUGH_S,
-        where: Callable[[Message], bool] | None = None,
-        what: str = "",
-        broker: str | None = None,
-        **members: Any,
-    ) -> Message:
-        """Wait for a message of this kind with these members, and take it. Earlier ones that nobody took count."""
-
-        def fits(message: Message) -> bool:
-            return (
-                message.kind == kind
-                and (broker is None or message.broker == broker)
-                and all(message.get(name) == value for name, value in members.items())
-                and (where is None or where(message))
-            )
-
-        found: list[Message] = []
-
-        def search() -> bool:
-            for message in self.inbox:
-                if not message.is_taken and fits(message):
-                    found.append(message)
-                    return True
-            return False
-
-        wanted = what or f"`{kind}`" + (f" with {_words(members)}" if members else "")
-        self.until(search, wanted, within_s=within_s, kind=kind)
-        found[0].is_taken = True
-        return found[0]
-
-    def nothing(self, *kinds: str, for_s: float, where: Callable[[Message], bool] | None = None, why: str = "") -> None:
-        """Let time pass, in which no message of these kinds may arrive. Untaken earlier ones count as well."""
-        until_s = time.monotonic() + for_s
-        while True:
-            for message in self.inbox:
-                if not message.is_taken and message.kind in kinds and (where is None or where(message)):
-                    raise Failed(f"a message came where none may{': ' + why if why else ''}: {message!r}")
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
-                return
-            self.pump(left_s)
-
-    def drop_seen(self, *kinds: str) -> None:
-        """Take every message of these kinds that has arrived; without kinds, every message."""
-        self.pump(0)
-        for message in self.inbox:
-            if not kinds or message.kind in kinds:
-                message.is_taken = True
-
-    def seen(self, kind: str) -> list[Message]:
-        """Every message of this kind, also those that were taken."""
-        return [message for message in self.inbox if message.kind == kind]
-
-    def wait(self, for_s: float) -> None:
-        until_s = time.monotonic() + for_s
-        while (left_s := until_s - time.monotonic()) > 0:
-            self.pump(left_s)
-
-    def until(
-        self, is_true: Callable[[], bool], what: str, *, within_s: float = ENOUGH_S, kind: str | None = None
-    ) -> None:
-        """Wait until this is true. Raises Failed after `within_s`, multiplied by the patience of the run."""
-        self.pump(0)
-        until_s = time.monotonic() + within_s * self.setting.patience
-        while not is_true():
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
-                raise Failed(f"no {what} within {within_s:g} s{self._instead(kind)}")
-            self.pump(min(left_s, 0.25))
-
-    def _instead(self, kind: str | None) -> str:
-        others = [m for m in self.inbox if not m.is_taken and m.kind == kind]
-        return f"; instead: {others[-1]!r}" if others else ""
-
-    def pump(self, wait_s: float) -> None:
-        """Wait for at most `wait_s` for something to arrive, and let the brokers answer it."""
-        poller = zmq.Poller()
-        for broker in self.brokers:
-            for socket in broker.poll_sockets():
-                poller.register(socket, zmq.POLLIN)
-        if len(poller.sockets):
-            poller.poll(int(min(wait_s, 0.2) * 1000) + (wait_s > 0))
-        elif wait_s > 0:
-            time.sleep(min(wait_s, 0.05))
-        for broker in self.brokers:
-            for frames in broker.pump():
-                self._receive(broker, frames)
-        self._check_program()
-
-    def _receive(self, broker: PlayedBroker, frames: list[bytes]) -> None:
-        if self._is_for_another(broker, frames[0]):
-            return
-        if self.note_frames:
-            text = " | ".join(shortened(frame.decode(errors="backslashreplace")) for frame in frames)
-            self._note(Seen(time.monotonic(), "<-", broker.id, text))
-        kept = [frames]
-        if self.incoming_filter is not None and len(frames) == 1:
-            kept = [[frame] for frame in self.incoming_filter(broker.id, frames[0])]
-        for one in kept:
-            try:
-                message = decoded(one, is_level0=self.setting.is_level0)
-                message.broker, message.at_s = broker.id, time.monotonic()
-                if not self.setting.is_level0 and broker is self._first_of(message):
-                    self.watch.see(message)
-            except Failed:
-                if self.is_strict:
-                    raise
-                continue
-            self.inbox.append(message)
-            if self.setting.is_level0:
-                continue
-            if message.kind == "heartbeat":
-                self.reported[broker.id] = message["sessions"].get(broker.id, "")
-            self._answer(broker, message)
-
-    def _first_of(self, message: Message) -> PlayedBroker:
-        """The broker whose copy of a message to several brokers is checked."""
-        if message.topic.startswith("results@"):
-            return next(b for b in self.brokers if b.id == message.broker)
-        return next(b for b in self.brokers if b.is_open)
-
-    def _is_for_another(self, broker: PlayedBroker, frame: bytes) -> bool:
-        """True for a message to another played broker: this one hears it only because it hears everything."""
-        topic = frame.partition(b" ")[0]
-        if not topic.startswith(b"results@") or b"{" in topic:
-            return False
-        named = topic[8:].decode(errors="replace")
-        if named == broker.id:
-            return False
-        if named in [other.id for other in self.brokers]:
-            return True
-        raise Failed(
-            f"a message to the broker {named!r}, which does not exist: {frame[:120]!r}",
-            rule="`results@<broker> ` names the broker by the id of its `here` and `welcome`",
-            section="2",
-        )
-
-    def _answer(self, broker: PlayedBroker, message: Message) -> None:
-        """Do what a broker does by itself."""
-        worker = message["worker"]
-        match message.kind:
-            case "hello" if broker.id not in message.get("next", {}):
-                self.send(broker.here(), to=worker, broker=broker)
-            case "hello" if broker.welcomes:
-                self.welcome(message, broker)
-            case "heartbeat" if broker.acks_heartbeats:
-                session = message.get("sessions", {}).get(broker.id)
-                if session == self.sessions.get(broker.id) and session is not None:
-                    self.ack_heartbeat(message, broker)
-                elif session is not None and session.partition(".")[0] != str(broker.epoch):
-                    self.send(broker.here(), to=worker, broker=broker)
-            case "results" if broker.acks_results:
-                self.ack([message["rid"]], broker=broker, worker=worker)
-            case "start" if broker.grants:
-                self.go([tuple(item) for item in message["items"]], broker=broker)
-            case _:
-                pass
 
     def _check_program(self) -> None:
         program = self.program
         if program is None:
             return
         if program.is_flooding():
-            raise Failed(f"the program floods its output: {program.output_bytes >> 20} MiB so far")
+            raise RuleBroken(f"the program floods its output: {program.output_bytes >> 20} MiB so far")
         code = program.exit_code()
         if code is not None and not self.may_end:
-            raise Failed(f"the program has {ended(code)}{last_lines(program.output())}")
-
-    def _note(self, seen: Seen) -> None:
-        if len(self.frames) < FRAMES_KEPT:
-            self.frames.append(seen)
-
-    # -- sending ------------------------------------------------------------------------------------------------------
-
-    def send(self, message: dict[str, Any], *, to: str | None = None, broker: PlayedBroker | None = None) -> None:
-        """Send a message to the worker."""
-        self.send_body(encoded(message), to=to, broker=broker)
-
-    def send_body(
-        self, body: bytes, *, topic: bytes | None = None, to: str | None = None, broker: PlayedBroker | None = None
-    ) -> None:
-        """Send these bytes to the worker, on its own topic unless another one is given."""
-        broker = broker or self.broker
-        topic = b"@" + (to or self.worker).encode() + b" " if topic is None else topic
-        bodies: Iterable[bytes] = [body]
-        if self.outgoing_filter is not None:
-            bodies = self.outgoing_filter(broker.id, body)
-        for one in bodies:
-            broker.publish(topic, one, is_noted=self.note_frames)
-
-    def welcome(self, hello: Message, broker: PlayedBroker | None = None) -> str:
-        """Open the session that this hello asks for."""
-        broker = broker or self.broker
-        session = f"{broker.epoch}.{hello['next'][broker.id]}"
-        self.sessions[broker.id] = session
-        self.send(broker.welcome(hello["n"], session), to=hello["worker"], broker=broker)
-        return session
-
-    def ack_heartbeat(self, heartbeat: Message, broker: PlayedBroker | None = None, **members: Any) -> None:
-        broker = broker or self.broker
-        session = self.sessions[broker.id]
-        ack = broker.message("heartbeat_ack", session=session, n=heartbeat["n"]) | broker.ack_members | members
-        self.send(ack, to=heartbeat["worker"], broker=broker)
-
-    def ack(self, rids: list[int], *, broker: PlayedBroker | None = None, worker: str | None = None) -> None:
-        broker = broker or self.broker
-        self.send(broker.message("ack", rids=rids), to=worker, broker=broker)
-
-    def go(self, items: list[Item], *, broker: PlayedBroker | None = None) -> None:
-        self.watch.granted.update(items)
-        self._send_items("go", items, broker)
-
-    def cancel(self, items: list[Item], reason: str = "task_cancelled", *, broker: PlayedBroker | None = None) -> None:
-        self._send_items("cancel", items, broker, reason=reason)
-
-    def adopt(self, items: list[Item], *, broker: PlayedBroker | None = None) -> None:
-        for item in items:
-            self.watch.modes.setdefault(item, "at_least_once")
-        self._send_items("adopt", items, broker)
-
-    def _send_items(self, kind: str, items: list[Item], broker: PlayedBroker | None, **members: Any) -> None:
-        broker = broker or self.broker
-        session = self.sessions[broker.id]
-        self.send(broker.message(kind, session=session, items=[list(i) for i in items], **members), broker=broker)
-
-    def session(self, broker: PlayedBroker | None = None) -> str:
-        return self.sessions[(broker or self.broker).id]
+            raise RuleBroken(f"the program has {ended(code)}{last_lines(program.output())}")
 
     # -- steps --------------------------------------------------------------------------------------------------------
-
-    def step(self, handler: str, context: Any = None, **members: Any) -> dict[str, Any]:
-        """A step with a new id. `members` replace its members; those of `metadata` are merged."""
-        step_id = members.pop("step_id", None) or next(self._step_ids)
-        metadata = {
-            "attempt": 0,
-            "retry_limit": 3,
-            "timeout_ms": 30_000,
-            "idempotency_key": f"6b1f0f6ce1b84f9f9d2a3a9b6f0c7d11/step_{step_id}",
-        } | members.pop("metadata", {})
-        step = {
-            "step_id": step_id,
-            "task_id": 6591,
-            "step_name": f"step_{step_id}",
-            "handler_class": handler,
-            "handler_config": {},
-            "task_context": {} if context is None else context,
-            "previous_results": {},
-            "delivery": 1,
-            "delivery_mode": "at_least_once",
-            "metadata": metadata,
-        }
-        return step | members
 
     def steps(
         self,
@@ -493,10 +173,10 @@ class Stage:
 
         try:
             self.until(search, f"result of {list(item)}", within_s=within_s)
-        except Failed as failed:
+        except RuleBroken as failed:
             refusals = [m for m in self.seen("refuse") if list(item) in m["items"]]
             if refusals:
-                raise Failed(f"{failed.what}; it was refused: {refusals[-1]!r}") from None
+                raise RuleBroken(f"{failed.what}; it was refused: {refusals[-1]!r}") from None
             raise
         return found[0]
 
@@ -557,6 +237,12 @@ class Stage:
         self.expect_start(batch.item)
         return batch
 
+    def credit(self) -> int:
+        """The number of steps that the worker accepts now."""
+        self.drop_seen("heartbeat")
+        free: int = self.expect("heartbeat", where=lambda m: self.broker.id in m["free"])["free"][self.broker.id]
+        return free
+
     def queued(self, *, ms: int = 20_000, ignore: bool = False, **members: Any) -> "tuple[Batch, Batch]":
         """Two runs of a handler with concurrency 2, and a third step of it that waits. Such a step is not returned:
         it waits for its handler, and not for a slot."""
@@ -583,6 +269,7 @@ class Batch:
     """One `steps` message that was sent."""
 
     def __init__(self, stage: Stage, broker: PlayedBroker, batch_id: str, items: list[Item], body: bytes) -> None:
+        self.session = stage.session(broker)
         self._stage = stage
         self._broker = broker
         self.id = batch_id
@@ -609,16 +296,3 @@ class Batch:
     def message(self, *, within_s: float = ENOUGH_S) -> Message:
         """The results message of this batch."""
         return self._stage.expect("results", batch_id=self.id, within_s=within_s)
-
-
-def ended(code: int) -> str:
-    return f"been ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-
-def last_lines(output: str, count: int = 6) -> str:
-    lines = [line for line in output.splitlines() if line.strip()][-count:]
-    return "; its last lines:\n" + "\n".join(f"    {line[:300]}" for line in lines) if lines else "; it wrote nothing"
-
-
-def _words(members: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value!r}" for name, value in members.items())

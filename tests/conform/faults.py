@@ -3,20 +3,14 @@
 `arrival:` followed by words means that the worker cannot be graded at all, and that the sentence contains these words.
 """
 
-import json
-import os
 import signal
 import time
-from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import stepwire.environment
 import stepwire.handler
 import stepwire.identity
-from stepwire.actions import NEVER, Send
-from stepwire.context import Context
-from stepwire.identity import ThisProcess
-from stepwire.runners.calls import HandlerCall, call_plain
+from stepwire.actions import NEVER
 from stepwire.runners.run_slots import RunSlots
 from stepwire.session import session as session_module
 from stepwire.session.announcements import Announcements
@@ -31,26 +25,46 @@ from stepwire.session.progress import ProgressReports
 from stepwire.session.reporting import ResultsReporting
 from stepwire.session.runs import Runs
 from stepwire.session.slots import Slots
-from stepwire.worker import socket_thread
-from stepwire.worker import worker as worker_module
 from stepwire.worker.socket_thread import SocketThread
 from stepwire.worker.sockets import WorkerSockets
 
 from .patches import (
-    Message,
     Patch,
     bodies_in,
     both,
     edit,
     error_out,
-    frames_out,
     out,
     put,
     received,
     steps_in,
 )
+from .planting import (
+    after,
+    encodes_badly,
+    ends_at_malformed,
+    environ,
+    error_without,
+    first_endpoint_only,
+    handlers_on_the_socket_thread,
+    integers,
+    member,
+    merged,
+    nothing,
+    on_term,
+    one_frame_for_each_wake,
+    options,
+    process,
+    run_slots,
+    strict,
+    topics,
+    two_frames,
+    without,
+    without_member,
+)
 
 Session = session_module.Session
+AS_TIMEOUT: Final = "held.received_ms + timeout_ms"
 
 
 class Fault(NamedTuple):
@@ -58,213 +72,6 @@ class Fault(NamedTuple):
 
     case: str
     patch: Patch
-
-
-def _after(owner: Any, name: str, then: Any) -> Patch:
-    """Call `then(self)` after this method."""
-
-    def plant() -> None:
-        original = getattr(owner, name)
-
-        def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
-            value = original(self, *args, **kwargs)
-            then(self)
-            return value
-
-        setattr(owner, name, changed)
-
-    return plant
-
-
-def _options(**options: int) -> Patch:
-    """Set options of both sockets, before they are connected."""
-
-    def plant() -> None:
-        connect = WorkerSockets.connect
-
-        def changed(self: WorkerSockets, *args: Any) -> None:
-            for name, value in options.items():
-                for socket in (self.sub, self.pub):
-                    setattr(socket, name, value)
-            connect(self, *args)
-
-        WorkerSockets.connect = changed  # type: ignore[method-assign]
-
-    return plant
-
-
-def _encodes_badly(kind: str) -> Patch:
-    """The JSON of the standard library for one kind of bad output, without a check."""
-
-    def plant() -> None:
-        original = stepwire.handler.encode_output
-        bad = {"nan": float("nan"), "bigint": 2**53 + 1, "nul": "a\0b", "surrogate": "\ud800"}[kind]
-
-        def encode(value: Any) -> bytes:
-            found = value.get("value") if isinstance(value, dict) else None
-            if found is not None and (found == bad or (kind == "nan" and found != found)):
-                return json.dumps(value).encode()
-            return original(value)
-
-        stepwire.handler.encode_output = encode
-
-    return plant
-
-
-def _on_term(action: Any) -> Patch:
-    """What SIGTERM does, whatever the worker sets."""
-
-    def plant() -> None:
-        original = signal.signal
-        original(signal.SIGTERM, action)
-        worker_module.signal.signal = (  # type: ignore[assignment]
-            lambda number, handler: None if number == signal.SIGTERM else original(number, handler)
-        )
-
-    return plant
-
-
-def _merged() -> Patch:
-    """Two results messages go as one, which then names the first one's batch only."""
-    kept: list[Message] = []
-
-    def change(topic: bytes, body: bytes) -> Iterator[tuple[bytes, bytes]]:
-        message = json.loads(body)
-        if message["type"] != "results":
-            yield topic, body
-        elif not kept or kept[0]["batch_id"] == message["batch_id"]:
-            kept[:] = [message]
-        else:
-            first = kept.pop()
-            first["results"] += message["results"]
-            yield topic, json.dumps(first).encode()
-
-    return frames_out(change)
-
-
-def _topics(old: bytes, new: bytes) -> Patch:
-    def change(topic: bytes, body: bytes) -> Iterator[tuple[bytes, bytes]]:
-        yield topic.replace(old, new), body
-
-    return frames_out(change)
-
-
-def _two_frames() -> Patch:
-    def plant() -> None:
-        def send(self: SocketThread, action: Any) -> None:
-            if isinstance(action, Send):
-                self._sockets.pub.send_multipart([action.topic, action.body])
-            else:
-                perform(self, action)
-
-        perform = SocketThread._perform
-        SocketThread._perform = send  # type: ignore[method-assign]
-
-    return plant
-
-
-def _handlers_on_the_socket_thread() -> Patch:
-    def plant() -> None:
-        original = SocketThread._run
-
-        def run(self: SocketThread, action: Any) -> None:
-            handler = self._handlers[action.offer]
-            if handler.kind != "thread":
-                original(self, action)
-                return
-            now = stepwire.identity.now_ms
-            context = Context(action.step, started_ms=0.0, timeout_at_ms=NEVER, clock=now, report=self.report_progress)
-            call = HandlerCall(action, handler, context)
-            call.begin(now())
-            self._mailbox.put_outcome(action.item, call_plain(call))
-
-        SocketThread._run = run  # type: ignore[method-assign]
-
-    return plant
-
-
-def _one_frame_for_each_wake() -> Patch:
-    return both(put(socket_thread, "RECEIVE_MAX", 1), _after(SocketThread, "_wait", lambda thread: time.sleep(0.6)))
-
-
-def _slots(number: int) -> Patch:
-    return both(
-        edit(Slots, "__init__", "self.slots = slots", f"self.slots = {number}"),
-        edit(RunSlots, "__init__", "self._free = slots", f"self._free = {number}"),
-    )
-
-
-def _without(*names: str) -> Any:
-    def change(step: Message) -> None:
-        for name in names:
-            step.pop(name, None)
-            step["metadata"].pop(name, None)
-
-    return change
-
-
-def _process(**facts: Any) -> Patch:
-    def plant() -> None:
-        original = stepwire.identity.this_process
-
-        def this_process() -> ThisProcess:
-            return original()._replace(**facts)
-
-        stepwire.identity.this_process = this_process
-
-    return plant
-
-
-def _error_without(name: str) -> Patch:
-    return error_out(lambda result: result["error"].pop(name, None))
-
-
-def _strict(message: Message) -> Message | None:
-    text = json.dumps(message)
-    return None if '"later"' in text or '"priority"' in text else message
-
-
-def _environ(**values: str) -> Patch:
-    def plant() -> None:
-        os.environ.update(values)
-
-    return plant
-
-
-def _first_endpoint_only() -> Patch:
-    def plant() -> None:
-        for name in ("STEPWIRE_STEPS", "STEPWIRE_RESULTS"):
-            os.environ[name] = os.environ[name].partition(",")[0]
-
-    return plant
-
-
-def _integers(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, dict):
-        return {name: _integers(inner) for name, inner in value.items()}
-    return [_integers(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _ends_at_malformed(body: bytes) -> bytes:
-    try:
-        json.loads(body)
-    except ValueError:
-        os._exit(1)
-    return body
-
-
-def _member(kind: str, **members: Any) -> Patch:
-    return out(kind, lambda message: message | members)
-
-
-def _without_member(kind: str, *names: str) -> Patch:
-    return out(kind, lambda message: {name: value for name, value in message.items() if name not in names})
-
-
-def _no(*_: Any) -> None:
-    """Does nothing, in place of a method."""
 
 
 FAULTS: Final[dict[str, Fault]] = {
@@ -276,7 +83,7 @@ FAULTS: Final[dict[str, Fault]] = {
         "lease.unsent_number",
         edit(Leases, "on_heartbeat_ack", "sent_ms = self._out.sent_ms(message.n)", "sent_ms = now_ms"),
     ),
-    "lease_never_checked": Fault("lease.ends", put(Leases, "check", _no)),
+    "lease_never_checked": Fault("lease.ends", put(Leases, "check", nothing)),
     "lease_kept_over_a_new_session": Fault(
         "lease.shorter", edit(Leases, "on_welcome", "peer.lease.until_ms = 0.0", "pass")
     ),
@@ -292,7 +99,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "stopped_process_obeys_first": Fault(
         "hostile.stopped",
         both(
-            put(Leases, "check", _no),
+            put(Leases, "check", nothing),
             edit(session_module.Session, "receive", "self.leases.check(now_ms)", "pass"),
         ),
     ),
@@ -301,19 +108,19 @@ FAULTS: Final[dict[str, Fault]] = {
         "hello.resent",
         edit(Announcements, "hello", "self._spread(self._hello_wait_ms, limits.HELLO_JITTER)", "3600000.0"),
     ),
-    "hello_for_ever": Fault("hello.ends", put(Announcements, "stop_hello_if_welcomed", _no)),
+    "hello_for_ever": Fault("hello.ends", put(Announcements, "stop_hello_if_welcomed", nothing)),
     "hello_without_a_pause": Fault(
         "hello.slower", edit(Announcements, "hello", "self._spread(self._hello_wait_ms, limits.HELLO_JITTER)", "100.0")
     ),
-    "hello_without_holding": Fault("reset.holding", _without_member("hello", "holding")),
-    "here_ignored": Fault("hello.here", put(Leases, "on_here", _no)),
+    "hello_without_holding": Fault("reset.holding", without_member("hello", "holding")),
+    "here_ignored": Fault("hello.here", put(Leases, "on_here", nothing)),
     "here_of_an_older_epoch": Fault(
         "restart.older_here", edit(Leases, "on_here", "if message.epoch < peer.epoch:", "if False:")
     ),
     "here_is_a_drop": Fault(
         "restart.keeps", edit(Leases, "on_here", "peer.session = None", "self._drop(peer, 'expired', now_ms)")
     ),
-    "reset_ignored": Fault("reset.drops", put(Leases, "on_reset", _no)),
+    "reset_ignored": Fault("reset.drops", put(Leases, "on_reset", nothing)),
     "reset_of_an_older_epoch": Fault(
         "reset.older_epoch", edit(Leases, "on_reset", " and message.epoch >= peer.epoch", "")
     ),
@@ -324,7 +131,7 @@ FAULTS: Final[dict[str, Fault]] = {
         "reset.pauses",
         both(
             edit(Leases, "_drop", "self._request_hello(peer, session, why, now_ms)", "pass"),
-            _after(Leases, "on_reset", lambda leases: setattr(leases._announcements, "hello_at_ms", 0.0)),
+            after(Leases, "on_reset", lambda leases: setattr(leases._announcements, "hello_at_ms", 0.0)),
         ),
     ),
     "welcome_of_another_number": Fault("hello.another_number", edit(Leases, "on_welcome", "k != peer.next or ", "")),
@@ -334,12 +141,12 @@ FAULTS: Final[dict[str, Fault]] = {
     "heartbeats_at_its_own_interval": Fault(
         "heartbeat.interval", put(Announcements, "_heartbeat_every_ms", lambda self: 2000.0)
     ),
-    "heartbeat_without_sessions": Fault("heartbeat.sessions", _without_member("heartbeat", "sessions")),
-    "heartbeat_without_holding": Fault("heartbeat.holding", _without_member("heartbeat", "holding")),
+    "heartbeat_without_sessions": Fault("heartbeat.sessions", without_member("heartbeat", "sessions")),
+    "heartbeat_without_holding": Fault("heartbeat.holding", without_member("heartbeat", "holding")),
     "done_left_out_of_holding": Fault(
         "heartbeat.done", edit(HeldDeliveries, "report", "is not None", "is not None and state != 'done'")
     ),
-    "one_n_for_all": Fault("heartbeat.interval", _member("heartbeat", n=1)),
+    "one_n_for_all": Fault("heartbeat.interval", member("heartbeat", n=1)),
     "age_from_the_receipt": Fault(
         "timeout.age",
         edit(
@@ -356,12 +163,12 @@ FAULTS: Final[dict[str, Fault]] = {
     "the_same_id_at_each_start": Fault(
         "hello.new_id", put(stepwire.identity, "new_worker_id", lambda name: f"{name}:0123456789abcdef")
     ),
-    "start_time_in_seconds": Fault("hello.process", _process(pid_started=int(time.time()))),
-    "host_is_the_boot_id_alone": Fault("hello.host", _process(host="9a1e6d0c-77aa-4bd1-9a5b-1f6f5a1c2d3e")),
-    "another_process_id": Fault("hello.process", _process(pid=1)),
-    "name_not_from_the_environment": Fault("hello.name", _environ(STEPWIRE_NAME="other")),
-    "slots_not_from_the_environment": Fault("hello.slots", _environ(STEPWIRE_SLOTS="9")),
-    "labels_not_from_the_environment": Fault("hello.labels", _environ(STEPWIRE_LABELS="")),
+    "start_time_in_seconds": Fault("hello.process", process(pid_started=int(time.time()))),
+    "host_is_the_boot_id_alone": Fault("hello.host", process(host="9a1e6d0c-77aa-4bd1-9a5b-1f6f5a1c2d3e")),
+    "another_process_id": Fault("hello.process", process(pid=1)),
+    "name_not_from_the_environment": Fault("hello.name", environ(STEPWIRE_NAME="other")),
+    "slots_not_from_the_environment": Fault("hello.slots", environ(STEPWIRE_SLOTS="9")),
+    "labels_not_from_the_environment": Fault("hello.labels", environ(STEPWIRE_LABELS="")),
     # -- sockets
     "subscribes_without_the_space": Fault(
         "hello.subscribes",
@@ -389,41 +196,42 @@ FAULTS: Final[dict[str, Fault]] = {
         ),
     ),
     "binds": Fault("arrival:binds", edit(WorkerSockets, "connect", "sock.connect(", "sock.bind(")),
-    "immediate": Fault("restart.queue", _options(immediate=1)),
+    "immediate": Fault("restart.queue", options(immediate=1)),
     "linger_0": Fault(
         "drain.lingers", edit(WorkerSockets, "close", "self.pub.linger = LINGER_MS", "self.pub.linger = 0")
     ),
-    "never_reconnects": Fault("restart.sockets", _options(reconnect_ivl=-1)),
-    "small_messages_only": Fault("payload.mebibyte_in", _options(maxmsgsize=100_000)),
-    "never_rebuilds": Fault("rebuild.silent", put(BrokerLinks, "_rebuild_silent", _no)),
-    "two_frames": Fault("arrival:frames", _two_frames()),
-    "topic_without_its_space": Fault("arrival:no space after its topic", _topics(b" ", b"")),
-    "topic_misspelt": Fault("arrival:misspelt", _topics(b"workers ", b"worker ")),
-    "topic_of_another_broker": Fault("results.form", _topics(b"results@b1 ", b"results@b9 ")),
-    "accept_to_every_broker": Fault("steps.accept", _topics(b"results@b1 ", b"results ")),
-    "handlers_on_the_socket_thread": Fault("heartbeat.computing", _handlers_on_the_socket_thread()),
-    "one_frame_for_each_wake": Fault("results.burst", _one_frame_for_each_wake()),
+    "never_reconnects": Fault("restart.sockets", options(reconnect_ivl=-1)),
+    "small_messages_only": Fault("payload.mebibyte_in", options(maxmsgsize=100_000)),
+    "never_rebuilds": Fault("rebuild.silent", put(BrokerLinks, "_rebuild_silent", nothing)),
+    "two_frames": Fault("arrival:frames", two_frames()),
+    "topic_without_its_space": Fault("arrival:no space after its topic", topics(b" ", b"")),
+    "topic_misspelt": Fault("arrival:misspelt", topics(b"workers ", b"worker ")),
+    "topic_of_another_broker": Fault("results.form", topics(b"results@b1 ", b"results@b9 ")),
+    "accept_to_every_broker": Fault("steps.accept", topics(b"results@b1 ", b"results ")),
+    "handlers_on_the_socket_thread": Fault("heartbeat.computing", handlers_on_the_socket_thread()),
+    "one_frame_for_each_wake": Fault("results.burst", one_frame_for_each_wake()),
     "split_at_every_space": Fault(
-        "payload.spaces", edit(SocketThread, "_receive", "codec.split(frame)", "frame.split(b' ')[:2]")
+        "payload.spaces",
+        edit(SocketThread, "_receive", "codec.split(frame)", "(frame.split(b' ')[0] + b' ', frame.split(b' ')[1])"),
     ),
     # -- what it reads
-    "ends_at_malformed_json": Fault("malformed.not_json", bodies_in(_ends_at_malformed)),
+    "ends_at_malformed_json": Fault("malformed.not_json", bodies_in(ends_at_malformed)),
     "reads_ascii_only": Fault(
         "payload.unicode", bodies_in(lambda body: body.decode("ascii", "replace").encode("utf-8"))
     ),
-    "reads_floats_as_integers": Fault("malformed.steps_float_task_id", received(_integers)),
-    "drops_unreadable_steps": Fault("malformed.steps_without_handler", put(Intake, "on_unreadable", _no)),
+    "reads_floats_as_integers": Fault("malformed.steps_float_task_id", received(integers)),
+    "drops_unreadable_steps": Fault("malformed.steps_without_handler", put(Intake, "on_unreadable", nothing)),
     "drops_large_steps": Fault("malformed.too_large", bodies_in(lambda body: None if len(body) > 4_194_304 else body)),
-    "refuses_unknown_members": Fault("malformed.unknown_members", received(_strict)),
+    "refuses_unknown_members": Fault("malformed.unknown_members", received(strict)),
     "reads_any_major_version": Fault(
         "malformed.major_version",
         received(lambda m: m | {"v": "2.0", **({"protocol_version": "2.0"} if "protocol_version" in m else {})}),
     ),
     "refuses_minor_versions": Fault("malformed.minor_version", received(lambda m: m if m.get("v") == "2.0" else None)),
-    "ignores_input": Fault("payload.input", steps_in(_without("input"))),
-    "ignores_traceparent": Fault("payload.traceparent", steps_in(_without("traceparent"))),
-    "ignores_results_of_dependencies": Fault("payload.context", steps_in(_without("previous_results"))),
-    "ignores_config": Fault("payload.context", steps_in(_without("handler_config"))),
+    "ignores_input": Fault("payload.input", steps_in(without("input"))),
+    "ignores_traceparent": Fault("payload.traceparent", steps_in(without("traceparent"))),
+    "ignores_results_of_dependencies": Fault("payload.context", steps_in(without("previous_results"))),
+    "ignores_config": Fault("payload.context", steps_in(without("handler_config"))),
     # -- steps and results
     "never_accepts": Fault("steps.accept", out("accept", lambda message: None)),
     "repeated_steps_ignored": Fault("duplicates.running", put(Intake, "_answer_again", lambda *_: False)),
@@ -451,11 +259,11 @@ FAULTS: Final[dict[str, Fault]] = {
     "results_without_a_pause": Fault(
         "hostile.never_ack", edit(ResultsOutbox, "resend", "message.wait_ms * 2", "message.wait_ms")
     ),
-    "ack_ignored": Fault("results.ack_ends", put(ResultsReporting, "on_ack", _no)),
-    "one_rid_for_all": Fault("results.two_batches", _member("results", rid=1)),
-    "results_of_two_batches": Fault("results.two_batches", _merged()),
-    "results_without_deployment": Fault("results.form", _member("results", deployment="")),
-    "results_of_level_0": Fault("results.form", _member("results", protocol_version="1.0")),
+    "ack_ignored": Fault("results.ack_ends", put(ResultsReporting, "on_ack", nothing)),
+    "one_rid_for_all": Fault("results.two_batches", member("results", rid=1)),
+    "results_of_two_batches": Fault("results.two_batches", merged()),
+    "results_without_deployment": Fault("results.form", member("results", deployment="")),
+    "results_of_level_0": Fault("results.form", member("results", protocol_version="1.0")),
     "results_without_delivery": Fault(
         "results.form",
         out(
@@ -466,30 +274,30 @@ FAULTS: Final[dict[str, Fault]] = {
     "large_results_sent_whole": Fault(
         "errors.too_large", edit(ResultsReporting, "_send", "len(body) > peer.bytes_max", "False")
     ),
-    "refused_ignored": Fault("errors.refused", put(ResultsReporting, "on_refused", _no)),
+    "refused_ignored": Fault("errors.refused", put(ResultsReporting, "on_refused", nothing)),
     "refused_forgotten": Fault(
         "errors.result_refused", edit(ResultsReporting, "on_refused", "if refused.is_replacement or ", "if True or ")
     ),
     "refused_repeated_for_ever": Fault(
         "errors.refused_twice", edit(ResultsReporting, "on_refused", "refused.is_replacement or ", "")
     ),
-    "progress_dropped": Fault("progress.form", put(ProgressReports, "add", _no)),
+    "progress_dropped": Fault("progress.form", put(ProgressReports, "add", nothing)),
     # -- errors
     "unknown_handler_in_silence": Fault(
         "errors.unknown_handler", out("refuse", lambda m: None if m["code"] == "unknown_handler" else m)
     ),
-    "permanent_is_retried": Fault("errors.permanent", _error_without("retryable")),
-    "retry_without_its_pause": Fault("errors.retry", _error_without("retry_after_ms")),
-    "category_lost": Fault("errors.unavailable", _error_without("category")),
-    "code_lost": Fault("errors.outcome_unknown", _error_without("code")),
+    "permanent_is_retried": Fault("errors.permanent", error_without("retryable")),
+    "retry_without_its_pause": Fault("errors.retry", error_without("retry_after_ms")),
+    "category_lost": Fault("errors.unavailable", error_without("category")),
+    "code_lost": Fault("errors.outcome_unknown", error_without("code")),
     "bad_input_as_a_failure": Fault("errors.bad_input", error_out(lambda result: result.update(status="failed"))),
     "message_without_its_type": Fault(
         "errors.type", error_out(lambda result: result["error"].update(message="it failed"))
     ),
-    "writes_nan": Fault("errors.output_nan", _encodes_badly("nan")),
-    "writes_large_integers": Fault("errors.output_bigint", _encodes_badly("bigint")),
-    "writes_nul": Fault("errors.output_nul", _encodes_badly("nul")),
-    "writes_surrogates": Fault("errors.output_surrogate", _encodes_badly("surrogate")),
+    "writes_nan": Fault("errors.output_nan", encodes_badly("nan")),
+    "writes_large_integers": Fault("errors.output_bigint", encodes_badly("bigint")),
+    "writes_nul": Fault("errors.output_nul", encodes_badly("nul")),
+    "writes_surrogates": Fault("errors.output_surrogate", encodes_badly("surrogate")),
     # -- at most once
     "runs_without_go": Fault("at_most_once.asks", edit(Runs, "start_queued", "if held.is_at_most_once:", "if False:")),
     "start_sent_once": Fault(
@@ -525,14 +333,9 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "timeouts_from_the_receipt": Fault(
         "timeout.from_start",
-        edit(
-            Runs,
-            "_start",
-            "lease, timeout_ms, ends_ms)",
-            "lease, timeout_ms, min(ends_ms, held.received_ms + timeout_ms))",
-        ),
+        edit(Runs, "_start", "NEVER if deadline_ms is None else held.received_ms + deadline_ms", AS_TIMEOUT),
     ),
-    "deadline_ignored": Fault("timeout.deadline", steps_in(_without("deadline_ms"))),
+    "deadline_ignored": Fault("timeout.deadline", steps_in(without("deadline_ms"))),
     "concurrency_ignored": Fault(
         "concurrency.handler",
         both(
@@ -540,7 +343,7 @@ FAULTS: Final[dict[str, Fault]] = {
             edit(Slots, "__init__", "if offer.concurrency is not None", "if False"),
         ),
     ),
-    "more_runs_than_slots": Fault("results.slots", _slots(50)),
+    "more_runs_than_slots": Fault("results.slots", run_slots(50)),
     "credit_never_falls": Fault(
         "steps.credit",
         both(
@@ -553,20 +356,20 @@ FAULTS: Final[dict[str, Fault]] = {
         edit(HeldDeliveries, "finish", "self._lighten(held, now_ms)", "pass"),
     ),
     "never_busy": Fault(
-        "credit.busy", both(put(Credit, "places", lambda self: 10**9), put(Session, "_return_excess", _no))
+        "credit.busy", both(put(Credit, "places", lambda self: 10**9), put(Session, "_return_excess", nothing))
     ),
     # -- adoption, deployments, several brokers
-    "adopt_ignored": Fault("adopt.held", put(Session, "_on_adopt", _no)),
+    "adopt_ignored": Fault("adopt.held", put(Session, "_on_adopt", nothing)),
     "adopt_without_tombstones": Fault(
         "adopt.unknown", edit(Session, "_on_adopt", "self.holdings.tombstones.disown(item, peer, now_ms)", "pass")
     ),
     "adopted_items_keep_their_owner": Fault(
         "brokers.adopt", edit(Session, "_on_adopt", "self.holdings.move(held, peer)", "pass")
     ),
-    "adopted_results_keep_their_owner": Fault("brokers.adopt_done", put(ResultsReporting, "change_owner", _no)),
+    "adopted_results_keep_their_owner": Fault("brokers.adopt_done", put(ResultsReporting, "change_owner", nothing)),
     "results_lost_at_a_drop": Fault(
         "reset.done",
-        _after(Leases, "on_reset", lambda leases: [leases._outbox.remove(m.rid) for m in list(leases._outbox)]),
+        after(Leases, "on_reset", lambda leases: [leases._outbox.remove(m.rid) for m in list(leases._outbox)]),
     ),
     "queued_steps_survive_a_drop": Fault(
         "reset.queued",
@@ -578,9 +381,9 @@ FAULTS: Final[dict[str, Fault]] = {
     "tombstones_of_an_old_deployment": Fault(
         "deployment.tombstones", edit(Leases, "_replace", "self._holdings.tombstones.forget_broker(peer)", "pass")
     ),
-    "first_endpoint_only": Fault("brokers.sessions", _first_endpoint_only()),
-    "listed_brokers_ignored": Fault("brokers.listed", put(BrokerLinks, "learn", _no)),
-    "results_to_the_first_broker": Fault("brokers.owner", _topics(b"results@b2 ", b"results@b1 ")),
+    "first_endpoint_only": Fault("brokers.sessions", first_endpoint_only()),
+    "listed_brokers_ignored": Fault("brokers.listed", put(BrokerLinks, "learn", nothing)),
+    "results_to_the_first_broker": Fault("brokers.owner", topics(b"results@b2 ", b"results@b1 ")),
     "all_credit_to_each_broker": Fault(
         "brokers.credit",
         put(
@@ -595,8 +398,8 @@ FAULTS: Final[dict[str, Fault]] = {
         "quiet.order", edit(Leases, "on_heartbeat_ack", "peer.is_quiet = message.quiet", "peer.is_quiet = True")
     ),
     "quit_ignored": Fault("drain.quit", edit(Session, "_dispatch", "if message.quit:", "if False:")),
-    "ignores_term": Fault("drain.term", _on_term(signal.SIG_IGN)),
-    "ends_at_term_at_once": Fault("drain.running", _on_term(signal.SIG_DFL)),
+    "ignores_term": Fault("drain.term", on_term(signal.SIG_IGN)),
+    "ends_at_term_at_once": Fault("drain.running", on_term(signal.SIG_DFL)),
     "ends_with_unacknowledged_results": Fault(
         "drain.outbox", edit(Session, "_may_quit", "not self.holdings and", "not self.slots.taken and")
     ),

@@ -17,7 +17,7 @@ _CASES: Final = {
     "answers_the_first_step": "loop.several",
     "writes_a_type": "loop.members",
     "wrong_topic": "loop.answers",
-    "subscribes_everything": "loop.subscribes",
+    "subscribes_everything": "arrival:subscribes everything",
     "small_messages": "loop.large",
     "forgets_the_version": "loop.members",
     "never_reconnects": "loop.restart",

@@ -9,14 +9,16 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
 
-from stepwire_conform.case import Verdict
-from stepwire_conform.grading import Grade, grade
+from stepwire_conform.case import CaseVerdict
+from stepwire_conform.grading import grade
 
 from .faults import FAULTS
 from .level0_faults import LEVEL0_FAULTS
 
 PATIENCE = 0.6
+PYTHON_WORKER = [sys.executable, "-m", "stepwire.conform"]
 ARRIVAL = "arrival:"
 
 
@@ -33,25 +35,36 @@ def names() -> list[str]:
     return [*FAULTS, *LEVEL0_FAULTS]
 
 
-def run(fault: str) -> Grade:
+class Seen(NamedTuple):
+    """The outcome of one faulty worker."""
+
+    verdict: str  # of the case that names the fault
+    what: str
+    problem: str  # why the worker was not graded at all
+
+
+def run(fault: str) -> Seen:
     """Grade the faulty worker with the case that names its fault."""
     expected = case_of(fault)
-    only = () if expected.startswith(ARRIVAL) else (expected,)
-    return grade(command_of(fault), only=only, patience=PATIENCE, lanes=1)
+    only = (expected,) if not expected.startswith(ARRIVAL) else ("hello.versions",)
+    result = grade(command_of(fault), only=only, patience=PATIENCE, lanes=1)
+    if not result.outcomes:
+        return Seen("", "", result.problem)
+    outcome = result.outcomes[0]
+    return Seen(outcome.verdict.value, outcome.what, result.problem)
 
 
-def why_not_caught(fault: str, result: Grade) -> str | None:
+def why_not_caught(fault: str, seen: Seen) -> str | None:
     """None if the fault was caught as expected; otherwise what happened instead."""
     expected = case_of(fault)
     if expected.startswith(ARRIVAL):
         words = expected.removeprefix(ARRIVAL)
-        return None if words in result.problem else f"no problem with {words!r}: {result.problem or 'it was graded'}"
-    if result.problem:
-        return f"not graded: {result.problem}"
-    outcome = result.outcomes[0]
-    if outcome.verdict in (Verdict.FAIL, Verdict.NON_STRICT):
+        return None if words in seen.problem else f"no problem with {words!r}: {seen.problem or 'it was graded'}"
+    if seen.problem:
+        return f"not graded: {seen.problem}"
+    if seen.verdict in (CaseVerdict.FAIL.value, CaseVerdict.NON_STRICT.value):
         return None
-    return f"{expected} has the verdict {outcome.verdict.value} {outcome.what}"
+    return f"{expected} has the verdict {seen.verdict} {seen.what}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, result in zip(chosen, pool.map(run, chosen), strict=True):
             why = why_not_caught(name, result)
             missed += why is not None
-            what = result.outcomes[0].what.split("\n")[0] if result.outcomes else result.problem.split("\n")[0]
+            what = (result.what or result.problem).split("\n")[0]
             print(f"{'caught' if why is None else 'MISSED'}  {name}: {case_of(name)}: {why or what}", flush=True)
     print(f"{len(chosen) - missed} of {len(chosen)} faults caught in {time.monotonic() - began_s:.0f} s")
     return 1 if missed else 0

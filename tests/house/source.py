@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("broker/stepwire_broker", "protocol/stepwire_protocol", "handlers_sdk/python/stepwire")
+PRODUCT = (
+    "broker/stepwire_broker",
+    "protocol/stepwire_protocol",
+    "protocol/stepwire_conform",
+    "handlers_sdk/python/stepwire",
+)
 PROSE = (
     "README.md",
     "CHANGELOG.md",

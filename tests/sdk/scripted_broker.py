@@ -9,6 +9,7 @@ from stepwire_protocol import codec, topics
 from stepwire_protocol.messages import (
     Ack,
     Bye,
+    Endpoints,
     FromBroker,
     Heartbeat,
     HeartbeatAck,
@@ -30,7 +31,17 @@ BOUND_S = 20.0
 class ScriptedBroker:
     """Answers hellos and heartbeats and acks results by itself, while the test calls `serve` or `until`."""
 
-    def __init__(self, steps: str, results: str, context: "zmq.Context[Any] | None" = None, epoch: int = 1) -> None:
+    def __init__(
+        self,
+        steps: str,
+        results: str,
+        context: "zmq.Context[Any] | None" = None,
+        epoch: int = 1,
+        id: str = "b1",
+        curve: tuple[bytes, bytes] | None = None,
+    ) -> None:
+        """`curve`: the server's key pair. The context then needs a ZAP handler."""
+        self.id = id
         self.context = context or zmq.Context()
         self._owns_context = context is None
         self.epoch = epoch
@@ -40,6 +51,11 @@ class ScriptedBroker:
         self.sub = self.context.socket(zmq.SUB)
         self.sub.linger = 0
         self.sub.subscribe(b"")
+        self.brokers: list[Endpoints] = []
+        for sock in (self.pub, self.sub) if curve else ():
+            sock.zap_domain = b"stepwire"
+            sock.curve_server = True
+            sock.curve_publickey, sock.curve_secretkey = curve  # type: ignore[misc]
         self.pub.bind(steps)
         self.sub.bind(results)
         self.steps_endpoint = self.pub.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
@@ -59,7 +75,7 @@ class ScriptedBroker:
 
     def send(self, kind: type[FromBroker], **members: Any) -> None:
         assert self.worker is not None
-        message = kind(v="2.0", broker="b1", epoch=self.epoch, **members)
+        message = kind(v="2.0", broker=self.id, epoch=self.epoch, **members)
         self.pub.send(topics.to_worker(self.worker) + codec.encode(message))
 
     def drop_session(self, code: str) -> None:
@@ -119,7 +135,7 @@ class ScriptedBroker:
         self.worker = message.worker
         match message:
             case Hello():
-                self.session = topics.session_id(self.epoch, message.next.get("b1", 1))
+                self.session = topics.session_id(self.epoch, message.next.get(self.id, 1))
                 self.send(
                     Welcome,
                     session=self.session,
@@ -128,8 +144,9 @@ class ScriptedBroker:
                     lease_ms=10_000,
                     heartbeat_ms=500,
                     max_message_bytes=1_000_000,
+                    brokers=self.brokers,
                 )
-            case Heartbeat() if message.sessions.get("b1") == self.session:
+            case Heartbeat() if message.sessions.get(self.id) == self.session:
                 self.send(HeartbeatAck, session=self.session, n=message.n)
             case Heartbeat():
                 self.send(Here, deployment="dep", versions=["2.0"])

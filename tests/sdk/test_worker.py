@@ -13,7 +13,8 @@ import msgspec
 import pytest
 from msgspec import Raw
 from stepwire import Context, OutcomeUnknown, Permanent, Retry, Worker
-from stepwire_protocol.messages import Bye, Cancel, Go, Heartbeat, Hello, Progress, Refuse, Results, Start
+from stepwire.worker import socket_thread
+from stepwire_protocol.messages import Bye, Cancel, Go, Heartbeat, HeartbeatAck, Hello, Progress, Refuse, Results, Start
 
 from . import process_handlers
 from .dialogue import once, step
@@ -409,6 +410,29 @@ def test_hello_carries_the_identity_of_the_process(broker, worker):
     assert hello.host
 
 
+def test_hello_carries_the_version_of_the_handlers_from_the_environment(broker, monkeypatch):
+    monkeypatch.setenv("STEPWIRE_HANDLER_VERSION", "2026-03-01.4")
+    worker = Worker.from_env(steps="ipc://s", results="ipc://r")
+    worker.handler("h")(lambda ctx: None)
+    worker.start()
+    try:
+        assert broker.until_received(Hello).handler_version == "2026-03-01.4"
+    finally:
+        worker.stop(drain_ms=100)
+
+
+def test_a_handler_receives_the_trace_context(broker, worker):
+    worker.handler("h")(lambda ctx: [ctx.traceparent, ctx.tracestate])
+    worker.start()
+    broker.until_welcomed()
+    trace = ["00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "vendor=1"]
+    plain = step(1)
+    metadata = msgspec.structs.replace(plain.metadata, traceparent=trace[0], tracestate=trace[1])
+    broker.run(msgspec.structs.replace(plain, metadata=metadata), step(2))
+    assert output(broker.result(1)) == trace
+    assert output(broker.result(2)) == [None, None]
+
+
 def test_a_worker_started_again_is_another_worker(broker, worker):
     worker.handler("h")(lambda ctx: None)
     worker.start()
@@ -507,6 +531,23 @@ def test_a_stop_signal_from_the_terminal_only_quiets_the_worker(broker, program)
     assert program.poll() is None
     broker.run(step(1, handler="slow"))
     assert output(broker.result(1)) == "finished"
+
+
+def test_a_quit_of_a_broker_ends_the_worker_although_a_run_does_not_stop(broker, monkeypatch):
+    monkeypatch.setattr(socket_thread, "DRAIN_MS", 50)
+    monkeypatch.setattr(socket_thread, "EXPEL_MS", 50)
+    worker = Worker(steps="ipc://s", results="ipc://r", slots=1)
+    stuck = threading.Event()
+    worker.handler("h")(lambda ctx: stuck.wait(60))
+    worker.start()
+    try:
+        broker.until_welcomed()
+        broker.run(step(1))
+        beat = broker.until_received(Heartbeat, lambda m: bool(m.holding))
+        broker.send(HeartbeatAck, session=broker.session, n=beat.n, quit=True)
+        broker.until(lambda: worker.wait(0), "the worker to end")
+    finally:
+        stuck.set()
 
 
 def test_a_run_that_outlasts_the_drain_is_given_back(broker):

@@ -21,10 +21,11 @@ from stepwire import ConfigurationError, Worker
         ({"STEPWIRE_SLOTS": "many"}, "STEPWIRE_SLOTS"),
         ({"STEPWIRE_SLOTS": "0"}, "at least 1|1 to"),
         ({"STEPWIRE_LABELS": "gpu"}, "region=eu"),
+        ({"STEPWIRE_HANDLER_VERSION": "x" * 65}, "at most 64"),
     ],
 )
 def test_an_invalid_environment_is_refused_with_an_explanation(monkeypatch, environ, says):
-    for name in ("STEPS", "RESULTS", "NAME", "SLOTS", "LABELS"):
+    for name in ("STEPS", "RESULTS", "NAME", "SLOTS", "LABELS", "HANDLER_VERSION"):
         monkeypatch.delenv(f"STEPWIRE_{name}", raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from stepwire_conform.case import Case
     from stepwire_conform.grading import Grade
-    from stepwire_conform.scheduling import Outcome
+    from stepwire_conform.scheduling import CaseOutcome
 
 LEVELS = ("0", "1", "full", "hardened")
 
@@ -82,7 +82,7 @@ def conform(
         if is_text:
             click.echo(report.heading(first, cases))
 
-    def show(outcome: "Outcome") -> None:
+    def show(outcome: "CaseOutcome") -> None:
         if is_text and (outcome.what or options.verbosity > 0):
             click.echo(report.line(outcome))
             if outcome.what and outcome.verdict.value != "missing":

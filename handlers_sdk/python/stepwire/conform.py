@@ -106,6 +106,47 @@ async def progress(ctx: Context, value: Any) -> dict[str, Any]:
     return {}
 
 
+def book(ctx: Context, value: Any) -> dict[str, str]:
+    """Write each event of the run into a file, for tests that break processes while steps run."""
+    directory = os.environ.get("CONFORM_BOOK")
+    if directory is None:
+        raise Permanent("CONFORM_BOOK is not set")
+    seen = {name: output.get("token") for name, output in ctx.results.items()}
+    _write(directory, "started", ctx, mode=ctx.delivery_mode, key=ctx.idempotency_key, seen=seen)
+    work_ms = ctx.config.get("work_ms", 0)
+    if work_ms and ctx.cancelled.wait(work_ms / 1000):
+        _write(directory, "stopped", ctx, reason=ctx.cancel_reason)
+        raise StepError(f"stopped: {ctx.cancel_reason}", code="stopped")
+    _write(directory, "effect", ctx, key=ctx.idempotency_key)
+    if ctx.attempt < ctx.config.get("failures", 0):
+        _write(directory, "failed", ctx)
+        raise StepError("configured to fail", code="told_to")
+    _write(directory, "finished", ctx)
+    return {"token": f"{ctx.step_id}/{ctx.delivery}/{os.getpid()}"}
+
+
+def _write(directory: str, event: str, ctx: Context, **facts: Any) -> None:
+    """Append one line with one system call, so that lines of several threads never mix."""
+    record = {
+        "event": event,
+        "at": time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+        "wall": time.time_ns(),
+        "step_id": ctx.step_id,
+        "task_id": ctx.task_id,
+        "step": ctx.step_name,
+        "delivery": ctx.delivery,
+        "attempt": ctx.attempt,
+        "pid": os.getpid(),
+        **facts,
+    }
+    path = os.path.join(directory, f"worker-{os.environ.get('STEPWIRE_NAME', '')}-{os.getpid()}.jsonl")
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, msgspec.json.encode(record) + b"\n")
+    finally:
+        os.close(descriptor)
+
+
 async def typed(ctx: Context, order: Order) -> Order:
     return order
 
@@ -122,6 +163,7 @@ def make_worker() -> Worker:
     worker.handler("conform.context")(context)
     worker.handler("conform.trace")(trace)
     worker.handler("conform.progress")(progress)
+    worker.handler("conform.book")(book)
     worker.handler("conform.typed")(typed)
     worker.handler("conform.limited", concurrency=2)(wait)
     worker.handler("conform.short", timeout_ms=300)(wait)

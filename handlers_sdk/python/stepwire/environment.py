@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from stepwire_protocol import limits
 
+from . import curve
 from .actions import Link
 from .errors import ConfigurationError
 
@@ -30,10 +31,14 @@ class Environment(NamedTuple):
     slots: int
     labels: dict[str, str]
     handler_version: str
+    curve_server_key: str | None
+    curve_public_key: str | None
+    curve_secret_key: str | None
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Environment:
-    """Read STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS, _LABELS and _HANDLER_VERSION. Raises ConfigurationError."""
+    """Read STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS, _LABELS, _HANDLER_VERSION and _CURVE_*. Raises
+    ConfigurationError."""
     return Environment(
         _list(environ.get("STEPWIRE_STEPS") or STEPS_DEFAULT),
         _list(environ.get("STEPWIRE_RESULTS") or RESULTS_DEFAULT),
@@ -41,6 +46,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Environment:
         _slots(environ.get("STEPWIRE_SLOTS") or str(SLOTS_DEFAULT)),
         _labels(environ.get("STEPWIRE_LABELS") or ""),
         environ.get("STEPWIRE_HANDLER_VERSION") or "",
+        *curve.read(environ),
     )
 
 

@@ -36,7 +36,7 @@ def play(seed: int, exchange: Exchange) -> tuple[int, str | None]:
         for op in course.ops():
             count += 1
             reply = exchange(op)
-            last = [*last[1 - OPS_SHOWN_MAX :], (op, reply)]
+            last = [*last, (op, reply)][-OPS_SHOWN_MAX:]
             try:
                 witness.observe(op, reply)
                 course.reply(op, reply)

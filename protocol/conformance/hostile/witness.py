@@ -69,6 +69,7 @@ class Witness:
         self._is_closed = False  # quiet or drain: no credit from now on
         self._is_full = False
         self._may_quit = False
+        self._says_bye = False
         self._has_quit = False
 
     def observe(self, op: Op, reply: Reply) -> None:
@@ -103,7 +104,7 @@ class Witness:
             return
         if self._holding:
             raise Failed(f"after a time without losses the worker still holds {self._holding}")
-        if self._may_quit:
+        if self._says_bye:
             raise Failed("the worker drained, holds nothing, and did not quit")
         for id in brokers:
             broker = self._brokers.get(id)
@@ -159,8 +160,7 @@ class Witness:
             case HeartbeatAck():
                 if message.n in self._sent_ms and message.session in broker.lease_ms:
                     self._extend(broker, message.session, message.n, broker.lease_ms[message.session])
-                if message.quit and is_claimed:
-                    self._is_closed = self._may_quit = True
+                self._may_quit |= message.quit and is_claimed
             case Steps() if is_claimed:
                 self._on_steps(message)
             case Go() if is_claimed:
@@ -218,7 +218,7 @@ class Witness:
             delivery = self._deliveries.get(item)
             if not is_readable:
                 continue
-            if delivery is None:
+            if delivery is None or self._is_forgotten(delivery):
                 delivery = self._deliveries[item] = Delivery(item, step, message.broker, self._now_ms)
             elif delivery.step != step or item not in self._holding:
                 delivery.is_ambiguous = True
@@ -229,6 +229,12 @@ class Witness:
         if batch_items:
             unanswered = Unanswered(message.broker, message.session, message.batch_id, set(batch_items), self._now_ms)
             self._unanswered.append(unanswered)
+
+    def _is_forgotten(self, delivery: Delivery) -> bool:
+        """True if the tombstone of this delivery may be gone."""
+        last_ms = max(delivery.received_ms, delivery.ended_ms or 0.0, delivery.never_ms)
+        is_over = delivery.item not in self._holding and not delivery.is_running
+        return is_over and self._now_ms - last_ms > limits.TOMBSTONE_MS - SLACK_MS
 
     def _forget(self, rid: int) -> None:
         self._unacked.pop(rid, None)
@@ -303,7 +309,9 @@ class Witness:
             if topic != "workers":
                 raise Failed(f"{text[:60]}… has the topic {topic!r}, not 'workers'")
             self._check_n(message.n, text)
-            if not isinstance(message, Bye):
+            if isinstance(message, Bye):
+                self._is_closed = self._says_bye = True
+            else:
                 self._on_claims(message)
         elif isinstance(message, Results):
             self._on_results(topic, message, len(body.encode()))
@@ -346,7 +354,7 @@ class Witness:
     def _on_drop(self, id: str) -> None:
         for delivery in self._deliveries.values():
             if delivery.brokers == {id} and delivery.begun_ms is None and delivery.was_held:
-                delivery.never = f"its session with {id} was dropped before"
+                self._ban(delivery, f"its session with {id} was dropped before")
 
     def _confirm(self, message: Hello | Heartbeat) -> None:
         """The worker claims these sessions: then they were open since they were claimed the first time."""
@@ -354,7 +362,7 @@ class Witness:
             if message.sessions.get(id) == session and item not in self._holding:
                 delivery = self._deliveries.get(item)
                 if delivery is not None and delivery.begun_ms is None:
-                    delivery.never = f"{id} cancelled it before it was received"
+                    self._ban(delivery, f"{id} cancelled it before it was received")
         self._doubtful = [d for d in self._doubtful if message.sessions.get(d[0]) == d[1] and self._is_unread(d[2])]
         late_ms = ANSWER_MS + self._start["accept_delay_ms"]
         remaining = []
@@ -397,8 +405,12 @@ class Witness:
 
     def _never(self, item: Item, holding: dict[Item, str], reason: str) -> None:
         delivery = self._deliveries.get(item)
-        if delivery is not None and item not in holding and delivery.never is None:
-            delivery.never = reason
+        if delivery is not None and item not in holding:
+            self._ban(delivery, reason)
+
+    def _ban(self, delivery: Delivery, reason: str) -> None:
+        if delivery.never is None:
+            delivery.never, delivery.never_ms = reason, self._now_ms
 
     def _answered(self, id: str, batch_id: str, items: set[Item] | None) -> None:
         """An accept answers the batch; a refuse or results answer their items."""

@@ -1,6 +1,6 @@
 """Level 1 full: at_most_once steps run only after a grant, and once."""
 
-from stepwire_conform.case import Failed, Level, case
+from stepwire_conform.case import Level, RuleBroken, case
 from stepwire_conform.stage import Stage
 
 
@@ -32,7 +32,7 @@ def runs(stage: Stage) -> None:
     stage.go([batch.item])
     output = batch.result().get("output")
     if output != {"amount": 5}:
-        raise Failed(f"conform.echo gave {output!r}")
+        raise RuleBroken(f"conform.echo gave {output!r}")
 
 
 @case(
@@ -98,7 +98,7 @@ def cancelled(stage: Stage) -> None:
     stage.cancel([batch.item], "not_granted")
     refusal = batch.refused("stale")
     if refusal["items"] != [list(batch.item)]:
-        raise Failed(f"refuse names {refusal['items']!r}, and the item is {list(batch.item)}")
+        raise RuleBroken(f"refuse names {refusal['items']!r}, and the item is {list(batch.item)}")
     stage.go([batch.item])
     stage.nothing("results", for_s=0.8, where=lambda m: m["batch_id"] == batch.id, why="it was cancelled before")
 
@@ -153,7 +153,7 @@ def takes_a_slot(stage: Stage) -> None:
     asked = {tuple(item) for m in stage.seen("start") for item in m["items"]} & set(batch.items)
     stage.cancel(batch.items, "not_granted")
     if len(asked) > slots:
-        raise Failed(f"{len(asked)} items ask at a time, with {slots} slots")
+        raise RuleBroken(f"{len(asked)} items ask at a time, with {slots} slots")
 
 
 @case(
@@ -187,7 +187,7 @@ def failure(stage: Stage) -> None:
     stage.go([batch.item])
     result = batch.result()
     if result["status"] != "failed" or (result.get("error") or {}).get("code") != "conform":
-        raise Failed(f"Permanent with the code `conform` gave {result!r}")
+        raise RuleBroken(f"Permanent with the code `conform` gave {result!r}")
 
 
 @case(
@@ -205,7 +205,7 @@ def bad_output(stage: Stage) -> None:
     if result["status"] == "completed":
         return  # the language has made valid JSON of it
     if (result.get("error") or {}).get("code") != "outcome_unknown":
-        raise Failed(f"it is reported as {result!r}")
+        raise RuleBroken(f"it is reported as {result!r}")
 
 
 @case(
@@ -220,7 +220,7 @@ def timeout(stage: Stage) -> None:
     stage.go([batch.item])
     result = batch.result()
     if result["status"] != "completed" and (result.get("error") or {}).get("code") != "outcome_unknown":
-        raise Failed(f"it is reported as {result!r}")
+        raise RuleBroken(f"it is reported as {result!r}")
 
 
 @case(

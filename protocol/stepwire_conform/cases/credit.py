@@ -1,6 +1,6 @@
 """Level 1 full: credit."""
 
-from stepwire_conform.case import Failed, Level, case
+from stepwire_conform.case import Level, RuleBroken, case
 from stepwire_conform.stage import Stage
 
 FAR_TOO_MANY = 600
@@ -26,7 +26,7 @@ def done(stage: Stage) -> None:
     at_once = beat.get("slots_free", {}).get("b1", free)
     stage.ack([m["rid"] for m in stage.seen("results")])
     if at_once < stage.watch.slots:
-        raise Failed(f"nothing runs, and slots_free is {at_once} of {stage.watch.slots} (free {free})")
+        raise RuleBroken(f"nothing runs, and slots_free is {at_once} of {stage.watch.slots} (free {free})")
 
 
 @case(
@@ -53,7 +53,8 @@ def busy(stage: Stage) -> None:
     needs="conform.echo",
 )
 def returns(stage: Stage) -> None:
-    batch = stage.steps(*[stage.step("conform.echo", i) for i in range(2 * stage.watch.slots)])
+    count = min(stage.credit(), 2 * stage.watch.slots)
+    batch = stage.steps(*[stage.step("conform.echo", i) for i in range(count)])
     for item in batch.items:
         stage.result_of(item)
     stage.drop_seen()

@@ -5,9 +5,10 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from stepwire_conform.case import Failed, Level, case
+from stepwire_conform.case import Level, RuleBroken, case
 from stepwire_conform.keys import ServerKeys
-from stepwire_conform.stage import START_S, Stage
+from stepwire_conform.setting import START_S
+from stepwire_conform.stage import Stage
 
 NO_CURVE: Final = "the binding is built without CURVE, or the variables STEPWIRE_CURVE_* are not read"
 
@@ -113,7 +114,7 @@ def wrong_server(stage: Stage) -> None:
     _start(stage, **environ)
     stage.wait(4.0)
     if stage.inbox:
-        raise Failed(f"a message came over a connection with a wrong key: {stage.inbox[0]!r}")
+        raise RuleBroken(f"a message came over a connection with a wrong key: {stage.inbox[0]!r}")
 
 
 @case(
@@ -129,7 +130,7 @@ def no_keys(stage: Stage) -> None:
     _start(stage)
     stage.wait(3.0)
     if stage.inbox:
-        raise Failed(f"a message came without a key: {stage.inbox[0]!r}")
+        raise RuleBroken(f"a message came without a key: {stage.inbox[0]!r}")
 
 
 @case(
@@ -185,8 +186,8 @@ def _expect_refusal(stage: Stage) -> None:
         lambda: stage.running.exit_code() is not None or bool(stage.inbox), "end of the program", within_s=START_S
     )
     if stage.inbox:
-        raise Failed("the worker connected all the same")
+        raise RuleBroken("the worker connected all the same")
     if stage.running.exit_code() == 0:
-        raise Failed("the program ended with exit code 0")
+        raise RuleBroken("the program ended with exit code 0")
     if "STEPWIRE_CURVE" not in stage.output() and "worker.keys" not in stage.output():
-        raise Failed("the program ended without a sentence about its keys")
+        raise RuleBroken("the program ended without a sentence about its keys")

@@ -1,6 +1,6 @@
 """Level 1: every message may arrive more than once."""
 
-from stepwire_conform.case import Failed, Level, case
+from stepwire_conform.case import Level, RuleBroken, case
 from stepwire_conform.stage import Stage
 
 
@@ -84,7 +84,7 @@ def new_delivery(stage: Stage) -> None:
     second = {**first, "delivery": 2, "task_context": {"try": 2}}
     output = stage.steps(second).result().get("output")
     if output != {"try": 2}:
-        raise Failed(f"delivery 2 gave {output!r}")
+        raise RuleBroken(f"delivery 2 gave {output!r}")
 
 
 @case(
@@ -104,7 +104,7 @@ def part_known(stage: Stage) -> None:
     batch.accepted()
     refused = stage.expect("refuse", batch_id=batch.id)
     if refused["code"] != "stale" or refused["items"] != [list(batch.items[0])]:
-        raise Failed(f"the acknowledged item is answered with {refused!r}")
+        raise RuleBroken(f"the acknowledged item is answered with {refused!r}")
     stage.result_of(batch.items[1])
 
 

@@ -3,14 +3,14 @@
 import json
 from typing import Any
 
-from stepwire_conform.case import Failed, Level, case
+from stepwire_conform.case import Level, RuleBroken, case
 from stepwire_conform.stage import Stage
 
 
 def _failure(stage: Stage, kind: str) -> dict[str, Any]:
     result = stage.run("conform.fail", {"kind": kind})
     if result["status"] != "failed" or not result.get("error"):
-        raise Failed(f"conform.fail with kind {kind} gave {result!r}")
+        raise RuleBroken(f"conform.fail with kind {kind} gave {result!r}")
     error: dict[str, Any] = result["error"]
     return error
 
@@ -25,9 +25,9 @@ def _failure(stage: Stage, kind: str) -> dict[str, Any]:
 def ordinary(stage: Stage) -> None:
     error = _failure(stage, "error")
     if error.get("retryable") is False:
-        raise Failed("an ordinary error is reported with retryable false")
+        raise RuleBroken("an ordinary error is reported with retryable false")
     if not error.get("message"):
-        raise Failed("the error has no message")
+        raise RuleBroken("the error has no message")
 
 
 @case(
@@ -41,7 +41,7 @@ def ordinary(stage: Stage) -> None:
 def type_of_error(stage: Stage) -> None:
     error = _failure(stage, "error")
     if not error.get("code") or not error["message"].startswith(error["code"]):
-        raise Failed(f"code is {error.get('code')!r} and message is {error.get('message')!r}")
+        raise RuleBroken(f"code is {error.get('code')!r} and message is {error.get('message')!r}")
 
 
 @case(
@@ -54,7 +54,7 @@ def type_of_error(stage: Stage) -> None:
 def permanent(stage: Stage) -> None:
     error = _failure(stage, "permanent")
     if error.get("retryable") is not False or error.get("code") != "conform":
-        raise Failed(f"Permanent with the code `conform` gave {error!r}")
+        raise RuleBroken(f"Permanent with the code `conform` gave {error!r}")
 
 
 @case(
@@ -67,7 +67,7 @@ def permanent(stage: Stage) -> None:
 def retry(stage: Stage) -> None:
     error = _failure(stage, "retry")
     if error.get("retry_after_ms") != 1500 or error.get("retryable") is False:
-        raise Failed(f"Retry after 1.5 s gave {error!r}")
+        raise RuleBroken(f"Retry after 1.5 s gave {error!r}")
 
 
 @case(
@@ -80,7 +80,7 @@ def retry(stage: Stage) -> None:
 def outcome_unknown(stage: Stage) -> None:
     error = _failure(stage, "unknown")
     if error.get("code") != "outcome_unknown":
-        raise Failed(f"OutcomeUnknown gave {error!r}")
+        raise RuleBroken(f"OutcomeUnknown gave {error!r}")
 
 
 @case(
@@ -93,7 +93,7 @@ def outcome_unknown(stage: Stage) -> None:
 def unavailable(stage: Stage) -> None:
     error = _failure(stage, "unavailable")
     if error.get("category") != "unavailable":
-        raise Failed(f"StepError with the category `unavailable` gave {error!r}")
+        raise RuleBroken(f"StepError with the category `unavailable` gave {error!r}")
 
 
 @case(
@@ -107,10 +107,10 @@ def unavailable(stage: Stage) -> None:
 def unknown_handler(stage: Stage) -> None:
     if any(pattern in ("**", "*") for pattern in stage.setting.handlers):
         return  # the worker offers every name
-    batch = stage.steps(stage.step("nobody.offers.this", {}))
+    batch = stage.steps(stage.step("conform.no_such_handler", {}))
     refused = batch.refused("unknown_handler")
     if [list(item) for item in batch.items] != refused["items"]:
-        raise Failed(f"refuse names {refused['items']!r}, and the batch was {batch.items!r}")
+        raise RuleBroken(f"refuse names {refused['items']!r}, and the batch was {batch.items!r}")
 
 
 @case(
@@ -121,10 +121,10 @@ def unknown_handler(stage: Stage) -> None:
     needs="conform.wait",
 )
 def unknown_in_batch(stage: Stage) -> None:
-    batch = stage.steps(stage.step("nobody.offers.this", {}), stage.step("conform.wait", {"ms": 800}))
+    batch = stage.steps(stage.step("conform.no_such_handler", {}), stage.step("conform.wait", {"ms": 800}))
     refused = batch.refused("unknown_handler")
     if refused["items"] != [list(batch.items[0])]:
-        raise Failed(f"refuse names {refused['items']!r}, and only {list(batch.items[0])} has an unknown handler")
+        raise RuleBroken(f"refuse names {refused['items']!r}, and only {list(batch.items[0])} has an unknown handler")
     batch.accepted()
     stage.result_of(batch.items[1])
 
@@ -136,7 +136,7 @@ def unknown_in_batch(stage: Stage) -> None:
     "10 (W3)",
 )
 def unknown_again(stage: Stage) -> None:
-    batch = stage.steps(stage.step("nobody.offers.this", {}))
+    batch = stage.steps(stage.step("conform.no_such_handler", {}))
     if any(pattern in ("**", "*") for pattern in stage.setting.handlers):
         return
     batch.refused("unknown_handler")
@@ -167,13 +167,13 @@ def good_input(stage: Stage) -> None:
     result = stage.run("conform.typed", {"order_id": 7, "note": "late", "more": [1]})
     output = result.get("output") or {}
     if (output.get("order_id"), output.get("note")) != (7, "late"):
-        raise Failed(f"conform.typed gave {result!r}")
+        raise RuleBroken(f"conform.typed gave {result!r}")
 
 
 def _expect_error(result: dict[str, Any], code: str) -> None:
     error = result.get("error") or {}
     if result["status"] != "error" or error.get("code") != code or error.get("retryable") is not False:
-        raise Failed(f"expected status error, code {code}, retryable false: {json.dumps(result)[:400]}")
+        raise RuleBroken(f"expected status error, code {code}, retryable false: {json.dumps(result)[:400]}")
 
 
 def _bad_output(kind: str, what: str, strength: str = "must") -> None:
@@ -232,10 +232,10 @@ def split(stage: Stage) -> None:
     for item in batch.items:
         result = stage.result_of(item)
         if result["status"] != "completed":
-            raise Failed(f"an output of 60,000 bytes was not delivered: {str(result)[:300]}")
+            raise RuleBroken(f"an output of 60,000 bytes was not delivered: {str(result)[:300]}")
     largest = max(len(m.raw) for m in stage.seen("results"))
     if largest > 100_200:
-        raise Failed(f"a message of {largest} bytes, and the broker accepts 100,000")
+        raise RuleBroken(f"a message of {largest} bytes, and the broker accepts 100,000")
 
 
 @case(
@@ -307,7 +307,7 @@ def refused_twice(stage: Stage) -> None:
                     )
                 )
         if len(refused) > 3:
-            raise Failed(f"{len(refused)} messages were refused, and each was answered with another one")
+            raise RuleBroken(f"{len(refused)} messages were refused, and each was answered with another one")
 
 
 @case(

@@ -5,10 +5,12 @@ from typing import Final
 
 from stepwire_protocol import host
 
-from stepwire_conform.case import Failed, Level, case
+from stepwire_conform.always import Watch
+from stepwire_conform.case import Level, RuleBroken, case
 from stepwire_conform.frames import Message
 from stepwire_conform.program import descendants_of
-from stepwire_conform.stage import NAME, SLOTS, START_S, Stage
+from stepwire_conform.setting import NAME, SLOTS, START_S
+from stepwire_conform.stage import Stage
 
 HELLO_EARLY_S: Final = 0.1  # the shortest pause between two hellos that is no repetition without end
 
@@ -25,40 +27,40 @@ def subscribes(stage: Stage) -> None:
     stage.until(lambda: set(stage.broker.subscriptions) >= expected, f"subscriptions of {sorted(expected)}")
     others = set(stage.broker.subscriptions) - expected
     if others:
-        raise Failed(f"the worker also subscribes {sorted(others)}")
+        raise RuleBroken(f"the worker also subscribes {sorted(others)}")
 
 
 @case("hello.not_level_0", Level.ONE, "A level-1 worker must not subscribe `steps `", "2")
 def not_level_0(stage: Stage) -> None:
     if {b"steps", b"steps "} & set(stage.broker.subscriptions):
-        raise Failed("the worker subscribes `steps `")
+        raise RuleBroken("the worker subscribes `steps `")
 
 
 @case("hello.versions", Level.ONE, '`hello` lists every version that the worker supports, and `v` is "2.0"', "5")
 def versions(stage: Stage) -> None:
     hello = _hello(stage)
     if "2.0" not in hello["versions"] or hello["v"] != "2.0":
-        raise Failed(f"v is {hello['v']!r} and versions are {hello['versions']!r}")
+        raise RuleBroken(f"v is {hello['v']!r} and versions are {hello['versions']!r}")
 
 
 @case("hello.name", Level.ONE, "The worker's name is STEPWIRE_NAME", "SDK_GUIDE 14", strength="should", fresh=True)
 def name(stage: Stage) -> None:
     if stage.worker.partition(":")[0] != NAME:
-        raise Failed(f"the worker calls itself {stage.worker}, and STEPWIRE_NAME is {NAME}")
+        raise RuleBroken(f"the worker calls itself {stage.worker}, and STEPWIRE_NAME is {NAME}")
 
 
 @case("hello.slots", Level.ONE, "`slots` is STEPWIRE_SLOTS", "SDK_GUIDE 14", strength="should", fresh=True)
 def slots(stage: Stage) -> None:
     found = _hello(stage)["slots"]
     if found != SLOTS:
-        raise Failed(f"slots is {found}, and STEPWIRE_SLOTS is {SLOTS}")
+        raise RuleBroken(f"slots is {found}, and STEPWIRE_SLOTS is {SLOTS}")
 
 
 @case("hello.labels", Level.ONE, "`labels` are those of STEPWIRE_LABELS", "SDK_GUIDE 14", strength="should")
 def labels(stage: Stage) -> None:
     found = _hello(stage).get("labels", {})
     if found != {"kit": "conform", "region": "eu"}:
-        raise Failed(f"labels are {found!r}, and STEPWIRE_LABELS is kit=conform,region=eu")
+        raise RuleBroken(f"labels are {found!r}, and STEPWIRE_LABELS is kit=conform,region=eu")
 
 
 @case(
@@ -72,9 +74,11 @@ def labels(stage: Stage) -> None:
 def new_id(stage: Stage) -> None:
     first = stage.worker
     stage.end_program()
+    stage.wait(0.5)
+    stage.watch = Watch()  # messages with the first id are not ignored
     stage.open_session()
     if stage.worker == first:
-        raise Failed(f"two processes had the id {first}")
+        raise RuleBroken(f"two processes had the id {first}")
 
 
 @case(
@@ -95,7 +99,7 @@ def resent(stage: Stage) -> None:
     stage.until(lambda: len(stage.seen("hello")) >= 4, "fourth `hello` without an answer", within_s=START_S)
     sent = stage.seen("hello")
     if len({hello["n"] for hello in sent}) != len(sent):
-        raise Failed("two hellos have the same `n`: `welcome` could not be told apart")
+        raise RuleBroken("two hellos have the same `n`: `welcome` could not be told apart")
 
 
 @case(
@@ -117,7 +121,7 @@ def slower(stage: Stage) -> None:
     stage.wait(4)
     count = len(stage.seen("hello"))
     if count > 12:
-        raise Failed(f"{count} hellos in 4 s, and at most 8 are expected")
+        raise RuleBroken(f"{count} hellos in 4 s, and at most 8 are expected")
 
 
 @case(
@@ -144,7 +148,7 @@ def ends(stage: Stage) -> None:
 def next_number(stage: Stage) -> None:
     found = _hello(stage)["next"].get("b1")
     if found != 1:
-        raise Failed(f"next.b1 is {found} in the first session of a new process")
+        raise RuleBroken(f"next.b1 is {found} in the first session of a new process")
 
 
 @case("hello.here", Level.ONE, "The worker sends `hello` on a `here`", "5")
@@ -167,24 +171,24 @@ def free(stage: Stage) -> None:
     beat = stage.expect("heartbeat")
     offered = beat.get("free", {}).get("b1", offered)
     if not 1 <= offered <= hello["slots"] + 4_000:
-        raise Failed(f"an idle worker with {hello['slots']} slots offers {offered} steps")
+        raise RuleBroken(f"an idle worker with {hello['slots']} slots offers {offered} steps")
     at_once = beat.get("slots_free", {}).get("b1", offered - hello.get("prefetch", 0))
     if at_once > hello["slots"]:
-        raise Failed(f"slots_free is {at_once}, and slots is {hello['slots']}")
+        raise RuleBroken(f"slots_free is {at_once}, and slots is {hello['slots']}")
 
 
 @case("hello.handlers", Level.ONE, "`handlers` are names or patterns of [A-Za-z0-9_.:*-]", "4 and 5")
 def handlers(stage: Stage) -> None:
     for one in _hello(stage)["handlers"]:
         if not re.fullmatch(r"[A-Za-z0-9_.:*-]{1,128}", one):
-            raise Failed(f"handlers has {one!r}")
+            raise RuleBroken(f"handlers has {one!r}")
 
 
 @case("hello.lang", Level.ONE, "`lang` and `sdk` name the worker's language and SDK", "5", strength="should")
 def lang(stage: Stage) -> None:
     hello = _hello(stage)
     if not hello.get("lang") or not hello.get("sdk"):
-        raise Failed(f"lang is {hello.get('lang', '')!r} and sdk is {hello.get('sdk', '')!r}")
+        raise RuleBroken(f"lang is {hello.get('lang', '')!r} and sdk is {hello.get('sdk', '')!r}")
 
 
 @case(
@@ -199,9 +203,9 @@ def process(stage: Stage) -> None:
     hello = _hello(stage)
     pid, started = hello.get("pid", 0), hello.get("pid_started", 0)
     if pid and pid not in (stage.running.pid, *descendants_of(stage.running.pid)):
-        raise Failed(f"pid is {pid}, and the program is {stage.running.pid}")
+        raise RuleBroken(f"pid is {pid}, and the program is {stage.running.pid}")
     if pid and started and started != host.started(pid):
-        raise Failed(f"pid_started is {started}, and /proc/{pid}/stat says {host.started(pid)}")
+        raise RuleBroken(f"pid_started is {started}, and /proc/{pid}/stat says {host.started(pid)}")
 
 
 @case(
@@ -214,9 +218,9 @@ def process(stage: Stage) -> None:
 def host_form(stage: Stage) -> None:
     hello = _hello(stage)
     if hello.get("proof") and not (hello.get("pid") and hello.get("pid_started")):
-        raise Failed("proof is true without pid and pid_started")
+        raise RuleBroken("proof is true without pid and pid_started")
     if hello.get("proof") and hello.get("host") != host.identity():
-        raise Failed(f"proof is true, host is {hello.get('host')!r}, and here it is {host.identity()!r}")
+        raise RuleBroken(f"proof is true, host is {hello.get('host')!r}, and here it is {host.identity()!r}")
 
 
 @case(
@@ -248,7 +252,7 @@ def another_number(stage: Stage) -> None:
     stage.drop_seen()
     beat = stage.expect("heartbeat")
     if beat.get("sessions", {}).get("b1") != session:
-        raise Failed(f"the worker now has session {beat.get('sessions')!r}, and its own was {session}")
+        raise RuleBroken(f"the worker now has session {beat.get('sessions')!r}, and its own was {session}")
 
 
 @case(

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
-from stepwire_conform.case import Failed, Level, Missing, case
+from stepwire_conform.case import Level, RuleBroken, case
 from stepwire_conform.program import descendants_of, resident_bytes
 from stepwire_conform.stage import Stage
 
@@ -23,7 +23,7 @@ GROWTH_MAX_BYTES: Final = 48 * 1024 * 1024
 
 
 class _Weather:
-    """What happens to frames under way: some are lost, doubled or held back. The seed makes it repeatable."""
+    """A connection with faults: some frames are lost, doubled or held back. The seed makes the faults repeatable."""
 
     def __init__(self, seed: int, *, lost: float = 0.0, doubled: float = 0.0, late: float = 0.0) -> None:
         self._random = random.Random(seed)
@@ -72,7 +72,7 @@ def _through(stage: Stage, outgoing: _Weather, incoming: _Weather, *, mode: str 
     outgoing.is_over = incoming.is_over = True
     if open_steps:
         missing = [step["step_id"] for step in open_steps]
-        raise Failed(f"{len(missing)} of {len(steps)} steps have no result after {HOSTILE_S:g} s: {missing[:5]!r}")
+        raise RuleBroken(f"{len(missing)} of {len(steps)} steps have no result after {HOSTILE_S:g} s: {missing[:5]!r}")
     _expect_one_result_each(stage, steps)
 
 
@@ -84,9 +84,9 @@ def _expect_one_result_each(stage: Stage, steps: list[dict[str, Any]]) -> None:
     for step in steps:
         own = list(results[step["step_id"]].values())
         if len(own) > 1:
-            raise Failed(f"step {step['step_id']} has {len(own)} results: {own!r}")
+            raise RuleBroken(f"step {step['step_id']} has {len(own)} results: {own!r}")
         if own[0].get("output") != step["task_context"]:
-            raise Failed(f"step {step['step_id']} with {step['task_context']!r} gave {own[0]!r}")
+            raise RuleBroken(f"step {step['step_id']} with {step['task_context']!r} gave {own[0]!r}")
 
 
 _EVERY_CAUSE: Final = "a message that was lost is not sent again, or one that came twice is taken twice"
@@ -170,9 +170,9 @@ def never_ack(stage: Stage) -> None:
     stage.wait(10.0)
     own = [copy for copy in stage.watch.copies[rid] if copy.topic == "results@b1 "]
     if len(own) < 3:
-        raise Failed(f"the results were sent {len(own)} times in 10 s without an ack")
+        raise RuleBroken(f"the results were sent {len(own)} times in 10 s without an ack")
     if len(own) > 9:
-        raise Failed(f"the results were sent {len(own)} times in 10 s; 500 ms, doubling to 5 s, gives 5")
+        raise RuleBroken(f"the results were sent {len(own)} times in 10 s; 500 ms, doubling to 5 s, gives 5")
     stage.ack([rid])
 
 
@@ -232,7 +232,7 @@ def restarts(stage: Stage) -> None:
     stage.until_session(number=1)
     for item in waiting.items:
         if stage.result_of(item)["status"] != "completed":
-            raise Failed(f"{list(item)} did not complete")
+            raise RuleBroken(f"{list(item)} did not complete")
     stage.run("conform.echo", {})
 
 
@@ -252,9 +252,9 @@ def many(stage: Stage) -> None:
     memory = resident_bytes(_pid(stage))
     growth = memory - memory_half
     if done < STEPS_MIN:
-        raise Failed(f"{done} steps in {MANY_S:g} s: too slow to judge the memory")
+        raise RuleBroken(f"{done} steps in {MANY_S:g} s: too slow to judge the memory")
     if growth > GROWTH_MAX_BYTES:
-        raise Failed(
+        raise RuleBroken(
             f"{memory_half >> 20} MiB after {half} steps, and {memory >> 20} MiB after {done}:"
             f" {growth // (done - half)} bytes for each further step"
         )
@@ -272,7 +272,8 @@ def _many(stage: Stage) -> tuple[int, int, int]:
             waiting += BATCH_MANY
         stage.pump(0.2)
         for message in stage.inbox:
-            if message.kind == "results":
+            is_first = message.kind == "results" and stage.watch.copies[message["rid"]][0] is message
+            if is_first:
                 done += len(message["results"])
                 waiting -= len(message["results"])
             elif message.kind == "refuse":
@@ -323,7 +324,7 @@ def connection(stage: Stage) -> None:
 def orphans(stage: Stage) -> None:
     hello = stage.watch.hello
     if hello is None or not hello.get("proof"):
-        raise Missing("`proof` is false: nothing is promised")
+        return  # the lease decides
     if stage.setting.has("conform.wait"):
         batch = stage.steps(stage.step("conform.wait", {"ms": 30_000}))
         stage.until_holding(batch.item, "running")

@@ -2,12 +2,13 @@
 
 from typing import Any, Final
 
-from stepwire_conform.case import Failed, Level, case
+from stepwire_conform.case import Level, RuleBroken, case
 from stepwire_conform.frames import Message, encoded
-from stepwire_conform.stage import ENOUGH_S, Stage
+from stepwire_conform.setting import ENOUGH_S
+from stepwire_conform.stage import Stage
 
 CONFORM_HANDLERS: Final = ("conform.echo", "conform.fail", "conform.big", "conform.bad_output")
-UNKNOWN: Final = "nobody.offers.this"
+UNKNOWN: Final = "conform.no_such_handler"
 
 
 def batch_of(stage: Stage, *steps: dict[str, Any], batch_id: str | None = None, **members: Any) -> str:
@@ -34,7 +35,7 @@ def run(stage: Stage, handler: str, context: Any = None, **members: Any) -> dict
     answer = answer_to(stage, batch_of(stage, step))
     found: list[dict[str, Any]] = [r for r in answer.get("results", []) if r["step_id"] == step["step_id"]]
     if len(found) != 1:
-        raise Failed(f"the answer to step {step['step_id']} is {answer!r}")
+        raise RuleBroken(f"the answer to step {step['step_id']} is {answer!r}")
     return found[0]
 
 
@@ -42,15 +43,15 @@ def offers(stage: Stage, handler: str) -> bool:
     """Whether the program knows this handler of the conformance worker."""
     try:
         result = run(stage, handler, {"kind": "error", "bytes": 1})
-    except Failed:
-        return False
+    except RuleBroken:
+        return stage.running.exit_code() is not None  # the handler is there, and has ended the program
     return (result.get("error") or {}).get("code") != "unknown_handler"
 
 
 def echoed(stage: Stage, value: Any) -> None:
     result = run(stage, "conform.echo", value)
     if result["status"] != "completed" or result.get("output") != value:
-        raise Failed(f"conform.echo of {str(value)[:200]!r} gave {str(result)[:300]}")
+        raise RuleBroken(f"conform.echo of {str(value)[:200]!r} gave {str(result)[:300]}")
 
 
 def answers(stage: Stage) -> None:
@@ -62,7 +63,7 @@ def answers(stage: Stage) -> None:
 def subscribes(stage: Stage) -> None:
     others = [topic for topic in stage.broker.subscriptions if topic not in (b"steps", b"steps ")]
     if others:
-        raise Failed(f"the handler also subscribes {others!r}")
+        raise RuleBroken(f"the handler also subscribes {others!r}")
 
 
 @case("loop.answers", Level.ZERO, "The handler answers a batch on `results `, with its `batch_id`", "17")
@@ -80,7 +81,7 @@ def members(stage: Stage) -> None:
     step = step_of(stage, _some(stage), {"a": 1})
     answer = answer_to(stage, batch_of(stage, step))
     if answer.get("protocol_version") != "1.0" or "type" in answer.body:
-        raise Failed(f"protocol_version is {answer.get('protocol_version')!r}: {answer!r}")
+        raise RuleBroken(f"protocol_version is {answer.get('protocol_version')!r}: {answer!r}")
 
 
 @case("loop.echo", Level.ZERO, "The output of a handler reaches the broker", "17", needs="conform.echo")
@@ -93,7 +94,7 @@ def echo(stage: Stage) -> None:
     Level.ZERO,
     "`batch_id` returns as it was sent, up to 128 characters",
     "17",
-    cause="the batch_id is parsed, shortened or made anew",
+    cause="the batch_id is parsed, shortened or replaced",
 )
 def batch_id(stage: Stage) -> None:
     for one in ("b", "batch 7 with spaces", "ß" * 100, "x" * 128):
@@ -164,7 +165,7 @@ def burst(stage: Stage) -> None:
 def failure(stage: Stage) -> None:
     result = run(stage, "conform.fail", {"kind": "error"})
     if result["status"] != "failed" or not result.get("error"):
-        raise Failed(f"a handler that raised gave {result!r}")
+        raise RuleBroken(f"a handler that raised gave {result!r}")
     answers(stage)
 
 
@@ -180,7 +181,7 @@ def permanent(stage: Stage) -> None:
     result = run(stage, "conform.fail", {"kind": "permanent"})
     retryable = (result.get("error") or {}).get("retryable", (result.get("metadata") or {}).get("retryable"))
     if retryable is not False:
-        raise Failed(f"a permanent failure gave {result!r}")
+        raise RuleBroken(f"a permanent failure gave {result!r}")
 
 
 @case(
@@ -194,7 +195,7 @@ def permanent(stage: Stage) -> None:
 def unknown_handler(stage: Stage) -> None:
     result = run(stage, UNKNOWN, {"a": 1})
     if (result.get("error") or {}).get("code") != "unknown_handler":
-        raise Failed(f"a step of {UNKNOWN} gave {result!r}")
+        raise RuleBroken(f"a step of {UNKNOWN} gave {result!r}")
 
 
 def _malformed(name: str, what: str, *bodies: bytes) -> None:
@@ -260,7 +261,7 @@ _echoes("large", "A text of 1 MiB", {"text": "x" * 1_048_576}, "MAXMSGSIZE is to
 def input_member(stage: Stage) -> None:
     result = run(stage, "conform.echo", {"order_id": 1}, input={"mapped": True})
     if result.get("output") != {"mapped": True}:
-        raise Failed(f"with input and task_context, the handler got {result.get('output')!r}")
+        raise RuleBroken(f"with input and task_context, the handler got {result.get('output')!r}")
 
 
 @case(
@@ -304,12 +305,12 @@ def restart(stage: Stage) -> None:
     broker.close()
     stage.wait(0.5)
     broker.epoch += 1
-    broker.accepted = {"steps": 0, "results": 0}
+    broker.greeted = {"steps": 0, "results": 0}
     broker.open()
     stage.until(
         lambda: broker.is_subscribed(b"steps ") or broker.is_subscribed(b"steps"), "subscription after the restart"
     )
-    stage.until(lambda: broker.accepted["results"] > 0, "connection to the results endpoint after the restart")
+    stage.until(lambda: broker.greeted["results"] > 0, "connection to the results endpoint after the restart")
     stage.wait(0.5)
     answers(stage)
 

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from stepwire_conform.case import Failed, Level, case
+from stepwire_conform.case import Level, RuleBroken, case
 from stepwire_conform.stage import Stage
 
 TRACEPARENT: Final = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -14,7 +14,7 @@ def _echoes(name: str, what: str, value: Any, cause: str = "") -> None:
     def echoes(stage: Stage) -> None:
         result = stage.run("conform.echo", value)
         if result["status"] != "completed" or not _same(result.get("output"), value):
-            raise Failed(f"conform.echo of {str(value)[:200]!r} gave {str(result)[:300]}")
+            raise RuleBroken(f"conform.echo of {str(value)[:200]!r} gave {str(result)[:300]}")
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -63,14 +63,14 @@ _echoes("keys", "Members named like those of the protocol", {"type": "ack", "v":
 def mebibyte_in(stage: Stage) -> None:
     result = stage.run("conform.echo", {"text": "é" * (512 * 1024)})
     if len((result.get("output") or {}).get("text", "")) != 512 * 1024:
-        raise Failed(f"1 MiB came back as {str(result)[:300]}")
+        raise RuleBroken(f"1 MiB came back as {str(result)[:300]}")
 
 
 @case("payload.mebibyte_out", Level.ONE, "An output of 1 MiB arrives", "19 and 20", needs="conform.big", lasts_s=2)
 def mebibyte_out(stage: Stage) -> None:
     result = stage.run("conform.big", {"bytes": 1_048_576})
     if len((result.get("output") or {}).get("text", "")) != 1_048_576:
-        raise Failed(f"1 MiB of output came as {str(result)[:300]}")
+        raise RuleBroken(f"1 MiB of output came as {str(result)[:300]}")
 
 
 @case(
@@ -102,7 +102,7 @@ def context(stage: Stage) -> None:
     }
     wrong = {name: output.get(name) for name, value in expected.items() if output.get(name) != value}
     if wrong:
-        raise Failed(f"the handler saw {wrong!r}; expected { ({name: expected[name] for name in wrong})!r}")
+        raise RuleBroken(f"the handler saw {wrong!r}; expected { ({name: expected[name] for name in wrong})!r}")
 
 
 @case(
@@ -111,14 +111,14 @@ def context(stage: Stage) -> None:
 def input_member(stage: Stage) -> None:
     result = stage.run("conform.echo", {"order_id": 1}, input={"mapped": True})
     if result.get("output") != {"mapped": True}:
-        raise Failed(f"with input and task_context, the handler got {result.get('output')!r}")
+        raise RuleBroken(f"with input and task_context, the handler got {result.get('output')!r}")
 
 
 @case("payload.null_input", Level.ONE, "An `input` of null is an input", "6", needs="conform.echo")
 def null_input(stage: Stage) -> None:
     result = stage.run("conform.echo", {"order_id": 1}, input=None)
     if result["status"] != "completed" or result.get("output") is not None:
-        raise Failed(f"with the input null, conform.echo gave {result!r}")
+        raise RuleBroken(f"with the input null, conform.echo gave {result!r}")
 
 
 @case(
@@ -128,7 +128,7 @@ def scalar_input(stage: Stage) -> None:
     for value in (7, "text", [1, 2], True):
         result = stage.run("conform.echo", input=value)
         if result.get("output") != value:
-            raise Failed(f"with the input {value!r}, conform.echo gave {result!r}")
+            raise RuleBroken(f"with the input {value!r}, conform.echo gave {result!r}")
 
 
 @case(
@@ -143,15 +143,15 @@ def traceparent(stage: Stage) -> None:
     seen = (stage.run("conform.context", metadata=dict(metadata)).get("output") or {}).get("traceparent")
     passed = (stage.run("conform.trace", metadata=dict(metadata)).get("output") or {}).get("traceparent") or ""
     if seen != TRACEPARENT:
-        raise Failed(f"the handler saw the traceparent {seen!r}")
+        raise RuleBroken(f"the handler saw the traceparent {seen!r}")
     if passed.split("-")[1:2] != TRACEPARENT.split("-")[1:2]:
-        raise Failed(f"the traceparent that is passed on is {passed!r}: another trace")
+        raise RuleBroken(f"the traceparent that is passed on is {passed!r}: another trace")
 
 
 @case(
     "payload.tracestate",
     Level.ONE,
-    "`tracestate` reaches the handler beside `traceparent`",
+    "`tracestate` reaches the handler together with `traceparent`",
     "6",
     strength="should",
     needs="conform.context",
@@ -160,7 +160,7 @@ def tracestate(stage: Stage) -> None:
     metadata = {"traceparent": TRACEPARENT, "tracestate": "congo=t61rcWkgMzE"}
     seen = (stage.run("conform.context", metadata=metadata).get("output") or {}).get("tracestate")
     if seen != "congo=t61rcWkgMzE":
-        raise Failed(f"the handler saw the tracestate {seen!r}")
+        raise RuleBroken(f"the handler saw the tracestate {seen!r}")
 
 
 @case(
@@ -182,4 +182,4 @@ def defaults(stage: Stage) -> None:
     stage.send(message)
     output = stage.result_of((sent["step_id"], 1)).get("output") or {}
     if (output.get("config"), output.get("results")) != ({}, {}):
-        raise Failed(f"the handler saw config {output.get('config')!r} and results {output.get('results')!r}")
+        raise RuleBroken(f"the handler saw config {output.get('config')!r} and results {output.get('results')!r}")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stepwire_conform.case import Failed, Level, case
+from stepwire_conform.case import Level, RuleBroken, case
 from stepwire_conform.stage import Stage
 
 
@@ -23,7 +23,7 @@ def _free(stage: Stage, broker: str) -> int:
 def sessions(stage: Stage) -> None:
     beat = stage.expect("heartbeat", where=lambda m: len(m["sessions"]) == 2)
     if beat["sessions"] != stage.sessions:
-        raise Failed(f"sessions is {beat['sessions']!r}, and they are {stage.sessions!r}")
+        raise RuleBroken(f"sessions is {beat['sessions']!r}, and they are {stage.sessions!r}")
 
 
 @case(
@@ -41,12 +41,12 @@ def credit(stage: Stage) -> None:
     at_once = beat.get("slots_free", {})
     total = sum(at_once.get(b, beat["free"][b]) for b in ("b1", "b2"))
     if at_once and total > stage.watch.slots:
-        raise Failed(f"slots_free is {at_once!r}, with {stage.watch.slots} slots")
+        raise RuleBroken(f"slots_free is {at_once!r}, with {stage.watch.slots} slots")
     hello = stage.watch.hello
     assert hello is not None
     capacity = hello["slots"] + max(hello.get("prefetch", 0), 4_000)
     if sum(beat["free"].values()) > capacity:
-        raise Failed(f"free is {beat['free']!r}, and there is room for {capacity}")
+        raise RuleBroken(f"free is {beat['free']!r}, and there is room for {capacity}")
 
 
 @case(
@@ -63,7 +63,7 @@ def owner(stage: Stage) -> None:
         batch = stage.steps(stage.step("conform.echo", {"to": broker.id}), broker=broker)
         message = stage.expect("results", batch_id=batch.id)
         if message.topic != f"results@{broker.id} " or message["session"] != stage.session(broker):
-            raise Failed(f"the result of a step of {broker.id} is {message!r}")
+            raise RuleBroken(f"the result of a step of {broker.id} is {message!r}")
 
 
 @case(
@@ -81,7 +81,7 @@ def one_away(stage: Stage) -> None:
     for number in range(3):
         result = stage.run("conform.echo", {"number": number})
         if result.get("output") != {"number": number}:
-            raise Failed(f"conform.echo gave {result!r}")
+            raise RuleBroken(f"conform.echo gave {result!r}")
 
 
 @case(
@@ -118,7 +118,7 @@ def adopt(stage: Stage) -> None:
     stage.expect("adopted", broker="b2")
     message = stage.expect("results", batch_id=batch.id)
     if message.topic != "results@b2 ":
-        raise Failed(f"b2 has adopted the item, and its result goes to {message.topic!r}")
+        raise RuleBroken(f"b2 has adopted the item, and its result goes to {message.topic!r}")
 
 
 @case(
@@ -216,7 +216,7 @@ def lost(stage: Stage) -> None:
     stage.expect("hello", where=lambda m: m["next"].get("b2") == 2, within_s=8)
     beat = stage.expect("heartbeat", where=lambda m: "b1" in m["sessions"])
     if beat["sessions"]["b1"] != stage.session(first):
-        raise Failed(f"the session with b1 is now {beat['sessions']!r}")
+        raise RuleBroken(f"the session with b1 is now {beat['sessions']!r}")
     stage.run("conform.echo", {})
 
 

@@ -3,7 +3,7 @@
 import time
 from typing import Any, Final
 
-from stepwire_conform.case import Failed, Level, Missing, case
+from stepwire_conform.case import Level, Missing, RuleBroken, case
 from stepwire_conform.stage import Stage
 
 LATE_S: Final = 10.0  # a run of 20 s that ends within this time was stopped
@@ -14,9 +14,9 @@ def _expect_stopped(result: dict[str, Any], reason: str, code: str) -> None:
     if result["status"] == "completed":
         stopped = (result.get("output") or {}).get("stopped")
         if stopped != reason:
-            raise Failed(f"the handler saw the reason {stopped!r}, and it is {reason!r}")
+            raise RuleBroken(f"the handler saw the reason {stopped!r}, and it is {reason!r}")
     elif (result.get("error") or {}).get("code") != code:
-        raise Failed(f"the run was stopped ({reason}), and is reported as {result!r}")
+        raise RuleBroken(f"the run was stopped ({reason}), and is reported as {result!r}")
 
 
 @case(
@@ -69,11 +69,10 @@ def queued(stage: Stage) -> None:
     Level.FULL,
     "`cancel` of an unknown item: a tombstone and no answer; the step is refused as `stale` when it arrives later",
     "13",
-    needs="conform.echo",
     cause="a cancel that overtakes its step is forgotten",
 )
 def unknown(stage: Stage) -> None:
-    step = stage.step("conform.echo", {})
+    step = stage.step(stage.some_handler(), {}, delivery_mode="at_most_once")
     item = (step["step_id"], 1)
     stage.cancel([item])
     stage.nothing("refuse", "adopted", for_s=0.5, where=lambda m: list(item) in m["items"], why="it is unknown")
@@ -144,7 +143,7 @@ def timeout_enforced(stage: Stage) -> None:
 def timeout_none(stage: Stage) -> None:
     result = stage.run("conform.wait", {"ms": 700}, metadata={"timeout_ms": 0})
     if result["status"] != "completed" or result["output"]["stopped"] is not None:
-        raise Failed(f"a run without a timeout was stopped: {result!r}")
+        raise RuleBroken(f"a run without a timeout was stopped: {result!r}")
 
 
 @case(
@@ -160,7 +159,7 @@ def timeout_from_start(stage: Stage) -> None:
     _, second = stage.queued(ms=2_500, metadata={"timeout_ms": 1_000}, task_context={"ms": 600})
     result = second.result()
     if result["status"] != "completed" or result["output"]["stopped"] is not None:
-        raise Failed(f"a step waited for more than 2 s and ran 0.6 s, with a timeout of 1 s: {result!r}")
+        raise RuleBroken(f"a step waited for more than 2 s and ran 0.6 s, with a timeout of 1 s: {result!r}")
 
 
 @case(
@@ -177,7 +176,7 @@ def age(stage: Stage) -> None:
     beat = stage.until_holding(second.item, "running")
     found = next(held[3] for held in beat["holding"] if (held[0], held[1]) == second.item)
     if found > 2_200:
-        raise Failed(f"a step waited for almost 3 s and has just started, and its age is {found} ms")
+        raise RuleBroken(f"a step waited for almost 3 s and has just started, and its age is {found} ms")
     second.result()
 
 
@@ -230,7 +229,7 @@ def handler_concurrency(stage: Stage) -> None:
     for message in stage.seen("heartbeat"):
         states = [state for item, state in stage.holding_of(message).items() if item in batch.items]
         if states.count("running") > 2:
-            raise Failed(f"{states.count('running')} runs of a handler with concurrency 2")
+            raise RuleBroken(f"{states.count('running')} runs of a handler with concurrency 2")
     assert time.monotonic() >= began_s
 
 
@@ -250,8 +249,8 @@ def progress(stage: Stage) -> None:
     if not messages:
         if time.monotonic() - began_s < 1.0:
             raise Missing("conform.progress ended at once: it does not wait for `input.ms`")
-        raise Failed("no `progress` of a run that reported it and lasted 1 s")
+        raise RuleBroken("no `progress` of a run that reported it and lasted 1 s")
     message = messages[0]
     item = next(i for i in message["items"] if tuple(i[:2]) == batch.item)
     if item[2:] != [1, 2, "half"]:
-        raise Failed(f"progress 1 of 2 with the note half is reported as {item!r}")
+        raise RuleBroken(f"progress 1 of 2 with the note half is reported as {item!r}")

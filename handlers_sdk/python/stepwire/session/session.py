@@ -212,6 +212,11 @@ class Session:
         return self.reporting.send_at_ms != NEVER and self.slots.taken >= self.holdings.load
 
     @property
+    def is_draining(self) -> bool:
+        """True after `drain`, or after a broker's `quit`."""
+        return self.credit.is_draining
+
+    @property
     def is_idle(self) -> bool:
         """True if nothing is held: no step, and no result that a broker has not acknowledged."""
         return not self.holdings

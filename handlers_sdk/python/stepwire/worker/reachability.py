@@ -18,15 +18,17 @@ def shown(endpoint: str) -> str:
     return endpoint if path is None else f"ipc://{os.path.abspath(path)}"
 
 
-def diagnosis(link: Link) -> tuple[str, str]:
+def diagnosis(link: Link, has_curve: bool = False) -> tuple[str, str]:
     """The endpoint at fault, and why no broker answers there. Waits at most CONNECT_S for each connection."""
     for endpoint in link:
         fault = _fault(endpoint)
         if fault is not None:
             return shown(endpoint), fault
+    keys = "Check also the three CURVE keys" if has_curve else "A broker with CURVE needs keys, STEPWIRE_CURVE_FILE"
     return shown(link.steps), (
         "a process accepts connections there, but does not answer as a broker. Check that STEPWIRE_STEPS and"
-        " STEPWIRE_RESULTS name the broker's `bus.steps` and `bus.results`, in this order, and not its HTTP address"
+        " STEPWIRE_RESULTS name the broker's `bus.steps` and `bus.results`, in this order, and not its HTTP address."
+        f" {keys}"
     )
 
 

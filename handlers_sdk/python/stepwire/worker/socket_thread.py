@@ -14,6 +14,7 @@ from stepwire_protocol.messages import Item
 
 from stepwire.actions import NEVER, CancelRun, Connect, Disconnect, Log, Quit, Rebuild, ResultTooLarge, Run, Send
 from stepwire.context import Context
+from stepwire.curve import CurveKeys
 from stepwire.handler import Handler
 from stepwire.identity import now_ms
 from stepwire.runners import run_log
@@ -26,6 +27,7 @@ from .mailbox import Mailbox
 from .search import BrokerSearch
 from .sockets import WorkerSockets
 
+DRAIN_MS: Final = 25_000  # time for runs to end after the worker began to stop
 EXPEL_MS: Final = 2_000  # time for runs to end after a request to stop
 RECEIVE_MAX: Final = 500  # frames received before actions are performed
 RECEIVE_BYTES_MAX: Final = 64 * 1024  # the same in bytes: the first steps run while the next are received
@@ -35,16 +37,23 @@ POLL_MAX_MS: Final = 60_000
 class SocketThread:
     """Runs a worker from its first hello until it has quit."""
 
-    def __init__(self, config: Config, handlers: tuple[Handler, ...], zmq_context: "zmq.Context[Any] | None") -> None:
+    def __init__(
+        self,
+        config: Config,
+        handlers: tuple[Handler, ...],
+        zmq_context: "zmq.Context[Any] | None",
+        curve_keys: CurveKeys | None = None,
+    ) -> None:
         self.worker_id = config.worker
         self.session = Session(config, random.Random().random)  # does not affect the program's own `random`
         self.has_ended = threading.Event()
         self._config = config
         self._handlers = handlers
         self._shared_context = zmq_context
+        self._curve_keys = curve_keys
         link_of = self.session.endpoints.link_of
         self._events = WorkerEvents(config.worker, link_of, is_inside_broker=zmq_context is not None)
-        self._search = BrokerSearch(self._events)
+        self._search = BrokerSearch(self._events, has_curve=config.curve)
         self._mailbox = Mailbox()
         self._calls: dict[Item, HandlerCall] = {}
         self._expel_at_ms = self._leave_at_ms = NEVER
@@ -85,7 +94,7 @@ class SocketThread:
         context: zmq.Context[Any] = self._shared_context or zmq.Context()
         try:
             self._runners = Runners(self._handlers, self._config.slots, self._mailbox.put_outcome)
-            self._sockets = WorkerSockets(context, self.worker_id, self._config.links, self._events)
+            self._sockets = WorkerSockets(context, self.worker_id, self._config.links, self._events, self._curve_keys)
             try:
                 self._work()
             finally:
@@ -176,6 +185,8 @@ class SocketThread:
 
     def _check_drain(self, now: float) -> None:
         """After the time to drain, ask runs to stop. After EXPEL_MS, quit without waiting for them."""
+        if self.session.is_draining and self._expel_at_ms == self._leave_at_ms == NEVER:
+            self._expel_at_ms = now + DRAIN_MS  # a broker has ordered the worker to quit
         if now >= self._expel_at_ms:
             self._expel_at_ms = NEVER
             self._leave_at_ms = now + (EXPEL_MS if self.session.expel() else 0)

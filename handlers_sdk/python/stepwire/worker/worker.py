@@ -13,17 +13,16 @@ from typing import Any, Final, TypeVar
 import zmq
 from stepwire_protocol import limits
 
-from stepwire import environment, identity, logs
+from stepwire import curve, environment, identity, logs
 from stepwire.errors import ConfigurationError
 from stepwire.handler import Handler, make_handler
 from stepwire.runners.processes import children_die_with_us
 from stepwire.session import Config
 
-from .socket_thread import SocketThread
+from .socket_thread import DRAIN_MS, SocketThread
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DRAIN_MS: Final = 25_000
 ACCEPT_DELAY_MS: Final = 5
 SWITCH_INTERVAL_S: Final = 0.0005  # the longest time for which a computing handler delays heartbeats
 COLLECT_AFTER: Final = 10_000  # objects; at Python's 700, the collector takes a fifth of a busy worker's time
@@ -36,6 +35,9 @@ class Worker:
     finish in 40 ms, at least `prefetch`. With `prefetch=0`, no step waits here.
 
     `handler_version` is the release of the program's handlers, at most 64 characters; operators see it.
+
+    `curve_server_key` is the CURVE key of the brokers, `curve_public_key` and `curve_secret_key` are those of this
+    worker: all three, or none for connections without encryption. With CURVE, `name` is the name of the key.
 
     For several brokers, `steps` and `results` are lists, with one pair for each broker. `context` is the ZeroMQ context
     of a broker in this process, for `inproc://`. The worker gets its id and connects in `run` or `start`, not before.
@@ -51,6 +53,9 @@ class Worker:
         prefetch: int | None = None,
         labels: dict[str, str] | None = None,
         handler_version: str = "",
+        curve_server_key: str | None = None,
+        curve_public_key: str | None = None,
+        curve_secret_key: str | None = None,
         heartbeat_ms: int = limits.HEARTBEAT_MS,
         context: "zmq.Context[Any] | None" = None,
     ) -> None:
@@ -63,6 +68,7 @@ class Worker:
         self._slots = environment.check_slots(slots)
         self._prefetch = prefetch
         self._labels = dict(labels or {})
+        self._curve = curve.keys(curve_server_key, curve_public_key, curve_secret_key)
         self._handler_version = environment.check_handler_version(handler_version)
         self._heartbeat_ms = heartbeat_ms
         self._zmq_context = context
@@ -74,7 +80,8 @@ class Worker:
     @classmethod
     def from_env(cls, **changes: Any) -> "Worker":
         """A worker configured by STEPWIRE_STEPS, STEPWIRE_RESULTS, STEPWIRE_NAME, STEPWIRE_SLOTS, STEPWIRE_LABELS,
-        STEPWIRE_HANDLER_VERSION.
+        STEPWIRE_HANDLER_VERSION, STEPWIRE_CURVE_SERVER_KEY, STEPWIRE_CURVE_PUBLIC_KEY, STEPWIRE_CURVE_SECRET_KEY (or
+        STEPWIRE_CURVE_FILE).
 
         `changes` are arguments of `Worker`, and override the environment.
         """
@@ -187,6 +194,7 @@ class Worker:
             prefetch=self._prefetch,
             labels=self._labels,
             links=self._links,
+            curve=self._curve is not None,
             heartbeat_ms=self._heartbeat_ms,
             accept_delay_ms=ACCEPT_DELAY_MS,
             sdk=f"stepwire-python/{_version()}",
@@ -196,7 +204,7 @@ class Worker:
             pid_started=process.pid_started,
             proof=process.is_provable and children_die_with_us(),
         )
-        self._thread = SocketThread(config, tuple(self._handlers), self._zmq_context)
+        self._thread = SocketThread(config, tuple(self._handlers), self._zmq_context, self._curve)
         self._thread_pid = os.getpid()
         self._thread.start()
 
