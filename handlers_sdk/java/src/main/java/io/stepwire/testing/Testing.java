@@ -4,6 +4,7 @@ import io.stepwire.ConfigurationError;
 import io.stepwire.Context;
 import io.stepwire.Handler;
 import io.stepwire.HandlerOptions;
+import io.stepwire.Logs;
 import io.stepwire.Worker;
 import io.stepwire.protocol.Item;
 import io.stepwire.protocol.Json;
@@ -136,6 +137,7 @@ public final class Testing {
 
   /** Runs the handler in this thread. */
   public Outcome run() {
+    Logs.setUp();
     StepRequest step =
         new StepRequest(
             ITEM,
