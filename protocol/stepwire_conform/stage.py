@@ -101,7 +101,7 @@ class Stage(HeardSide):
         if (
             worker is None
             or time.monotonic() < self.started_s + SUBSCRIBED_S
-            or broker.is_subscribed(to_worker(worker))
+            or broker.is_subscribed(topics.to_worker(worker))
         ):
             return
         causes = hints.of_subscriptions(self.brokers, is_level0=False)
