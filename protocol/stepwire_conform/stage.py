@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from stepwire_protocol import topics
+
 from . import hints
 from .always import Item, Watch
 from .broker import PlayedBroker
