@@ -40,17 +40,16 @@ def test_the_schema_accepts_every_message_that_the_codec_accepts(vector: dict[st
     assert jsonschema.Draft202012Validator(BUNDLE).is_valid(message)
 
 
-# JSON Schema accepts 8127.0 as an integer, and Python's `$` matches before a final line end.
-BEYOND_SCHEMA = ("step_id as a float", "line end")
+def is_beyond_schema(vector: dict[str, Any]) -> bool:
+    """JSON Schema accepts 8127.0 as an integer, and Python's `$` matches before a final line end."""
+    floats: list[float] = []
+    json.loads(vector["text"], parse_float=lambda text: floats.append(float(text)))
+    return any(number.is_integer() for number in floats) or "line end" in vector["name"]
 
 
 @pytest.mark.parametrize(
     "vector",
-    [
-        v
-        for v in load("refused")["messages"]
-        if v["code"] == "bad_field" and "text" in v and not any(words in v["name"] for words in BEYOND_SCHEMA)
-    ],
+    [v for v in load("refused")["messages"] if v["code"] == "bad_field" and "text" in v and not is_beyond_schema(v)],
     ids=lambda v: v["name"],
 )
 def test_the_schema_refuses_every_bad_field_that_the_codec_refuses(vector: dict[str, Any]) -> None:
