@@ -4,6 +4,7 @@
 time, a worker or a broker on real sockets, or a test's list of messages. protocol/vectors/README.md has the format.
 """
 
+import base64
 import json
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -53,8 +54,8 @@ class Stage(Protocol):
     def wait_until(self, at_ms: int) -> None:
         """Let time pass. The played side continues to send heartbeats, or their acks."""
 
-    def be_silent(self, for_ms: int) -> None:
-        """Let time pass without any message of the played side."""
+    def be_silent(self, for_ms: int, broker: str | None = None) -> None:
+        """Let time pass without any message of the played side; with `broker`, of this played broker only."""
 
     def act(self, what: str, facts: dict[str, Any]) -> None:
         """Cause an event at the real side: a task is submitted, a handler completes, a broker restarts."""
@@ -71,6 +72,7 @@ class Dialogue(Struct):
     drives: list[Side]
     lines: list[dict[str, Any]]
     given: dict[str, Any]
+    simulated: bool = False  # needs exact times, or two brokers: only for a session in simulated time
     strength: Literal["must", "should"] = "must"
 
 
@@ -104,7 +106,7 @@ class _Course:
             self._in_any_order(line["any_order"])
         elif "silent" in line:
             assert line["silent"] != self._real, "a real side cannot be made silent"
-            self._stage.be_silent(line["for_ms"])
+            self._stage.be_silent(line["for_ms"], line.get("broker"))
         elif "expect_nothing_ms" in line:
             if line["from"] == self._real:
                 self._expect_nothing(line)
@@ -136,7 +138,9 @@ class _Course:
 
     def _send(self, line: dict[str, Any]) -> None:
         topic = render(line["topic"], self.bindings)
-        if "text" in line:
+        if "base64" in line:
+            body = base64.b64decode(line["base64"])
+        elif "text" in line:
             body = render(line["text"], self.bindings).encode()
         else:
             body = msgspec.json.encode(render(line["message"], self.bindings))
@@ -164,6 +168,8 @@ class _Course:
                     return line
                 reasons.append("; ".join(differences))
             received = f"{frame.topic}{json.dumps(frame.message)}\n    {' / '.join(reasons)}"
+            if frame.kind in lines[0].get("nothing_of", ()):
+                raise Failed(f"a message came that may not come before: {received}")
             # At level 0 no message is ever sent twice.
             may_be_skipped = frame.kind in BACKGROUND or (frame.peer is None and frame in self._received)
             if not may_be_skipped:

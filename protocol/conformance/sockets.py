@@ -68,9 +68,8 @@ class PlayedBroker(_RealTime):
             if not self._steps.poll(max(0, until_ms - self.now_ms())):
                 raise Failed(f"the worker has not subscribed {topic!r}")
             self._subscribed.add(self._steps.recv()[1:])
-        message = json.loads(body)
-        if message["type"] == "welcome":
-            self.welcome = message
+        if body.startswith(b'{"type":"welcome"'):
+            self.welcome = json.loads(body)
         self._steps.send(topic.encode() + body)
 
     def subscribe(self, peer: str, topic: str, *, on: bool) -> None:
@@ -87,7 +86,7 @@ class PlayedBroker(_RealTime):
             self.send(f"@{frame.message['worker']} ", msgspec.json.encode(ack))
         return frame
 
-    def be_silent(self, for_ms: int) -> None:
+    def be_silent(self, for_ms: int, broker: str | None = None) -> None:
         self._acks_heartbeats = False
         time.sleep(for_ms / 1000)
         while self._results.poll(0):
@@ -165,7 +164,7 @@ class PlayedHandlers(_RealTime):
         message = codec.decode_broker(body) if peer is None else codec.decode_steps_level0(body)
         return Frame(topic.decode(), members(message), peer)
 
-    def be_silent(self, for_ms: int) -> None:
+    def be_silent(self, for_ms: int, broker: str | None = None) -> None:
         time.sleep(for_ms / 1000)
 
     def discard_received(self) -> None:

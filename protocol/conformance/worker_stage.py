@@ -1,5 +1,6 @@
 """Plays the broker of a dialogue against a driver, in simulated time."""
 
+import base64
 import json
 from collections import deque
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ class DriverUnderTest:
     def __init__(self, command: Sequence[str], timeout_s: float = REPLY_TIMEOUT_S) -> None:
         self._command = command
         self._timeout_s = timeout_s
-        self._driver: AnyDriver | None = None
+        self._process: DriverProcess | None = None
 
     def __enter__(self) -> "DriverUnderTest":
         return self
@@ -80,26 +81,35 @@ class _DriverStage:
         self._ticks = 0
         self._sent: deque[Frame] = deque()
         self._runs: list[tuple[int, int]] = []
-        self._stops: set[tuple[int, str]] = set()
+        self._stops: list[tuple[int, str]] = []
         self._is_gone = False
-        self._acks_heartbeats = True
-        self._welcome: dict[str, Any] = {}
-        self._do(
-            "start",
-            worker=WORKER,
-            offers=[{"pattern": name} for name in given["handlers"]],
-            slots=given["slots"],
-            prefetch=given["prefetch"],
-            heartbeat_ms=min(2_000, given["lease_ms"] // 5),
-        )
+        self._links: list[tuple[str, str]] = []  # connected, disconnected or rebuilt
+        self._acks = given.get("acks", True)
+        self._silent: set[str] = set()  # brokers that acknowledge no heartbeats at the moment
+        self._welcomes: dict[str, dict[str, Any]] = {}  # by broker
+        self._ended: set[tuple[int, int]] = set()
+        start = {
+            "worker": WORKER,
+            "offers": [{"pattern": name} for name in given["handlers"]],
+            "slots": given["slots"],
+            "prefetch": given["prefetch"],
+            "heartbeat_ms": min(2_000, given["lease_ms"] // 5),
+        }
+        self._do("start", **start | given.get("worker", {}))
 
     # -- the stage ----------------------------------------------------------------------------------------------------
 
     def send(self, topic: str, body: bytes, peer: str | None = None) -> None:
-        message = json.loads(body)
-        if message["type"] == "welcome":
-            self._welcome = message
-        self._do("receive", frame=topic + body.decode())
+        try:
+            message = json.loads(body)
+            text = body.decode()
+        except ValueError:
+            frame = topic.encode() + body
+            self._do("receive", frame_base64=base64.b64encode(frame).decode())
+            return
+        if isinstance(message, dict) and message.get("type") == "welcome":
+            self._welcomes[message["broker"]] = message
+        self._do("receive", frame=topic + text)
 
     def subscribe(self, peer: str, topic: str, *, on: bool) -> None:
         raise NotImplementedError("only level-0 handlers subscribe in a dialogue, and the broker is real there")
@@ -116,14 +126,18 @@ class _DriverStage:
         while self._now_ms < at_ms:
             self._tick(at_ms)
 
-    def be_silent(self, for_ms: int) -> None:
-        self._acks_heartbeats = False
+    def be_silent(self, for_ms: int, broker: str | None = None) -> None:
+        self._silent = set(self._welcomes) if broker is None else {broker}
         self.wait_until(self._now_ms + for_ms)
-        self._acks_heartbeats = True
+        self._silent = set()
 
     def act(self, what: str, facts: dict[str, Any]) -> None:
-        if what in ("complete", "fail") and (facts["step_id"], facts["delivery"]) not in self._runs:
-            raise Failed(f"the run of step {facts['step_id']}, delivery {facts['delivery']}, was not started")
+        if what in ("complete", "fail", "progress"):
+            item = (facts["step_id"], facts["delivery"])
+            if item not in self._runs:
+                raise Failed(f"the run of step {facts['step_id']}, delivery {facts['delivery']}, was not started")
+            if what != "progress":
+                self._ended.add(item)
         self._do(what, **facts)
 
     def see(self, what: str, facts: dict[str, Any]) -> str | None:
@@ -132,11 +146,27 @@ class _DriverStage:
                 times = self._runs.count((facts["step_id"], facts["delivery"]))
                 return None if times == facts["times"] else f"the step ran {times} times, not {facts['times']}"
             case "stop_requested":
-                stop = (facts["step_id"], facts["reason"])
-                return None if stop in self._stops else f"requests to stop: {sorted(self._stops)}, not {stop}"
+                times = self._stops.count((facts["step_id"], facts["reason"]))
+                is_right = times == facts["times"] if "times" in facts else times > 0
+                return None if is_right else f"these requests to stop were made: {self._stops}"
+            case "running":
+                return self._running_problem((facts["step_id"], facts["delivery"]))
             case "gone":
                 return None if self._is_gone else "the worker has not quit"
+            case "not_gone":
+                return "the worker has quit" if self._is_gone else None
+            case "connected" | "disconnected" | "rebuilt":
+                did = {"connected": "connect", "disconnected": "disconnect", "rebuilt": "rebuild"}[what]
+                times = [link for action, link in self._links if action == did].count(facts["steps"])
+                wanted = facts.get("times", 1)
+                return None if times == wanted else f"{facts['steps']} was {what} {times} times, not {wanted}"
         raise ValueError(what)
+
+    def _running_problem(self, item: tuple[int, int]) -> str | None:
+        if item not in self._runs or item in self._ended:
+            return f"{item} does not run; these runs began: {self._runs}"
+        reasons = [reason for step_id, reason in self._stops if step_id == item[0]]
+        return f"{item} was asked to stop: {reasons}" if reasons else None
 
     # -- the driver --------------------------------------------------------------------------------------------------
 
@@ -159,36 +189,44 @@ class _DriverStage:
                 raise Failed(f"the driver replied to {EXCHANGES_AT_ONE_TIME_MAX:,} ops without letting time pass")
             reply = self._driver.exchange(pending.popleft())
             try:
-                acks = [self._apply(action) for action in reply.get("actions", [])]
+                acks = [ack for action in reply.get("actions", []) for ack in self._apply(action)]
                 wake_at_ms = reply.get("wake_at_ms")
                 self._wake_at_ms = None if wake_at_ms is None else float(wake_at_ms)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise Failed(f"the driver's reply cannot be used ({error!r}): {json.dumps(reply)[:500]}") from None
-            for ack in filter(None, acks):
+            for ack in acks:
                 pending.append({"op": "receive", "now_ms": self._now_ms, "frame": ack})
 
-    def _apply(self, action: dict[str, Any]) -> str | None:
-        """Perform one action of the driver. Returns the ack if the action sends a heartbeat."""
+    def _apply(self, action: dict[str, Any]) -> list[str]:
+        """Perform one action of the driver. Returns the acks if the action sends a heartbeat."""
         match action["action"]:
             case "send":
                 return self._on_sent(action["frame"])
             case "run":
                 self._runs.append((action["step_id"], action["delivery"]))
             case "request_stop":
-                self._stops.add((action["step_id"], action["reason"]))
+                self._stops.append((action["step_id"], action["reason"]))
             case "quit":
                 self._is_gone = True
-        return None
+            case "connect" | "disconnect" | "rebuild":
+                self._links.append((action["action"], action["steps"]))
+        return []
 
-    def _on_sent(self, frame: str) -> str | None:
+    def _on_sent(self, frame: str) -> list[str]:
         try:
             topic, body = codec.split(frame.encode())
             message = members(codec.decode_worker(body))
         except InvalidMessage as invalid:
             raise Failed(f"the driver sent a message that brokers refuse ({invalid}): {frame[:500]}") from None
         self._sent.append(Frame(topic.decode(), message))
-        if message["type"] != "heartbeat" or not self._acks_heartbeats or not self._welcome:
-            return None
-        ack = {name: self._welcome[name] for name in ("v", "broker", "epoch", "session")}
-        ack |= {"type": "heartbeat_ack", "n": message["n"]}
+        if message["type"] != "heartbeat" or not self._acks:
+            return []
+        return [
+            self._ack(welcome, message["n"])
+            for broker, welcome in self._welcomes.items()
+            if broker not in self._silent and message["sessions"].get(broker) == welcome["session"]
+        ]
+
+    def _ack(self, welcome: dict[str, Any], n: int) -> str:
+        ack = {name: welcome[name] for name in ("v", "broker", "epoch", "session")} | {"type": "heartbeat_ack", "n": n}
         return f"@{WORKER} {msgspec.json.encode(ack).decode()}"

@@ -74,8 +74,13 @@ class WorkerOnSockets(PlayedBroker):
             case "stop_requested":
                 step_id, reason = facts["step_id"], facts["reason"]
                 return retry(lambda: None if self._is_stopped(step_id, reason) else "the run was not asked to stop")
+            case "running":
+                item = (facts["step_id"], facts["delivery"])
+                return retry(lambda: None if item in self._runs else f"{item} did not start")
             case "gone":
                 return None if self._worker.wait(WITHIN_MS / 1000) else "the worker has not ended"
+            case "not_gone":
+                return "the worker has ended" if self._worker.wait(0.05) else None
         raise ValueError(what)
 
     def _has_session(self) -> bool:

@@ -30,10 +30,12 @@ def test_the_hello_retry_varies_by_twenty_percent(drawn, wait_ms):
 
 
 def test_a_hello_carries_everything_a_broker_needs_to_place_work():
-    dialogue = Dialogue(offers=(Offer("a"), Offer("b::*", shadow_safe=True)), slots=3, labels={"gpu": "true"})
+    offers = (Offer("a"), Offer("b::*", shadow_safe=True))
+    dialogue = Dialogue(offers=offers, slots=3, labels={"gpu": "true"}, handler_version="2.1")
     (hello,) = dialogue.take(Hello)
     assert hello.handlers == ["a", "b::*"]
     assert hello.shadow_safe == ["b::*"]
+    assert hello.handler_version == "2.1"
     assert (hello.slots, hello.prefetch, hello.labels, hello.versions) == (3, 10, {"gpu": "true"}, ["2.0"])
     assert dialogue.topics == [b"workers "]
 

@@ -410,6 +410,29 @@ def test_hello_carries_the_identity_of_the_process(broker, worker):
     assert hello.host
 
 
+def test_hello_carries_the_version_of_the_handlers_from_the_environment(broker, monkeypatch):
+    monkeypatch.setenv("STEPWIRE_HANDLER_VERSION", "2026-03-01.4")
+    worker = Worker.from_env(steps="ipc://s", results="ipc://r")
+    worker.handler("h")(lambda ctx: None)
+    worker.start()
+    try:
+        assert broker.until_received(Hello).handler_version == "2026-03-01.4"
+    finally:
+        worker.stop(drain_ms=100)
+
+
+def test_a_handler_receives_the_trace_context(broker, worker):
+    worker.handler("h")(lambda ctx: [ctx.traceparent, ctx.tracestate])
+    worker.start()
+    broker.until_welcomed()
+    trace = ["00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "vendor=1"]
+    plain = step(1)
+    metadata = msgspec.structs.replace(plain.metadata, traceparent=trace[0], tracestate=trace[1])
+    broker.run(msgspec.structs.replace(plain, metadata=metadata), step(2))
+    assert output(broker.result(1)) == trace
+    assert output(broker.result(2)) == [None, None]
+
+
 def test_a_worker_started_again_is_another_worker(broker, worker):
     worker.handler("h")(lambda ctx: None)
     worker.start()
