@@ -217,7 +217,9 @@ func (d *decoder) endpoints() []Endpoints {
 				seen |= 4
 				entry.Results = d.str()
 			case "server_key":
-				if entry.ServerKey = d.textOrNull(); entry.ServerKey != "" && !IsCurveKey(entry.ServerKey) {
+				if d.null() {
+					entry.ServerKey = ""
+				} else if entry.ServerKey = d.str(); d.err == nil && !IsCurveKey(entry.ServerKey) {
 					d.fail("bad_field", "`server_key` must be a key of 40 characters in Z85")
 				}
 			default:
