@@ -626,8 +626,8 @@ FAULTS: Final = (
     Fault(
         "another deployment is not noticed in a welcome",
         LEASES,
-        "        if peer.deployment not in (None, message.deployment):\n            self._replace(peer, message.deployment,"
-        " message.epoch, now_ms)\n            return False\n",
+        "        if peer.deployment not in (None, message.deployment):\n"
+        "            self._replace(peer, message.deployment, message.epoch, now_ms)\n            return False\n",
         "",
     ),
     Fault(
