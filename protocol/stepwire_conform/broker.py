@@ -153,6 +153,13 @@ class PlayedBroker:
                 return
             yield frames
 
+    def read_raw(self, for_s: float) -> list[bytes]:
+        """Read frames as fast as they come, without a look at them, until none has come for this time."""
+        frames: list[bytes] = []
+        while self.sub.poll(int(for_s * 1000)):
+            frames += self.sub.recv_multipart()
+        return frames
+
     def _bind(self, socket: "zmq.Socket[bytes]", endpoint: str) -> None:
         """Bind, and try again for a while: the address of a closed socket is not free at once."""
         until_s = time.monotonic() + BIND_S

@@ -24,6 +24,7 @@ class HeardSide(PlayedSide):
         self.inbox: list[Message] = []
         self.incoming_filter: Filter | None = None
         self.is_strict = True  # a broken rule of `always` fails the case at once
+        self._ended: set[str] = set()  # the ids of earlier processes of the program
         self.reported: dict[str, str] = {}  # broker -> the session that the worker's last heartbeat named
 
     def expect(
@@ -132,6 +133,8 @@ class HeardSide(PlayedSide):
             try:
                 message = decoded(one, is_level0=self.setting.is_level0)
                 message.broker, message.at_s = broker.id, time.monotonic()
+                if message.get("worker") in self._ended:
+                    continue  # still under way when its process was ended
                 if not self.setting.is_level0 and broker is self._first_of(message):
                     self.watch.see(message)
             except RuleBroken:

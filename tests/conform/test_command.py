@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -65,3 +66,28 @@ def test_a_level_that_the_program_does_not_speak_is_named() -> None:
     done = conform("--level", "full", "--only", "hello.versions", "--", *LOOP)
     assert done.exit_code == 1
     assert "it is a handler at level 0" in done.stderr
+
+
+def test_the_kit_is_part_of_the_wheel() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert "protocol/stepwire_conform" in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+
+
+OWN_WORKER = """
+import os
+from stepwire import Context, Worker
+worker = Worker.from_env()
+@worker.handler("shop.charge")
+def charge(ctx: Context) -> None:
+    os.abort()
+worker.run()
+"""
+
+
+def test_a_handler_of_the_users_own_is_never_run(tmp_path: Path) -> None:
+    program = tmp_path / "worker.py"
+    program.write_text(OWN_WORKER)
+    done = conform("--only", "cancel", "--only", "adopt", "--only", "at_most_once", "--", sys.executable, str(program))
+    assert done.exit_code == 0, done.output
+    assert "missing     at_most_once.runs" in done.stdout
+    assert "cancel.unknown" not in done.stdout  # it has passed

@@ -5,6 +5,7 @@ from typing import Final
 
 from stepwire_protocol import host
 
+from stepwire_conform.always import Watch
 from stepwire_conform.case import Level, RuleBroken, case
 from stepwire_conform.frames import Message
 from stepwire_conform.program import descendants_of
@@ -73,6 +74,8 @@ def labels(stage: Stage) -> None:
 def new_id(stage: Stage) -> None:
     first = stage.worker
     stage.end_program()
+    stage.wait(0.5)
+    stage.watch = Watch()  # messages with the first id are not ignored
     stage.open_session()
     if stage.worker == first:
         raise RuleBroken(f"two processes had the id {first}")

@@ -69,11 +69,10 @@ def queued(stage: Stage) -> None:
     Level.FULL,
     "`cancel` of an unknown item: a tombstone and no answer; the step is refused as `stale` when it arrives later",
     "13",
-    needs="conform.echo",
     cause="a cancel that overtakes its step is forgotten",
 )
 def unknown(stage: Stage) -> None:
-    step = stage.step("conform.echo", {})
+    step = stage.step(stage.some_handler(), {}, delivery_mode="at_most_once")
     item = (step["step_id"], 1)
     stage.cancel([item])
     stage.nothing("refuse", "adopted", for_s=0.5, where=lambda m: list(item) in m["items"], why="it is unknown")
