@@ -159,9 +159,9 @@ class Bench:
             def why() -> str | None:
                 found: dict[str, Any] = site.client().why(task_id)
                 message = str(found.get("message", ""))
-                return message if "no worker offers" in message else None
+                return message if "did you mean" in message else None
 
-            return eventually(why, "the reason why the step waits").partition(" (1 worker connected")[0]
+            return eventually(why, "the reason why the step waits")
 
     def blocking(self) -> str:
         with self._stage(self._program, MISTAKE="blocking") as stage:
@@ -205,7 +205,7 @@ class Bench:
             stage.start()
             hello = stage.expect("hello", within_s=ENOUGH_S)
             stage.send(
-                stage.broker.message("reset", code="version", n=hello["n"], message="no common version"),
+                stage.broker.message("reset", next=hello["next"]["b1"], code="version"),
                 to=hello["worker"],
             )
             return self._only_log(stage.output, lambda: stage.wait(0.1))

@@ -28,9 +28,7 @@ _IN_ONE_PLACE: Final = "the toolchain of each language has another name, and is 
 GROUPS: Final[dict[str, tuple[Mistake, ...]]] = {
     "Endpoints": (
         Mistake("no_broker", "no process at the tcp endpoint", ("no broker for 3 s", "port 7411", _ELSEWHERE)),
-        Mistake(
-            "no_socket", "no socket at the ipc endpoint", ("there is no such socket", _ELSEWHERE), absent=_IPC
-        ),
+        Mistake("no_socket", "no socket at the ipc endpoint", ("there is no such socket", _ELSEWHERE), absent=_IPC),
         Mistake(
             "elsewhere",
             "relative ipc path, in another directory than the broker",
@@ -38,7 +36,9 @@ GROUPS: Final[dict[str, tuple[Mistake, ...]]] = {
             absent=_IPC,
         ),
         Mistake(
-            "left_socket", "socket of a broker that was killed", ("no process listens there", "Start the broker"),
+            "left_socket",
+            "socket of a broker that was killed",
+            ("no process listens there", "Start the broker"),
             absent=_IPC,
         ),
         Mistake("not_a_socket", "file in place of the socket", ("not a socket", "Remove it"), absent=_IPC),
@@ -86,9 +86,7 @@ GROUPS: Final[dict[str, tuple[Mistake, ...]]] = {
         ),
         Mistake("twice", "handler registered twice", ("handler 'ship_order'", "registered twice")),
         Mistake("too_late", "handler registered after the start", ("handler 'ship_order'", "before the worker starts")),
-        Mistake(
-            "handler_name", "handler name with a space", ("handler name 'ship order'", "1 to 128 letters, digits")
-        ),
+        Mistake("handler_name", "handler name with a space", ("handler name 'ship order'", "1 to 128 letters, digits")),
         Mistake(
             "unknown_handler",
             "step whose handler no worker offers (the broker's sentence)",
