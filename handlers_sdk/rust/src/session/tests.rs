@@ -86,6 +86,8 @@ fn a_heartbeat_never_lists_more_runs_than_slots() {
         assert!(run.begin(304.0));
     }
     assert_eq!(running(&session), 2);
+    let states: Vec<_> = session.holding(310.0).iter().map(|(_, _, state, _)| *state).collect();
+    assert_eq!(states[..4], [HeldState::Done, HeldState::Done, HeldState::Running, HeldState::Running]);
     // A run that begins while the list is made waits for the next list.
     assert!(runs[4].begin(304.0));
     assert_eq!(running(&session), 2);
