@@ -7,7 +7,9 @@ heartbeats and results as long as their switches are on.
 import signal
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+from stepwire_protocol import topics
 
 from . import hints
 from .always import Item, Watch
@@ -19,6 +21,8 @@ from .heard_side import HeardSide
 from .keys import ServerKeys
 from .program import GradedProgram
 from .setting import ENOUGH_S, NAME, SLOTS, START_S, Setting, ended, last_lines
+
+SUBSCRIBED_S: Final = 4.0  # from the start of the program to its subscriptions, at least
 
 
 class Stage(HeardSide):
@@ -83,6 +87,7 @@ class Stage(HeardSide):
         broker = broker or self.broker
 
         def is_open() -> bool:
+            self._check_subscription(broker)
             session = self.sessions.get(broker.id)
             if session is None or session != self.reported.get(broker.id):
                 return False
@@ -91,6 +96,19 @@ class Stage(HeardSide):
 
         text = f"heartbeat that names a session of {broker.id}" + (f" with number {number}" if number else "")
         self.until(is_open, text, within_s=within_s)
+
+    def _check_subscription(self, broker: PlayedBroker) -> None:
+        """Raise RuleBroken if the worker waits for messages on a topic that no broker grants."""
+        worker = self.watch.worker
+        if (
+            worker is None
+            or time.monotonic() < self.started_s + SUBSCRIBED_S
+            or broker.is_subscribed(topics.to_worker(worker))
+        ):
+            return
+        causes = hints.of_subscriptions(self.brokers, is_level0=False)
+        if causes:
+            raise RuleBroken(f"the worker has not subscribed '@{worker} ', and receives nothing")
 
     def forget_sessions(self) -> None:
         """The played brokers have lost their memory."""

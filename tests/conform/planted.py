@@ -20,6 +20,7 @@ from .level0_faults import LEVEL0_FAULTS
 PATIENCE = 0.6
 PYTHON_WORKER = [sys.executable, "-m", "stepwire.conform"]
 ARRIVAL = "arrival:"
+UNREADABLE = "the case could not read"  # a fault of the case itself
 
 
 def command_of(fault: str) -> list[str]:
@@ -60,6 +61,8 @@ def why_not_caught(fault: str, seen: Seen) -> str | None:
     if expected.startswith(ARRIVAL):
         words = expected.removeprefix(ARRIVAL)
         return None if words in seen.problem else f"no problem with {words!r}: {seen.problem or 'it was graded'}"
+    if seen.what.startswith(UNREADABLE):
+        return seen.what
     if seen.problem:
         return f"not graded: {seen.problem}"
     if seen.verdict in (CaseVerdict.FAIL.value, CaseVerdict.NON_STRICT.value):

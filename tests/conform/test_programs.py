@@ -1,6 +1,7 @@
 """Programs that are no good workers as processes get a sentence, and nothing of them is left."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -69,3 +70,17 @@ def test_a_worker_that_outlives_term_fails_a_case_and_leaves_no_process() -> Non
     result = graded("outlives_term", "drain.code")
     assert [o.verdict for o in result.outcomes] == [CaseVerdict.NON_STRICT]
     assert "no end of the program" in result.outcomes[0].what
+
+
+def test_a_run_that_is_ended_by_term_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    marker = f"CONFORM_TEST_{os.getpid()}_{time.monotonic_ns()}"
+    environ = {**os.environ, marker: "1", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "stepwire", "handler", "conform", "--", *HERE, "outlives_term"]
+    run = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until_s = time.monotonic() + 30
+    while len(processes_with(marker)) < 3 and time.monotonic() < until_s:
+        time.sleep(0.05)
+    run.terminate()
+    assert run.wait(timeout=30) == 130
+    assert processes_with(marker) == []
+    assert list(tmp_path.iterdir()) == []
