@@ -47,6 +47,10 @@ def _chaos(sdk: Sdk) -> Call:
     return Call((sys.executable, "-m", "tests.languages.chaos", "--lang", sdk.name, "--seconds", "15"))
 
 
+def _mistakes(sdk: Sdk) -> Call:
+    return Call((sys.executable, "-m", "tests.languages.mistakes", sdk.name))
+
+
 # In this order for each SDK. Python's own style, build and tests are those of `tests/run.sh`.
 CASES: Final[dict[str, Callable[[Sdk], Call]]] = {
     "build": _check("build"),
@@ -55,6 +59,7 @@ CASES: Final[dict[str, Callable[[Sdk], Call]]] = {
     "vectors": _check("vectors"),
     "hostile": _kit("hostile", "--seeds", "100"),
     "lockstep": _kit("lockstep", "--seeds", "200", "--jobs", "1"),
+    "mistakes": _mistakes,
     "conform": _conform,
     "chaos": _chaos,
 }

@@ -100,7 +100,7 @@ GROUPS: Final[dict[str, tuple[Mistake, ...]]] = {
             ("handler ship_order", "has blocked the event loop for 2 s", "await"),
             differs="Python has threads for plain functions, Node has worker threads",
             absent=dict.fromkeys(("go", "java", "ruby"), _NO_LOOP)
-            | {"rust": "tokio moves the other handlers to its other threads; `handle_blocking` is for such code"},
+            | {"rust": "not noticed: the others run on tokio's other threads while one is free; use `handle_blocking`"},
         ),
     ),
     "Outputs": (
