@@ -77,7 +77,7 @@ lint() {
 # Runs tests, and counts them.
 count() {
   code=0
-  GOROOT=$("$go" env GOROOT) "$go" test -race -v "$@" >"$log" 2>&1 || code=$?
+  GOROOT=$("$go" env GOROOT) "$go" test -race -count=1 -v "$@" >"$log" 2>&1 || code=$?
   passed=$((passed + $(grep -c '^--- PASS' "$log" || :)))
   failed=$((failed + $(grep -c '^--- FAIL' "$log" || :)))
   if [ "$code" != 0 ]; then

@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from stepwire_protocol import topics
+
 from . import hints
 from .always import Item, Watch
 from .broker import PlayedBroker
@@ -101,7 +103,7 @@ class Stage(HeardSide):
         if (
             worker is None
             or time.monotonic() < self.started_s + SUBSCRIBED_S
-            or broker.is_subscribed(to_worker(worker))
+            or broker.is_subscribed(topics.to_worker(worker))
         ):
             return
         causes = hints.of_subscriptions(self.brokers, is_level0=False)

@@ -48,7 +48,7 @@ def test_a_difference_is_shortened_and_shown(capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_a_broken_driver_differs(code: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lockstep", "--seeds", "1", "--timeout-s", "2", "--", sys.executable, "-c", code]) == 1
+    assert main(["lockstep", "--seeds", "1", "--timeout-s", "20", "--", sys.executable, "-c", code]) == 1
     out = capsys.readouterr().out
     assert shown in out
     assert out.splitlines()[-1].endswith(" 1 differ")

@@ -2,7 +2,6 @@
 
 import shlex
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from .options import Options, StepwireGroup
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepwire_conform.case import Case
+    from stepwire_conform.case import Case, Level
     from stepwire_conform.grading import Grade
     from stepwire_conform.scheduling import CaseOutcome
 
@@ -64,7 +63,7 @@ def conform(
     protocol/SPEC.md, the likely cause, and the frames. Exit code 0: no case of the level fails; 1: at least one fails;
     2: the command line is wrong, or COMMAND does not exist.
     """
-    from stepwire_conform import grading, report
+    from stepwire_conform import grading
     from stepwire_conform.case import LEVEL_OF_WORD
 
     asked = None if level is None else LEVEL_OF_WORD[level]
@@ -76,6 +75,14 @@ def conform(
         return
     if not command:
         usage("the program to grade is missing", "for example: stepwire handler conform -- python worker.py")
+    grade = _graded(options, command, asked, only)
+    _write(options, grade, shlex.join(command), junit, badge)
+    leave(Exit.USAGE if grade.is_usage else Exit.FAILURE if grade.has_failed else Exit.OK)
+
+
+def _graded(options: Options, command: tuple[str, ...], asked: "Level | None", only: tuple[str, ...]) -> "Grade":
+    """Run the cases, and print each outcome that is of interest when it is known."""
+    from stepwire_conform import grading, report
 
     is_text = options.output == "text"
 
@@ -93,21 +100,25 @@ def conform(
 
     before = signal.signal(signal.SIGTERM, lambda *_: leave(Exit.INTERRUPTED))  # the programs end before this process
     try:
-        grade = grading.grade(command, level=asked, only=only, report=show, found=found)
+        return grading.grade(command, level=asked, only=only, report=show, found=found)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _write(options: Options, grade: "Grade", command: str, junit: str | None, badge: str | None) -> None:
+    """Write the files, and print the end of the run."""
+    from stepwire_conform import grading, report
+
     if junit:
-        Path(junit).write_text(report.junit(grade, shlex.join(command)))
+        Path(junit).write_text(report.junit(grade, command))
     if badge:
         Path(badge).write_text(report.badge(grade))
     if options.output == "json":
         click.echo(_encoded(grading.as_json(grade)))
     elif grade.problem:
         click.echo(f"stepwire: {grade.problem}", err=True)
-    elif is_text:
+    elif options.output == "text":
         click.echo(report.summary(grade))
-    sys.stdout.flush()
-    leave(Exit.USAGE if grade.is_usage else Exit.FAILURE if grade.has_failed else Exit.OK)
 
 
 def _print_list(options: Options, cases: "Sequence[Case]") -> None:

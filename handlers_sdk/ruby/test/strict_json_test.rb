@@ -70,4 +70,14 @@ class StrictJsonTest < Minitest::Test
   def test_large_integers_are_received_exactly
     assert_equal({ "a" => 9_007_199_254_740_993 }, StrictJson.parse('{"a":9007199254740993}'))
   end
+
+  # Each takes milliseconds. A check that goes back and forth would take minutes.
+  def test_no_text_takes_long
+    texts = { escapes: "\\u00e9" * 200_000, quotes: '\\"/*' * 200_000, slashes: "//" * 400_000,
+              pairs: '\\ud83d\\ude00' * 100_000, backslashes: "\\\\" * 400_000, open: "/*" * 10 }
+    started_ms = Stepwire::Identity.now_ms
+    texts.each_value { |text| StrictJson.parse(%({"a":"#{text}","b":["http://x",{}]})) }
+    assert_raises(Stepwire::InvalidMessage) { StrictJson.parse(%({"a":"#{'\\"/*' * 200_000})) }
+    assert_operator Stepwire::Identity.now_ms - started_ms, :<, 10_000
+  end
 end

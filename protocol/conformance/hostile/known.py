@@ -28,7 +28,6 @@ class Delivery:
         self.was_held = False  # was accepted: a receipt after the end of a session is none
         self.is_timed_out_by_broker = False
         self.never: str | None = None  # the reason for which it must never begin
-        self.never_ms = 0.0
         self.is_owed = False  # ended, and in no results message yet
 
     @property

@@ -231,8 +231,8 @@ class Witness:
             self._unanswered.append(unanswered)
 
     def _is_forgotten(self, delivery: Delivery) -> bool:
-        """True if the tombstone of this delivery may be gone."""
-        last_ms = max(delivery.received_ms, delivery.ended_ms or 0.0, delivery.never_ms)
+        """True if the tombstone of this delivery may be gone. Its claims do not show when a session was dropped."""
+        last_ms = max(delivery.received_ms, delivery.ended_ms or 0.0)
         is_over = delivery.item not in self._holding and not delivery.is_running
         return is_over and self._now_ms - last_ms > limits.TOMBSTONE_MS - SLACK_MS
 
@@ -409,8 +409,7 @@ class Witness:
             self._ban(delivery, reason)
 
     def _ban(self, delivery: Delivery, reason: str) -> None:
-        if delivery.never is None:
-            delivery.never, delivery.never_ms = reason, self._now_ms
+        delivery.never = delivery.never or reason
 
     def _answered(self, id: str, batch_id: str, items: set[Item] | None) -> None:
         """An accept answers the batch; a refuse or results answer their items."""

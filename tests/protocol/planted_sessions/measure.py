@@ -1,4 +1,6 @@
-"""`python -m tests.protocol.planted_sessions.measure [TEXT]`: which part of the kit notices each fault.
+"""`python -m tests.protocol.planted_sessions.measure [TEXT …]`: which part of the kit notices each fault.
+
+With texts: only the faults whose names contain one of them.
 
 Writes planted.json: for each fault the first dialogue, the first seed of the hostile broker and the first seed of
 lockstep that notices it, or null. The suite repeats exactly these, and this command looks for them.
@@ -97,8 +99,8 @@ def _measure(fault: Fault) -> tuple[str, Noticed]:
     return fault.name, noticed(fault)
 
 
-def main(text: str) -> None:
-    chosen = [fault for fault in FAULTS if text in fault.name]
+def main(texts: list[str]) -> None:
+    chosen = [fault for fault in FAULTS if not texts or any(text in fault.name for text in texts)]
     table: dict[str, Noticed] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     for seed in SEEDS:
         _generated(seed)  # once, before the processes are forked
@@ -119,4 +121,4 @@ def main(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "")
+    main(sys.argv[1:])

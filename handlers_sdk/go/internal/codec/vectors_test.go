@@ -145,7 +145,7 @@ func summaryOf(message FromBroker) string {
 	case *Cancel:
 		value["session"], value["items"], value["reason"] = m.Session, itemsOf(m.Items), m.Reason
 	case *Ack:
-		value["rids"] = m.Rids
+		value["rids"] = append([]int64{}, m.Rids...)
 	case *Reset:
 		value["next"], value["code"] = m.Next, m.Code
 	case *Refused:
@@ -214,7 +214,7 @@ func stepOf(s *StepRequest) map[string]any {
 }
 
 func plain(raw []byte) (value any) {
-	_ = json.Unmarshal(raw, &value)
+	_ = json.Unmarshal(bytes.ReplaceAll(raw, []byte(":-0}"), []byte(":0}")), &value) // the same number
 	return value
 }
 

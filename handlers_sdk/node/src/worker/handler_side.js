@@ -8,7 +8,7 @@ import { Runner } from '../runners/runner.js'
 import { BEAT_BYTES, LoopBeat } from './loop_watch.js'
 
 const RUN_FIELDS = 6 // see hand_over.js
-const CLOSE_MS = 1_000
+const CLOSE_MS = 5_000 // the sockets close within milliseconds, unless the computer is overloaded
 
 /** Runs from the start of the socket thread to its end. */
 export class HandlerSide {
@@ -69,6 +69,7 @@ export class HandlerSide {
    * process if its sockets were still open.
    */
   closeSockets() {
+    if (this.beat.areClosed()) return
     this.thread.postMessage({ command: 'close' })
     this.beat.waitForClose(CLOSE_MS)
   }

@@ -9,16 +9,21 @@ const MISSED_MAX = 2 // checks in a row; a count, because after a sleep of the c
 
 const ANSWERED = 0
 const CURRENT = 1
-const CLOSED = 2
+const SOCKETS = 2
+
+// The sockets of the other thread:
+const NOT_OPEN = 0
+const OPEN = 1
+const CLOSED = 2 // also: they will never be opened
 
 export const BEAT_BYTES = 12
 
 /**
- * `beat` is shared with the main thread: the number of its last answer, the run that computes there, and whether the
- * sockets are closed.
+ * `beat` is shared with the main thread: the number of its last answer, the run that computes there, and the state of
+ * the sockets.
  */
 export class LoopWatch {
-  constructor(beat, ping) {
+  constructor(beat, ping = () => {}) {
     this.beat = new Int32Array(beat)
     this.ping = ping
     this.checkAtMs = 0
@@ -27,10 +32,15 @@ export class LoopWatch {
     this.blockedS = (MISSED_MAX * CHECK_MS) / 1000
   }
 
-  /** Tell the main thread, which waits for it, that the sockets are closed. */
+  /** False if the process ends already, so that no socket may be opened. */
+  mayOpen() {
+    return Atomics.compareExchange(this.beat, SOCKETS, NOT_OPEN, OPEN) === NOT_OPEN
+  }
+
+  /** Tell the main thread, which may wait for it, that the sockets are closed. */
   closed() {
-    Atomics.store(this.beat, CLOSED, 1)
-    Atomics.notify(this.beat, CLOSED)
+    Atomics.store(this.beat, SOCKETS, CLOSED)
+    Atomics.notify(this.beat, SOCKETS)
   }
 
   /** Check, if it is time. The run that blocks the loop, once for each time that it is blocked; otherwise null. */
@@ -64,8 +74,14 @@ export class LoopBeat {
     Atomics.store(this.beat, CURRENT, index)
   }
 
+  /** Forbid the other thread to open its sockets. False if they are open. */
+  areClosed() {
+    const before = Atomics.compareExchange(this.beat, SOCKETS, NOT_OPEN, CLOSED)
+    return before !== OPEN
+  }
+
   /** Wait until the sockets are closed. */
   waitForClose(ms) {
-    Atomics.wait(this.beat, CLOSED, 0, ms)
+    Atomics.wait(this.beat, SOCKETS, OPEN, ms)
   }
 }

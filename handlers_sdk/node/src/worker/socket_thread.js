@@ -28,7 +28,7 @@ const WAIT_MAX_MS = 60_000
 
 /** Runs a worker from its first hello until it has quit. */
 class SocketThread {
-  constructor({ config, versions, curve, clock, beat, leases, hasLogger }) {
+  constructor({ config, versions, curve, clock, leases, hasLogger }, loopWatch) {
     this.config = new Config(config)
     this.versions = versions // of the handlers, by offer
     this.clock = new Clock(clock)
@@ -38,7 +38,8 @@ class SocketThread {
     this.logger = hasLogger ? this.toMain.logger() : null
     this.events = new WorkerEvents(this.config.worker, (id) => this.session.endpoints.linkOf(id), this.logger)
     this.search = new BrokerSearch(this.events, curve !== null)
-    this.loopWatch = new LoopWatch(beat, () => this.toMain.ping())
+    this.loopWatch = loopWatch
+    loopWatch.ping = () => this.toMain.ping()
     this.runs = new Map() // handed over, until their outcome: by their place in shared memory
     this.byItem = new Map()
     this.expelAtMs = this.leaveAtMs = NEVER
@@ -252,6 +253,7 @@ class SocketThread {
   async end() {
     clearTimeout(this.timer)
     await this.sockets.close()
+    this.loopWatch.closed()
     this.events.log('info', 'worker_ended', { unacknowledged: this.session.holdings.size })
     this.toMain.end({ abandoned: this.runs.size })
     parentPort.close()
@@ -271,11 +273,15 @@ class SocketThread {
     this.events.log('error', 'worker_failed', { error: fault.stack ?? String(fault) })
     clearTimeout(this.timer)
     this.toMain.end({ abandoned: this.runs.size, fault: fault.message ?? String(fault) })
-    this.sockets?.close().catch(() => {})
+    this.sockets?.closeAtOnce()
+    this.loopWatch.closed()
     parentPort.close()
   }
 }
 
-const thread = new SocketThread(workerData)
-parentPort.on('message', (message) => thread.onMessage(message))
-thread.start()
+const loopWatch = new LoopWatch(workerData.beat)
+if (loopWatch.mayOpen()) {
+  const thread = new SocketThread(workerData, loopWatch)
+  parentPort.on('message', (message) => thread.onMessage(message))
+  thread.start()
+}

@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require "json"
+require "strscan"
 
 module Stepwire
   # Checks JSON under the rules of SPEC.md §3, which Ruby's own parser and generator do not enforce: comments, unknown
@@ -10,11 +11,16 @@ module Stepwire
     TOP_LEVELS = 3 # the levels of a results message around an output
     PARSE_DEPTH_MAX = 200 # a broker's message may be deeper than DEPTH_MAX: an output becomes a `previous_results`
 
-    STRING = /"(?:[^"\\]++|\\.)*+"/m
-    BAD_ESCAPE = %r{(?<!\\)(?:\\\\)*\\(?!["\\/bfnrtu])}
-    # A second half of a surrogate pair without the first. Ruby's parser refuses a first half without the second.
-    LONE_SECOND_HALF = /(?<!\\)(?:\\\\)*\\u[dD][c-fC-F]/
-    PAIR = /\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}/
+    # Text without a backslash, and valid escapes. Matched in pieces, because a long match needs much memory.
+    ESCAPES = %r{
+      (?: [^\\]++ | \\ (?: ["\\/bfnrt]
+        | u (?: [0-9a-cA-CefEF]\h{3} | [dD][0-7]\h{2} | [dD][89abAB]\h{2}\\u[dD][c-fC-F]\h{2} ) ) ){1,200}
+    }nx
+    HALF_A_PAIR = /\\u[dD][89a-fA-F]\h{2}/n
+    # Strings without a backslash, and what is between strings without a slash. The alternatives begin with different
+    # characters and give nothing back, so a match takes linear time.
+    PLAIN = %r{(?:[^"/]++|"[^"\\]*+"){1,200}}n
+    INSIDE_STRING = /(?:[^"\\]++|\\.){1,200}/nm
 
     module_function
 
@@ -35,15 +41,33 @@ module Stepwire
       end
     end
 
+    # Ruby's parser accepts unknown escapes, and the second half of a surrogate pair without the first.
     def check_escapes(text)
-      raise InvalidMessage.new("not_json", "a string has an unknown escape") if text.match?(BAD_ESCAPE)
+      rest = unmatched(text, ESCAPES)
+      return if rest.nil?
+      raise InvalidMessage, "lone_surrogate" if rest.match?(/\A#{HALF_A_PAIR}/n)
 
-      return unless text.match?(LONE_SECOND_HALF)
-      raise InvalidMessage, "lone_surrogate" if text.gsub("\\\\", "").gsub(PAIR, "").match?(LONE_SECOND_HALF)
+      raise InvalidMessage.new("not_json", "a string has an unknown escape")
     end
 
+    # Ruby's parser accepts comments.
     def check_comments(text)
-      raise InvalidMessage.new("not_json", "a comment is no JSON") if text.gsub(STRING, "").include?("/")
+      scanner = StringScanner.new(text.b)
+      until scanner.eos?
+        nil while scanner.skip(PLAIN)
+        break unless scanner.skip(/"/)
+
+        nil while scanner.skip(INSIDE_STRING)
+        scanner.skip(/"/)
+      end
+      raise InvalidMessage.new("not_json", "a comment is no JSON") if scanner.peek(1) == "/"
+    end
+
+    # The first bytes that no piece of the text matches; nil if all do.
+    def unmatched(text, piece)
+      scanner = StringScanner.new(text.b)
+      nil while scanner.skip(piece)
+      scanner.eos? ? nil : scanner.rest[0, 16]
     end
 
     # One state for all threads: without a limit of the nesting and without indentation, `generate` changes nothing in
