@@ -1,4 +1,4 @@
-"""Checks every SDK: build, style, tests, vectors, sessions, sockets, and a short fault campaign.
+"""Checks every SDK: build, style, tests, vectors, sessions, sockets, a short fault campaign, and its documentation.
 
 `python -m tests.languages` checks all of them, `python -m tests.languages go --case conform,chaos` some. Each SDK's
 `check.sh` installs what is missing. A language that cannot be built here fails in CI (`CI=true`), and is skipped by
@@ -43,6 +43,10 @@ def _conform(sdk: Sdk) -> Call:
     return Call((sys.executable, "-m", "stepwire", "handler", "conform", "--level", "hardened", "--", *sdk.conform))
 
 
+def _module(name: str) -> Callable[[Sdk], Call]:
+    return lambda sdk: Call((sys.executable, "-m", f"tests.languages.{name}", sdk.name))
+
+
 def _chaos(sdk: Sdk) -> Call:
     return Call((sys.executable, "-m", "tests.languages.chaos", "--lang", sdk.name, "--seconds", "15"))
 
@@ -57,6 +61,8 @@ CASES: Final[dict[str, Callable[[Sdk], Call]]] = {
     "lockstep": _kit("lockstep", "--seeds", "200", "--jobs", "1"),
     "conform": _conform,
     "chaos": _chaos,
+    "page": _module("page"),
+    "readme": _module("readme"),
 }
 NOT_OF_PYTHON: Final = frozenset({"build", "lint", "test", "vectors", "lockstep"})
 
