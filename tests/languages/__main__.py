@@ -40,7 +40,11 @@ def _kit(*words: str) -> Callable[[Sdk], Call]:
 
 
 def _conform(sdk: Sdk) -> Call:
-    return Call((sys.executable, "-m", "stepwire", "handler", "conform", "--level", "hardened", "--", *sdk.conform))
+    return Call((sys.executable, "-m", "tests.languages.graded", sdk.name))
+
+
+def _features(sdk: Sdk) -> Call:
+    return Call((sys.executable, "-m", "tests.languages.features", "--check", sdk.name))
 
 
 def _module(name: str) -> Callable[[Sdk], Call]:
@@ -51,7 +55,8 @@ def _chaos(sdk: Sdk) -> Call:
     return Call((sys.executable, "-m", "tests.languages.chaos", "--lang", sdk.name, "--seconds", "15"))
 
 
-# In this order for each SDK. Python's own style, build and tests are those of `tests/run.sh`.
+# In this order for each SDK. Python's own style, build and tests are those of `tests/run.sh`, its packages those of
+# `tests/packages`.
 CASES: Final[dict[str, Callable[[Sdk], Call]]] = {
     "build": _check("build"),
     "lint": _check("lint"),
@@ -60,11 +65,13 @@ CASES: Final[dict[str, Callable[[Sdk], Call]]] = {
     "hostile": _kit("hostile", "--seeds", "100"),
     "lockstep": _kit("lockstep", "--seeds", "200", "--jobs", "1"),
     "conform": _conform,
+    "features": _features,  # reads the report of `conform`
     "chaos": _chaos,
     "page": _module("page"),
     "readme": _module("readme"),
+    "package": _module("release"),
 }
-NOT_OF_PYTHON: Final = frozenset({"build", "lint", "test", "vectors", "lockstep"})
+NOT_OF_PYTHON: Final = frozenset({"build", "lint", "test", "vectors", "lockstep", "package"})
 
 
 class Tally:
