@@ -182,8 +182,8 @@ def _reap(pid: int) -> None:
 
 
 def _prepare() -> Callable[[], None]:
-    """A `preexec_fn`: the program ends when this process ends for any reason (on Linux), and it can be interrupted, also
-    where a shell has started this process in the background, with INT ignored."""
+    """A `preexec_fn`: the program ends when this process ends for any reason (on Linux), and it can be interrupted,
+    also where a shell has started this process in the background, with INT ignored."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None  # loaded before the fork
 
     def in_child() -> None:
