@@ -1,7 +1,7 @@
 """Runs the programs of docs/how-to/six-languages.md: `python -m tests.languages.page go`.
 
 The program of the language is taken from the page, built with the SDK of this clone, and run as a worker against a
-broker, beside the page's program in Python that runs the first step. Then the tasks of the page are submitted.
+broker. The page's program in Python runs the first step. Then the tasks of the page are submitted.
 """
 
 import os

@@ -53,7 +53,7 @@ def follow(sdk: Sdk, directory: Path, environ: Mapping[str, str]) -> float:
                 reader.do(block)
             except Exception as error:
                 raise AssertionError(f"handlers_sdk/{sdk.name}/README.md, line {block.line}: {error}") from error
-            if block.word == "not run" or block.language not in ("sh", "console", "python"):
+            if block.word in ("not run", "file") or block.language not in ("sh", "console", "python"):
                 continue
             count += 1
             now = time.monotonic()
