@@ -159,6 +159,12 @@ func TestAWorkerSaysWhenNoBrokerAnswers(t *testing.T) {
 	if s.update(nil, 500_000); s.reportAtMS != session.Never {
 		t.Error("it goes on after a broker has answered")
 	}
+	for _, nowMS := range []float64{600_000, 603_000} {
+		s.update(closed, nowMS)
+	}
+	if <-done; reports[5] != 3 || s.reportAtMS != 610_000 {
+		t.Error("the next search does not begin anew", reports, s.reportAtMS)
+	}
 }
 
 func TestQuietOffersNoCredit(t *testing.T) {

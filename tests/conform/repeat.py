@@ -16,10 +16,11 @@ from typing import Any
 RUN_S = 300
 
 
-def run(command: Sequence[str], level: str) -> dict[str, Any]:
+def run(command: Sequence[str], level: str, only: Sequence[str]) -> dict[str, Any]:
     """One run in a process of its own. Returns its JSON."""
     words = [sys.executable, "-m", "stepwire", "handler", "conform", "-o", "json"]
     words += ["--level", level] if level else []
+    words += [word for case in only for word in ("--only", case)]
     done = subprocess.run([*words, "--", *command], capture_output=True, text=True, timeout=RUN_S, check=False)
     try:
         result: dict[str, Any] = json.loads(done.stdout)
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--at-a-time", type=int, default=4)
     parser.add_argument("--level", default="")
+    parser.add_argument("--only", action="append", default=[], metavar="CASE")
     parser.add_argument("--details", action="store_true", help="print the frames of cases that do not pass")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed: Counter[str] = Counter()
     good = 0
     with ThreadPoolExecutor(options.at_a_time) as pool:
-        for result in pool.map(lambda _: run(options.command, options.level), range(options.times)):
+        for result in pool.map(lambda _: run(options.command, options.level, options.only), range(options.times)):
             wrong = [one for one in result["cases"] if one["verdict"] in ("fail", "non-strict")]
             good += not wrong and not result["problem"]
             print(f"{result['seconds']:6.1f} s  {result['counts']}  {result['problem'] or ''}", flush=True)

@@ -1,4 +1,4 @@
-"""Checks every SDK: build, style, tests, vectors, sessions, sockets, a short fault campaign, and a new project.
+"""Checks every SDK: build, style, tests, vectors, sessions, sockets, a short fault campaign, documentation, a new project.
 
 `python -m tests.languages` checks all of them, `python -m tests.languages go --case conform,chaos` some. Each SDK's
 `check.sh` installs what is missing. A language that cannot be built here fails in CI (`CI=true`), and is skipped by
@@ -40,18 +40,23 @@ def _kit(*words: str) -> Callable[[Sdk], Call]:
 
 
 def _conform(sdk: Sdk) -> Call:
-    return Call((sys.executable, "-m", "stepwire", "handler", "conform", "--level", "hardened", "--", *sdk.conform))
+    return Call((sys.executable, "-m", "tests.languages.graded", sdk.name))
+
+
+def _features(sdk: Sdk) -> Call:
+    return Call((sys.executable, "-m", "tests.languages.features", "--check", sdk.name))
+
+
+def _module(name: str) -> Callable[[Sdk], Call]:
+    return lambda sdk: Call((sys.executable, "-m", f"tests.languages.{name}", sdk.name))
 
 
 def _chaos(sdk: Sdk) -> Call:
     return Call((sys.executable, "-m", "tests.languages.chaos", "--lang", sdk.name, "--seconds", "15"))
 
 
-def _new(sdk: Sdk) -> Call:
-    return Call((sys.executable, "-m", "tests.languages.new", sdk.name))
-
-
-# In this order for each SDK. Python's own style, build and tests are those of `tests/run.sh`.
+# In this order for each SDK. Python's own style, build and tests are those of `tests/run.sh`, its packages those of
+# `tests/packages`.
 CASES: Final[dict[str, Callable[[Sdk], Call]]] = {
     "build": _check("build"),
     "lint": _check("lint"),
@@ -60,12 +65,16 @@ CASES: Final[dict[str, Callable[[Sdk], Call]]] = {
     "hostile": _kit("hostile", "--seeds", "100"),
     "lockstep": _kit("lockstep", "--seeds", "200", "--jobs", "1"),
     "conform": _conform,
+    "features": _features,  # reads the report of `conform`
     "chaos": _chaos,
-    "new": _new,
+    "page": _module("page"),
+    "readme": _module("readme"),
+    "package": _module("release"),
+    "new": _module("new"),
 }
 # Once, after those of all SDKs.
 TOGETHER: Final = {"order": Call((sys.executable, "-m", "tests.languages.order"))}
-NOT_OF_PYTHON: Final = frozenset({"build", "lint", "test", "vectors", "lockstep", "new"})
+NOT_OF_PYTHON: Final = frozenset({"build", "lint", "test", "vectors", "lockstep", "package", "new"})
 
 
 class Tally:

@@ -179,6 +179,16 @@ func TestLargeAndOrdinaryOutputsPass(t *testing.T) {
 	}
 }
 
+func TestAnOutputMayHaveTheLevelsThatItsMessageLeaves(t *testing.T) {
+	for levels, want := range map[int]stepwiretest.Status{29: stepwiretest.Completed, 30: stepwiretest.Error} {
+		value := json.RawMessage(strings.Repeat("[", levels) + strings.Repeat("]", levels))
+		returns := func(context.Context, *stepwire.Step[any]) (any, error) { return value, nil }
+		if outcome := stepwiretest.Run(t, returns, nil); outcome.Status != want {
+			t.Error(levels, outcome)
+		}
+	}
+}
+
 func TestATimeoutEndsTheContextAndIsReported(t *testing.T) {
 	waits := func(ctx context.Context, step *stepwire.Step[any]) (any, error) {
 		<-ctx.Done()

@@ -183,6 +183,11 @@ func TestSharesAddUpToTheCapacity(t *testing.T) {
 }
 
 func TestAFIFOKeepsItsOrder(t *testing.T) {
+	front := fifo[int]{}
+	front.push(2)
+	if front.pushFront(1); front.pop() != 1 || front.pop() != 2 {
+		t.Error("the item at the front was not the first")
+	}
 	var f fifo[int]
 	next, want := 0, 0
 	for round := 0; round < 500; round++ {
