@@ -1,4 +1,4 @@
-"""Checks every SDK: build, style, tests, vectors, sessions, sockets, a short fault campaign, documentation, a new project.
+"""Checks every SDK: build, style, tests, vectors, sessions, sockets, faults, mistakes, pages and packages.
 
 `python -m tests.languages` checks all of them, `python -m tests.languages go --case conform,chaos` some. Each SDK's
 `check.sh` installs what is missing. A language that cannot be built here fails in CI (`CI=true`), and is skipped by
