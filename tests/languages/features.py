@@ -65,7 +65,7 @@ def write(claims: Mapping[str, Claims]) -> None:
 
 
 def stale(claims: Mapping[str, Claims]) -> Iterator[str]:
-    """What is not as --write would write it."""
+    """The files that differ from what --write would write."""
     advice = "run python -m tests.languages.features --write"
     if PAGE.read_text() != page(PAGE.read_text(), claims):
         yield f"handlers_sdk/README.md does not show what the SDKs claim: {advice}"
@@ -84,7 +84,7 @@ def badge(claims: Claims) -> str:
 
 
 def differences(claims: Claims, report: Path) -> list[str]:
-    """The claims that the report of a run does not confirm, and what it shows beyond them."""
+    """The claims that the report of a run contradicts, and the features that it shows beyond them."""
     if not report.is_file():
         return [f"{claims.sdk}: there is no report {report}: run python -m tests.languages {claims.sdk} --case conform"]
     result = json.loads(report.read_text())
@@ -127,7 +127,7 @@ def page(text: str, claims: Mapping[str, Claims]) -> str:
 
 
 def table(claims: Mapping[str, Claims]) -> str:
-    """Facts of the packages, and then the features. A number points to a reason below the table."""
+    """The rows of the packages, and then of the features. A number points to a reason below the table."""
     reasons: list[str] = []
     lines = [
         _row("", *(HEADINGS[name] for name in claims), "proven by"),

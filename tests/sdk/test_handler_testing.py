@@ -247,7 +247,20 @@ def _deep(levels):
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), [None, {"a": float("-inf")}], AsDataclass(float("inf")), 2**53, -(2**53), {"a": [2**64 - 1]}, "\0", {"\0": 1}, _deep(30), msgspec.Raw(b"{"), msgspec.Raw(b"NaN")]
+    "value",
+    [
+        float("nan"),
+        [None, {"a": float("-inf")}],
+        AsDataclass(float("inf")),
+        2**53,
+        -(2**53),
+        {"a": [2**64 - 1]},
+        "\0",
+        {"\0": 1},
+        _deep(30),
+        msgspec.Raw(b"{"),
+        msgspec.Raw(b"NaN"),
+    ],
 )
 def test_outputs_that_no_broker_accepts_are_refused(value):
     with pytest.raises(ValueError, match=r"\w"):

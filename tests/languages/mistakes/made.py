@@ -263,7 +263,7 @@ class Bench:
         return lines[0].removeprefix(PREFIX)
 
     def _end_of_program(self, mistake: str) -> str:
-        """The sentence with which the small program ends. In Go, `too_late` is only logged: `Handle` returns nothing."""
+        """The sentence with which the small program ends. Go only logs `too_late`, because `Handle` returns nothing."""
         with self._started(self._program, self._tcp() | {"MISTAKE": mistake}) as (process, output):
             until_s = time.monotonic() + ENOUGH_S
             while time.monotonic() < until_s:

@@ -1,5 +1,6 @@
 """The page `handlers_sdk/mistakes.md`: a table of mistakes and sentences, written and read here."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -13,13 +14,13 @@ ALL: Final = "all"
 NAMES: Final = {"python": "Python", "go": "Go", "java": "Java", "node": "Node", "ruby": "Ruby", "rust": "Rust"}
 _HEAD: Final = """# Errors that a newcomer makes
 
-Each mistake ends in one sentence: what is wrong, where, and what to do. The sentence is the same in all six SDKs, unless
-the language forces a difference. `python -m tests.languages.mistakes` makes every mistake with every SDK and compares the
-sentences with this page; `--write` writes the page. Do not edit it by hand.
+Each mistake ends in one sentence: what is wrong, where, and what to do. The sentence is the same in all six SDKs,
+unless the language forces a difference. `python -m tests.languages.mistakes` makes every mistake with every SDK and
+compares the sentences with this page; `--write` writes the page. Do not edit it by hand.
 
 The sentences were printed in the directory `/srv/shop`. Where a worker cannot start, the sentence is the message of its
-`ConfigurationError`: Go and Rust return it, and the other languages raise it. A program that does not catch it also shows
-the program's own line. A worker that has started writes the sentence into its log, and goes on.
+`ConfigurationError`: Go and Rust return it, and the other languages raise it. If a program does not catch it, the
+language also shows the program's own line. A worker that has started writes the sentence into its log, and goes on.
 """
 
 Sentences = dict[str, dict[str, str]]  # mistake -> language -> sentence
@@ -62,7 +63,7 @@ def read(path: Path = PAGE) -> Sentences:
         if text.startswith("– ("):
             continue
         known = sentences.setdefault(name, {})
-        words = [word for word in NAMES.values()] if languages == ALL else languages.split(", ")
+        words = list(NAMES.values()) if languages == ALL else languages.split(", ")
         text = _text(text)
         known |= {by_word[word]: text for word in words if by_word[word] not in MISTAKES[name].absent}
     return sentences
@@ -76,7 +77,7 @@ def _rows(of_languages: dict[str, str]) -> list[tuple[str, str]]:
     return [(", ".join(NAMES[name] for name in names), text) for text, names in grouped.items()]
 
 
-def _grouped(texts: dict[str, str]) -> dict[str, list[str]]:
+def _grouped(texts: Mapping[str, str]) -> dict[str, list[str]]:
     grouped: dict[str, list[str]] = {}
     for name, text in texts.items():
         grouped.setdefault(text, []).append(name)

@@ -1,5 +1,7 @@
 """The mistakes, in the order of the page. Each one has to be named, and to end in one sentence that says what to do."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 LANGUAGES: Final = ("python", "go", "java", "node", "ruby", "rust")
@@ -16,7 +18,7 @@ class Mistake(NamedTuple):
     title: str
     must_have: tuple[str, ...]
     differs: str = ""
-    absent: dict[str, str] = {}
+    absent: Mapping[str, str] = MappingProxyType({})
 
 
 _IPC: Final = {"java": "ipc:// is refused: see `ipc in Java`"}
@@ -66,7 +68,7 @@ GROUPS: Final[dict[str, tuple[Mistake, ...]]] = {
             "ipc_in_java",
             "ipc in Java",
             ("JeroMQ", "tcp listener", "tcp://127.0.0.1:7411"),
-            absent={name: "connects with ipc://" for name in LANGUAGES if name != "java"},
+            absent=dict.fromkeys((name for name in LANGUAGES if name != "java"), "connects with ipc://"),
         ),
         Mistake("one_of_two", "two endpoints for steps, one for results", ("2 endpoints", "1 for results", "commas")),
     ),
@@ -97,7 +99,7 @@ GROUPS: Final[dict[str, tuple[Mistake, ...]]] = {
             "blocking call in async code",
             ("handler ship_order", "has blocked the event loop for 2 s", "await"),
             differs="Python has threads for plain functions, Node has worker threads",
-            absent={name: _NO_LOOP for name in ("go", "java", "ruby")}
+            absent=dict.fromkeys(("go", "java", "ruby"), _NO_LOOP)
             | {"rust": "tokio moves the other handlers to its other threads; `handle_blocking` is for such code"},
         ),
     ),
@@ -114,8 +116,9 @@ GROUPS: Final[dict[str, tuple[Mistake, ...]]] = {
         Mistake(
             "surrogate",
             "half of a surrogate pair in the output",
-            ("half of a surrogate pair", "return"),
-            absent={"go": "Go writes U+FFFD in its place", "ruby": "a text of Ruby is UTF-8, and cannot hold one"},
+            ("return well-formed text, or Base64",),
+            differs="a text of Ruby can hold any bytes, so its sentence names UTF-8",
+            absent={"go": "Go writes U+FFFD in its place"},
         ),
     ),
     "Versions and keys": (
