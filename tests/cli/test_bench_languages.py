@@ -69,7 +69,7 @@ def test_a_program_that_never_connects_ends_the_measurement(monkeypatch: pytest.
             BrokerWithoutStorage(sockets).connect()
 
 
-def test_what_a_failing_program_wrote_is_part_of_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_of_a_failing_program_is_part_of_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepwire_broker.bench.without_storage.CONNECT_S", 2.0)
     command = (sys.executable, "-c", "raise SystemExit('no such binding')")
     with pytest.raises(BenchFailed, match="no such binding"):
