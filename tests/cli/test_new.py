@@ -64,6 +64,7 @@ def test_the_sdk_may_be_in_a_directory_that_the_user_names(empty: Place) -> None
     shutil.copytree(REPOSITORY / "handlers_sdk" / "rust", sdk, ignore=shutil.ignore_patterns("target"))
     assert empty.stepwire("new", "shop", "--lang", "rust", "--sdk", sdk.name).code == OK
     manifest = tomllib.loads((empty.directory / "shop" / "Cargo.toml").read_text())
+    assert (empty.directory / "shop" / "Cargo.lock").read_text() == (sdk / "Cargo.lock").read_text()
     assert manifest["dependencies"]["stepwire"] == {"path": str(sdk)}
     assert empty.stepwire("new", "of-a-clone", "--lang", "go", "--sdk", str(REPOSITORY)).code == OK
     assert str(REPOSITORY / "handlers_sdk/go") in (empty.directory / "of-a-clone" / "go.mod").read_text()
