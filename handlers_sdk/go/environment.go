@@ -2,7 +2,6 @@ package stepwire
 
 import (
 	"fmt"
-	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -25,11 +24,13 @@ const (
 const (
 	slotsMax        = 10_000
 	ipcPathBytesMax = 107
+	portMax         = 65_535
 )
 
 var (
 	workerName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,48}$`)
 	labelName  = regexp.MustCompile(`^[^=,]{1,128}$`)
+	tcpAddress = regexp.MustCompile(`^(\[[^\]]*\]|[^:\[\]]*)(?::(.*))?$`)
 	slotsText  = regexp.MustCompile(`^[0-9]{1,6}$`)
 )
 
@@ -116,17 +117,7 @@ func checkEndpoint(kind, endpoint string) error {
 	}
 	switch scheme {
 	case "tcp":
-		parts, err := url.Parse(endpoint)
-		if err != nil {
-			return configurationError("%s: %v", subject, err)
-		}
-		port, _ := strconv.Atoi(parts.Port())
-		if port < 1 || port > 65535 {
-			return configurationError("%s has no port: it needs a form like tcp://127.0.0.1:7411", subject)
-		}
-		if host := parts.Hostname(); host == "" || host == "*" {
-			return configurationError("%s names no host: a worker connects, and only a broker may bind to *", subject)
-		}
+		return checkAddress(subject, rest)
 	case "ipc":
 		if len(rest) > ipcPathBytesMax {
 			return configurationError(
@@ -136,6 +127,23 @@ func checkEndpoint(kind, endpoint string) error {
 		return configurationError("%s reaches only a broker in this process, which Go programs do not have: use ipc://", subject)
 	default:
 		return configurationError("%s: %s:// is not supported; use tcp:// or ipc://", subject, scheme)
+	}
+	return nil
+}
+
+func checkAddress(subject, address string) error {
+	host, port := "", ""
+	if parts := tcpAddress.FindStringSubmatch(address); parts != nil {
+		host, port = parts[1], parts[2]
+	}
+	if port == "" || port == "0" {
+		return configurationError("%s has no port: it needs a form like tcp://127.0.0.1:7411", subject)
+	}
+	if number, err := strconv.Atoi(port); err != nil || number < 1 || number > portMax {
+		return configurationError("%s: the port '%s' needs to be 1 to %d", subject, port, portMax)
+	}
+	if host == "" || host == "*" || host == "[]" {
+		return configurationError("%s names no host: a worker connects, and only a broker may bind to *", subject)
 	}
 	return nil
 }

@@ -265,20 +265,37 @@ func encodeOutput(value any) (body []byte, err error) {
 	}
 	body = bytes.TrimSuffix(buffer.Bytes(), []byte("\n"))
 	if err := codec.CheckValue(body, outputDepth); err != nil {
-		var invalid *codec.Invalid
-		if errors.As(err, &invalid) && invalid.Code == "integer_out_of_range" {
-			return nil, fmt.Errorf("%w: send it as a string, with the tag `json:\",string\"`", err)
-		}
-		return nil, err
+		return nil, advice(err)
 	}
 	return body, nil
 }
 
-// advice adds what to do to an error of encoding/json.
+// What is wrong with an output, and what to return instead: the same sentences in every SDK.
+const notANumber = "it holds NaN or Infinity, which JSON does not have: return null instead"
+
+var refusedOutputs = map[string]string{
+	"not_a_number":         notANumber,
+	"integer_out_of_range": "it holds an integer outside ±(2^53 - 1): return it as text",
+	"nul_character":        "it holds U+0000, which databases cannot store: remove it, or return the text as Base64",
+	"lone_surrogate":       "it holds half of a surrogate pair: return well-formed text, or Base64",
+}
+
+// advice says what to do about an output that encoding/json or the strict check refuses.
 func advice(err error) error {
-	var value *json.UnsupportedValueError
-	if errors.As(err, &value) && (value.Str == "NaN" || strings.HasSuffix(value.Str, "Inf")) {
-		return fmt.Errorf("%s is no number of JSON: return null, a pointer to a float, instead", value.Str)
+	var (
+		value   *json.UnsupportedValueError
+		kind    *json.UnsupportedTypeError
+		invalid *codec.Invalid
+	)
+	switch {
+	case errors.As(err, &value) && (value.Str == "NaN" || strings.HasSuffix(value.Str, "Inf")):
+		return errors.New(notANumber)
+	case errors.As(err, &kind):
+		return fmt.Errorf("it holds a value of the type %s, which has no form in JSON: return plain data", kind.Type)
+	case errors.As(err, &invalid) && refusedOutputs[invalid.Code] != "":
+		return errors.New(refusedOutputs[invalid.Code])
+	case errors.As(err, &invalid):
+		return errors.New(invalid.Message)
 	}
 	return err
 }

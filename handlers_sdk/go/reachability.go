@@ -103,7 +103,8 @@ func faultOfAddress(address string) string {
 	var network net.Error
 	switch {
 	case errors.As(err, &dns):
-		return fmt.Sprintf("the host name '%s' cannot be resolved (%s)", host, dns.Err)
+		return fmt.Sprintf("the host name '%s' cannot be resolved: check its spelling, and the name service of this machine",
+			host)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Sprintf("no process listens on port %s. Start the broker with this endpoint, or %s", port, elsewhere)
 	case errors.As(err, &network) && network.Timeout():

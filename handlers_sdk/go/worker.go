@@ -130,6 +130,9 @@ func (w *Worker) register(
 	}
 	if err != nil {
 		w.faults = append(w.faults, err)
+		if w.loop != nil { // no start is left that could report it
+			w.config.Logger.Log(Record{Time: time.Now(), Level: LevelError, Event: "handler_refused", Text: err.Error()})
+		}
 		return
 	}
 	w.handlers = append(w.handlers, h)

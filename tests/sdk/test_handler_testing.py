@@ -226,8 +226,7 @@ def test_progress_takes_finite_numbers_only(done):
     ("value", "body"),
     [
         (None, b"null"),
-        (float("nan"), b"null"),
-        ([float("inf"), 1.5], b"[null,1.5]"),
+        ([None, 1.5], b"[null,1.5]"),
         (2**53 - 1, b"9007199254740991"),
         ("ä\n", '"ä\\n"'.encode()),
         ("\\u0000", b'"\\\\u0000"'),
@@ -248,7 +247,20 @@ def _deep(levels):
 
 
 @pytest.mark.parametrize(
-    "value", [2**53, -(2**53), {"a": [2**64 - 1]}, "\0", {"\0": 1}, _deep(30), msgspec.Raw(b"{"), msgspec.Raw(b"NaN")]
+    "value",
+    [
+        float("nan"),
+        [None, {"a": float("-inf")}],
+        AsDataclass(float("inf")),
+        2**53,
+        -(2**53),
+        {"a": [2**64 - 1]},
+        "\0",
+        {"\0": 1},
+        _deep(30),
+        msgspec.Raw(b"{"),
+        msgspec.Raw(b"NaN"),
+    ],
 )
 def test_outputs_that_no_broker_accepts_are_refused(value):
     with pytest.raises(ValueError, match=r"\w"):

@@ -20,7 +20,7 @@ import msgspec
 
 from . import product
 from .load import STEPS, BenchFailed, Progress, Setup, Workload
-from .played_broker import HANDLER, BareEcho, Endpoints, PlayedBroker, bound
+from .without_storage import HANDLER, BareEcho, BrokerWithoutStorage, TcpEndpoints, bound
 
 Figures: TypeAlias = dict[str, float]
 
@@ -95,7 +95,7 @@ def _bare(load: LanguagesLoad, command: tuple[str, ...]) -> Figures:
 
 def _sdk(load: LanguagesLoad, command: tuple[str, ...]) -> Figures:
     with bound() as sockets, _program(command, sockets.endpoints) as process:
-        broker = PlayedBroker(sockets)
+        broker = BrokerWithoutStorage(sockets)
         broker.connect()
         broker.run(load.warm_up_batches * BATCHES[-1], BATCHES[-1], load.window)
         figures = {}
@@ -130,7 +130,7 @@ def _product(load: LanguagesLoad, command: tuple[str, ...]) -> Figures:
 
 
 @contextmanager
-def _program(command: tuple[str, ...], endpoints: Endpoints) -> Iterator["subprocess.Popen[bytes]"]:
+def _program(command: tuple[str, ...], endpoints: TcpEndpoints) -> Iterator["subprocess.Popen[bytes]"]:
     environ = {"STEPWIRE_STEPS": endpoints.steps, "STEPWIRE_RESULTS": endpoints.results, "STEPWIRE_NAME": "bench"}
     with tempfile.TemporaryDirectory(prefix="stepwire-bench-") as name:
         try:

@@ -138,19 +138,19 @@ func TestAnOutputThatIsNoJSONIsBadOutput(t *testing.T) {
 		deep = &loop{deep}
 	}
 	for want, value := range map[string]any{
-		"NaN is no number of JSON":         math.NaN(),
-		"+Inf is no number of JSON":        map[string]any{"a": math.Inf(1)},
-		"send it as a string":              int64(1 << 53),
-		"U+0000":                           "a\x00b",
-		"unsupported type: chan int":       make(chan int),
-		"deeper than 32":                   deep,
-		"half of a surrogate pair":         json.RawMessage(`"\ud800"`),
-		"invalid character":                json.RawMessage(`{"a":`),
-		"occurs twice":                     json.RawMessage(`{"a":1,"a":2}`),
-		"panic: no":                        panicking{},
-		"too large for a double":           json.RawMessage(`1e999`),
-		"json: unsupported type: func()":   func() {},
-		"9223372036854775807 is outside ±": int64(math.MaxInt64),
+		"it holds NaN or Infinity":       math.NaN(),
+		"which JSON does not have":       map[string]any{"a": math.Inf(1)},
+		"return it as text":              int64(1 << 53),
+		"U+0000":                         "a\x00b",
+		"a value of the type chan int":   make(chan int),
+		"deeper than 32":                 deep,
+		"half of a surrogate pair":       json.RawMessage(`"\ud800"`),
+		"invalid character":              json.RawMessage(`{"a":`),
+		"occurs twice":                   json.RawMessage(`{"a":1,"a":2}`),
+		"panic: no":                      panicking{},
+		"too large for a double":         json.RawMessage(`1e999`),
+		"a value of the type func()":     func() {},
+		"an integer outside ±(2^53 - 1)": int64(math.MaxInt64),
 	} {
 		value := value
 		returns := func(context.Context, *stepwire.Step[any]) (any, error) { return value, nil }

@@ -1,5 +1,11 @@
 #!/usr/bin/env node
 import { addHandlers } from '../src/conform.js'
-import { Worker } from '../src/index.js'
+import { ConfigurationError, Worker } from '../src/index.js'
 
-await addHandlers(Worker.fromEnv()).run()
+try {
+  await addHandlers(Worker.fromEnv()).run()
+} catch (error) {
+  if (!(error instanceof ConfigurationError)) throw error
+  process.stderr.write(`stepwire: ${error.message}\n`)
+  process.exitCode = 2
+}

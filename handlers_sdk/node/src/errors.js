@@ -23,8 +23,19 @@ export class StepwireError extends Error {
   }
 }
 
-/** A worker or handler cannot be set up as requested. The message names the setting at fault. */
-export class ConfigurationError extends StepwireError {}
+const OWN_FRAME = new RegExp(`^ +at .*${new URL('.', import.meta.url).href}`)
+
+/**
+ * A worker or handler cannot be set up as requested. The message names the setting at fault. The stack begins at the
+ * program's own line: the sentence says what to do there.
+ */
+export class ConfigurationError extends StepwireError {
+  constructor(message = '', options = undefined) {
+    super(message, options)
+    const lines = String(this.stack).split('\n')
+    this.stack = [`${this.name}: ${message}`, ...lines.slice(1).filter((line) => !OWN_FRAME.test(line))].join('\n')
+  }
+}
 
 /** The step failed, with a code from the handler. The step's policy decides about a retry, as for any error. */
 export class StepError extends StepwireError {

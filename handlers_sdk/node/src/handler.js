@@ -139,26 +139,34 @@ const result = (status, error, metadata) => ({ status, output: 'null', error, me
 const SUSPECT = /[:[,]-?\d{16}|^-?\d{16}|\\u(?:0000|d[89a-f])/
 
 /**
- * The output as JSON. NaN and the infinities become null, as JSON.stringify writes them. Throws TypeError with advice for
- * what no other language or no database can represent.
+ * The output as JSON. Throws TypeError with advice for what JSON, another language or a database cannot represent.
  */
 export function encodeOutput(value) {
   if (value === undefined || value === null) return 'null'
   check(value, 1)
   const text = JSON.stringify(value)
+  if (text.includes('null')) JSON.stringify(value, refuseNaN) // in whose place JSON.stringify writes null
   if (SUSPECT.test(text)) checkText(text)
   return text
+}
+
+function refuseNaN(_key, member) {
+  if (typeof member === 'number' && !Number.isFinite(member)) throw new TypeError(OUTPUT_FAULTS.not_a_number)
+  return member
 }
 
 /** Refuse what JSON.stringify would leave out, write as {}, or refuse in words of its own. */
 function check(value, depth) {
   switch (typeof value) {
     case 'bigint':
-      throw new TypeError(`it holds a BigInt (${value}n): return it as text, String(id), or as a number up to 2^53 - 1`)
+      throw new TypeError(
+        value > Number.MAX_SAFE_INTEGER || value < Number.MIN_SAFE_INTEGER
+          ? OUTPUT_FAULTS.integer_out_of_range
+          : `it holds a BigInt (${value}n), which has no form in JSON: return Number(id), or String(id)`,
+      )
     case 'function':
-      throw new TypeError('it holds a function: return plain data')
     case 'symbol':
-      throw new TypeError('it holds a symbol: return plain data')
+      throw new TypeError(`it holds a value of the type ${typeof value}, which has no form in JSON: return plain data`)
   }
   if (typeof value !== 'object' || value === null || typeof value.toJSON === 'function') return
   if (depth > OUTPUT_DEPTH_MAX) {
@@ -209,14 +217,13 @@ function checkText(text) {
     strictJson.parse(`[${text}]`)
   } catch (refusal) {
     if (!(refusal instanceof InvalidMessage)) throw refusal
-    throw new TypeError(
-      OUTPUT_ADVICE[refusal.code] ? `${refusal.reason}: ${OUTPUT_ADVICE[refusal.code]}` : refusal.message,
-    )
+    throw new TypeError(OUTPUT_FAULTS[refusal.code] ?? refusal.message)
   }
 }
 
-const OUTPUT_ADVICE = {
-  integer_out_of_range: 'return it as text',
-  nul_character: 'databases cannot store it: remove it',
-  lone_surrogate: 'return well-formed text',
+const OUTPUT_FAULTS = {
+  not_a_number: 'it holds NaN or Infinity, which JSON does not have: return null instead',
+  integer_out_of_range: 'it holds an integer outside ±(2^53 - 1): return it as text',
+  nul_character: 'it holds U+0000, which databases cannot store: remove it, or return the text as Base64',
+  lone_surrogate: 'it holds half of a surrogate pair: return well-formed text, or Base64',
 }

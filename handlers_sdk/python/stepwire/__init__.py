@@ -12,8 +12,16 @@ async def ship(ctx: Context, order: dict) -> dict:
 worker.run()
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+if sys.version_info < (3, 11):  # noqa: UP036 -- a clone also runs without pip, which would refuse
+    raise SystemExit(
+        "stepwire needs Python 3.11 or newer, and this is Python "
+        + ".".join(map(str, sys.version_info[:3]))
+        + ": install a newer Python"
+    )
 
 if TYPE_CHECKING:
     from .client import Client

@@ -112,20 +112,20 @@ def book(ctx: Context, value: Any) -> dict[str, str]:
     if directory is None:
         raise Permanent("CONFORM_BOOK is not set")
     seen = {name: output.get("token") for name, output in ctx.results.items()}
-    _write(directory, "started", ctx, mode=ctx.delivery_mode, key=ctx.idempotency_key, seen=seen)
+    _append(directory, "started", ctx, mode=ctx.delivery_mode, key=ctx.idempotency_key, seen=seen)
     work_ms = ctx.config.get("work_ms", 0)
     if work_ms and ctx.cancelled.wait(work_ms / 1000):
-        _write(directory, "stopped", ctx, reason=ctx.cancel_reason)
+        _append(directory, "stopped", ctx, reason=ctx.cancel_reason)
         raise StepError(f"stopped: {ctx.cancel_reason}", code="stopped")
-    _write(directory, "effect", ctx, key=ctx.idempotency_key)
+    _append(directory, "effect", ctx, key=ctx.idempotency_key)
     if ctx.attempt < ctx.config.get("failures", 0):
-        _write(directory, "failed", ctx)
+        _append(directory, "failed", ctx)
         raise StepError("configured to fail", code="told_to")
-    _write(directory, "finished", ctx)
+    _append(directory, "finished", ctx)
     return {"token": f"{ctx.step_id}/{ctx.delivery}/{os.getpid()}"}
 
 
-def _write(directory: str, event: str, ctx: Context, **facts: Any) -> None:
+def _append(directory: str, event: str, ctx: Context, **facts: Any) -> None:
     """Append one line with one system call, so that lines of several threads never mix."""
     record = {
         "event": event,

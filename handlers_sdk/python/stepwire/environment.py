@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
-from urllib.parse import urlsplit
 
 from stepwire_protocol import limits
 
@@ -17,9 +16,11 @@ RESULTS_DEFAULT: Final = "ipc://.stepwire/results.sock"
 SLOTS_DEFAULT: Final = 10
 SLOTS_MAX: Final = 10_000
 IPC_PATH_BYTES_MAX: Final = 107
+PORT_MAX: Final = 65_535
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,48}")
 _LABEL: Final = re.compile(r"[^=,]{1,128}")
+_ADDRESS: Final = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::(.*))?")
 
 
 class Environment(NamedTuple):
@@ -90,15 +91,7 @@ def _check_endpoint(kind: str, endpoint: str, has_context: bool) -> None:
     if not separator or not rest:
         raise ConfigurationError(f"{subject} needs a form like tcp://127.0.0.1:7411 or ipc://.stepwire/{kind}.sock")
     if scheme == "tcp":
-        try:
-            parts = urlsplit(endpoint)
-            host, port = parts.hostname, parts.port
-        except ValueError as error:
-            raise ConfigurationError(f"{subject}: {error}") from None
-        if not port:
-            raise ConfigurationError(f"{subject} has no port: it needs a form like tcp://127.0.0.1:7411")
-        if not host or host == "*":
-            raise ConfigurationError(f"{subject} names no host: a worker connects, and only a broker may bind to *")
+        _check_address(subject, rest)
     elif scheme == "ipc":
         size = len(os.fsencode(rest))
         if size > IPC_PATH_BYTES_MAX:
@@ -112,6 +105,17 @@ def _check_endpoint(kind: str, endpoint: str, has_context: bool) -> None:
             )
     else:
         raise ConfigurationError(f"{subject}: {scheme}:// is not supported; use tcp://, ipc:// or inproc://")
+
+
+def _check_address(subject: str, address: str) -> None:
+    parts = _ADDRESS.fullmatch(address)
+    host, port = parts.groups() if parts else ("", None)
+    if port in (None, "", "0"):
+        raise ConfigurationError(f"{subject} has no port: it needs a form like tcp://127.0.0.1:7411")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > PORT_MAX:
+        raise ConfigurationError(f"{subject}: the port {port!r} needs to be 1 to {PORT_MAX}")
+    if host in ("", "*", "[]"):
+        raise ConfigurationError(f"{subject} names no host: a worker connects, and only a broker may bind to *")
 
 
 def _list(text: str) -> list[str]:

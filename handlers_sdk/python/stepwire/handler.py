@@ -1,6 +1,7 @@
 """A registered handler, and the results that are made of its return values and exceptions."""
 
 import inspect
+import math
 import re
 from collections.abc import Callable
 from typing import Any, Final, Literal, TypeAlias, get_type_hints
@@ -27,6 +28,17 @@ _DIGITS: Final = bytes(0x30 if 0x30 <= c <= 0x39 else 0x20 for c in range(256))
 _BIG: Final = b"0" * 16
 _BRACKETS_SAFE: Final = limits.DEPTH_MAX - 8  # with at most this many brackets, the output cannot be too deep
 _EMPTY_METADATA: Final = ResultMetadata()
+_UNSUPPORTED: Final = re.compile(r"Encoding objects of type (\S+) is unsupported")
+# The same sentences in every SDK.
+_NOT_A_NUMBER: Final = "it holds NaN or Infinity, which JSON does not have: return null instead"
+_TOO_LONG: Final = "it holds an integer outside ±(2^53 - 1): return it as text"
+_HALF_A_PAIR: Final = "it holds half of a surrogate pair: return well-formed text, or Base64"
+_REFUSED: Final = {
+    "not_a_number": _NOT_A_NUMBER,
+    "integer_out_of_range": _TOO_LONG,
+    "lone_surrogate": _HALF_A_PAIR,
+    "nul_character": "it holds U+0000, which databases cannot store: remove it, or return the text as Base64",
+}
 
 
 class Handler:
@@ -93,7 +105,7 @@ def completed(handler: Handler, step: StepRequest, value: Any, took_ms: float) -
     try:
         output = encode_output(value)
     except (TypeError, ValueError, OverflowError, RecursionError, UnicodeEncodeError) as error:
-        text = f"the output of {handler.name!r} cannot be sent as JSON: {_advice(value) or error}"
+        text = f"the output of {handler.name!r} cannot be sent as JSON: {_advice(value) or _reason(error)}"
         return sdk_failure(step, "bad_output", text, took_ms=took_ms)
     metadata = _metadata(took_ms, handler.version)
     return Result(
@@ -148,11 +160,13 @@ def sdk_failure(
 
 
 def encode_output(value: Any) -> bytes:
-    """The output as JSON. NaN and the infinities become null, as in JavaScript. Raises ValueError and others.
+    """The output as JSON. Raises ValueError and others.
 
     The strict check is slow. It runs only for suspect outputs: long numbers, U+0000, many brackets, Raw.
     """
     body = _encode(value)
+    if b"null" in body and not isinstance(value, Raw) and _has_no_number(value):
+        raise ValueError(_NOT_A_NUMBER)  # the encoder writes null in its place
     is_suspect = (
         isinstance(value, Raw)
         or b"\\u0000" in body
@@ -166,8 +180,35 @@ def encode_output(value: Any) -> bytes:
             # The depth counts from the outside of a results message.
             strict_json.parse(b'{"results":[{"output":' + body + b"}]}", bytes_max=len(body) + 64)
         except (InvalidMessage, msgspec.DecodeError) as refusal:
-            raise ValueError(str(refusal)) from None
+            text = _REFUSED.get(refusal.code) if isinstance(refusal, InvalidMessage) else None
+            raise ValueError(text or str(refusal)) from None
     return body
+
+
+def _has_no_number(value: Any) -> bool:
+    """Whether the output holds NaN or an infinity."""
+    waiting = [msgspec.to_builtins(value)]
+    while waiting:
+        match waiting.pop():
+            case float() as number if not math.isfinite(number):
+                return True
+            case dict() as members:
+                waiting.extend(members.values())
+            case list() | tuple() as elements:
+                waiting.extend(elements)
+    return False
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with an output, and what to return instead."""
+    if isinstance(error, UnicodeEncodeError):
+        return _HALF_A_PAIR
+    if isinstance(error, OverflowError):
+        return _TOO_LONG
+    unsupported = _UNSUPPORTED.search(str(error))
+    if unsupported:
+        return f"it holds a value of the type {unsupported[1]}, which has no form in JSON: return plain data"
+    return str(error)
 
 
 def _advice(value: Any) -> str | None:

@@ -113,7 +113,7 @@ class HandlerTest < Minitest::Test
   def test_an_output_that_is_no_json_is_an_error
     outcome = run_block { |_| { at: Time.now } }
     assert_equal ["error", "bad_output", false], [outcome.status, outcome.error.code, outcome.error.retryable]
-    assert_match(/the output of 'tested' cannot be sent as JSON: bad_field: a Time is no JSON/, outcome.error.message)
+    assert_match(/'tested' cannot be sent as JSON: it holds a value of the type Time/, outcome.error.message)
   end
 
   def test_after_an_at_most_once_handler_was_called_a_failure_of_the_sdk_is_no_verdict

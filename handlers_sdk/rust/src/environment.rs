@@ -123,11 +123,14 @@ fn check_endpoint(kind: &str, endpoint: &str) -> Result<(), ConfigurationError> 
     };
     match scheme {
         "tcp" => {
-            let (host, port) = rest.rsplit_once(':').unwrap_or((rest, ""));
-            if !port.parse::<u16>().map_or(false, |port| port > 0) {
+            let (host, port) = address(rest);
+            if port.is_empty() || port == "0" {
                 return fault(format!("{subject} has no port: it needs a form like tcp://127.0.0.1:7411"));
             }
-            if host.is_empty() || host == "*" {
+            if !port.bytes().all(|c| c.is_ascii_digit()) || port.parse::<u16>().map_or(true, |port| port == 0) {
+                return fault(format!("{subject}: the port {} needs to be 1 to {}", quoted(port), u16::MAX));
+            }
+            if ["", "*", "[]"].contains(&host) {
                 return fault(format!("{subject} names no host: a worker connects, and only a broker may bind to *"));
             }
             Ok(())
@@ -139,6 +142,18 @@ fn check_endpoint(kind: &str, endpoint: &str) -> Result<(), ConfigurationError> 
         "ipc" => Ok(()),
         "inproc" => fault(format!("{subject} reaches only a broker in this process: use ipc:// or tcp://")),
         _ => fault(format!("{subject}: {scheme}:// is not supported; use tcp:// or ipc://")),
+    }
+}
+
+/// The host and the port of a tcp endpoint; both empty if it has another form.
+fn address(text: &str) -> (&str, &str) {
+    let end = match text.strip_prefix('[') {
+        Some(rest) => rest.find(']').map_or(0, |at| at + 2),
+        None => text.find(|c| ":[]".contains(c)).unwrap_or(text.len()),
+    };
+    match text[end..].strip_prefix(':') {
+        Some(port) => (&text[..end], port),
+        None => ("", ""),
     }
 }
 

@@ -10,6 +10,7 @@ use serde_json::Number;
 use crate::actions::StopReason;
 use crate::context::Context;
 use crate::errors::{ConfigurationError, StepError, StepErrorKind, OUTCOME_UNKNOWN};
+use crate::finite;
 use crate::protocol::messages::{DeliveryMode, ErrorDetail, ResultMetadata, Status, StepRequest, StepResult};
 use crate::protocol::{codec, strict_json, topics};
 use crate::session::Offer;
@@ -163,11 +164,32 @@ fn ended<O: Serialize, E: Into<StepError>>(returned: Result<O, E>) -> Ended {
     }
 }
 
-/// The output as JSON that every language can read. NaN and the infinities become null, as in JavaScript.
+/// The output as JSON that every language can read, or what is wrong with it, and what to return instead.
 fn encode_output<O: Serialize>(output: &O) -> Result<String, String> {
-    let text = serde_json::to_string(output).map_err(|error| error.to_string())?;
-    strict_json::check_at_depth(text.as_bytes(), OUTPUT_DEPTH).map_err(|refusal| refusal.to_string())?;
+    let text = serde_json::to_string(output).map_err(|error| match &*error.to_string() {
+        "key must be a string" => "it holds a map whose keys have no form in JSON: return plain data".to_owned(),
+        other => other.to_owned(),
+    })?;
+    // serde_json writes null in place of NaN and the infinities.
+    if text.contains("null") && finite::check(output).is_err() {
+        return Err(reason_of("not_a_number").to_owned());
+    }
+    strict_json::check_at_depth(text.as_bytes(), OUTPUT_DEPTH).map_err(|refusal| match reason_of(refusal.code) {
+        "" => refusal.message,
+        reason => reason.to_owned(),
+    })?;
     Ok(text)
+}
+
+/// The same sentences in every SDK.
+fn reason_of(code: &str) -> &'static str {
+    match code {
+        "not_a_number" => "it holds NaN or Infinity, which JSON does not have: return null instead",
+        "integer_out_of_range" => "it holds an integer outside ±(2^53 - 1): return it as text",
+        "nul_character" => "it holds U+0000, which databases cannot store: remove it, or return the text as Base64",
+        "lone_surrogate" => "it holds half of a surrogate pair: return well-formed text, or Base64",
+        _ => "",
+    }
 }
 
 // -- results ----------------------------------------------------------------------------------------------------------

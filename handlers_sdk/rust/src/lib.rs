@@ -42,6 +42,7 @@ mod curve;
 pub mod driver;
 pub mod environment;
 mod errors;
+mod finite;
 mod handler;
 pub mod identity;
 pub mod logs;

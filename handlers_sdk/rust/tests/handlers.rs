@@ -118,9 +118,31 @@ fn an_output_that_is_no_json_for_every_language_is_an_error() {
 }
 
 #[test]
-fn an_output_of_nan_is_null_as_in_javascript() {
-    let outcome = Step::with_input(1).run(returning(|| vec![f64::NAN, f64::INFINITY, 0.5]));
-    assert_eq!(outcome.output::<Value>(), json!([null, null, 0.5]));
+fn an_output_of_nan_is_an_error_and_not_a_silent_null() {
+    let outputs: [Handler; 4] = [
+        returning(|| vec![Some(0.5), None, Some(f64::INFINITY)]),
+        returning(|| f32::NAN),
+        returning(|| BTreeMap::from([("a", (1, Some(f64::NAN)))])),
+        returning(|| Priced { price: Price::Euro { amount: f64::NEG_INFINITY } }),
+    ];
+    for handler in outputs {
+        let outcome = Step::with_input(1).run(handler);
+        assert_eq!(outcome.code(), "bad_output");
+        assert!(outcome.error.unwrap().message.contains("NaN or Infinity"));
+    }
+    let priced = || Priced { price: Price::Unknown(None) };
+    assert!(Step::with_input(1).run(returning(priced)).is_completed());
+}
+
+#[derive(serde::Serialize)]
+struct Priced {
+    price: Price,
+}
+
+#[derive(serde::Serialize)]
+enum Price {
+    Euro { amount: f64 },
+    Unknown(Option<f64>),
 }
 
 #[test]

@@ -65,7 +65,9 @@ async function faultOfAddress(host, port) {
   const error = await connectionFault({ host, port })
   if (error === null) return null
   const code = error.errors?.[0]?.code ?? error.code // of a name with several addresses: the first fault
-  if (code === 'ENOTFOUND' || code === 'EAI_AGAIN') return `the host name '${host}' cannot be resolved (${code})`
+  if (code === 'ENOTFOUND' || code === 'EAI_AGAIN') {
+    return `the host name '${host}' cannot be resolved: check its spelling, and the name service of this machine`
+  }
   if (code === 'ETIMEDOUT') return 'no answer: the host is down, or a firewall drops the connection'
   if (code === 'ECONNREFUSED') {
     return `no process listens on port ${port}. Start the broker with this endpoint, or ${ELSEWHERE}`

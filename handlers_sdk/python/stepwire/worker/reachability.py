@@ -77,8 +77,8 @@ def _fault_of_path(path: str) -> str | None:
 def _fault_of_address(host: str, port: int) -> str | None:
     try:
         socket.create_connection((host, port), timeout=CONNECT_S).close()
-    except socket.gaierror as error:
-        return f"the host name {host!r} cannot be resolved ({error.strerror})"
+    except socket.gaierror:
+        return f"the host name {host!r} cannot be resolved: check its spelling, and the name service of this machine"
     except TimeoutError:
         return "no answer: the host is down, or a firewall drops the connection"
     except OSError as error:

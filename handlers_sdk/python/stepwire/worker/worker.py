@@ -1,5 +1,6 @@
 """The `Worker` class for programs: configuration, handlers, signals, start and stop."""
 
+import functools
 import gc
 import os
 import signal
@@ -8,7 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import zmq
 from stepwire_protocol import limits
@@ -22,10 +23,25 @@ from stepwire.session import Config
 from .socket_thread import DRAIN_MS, SocketThread
 
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 ACCEPT_DELAY_MS: Final = 5
 SWITCH_INTERVAL_S: Final = 0.0005  # the longest time for which a computing handler delays heartbeats
 COLLECT_AFTER: Final = 10_000  # objects; at Python's 700, the collector takes a fifth of a busy worker's time
+
+
+def _without_own_frames(function: Callable[P, R]) -> Callable[P, R]:
+    """The traceback of a ConfigurationError ends at the program's own line: the sentence says what to do there."""
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except ConfigurationError as error:
+            raise error.with_traceback(None) from None
+
+    return checked
 
 
 class Worker:
@@ -43,6 +59,7 @@ class Worker:
     of a broker in this process, for `inproc://`. The worker gets its id and connects in `run` or `start`, not before.
     """
 
+    @_without_own_frames
     def __init__(
         self,
         *,
@@ -78,6 +95,7 @@ class Worker:
         self._thread_pid = 0
 
     @classmethod
+    @_without_own_frames
     def from_env(cls, **changes: Any) -> "Worker":
         """A worker configured by STEPWIRE_STEPS, STEPWIRE_RESULTS, STEPWIRE_NAME, STEPWIRE_SLOTS, STEPWIRE_LABELS,
         STEPWIRE_HANDLER_VERSION, STEPWIRE_CURVE_SERVER_KEY, STEPWIRE_CURVE_PUBLIC_KEY, STEPWIRE_CURVE_SECRET_KEY (or
@@ -106,6 +124,7 @@ class Worker:
             function_name = getattr(name, "__name__", "name")
             raise ConfigurationError(f'write @worker.handler("{function_name}"): the handler\'s name is missing')
 
+        @_without_own_frames
         def register(function: F) -> F:
             self.add(
                 make_handler(
@@ -122,6 +141,7 @@ class Worker:
 
         return register
 
+    @_without_own_frames
     def add(self, handler: Handler) -> None:
         """Register a handler from `make_handler`."""
         if self._thread is not None:
@@ -146,6 +166,7 @@ class Worker:
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
+    @_without_own_frames
     def run(self) -> None:
         """Run until a signal ends the worker. TERM and INT drain; a second INT exits at once. After TSTP the worker
         accepts no new steps. Signals are handled only in the main thread.
@@ -178,6 +199,7 @@ class Worker:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    @_without_own_frames
     def start(self) -> None:
         """Connect, and run in the background."""
         if not self._handlers:

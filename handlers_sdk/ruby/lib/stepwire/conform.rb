@@ -14,6 +14,9 @@ module Stepwire
       worker = Worker.from_env
       offer(worker)
       worker.run
+    rescue ConfigurationError => e
+      warn "stepwire: #{e.message}"
+      exit 2
     end
 
     def offer(worker)

@@ -69,7 +69,8 @@ module Stepwire
       text.each_line.filter_map { |line| LINE.match(line.strip)&.captures }
           .to_h { |name, *values| [name, values.compact.first] }
     rescue SystemCallError => e
-      raise ConfigurationError, "#{FILE} is '#{path}': it cannot be read: #{e.message.partition(' @ ').first}"
+      reason = e.message.partition(" @ ").first
+      raise ConfigurationError, "#{FILE} is '#{path}': it cannot be read: #{reason}", cause: nil
     end
   end
 end

@@ -12,6 +12,8 @@ module Stepwire
     IPC_PATH_BYTES_MAX = 107
 
     NAME = /\A[A-Za-z0-9._-]{1,48}\z/
+    PORT_MAX = 65_535
+    ADDRESS = /\A(\[[^\]]*\]|[^:\[\]]*)(?::(.*))?\z/m
     LABEL = /\A[^=,]{1,128}\z/m
 
     module_function
@@ -82,12 +84,14 @@ module Stepwire
     end
 
     def check_address(subject, rest)
-      host, _, port = rest.rpartition(":")
-      if port.empty? || (host.empty? && !rest.start_with?(":")) || !port.match?(/\A[0-9]{1,5}\z/) ||
-         !port.to_i.between?(1, 65_535)
+      host, port = ADDRESS.match(rest)&.captures
+      if port.nil? || port.empty? || port == "0"
         raise ConfigurationError, "#{subject} has no port: it needs a form like tcp://127.0.0.1:7411"
       end
-      return unless host.empty? || host == "*"
+      unless port.match?(/\A[0-9]{1,5}\z/) && port.to_i <= PORT_MAX
+        raise ConfigurationError, "#{subject}: the port #{quoted(port)} needs to be 1 to #{PORT_MAX}"
+      end
+      return unless ["", "*", "[]"].include?(host)
 
       raise ConfigurationError, "#{subject} names no host: a worker connects, and only a broker may bind to *"
     end

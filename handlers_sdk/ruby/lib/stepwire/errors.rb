@@ -19,15 +19,27 @@ module Stepwire
   # The root of the tree.
   class Error < StandardError; end
 
-  # A worker or a handler cannot be set up as requested. The message names the setting at fault.
-  class ConfigurationError < Error; end
+  # A worker or a handler cannot be set up as requested. The message names the setting at fault. The backtrace begins at
+  # the program's own line: the sentence says what to do there.
+  class ConfigurationError < Error
+    OWN_FRAME = "#{__dir__}/".freeze
+
+    def backtrace
+      super&.reject { |frame| frame.start_with?(OWN_FRAME) }
+    end
+
+    def backtrace_locations
+      super&.reject { |frame| frame.absolute_path&.start_with?(OWN_FRAME) }
+    end
+  end
 
   # A message breaks a rule of the protocol. `code` is the code of SPEC.md §18.
   class InvalidMessage < Error
-    attr_reader :code
+    attr_reader :code, :detail
 
     def initialize(code, detail = nil)
       @code = code
+      @detail = detail
       super(detail ? "#{code}: #{detail}" : code)
     end
   end

@@ -4,6 +4,13 @@ module Stepwire
   # The results that are made of a handler's return values and exceptions.
   module Outcomes
     CODE_CHARS_MAX = 128
+    # What is wrong with an output, and what to return instead: the same sentences in every SDK.
+    REFUSED = {
+      "not_a_number" => "it holds NaN or Infinity, which JSON does not have: return null instead",
+      "integer_out_of_range" => "it holds an integer outside ±(2^53 - 1): return it as text",
+      "nul_character" => "it holds U+0000, which databases cannot store: remove it, or return the text as Base64",
+      "lone_surrogate" => "it holds text that is not valid UTF-8: return well-formed text, or Base64"
+    }.freeze
 
     module_function
 
@@ -19,7 +26,8 @@ module Stepwire
       Result.new(step.step_id, step.delivery, "completed", output: output,
                                                            metadata: metadata(took_ms, handler.version))
     rescue InvalidMessage, JSON::GeneratorError, SystemStackError => e
-      text = "the output of '#{handler.name}' cannot be sent as JSON: #{Texts.shortened(e.message, 500)}"
+      why = (e.is_a?(InvalidMessage) && (REFUSED[e.code] || e.detail)) || e.message
+      text = "the output of '#{handler.name}' cannot be sent as JSON: #{Texts.shortened(why, 500)}"
       sdk_failure(step, "bad_output", text, took_ms: took_ms)
     end
 

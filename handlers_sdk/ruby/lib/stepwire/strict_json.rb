@@ -156,12 +156,13 @@ module Stepwire
     end
 
     def advice(value)
-      case value
-      when Time then "#{a_value(value)} is no JSON: return a text, for example `time.utc.iso8601(3)`"
-      when Struct then "#{a_value(value)} is no JSON: return a Hash, for example `value.to_h`"
-      when Enumerator, Proc then "#{a_value(value)} is no JSON: return a value, for example a list"
-      else "#{a_value(value)} is no JSON: return a Hash, Array, String, Integer, Float, true, false or nil"
-      end
+      instead = case value
+                when Time then "a text, for example `time.utc.iso8601(3)`"
+                when Struct then "a Hash, for example `value.to_h`"
+                when Enumerator, Proc then "a value, for example a list"
+                else "plain data"
+                end
+      "it holds a value of the type #{value.class}, which has no form in JSON: return #{instead}"
     end
 
     def a_value(value)

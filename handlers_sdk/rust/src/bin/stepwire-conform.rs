@@ -19,8 +19,8 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
+            eprintln!("stepwire: {error}");
+            ExitCode::from(2)
         }
     }
 }

@@ -47,6 +47,8 @@ mod promises;
 mod reporting;
 mod runs;
 mod slots;
+#[cfg(test)]
+mod tests;
 mod tombstones;
 
 use std::rc::Rc;

@@ -87,7 +87,12 @@ fn fault_of_path(path: &Path) -> Option<String> {
 fn fault_of_address(host: &str, port: u16) -> Option<String> {
     let addresses = match (host, port).to_socket_addrs() {
         Ok(addresses) => addresses,
-        Err(error) => return Some(format!("the host name {} cannot be resolved ({error})", quoted(host))),
+        Err(_) => {
+            return Some(format!(
+                "the host name {} cannot be resolved: check its spelling, and the name service of this machine",
+                quoted(host)
+            ));
+        }
     };
     let mut fault = None;
     for address in addresses {

@@ -66,8 +66,8 @@ module Stepwire
     def fault_of_address(host, port)
       Socket.tcp(host, port, connect_timeout: CONNECT_S).close
       nil
-    rescue SocketError => e
-      "the host name '#{host}' cannot be resolved (#{e.message.delete_prefix('getaddrinfo: ')})"
+    rescue SocketError
+      "the host name '#{host}' cannot be resolved: check its spelling, and the name service of this machine"
     rescue Errno::ETIMEDOUT
       "no answer: the host is down, or a firewall drops the connection"
     rescue Errno::ECONNREFUSED

@@ -2,13 +2,12 @@ package io.stepwire;
 
 import io.stepwire.protocol.Limits;
 import io.stepwire.session.Link;
-import java.net.URI;
-import java.net.URISyntaxException;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
@@ -21,6 +20,9 @@ final class Environment {
   static final int SLOTS_DEFAULT = 10;
   private static final int SLOTS_MAX = 10_000;
   private static final Pattern NAME = Pattern.compile("[A-Za-z0-9._-]{1,48}");
+  private static final Pattern ADDRESS =
+      Pattern.compile("(\\[[^\\]]*\\]|[^:\\[\\]]*)(?::(.*))?", Pattern.DOTALL);
+  private static final int PORT_MAX = 65_535;
   private static final int LABEL_CHARS_MAX = 128;
 
   private Environment() {}
@@ -119,7 +121,7 @@ final class Environment {
     }
     String scheme = endpoint.substring(0, at);
     switch (scheme) {
-      case "tcp" -> checkTcp(subject, endpoint);
+      case "tcp" -> checkTcp(subject, endpoint.substring(at + 3));
       case "ipc" ->
           throw new ConfigurationError(
               subject
@@ -135,22 +137,19 @@ final class Environment {
     }
   }
 
-  private static void checkTcp(String subject, String endpoint) {
-    URI uri;
-    try {
-      uri = new URI(endpoint.replace("://*", "://0.0.0.0"));
-    } catch (URISyntaxException fault) {
-      throw new ConfigurationError(subject + ": " + fault.getReason());
+  private static void checkTcp(String subject, String address) {
+    Matcher parts = ADDRESS.matcher(address);
+    boolean hasForm = parts.matches();
+    String host = hasForm ? parts.group(1) : "";
+    String port = hasForm ? parts.group(2) : null;
+    if (port == null || port.isEmpty() || port.equals("0")) {
+      throw new ConfigurationError(subject + " has no port: it needs a form like " + STEPS_DEFAULT);
     }
-    if (uri.getPort() <= 0 || uri.getPort() > 65_535) {
-      boolean isAbsent = uri.getPort() <= 0 && !endpoint.matches(".*:[0-9]+$");
+    if (!port.matches("[0-9]{1,5}") || Integer.parseInt(port) > PORT_MAX) {
       throw new ConfigurationError(
-          subject
-              + (isAbsent
-                  ? " has no port: it needs a form like " + STEPS_DEFAULT
-                  : ": the port needs to be 1 to 65535"));
+          subject + ": the port " + Texts.quoted(port) + " needs to be 1 to " + PORT_MAX);
     }
-    if (uri.getHost() == null || endpoint.startsWith("tcp://*")) {
+    if (host.isEmpty() || host.equals("*") || host.equals("[]")) {
       throw new ConfigurationError(
           subject + " names no host: a worker connects, and only a broker may bind to *");
     }

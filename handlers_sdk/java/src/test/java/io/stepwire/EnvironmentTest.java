@@ -32,8 +32,8 @@ class EnvironmentTest {
             + " tcp://127.0.0.1:7411",
         "STEPWIRE_STEPS|tcp://localhost|the steps endpoint 'tcp://localhost' has no port: it needs"
             + " a form like tcp://127.0.0.1:7411",
-        "STEPWIRE_STEPS|tcp://h:99999|the steps endpoint 'tcp://h:99999': the port needs to be 1"
-            + " to 65535",
+        "STEPWIRE_STEPS|tcp://h:99999|the steps endpoint 'tcp://h:99999': the port '99999' needs"
+            + " to be 1 to 65535",
         "STEPWIRE_STEPS|tcp://*:7411|the steps endpoint 'tcp://*:7411' names no host: a worker"
             + " connects, and only a broker may bind to *",
         "STEPWIRE_STEPS|udp://h:1|the steps endpoint 'udp://h:1': udp:// is not supported; use"

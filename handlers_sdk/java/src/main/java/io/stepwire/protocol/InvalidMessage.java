@@ -10,10 +10,17 @@ public final class InvalidMessage extends StepwireError {
   private static final long serialVersionUID = 1L;
 
   private final String code;
+  private final String reason;
 
   public InvalidMessage(String code, String message) {
     super(code + ": " + message);
     this.code = code;
+    this.reason = message;
+  }
+
+  /** The message without the code. */
+  public String reason() {
+    return reason;
   }
 
   public String code() {

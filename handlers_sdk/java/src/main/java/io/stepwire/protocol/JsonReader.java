@@ -43,11 +43,19 @@ final class JsonReader {
   }
 
   void beginObject() {
-    expect('{');
+    begin('{', "an object");
   }
 
   void beginArray() {
-    expect('[');
+    begin('[', "a list");
+  }
+
+  private void begin(char bracket, String kind) {
+    if (peek() != bracket) {
+      skip(0); // the text may not even be JSON
+      throw new InvalidMessage("bad_field", "a member must be " + kind);
+    }
+    at++;
   }
 
   /** Moves to the value of the next member, whose name {@link #name} returns. False at the end. */
@@ -141,7 +149,7 @@ final class JsonReader {
     int from = at;
     boolean isInteger = skipNumber();
     if (isInteger) {
-      return whole(from, at);
+      return whole(from, at, "integer_out_of_range");
     }
     return fraction(from, at);
   }
@@ -153,17 +161,17 @@ final class JsonReader {
     if ((c != '-' && (c < '0' || c > '9')) || !skipNumber()) {
       throw new InvalidMessage("bad_field", "a member must be a whole number");
     }
-    return whole(from, at);
+    return whole(from, at, "bad_field");
   }
 
-  private long whole(int from, int to) {
+  private long whole(int from, int to, String code) {
     boolean isNegative = data[from] == '-';
     long value = 0;
     for (int i = isNegative ? from + 1 : from; i < to; i++) {
       value = value * 10 + (data[i] - '0');
       if (value > Limits.INTEGER_MAX) {
         String shown = new String(data, from, Math.min(to - from, 32), StandardCharsets.US_ASCII);
-        throw new InvalidMessage("integer_out_of_range", shown + " is outside ±(2^53 - 1)");
+        throw new InvalidMessage(code, shown + " is outside ±(2^53 - 1)");
       }
     }
     return isNegative ? -value : value;

@@ -58,7 +58,10 @@ public final class JsonWriter {
       elements(value);
     } else {
       throw new InvalidMessage(
-          "not_json", "a " + value.getClass().getName() + " has no form in JSON");
+          "not_json",
+          "it holds a value of the type "
+              + value.getClass().getName()
+              + ", which has no form in JSON: return plain data");
     }
   }
 
@@ -155,7 +158,11 @@ public final class JsonWriter {
       integer(checked(number.longValue()));
     } else {
       String kind = number.getClass().getName();
-      throw new InvalidMessage("not_json", "a " + kind + " has no form in JSON");
+      throw new InvalidMessage(
+          "not_json",
+          "it holds a value of the type "
+              + kind
+              + ", which has no form in JSON: return plain data");
     }
   }
 

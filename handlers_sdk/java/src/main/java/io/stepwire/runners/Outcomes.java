@@ -29,11 +29,25 @@ final class Outcomes {
       output = Json.encodeOutput(value);
     } catch (InvalidMessage refusal) {
       String advice = adviceFor(value);
-      String why = advice == null ? refusal.getMessage() : advice;
+      String why = advice == null ? reasonOf(refusal) : advice;
       String text = "the output of '" + handler.name() + "' cannot be sent as JSON: " + why;
       return sdkFailure(step, "bad_output", text, metadata(tookMs, null));
     }
     return Result.completed(step.item(), output, metadata(tookMs, handler.version()));
+  }
+
+  /** What is wrong with an output, and what to return instead: the same sentences in every SDK. */
+  private static String reasonOf(InvalidMessage refusal) {
+    return switch (refusal.code()) {
+      case "not_a_number" ->
+          "it holds NaN or Infinity, which JSON does not have: return null instead";
+      case "integer_out_of_range" -> "it holds an integer outside ±(2^53 - 1): return it as text";
+      case "nul_character" ->
+          "it holds U+0000, which databases cannot store: remove it, or return the text as Base64";
+      case "lone_surrogate" ->
+          "it holds half of a surrogate pair: return well-formed text, or Base64";
+      default -> refusal.reason();
+    };
   }
 
   /** Advice to the author of a handler whose output is something that was never run; or null. */

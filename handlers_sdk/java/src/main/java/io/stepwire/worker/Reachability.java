@@ -47,7 +47,9 @@ final class Reachability {
     int port = Integer.parseInt(rest.substring(colon + 1));
     InetSocketAddress address = new InetSocketAddress(host, port);
     if (address.isUnresolved()) {
-      return "the host name '" + host + "' cannot be resolved";
+      return "the host name '"
+          + host
+          + "' cannot be resolved: check its spelling, and the name service of this machine";
     }
     try (Socket probe = new Socket()) {
       probe.connect(address, CONNECT_MS);

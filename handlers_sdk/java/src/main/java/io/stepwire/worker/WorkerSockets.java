@@ -145,7 +145,8 @@ final class WorkerSockets implements AutoCloseable {
       }
     } catch (RuntimeException fault) { // for a name that cannot be resolved now
       String error = String.valueOf(fault.getMessage());
-      events.log(Level.ERROR, "connect_failed", Map.of("endpoint", endpoint, "error", error));
+      // Not for people: if no broker answers, the search reports why, in the words of every SDK.
+      events.log(Level.DEBUG, "connect_failed", Map.of("endpoint", endpoint, "error", error));
     }
   }
 

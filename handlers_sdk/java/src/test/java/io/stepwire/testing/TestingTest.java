@@ -184,8 +184,8 @@ class TestingTest {
     assertEquals("error", notANumber.status());
     assertEquals("bad_output", notANumber.error().code());
     assertEquals(
-        "the output of 'tested' cannot be sent as JSON: not_a_number: NaN and Infinity are not"
-            + " JSON",
+        "the output of 'tested' cannot be sent as JSON: it holds NaN or Infinity, which JSON"
+            + " does not have: return null instead",
         notANumber.error().message());
     Outcome future = failing((context, input) -> CompletableFuture.completedFuture(1));
     assertTrue(future.error().message().contains("wait for it, with join()"));

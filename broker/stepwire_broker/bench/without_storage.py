@@ -47,19 +47,19 @@ _metadata: Final = StepMetadata(attempt=0, retry_limit=3, timeout_ms=30_000, ide
 _metadata_level0: Final = StepMetadataLevel0(attempt=0, retry_limit=3, timeout_ms=30_000)
 
 
-class Endpoints(NamedTuple):
+class TcpEndpoints(NamedTuple):
     steps: str
     results: str
 
 
-class Sockets(NamedTuple):
+class BoundSockets(NamedTuple):
     to_worker: "zmq.Socket[bytes]"
     from_worker: "zmq.Socket[bytes]"
-    endpoints: Endpoints
+    endpoints: TcpEndpoints
 
 
 @contextmanager
-def bound() -> Iterator[Sockets]:
+def bound() -> Iterator[BoundSockets]:
     """Both sockets of a broker on free tcp ports of this host."""
     context = zmq.Context()
     context.linger = 0
@@ -68,7 +68,7 @@ def bound() -> Iterator[Sockets]:
     from_worker.subscribe(b"")
     try:
         ports = to_worker.bind_to_random_port("tcp://127.0.0.1"), from_worker.bind_to_random_port("tcp://127.0.0.1")
-        yield Sockets(to_worker, from_worker, Endpoints(*(f"tcp://127.0.0.1:{port}" for port in ports)))
+        yield BoundSockets(to_worker, from_worker, TcpEndpoints(*(f"tcp://127.0.0.1:{port}" for port in ports)))
     finally:
         context.destroy()
 
@@ -76,7 +76,7 @@ def bound() -> Iterator[Sockets]:
 class BareEcho:
     """Level 0: sends batches to a loop that answers each of them."""
 
-    def __init__(self, sockets: Sockets) -> None:
+    def __init__(self, sockets: BoundSockets) -> None:
         self._to, self._from, _ = sockets
         self._number = 0
         self._decode = msgspec.json.Decoder(ResultsLevel0).decode
@@ -135,10 +135,10 @@ class BareEcho:
             count += 1
 
 
-class PlayedBroker:
+class BrokerWithoutStorage:
     """Level 1: one session with one worker."""
 
-    def __init__(self, sockets: Sockets) -> None:
+    def __init__(self, sockets: BoundSockets) -> None:
         self._to, self._from, self._endpoints = sockets
         self._worker = ""
         self._inbox = b""
