@@ -119,7 +119,7 @@ def _feature(
 
 
 def page(text: str, claims: Mapping[str, Claims]) -> str:
-    """The page with a fresh table. Everything outside the two markers stays."""
+    """The page with the table of these claims. Everything outside the two markers stays."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     assert end, f"{PAGE} needs the lines {BEGIN} and {END}"

@@ -31,7 +31,7 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "timeouts": ("timeout.enforced", "timeout.none", "timeout.from_start", "timeout.of_handler"),
     "several_brokers": ("brokers.",),
     "adoption": ("adopt.", "brokers.adopt", "brokers.adopt_done"),
-    "proof_of_death": ("hello.proof", "hello.host", "hello.process"),
+    "proof_of_death": ("hello.proof", "hello.host", "hello.process", "fork."),
     "drain": (
         *("drain.term", "drain.code", "drain.int", "drain.second_int", "drain.running", "drain.queued", "drain.new"),
         *("drain.outbox", "drain.no_credit", "drain.lingers", "drain.overdue"),

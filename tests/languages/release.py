@@ -29,7 +29,7 @@ _LOG_LINE: Final = re.compile(r"task \d+ step \d+ \S+: .*shipping")
 
 
 class Sizes(NamedTuple):
-    """The size of the package, and of what the worker of the quickstart needs, except its language and libzmq."""
+    """The size of the package, and that of the installed worker, without its language and libzmq."""
 
     language: str
     packages: dict[str, int]
