@@ -24,7 +24,7 @@ NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
     "--sdk",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Directory of the SDK for another language than Python. [in the clone that stepwire runs from]",
+    help="Directory of the SDK for another language than Python. [in the clone of this installation]",
 )
 @click.pass_obj
 def new(options: Options, directory: Path, lang: str, sdk: Path | None) -> None:

@@ -143,7 +143,7 @@ def find_sdk(lang: str, given: Path | None, clone: Path = CLONE) -> Path | None:
     if given is not None:
         usage(f"{given} has no SDK for {language.title}: use `handlers_sdk/{lang}` of a clone of Stepwire's repository")
     usage(
-        f"the SDK for {language.title} is not published yet, and this stepwire does not run from a clone with it",
+        f"the SDK for {language.title} is not published yet, and this installation has no clone with it",
         f"clone Stepwire's repository, and add --sdk CLONE/handlers_sdk/{lang}",
     )
 
