@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def run(*languages: str) -> str:
-    """What the example prints. All its processes must have ended with it."""
+    """Run the example, and return its output. All its processes must have ended with it."""
     process = subprocess.Popen(
         ["sh", str(SCRIPT), *languages],
         cwd=ROOT,
