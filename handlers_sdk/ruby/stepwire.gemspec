@@ -11,7 +11,7 @@ Gem::Specification.new do |spec|
                      "at_most_once steps, over ZeroMQ."
   spec.license = "Apache-2.0"
   spec.required_ruby_version = ">= 3.1"
-  spec.files = Dir["lib/**/*.rb", "exe/*", "README.md", "CHANGELOG.md", "capabilities.yaml"]
+  spec.files = Dir["lib/**/*.rb", "exe/*", "README.md", "CHANGELOG.md", "LICENSE", "capabilities.yaml"]
   spec.bindir = "exe"
   spec.executables = %w[stepwire-conform stepwire-driver]
   spec.add_runtime_dependency "ffi-rzmq", "~> 2.0", ">= 2.0.7"

@@ -39,7 +39,7 @@ class GradedProgram:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_END_WITH_PARENT,
+                preexec_fn=_PREPARE,
             )
         except OSError as error:
             raise ProgramUnavailable(f"{command[0]}: {error.strerror or error}") from None
@@ -181,16 +181,17 @@ def _reap(pid: int) -> None:
         pass
 
 
-def _end_with_parent() -> Callable[[], None] | None:
-    """A `preexec_fn` that ends the program when this process ends for any reason. None on systems without it."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # loaded before the fork
+def _prepare() -> Callable[[], None]:
+    """A `preexec_fn`: the program ends when this process ends for any reason (on Linux), and it can be interrupted,
+    also where a shell has started this process in the background, with INT ignored."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None  # loaded before the fork
 
     def in_child() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
     return in_child
 
 
-_END_WITH_PARENT: Final = _end_with_parent()
+_PREPARE: Final = _prepare()

@@ -109,8 +109,13 @@ def junit(grade: Grade, command: str) -> str:
 
 def badge(grade: Grade) -> str:
     """An SVG badge with the highest level of which no case fails."""
-    left, right = "stepwire", BADGE_WORDS.get(grade.reached) or "hardened"
-    colour = COLOURS.get(grade.reached, "#1864ab")
+    return level_badge(grade.reached)
+
+
+def level_badge(level: Level | None) -> str:
+    """The SVG badge of a level, or of none."""
+    left, right = "stepwire", BADGE_WORDS.get(level) or "hardened"
+    colour = COLOURS.get(level, "#1864ab")
     a, b = (round(len(text) * CHARACTER_WIDTH) + 12 for text in (left, right))
     size = f'width="{a + b}" height="20"'
     return f"""<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{left}: {right}">

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from stepwire_broker.cli.new import TEMPLATES
+from stepwire_broker.cli.project_languages import TEMPLATES
 
 from tests.house.source import ROOT, product
 

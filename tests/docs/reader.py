@@ -35,7 +35,9 @@ class Wrong(AssertionError):
 class Reader:
     """One shell that keeps its directory and variables, and terminals for commands that keep running."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, more_environ: Mapping[str, str] | None = None, command_bound_s: float = COMMAND_BOUND_S
+    ) -> None:
         self._directory = directory
         self._ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
         (directory / ".venv").symlink_to(sys.prefix)
@@ -48,8 +50,9 @@ class Reader:
             "STEPWIRE_HTTP__LISTEN": f"127.0.0.1:{self._ports['7410']}",
             "STEPWIRE_URL": f"http://127.0.0.1:{self._ports['7410']}",
             **({"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}),
+            **{name: self._with_ports(value) for name, value in (more_environ or {}).items()},
         }
-        self._shell = _Shell(directory, self._environ)
+        self._shell = _Shell(directory, self._environ, command_bound_s)
         self._terminals: dict[str, _Terminal] = {}
 
     def close(self) -> None:
@@ -126,9 +129,10 @@ class Reader:
 class _Shell:
     """Runs each block in a bash of its own, with the directory and the variables that the previous one left."""
 
-    def __init__(self, directory: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, directory: Path, environ: Mapping[str, str], command_bound_s: float) -> None:
         self._environ = {**environ, "LEFT": str(directory / ".left")}
         self._cwd = directory
+        self._bound_s = command_bound_s
 
     def directory(self) -> Path:
         return self._cwd
@@ -153,9 +157,9 @@ class _Shell:
                 start_new_session=True,
             )
             try:
-                code = process.wait(COMMAND_BOUND_S)
+                code = process.wait(self._bound_s)
             except subprocess.TimeoutExpired:
-                raise Wrong(f"$ {command}\nhas not ended in {COMMAND_BOUND_S:g} s\n{_all_of(output)}") from None
+                raise Wrong(f"$ {command}\nhas not ended in {self._bound_s:g} s\n{_all_of(output)}") from None
             finally:
                 end_group(process)  # commands that keep running need a terminal block
             self._cwd = Path(left.with_name(".left.directory").read_text().rstrip("\n"))

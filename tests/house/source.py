@@ -52,7 +52,8 @@ def pages() -> list[tuple[Path, str]]:
     for name in PROSE:
         place = ROOT / name
         files += [place] if place.is_file() else sorted(place.rglob("*.md")) if place.is_dir() else []
-    return [(path.relative_to(ROOT), _prose(path.read_text())) for path in files if ".venv" not in path.parts]
+    own = (path for path in files if not {".venv", "node_modules"} & {*path.parts})
+    return [(path.relative_to(ROOT), _prose(path.read_text())) for path in own]
 
 
 def definitions(source: Source) -> Iterator[tuple[str, Definition]]:

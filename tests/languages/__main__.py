@@ -1,4 +1,4 @@
-"""Checks every SDK: build, style, tests, vectors, sessions, sockets, and a short fault campaign.
+"""Checks every SDK: build, style, tests, vectors, sessions, sockets, faults, mistakes, pages and packages.
 
 `python -m tests.languages` checks all of them, `python -m tests.languages go --case conform,chaos` some. Each SDK's
 `check.sh` installs what is missing. A language that cannot be built here fails in CI (`CI=true`), and is skipped by
@@ -40,18 +40,23 @@ def _kit(*words: str) -> Callable[[Sdk], Call]:
 
 
 def _conform(sdk: Sdk) -> Call:
-    return Call((sys.executable, "-m", "stepwire", "handler", "conform", "--level", "hardened", "--", *sdk.conform))
+    return Call((sys.executable, "-m", "tests.languages.graded", sdk.name))
+
+
+def _features(sdk: Sdk) -> Call:
+    return Call((sys.executable, "-m", "tests.languages.features", "--check", sdk.name))
+
+
+def _module(name: str) -> Callable[[Sdk], Call]:
+    return lambda sdk: Call((sys.executable, "-m", f"tests.languages.{name}", sdk.name))
 
 
 def _chaos(sdk: Sdk) -> Call:
     return Call((sys.executable, "-m", "tests.languages.chaos", "--lang", sdk.name, "--seconds", "15"))
 
 
-def _mistakes(sdk: Sdk) -> Call:
-    return Call((sys.executable, "-m", "tests.languages.mistakes", sdk.name))
-
-
-# In this order for each SDK. Python's own style, build and tests are those of `tests/run.sh`.
+# In this order for each SDK. Python's own style, build and tests are those of `tests/run.sh`, its packages those of
+# `tests/packages`.
 CASES: Final[dict[str, Callable[[Sdk], Call]]] = {
     "build": _check("build"),
     "lint": _check("lint"),
@@ -59,11 +64,18 @@ CASES: Final[dict[str, Callable[[Sdk], Call]]] = {
     "vectors": _check("vectors"),
     "hostile": _kit("hostile", "--seeds", "100"),
     "lockstep": _kit("lockstep", "--seeds", "200", "--jobs", "1"),
-    "mistakes": _mistakes,
+    "mistakes": _module("mistakes"),
     "conform": _conform,
+    "features": _features,  # reads the report of `conform`
     "chaos": _chaos,
+    "page": _module("page"),
+    "readme": _module("readme"),
+    "package": _module("release"),
+    "new": _module("new"),
 }
-NOT_OF_PYTHON: Final = frozenset({"build", "lint", "test", "vectors", "lockstep"})
+# Once, after those of all SDKs.
+TOGETHER: Final = {"order": Call((sys.executable, "-m", "tests.languages.order"))}
+NOT_OF_PYTHON: Final = frozenset({"build", "lint", "test", "vectors", "lockstep", "package", "new"})
 
 
 class Tally:
@@ -90,16 +102,19 @@ class Tally:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("languages", nargs="*", help=f"from {', '.join(SDKS)}; all by default")
-    parser.add_argument("--case", default=",".join(CASES), help=f"comma-separated, from {', '.join(CASES)}")
+    names = (*CASES, *TOGETHER)
+    parser.add_argument("--case", help=f"comma-separated, from {', '.join(names)}")
     options = parser.parse_args()
-    cases = options.case.split(",")
-    for name, known in (*((one, SDKS) for one in options.languages), *((one, CASES) for one in cases)):
+    cases = options.case.split(",") if options.case else [*CASES, *(() if options.languages else TOGETHER)]
+    for name, known in (*((one, SDKS) for one in options.languages), *((one, names) for one in cases)):
         if name not in known:
             parser.error(f"{name}: there are {', '.join(known)}")
     tally = Tally()
     with ThreadPoolExecutor(AT_ONCE) as at_once:
         for done in [at_once.submit(check, SDKS[name], cases, tally) for name in options.languages or SDKS]:
             done.result()
+    for name in (one for one in TOGETHER if one in cases):
+        perform(TOGETHER[name], name, tally)
     print(f"{tally.passed} passed, {tally.failed} failed, {tally.skipped} skipped")
     sys.exit(bool(tally.failed))
 
@@ -109,16 +124,22 @@ def check(sdk: Sdk, cases: list[str], tally: Tally) -> None:
     for case in CASES:
         if case not in cases or (sdk.name == "python" and case in NOT_OF_PYTHON):
             continue
-        began = time.monotonic()
-        code, output = run(CASES[case](sdk))
-        took_s = time.monotonic() - began
-        if code == 0:
-            tally.add("ok", took_s, f"{sdk.name} {case}")
-            continue
-        is_missing = case == "build" and os.environ.get("CI") != "true"
-        tally.add("skipped" if is_missing else "FAILED", took_s, f"{sdk.name} {case}", output)
-        if case == "build":
+        may_be_missing = case == "build" and os.environ.get("CI") != "true"
+        is_ok = perform(CASES[case](sdk), f"{sdk.name} {case}", tally, "skipped" if may_be_missing else "FAILED")
+        if case == "build" and not is_ok:
             return
+
+
+def perform(call: Call, name: str, tally: Tally, otherwise: str = "FAILED") -> bool:
+    """Run one case, and print its verdict. True if it passed."""
+    began = time.monotonic()
+    code, output = run(call)
+    took_s = time.monotonic() - began
+    if code == 0:
+        tally.add("ok", took_s, name)
+    else:
+        tally.add(otherwise, took_s, name, output)
+    return code == 0
 
 
 def run(call: Call) -> tuple[int, str]:

@@ -6,6 +6,7 @@ from typing import Final, Literal, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / "handlers_sdk"
+REPORTS: Final = ROOT / "build/conform"  # the report of the kit for each SDK; git ignores it
 
 
 class Sdk(NamedTuple):

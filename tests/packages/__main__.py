@@ -44,7 +44,13 @@ NEEDED: Final = (  # by what runs without Python's imports, so no other test mis
     "stepwire_broker/demo/workflow.yaml",
     "stepwire_broker/demo/level0.rb",
     "stepwire_broker/demo/level0.cjs",
+    "stepwire_broker/cli/templates/common/workflow.yaml.in",
     "stepwire_broker/cli/templates/python/worker.py.in",
+    "stepwire_broker/cli/templates/ruby/worker.rb.in",
+    "stepwire_broker/cli/templates/go/main.go.in",
+    "stepwire_broker/cli/templates/node/worker.js.in",
+    "stepwire_broker/cli/templates/rust/main.rs.in",
+    "stepwire_broker/cli/templates/java/Greet.java.in",
 )
 # uv brings its own list of certificates, and would ignore one that the machine adds; and it would install a Python.
 UV: Final = {"UV_SYSTEM_CERTS": "true", "UV_PYTHON_DOWNLOADS": "never"}

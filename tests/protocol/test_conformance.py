@@ -67,7 +67,8 @@ REPLY = "import sys\nfor _ in sys.stdin:\n    sys.stdout.write({!r} + chr(10))\n
         (REPLY.format("[]"), "the driver wrote a line that is not a JSON object: '[]"),
         (REPLY.format("{}\n{}"), "the driver wrote a line without an op: '{}'"),
         (
-            "import sys\nsys.stdin.readline()\nsys.stdout.buffer.write(b'\\xff\\n')\nsys.stdout.flush()\nsys.stdin.read()",
+            "import sys\nsys.stdin.readline()\n"
+            "sys.stdout.buffer.write(b'\\xff\\n')\nsys.stdout.flush()\nsys.stdin.read()",
             "the driver wrote a line that is not a JSON object: '\ufffd'",
         ),
         (REPLY.format('{"error": "no such op"}'), "the driver reports an error: no such op"),

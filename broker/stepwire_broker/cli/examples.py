@@ -14,7 +14,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "stepwire why 42",
     ),
     "demo": ("stepwire demo", "stepwire demo --directory /tmp/shop"),
-    "new": ("stepwire new orders", "stepwire new services/orders"),
+    "new": ("stepwire new orders", "stepwire new services/orders --lang go"),
     "dev": ("stepwire dev", "stepwire dev --procfile Procfile.local"),
     "serve": (
         "stepwire serve",

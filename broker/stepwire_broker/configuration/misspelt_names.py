@@ -9,7 +9,9 @@ from stepwire_broker.core.reading.nearest import nearest
 NOT_SETTINGS: Final = frozenset(
     {
         *("CONFIG", "URL", "TOKEN", "TOKEN_FILE", "OUTAGE_S"),
-        *("STEPS", "RESULTS", "NAME", "SLOTS", "LABELS"),
+        *("STEPS", "RESULTS", "NAME", "SLOTS", "LABELS", "HANDLER_VERSION"),
+        *("CURVE_SERVER_KEY", "CURVE_PUBLIC_KEY", "CURVE_SECRET_KEY", "CURVE_FILE"),
+        "CONFORM_RUN",
         *("TASK_ID", "STEP_ID", "STEP_NAME", "HANDLER_CLASS", "ATTEMPT", "DELIVERY", "IDEMPOTENCY_KEY"),
         *("RETRY_LIMIT", "TIMEOUT_MS", "DEADLINE_MS", "SHADOW", "RUN"),
         "COMPLETE_LINE",

@@ -189,6 +189,17 @@ test('the context has the facts of the step', async () => {
   assert.deepEqual(outcome.output, [2, { id: 1 }, 1, 'k', 'at_least_once', '00-1'])
 })
 
+test("lines of a handler's log have the ids of the step", async () => {
+  const records = []
+  const logger = { ...silent, info: (text, facts) => records.push([text, facts]) }
+  await run((_, ctx) => ctx.log.info('charging', { order_id: 7 }), {}, { attempt: 2, logger })
+  assert.equal(records.length, 1)
+  const [text, facts] = records[0]
+  assert.match(text, /charging/)
+  const { order_id, task_id, step_id, step_name, attempt } = facts
+  assert.deepEqual([order_id, task_id, step_id, step_name, attempt], [7, 1, 2, 'step', 2])
+})
+
 test('progress is reported with a note of at most 200 characters', async () => {
   const outcome = await run((_, ctx) => {
     ctx.progress(1, 2, 'x'.repeat(300))

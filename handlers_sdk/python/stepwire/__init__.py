@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 if sys.version_info < (3, 11):  # noqa: UP036 -- a clone also runs without pip, which would refuse
     raise SystemExit(
-        "stepwire needs Python 3.11 or newer, and this is Python "
+        "Stepwire needs Python 3.11 or newer, and this is Python "
         + ".".join(map(str, sys.version_info[:3]))
         + ": install a newer Python"
     )

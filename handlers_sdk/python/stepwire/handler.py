@@ -200,7 +200,7 @@ def _has_no_number(value: Any) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """The fault of an output, and the value to return in its place."""
+    """The sentence about an output that cannot be sent: what is wrong, and what to return instead."""
     if isinstance(error, UnicodeEncodeError):
         return _HALF_A_PAIR
     if isinstance(error, OverflowError):

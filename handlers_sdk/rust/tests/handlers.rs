@@ -219,6 +219,28 @@ fn the_context_has_everything_of_the_step() {
     assert_eq!(outcome.progress[0].note.as_deref(), Some("half"));
 }
 
+#[test]
+fn lines_of_a_handler_have_the_ids_of_the_step() {
+    async fn charge(ctx: Context, _input: Value) -> Result<Value, StepError> {
+        ctx.log().info("charging order 7");
+        Ok(json!({"task": ctx.task_id(), "step": ctx.step_id(), "name": ctx.step_name()}))
+    }
+    let (lines, received) = std::sync::mpsc::channel();
+    let lines = std::sync::Mutex::new(lines);
+    // The tests of this file run at the same time, and share the sink.
+    stepwire::logs::set_sink(move |record| {
+        if record.text == "charging order 7" {
+            lines.lock().unwrap().send(record.clone()).unwrap();
+        }
+    });
+    let outcome = Step::with_input(json!({})).attempt(2).run(Handler::new("charge", charge));
+    let record = received.try_recv().expect("a record of the handler");
+    let step = record.step.expect("the ids of the step");
+    assert_eq!(record.logger, "stepwire.handler");
+    assert_eq!(outcome.output::<Value>(), json!({"task": step.task_id, "step": step.step_id, "name": step.step_name}));
+    assert_eq!(step.attempt, 2);
+}
+
 #[tokio::test]
 async fn a_test_may_be_async_itself() {
     let outcome = Step::with_input(json!({"order_id": 7})).run(Handler::new("ship_order", ship));

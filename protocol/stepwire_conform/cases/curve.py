@@ -189,5 +189,5 @@ def _expect_refusal(stage: Stage) -> None:
         raise RuleBroken("the worker connected all the same")
     if stage.running.exit_code() == 0:
         raise RuleBroken("the program ended with exit code 0")
-    if "STEPWIRE_CURVE" not in stage.output() and "worker.keys" not in stage.output():
+    if "STEPWIRE_CURVE_" not in stage.output() and "worker.keys" not in stage.output():
         raise RuleBroken("the program ended without a sentence about its keys")

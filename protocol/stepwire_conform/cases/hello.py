@@ -6,7 +6,7 @@ from typing import Final
 from stepwire_protocol import host
 
 from stepwire_conform.always import Watch
-from stepwire_conform.case import Level, RuleBroken, case
+from stepwire_conform.case import Level, Missing, RuleBroken, case
 from stepwire_conform.frames import Message
 from stepwire_conform.program import descendants_of
 from stepwire_conform.setting import NAME, SLOTS, START_S
@@ -221,6 +221,19 @@ def host_form(stage: Stage) -> None:
         raise RuleBroken("proof is true without pid and pid_started")
     if hello.get("proof") and hello.get("host") != host.identity():
         raise RuleBroken(f"proof is true, host is {hello.get('host')!r}, and here it is {host.identity()!r}")
+
+
+@case(
+    "hello.proof",
+    Level.ONE,
+    "`proof` is true where no handler process outlives the worker: a broker then runs the steps of a dead worker again"
+    " at once",
+    "5 and 15.3",
+    strength="should",
+)
+def proof(stage: Stage) -> None:
+    if not _hello(stage).get("proof"):
+        raise Missing("proof is false: after a crash of the worker, its steps wait for the end of the lease")
 
 
 @case(

@@ -1,4 +1,4 @@
-"""The output of a program, as one sentence without times, paths, ports and ids. A stack trace of the SDK is a fault."""
+"""The output of a program as one sentence: without times, paths, ports and ids. A stack trace of the SDK is a fault."""
 
 import re
 from pathlib import Path

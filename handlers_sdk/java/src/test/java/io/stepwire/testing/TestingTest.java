@@ -14,12 +14,16 @@ import io.stepwire.OutcomeUnknown;
 import io.stepwire.Permanent;
 import io.stepwire.Retry;
 import io.stepwire.StepError;
+import io.stepwire.StepLogger;
 import io.stepwire.Worker;
 import io.stepwire.testing.Outcome.RecordedProgress;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
+import java.util.logging.LogRecord;
+import java.util.logging.Logger;
 import org.junit.jupiter.api.Test;
 
 /** Handlers through the decoding, the encoding and the mapping of errors of a worker. */
@@ -73,6 +77,43 @@ class TestingTest {
             .run();
     assertEquals(
         List.of("t1", Map.of("fast", true), "k/step", 2L, "00-a-b-01", "v=1"), outcome.output());
+  }
+
+  @Test
+  void linesOfAHandlerHaveTheIdsOfTheStep() {
+    List<LogRecord> records = new ArrayList<>();
+    java.util.logging.Handler collector =
+        new java.util.logging.Handler() {
+          @Override
+          public void publish(LogRecord line) {
+            records.add(line);
+          }
+
+          @Override
+          public void flush() {}
+
+          @Override
+          public void close() {}
+        };
+    Logger logger = Logger.getLogger("stepwire.handler");
+    logger.addHandler(collector);
+    try {
+      Testing.handler(
+              Object.class,
+              (Context context, Object input) -> {
+                context.log().info("charging");
+                return null;
+              })
+          .attempt(2)
+          .run();
+    } finally {
+      logger.removeHandler(collector);
+    }
+    assertEquals(1, records.size());
+    StepLogger.Line line = (StepLogger.Line) records.get(0);
+    assertEquals(
+        List.of("charging", 1L, 2L, "step", 2L),
+        List.of(line.getMessage(), line.taskId(), line.stepId(), line.stepName(), line.attempt()));
   }
 
   @Test
