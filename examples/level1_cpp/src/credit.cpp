@@ -97,7 +97,7 @@ Session::Credit Session::spoken_credit(Broker& b) {
 
 // Steps wait where they can start soonest: what exceeds twice the room goes back, the last received first.
 void Session::return_waiting() {
-  if (config_.prefetch == 0 || load() <= config_.slots) {
+  if (load() <= config_.slots) {
     return_at_ = kNever;
     return;
   }
