@@ -24,6 +24,13 @@ setup() {
     echo "rust: there is no cargo: install Rust 1.63 or later (https://rustup.rs, or Debian's packages rustc and cargo)" >&2
     exit 1
   fi
+  version=$(rustc --version | sed 's/^rustc \([0-9.]*\).*/\1/')
+  case $version in
+    0.* | 1.[0-9].* | 1.[1-5][0-9].* | 1.6[0-2].*)
+      echo "stepwire needs Rust 1.63 or newer, and this is Rust $version: install a newer Rust (https://rustup.rs)" >&2
+      exit 1
+      ;;
+  esac
   if ! pkg-config --exists libzmq 2>/dev/null && ! ls /usr/lib/*/libzmq.so /usr/lib/libzmq.so >/dev/null 2>&1; then
     quietly apt-get install -y libzmq3-dev pkg-config
   fi

@@ -84,7 +84,7 @@ def test_an_installed_stepwire_names_the_option_for_the_sdk(empty: Place) -> Non
     done = empty.stepwire("new", "shop", "--lang", "java", PYTHONPATH=path)
     assert done.code == USAGE
     assert done.err == (
-        "stepwire: the SDK for Java is not published yet, and this stepwire does not run from a clone with it\n"
+        "stepwire: the SDK for Java is not published yet, and this installation has no clone with it\n"
         "  clone Stepwire's repository, and add --sdk CLONE/handlers_sdk/java\n"
     )
     assert empty.stepwire("new", "shop", "--lang", "python", PYTHONPATH=path).code == OK

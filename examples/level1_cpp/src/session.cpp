@@ -12,13 +12,14 @@ Key key_of(const json& item) { return {item[0].get<int64_t>(), item[1].get<int64
 }  // namespace
 
 Session::Session(Config config) : config_(std::move(config)) {
-  pace_ended_ = std::max(config_.slots, 10);
+  pace_ended_ = config_.prefetch >= 0 ? config_.prefetch : std::max(config_.slots, 10);
 }
 
 // ---- time ----
 
 void Session::at(double now) {
   now_ = std::max(now, now_);
+  fade();
   note_listed();
   while (!expiries_.empty()) {
     auto [until, key] = expiries_.front();
@@ -77,9 +78,8 @@ std::vector<Action> Session::actions() {
       if (item->report_at <= now_ && item->state == State::Running) send_progress(item);
     watch_pairs();
     if (hello_at_ <= now_) send_hello();
-    bool empty = outbox_.empty() && pending_.empty() && load() == 0;
+    bool empty = outbox_.empty() && pending_.empty() && strays_.empty() && load() == 0;
     if (heartbeat_at_ <= now_) {
-      while (heartbeat_at_ <= now_) heartbeat_at_ += interval() * jitter(0.1);
       send_heartbeat(true);
     } else if (heartbeat_wanted_ || (draining_ && empty)) {
       send_heartbeat(false);
@@ -143,7 +143,6 @@ void Session::check_leases() {
 
 void Session::close(Broker& b) {
   b.open = false;
-  b.quiet = false;
   accepts_.remove_if([&](auto& one) { return one.broker == b.id; });
 }
 
@@ -219,7 +218,7 @@ void Session::send_hello() {
   if (!shadow.empty()) w.add("shadow_safe", shadow);
   if (!config_.labels.empty()) w.add("labels", config_.labels);
   w.add("slots", config_.slots).add("prefetch", config_.prefetch >= 0 ? config_.prefetch : std::max(config_.slots, 10));
-  add_credit(w, true, n);
+  add_credit(w, n);
   json held = holding();
   if (!held.empty()) w.add("holding", held);
   if (config_.heartbeat_ms != 2000) w.add("heartbeat_ms", config_.heartbeat_ms);
@@ -243,6 +242,7 @@ void Session::send_hello() {
 
 void Session::send_heartbeat(bool regular) {
   heartbeat_wanted_ = false;
+  heartbeat_at_ = now_ + interval() * jitter(0.1);
   Writer w = message("workers ", "heartbeat");
   int64_t n = ++n_;
   json next = json::object(), sessions = json::object();
@@ -250,10 +250,11 @@ void Session::send_heartbeat(bool regular) {
     if (b.known) next[id] = b.k;
     if (b.open) sessions[id] = b.session;
   }
-  w.add("n", n).add("next", next);
+  w.add("n", n);
+  if (!next.empty()) w.add("next", next);
   if (!sessions.empty()) w.add("sessions", sessions);
   if (regular) rotation_++, moved_ = false;
-  add_credit(w, false, n);
+  add_credit(w, n);
   json held = holding();
   if (!held.empty()) w.add("holding", held);
   send(w.end());
@@ -266,11 +267,11 @@ void Session::send_bye() {
   send(message("workers ", "bye").add("n", ++n_).end());
 }
 
-void Session::add_credit(Writer& w, bool hello, int64_t n) {
+void Session::add_credit(Writer& w, int64_t n) {
   json free = json::object(), slots_free = json::object();
   for (auto& id : order_) {
     auto& b = broker(id);
-    if (!b.known || (!hello && !b.open)) continue;
+    if (!b.known) continue;
     Credit c = credit(b);
     b.promises.push_back({n, c.free});
     if (b.promises.size() > 128) {
@@ -319,7 +320,6 @@ void Session::receive(const std::string& frame) {
   auto found = brokers_.find(m["broker"]);
   if (found == brokers_.end()) return;
   Broker& b = found->second;
-  if (type == "heartbeat_ack") b.heard = now_;
   if (!b.open || m["session"] != b.session || m["epoch"] != b.epoch) return;
   if (type == "heartbeat_ack") on_heartbeat_ack(b, m);
   if (type == "steps") on_steps(b, m);
@@ -369,17 +369,18 @@ void Session::on_here(const json& m) {
 
 void Session::on_welcome(const json& m) {
   auto& b = broker(m["broker"]);
-  b.heard = now_;
   int64_t epoch = m["epoch"], n = m["n"];
   const std::string deployment = m["deployment"], session = m["session"];
   if (!b.known) b.known = true, order_.push_back(b.id);
-  if (!b.deployment.empty() && b.deployment != deployment) replace_database(b, deployment);
-  if (epoch < b.epoch || session != std::to_string(epoch) + "." + std::to_string(b.k)) return;
+  if (session != std::to_string(epoch) + "." + std::to_string(b.k)) return;
   auto sent = sent_at_.find(n);
   if (sent == sent_at_.end() || n <= b.n_after) return;
   double lease_ms = double(m["lease_ms"].get<int64_t>()), until = sent->second + lease_ms * 0.97;
   if (until <= now_) return;
+  if (!b.deployment.empty() && b.deployment != deployment) return replace_database(b, deployment);
+  if (epoch < b.epoch) return;
   bool fresh = !b.open || b.session != session;
+  b.heard = now_;
   b.deployment = deployment;
   b.epoch = epoch;
   b.lease_until = fresh ? until : std::max(b.lease_until, until);
@@ -387,18 +388,18 @@ void Session::on_welcome(const json& m) {
   b.lease_ms = lease_ms;
   b.heartbeat_ms = m["heartbeat_ms"];
   b.max_bytes = m["max_message_bytes"];
-  int64_t before = promised(b);
   settle(b, n);
   if (fresh) {
     close(b);
     b.open = true;
+    b.quiet = false;
     b.session = session;
     b.opened = now_;
     b.floor = 0;
     log("a session with " + b.id + ": " + session);
     for (auto& [key, item] : items_)
       if (item->owner == b.id) {
-        item->session = session, item->deployment = deployment;
+        item->deployment = deployment;
         if (item->state == State::Asking) item->ask_at = now_, item->ask_interval = 300;
       }
     for (auto& [rid, e] : outbox_)
@@ -409,9 +410,6 @@ void Session::on_welcome(const json& m) {
     heartbeat_wanted_ = true;
     bool all = std::all_of(brokers_.begin(), brokers_.end(), [](auto& one) { return !one.second.known || one.second.open; });
     if (all && !hello_wanted_) hello_at_ = kNever;
-  } else if (promised(b) < before && !moved_ &&
-             std::any_of(brokers_.begin(), brokers_.end(), [&](auto& one) { return &one.second != &b && one.second.open && one.second.limited; })) {
-    moved_ = heartbeat_wanted_ = true;
   }
   heartbeat_at_ = std::min(heartbeat_at_, now_ + interval() * jitter(0.1));
   follow_lists(b, m.value("brokers", json::array()));
@@ -420,6 +418,7 @@ void Session::on_welcome(const json& m) {
 void Session::on_heartbeat_ack(Broker& b, const json& m) {
   int64_t n = m["n"];
   auto sent = sent_at_.find(n);
+  b.heard = now_;
   if (sent != sent_at_.end()) {
     b.lease_until = std::max(b.lease_until, sent->second + b.lease_ms * 0.97);
     int64_t before = promised(b);
@@ -446,13 +445,12 @@ void Session::on_reset(const json& m) {
 
 int Session::find_offer(const json& step) const {
   const std::string name = step["handler_class"];
-  bool shadow = step["metadata"].value("shadow", false);
   int found = -1;
   for (size_t i = 0; i < config_.offers.size(); i++)
     if (config_.offers[i].pattern == name) found = int(i);
   for (size_t i = 0; found < 0 && i < config_.offers.size(); i++)
     if (matches(config_.offers[i].pattern, name)) found = int(i);
-  return found >= 0 && shadow && !config_.offers[size_t(found)].shadow_safe ? -1 : found;
+  return found;
 }
 
 void Session::on_steps(Broker& b, const json& m) {
@@ -464,7 +462,6 @@ void Session::on_steps(Broker& b, const json& m) {
   for (auto& [n, free] : b.promises) free = std::max<int64_t>(0, free - count);
   std::map<std::string, std::vector<Key>> refusals;
   std::set<Key> seen, kept;
-  if (!load()) pace_at_ = now_;
   capacity_offered_ = std::max<int64_t>(capacity_offered_, config_.slots + room());
   for (auto& step : m["steps"]) {
     Key key{step["step_id"], step["delivery"]};
@@ -558,8 +555,8 @@ void Session::bury(const ItemPtr& item) {
 
 void Session::ask_to_stop(const ItemPtr& item, const std::string& reason) {
   if (reason == "lease_lost") {
-    if (item->lease_lost) return;
     item->lease_lost = true;
+    if (!item->stop_reason.empty()) return;
   } else {
     if (!item->stop_reason.empty()) return;
     item->stop_reason = reason;
@@ -657,7 +654,7 @@ void Session::on_adopt(Broker& b, const json& m) {
     item->owner = b.id, item->session = b.session, item->deployment = b.deployment;
     if (moves) item->batch_session.clear();
     if (moves && item->state == State::Asking) item->ask_at = now_, item->ask_interval = 300;
-    if (moves && item->state == State::Done) done.push_back(item);
+    if (item->state == State::Done) done.push_back(item);
   }
   if (seen.empty()) return;
   send(message("results@" + b.id + " ", "adopted").add("session", b.session).add("items", answer).end());
@@ -676,7 +673,10 @@ void Session::on_adopt(Broker& b, const json& m) {
     if (std::any_of(e.results.begin(), e.results.end(), [&](auto& r) { return std::count(done.begin(), done.end(), r.item); })) rids.push_back(rid);
   for (auto rid : rids) {
     Entry& e = outbox_[rid];
-    if (e.owner == b.id) continue;
+    if (e.owner == b.id) {
+      e.due = now_;
+      continue;
+    }
     if (std::all_of(e.results.begin(), e.results.end(), [&](auto& r) { return r.item->owner == b.id; })) {
       e.owner = b.id, e.session = b.session, e.deployment = b.deployment, e.due = now_;
       e.free = e.slots_free = nullptr;
@@ -706,7 +706,8 @@ void Session::give_back(Key key) {
 // ---- results ----
 
 Session::Result Session::error_result(const ItemPtr& item, const char* code, const std::string& text) const {
-  json error = {{"message", text}, {"code", item->at_most_once ? "outcome_unknown" : code}, {"retryable", false}};
+  json error = {{"message", text}, {"code", item->at_most_once ? "outcome_unknown" : code}};
+  if (!item->at_most_once) error["retryable"] = false;
   json value = {{"step_id", item->key.first}, {"delivery", item->key.second}, {"status", "error"}, {"output", nullptr}, {"error", error}, {"metadata", nullptr}};
   return {item, value, value.dump()};
 }
@@ -718,7 +719,6 @@ void Session::ended(Key key, Outcome outcome) {
     return;
   }
   auto item = found->second;
-  fade();
   pace_ended_ += 1;
   item->state = State::Done;
   item->report_at = kNever;
@@ -857,7 +857,7 @@ json Session::holding() const {
 // ---- credit ----
 
 int64_t Session::load() const {
-  return int64_t(strays_.size()) + std::count_if(items_.begin(), items_.end(), [](auto& one) { return one.second->state != State::Done; });
+  return std::count_if(items_.begin(), items_.end(), [](auto& one) { return one.second->state != State::Done; });
 }
 int64_t Session::load_of(const std::string& id) const {
   return std::count_if(items_.begin(), items_.end(), [&](auto& one) { return one.second->state != State::Done && one.second->owner == id; });
@@ -872,7 +872,12 @@ int Session::used_by(size_t offer) const {
   return int(std::count_if(items_.begin(), items_.end(), uses) + std::count_if(strays_.begin(), strays_.end(), uses));
 }
 
+// The observed pace fades only while there is a step to run.
 void Session::fade() {
+  if (!load()) {
+    pace_at_ = now_;
+    return;
+  }
   double kept = std::exp(-(now_ - pace_at_) / 100);
   pace_at_ = now_;
   pace_ended_ *= kept;
@@ -881,14 +886,12 @@ void Session::fade() {
 
 int64_t Session::room() const {
   if (config_.prefetch == 0) return 0;
-  double kept = load() > 0 ? std::exp(-(now_ - pace_at_) / 100) : 1;
-  double ended = pace_ended_ * kept, busy = pace_busy_ * kept + 100 * (1 - kept);
-  int64_t room = busy > 0 ? std::llround(ended / busy * 40) : 0;
+  int64_t room = pace_busy_ > 0 ? std::llround(pace_ended_ / pace_busy_ * 40) : 0;
   return std::clamp<int64_t>(std::max<int64_t>(room, config_.prefetch), 0, 2000);
 }
 
 bool Session::idle(const Broker& b) const {
-  return load_of(b.id) == 0 && now_ - b.last_steps >= 2 * interval();
+  return load_of(b.id) == 0 && now_ - b.last_steps >= 2 * double(config_.heartbeat_ms);
 }
 
 int64_t Session::share(const Broker& b, int64_t total) const {
@@ -945,10 +948,14 @@ Session::Credit Session::spoken_credit(Broker& b) {
 
 // Steps wait where they can start soonest: what exceeds twice the room goes back, the last received first.
 void Session::return_waiting() {
-  return_at_ = kNever;
-  if (config_.prefetch == 0 || load() <= config_.slots) return;
-  int64_t room_now = room(), held = load(), capacity = config_.slots + room_now;
+  if (config_.prefetch == 0 || load() <= config_.slots) {
+    return_at_ = kNever;
+    return;
+  }
+  if (return_at_ == kNever) return_at_ = now_ + 20;
+  if (return_at_ > now_) return;
   return_at_ = now_ + 20;
+  int64_t room_now = room(), held = load(), capacity = config_.slots + room_now;
   bool several = known() > 1;
   if (held <= (several ? 2 * capacity : config_.slots + 2 * room_now)) return;
   std::vector<ItemPtr> back;

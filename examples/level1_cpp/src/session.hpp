@@ -188,7 +188,7 @@ class Session {
   void send_hello();
   void send_heartbeat(bool regular);
   void send_bye();
-  void add_credit(Writer& w, bool hello, int64_t n);
+  void add_credit(Writer& w, int64_t n);
   void bury(const ItemPtr& item);
   void bury(Key key, const std::string& owner, const std::string& session, int64_t batch_n);
   void erase(const ItemPtr& item);

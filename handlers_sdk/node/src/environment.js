@@ -56,7 +56,7 @@ export function checkSlots(slots) {
 export function checkHandlerVersion(version) {
   if (typeof version !== 'string' || version.length > limits.HANDLER_VERSION_MAX) {
     throw new ConfigurationError(
-      `handlerVersion has ${String(version).length} characters: it needs at most ${limits.HANDLER_VERSION_MAX}` +
+      `handler_version has ${String(version).length} characters: it needs at most ${limits.HANDLER_VERSION_MAX}` +
         ' (STEPWIRE_HANDLER_VERSION)',
     )
   }

@@ -189,23 +189,21 @@ const isPlain = { string: true, number: true, boolean: true, undefined: true }
 
 /** @type {[Function, string][]} */
 const ADVICE = [
-  [Map, 'Object.fromEntries(map)'],
-  [Set, '[...set]'],
+  [Map, 'return Object.fromEntries(map)'],
+  [Set, 'return [...set]'],
   [Promise, 'await it'],
   [WeakMap, 'return plain data'],
   [WeakSet, 'return plain data'],
-  [ArrayBuffer, "text, Buffer.from(data).toString('base64')"],
+  [ArrayBuffer, "return text, Buffer.from(data).toString('base64')"],
+  [Error, 'throw it, or return its message'],
 ]
 
 function checkClass(value) {
-  for (const [kind, advice] of ADVICE) {
-    if (value instanceof kind) throw new TypeError(`it holds a ${kind.name}, which JSON would lose: ${advice}`)
+  let advice = ADVICE.find(([kind]) => value instanceof kind)?.[1]
+  if (ArrayBuffer.isView(value)) advice = 'return a list, or text in base64'
+  if (advice !== undefined) {
+    throw new TypeError(`it holds a value of the type ${value.constructor.name}, which has no form in JSON: ${advice}`)
   }
-  if (ArrayBuffer.isView(value)) {
-    throw new TypeError(`it holds a ${value.constructor.name}: return a list, or text in base64`)
-  }
-  if (value instanceof Error)
-    throw new TypeError('it holds an Error, which JSON would lose: throw it, or return its message')
   if (typeof value.next === 'function' && typeof value[Symbol.iterator] === 'function') {
     throw new TypeError('the handler returns a generator: return a value, for example a list')
   }

@@ -44,7 +44,7 @@ const FAULTS = [
   [() => environment.read({ STEPWIRE_SLOTS: '0' }), /slots is 0/],
   [() => environment.read({ STEPWIRE_LABELS: 'eu' }), /STEPWIRE_LABELS has 'eu'/],
   [() => environment.checkName('a b'), /worker name 'a b'/],
-  [() => environment.checkHandlerVersion('x'.repeat(65)), /handlerVersion has 65 characters/],
+  [() => environment.checkHandlerVersion('x'.repeat(65)), /handler_version has 65 characters/],
   [() => checked({ STEPWIRE_CURVE_PUBLIC_KEY: '' }), /^STEPWIRE_CURVE_PUBLIC_KEY is missing: CURVE needs STEPWIRE/],
   [
     () => checked({ STEPWIRE_CURVE_SECRET_KEY: 'short' }),

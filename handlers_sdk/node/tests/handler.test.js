@@ -17,13 +17,18 @@ test('a handler that returns nothing has the output null', async () => {
   assert.equal((await run(() => {})).output, null)
 })
 
-test('NaN and the infinities become null', async () => {
-  assert.deepEqual((await run(() => [NaN, Infinity, 1.5])).output, [null, null, 1.5])
+test('NaN and the infinities are an error, and not a silent null', async () => {
+  for (const value of [NaN, [null, { price: -Infinity }]]) {
+    const { error } = await run(() => value)
+    assert.equal(error.code, 'bad_output')
+    assert.match(error.message, /it holds NaN or Infinity.*return null instead$/)
+  }
+  assert.deepEqual((await run(() => [null, undefined, 1.5])).output, [null, null, 1.5])
 })
 
 const BAD = [
-  ['a BigInt', { id: 2n ** 53n + 1n }, /BigInt.*String\(id\)/],
-  ['an integer above 2^53', { id: 2 ** 53 }, /9007199254740992.*return it as text/],
+  ['a BigInt', { id: 2n ** 53n + 1n }, /an integer outside .*return it as text/],
+  ['an integer above 2^53', { id: 2 ** 53 }, /an integer outside .*return it as text/],
   ['U+0000', { text: 'a\0b' }, /U\+0000/],
   ['half of a surrogate pair', 'x\ud800', /surrogate/],
   ['a Map', new Map([[1, 2]]), /Map.*Object\.fromEntries/],

@@ -155,7 +155,7 @@ class HandlerTest < Minitest::Test
     {
       -> { worker.handler("known") { |_| 1 } } => /handler 'known' is registered twice/,
       -> { worker.handler("no block") } => /has no block/,
-      -> { worker.handler("a b") { |_| 1 } } => /handler name "a b": it needs 1 to 128/,
+      -> { worker.handler("a b") { |_| 1 } } => /handler name 'a b': it needs 1 to 128/,
       -> { worker.handler("x") { 1 } } => /handler 'x' takes no parameter/,
       -> { worker.handler("x") { |_, a, b:| [a, b] } } => /either keywords .* or one parameter/,
       -> { worker.handler("x", concurrency: 0) { |_| 1 } } => /concurrency is 0: it needs to be at least 1/,

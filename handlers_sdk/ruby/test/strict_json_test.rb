@@ -47,8 +47,8 @@ class StrictJsonTest < Minitest::Test
   end
 
   def test_the_advice_names_the_class
-    assert_match(/a Time is no JSON: return a text/, refusal({ at: Time.now }).message)
-    assert_match(/an Object is no JSON/, refusal(Object.new).message)
+    assert_match(/of the type Time, which has no form in JSON: return a text/, refusal({ at: Time.now }).message)
+    assert_match(/the type Object, which has no form in JSON/, refusal(Object.new).message)
   end
 
   # Ruby's own parser accepts most of these.

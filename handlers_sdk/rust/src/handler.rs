@@ -167,7 +167,9 @@ fn ended<O: Serialize, E: Into<StepError>>(returned: Result<O, E>) -> Ended {
 /// The output as JSON that every language can read, or what is wrong with it, and what to return instead.
 fn encode_output<O: Serialize>(output: &O) -> Result<String, String> {
     let text = serde_json::to_string(output).map_err(|error| match &*error.to_string() {
-        "key must be a string" => "it holds a map whose keys have no form in JSON: return plain data".to_owned(),
+        "key must be a string" => {
+            "it holds a map whose keys are no text, which has no form in JSON: return plain data".to_owned()
+        }
         other => other.to_owned(),
     })?;
     // serde_json writes null in place of NaN and the infinities.

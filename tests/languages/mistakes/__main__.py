@@ -101,8 +101,10 @@ def _lane(sdk: Sdk, program: tuple[str, ...], mistakes: list[Mistake], directory
         try:
             outcome.sentence = Bench(sdk, place, program).make(mistake.name)
             outcome.faults = faults(outcome.sentence, mistake.must_have)
-        except (NoSentence, RuleBroken, AssertionError) as error:
+        except (NoSentence, RuleBroken) as error:
             outcome.faults = [str(error)]
+        except Exception as error:  # one mistake that cannot be made must not hide the others
+            outcome.faults = [f"{type(error).__name__}: {error}"]
     return outcomes
 
 

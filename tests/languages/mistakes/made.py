@@ -205,7 +205,7 @@ class Bench:
             stage.start()
             hello = stage.expect("hello", within_s=ENOUGH_S)
             stage.send(
-                stage.broker.message("reset", next=hello["next"]["b1"], code="version"),
+                stage.broker.message("reset", next=hello["next"].get("b1", 1), code="version"),
                 to=hello["worker"],
             )
             return self._only_log(stage.output, lambda: stage.wait(0.1))

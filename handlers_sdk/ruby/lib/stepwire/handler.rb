@@ -42,8 +42,9 @@ module Stepwire
     def initialize(name, parameters:, callable: nil, factory: nil, concurrency: nil, timeout_ms: nil, process: false,
                    shadow_safe: false, version: nil, input: nil)
       unless name.is_a?(String) && NAME.match?(name)
+        shown = name.is_a?(String) ? Environment.quoted(name) : name.inspect
         raise ConfigurationError,
-              "handler name #{name.inspect}: it needs 1 to 128 letters, digits, _ . : - and, for patterns, *"
+              "handler name #{shown}: it needs 1 to 128 letters, digits, _ . : - and, for patterns, *"
       end
       check_limit(name, "concurrency", concurrency)
       check_limit(name, "timeout_ms", timeout_ms)
