@@ -19,7 +19,7 @@ NOT_COMMANDS: Final = (
     "mermaid",
     "wire",
     "procfile",
-    *("ruby", "js", "ts", "go", "c", "rust", "java", "toml", "xml"),
+    *("ruby", "js", "ts", "go", "c", "cpp", "rust", "java", "toml", "xml"),
 )
 
 _FENCE: Final = re.compile(r"^(?P<indent> *)(?P<fence>```+|~~~+)(?P<language>[\w-]*).*$")

@@ -29,7 +29,9 @@ FIRST_TASK: Final = "stepwire task submit"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("language", choices=sorted(SDKS))
-    parser.add_argument("--cold", action="store_true", help="fetch every package again")
+    parser.add_argument(
+        "--cold", action="store_true", help="fetch every package again; build the SDK of Java again afterwards"
+    )
     options = parser.parse_args()
     sdk = SDKS[options.language]
     with tempfile.TemporaryDirectory(prefix="sw-readme-") as name:
