@@ -45,7 +45,7 @@ setup() {
   version=$("$go" env GOVERSION)
   case $version in
     go1.[0-9] | go1.[0-9].* | go1.1[0-8] | go1.1[0-8].*)
-      echo "stepwire needs Go 1.19 or newer, and this is Go ${version#go}: install a newer Go, or name it in GO"
+      echo "Stepwire needs Go 1.19 or newer, and this is Go ${version#go}: install a newer Go, or name it in GO"
       exit 1
       ;;
   esac

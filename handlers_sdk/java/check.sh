@@ -33,7 +33,7 @@ setup() {
   fi
   major=$(javac -version 2>&1 | sed 's/^javac \(1\.\)\{0,1\}\([0-9]*\).*/\2/')
   if [ "$major" -lt 17 ]; then
-    echo "stepwire needs Java 17 or newer, and this is Java $major: install a newer Java (openjdk-17-jdk)" >&2
+    echo "Stepwire needs Java 17 or newer, and this is Java $major: install a newer Java (openjdk-17-jdk)" >&2
     exit 1
   fi
   echo "java setup ok"

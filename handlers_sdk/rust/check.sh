@@ -27,7 +27,7 @@ setup() {
   version=$(rustc --version | sed 's/^rustc \([0-9.]*\).*/\1/')
   case $version in
     0.* | 1.[0-9].* | 1.[1-5][0-9].* | 1.6[0-2].*)
-      echo "stepwire needs Rust 1.63 or newer, and this is Rust $version: install a newer Rust (https://rustup.rs)" >&2
+      echo "Stepwire needs Rust 1.63 or newer, and this is Rust $version: install a newer Rust (https://rustup.rs)" >&2
       exit 1
       ;;
   esac

@@ -4,7 +4,7 @@ const OLDEST = 18
 
 if (Number(process.versions.node.split('.')[0]) < OLDEST) {
   process.stderr.write(
-    `stepwire needs Node ${OLDEST} or newer, and this is Node ${process.versions.node}: install a newer Node\n`,
+    `Stepwire needs Node ${OLDEST} or newer, and this is Node ${process.versions.node}: install a newer Node\n`,
   )
   process.exit(1)
 }

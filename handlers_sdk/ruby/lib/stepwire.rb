@@ -1,7 +1,7 @@
 # frozen_string_literal: true
 
 if (RUBY_VERSION.split(".").map(&:to_i) <=> [3, 1]).negative?
-  abort "stepwire needs Ruby 3.1 or newer, and this is Ruby #{RUBY_VERSION}: install a newer Ruby"
+  abort "Stepwire needs Ruby 3.1 or newer, and this is Ruby #{RUBY_VERSION}: install a newer Ruby"
 end
 
 # Stepwire for Ruby: `Worker` runs your handlers, `Handler` makes a class one.

@@ -100,6 +100,6 @@ class PartsTest < Minitest::Test
     entry = File.expand_path("../lib/stepwire.rb", __dir__)
     out = IO.popen(["ruby", "-e", "Object.send(:remove_const, :RUBY_VERSION); RUBY_VERSION = '3.0.7'; load '#{entry}'",
                     { err: %i[child out] }], &:read)
-    assert_equal "stepwire needs Ruby 3.1 or newer, and this is Ruby 3.0.7: install a newer Ruby\n", out
+    assert_equal "Stepwire needs Ruby 3.1 or newer, and this is Ruby 3.0.7: install a newer Ruby\n", out
   end
 end
