@@ -13,7 +13,7 @@ from . import cases as _cases  # registers them
 from .arrival import look
 from .case import CASES, LEVEL_WORDS, Case, CaseVerdict, Level, RuleBroken
 from .endpoints import PrivateEndpoints, Transport
-from .program import adopt_orphans, children_of, end_adopted
+from .program import adopted_orphans, children_of, end_adopted
 from .scheduling import LANES, CaseOutcome, Schedule
 from .setting import Setting
 from .stage import Stage
@@ -98,17 +98,17 @@ def grade(
     """Run the cases against the command. Leaves no process and no file behind, whatever happens."""
     began_s = time.monotonic()
     known = frozenset(children_of(os.getpid()))
-    adopt_orphans()
     directory = Path(tempfile.mkdtemp(prefix=PREFIX))
-    try:
-        given = dict(os.environ if environ is None else environ)
-        for name in _REMOVED:
-            given.pop(name, None)
-        setting = Setting(command, given, PrivateEndpoints(directory), secrets.token_hex(8), patience=patience)
-        return _grade(setting, level, only, report, found, lanes, began_s)
-    finally:
-        end_adopted(known)
-        shutil.rmtree(directory, ignore_errors=True)
+    with adopted_orphans():
+        try:
+            given = dict(os.environ if environ is None else environ)
+            for name in _REMOVED:
+                given.pop(name, None)
+            setting = Setting(command, given, PrivateEndpoints(directory), secrets.token_hex(8), patience=patience)
+            return _grade(setting, level, only, report, found, lanes, began_s)
+        finally:
+            end_adopted(known)
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _grade(

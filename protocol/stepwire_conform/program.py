@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 TOKEN: Final = "STEPWIRE_CONFORM_RUN"  # marks every process of one run, also those that left their session
@@ -16,6 +17,7 @@ FLOOD_BYTES_PER_S: Final = 4 * 1024 * 1024
 FLOOD_BYTES_MIN: Final = 16 * 1024 * 1024
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_PR_GET_CHILD_SUBREAPER: Final = 37
 
 
 class ProgramUnavailable(Exception):
@@ -98,10 +100,23 @@ class GradedProgram:
             del self._tail[:-OUTPUT_KEPT_BYTES]
 
 
-def adopt_orphans() -> None:
-    """Become the parent of processes that lose theirs, so that a program that forks into the background is found."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+@contextmanager
+def adopted_orphans() -> Iterator[None]:
+    """Be the parent of processes that lose theirs, so that a program that forks into the background is found.
+
+    Afterwards they go to the system's own reaper again: this process would never remove their entries.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    before = ctypes.c_int()
+    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
 def end_adopted(known: frozenset[int]) -> int:

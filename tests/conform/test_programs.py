@@ -1,5 +1,6 @@
 """Programs that are no good workers as processes get a sentence, and nothing of them is left."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -57,6 +58,14 @@ def test_a_program_that_floods_its_output_is_reported() -> None:
 
 def test_a_program_that_forks_into_the_background_leaves_no_process() -> None:
     assert "ended with exit code 0 before it connected" in graded("forks").problem
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+def test_a_run_does_not_stay_the_parent_of_orphans() -> None:
+    graded("exits")
+    is_subreaper = ctypes.c_int(7)
+    ctypes.CDLL(None).prctl(37, ctypes.byref(is_subreaper), 0, 0, 0)  # PR_GET_CHILD_SUBREAPER
+    assert is_subreaper.value == 0
 
 
 @pytest.mark.parametrize("word", ["there-is-no-such-program", "/"])
