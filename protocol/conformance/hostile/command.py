@@ -1,14 +1,15 @@
 """`python -m conformance hostile -- DRIVER …`: a hostile broker in simulated time, and invariants."""
 
 import argparse
-import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from conformance.chaos.course import Course
 from conformance.dialogues_command import add_driver_arguments
 from conformance.driver_process import DriverProcess, Failed, Op, Reply
+from conformance.jobs import outcomes
 
 from .witness import Witness
 
@@ -60,7 +61,8 @@ def main(arguments: Sequence[str]) -> int:
     seeds = ops = broken = 0
     try:
         DriverProcess(options.command, options.timeout_s).close()  # raises OSError here, and not in a job
-        for outcome in _outcomes(options):
+        wanted = range(options.first, options.first + options.seeds)
+        for outcome in outcomes(partial(_play_all, options), wanted, options.jobs):
             seeds += 1
             ops += outcome.ops
             if outcome.report is not None:
@@ -73,40 +75,6 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     print(f"{seeds} seeds, {ops} ops, {broken} broken")
     return 1 if broken else 0
-
-
-def _outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
-    seeds = range(options.first, options.first + options.seeds)
-    if options.jobs == 1:
-        yield from _play_all(options, seeds)
-        return
-    context = multiprocessing.get_context("fork")
-    queue: Any = context.SimpleQueue()
-    jobs = [
-        context.Process(target=_job, args=(options, seeds[i :: options.jobs], queue), daemon=True)
-        for i in range(options.jobs)
-    ]
-    for job in jobs:
-        job.start()
-    try:
-        ended = 0
-        while ended < len(jobs):
-            outcome = queue.get()
-            ended += outcome is None
-            if outcome is not None:
-                yield outcome
-    finally:
-        for job in jobs:
-            job.terminate()
-            job.join()
-
-
-def _job(options: argparse.Namespace, seeds: Sequence[int], queue: Any) -> None:
-    try:
-        for outcome in _play_all(options, seeds):
-            queue.put(outcome)
-    finally:
-        queue.put(None)
 
 
 def _play_all(options: argparse.Namespace, seeds: Sequence[int]) -> Iterator[Outcome]:

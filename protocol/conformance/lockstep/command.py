@@ -2,13 +2,14 @@
 
 import argparse
 import json
-import multiprocessing
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from conformance.dialogues_command import add_driver_arguments
 from conformance.driver_process import DriverProcess, Failed, Op, Reply
+from conformance.jobs import outcomes
 
 from .compare import first_difference
 from .reference import ReferenceFailed, generate, replay
@@ -34,7 +35,9 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     seeds = ops = differing = 0
     try:
-        for outcome in _outcomes(options):
+        DriverProcess(options.command, options.timeout_s).close()  # raises OSError here, and not in a job
+        wanted = range(options.first, options.first + options.seeds)
+        for outcome in outcomes(partial(_compare, options), wanted, options.jobs):
             seeds += 1
             ops += outcome.ops
             if outcome.report is not None:
@@ -48,43 +51,6 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     print(f"{seeds} seeds, {ops} ops, {differing} differ")
     return 1 if differing else 0
-
-
-def _outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
-    """The outcome of every seed. With several jobs, in no order."""
-    seeds = range(options.first, options.first + options.seeds)
-    DriverProcess(options.command, options.timeout_s).close()  # raises OSError here, and not in a job
-    if options.jobs == 1:
-        yield from _compare(options, seeds)
-        return
-    context = multiprocessing.get_context("fork")
-    queue: Any = context.SimpleQueue()
-    jobs = [
-        context.Process(target=_job, args=(options, seeds[i :: options.jobs], queue), daemon=True)
-        for i in range(options.jobs)
-    ]
-    for job in jobs:
-        job.start()
-    try:
-        ended = 0
-        while ended < len(jobs):
-            outcome = queue.get()
-            if outcome is None:
-                ended += 1
-            else:
-                yield outcome
-    finally:
-        for job in jobs:
-            job.terminate()
-            job.join()
-
-
-def _job(options: argparse.Namespace, seeds: Sequence[int], queue: Any) -> None:
-    try:
-        for outcome in _compare(options, seeds):
-            queue.put(outcome)
-    finally:
-        queue.put(None)
 
 
 def _compare(options: argparse.Namespace, seeds: Sequence[int]) -> Iterator[Outcome]:

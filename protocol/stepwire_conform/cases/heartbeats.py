@@ -241,7 +241,7 @@ def from_sending(stage: Stage) -> None:
     broker.acks_heartbeats = broker.welcomes = False
     began_s = time.monotonic()
     while time.monotonic() - began_s < 7 and not any(m["next"].get("b1") == 2 for m in stage.seen("hello")):
-        stage.ack_heartbeat(old)  # always the same old number: it proves no more than the first time
+        stage.ack_heartbeat(old)  # the same old number again, which must not extend the lease
         stage.wait(0.2)
     if not any(m["next"].get("b1") == 2 for m in stage.seen("hello")):
         raise RuleBroken("acks of one old heartbeat kept a lease of 3 s for 7 s")

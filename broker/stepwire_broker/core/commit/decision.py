@@ -77,8 +77,8 @@ class BreakerChanged(Struct, frozen=True):
 
 
 class Complaint(Struct, frozen=True):
-    """A fault in a message, which is logged. `worker`: its sender, who is also answered; None: a level-0 handler, or a
-    sender whose id cannot be read."""
+    """A fault in a message, which is logged. `worker`: its sender, which is also answered; "" if its id cannot be read;
+    None for a level-0 handler."""
 
     code: str
     text: str
