@@ -14,6 +14,7 @@ from typing import Final
 TOKEN: Final = "STEPWIRE_CONFORM_RUN"  # marks every process of one run, also those that left their session
 OUTPUT_KEPT_BYTES: Final = 8_192
 FLOOD_BYTES_PER_S: Final = 4 * 1024 * 1024
+LAST_WORDS_S: Final = 2.0
 FLOOD_BYTES_MIN: Final = 16 * 1024 * 1024
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -32,6 +33,7 @@ class GradedProgram:
         self._started_s = time.monotonic()
         self._head = bytearray()
         self._tail = bytearray()
+        self._was_waited = False
         self.output_bytes = 0
         try:
             self._process = subprocess.Popen(
@@ -59,7 +61,13 @@ class GradedProgram:
         return self.output_bytes > FLOOD_BYTES_MIN and self.output_bytes > FLOOD_BYTES_PER_S * seconds
 
     def output(self) -> str:
-        """The first and the last part of what the process wrote, with the middle left out."""
+        """The first and the last part of what the process wrote, with the middle left out.
+
+        All of it, if the process has ended: its last words may still wait in the pipe.
+        """
+        if self._process.poll() is not None and not self._was_waited:
+            self._was_waited = True  # a process that it started may keep the pipe open for longer
+            self._reading.join(timeout=LAST_WORDS_S)
         left_out = self.output_bytes - len(self._head) - len(self._tail)
         gap = f"\n… {left_out} bytes left out …\n".encode() if left_out > 0 else b""
         return (bytes(self._head) + gap + bytes(self._tail)).decode(errors="replace")

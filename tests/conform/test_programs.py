@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from stepwire_conform.case import CaseVerdict
 from stepwire_conform.grading import Grade, grade
+from stepwire_conform.program import GradedProgram
 
 HERE = [sys.executable, "-m", "tests.conform.programs"]
 
@@ -93,3 +94,15 @@ def test_a_run_that_is_ended_by_term_leaves_no_process_and_no_file(tmp_path: Pat
     assert run.wait(timeout=30) == 130
     assert processes_with(marker) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_output_of_an_ended_program_has_its_last_line() -> None:
+    lines = "i=0; while [ $i -lt 400 ]; do echo line $i; i=$((i+1)); done; echo the last one; exit 3"
+    for number in range(20):
+        program = GradedProgram(["sh", "-c", lines], os.environ, f"last-words-{number}")
+        try:
+            while program.exit_code() is None:
+                pass  # without a pause, so that the reading thread is behind
+            assert "the last one" in program.output()
+        finally:
+            program.end()
