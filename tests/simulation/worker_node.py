@@ -131,8 +131,7 @@ class WorkerNode:
             pid_started=MISSTATED if self.misstates_start else 1 + self.life,
             proof=self.proof,
         )
-        self.session = Session(config, Random(f"{world.seed}/{self.id}").random)
-        self.run_slots: RunSlots[Running] = RunSlots(self.slots, self.offers)
+        self.session, self.run_slots = self.new_session(config)
         self.ended_ms: deque[float] = deque(maxlen=100)  # when the latest runs ended
         self._wakes = 0
         self._wake_at = float("inf")
@@ -140,6 +139,11 @@ class WorkerNode:
         world.trace("worker_started", self.id)
         self.session.start(self.now())
         self._pump()
+
+    def new_session(self, config: Config) -> tuple[Session, RunSlots[Running]]:
+        """The session and the run slots of a new process."""
+        chance = Random(f"{self.world.seed}/{self.id}")
+        return Session(config, chance.random), RunSlots(self.slots, self.offers)
 
     def new_id(self) -> str | None:
         return f"{self.name}:{self.chance.getrandbits(64):016x}"

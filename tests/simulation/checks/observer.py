@@ -285,6 +285,7 @@ class Checks:
         step_id, delivery = running.run.item
         if isinstance(worker, WorkerNode):
             worker_duties.check_slots(books, worker)
+            worker_duties.check_lease(books, worker, running.run.item)
         if step_id >= FIRST:
             return  # a shadow is no step of the store
         book = dependencies.check_entered(books, running, worker)

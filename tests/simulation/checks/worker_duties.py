@@ -3,6 +3,7 @@
 from typing import Final
 
 from stepwire_protocol import messages as wire
+from stepwire_protocol.messages import Item
 
 from tests.simulation.worker_node import WorkerNode
 
@@ -36,6 +37,13 @@ def check_slots(books: Books, worker: WorkerNode) -> None:
         books.fail("W a worker runs at most as many steps as it has slots", f"{entered.total()} at {worker.id}")
     if worker.concurrency is not None and max(entered.values()) > worker.concurrency:
         books.fail("W a handler keeps to its concurrency", f"{entered} at {worker.id}")
+
+
+def check_lease(books: Books, worker: WorkerNode, item: Item) -> None:
+    """A handler was entered: its worker is sure that no broker considers it dead. Also during a broker's restart."""
+    peer = worker.session.brokers.get("b1")
+    if peer is None or worker.now() >= peer.lease.until_ms:
+        books.fail("W a step starts within the lease", f"{item} at {worker.id}")
 
 
 def check_waiting(books: Books, worker: WorkerNode, message: wire.Heartbeat) -> None:
