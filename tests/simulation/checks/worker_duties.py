@@ -61,6 +61,19 @@ def check_waiting(books: Books, worker: WorkerNode, message: wire.Heartbeat) -> 
         books.fail("W a worker does not hoard steps", f"{waiting} wait at {worker.id}, and {may_wait} may")
 
 
+def check_credit(books: Books, worker: WorkerNode, message: wire.Heartbeat) -> None:
+    """A worker that is quiet, full or drains wants no further step."""
+    if any(message.free.values()) and (worker.is_quiet or worker.is_full or worker.is_draining):
+        books.fail("W a worker that accepts no steps offers no credit", f"{message.free} at {worker.id}")
+
+
+def check_drained(books: Books, worker: WorkerNode) -> None:
+    """The time to drain is over. A worker that holds nothing has quit before."""
+    books.numbers["drains that took their whole time"] += 1
+    if worker.session.is_idle:
+        books.fail("W a drained worker quits", worker.id)
+
+
 def count_returned(books: Books, worker: WorkerNode, message: wire.Refuse) -> None:
     """A worker that returns steps while it has credit left receives them again at once."""
     for step_id, _ in message.items if message.code == "busy" else ():

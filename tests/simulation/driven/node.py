@@ -30,6 +30,9 @@ class DrivenNode(WorkerNode):
         """The run has begun in the driver, so its handler is entered at once."""
         self._on_start(running)
 
+    def _expel(self) -> None:
+        self.session.expel(self.now())
+
     def _fail(self, how: str) -> NoReturn:
         self._drivers.discard(self.number)
         self.world.checks.books.fail("W a session answers every op", f"the session of {self._drivers.name}: {how}")

@@ -88,6 +88,15 @@ class DrivenSession:
     def drain(self, now_ms: float) -> None:
         self._exchange({"op": "drain"}, now_ms)
 
+    def expel(self, now_ms: float) -> None:
+        self._exchange({"op": "expel"}, now_ms)
+
+    def quiet(self, now_ms: float) -> None:
+        self._exchange({"op": "quiet"}, now_ms)
+
+    def full(self, is_full: bool, now_ms: float) -> None:
+        self._exchange({"op": "full", "is_full": is_full}, now_ms)
+
     # -- actions out --------------------------------------------------------------------------------------------------
 
     def actions(self, now_ms: float) -> list[Action]:
