@@ -41,7 +41,7 @@ def _kit(*words: str) -> Callable[[Sdk], Call]:
 
 def _simulation(sdk: Sdk) -> Call:
     """The whole system in simulated time, with this SDK's session in every worker. pytest does it for Python's."""
-    return Call((sys.executable, "-m", "tests.simulation", "--session", sdk.name, "--seeds", "60", "--jobs", "1"))
+    return Call((sys.executable, "-m", "tests.simulation", "--session", sdk.name, "--seeds", "50", "--jobs", "1"))
 
 
 def _conform(sdk: Sdk) -> Call:
