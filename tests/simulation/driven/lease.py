@@ -32,7 +32,6 @@ class ObservedPeer:
         self.session: str | None = None
         self.lease = Lease()
         self._on_drop = on_drop
-        self._is_known = False  # a broker has sent a message that makes it known
         self._epoch = -1
         self._deployment: str | None = None
         self._next = 1  # the k of the current or next session
@@ -59,17 +58,14 @@ class ObservedPeer:
             return
         match message:
             case Here():
-                self._is_known = True
                 self._on_here(message)
             case Welcome():
-                self._is_known = True
                 self._on_welcome(message, now_ms)
             case Reset():
-                self._is_known = True
                 if message.next == self._next and message.epoch >= self._epoch:
                     self._drop()
             case HeartbeatAck():
-                if self._is_known and (message.session, message.epoch) == (self.session, self._epoch):
+                if (message.session, message.epoch) == (self.session, self._epoch):
                     self._extend(message.n)
             case _:
                 pass
