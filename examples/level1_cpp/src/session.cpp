@@ -75,7 +75,7 @@ std::vector<Action> Session::actions() {
       if (item->report_at <= now_ && item->state == State::Running) send_progress(item);
     watch_pairs();
     if (hello_at_ <= now_) send_hello();
-    bool empty = outbox_.empty() && pending_.empty() && strays_.empty() && load() == 0;
+    bool empty = outbox_.empty() && pending_.empty() && load() == 0;
     if (heartbeat_at_ <= now_) {
       send_heartbeat(true);
     } else if (heartbeat_wanted_ || (draining_ && empty)) {
@@ -168,7 +168,7 @@ void Session::drop(Broker& b, const std::string& code) {
   hello_interval_ = 250;
 }
 
-void Session::replace_database(Broker& b, const std::string& deployment) {
+void Session::replace_database(Broker& b, const std::string& deployment, int64_t epoch) {
   log("the broker " + b.id + " has another database: its deliveries are forgotten");
   std::vector<ItemPtr> mine;
   for (auto& [order, item] : by_order_) if (item->owner == b.id) mine.push_back(item);
@@ -187,7 +187,7 @@ void Session::replace_database(Broker& b, const std::string& deployment) {
   drop(b, "deployment");
   for (auto at = tombstones_.begin(); at != tombstones_.end();) at = at->second.broker == b.id ? tombstones_.erase(at) : std::next(at);
   b.deployment = deployment;
-  b.epoch = -1;
+  b.epoch = epoch;
 }
 
 void Session::want_hello() {
@@ -354,7 +354,7 @@ void Session::on_here(const json& m) {
   int64_t epoch = m["epoch"];
   const std::string deployment = m["deployment"];
   if (!b.known) b.known = true, order_.push_back(b.id);
-  if (!b.deployment.empty() && b.deployment != deployment) replace_database(b, deployment);
+  if (!b.deployment.empty() && b.deployment != deployment) return replace_database(b, deployment, epoch);
   if (epoch < b.epoch) return;
   b.deployment = deployment;
   if (epoch > b.epoch) close(b);
@@ -372,9 +372,8 @@ void Session::on_welcome(const json& m) {
   auto sent = sent_at_.find(n);
   if (sent == sent_at_.end() || n <= b.n_after) return;
   double lease_ms = double(m["lease_ms"].get<int64_t>()), until = sent->second + lease_ms * 0.97;
-  if (until <= now_) return;
-  if (!b.deployment.empty() && b.deployment != deployment) return replace_database(b, deployment);
-  if (epoch < b.epoch) return;
+  if (!b.deployment.empty() && b.deployment != deployment) return replace_database(b, deployment, epoch);
+  if (until <= now_ || epoch < b.epoch) return;
   bool fresh = !b.open || b.session != session;
   b.heard = now_;
   b.deployment = deployment;
