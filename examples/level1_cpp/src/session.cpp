@@ -329,23 +329,21 @@ void Session::salvage(std::string_view body, const char* code) {
   json m = json::parse(body, nullptr, false);
   if (!m.is_object() || m.value("type", json()) != "steps" || !m.value("broker", json()).is_string()) return;
   auto found = brokers_.find(m["broker"]);
-  if (found == brokers_.end() || !found->second.open || m.value("session", json()) != found->second.session ||
-      m.value("epoch", json()) != found->second.epoch)
-    return;
+  if (found == brokers_.end() || !found->second.open || m.value("session", json()) != found->second.session) return;
   json batch = m.value("batch_id", json()), steps = m.value("steps", json());
   if (!batch.is_string() || batch == "" || !steps.is_array()) return;
   std::vector<Key> keys;
   for (auto& step : steps) {
-    if (!step.is_object()) continue;
+    if (!step.is_object()) return;
     json id = step.value("step_id", json()), delivery = step.value("delivery", json());
-    if (!id.is_number_unsigned() || !delivery.is_number_unsigned()) continue;
+    if (!id.is_number_unsigned() || !delivery.is_number_unsigned()) return;
     uint64_t a = id, d = delivery;
-    if (a < 1 || d < 1 || a > 9007199254740991 || d > 9007199254740991) continue;
+    if (a < 1 || d < 1 || a > 9007199254740991 || d > 9007199254740991) return;
     Key key{int64_t(a), int64_t(d)};
-    if (items_.count(key) || std::count(keys.begin(), keys.end(), key)) continue;
-    if (!tombstones_.count(key)) bury(key, found->first, found->second.session, batch_number(batch));
-    keys.push_back(key);
+    if (!std::count(keys.begin(), keys.end(), key)) keys.push_back(key);
   }
+  for (auto& key : keys)
+    if (!items_.count(key) && !tombstones_.count(key)) bury(key, found->first, found->second.session, batch_number(batch));
   refuse(found->second, batch, keys, code);
 }
 

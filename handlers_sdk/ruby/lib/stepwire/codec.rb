@@ -127,7 +127,7 @@ module Stepwire
       texts = %w[type broker session batch_id].map { |name| message.fetch(name, "") }
       steps = message.fetch("steps", [])
       return unless message.key?("type") && texts.all?(String) && steps.is_a?(Array)
-      return unless steps.all? { |s| s.is_a?(Hash) && s["step_id"].is_a?(Integer) && s["delivery"].is_a?(Integer) }
+      return unless steps.all? { |s| s.is_a?(Hash) && id?(s["step_id"]) && id?(s["delivery"]) }
 
       [*texts, steps.map { |step| [step["step_id"], step["delivery"]] }]
     rescue InvalidMessage
