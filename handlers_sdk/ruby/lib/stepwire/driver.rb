@@ -89,7 +89,7 @@ module Stepwire
       return if run.nil?
 
       following = @slots.release(run)
-      result = Result.new(op["step_id"], op["delivery"], status, **outcome)
+      result = Result.new(op["step_id"], op["delivery"], status, *outcome.values_at(:output, :error, :metadata))
       @session.finished(item(op), result, op["now_ms"])
       begin_run(following, op["now_ms"]) if following
       nil
