@@ -72,6 +72,11 @@ module Stepwire
       true
     end
 
+    # The run has ended, and its result is sent. Until the acknowledgement, only that is kept.
+    def forget_step
+      @step = nil
+    end
+
     # Called by the session: true if the run has not begun, and therefore never will.
     def take_back
       @is_taken_back = true

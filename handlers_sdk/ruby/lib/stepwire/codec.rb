@@ -291,16 +291,15 @@ module Stepwire
       head << ',"results":['
       results.each_with_index do |result, number|
         head << "," unless number.zero?
-        result.append_to(head)
+        head << result.json
       end
       head << "]}"
     end
 
     def results_head(worker, session, deployment, batch_id, rid, n, free, slots_free)
-      head = StrictJson.generate({ type: "results", v: V, worker: worker, session: session, deployment: deployment,
-                                   batch_id: batch_id, protocol_version: V, rid: rid, n: n, free: free,
-                                   slots_free: slots_free })
-      head.chop!
+      "{\"type\":\"results\",\"v\":\"#{V}\",\"worker\":\"#{worker}\",\"session\":\"#{session}\"," \
+        "\"deployment\":#{StrictJson.generate(deployment)},\"batch_id\":#{StrictJson.generate(batch_id)}," \
+        "\"protocol_version\":\"#{V}\",\"rid\":#{rid},\"n\":#{n},\"free\":#{free},\"slots_free\":#{slots_free}"
     end
   end
 end

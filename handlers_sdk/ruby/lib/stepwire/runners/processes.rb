@@ -104,8 +104,7 @@ module Stepwire
     end
 
     def result_of(parts)
-      step_id, delivery, status, output, error, metadata = parts
-      Result.new(step_id, delivery, status, output: output, error: error, metadata: metadata)
+      Result.new(*parts)
     end
 
     def ending(status)
@@ -180,7 +179,7 @@ module Stepwire
     def send_result(result)
       return write([:give_back]) if result.nil?
 
-      write([:result, result.step_id, result.delivery, result.status, result.output, result.error, result.metadata])
+      write([:result, *result])
     end
 
     def report(_item, done, total, note)
