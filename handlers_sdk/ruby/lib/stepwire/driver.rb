@@ -147,7 +147,7 @@ module Stepwire
       when Send then { action: "send", frame: action.topic + action.body }
       when Run then { action: "run", step_id: action.item[0], delivery: action.item[1] }
       when CancelRun
-        { action: "request_stop", step_id: action.item[0], delivery: action.item[1], reason: action.reason }
+        { action: "request_stop", step_id: action.run.item[0], delivery: action.run.item[1], reason: action.reason }
       when Quit then { action: "quit" }
       when Connect
         { action: "connect", steps: action.link.steps, results: action.link.results, server_key: action.server_key }

@@ -170,7 +170,7 @@ module Stepwire
       lease = Lease.new
       lease.until_ms = NEVER
       run = Run.new([step.step_id, step.delivery], step, offer, lease, left_ms || NEVER)
-      context = Context.new(step, started_ms: at_ms, timeout_at_ms: NEVER, report: method(:report))
+      context = Context.new(run, method(:report))
       call = HandlerCall.new(run, @handlers[offer], context)
       call.begin(at_ms)
       send_result(call.perform)
