@@ -71,7 +71,8 @@ module Stepwire
 
     def on_ack(message, now_ms)
       message.rids.each do |rid|
-        @outbox.remove(rid)&.done&.each { |held| @holdings.bury(held, now_ms) }
+        acknowledged = @outbox.remove(rid)
+        @holdings.bury_all(acknowledged.done, now_ms) if acknowledged
       end
     end
 
