@@ -288,12 +288,7 @@ module Stepwire
 
     # Complete the JSON of a results message, whose `head` has all members but `results`.
     def encode_results(head, results)
-      head << ',"results":['
-      results.each_with_index do |result, number|
-        head << "," unless number.zero?
-        head << result.json
-      end
-      head << "]}"
+      "#{head},\"results\":[#{results.map(&:json).join(',')}]}"
     end
 
     def results_head(worker, session, deployment, batch_id, rid, n, free, slots_free)

@@ -153,6 +153,7 @@ module Stepwire
         { action: "connect", steps: action.link.steps, results: action.link.results, server_key: action.server_key }
       when Disconnect then { action: "disconnect", steps: action.link.steps, results: action.link.results }
       when Rebuild then { action: "rebuild", steps: action.link.steps, results: action.link.results }
+      when ResultTooLarge then { action: "log", level: :error, event: "result_too_large", step_id: action.step.step_id }
       when Log then { action: "log", level: action.level, event: action.event }
       end
     end

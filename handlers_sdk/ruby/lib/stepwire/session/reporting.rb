@@ -71,7 +71,8 @@ module Stepwire
 
     def on_ack(message, now_ms)
       message.rids.each do |rid|
-        @outbox.remove(rid)&.done&.each { |held| @holdings.bury(held, now_ms) }
+        acknowledged = @outbox.remove(rid)
+        @holdings.bury_all(acknowledged.done, now_ms) if acknowledged
       end
     end
 
@@ -169,7 +170,8 @@ module Stepwire
         return true
       end
       held.result = too_large(held, size, peer.bytes_max)
-      @out.add(ResultTooLarge.new(held.run.step, held.result))
+      # A result that was sent before to another broker has no step any more: then only the failure is reported.
+      @out.add(ResultTooLarge.new(held.run.step, held.result)) if held.run.step
       send_results(peer, batch, done, now_ms, is_replacement: true)
       true
     end
