@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from stepwire_broker.api.limits import DEFAULT, HttpLimits
-from stepwire_broker.api.token import Grant, add_token
+from stepwire_broker.api.token import Grant, TokenError, add_token, revoke_token
 from stepwire_broker.core.answers.scopes import Scope
 
 from .poller import Poller
@@ -407,3 +407,53 @@ def unreading(api: Api, stack: ExitStack) -> socket.socket:
     connection.settimeout(20)
     connection.connect(("127.0.0.1", api.port))
     return connection
+
+
+# -- tokens that are revoked ------------------------------------------------------------------------------------------
+
+
+def test_a_revoked_token_loses_its_open_waits_and_streams_without_a_signal(api: Api, task: int) -> None:
+    value = add_token(api.tokens.file, Grant("leaver", frozenset({Scope.READ})))
+    with clients(api) as open_requests:
+        (wait,) = open_requests.send(head(value, f"GET /v1/tasks/{task}?wait_ms=300000"))
+        (stream,) = open_requests.send(head(value, "GET /v1/events"))
+        (stays,) = open_requests.send(head(api.token, "GET /v1/events"))
+        until(lambda: usage(api, "waits", "streams") == [3, 2])
+        revoke_token(api.tokens.file, "leaver")
+        answer = answer_of(wait, "GET")
+        assert (answer.status, answer.code) == (401, "unauthorized")
+        assert ends(stream)
+        assert api.call("GET", "/readyz", headers=with_token(value)).status == 401
+        assert usage(api, "waits", "streams") == [1, 1]
+        assert stays.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_an_expired_token_loses_its_open_waits(api: Api, task: int) -> None:
+    expires_ms = (time.time_ns() // 1_000_000_000 + 2) * 1_000  # tokens expire at full seconds
+    value = add_token(api.tokens.file, Grant("guest", frozenset({Scope.READ}), expires_ms))
+    api.on_loop(api.tokens.reload)
+    with clients(api) as waiting:
+        (wait,) = waiting.send(head(value, f"GET /v1/tasks/{task}?wait_ms=300000"))
+        assert answer_of(wait, "GET").status == 401
+
+
+def test_a_new_token_with_the_name_of_a_revoked_one_does_not_keep_its_streams(api: Api) -> None:
+    grant = Grant("renewed", frozenset({Scope.READ}))
+    value = add_token(api.tokens.file, grant)
+    api.on_loop(api.tokens.reload)
+    with clients(api) as streaming:
+        (stream,) = streaming.send(head(value, "GET /v1/events"))
+        until(lambda: usage(api, "streams") == [1])
+        revoke_token(api.tokens.file, "renewed")
+        add_token(api.tokens.file, grant)
+        assert ends(stream)
+
+
+def test_an_unreadable_token_file_changes_nothing(api: Api) -> None:
+    good = api.tokens.file.read_bytes()
+    api.tokens.file.write_bytes(good + b"sha256:nonsense\n")
+    with pytest.raises(TokenError):
+        api.on_loop(api.tokens.refresh)
+    assert api.on_loop(api.tokens.refresh) is False
+    assert api.call("GET", "/readyz").status == 200
+    api.tokens.file.write_bytes(good)

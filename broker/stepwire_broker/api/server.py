@@ -11,7 +11,7 @@ from typing import Final
 
 import uvicorn
 
-from . import access
+from . import access, token_watch
 from .app import Application
 from .connections import HttpConnections
 from .engine_port import EnginePort
@@ -37,6 +37,8 @@ class Server:
         hosts = access.names_of(listen_host, broker.settings.http.hosts)
         self.url = f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
         application = access.AccessControl(self._application.routes, tokens, hosts, self._application.requests)
+        self._tokens = tokens
+        self._watching: asyncio.Task[None] | None = None
         self._uvicorn = _Uvicorn(_config(application, self._application.connections))
         self._serving: asyncio.Task[None] | None = None
 
@@ -50,6 +52,8 @@ class Server:
         ready.cancel()
         if self._serving.done():
             self._serving.result()
+        watching = token_watch.watch(self._tokens, self._application.shares)
+        self._watching = asyncio.get_running_loop().create_task(watching, name="tokens")
 
     def stop_waiting(self) -> None:
         """End the long polls of workers, because the broker drains."""
@@ -58,6 +62,8 @@ class Server:
     async def stop(self) -> None:
         """Accept no further requests, end long polls and streams, and let open requests finish for STOP_TIMEOUT_S."""
         self._application.close()
+        if self._watching is not None:
+            self._watching.cancel()
         self._uvicorn.should_exit = True
         if self._serving is not None:
             await self._serving
