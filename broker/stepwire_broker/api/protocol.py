@@ -52,6 +52,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
+        if self.scope is not None:
+            self.scope.pop(CONNECTION, None)  # type: ignore[typeddict-item]  # a cycle of references
 
     def present_token(self) -> None:
         """A request of this connection has a valid token."""
@@ -127,6 +129,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         if not self._is_closing:
             super().on_response_complete()
+        if self._running is not None:
+            self._running.transport = self.transport  # the wrapper and the cycle refer to each other
         if self.cycle.response_complete and not self.transport.is_closing():
             self._open.idle(self)
 
