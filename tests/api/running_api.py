@@ -63,6 +63,10 @@ class ObservedBroker(Engine):
         self.heard.append("read")
         return await super().read(query, *args)
 
+    async def scan(self, query: Callable[..., T], *args: Any) -> T:
+        self.heard.append("scan")
+        return await super().scan(query, *args)
+
     def readiness(self) -> list[str]:
         return super().readiness() if self.reasons is None else self.reasons
 
@@ -126,7 +130,7 @@ def running(directory: Path, settings: Settings, limits: HttpLimits | None = Non
         ended = asyncio.Event()
         stop.append(lambda: loop.call_soon_threadsafe(ended.set))
         broker = ObservedBroker(settings, companion=Executors(settings))
-        broker.heard = deque(maxlen=10)
+        broker.heard = deque(maxlen=100)
         await broker.start()
         listener = listening.listen(settings.http)
         tokens = token.open_tokens(str(token_file))

@@ -38,6 +38,8 @@ def main() -> int:
 def run(name: str, seconds: float) -> bool:
     module = importlib.import_module(f"{PACKAGE}.{name.replace('-', '_')}")
     with tempfile.TemporaryDirectory(prefix="attack") as directory, running_target(Path(directory)) as target:
+        if hasattr(module, "prepare"):
+            module.prepare(target)
         with target.observed() as figures:
             sent = module.attack(target, seconds)
         report = {"attack": name, "seconds": seconds, **figures.report(), "attacker": sent}

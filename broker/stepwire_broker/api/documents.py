@@ -229,13 +229,21 @@ class WorkflowPage(Struct, frozen=True):
 
 
 class TaskPage(Struct, frozen=True):
+    """`scanned_to`: the time for searching was over. The page holds the matching tasks that were submitted after this
+    time, and perhaps none; `next_cursor` continues the search."""
+
     tasks: list[TaskSummary]
     next_cursor: str | None
+    scanned_to: str | None = None
 
 
 class StepPage(Struct, frozen=True):
+    """`scanned_to`: the time for searching was over. The page holds the matching steps of tasks that were submitted
+    after this time, and perhaps none; `next_cursor` continues the search."""
+
     steps: list[StepSummary]
     next_cursor: str | None
+    scanned_to: str | None = None
 
 
 def raw_or_null(text: str | None) -> Raw:

@@ -29,9 +29,10 @@ class Purpose(enum.Enum):
 class _Owned:
     """The shares of one token."""
 
-    __slots__ = ("body_bytes", "requests", "streams", "waits")
+    __slots__ = ("body_bytes", "requests", "scanning", "streams", "waits")
 
     def __init__(self) -> None:
+        self.scanning: asyncio.Lock | None = None
         self.requests = self.waits = self.streams = self.body_bytes = 0
 
 
@@ -131,6 +132,12 @@ class OpenRequest:
         self._is_stream = True
         shares.streams += 1
         owned.streams += 1
+
+    def scanning(self) -> asyncio.Lock:
+        """The lock for reads that may read many rows: each token runs one of them at a time."""
+        if self._owned.scanning is None:
+            self._owned.scanning = asyncio.Lock()
+        return self._owned.scanning
 
     def reserve_body(self, size: int) -> None:
         """Reserve memory for a body of this size. For a body without a declared size, call this again as it grows.

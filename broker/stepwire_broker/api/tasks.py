@@ -11,7 +11,7 @@ from stepwire_broker.core.model.events import AwaitTask, NewTask
 from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.stages import requests
 
-from . import core_views, explaining, reading
+from . import core_views, explaining, reading, scanning
 from .documents import Created, CreatedBatch
 from .http import HttpCall
 from .http_problems import HttpProblem
@@ -95,6 +95,9 @@ async def why_step(call: HttpCall) -> Reply:
 
 async def page(call: HttpCall) -> Reply:
     filters = reading.task_filter(call.query(*reading.TASK_QUERY))
+    if scanning.needs_scan(filters):
+        async with call.open_request.scanning():
+            return Reply(200, await call.broker.scan(reading.tasks, filters))
     return Reply(200, await call.broker.read(reading.tasks, filters))
 
 

@@ -104,8 +104,20 @@ def pages_from(
         cursor = page["next_cursor"]
         if cursor is None:
             return items, None
-    has_more = bool(fetch_page(**filters, limit=1, cursor=cursor)[member])
-    return items, cursor if has_more else None
+    return items, cursor if _has_more(fetch_page, member, filters, cursor) else None
+
+
+def _has_more(
+    fetch_page: Callable[..., dict[str, Any]], member: str, filters: Mapping[str, Any], cursor: str | None
+) -> bool:
+    """True if an item follows. A page may be empty although another one follows, because the broker searches for a
+    limited time."""
+    while cursor is not None:
+        page = fetch_page(**filters, limit=1, cursor=cursor)
+        if page[member]:
+            return True
+        cursor = page["next_cursor"]
+    return False
 
 
 def _outage_s(options: Options) -> float | None:
