@@ -159,10 +159,15 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def first_token(path: Path) -> str:
-    """The first token in the file that is in plain text, for a client on the same machine."""
+    """The first token in the file that is in plain text, for a client on the same machine. A shorter word is another
+    kind of secret, and is refused."""
     for line in read_private(path).splitlines():
         words = line.partition("#")[0].split()
         if words and not words[0].startswith(_HASHED):
+            if len(words[0]) < TOKEN_CHARACTERS_MIN:
+                raise TokenError(
+                    f"{path} is no token file: its first word has fewer than {TOKEN_CHARACTERS_MIN} characters"
+                )
             return words[0]
     raise TokenError(f"{path} holds no token in plain text")
 
