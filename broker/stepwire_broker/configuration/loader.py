@@ -19,7 +19,7 @@ from stepwire_protocol.decode_errors import fault_of
 
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.reading import durations
-from stepwire_broker.core.reading.nearest import did_you_mean
+from stepwire_broker.core.reading.nearest import did_you_mean, echoed
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.file_owners import OTHERS_WRITE, is_inside, strange_owner
 
@@ -394,7 +394,8 @@ def _is_shared(given: Given) -> bool:
 def _unknown(given: Given) -> str:
     known = [*KEYS, *_DURATIONS, *_SECTIONS]
     hint = did_you_mean(given.key, known) or "`stepwire config schema` prints all keys"
-    where = f"{given.key} in {given.origin}" if not given.is_text else f"{given.origin} ({given.key})"
+    key = echoed(given.key)
+    where = f"{key} in {given.origin}" if not given.is_text else f"{echoed(given.origin)} ({key})"
     return f"{where} is not a known setting; {hint}"
 
 

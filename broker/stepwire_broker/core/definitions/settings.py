@@ -161,7 +161,7 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
     steps_per_workflow: Limit = 10_000
     edges_per_workflow: Limit = 50_000
     tasks_per_batch: Limit = 10_000
-    steps_per_batch: Limit = 200_000  # they are written in one transaction
+    steps_per_batch: Limit = 100_000  # they are written in one transaction
 
 
 class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
