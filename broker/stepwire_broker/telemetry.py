@@ -151,6 +151,8 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
     ),
     "stepwire.api": (
         _error("request_failed", "method path", "The broker failed to answer a request. `exception` is the traceback."),
+        _info("tokens_changed", "", "A token file has changed, and the tokens in it apply now."),
+        _warning("tokens_refused", "error", "A token file has changed and cannot be read, so the old tokens apply."),
         _error("stream_failed", "path", "The broker failed to continue a stream. `exception` is the traceback."),
     ),
     "stepwire.serve": (

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from stepwire_broker.api import listening, token
+from stepwire_broker.api.limits import HttpLimits
 from stepwire_broker.api.server import Server
 from stepwire_broker.core.answers import answers
 from stepwire_broker.core.definitions.settings import (
@@ -115,7 +116,7 @@ class Api(NamedTuple):
 
 
 @contextmanager
-def running(directory: Path, settings: Settings) -> Iterator[Api]:
+def running(directory: Path, settings: Settings, limits: HttpLimits | None = None) -> Iterator[Api]:
     started = threading.Event()
     stop: list[Callable[[], None]] = []
     found: list[Api | BaseException] = []
@@ -129,7 +130,7 @@ def running(directory: Path, settings: Settings) -> Iterator[Api]:
         await broker.start()
         listener = listening.listen(settings.http)
         tokens = token.open_tokens(str(token_file))
-        server = Server(broker, tokens, listener)
+        server = Server(broker, tokens, listener, limits)
         await server.start()
         found.append(Api(server.port, TOKEN, tokens, broker, loop))
         started.set()

@@ -126,6 +126,7 @@ class Followers:
                 429, "too_many_followers", f"{CLIENTS_MAX} clients follow the events already", retry_after_ms=5000
             )
         filters = _filters(query)
+        call.open_request.stream()
         after = call.header(b"last-event-id") or query.get("after")
         positions = await self._broker.read(begin, after)
         if positions is None:

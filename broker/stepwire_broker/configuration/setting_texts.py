@@ -60,6 +60,7 @@ ABOUT: Final[dict[str, str]] = {
     "http.listen": "Address of the HTTP API.",
     "http.tokens_file": "File with the API's tokens or their digests (`sha256:…`), one per line. Unset: generated.",
     "http.hosts": "Names that are accepted in a request's Host header, in addition to `listen` and the loopback.",
+    "http.max_connections": "Maximum number of connections; smaller if the process may open only a few files.",
     "http.allow_insecure": "Listen on the network without TLS: behind a proxy with TLS, or on a trusted network.",
     "limits.max_open_steps": "Maximum number of open steps. The broker refuses submissions beyond it.",
     "limits.max_active_tasks": "Maximum number of tasks in memory. Other tasks wait in the database.",

@@ -149,6 +149,7 @@ class HttpSettings(Struct, frozen=True, forbid_unknown_fields=True):
     tokens_file: str | None = None
     hosts: tuple[str, ...] = ()  # names that a request's Host may have in addition to `listen` and the loopback
     allow_insecure: bool = False  # listen beyond the loopback: a proxy ends TLS, or the network is trusted
+    max_connections: Annotated[int, Meta(ge=64, le=1_000_000)] = 6_144  # fewer if the process may open fewer files
 
 
 class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
