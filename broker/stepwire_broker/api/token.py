@@ -44,6 +44,11 @@ class Grant(NamedTuple):
     is_named: bool = True  # False: `name` is only the number of its line
     digest: bytes = b""  # of the token, so that a new token with an old name has another grant
 
+    @property
+    def author(self) -> str:
+        """The token in the history and in log lines. An unnamed one is identified as in `stepwire token list`."""
+        return self.name if self.is_named else f"sha256:{self.digest.hex()[:12]}"
+
     def allows(self, scope: Scope) -> bool:
         return scope in self.scopes or Scope.ADMIN in self.scopes
 
