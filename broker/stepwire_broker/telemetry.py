@@ -147,6 +147,9 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "pid step_id program",
             "An earlier run is in another PID namespace, so the broker cannot end it.",
         ),
+        _warning("stray_process_killed", "pid run", "A process had left the session of its program, which has ended."),
+        _error("stray_process_lives", "pid run", "Such a process still exists, although it was killed."),
+        _error("sweep_failed", "error", "The broker could not look for such processes."),
         _warning("earlier_run_ended", "pid step_id program", "The broker ended a program of an earlier process."),
     ),
     "stepwire.api": (
