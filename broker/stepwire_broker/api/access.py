@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .http import CONNECTION, GRANT
 from .http_problems import HttpProblem, unauthorized
+from .refusal_log import RefusalLog
 from .replies import send_problem
 from .request_counts import RequestCounts
 from .token import Tokens
@@ -26,11 +27,12 @@ class AccessControl:
         self._requests = requests
         self._tokens = tokens
         self._hosts = hosts
+        self._refusals = RefusalLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        send = self._requests.counting(scope, send)
+        send = self._refusals.noting(scope, self._requests.counting(scope, send))
         try:
             self._check(scope)
         except HttpProblem as problem:

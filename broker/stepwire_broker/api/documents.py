@@ -190,7 +190,7 @@ class StepDetail(StepDocument, frozen=True, kw_only=True):
 
 
 class CancelDocument(Struct, frozen=True):
-    """The request to cancel a task. `by` is the name of the operator's token, or null."""
+    """The request to cancel a task. `by` is the name of the operator's token, or the beginning of its digest."""
 
     at: str
     reason: str

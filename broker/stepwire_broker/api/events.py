@@ -46,9 +46,9 @@ class EventDocument(Struct, frozen=True, kw_only=True):
     """An event of a task or a step. The first six members are always present; the others depend on `kind`.
 
     `run_ms` is the duration of the run that ended, as its worker measured it. `message` is the error of the attempt,
-    `<code>: <text>`, of at most 200 characters. `by` is the name of the operator's token. `done`, `total` and `note`
-    are members of `progress`, which is sent only to streams whose `kind` names it, is not stored and is not
-    replayed."""
+    `<code>: <text>`, of at most 200 characters. `by` is the name of the operator's token, or the beginning of its
+    digest. `done`, `total` and `note` are members of `progress`, which is sent only to streams whose `kind` names it,
+    is not stored and is not replayed."""
 
     id: str
     at: str

@@ -77,10 +77,10 @@ class HttpCall:
             raise http_problems.scope_missing(grant, scope)
 
     @property
-    def operator(self) -> str | None:
-        """The name of the caller's token; None if the token has no name."""
-        grant = self.scope[GRANT]
-        return grant.name if grant.is_named else None
+    def operator(self) -> str:
+        """The caller, as the history names the author of a command."""
+        grant: Grant = self.scope[GRANT]
+        return grant.author
 
     def number(self, name: str) -> int:
         """The id of a task or a step in the path."""

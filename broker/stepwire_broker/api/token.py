@@ -44,6 +44,11 @@ class Grant(NamedTuple):
     is_named: bool = True  # False: `name` is only the number of its line
     digest: bytes = b""  # of the token, so that a new token with an old name has another grant
 
+    @property
+    def author(self) -> str:
+        """The token in the history and in log lines. An unnamed one is identified as in `stepwire token list`."""
+        return self.name if self.is_named else f"sha256:{self.digest.hex()[:12]}"
+
     def allows(self, scope: Scope) -> bool:
         return scope in self.scopes or Scope.ADMIN in self.scopes
 
@@ -198,10 +203,15 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def first_token(path: Path) -> str:
-    """The first token in the file that is in plain text, for a client on the same machine."""
+    """The first token in the file that is in plain text, for a client on the same machine. A shorter word is another
+    kind of secret, and is refused."""
     for line in read_private(path).splitlines():
         words = line.partition("#")[0].split()
         if words and not words[0].startswith(_HASHED):
+            if len(words[0]) < TOKEN_CHARACTERS_MIN:
+                raise TokenError(
+                    f"{path} is no token file: its first word has fewer than {TOKEN_CHARACTERS_MIN} characters"
+                )
             return words[0]
     raise TokenError(f"{path} holds no token in plain text")
 
