@@ -147,10 +147,21 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "pid step_id program",
             "An earlier run is in another PID namespace, so the broker cannot end it.",
         ),
+        _warning("stray_process_killed", "pid run", "A process had left the session of its program, which has ended."),
+        _error("stray_process_lives", "pid run", "Such a process still exists, although it was killed."),
+        _error("sweep_failed", "error", "The broker could not look for such processes."),
         _warning("earlier_run_ended", "pid step_id program", "The broker ended a program of an earlier process."),
     ),
     "stepwire.api": (
         _error("request_failed", "method path", "The broker failed to answer a request. `exception` is the traceback."),
+        _warning(
+            "requests_refused",
+            "source refused",
+            "Requests from this address were refused. `refused` counts them by status, and by token if the token is "
+            "known. A source is logged at its first refusal, and then at most once in 10 s.",
+        ),
+        _info("tokens_changed", "", "A token file has changed, and the tokens in it apply now."),
+        _warning("tokens_refused", "error", "A token file has changed and cannot be read, so the old tokens apply."),
         _error("stream_failed", "path", "The broker failed to continue a stream. `exception` is the traceback."),
     ),
     "stepwire.serve": (
