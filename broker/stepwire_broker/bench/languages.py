@@ -5,6 +5,7 @@ The programs are those of a clone of the repository: `bin/echo`, a level-0 loop 
 take turns, so that a slower machine slows all of them.
 """
 
+import functools
 import os
 import statistics
 import subprocess
@@ -56,7 +57,16 @@ def programs(language: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
                 f"there is no {folder / name}: this measurement needs a clone of the repository,"
                 f" in which `sh handlers_sdk/{language}/check.sh build` was run"
             )
-    return (str(folder / "echo"),), (str(folder / "conform"),)
+    options = environ_words(language)
+    return (*options, str(folder / "echo")), (*options, str(folder / "conform"))
+
+
+@functools.cache
+def environ_words(language: str) -> tuple[str, ...]:
+    """What precedes the commands of a language, so that the loop and the SDK run as its README deploys the SDK."""
+    if language != "ruby" or subprocess.run(["ruby", "--yjit", "-e", ""], stderr=subprocess.DEVNULL).returncode != 0:
+        return ()  # this Ruby has no compiler
+    return ("env", "RUBYOPT=--yjit")
 
 
 def run(load: LanguagesLoad, languages: list[str], progress: Progress) -> list[dict[str, Figures]]:
