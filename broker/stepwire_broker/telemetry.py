@@ -160,6 +160,11 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "Requests from this address were refused. `refused` counts them by status, and by token if the token is "
             "known. A source is logged at its first refusal, and then at most once in 10 s.",
         ),
+        _warning(
+            "http_socket_unavailable",
+            "error",
+            "The Unix socket `http.socket` cannot be used, so the API is served on `http.listen` only.",
+        ),
         _info("tokens_changed", "", "A token file has changed, and the tokens in it apply now."),
         _warning("tokens_refused", "error", "A token file has changed and cannot be read, so the old tokens apply."),
         _error("stream_failed", "path", "The broker failed to continue a stream. `exception` is the traceback."),

@@ -191,6 +191,16 @@ def test_created_and_revoked_tokens_apply_without_a_reload() -> None:
         token.revoke_token(file, "ci")
 
 
+def test_a_broken_file_that_is_found_with_an_unknown_token_is_reported_by_the_next_look() -> None:
+    tokens = token.open_tokens(private(GOOD))
+    private("short")
+    assert tokens.admit(b"u" * 43) is None
+    assert tokens.admit(GOOD.encode())
+    with pytest.raises(TokenError):
+        tokens.refresh()
+    assert tokens.refresh() is False
+
+
 def test_a_reload_of_a_broken_file_keeps_the_previous_tokens() -> None:
     tokens = token.open_tokens(private(GOOD))
     private("short")

@@ -166,7 +166,7 @@ def test_a_variable_with_a_misspelt_name_gets_a_note(written: str, meant: str) -
             "http: {allow_insecure: 1}",
             "http.allow_insecure in stepwire.yaml is 1, but must be true or false",
         ),
-        ("http: {listen: 7410}", "http.listen in stepwire.yaml is 7410, but must be text: quote it"),
+        ("http: {listen: 7410}", "http.listen in stepwire.yaml is 7410, but must be text or null: quote it"),
         ("execution: {rules: [{match: 5}]}", "`[0].match` must be text, not a number: quote it"),
         ("broker: {id: UPPER}", "broker.id in stepwire.yaml is 'UPPER'"),
         ("log_level: loud", "is 'loud', but must be one of debug, error, info, warning"),

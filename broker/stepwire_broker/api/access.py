@@ -14,7 +14,7 @@ from .http_problems import HttpProblem, unauthorized
 from .refusal_log import RefusalLog
 from .replies import send_problem
 from .request_counts import RequestCounts
-from .token import Tokens
+from .token import Grant, Tokens
 
 OPEN_PATHS: Final = frozenset({"/livez"})
 
@@ -32,6 +32,8 @@ class AccessControl:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        if CONNECTION not in scope:
+            return  # the client has disconnected meanwhile
         send = self._refusals.noting(scope, self._requests.counting(scope, send))
         try:
             self._check(scope)
@@ -70,6 +72,10 @@ class AccessControl:
             raise HttpProblem(
                 403, "origin_refused", f"pages from {_shown(origin)} may not send requests to this broker"
             )
+        user_grant: Grant | None = scope[CONNECTION].user_grant
+        if authorization is None and user_grant is not None:
+            scope[GRANT] = user_grant
+            return
         if authorization is None or authorization[:7].lower() != _BEARER:
             lacks = (
                 "no token" if authorization is None else "an Authorization header that does not begin with `Bearer `"
@@ -92,9 +98,11 @@ def _closing(send: Send) -> Send:
     return closing
 
 
-def names_of(listen_host: str, more: tuple[str, ...]) -> frozenset[bytes]:
+def names_of(listen_host: str | None, more: tuple[str, ...]) -> frozenset[bytes]:
     """The accepted names in a Host header. Ports are ignored, because port forwarding changes them."""
-    names = {"localhost", "127.0.0.1", "[::1]", f"[{listen_host}]" if ":" in listen_host else listen_host, *more}
+    names = {"localhost", "127.0.0.1", "[::1]", *more}
+    if listen_host is not None:
+        names.add(f"[{listen_host}]" if ":" in listen_host else listen_host)
     return frozenset(name.lower().encode() for name in names)
 
 

@@ -1,11 +1,14 @@
-"""The HTTP address: checks `http.listen`, and opens the socket."""
+"""The HTTP addresses: checks `http.listen`, and opens this address and the Unix socket `http.socket`."""
 
 import socket
 from ipaddress import ip_address
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from stepwire_broker.core.definitions.settings import HttpSettings
 from stepwire_broker.errors import BrokerError
+
+from .local_socket import LocalSocket, SocketUnavailable
 
 BACKLOG: Final = 1024
 
@@ -14,9 +17,58 @@ class ListenError(BrokerError):
     """The HTTP address cannot be used. The message names the fault and the remedy."""
 
 
+class Listeners(NamedTuple):
+    """The sockets on which the API is served: at least one. `trouble`: why there is no Unix socket."""
+
+    tcp: socket.socket | None
+    local: LocalSocket | None = None
+    trouble: str | None = None
+
+    @property
+    def sockets(self) -> list[socket.socket]:
+        local = None if self.local is None else self.local.listener
+        return [each for each in (self.tcp, local) if each is not None]
+
+    @property
+    def url(self) -> str:
+        """The address for every program of this machine that has a token."""
+        if self.tcp is None:
+            assert self.local is not None
+            return self.local.absolute_url
+        host, port = self.tcp.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    @property
+    def url_of_directory(self) -> str:
+        """The address for programs of the broker's user in the broker's directory."""
+        return self.url if self.local is None else self.local.url
+
+    def close(self) -> None:
+        if self.tcp is not None:
+            self.tcp.close()
+        if self.local is not None:
+            self.local.close()
+
+
+def listen_everywhere(settings: HttpSettings) -> Listeners:
+    """Listen on `http.listen` and on `http.socket`. Raises ListenError.
+
+    A broker whose Unix socket cannot be used, for example because another broker of the same directory has it, is
+    served on `http.listen` only."""
+    tcp = None if settings.listen is None else listen(settings)
+    try:
+        return Listeners(tcp, LocalSocket(Path(settings.socket), BACKLOG))
+    except SocketUnavailable as error:
+        if tcp is None:
+            raise ListenError(str(error)) from None
+        return Listeners(tcp, trouble=str(error))
+
+
 def listen(settings: HttpSettings) -> socket.socket:
-    """A listening socket on `http.listen`. Raises ListenError."""
-    host, port = check_listen(settings)
+    """A listening socket on `http.listen`, which is not null. Raises ListenError."""
+    checked = check_listen(settings)
+    assert checked is not None
+    host, port = checked
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -38,9 +90,11 @@ def listen(settings: HttpSettings) -> socket.socket:
     return listener
 
 
-def check_listen(settings: HttpSettings) -> tuple[str, int]:
-    """Host and port of `http.listen`. Raises ListenError if the address is malformed, or tokens could be
+def check_listen(settings: HttpSettings) -> tuple[str, int] | None:
+    """Host and port of `http.listen`, None for null. Raises ListenError if the address is malformed, or tokens could be
     intercepted."""
+    if settings.listen is None:
+        return None
     host, port = address_of(settings.listen)
     if not settings.allow_insecure and not _is_loopback(host):
         raise ListenError(

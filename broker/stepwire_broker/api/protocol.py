@@ -6,8 +6,10 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from . import local_socket
 from .connections import HttpConnections
 from .http import CONNECTION
+from .token import Grant
 
 DROPPED_BYTES_MAX: Final = 64 * 1024 * 1024  # of refused bodies on one connection
 LINGER_S: Final = 2.0  # how long a client may go on sending after its last answer
@@ -15,7 +17,7 @@ TOGETHER_BYTES_MAX: Final = 64 * 1024  # a larger body is sent separately from i
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HttpLimits what a client sends, how long it takes for it, and how long it leaves answers unread.
+    """Limits what a client sends, how long it takes for it, and how long it leaves answers unread.
 
     The deadline is that of the head, then that of the first byte of the body, then that of the whole body."""
 
@@ -23,6 +25,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.access_log = False
         self.is_too_slow = False
+        self.user_grant: Grant | None = None  # on the Unix socket: of the client's user
         self._open = open_connections
         self._limits = open_connections.limits
         self._running: RequestResponseCycle | None = None  # `cycle` may be of a later request
@@ -42,6 +45,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._arm(self._limits.head_s, self._on_slow_head)
         self._open.opened(self)
+        self.user_grant = local_socket.grant_of(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -72,7 +76,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse_head()
             elif self._deadline is None:
                 self._arm(self._limits.head_s, self._on_slow_head)
-        elif self._in_body:
+        elif self._in_body and not self._is_closing:
             self._watch_body()
 
     def on_message_begin(self) -> None:

@@ -9,6 +9,7 @@ from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Final
 
+import structlog
 import uvicorn
 
 from . import access, token_watch
@@ -16,26 +17,28 @@ from .app import Application
 from .connections import HttpConnections
 from .engine_port import EnginePort
 from .limits import HttpLimits, limits_of
-from .listening import BACKLOG, address_of
+from .listening import BACKLOG, Listeners, address_of
 from .protocol import BoundedProtocol
 from .token import Tokens
 
 KEEP_ALIVE_S: Final = 75
 STOP_TIMEOUT_S: Final = 5
 
+log: Final = structlog.get_logger("stepwire.api")
+
 
 class Server:
-    """Answers requests from `start` to `stop`. The caller binds the socket, so that a port in use is found early."""
+    """Answers requests from `start` to `stop`. The caller binds the sockets, so that a port in use is found early."""
 
     def __init__(
-        self, broker: EnginePort, tokens: Tokens, listener: socket.socket, limits: HttpLimits | None = None
+        self, broker: EnginePort, tokens: Tokens, listeners: Listeners, limits: HttpLimits | None = None
     ) -> None:
-        self._listener = listener
+        self._listeners = listeners
         self._application = Application(broker, limits or limits_of(broker.settings.http))
-        host, self.port = listener.getsockname()[:2]
-        listen_host, _ = address_of(broker.settings.http.listen)
+        listen = broker.settings.http.listen
+        listen_host = None if listen is None else address_of(listen)[0]
         hosts = access.names_of(listen_host, broker.settings.http.hosts)
-        self.url = f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        self.url = listeners.url
         application = access.AccessControl(self._application.routes, tokens, hosts, self._application.requests)
         self._tokens = tokens
         self._watching: asyncio.Task[None] | None = None
@@ -45,13 +48,15 @@ class Server:
     async def start(self) -> None:
         context = copy_context()
         context.run(_is_ours.set, True)
-        serving = self._uvicorn.serve(sockets=[self._listener])
+        serving = self._uvicorn.serve(sockets=self._listeners.sockets)
         self._serving = asyncio.get_running_loop().create_task(serving, name="http", context=context)
         ready = asyncio.create_task(self._uvicorn.ready.wait())
         await asyncio.wait((self._serving, ready), return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         if self._serving.done():
             self._serving.result()
+        if self._listeners.trouble is not None:
+            log.warning("http_socket_unavailable", error=self._listeners.trouble)
         watching = token_watch.watch(self._tokens, self._application.shares)
         self._watching = asyncio.get_running_loop().create_task(watching, name="tokens")
 
@@ -107,6 +112,6 @@ class _Uvicorn(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def startup(self, sockets: "list[socket.socket] | None" = None) -> None:
         await super().startup(sockets)
         self.ready.set()

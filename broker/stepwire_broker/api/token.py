@@ -27,7 +27,6 @@ MORE_TOKENS_FILE: Final = STATE_DIR / "tokens"
 URL_FILE: Final = STATE_DIR / "url"  # the address of the broker that was started last, for clients in its directory
 TOKEN_BYTES: Final = 32
 TOKEN_CHARACTERS_MIN: Final = 43  # 256 bits in base64
-LOOK_AGAIN_S: Final = 0.2
 
 _HASHED: Final = "sha256:"
 
@@ -67,7 +66,7 @@ class Tokens:
     def __init__(self, file: Path, *more: Path) -> None:
         self.file = file  # the file of the token that clients on the same machine use
         self._more = more
-        self._look_again_s = 0.0
+        self._unreported: TokenError | None = None
         self._stamps = self._read_stamps()
         self._lines = self._read()
         self.is_new = False  # True: this start has generated the token
@@ -96,16 +95,15 @@ class Tokens:
         return grant
 
     def _look_again(self) -> bool:
-        """An unknown token may be new: look at the files, but not with each wrong token. True if they have changed."""
-        now_s = time.monotonic()
-        if now_s < self._look_again_s:
+        """An unknown token may be new. True if the files have changed, and were read."""
+        if self._read_stamps() == self._stamps:
             return False
-        self._look_again_s = now_s + LOOK_AGAIN_S
         try:
-            return self.refresh()
-        except TokenError:
-            self._stamps = []  # the next regular look reports the error
+            self.reload()
+        except TokenError as error:
+            self._unreported = error
             return False
+        return True
 
     def reload(self) -> int:
         """Read the files again. Returns the number of tokens. After a TokenError the previous tokens stay valid."""
@@ -116,13 +114,19 @@ class Tokens:
     def refresh(self) -> bool:
         """Read the files again if one of them has changed, and return whether one has. Raises TokenError once for each
         change that cannot be read; the previous tokens stay valid."""
+        if self._unreported is not None:
+            error, self._unreported = self._unreported, None
+            raise error
         if self._read_stamps() == self._stamps:
             return False
         self.reload()
         return True
 
     def is_valid(self, grant: Grant) -> bool:
-        """False if the token of the grant was removed or changed, or has expired."""
+        """False if the token of the grant was removed or changed, or has expired. A grant without a token is that of a
+        user on the Unix socket."""
+        if not grant.digest:
+            return True
         is_expired = grant.expires_ms is not None and grant.expires_ms <= time.time_ns() // 1_000_000
         return not is_expired and any(line.grant == grant for line in self._lines)
 

@@ -86,7 +86,7 @@ def address(options: Options, loaded: Configuration | None = None) -> Address:
         if has_foreign_token:
             _refuse_unless(destinations.is_this_machine(running), running, str(URL_FILE))
         return Address(running, token_file, is_insecure_allowed)
-    url = f"http://{http.listen}"
+    url = f"unix:{http.socket}" if http.listen is None else f"http://{http.listen}"
     if has_foreign_token:
         _refuse_unless(not loaded.is_from_here("http.listen"), url, str(loaded.file))
     return Address(url, token_file, is_insecure_allowed)

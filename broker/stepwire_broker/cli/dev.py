@@ -178,7 +178,7 @@ class _Processes:
             await self._pause("broker", code, pauses.next_s(time.monotonic() - broker.started_s))
             if self._stopping.is_set():
                 return
-            broker = await self._start_broker("--listen", address)
+            broker = await self._start_broker(*(("--listen", address) if address else ()))
             if broker.facts is not None:
                 self._broker_is_gone.clear()
 

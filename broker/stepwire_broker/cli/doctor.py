@@ -134,7 +134,7 @@ def endpoints(settings: Settings) -> Iterator[Finding]:
     except ListenError as error:
         yield Finding("red", "http.listen", str(error))
     else:
-        yield Finding("ok", "http.listen", settings.http.listen)
+        yield Finding("ok", "http.listen", settings.http.listen or f"null: only {settings.http.socket} is served")
 
 
 def files(settings: Settings) -> Iterator[Finding]:
@@ -303,6 +303,10 @@ def _unprovable(workers: list[dict[str, Any]]) -> Iterator[Finding]:
 def _is_port_open(url: str) -> bool:
     parts = urlsplit(url)
     try:
+        if parts.scheme == "unix":
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(parts.path)
+            return True
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((parts.hostname or "", port), CONNECT_TIMEOUT_S).close()
     except (OSError, ValueError):

@@ -22,8 +22,7 @@ from .options import Options, StepwireCommand
 from .systemd import Systemd, without_systemd
 
 if TYPE_CHECKING:
-    import socket
-
+    from stepwire_broker.api.listening import Listeners
     from stepwire_broker.api.token import Tokens
     from stepwire_broker.core.definitions.settings import Settings
     from stepwire_broker.engine import Engine
@@ -92,32 +91,32 @@ async def _serve(
     from stepwire_broker.api.server import Server
 
     config_commands.check_database(loaded.settings)
-    tokens, listener = _open_http(loaded.settings)
-    broker = _engine(loaded.settings, tokens, listener)
+    tokens, listeners = _open_http(loaded.settings)
+    broker = _engine(loaded.settings, tokens, listeners)
     systemd = Systemd()
     signals = _Signals(asyncio.get_running_loop(), _Reload(options, loaded, flags, tokens, systemd, broker))
     try:
-        await _start(broker, tokens, listener)
-        server = Server(broker, tokens, listener)
+        await _start(broker, tokens, listeners)
+        server = Server(broker, tokens, listeners)
         await server.start()
-        _note_url(loaded, server.url)
+        _note_url(loaded, listeners.url_of_directory)
         _freeze_objects()
         endpoints = broker.endpoints
         environ = handler_environ(
             endpoints["steps"], endpoints["results"], server.url, str(tokens.file), broker.settings.handlers.pass_env
         )
         handlers = [Handlers(module, without_systemd(environ)) for module in modules]
-        _print_ready(options, loaded, broker, server.url, tokens)
+        _print_ready(options, loaded, broker, listeners, tokens)
         systemd.ready(_SERVING)
         return await _run_until_stopped(broker, server, handlers, signals, systemd)
     finally:
         signals.restore()
         systemd.close()
-        listener.close()
+        listeners.close()
 
 
-def _open_http(settings: "Settings") -> "tuple[Tokens, socket.socket]":
-    from stepwire_broker.api.listening import ListenError, listen
+def _open_http(settings: "Settings") -> "tuple[Tokens, Listeners]":
+    from stepwire_broker.api.listening import ListenError, listen_everywhere
     from stepwire_broker.api.token import TokenError, open_tokens
 
     try:
@@ -126,7 +125,7 @@ def _open_http(settings: "Settings") -> "tuple[Tokens, socket.socket]":
     except TokenError as error:
         raise Failure(Exit.USAGE, str(error)) from None
     try:
-        return tokens, listen(settings.http)
+        return tokens, listen_everywhere(settings.http)
     except ListenError as error:
         tokens.discard()
         raise Failure(Exit.USAGE, str(error)) from None
@@ -142,7 +141,7 @@ def _note_url(loaded: loader.Configuration, url: str) -> None:
         note_url(url)
 
 
-def _engine(settings: "Settings", tokens: "Tokens", listener: "socket.socket") -> "Engine":
+def _engine(settings: "Settings", tokens: "Tokens", listeners: "Listeners") -> "Engine":
     from stepwire_broker.engine import CannotStart, Engine
     from stepwire_broker.executors.host import BadExecutor
     from stepwire_broker.executors.registry import Executors
@@ -151,7 +150,7 @@ def _engine(settings: "Settings", tokens: "Tokens", listener: "socket.socket") -
     try:
         executors.configure()
     except (CannotStart, BadExecutor) as error:
-        listener.close()
+        listeners.close()
         tokens.discard()
         raise Failure(Exit.USAGE, f"the broker cannot start: {error}", getattr(error, "hint", "")) from error
     return Engine(settings, companion=executors)
@@ -164,7 +163,7 @@ def _freeze_objects() -> None:
     gc.freeze()
 
 
-async def _start(broker: "Engine", tokens: "Tokens", listener: "socket.socket") -> None:
+async def _start(broker: "Engine", tokens: "Tokens", listeners: "Listeners") -> None:
     """Start the broker. If it cannot start, stop all its parts, and raise Failure with the reason."""
     from stepwire_broker.bus.endpoints import EndpointRefused
     from stepwire_broker.engine import CannotStart
@@ -173,7 +172,7 @@ async def _start(broker: "Engine", tokens: "Tokens", listener: "socket.socket") 
     try:
         await broker.start()
     except (CannotStart, EndpointRefused, StoreRefused) as error:
-        listener.close()
+        listeners.close()
         await broker.stop()
         if not isinstance(error, InUse):
             tokens.discard()  # a broker that has the database uses this token
@@ -298,12 +297,16 @@ class _Signals:
             self.stop_now.set()
 
 
-def _print_ready(options: Options, loaded: loader.Configuration, broker: "Engine", url: str, tokens: "Tokens") -> None:
+def _print_ready(
+    options: Options, loaded: loader.Configuration, broker: "Engine", listeners: "Listeners", tokens: "Tokens"
+) -> None:
     """Print one line with the addresses and files that handlers and clients need."""
-    settings = loaded.settings
+    settings, url = loaded.settings, listeners.url
+    socket_url = listeners.local and listeners.local.absolute_url
     facts = {
         "broker": broker.broker_id,
         "http": url,
+        "http_socket": socket_url,
         **{name: broker.endpoints[name] for name in ("steps", "results")},
         "database": hidden.without_password(settings.database.url),
         "token_file": str(tokens.file),

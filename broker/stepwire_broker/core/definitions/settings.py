@@ -175,7 +175,8 @@ class DispatchSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HttpSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    listen: str = "127.0.0.1:7410"
+    listen: str | None = "127.0.0.1:7410"  # None: only `socket`
+    socket: str = ".stepwire/http.sock"  # for programs of the broker's own user
     tokens_file: str | None = None
     hosts: tuple[str, ...] = ()  # names that a request's Host may have in addition to `listen` and the loopback
     allow_insecure: bool = False  # listen beyond the loopback: a proxy ends TLS, or the network is trusted

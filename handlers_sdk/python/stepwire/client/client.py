@@ -24,7 +24,8 @@ TOKEN_FILE_DEFAULT: Final = ".stepwire/token"
 class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, StreamCalls, BrokerCalls):
     """A client with one keep-alive connection. Threads may share the client; their calls then run one at a time.
 
-    The address is the first of: `url`, $STEPWIRE_URL, the content of `.stepwire/url`, http://127.0.0.1:7410. The token
+    The address is the first of: `url`, $STEPWIRE_URL, the content of `.stepwire/url`, http://127.0.0.1:7410. An address
+    `unix:PATH` is a Unix socket, where the broker's own user needs no token. The token
     is the first of: `token`, the content of `token_file`, $STEPWIRE_TOKEN, the content of $STEPWIRE_TOKEN_FILE, the
     content of `.stepwire/token`. A file is read again when its token is refused: a new broker has a new one.
 

@@ -36,15 +36,22 @@ class HttpAnswer(NamedTuple):
 class Connection:
     """One connection, with one request at a time. After any exception, close the connection."""
 
-    def __init__(self, host: str, port: int | None, *, is_tls: bool, timeout_s: float) -> None:
+    def __init__(
+        self, host: str, port: int | None, *, is_tls: bool, timeout_s: float, socket_path: str | None = None
+    ) -> None:
         port = port or (443 if is_tls else 80)
         self._host = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._received = b""
         self.is_reusable = True
-        self._socket = socket.create_connection((host, port), min(timeout_s, CONNECT_TIMEOUT_S))
+        connect_s = min(timeout_s, CONNECT_TIMEOUT_S)
+        if socket_path is None:
+            self._socket = socket.create_connection((host, port), connect_s)
+        else:
+            self._socket = _connect_locally(socket_path, connect_s)
         try:
             self._socket.settimeout(timeout_s)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if socket_path is None:
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if is_tls:
                 import ssl  # slow to import, and seldom needed
 
@@ -132,6 +139,18 @@ class Connection:
         if not received:
             raise Incomplete("the connection was closed before the whole answer was received")
         self._received += received
+
+
+def _connect_locally(path: str, timeout_s: float) -> socket.socket:
+    """Connect to a Unix socket."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _read_head(head: bytes) -> tuple[int, dict[str, str]]:

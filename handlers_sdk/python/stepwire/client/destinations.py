@@ -72,6 +72,8 @@ def check_transport(url: str, *, is_insecure_allowed: bool = False) -> None:
 
 def is_this_machine(url: str) -> bool:
     """Whether connections to the address stay on this machine."""
+    if urlsplit(url).scheme == "unix":
+        return True
     host = (urlsplit(url).hostname or "").partition("%")[0]
     if host == "localhost" or host.endswith(".localhost"):
         return True

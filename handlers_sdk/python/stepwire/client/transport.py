@@ -1,11 +1,12 @@
 """One call of the HTTP API: the request, its repetitions while the broker does not answer, and its exception."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -76,11 +77,17 @@ class Transport:
         is_insecure_allowed: bool = False,
     ) -> None:
         address = urlsplit(url)
-        if address.scheme not in ("http", "https") or not address.hostname:
-            raise ConfigurationError(f"url {url!r}: it needs a form like {URL_DEFAULT}")
-        self._host, self._port = address.hostname, address.port
+        if address.scheme == "unix":
+            if not address.path or address.netloc:
+                raise ConfigurationError(f"url {url!r}: it needs a form like unix:/srv/shop/.stepwire/http.sock")
+            self._socket_path: str | None = os.path.abspath(unquote(address.path))
+            self._host, self._port, self._prefix = "localhost", None, ""
+        else:
+            if address.scheme not in ("http", "https") or not address.hostname:
+                raise ConfigurationError(f"url {url!r}: it needs a form like {URL_DEFAULT}")
+            self._socket_path = None
+            self._host, self._port, self._prefix = address.hostname, address.port, address.path.rstrip("/")
         self._is_tls = address.scheme == "https"
-        self._prefix = address.path.rstrip("/")
         self._url = url
         self._is_insecure_allowed = is_insecure_allowed
         self._find_token = find_token
@@ -252,7 +259,13 @@ class Transport:
         return headers
 
     def _connect(self) -> Connection:
-        connection = Connection(self._host, self._port, is_tls=self._is_tls, timeout_s=self._timeout_s)
+        connection = Connection(
+            self._host,
+            self._port,
+            is_tls=self._is_tls,
+            timeout_s=self._timeout_s,
+            socket_path=self._socket_path,
+        )
         self._outages.connected()
         return connection
 
