@@ -41,7 +41,7 @@ class PartsTest < Minitest::Test
   end
 
   def test_a_request_to_stop_wakes_a_handler_that_waits_for_it
-    context = Stepwire::Context.new(nil, started_ms: 0.0, timeout_at_ms: 0.0, report: nil)
+    context = Stepwire::Context.new(Stepwire::Run.new([1, 1], nil, 0, nil), nil)
     refute context.cancelled.wait(0.01)
     waiting = Thread.new { context.cancelled.wait(5) }
     sleep(0.02)

@@ -29,7 +29,7 @@ module Stepwire
         refuse_unread(peer, message.session, message.batch_id, items, "bad_message", now_ms)
         return
       end
-      batch = HeldBatch.new(message.batch_id, message.session, message.steps.size)
+      batch = HeldBatch.new(message.batch_id, peer.session, message.steps.size)
       @credit.note_size(size.to_f / [1, message.steps.size].max)
       refused = {}
       is_accepted = is_repeated = false
