@@ -29,6 +29,7 @@ from .loading.residency import keep_loading, load_for, not_found
 from .model import events
 from .model.commit_group import CommitGroup, Committed, Stalled
 from .model.events import Command, Event, Now
+from .model.principal import compile_grants
 from .model.states import STEP_FINAL
 from .progress.discard import discard
 from .progress.readiness import expire_retry
@@ -375,6 +376,10 @@ def _on_endpoints_bound(state: BrokerState, event: events.EndpointsBound, now: N
     state.peers = [wire.Endpoints(state.identity.broker, event.steps, event.results)]
 
 
+def _on_grants_changed(state: BrokerState, event: events.GrantsChanged, now: Now) -> None:
+    state.principals = compile_grants(event.grants)
+
+
 def _on_drain(state: BrokerState, event: events.Drain, now: Now) -> None:
     state.draining = True
 
@@ -427,6 +432,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ClaimRefuted: loss.on_claim_refuted,
     events.LoopWasLate: loss.on_loop_was_late,
     events.EndpointsBound: _on_endpoints_bound,
+    events.GrantsChanged: _on_grants_changed,
     events.Drain: _on_drain,
     events.Leave: _on_leave,
 }

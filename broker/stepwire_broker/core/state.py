@@ -29,6 +29,7 @@ from .model.events import ApplyWorkflow, Attached, Now, SubmitTasks
 from .model.facts import Fact
 from .model.figures import Figures
 from .model.level0_peer import Level0
+from .model.principal import Principals, compile_grants, with_built_in
 from .routing.level0_handlers import Level0Handlers
 from .routing.router import Router, StepRoute
 from .routing.runtime_rules import PlacedRule, stored_rules
@@ -138,6 +139,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     shadows: Shadows
 
     # sessions
+    principals: Principals = field(default_factory=lambda: compile_grants(with_built_in()))
     peers: list[Endpoints] = []  # the addresses of brokers, for `welcome`
     sessions: dict[str, WorkerSession] = {}
     level0: Level0

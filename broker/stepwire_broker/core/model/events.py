@@ -15,6 +15,7 @@ from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads
 from stepwire_broker.core.definitions.workflow import Workflow
 
 from .commit_group import Outcome
+from .principal import Grant
 
 
 class Now(NamedTuple):
@@ -201,6 +202,14 @@ class Reconfigure(Struct, frozen=True):
     execution: ExecutionSettings
 
 
+class GrantsChanged(Struct, frozen=True):
+    """Use these grants from now on, and no others. A principal without a grant is revoked: its sessions get no further
+    step, and nothing that it sends counts. An operator states that the workers of `declared_dead` have ended."""
+
+    grants: tuple[Grant, ...]
+    declared_dead: frozenset[str] = frozenset()  # names of revoked principals
+
+
 class Drain(Struct, frozen=True):
     """The broker will stop: it accepts and dispatches nothing new; running steps may finish."""
 
@@ -233,6 +242,7 @@ Event: TypeAlias = (
     | LoopWasLate
     | Tick
     | Reconfigure
+    | GrantsChanged
     | Drain
     | Leave
 )
