@@ -4,7 +4,16 @@ from collections.abc import Callable
 
 import structlog
 
-from .core.model.events import Event, PeerSubscribed, PeersUncertain, PeerVanished, Subscribed, SubscriptionVanished
+from .core.model.events import (
+    Event,
+    GrantsChanged,
+    PeerSubscribed,
+    PeersUncertain,
+    PeerVanished,
+    Subscribed,
+    SubscriptionVanished,
+)
+from .core.model.principal import Grant
 
 log = structlog.get_logger("stepwire.broker")
 
@@ -39,6 +48,10 @@ class BusEvents:
 
     def on_peers_uncertain(self) -> None:
         self._handle(PeersUncertain())
+
+    def on_grants_changed(self, grants: tuple[Grant, ...], declared_dead: frozenset[str]) -> None:
+        self._handle(GrantsChanged(grants, declared_dead))
+        self.after_drain()
 
     def on_alarm(self, text: str) -> None:
         log.warning("bus_alarm", text=text)

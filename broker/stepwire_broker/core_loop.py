@@ -96,7 +96,7 @@ class CoreLoop:
             after_drain=self.flush,
             handle=self.handle,
         )
-        self.wire = Wire(settings.bus, settings.broker.id, listener, context)
+        self.wire = Wire(settings.bus, settings.broker.id, listener, context, is_strict=settings.security.strict)
         self.taps = Taps(self.wire)
         around = Around(
             read_clocks,

@@ -15,10 +15,11 @@ from stepwire_protocol import codec, host, topics
 
 from .bus.counters import WireCounters
 from .bus.endpoints import advertised
+from .bus.sockets import Bound
 from .core import letters, overview
 from .core.answers.answers import Answer, CommandRefused
 from .core.answers.hints import Hint, HintCode
-from .core.definitions.settings import ExecutionSettings, Settings
+from .core.definitions.settings import ExecutionSettings, Settings, listed
 from .core.definitions.workflow import Workflow, stored_workflow
 from .core.machine import Machine
 from .core.model.events import Attached, Command, Detached, Drain, EndpointsBound, Forget, Leave, Now, Reconfigure
@@ -138,8 +139,7 @@ class Engine:
         if self._companion is not None:
             await self._companion.prepare()
         await core.wire.open(codec.encode(letters.here(self.identity)))
-        bound = {name: advertised(at, self.settings.bus.advertise) for name, at in self.endpoints.items()}
-        core.handle(EndpointsBound(bound["steps"], bound["results"]))
+        core.handle(self._endpoints_for_workers())
         if self._companion is not None:
             self._companion.start(self)
         core.pulse.start()
@@ -151,9 +151,17 @@ class Engine:
             deployment=self.deployment,
             open_tasks=store.opened.open_tasks,
             open_steps=store.opened.open_steps,
-            steps=self.endpoints["steps"],
-            results=self.endpoints["results"],
+            steps=[pair.steps for pair in core.wire.bound],
+            results=[pair.results for pair in core.wire.bound],
         )
+
+    def _endpoints_for_workers(self) -> EndpointsBound:
+        """The endpoints that most workers can reach: with keys from other hosts, else over tcp, else over ipc."""
+        wire = self.core_loop.wire
+        pair = max(wire.bound, key=lambda pair: (pair.has_curve, pair.steps.startswith("tcp://")))
+        host = self.settings.bus.advertise
+        server_key = wire.server_key if pair.has_curve else None
+        return EndpointsBound(advertised(pair.steps, host), advertised(pair.results, host), server_key)
 
     def _open_core(self, store: Store, now: Now) -> CoreLoop:
         """Build the core from the stored data, and the loop around the core. Nothing runs yet."""
@@ -169,7 +177,7 @@ class Engine:
         router = Router(
             settings.execution,
             self._executors,
-            bus_is_distributed=not settings.bus.steps.startswith(INPROC),
+            bus_is_distributed=not all(each.startswith(INPROC) for each in listed(settings.bus.steps)),
             runtime=[placed.rule for placed in stored_rules(opened.controls)],
         )
         self.state = BrokerState.begin(settings, self.identity, opened, now, router)
@@ -298,8 +306,17 @@ class Engine:
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """The addresses that the bus is bound to."""
+        """The addresses of "steps" and "results" for workers on this host."""
         return self.core_loop.wire.endpoints
+
+    @property
+    def listeners(self) -> tuple[Bound, ...]:
+        """The pairs of endpoints that the bus listens on."""
+        return self.core_loop.wire.bound
+
+    async def reload_clients(self) -> tuple[str, ...]:
+        """Read the files of `bus.curve.clients_dir` now. Returns the sentences about invalid files."""
+        return await self.core_loop.wire.reload_clients()
 
     @property
     def unroutable(self) -> list[Unroutable]:

@@ -116,6 +116,19 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "The breaker of a handler has closed: its steps run again.",
         ),
     ),
+    "stepwire.bus": (
+        _error(
+            "client_file_invalid",
+            "text",
+            "A file of `bus.curve.clients_dir` is invalid. Its principal keeps the rights of the last valid file.",
+        ),
+        _warning(
+            "connection_refused",
+            "code address key principal",
+            "The bus refused a connection: its key or its user has no access. `principal` is the owner of an expired or"
+            " revoked key. Logged at most once in 10 s for the same key and address.",
+        ),
+    ),
     "stepwire.store": (
         _info(
             "pruned",

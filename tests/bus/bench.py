@@ -9,6 +9,7 @@ from typing import Any
 import zmq
 from stepwire_broker.bus.wire import Wire
 from stepwire_broker.core.definitions.settings import BusSettings
+from stepwire_broker.core.model.principal import Grant
 from stepwire_protocol import topics
 
 BOUND_S = 10.0  # how long a test waits for an event before it calls it missing
@@ -24,6 +25,7 @@ class Log:
         self.peers: list[tuple[str, str]] = []
         self.drains: list[int] = []  # messages seen by the end of each drain
         self.alarms: list[str] = []
+        self.grants: list[tuple[tuple[Grant, ...], frozenset[str]]] = []  # with the principals declared dead
 
     def after_drain(self) -> None:
         self.drains.append(len(self.messages))
@@ -42,6 +44,7 @@ class Listener:
         self.on_peers_uncertain = lambda: log.peers.append(("uncertain", ""))
         self.after_drain = log.after_drain
         self.on_alarm = log.alarms.append
+        self.on_grants_changed = lambda grants, declared_dead: log.grants.append((grants, declared_dead))
         for name, method in methods.items():
             assert hasattr(self, name), name
             setattr(self, name, method)

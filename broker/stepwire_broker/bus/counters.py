@@ -1,5 +1,7 @@
 """The counters of the bus, as the metrics show them."""
 
+from collections.abc import Mapping
+
 from msgspec import Struct, field
 
 DROPPED = ("full", "no_receiver")
@@ -15,3 +17,4 @@ class WireCounters(Struct):
     received_bytes: int = 0
     dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DROPPED, 0))
     refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REFUSED, 0))
+    connections_refused: Mapping[str, int] = {}  # by reason; the authenticator counts them

@@ -2,6 +2,8 @@
 
 from typing import Final, Protocol
 
+from stepwire_broker.core.model.principal import Grant
+
 UNAUTHENTICATED: Final = ""  # the principal of a message whose connection proved no identity
 
 
@@ -37,6 +39,11 @@ class BusListener(Protocol):
 
     def on_peers_uncertain(self) -> None:
         """Handle the end of one of several level-0 handlers, which the bus cannot identify."""
+        ...
+
+    def on_grants_changed(self, grants: tuple[Grant, ...], declared_dead: frozenset[str], /) -> None:
+        """Handle the principals that have access from now on, also before the first connection. The operator states
+        that the workers of the revoked principals `declared_dead` have ended."""
         ...
 
     def after_drain(self) -> None:

@@ -17,10 +17,11 @@ from stepwire_broker.core.definitions.settings import BusSettings
 from .alarms import Alarms
 from .audience import Audience
 from .counters import WireCounters
+from .gate import PrincipalGate, PrincipalsChanged
 from .listener import UNAUTHENTICATED, BusListener
 from .paths import Paths
 from .reader import SocketReader
-from .sockets import Sockets, read_endpoints
+from .sockets import Bound, Sockets, read_endpoints
 
 # Takes the topic and the body of a message.
 Deliver: TypeAlias = Callable[[bytes, bytes], None]
@@ -35,18 +36,22 @@ class Wire:
         broker_id: str,
         listener: BusListener,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        *,
+        is_strict: bool = False,
     ) -> None:
         """With a `context` of the caller, peers in this process can connect over inproc. `close` does not end it."""
         self.counters = WireCounters()
-        self.endpoints: dict[str, str] = {}  # "steps" and "results": the actual addresses
+        self.bound: tuple[Bound, ...] = ()
+        self.server_key: str | None = None  # the brokers' public CURVE key
         self._settings = settings
+        self._is_strict = is_strict
         self._broker_id = broker_id
         self._listener = listener
         self._on_message = listener.on_message
         self._context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
         self._is_context_ours = context is None
         self._alarms = Alarms(listener.on_alarm)
-        self._paths = Paths(self._alarms)
+        self._paths = Paths(self._alarms, int(settings.ipc_mode, 8))
         self._sent_taps: list[Deliver] = []
         self._attached: dict[bytes, Deliver] = {}  # by inbox topic: receivers without a pipe
         self._check_timer: asyncio.TimerHandle | None = None
@@ -60,8 +65,16 @@ class Wire:
 
         Raises EndpointRefused, with no socket left open. The bind of a busy tcp port is retried for some seconds.
         """
-        endpoints = read_endpoints(self._settings)
-        self._sockets = Sockets(self._context, self._settings, self._broker_id, here, endpoints)
+        pairs = read_endpoints(self._settings, is_strict=self._is_strict)
+        self._gate = PrincipalGate(self._settings.curve, tuple(each for pair in pairs for each in pair))
+        server = self._gate.server
+        self.server_key = None if server is None else server.public
+        self.counters.connections_refused = self._gate.open(self._context)
+        try:
+            self._sockets = Sockets(self._context, self._settings, self._broker_id, here, pairs, server)
+        except BaseException:
+            self._gate.close()
+            raise
         self._xpub = self._sockets.xpub
         self._audience = Audience(self._xpub, self._sockets.partings, self._listener, self.counters, self._alarms)
         self._steps = SocketReader(
@@ -73,10 +86,16 @@ class Wire:
         self._results = SocketReader(self._sockets.sub, self._take_message, after_drain=self._listener.after_drain)
         self._is_closed = False
         try:
-            self.endpoints = await self._sockets.bind(self._paths)
+            if server is not None:
+                address = self._sockets.bind_probe()
+                await self._gate.check_door(self._context, address)
+                self._xpub.unbind(address)
+            self._listener.on_grants_changed(self._gate.grants, frozenset())
+            self.bound = await self._sockets.bind(self._paths)
         except BaseException:
             self.close()
             raise
+        self._gate.start(self._on_grants_changed)
         self._steps.start()
         self._results.start()
         self._check_later()
@@ -91,6 +110,7 @@ class Wire:
         self._steps.stop()
         self._results.stop()
         self._sockets.close(linger_ms)
+        self._gate.close()
         if self._is_context_ours:
             self._context.term()
         self._paths.release()
@@ -104,6 +124,27 @@ class Wire:
     def inner_endpoints(self) -> tuple[str, str]:
         """(steps, results) for workers in this process. Bound by the first call, in addition to the configured ones."""
         return self._sockets.inner_endpoints()
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """The addresses of "steps" and "results" for workers on this host: those without keys, if there are any."""
+        if not self.bound:
+            return {}
+        nearest = next((pair for pair in self.bound if not pair.has_curve), self.bound[0])
+        return {"steps": nearest.steps, "results": nearest.results}
+
+    async def reload_clients(self) -> tuple[str, ...]:
+        """Read the client files now, besides every 2 s. Returns the sentences about invalid files."""
+        await self._gate.check(self._on_grants_changed)
+        return self._gate.faults
+
+    @property
+    def client_faults(self) -> tuple[str, ...]:
+        """The sentences about client files that are invalid now."""
+        return () if self._is_closed else self._gate.faults
+
+    def _on_grants_changed(self, changed: PrincipalsChanged) -> None:
+        self._listener.on_grants_changed(changed.grants, changed.declared_dead)
 
     # -- out ----------------------------------------------------------------------------------------------------------
 

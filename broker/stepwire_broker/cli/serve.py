@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stepwire_broker.configuration import loader
+from stepwire_broker.core.definitions.settings import listed
 
 from . import config_commands, output
 from .children import handler_environ
@@ -70,7 +71,7 @@ def serve(
     loaded = config_commands.load(options, flags)
 
     config_commands.print_notes(options, loaded)
-    if modules and loaded.settings.bus.steps.startswith("inproc://"):
+    if modules and all(each.startswith("inproc://") for each in listed(loaded.settings.bus.steps)):
         raise Failure(
             Exit.USAGE,
             "--with-handlers starts another process, but bus.steps is inproc://, which only this process can reach",

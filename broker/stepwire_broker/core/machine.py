@@ -373,7 +373,7 @@ def _reload_rejected(state: BrokerState, task_id: int) -> None:
 
 
 def _on_endpoints_bound(state: BrokerState, event: events.EndpointsBound, now: Now) -> None:
-    state.peers = [wire.Endpoints(state.identity.broker, event.steps, event.results)]
+    state.peers = [wire.Endpoints(state.identity.broker, event.steps, event.results, event.server_key)]
 
 
 def _on_grants_changed(state: BrokerState, event: events.GrantsChanged, now: Now) -> None:

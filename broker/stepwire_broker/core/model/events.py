@@ -127,6 +127,7 @@ class EndpointsBound(Struct, frozen=True):
 
     steps: str
     results: str
+    server_key: str | None = None  # the brokers' CURVE key, if these endpoints require keys
 
 
 class MessageRefused(Struct, frozen=True):
