@@ -13,9 +13,11 @@ import structlog
 import zmq
 from stepwire_protocol import codec, host, topics
 
+from . import posture
 from .bus.counters import WireCounters
 from .bus.endpoints import advertised
 from .bus.sockets import Bound
+from .bus.wire import Wire
 from .core import letters, overview
 from .core.answers.answers import Answer, CommandRefused
 from .core.answers.hints import Hint, HintCode
@@ -139,7 +141,7 @@ class Engine:
         if self._companion is not None:
             await self._companion.prepare()
         await core.wire.open(codec.encode(letters.here(self.identity)))
-        core.handle(self._endpoints_for_workers())
+        core.handle(_endpoints_for_workers(core.wire, self.settings.bus.advertise))
         if self._companion is not None:
             self._companion.start(self)
         core.pulse.start()
@@ -154,14 +156,6 @@ class Engine:
             steps=[pair.steps for pair in core.wire.bound],
             results=[pair.results for pair in core.wire.bound],
         )
-
-    def _endpoints_for_workers(self) -> EndpointsBound:
-        """The endpoints that most workers can reach: with keys from other hosts, else over tcp, else over ipc."""
-        wire = self.core_loop.wire
-        pair = max(wire.bound, key=lambda pair: (pair.has_curve, pair.steps.startswith("tcp://")))
-        host = self.settings.bus.advertise
-        server_key = wire.server_key if pair.has_curve else None
-        return EndpointsBound(advertised(pair.steps, host), advertised(pair.results, host), server_key)
 
     def _open_core(self, store: Store, now: Now) -> CoreLoop:
         """Build the core from the stored data, and the loop around the core. Nothing runs yet."""
@@ -334,6 +328,12 @@ class Engine:
         reasons = ["draining"] if self.state.draining else []
         return reasons if self.state.stalled is None else [*reasons, self.state.stalled]
 
+    def insecure(self) -> list[str]:
+        """Return what is open to other users or hosts, as codes of INSECURE; empty if nothing is."""
+        if self._core is None or not self._core.is_open:
+            return []
+        return posture.of(self.settings, self.listeners, self._core.wire.client_faults)
+
     def workers(self) -> list[WorkerView]:
         return overview.workers(self.state, read_clocks())
 
@@ -406,6 +406,13 @@ def _added(listeners: list[L], listener: L) -> Callable[[], None]:
             listeners.remove(listener)
 
     return remove
+
+
+def _endpoints_for_workers(wire: Wire, host: str | None) -> EndpointsBound:
+    """The endpoints that most workers can reach: with keys from other hosts, else over tcp, else over ipc."""
+    pair = max(wire.bound, key=lambda pair: (pair.has_curve, pair.steps.startswith("tcp://")))
+    server_key = wire.server_key if pair.has_curve else None
+    return EndpointsBound(advertised(pair.steps, host), advertised(pair.results, host), server_key)
 
 
 def _warn_of_hidden_rules(router: Router) -> None:

@@ -117,6 +117,11 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
         ),
     ),
     "stepwire.bus": (
+        _warning(
+            "bus_is_open",
+            "text",
+            "`bus.allow_insecure` is set, and the bus listens on the network without keys. Logged every minute.",
+        ),
         _error(
             "client_file_invalid",
             "text",

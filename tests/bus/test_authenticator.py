@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 import zmq
+from stepwire_broker.bus.admission import Admission, ZapVerdict
 from stepwire_broker.bus.authenticator import (
     CURVE_DOMAIN,
     IPC_DOMAIN,
     OPEN_DOMAIN,
     ZAP_ENDPOINT,
-    Admission,
     Authenticator,
     AuthenticatorTaken,
-    ZapVerdict,
     decide,
 )
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import zmq
 from stepwire_broker.bus import authenticator, self_check, sockets
+from stepwire_broker.bus.admission import ZapVerdict
 from stepwire_broker.bus.endpoints import EndpointRefused
 from stepwire_broker.bus.keys import server_key
 from stepwire_broker.bus.keys.key_text import KeyPair, new_pair
@@ -153,7 +154,7 @@ def test_an_authenticator_that_admits_every_key_does_not_start(
     settings: BusSettings, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
-        monkeypatch.setattr(authenticator, "decide", lambda admission, request: authenticator.ZapVerdict("shop"))
+        monkeypatch.setattr(authenticator, "decide", lambda admission, request: ZapVerdict("shop"))
         with pytest.raises(EndpointRefused, match="failed: a connection with an unknown key was admitted"):
             await Bench(settings, context).wire.open(b"{}")
 

@@ -17,6 +17,7 @@ from stepwire_broker.core.model.figures import DURATION_S, Histogram
 from stepwire_broker.core.overview import ExecutorView
 from stepwire_broker.loop_measures import COMMIT_S, GROUP_ROWS, LOOP_LAG_S
 from stepwire_broker.loop_measures import Measures as LoopMeasures
+from stepwire_broker.posture import INSECURE
 
 from . import core_views
 from .core_views import CoreFigures
@@ -60,6 +61,11 @@ class Metric(NamedTuple):
 
 
 SHADOW_OUTCOMES: Final = ("equal", "differs", "failed", "not_compared", "lost", "dropped")
+
+
+def _refusals(m: Measured) -> list[tuple[Labels, int]]:
+    counts = {**m.wire.refused, **m.core.counters.refused, **m.wire.connections_refused}
+    return [((code,), n) for code, n in sorted(counts.items())]
 
 
 METRICS: Final[tuple[Metric, ...]] = (
@@ -411,8 +417,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         "stepwire_bus_refusals_total",
         "counter",
         ("code",),
-        "Messages and subscriptions that were refused.",
-        lambda m: [((code,), n) for code, n in sorted((m.wire.refused | m.core.counters.refused).items())],
+        "Messages, subscriptions and connections that were refused.",
+        _refusals,
     ),
     Metric(
         "stepwire_bus_dropped_sends_total",
@@ -420,6 +426,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         ("reason",),
         "Messages dropped because no receiver was connected (no_receiver), or because its queue was full (full).",
         lambda m: [((reason,), n) for reason, n in m.wire.dropped.items()],
+    ),
+    Metric(
+        "stepwire_insecure",
+        "gauge",
+        ("what",),
+        f"1 for what is open to other users or hosts: {', '.join(INSECURE)}.",
+        lambda m: [((what,), int(what in m.broker.insecure())) for what in INSECURE],
     ),
     # HTTP
     Metric(

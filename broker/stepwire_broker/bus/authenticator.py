@@ -9,14 +9,15 @@ After 400 a client would never try again.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import zmq
-from msgspec import Struct
 from zmq.utils import z85
 
 from stepwire_broker.errors import BrokerError
+
+from .admission import Admission, ZapVerdict
 
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 VERSION: Final = b"1.0"
@@ -30,23 +31,6 @@ CURVE_DOMAIN: Final = b"stepwire.curve"
 OPEN_DOMAIN: Final = b"stepwire.open"
 
 REASONS: Final = ("unknown_key", "expired_key", "revoked_key", "unknown_user", "no_key", "blocked", "bad_handshake")
-
-
-class ZapVerdict(NamedTuple):
-    """The answer to one request. Without a reason the connection is admitted as this principal."""
-
-    principal: str = ""  # of a refused connection: the owner of its key, if known
-    reason: str = ""  # one of REASONS
-
-
-class Admission(Struct, frozen=True):
-    """Which connections are admitted, and as which principal. Keys are the 32 bytes of public keys."""
-
-    keys: Mapping[bytes, str] = {}
-    uids: Mapping[int, str] = {}
-    anonymous: str | None = None  # the principal of tcp connections without CURVE; None: they are refused
-    refused_keys: Mapping[bytes, ZapVerdict] = {}  # known keys without access: expired or revoked
-    blocked: frozenset[str] = frozenset()  # principals that are refused for a while
 
 
 class Refusal(NamedTuple):

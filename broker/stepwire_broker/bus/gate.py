@@ -18,7 +18,8 @@ from stepwire_broker.core.definitions.settings import CurveSettings
 from stepwire_broker.core.model.principal import ANONYMOUS, OWNER, Grant, with_built_in
 
 from . import self_check
-from .authenticator import Admission, Authenticator, AuthenticatorTaken, Refusal
+from .admission import Admission
+from .authenticator import Authenticator, AuthenticatorTaken, Refusal
 from .endpoints import Endpoint, EndpointRefused
 from .keys import server_key
 from .keys.client_file import ClientFile
@@ -27,9 +28,12 @@ from .keys.key_text import KeyFileError, KeyPair, new_pair, raw
 
 log = structlog.get_logger("stepwire.bus")
 
+WARN_EVERY_S: Final = 60.0
 CHECK_S: Final = 2.0  # a revoked principal has lost all access after at most 3 s
 REFUSALS_LOGGED_EVERY_S: Final = 10.0
 SOURCES_LOGGED_MAX: Final = 1_000
+
+_OPEN: Final = "every host on the network can read all steps and send results: create keys with `stepwire keys init`"
 
 
 class PrincipalsChanged(NamedTuple):
@@ -48,6 +52,7 @@ class PrincipalGate:
         self.server: Final = _server_pair(curve)
         self._clients = Clients(Path(curve.clients_dir) if curve.clients_dir else None)
         self._anonymous = ANONYMOUS if any(endpoint.is_open for endpoint in endpoints) else None
+        self._is_on_network = any(endpoint.is_open and not endpoint.is_loopback for endpoint in endpoints)
         self._blocked: frozenset[str] = frozenset()
         self._reading = DirectoryReading()
         self._now_ms = 0
@@ -127,7 +132,11 @@ class PrincipalGate:
         self._log_refusals()
 
     async def _check_regularly(self, on_changed: Callable[[PrincipalsChanged], None]) -> None:
+        warned_s = -WARN_EVERY_S
         while True:
+            if self._is_on_network and time.monotonic() - warned_s >= WARN_EVERY_S:
+                warned_s = time.monotonic()
+                log.warning("bus_is_open", text=_OPEN)
             await asyncio.sleep(CHECK_S)
             await self.check(on_changed)
 

@@ -5,10 +5,11 @@ import resource
 import shutil
 import socket
 import sqlite3
+import ssl
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import click
@@ -16,10 +17,12 @@ from stepwire.client import Client, ClientError
 
 from stepwire_broker.configuration import loader
 from stepwire_broker.core.definitions.settings import Settings, listed
+from stepwire_broker.posture import INSECURE
 
-from . import config_commands, output
+from . import config_commands, doctor_keys, output
 from .connection import address, open_client
 from .failure import Exit, Failure, leave
+from .finding import Finding
 from .options import Options, StepwireCommand
 
 Version = tuple[int, ...]
@@ -40,13 +43,6 @@ BUS_KEYS: Final = ("bus.steps", "bus.results")
 _EXPECTED_REASONS: Final = frozenset({"it runs on another host", "it is not connected to the bus"})
 
 _SIGNS: Final = {"ok": ("✓", "green"), "note": ("·", "dim"), "warning": ("!", "yellow"), "red": ("✗", "red")}
-
-
-class Finding(NamedTuple):
-    state: Literal["ok", "note", "warning", "red"]
-    about: str
-    text: str
-    todo: str = ""
 
 
 @click.command(cls=StepwireCommand)
@@ -80,6 +76,7 @@ def examine(options: Options) -> Iterator[Finding]:
     yield from endpoints(settings)
     yield from files(settings)
     yield from posture(settings)
+    yield from doctor_keys.keys(settings.bus)
     yield from broker(options, settings)
 
 
@@ -88,6 +85,7 @@ def versions() -> Iterator[Finding]:
 
     yield of_libzmq(zmq.zmq_version_info())
     yield of_sqlite(sqlite3.sqlite_version_info)
+    yield Finding("ok", "OpenSSL", ssl.OPENSSL_VERSION)
 
 
 def of_libzmq(version: Version) -> Finding:
@@ -295,6 +293,8 @@ def _broker_findings(client: Client, url: str) -> Iterator[Finding]:
         yield Finding("ok", "broker", f"{url} accepts work")
     else:
         yield Finding("red", "broker", f"{url} accepts no work now: {', '.join(readiness['reasons'])}")
+    for what in readiness.get("insecure", ()):
+        yield Finding("warning", "broker", f"the running broker is insecure: {INSECURE.get(what, what)}")
     stuck = [one["worker"] for one in workers if one["stuck"]]
     if stuck:
         todo = f"see: stepwire worker show {stuck[0]}"

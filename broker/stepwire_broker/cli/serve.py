@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import socket
 
     from stepwire_broker.api.token import Tokens
+    from stepwire_broker.bus.sockets import Bound
     from stepwire_broker.core.definitions.settings import Settings
     from stepwire_broker.engine import Engine
 
@@ -61,7 +62,7 @@ def serve(
 ) -> None:
     """Run a broker. TERM or Ctrl-C drains and stops it; a second Ctrl-C stops it at once.
 
-    HUP reloads the log level, the tokens and the routing rules from the configuration. If anything in it is wrong,
+    HUP reloads the log level, the tokens, the client files and the routing rules. If anything in it is wrong,
     nothing changes.
     """
     flags = dict(_setting(text) for text in settings)
@@ -225,7 +226,10 @@ async def _drain(broker: "Engine", server: Any, handlers: list[Handlers]) -> Non
 
 
 class _Reload:
-    """Reloads the log level, the tokens and the routing rules. Other changed settings are logged as `needs_restart`."""
+    """Reloads the log level, the tokens, the client files and the routing rules.
+
+    Other changed settings are logged as `needs_restart`.
+    """
 
     def __init__(
         self,
@@ -242,6 +246,7 @@ class _Reload:
         self._systemd = systemd
         self._running = loaded
         self._flags = flags
+        self._reading: asyncio.Future[Any] | None = None  # of the client files; a reference keeps it alive
 
     def __call__(self) -> None:
         self._systemd.reloading()
@@ -264,6 +269,7 @@ class _Reload:
             self._broker.check(loaded.settings.execution)  # everything is checked before anything changes
             tokens = self._tokens.reload()
             self._broker.reconfigure(loaded.settings.execution)
+            self._reading = asyncio.ensure_future(self._broker.reload_clients())
         except (loader.SettingsError, RulesRefused, TokenError) as error:
             log.warning("reload_refused", error=str(error))
             return
@@ -299,25 +305,39 @@ class _Signals:
 
 def _print_ready(options: Options, loaded: loader.Configuration, broker: "Engine", url: str, tokens: "Tokens") -> None:
     """Print one line with the addresses and files that handlers and clients need."""
-    settings = loaded.settings
+    settings, listeners = loaded.settings, broker.listeners
     facts = {
         "broker": broker.broker_id,
         "http": url,
         **{name: broker.endpoints[name] for name in ("steps", "results")},
+        "listeners": [{"steps": pair.steps, "results": pair.results, "curve": pair.has_curve} for pair in listeners],
+        "insecure": broker.insecure(),
         "database": loader.without_password(settings.database.url),
         "token_file": str(tokens.file),
         "config": loaded.file and str(loaded.file),
     }
     if options.output == "text":
         text = (
-            f"stepwire {facts['broker']} is ready: {url}, handlers connect to {facts['steps']} and {facts['results']},"
-            f" state in {facts['database']}, token in {facts['token_file']};"
+            f"stepwire {facts['broker']} is ready: {url}, handlers connect to {_shown_listeners(listeners)},"
+            f" state in {facts['database']}, token in {facts['token_file']};{_shown_posture(broker.insecure())}"
             " next: stepwire workflow apply FILE, then stepwire task submit WORKFLOW"
         )
         click.echo(text)
     else:
         output.one(options, facts, "")
     sys.stdout.flush()
+
+
+def _shown_listeners(listeners: "tuple[Bound, ...]") -> str:
+    return ", or ".join(
+        f"{pair.steps} and {pair.results}{' (with keys)' if pair.has_curve else ''}" for pair in listeners
+    )
+
+
+def _shown_posture(insecure: list[str]) -> str:
+    from stepwire_broker.posture import INSECURE
+
+    return "".join(f" insecure: {INSECURE[what]};" for what in insecure)
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from stepwire_broker.bus.authenticator import Admission, ZapVerdict
+from stepwire_broker.bus.admission import Admission, ZapVerdict
 from stepwire_broker.core.model.principal import OWNER
 
 from . import client_file

@@ -1,11 +1,9 @@
-"""CURVE keys as text: 40 characters of Z85, 32 bytes on the wire."""
+"""CURVE keys as text: 40 characters of Z85, 32 bytes on the wire. Commands import this file, and ZeroMQ only late."""
 
 import re
 from typing import Final, NamedTuple
 
-import zmq
 from stepwire_protocol import topics
-from zmq.utils import z85
 
 from stepwire_broker.errors import BrokerError
 
@@ -24,8 +22,13 @@ class KeyPair(NamedTuple):
 
 
 def new_pair() -> KeyPair:
-    public, secret = zmq.curve_keypair()
-    return KeyPair(public.decode(), secret.decode())
+    """A pair whose public key can be an argument of a command: it does not look like an option."""
+    import zmq
+
+    while True:
+        public, secret = zmq.curve_keypair()
+        if not public.startswith(b"-"):
+            return KeyPair(public.decode(), secret.decode())
 
 
 def is_key(text: str) -> bool:
@@ -35,6 +38,8 @@ def is_key(text: str) -> bool:
 
 def raw(text: str) -> bytes | None:
     """The 32 bytes of a key; None for a text that is no key."""
+    from zmq.utils import z85
+
     try:
         data: bytes = z85.decode(text)
     except Exception:  # pyzmq raises struct.error, KeyError or ValueError for a text out of range
@@ -43,4 +48,6 @@ def raw(text: str) -> bytes | None:
 
 
 def public_of(secret: str) -> str:
+    import zmq
+
     return zmq.curve_public(secret.encode()).decode()
