@@ -17,7 +17,8 @@ from stepwire_broker.core.definitions.settings import BusSettings
 from .alarms import Alarms
 from .audience import Audience
 from .counters import WireCounters
-from .listener import UNAUTHENTICATED, BusListener
+from .identity import Identities
+from .listener import BusListener
 from .paths import Paths
 from .reader import SocketReader
 from .sockets import Sockets, read_endpoints
@@ -63,7 +64,12 @@ class Wire:
         endpoints = read_endpoints(self._settings)
         self._sockets = Sockets(self._context, self._settings, self._broker_id, here, endpoints)
         self._xpub = self._sockets.xpub
-        self._audience = Audience(self._xpub, self._sockets.partings, self._listener, self.counters, self._alarms)
+        steps, results = endpoints
+        self._senders = Identities(results.transport)
+        self._subscribers = Identities(steps.transport)
+        self._audience = Audience(
+            self._xpub, self._sockets.partings, self._subscribers, self._listener, self.counters, self._alarms
+        )
         self._steps = SocketReader(
             self._xpub,
             self._audience.take,
@@ -103,13 +109,14 @@ class Wire:
 
     def inner_endpoints(self) -> tuple[str, str]:
         """(steps, results) for workers in this process. Bound by the first call, in addition to the configured ones."""
+        self._senders.has_inner = self._subscribers.has_inner = True
         return self._sockets.inner_endpoints()
 
     # -- out ----------------------------------------------------------------------------------------------------------
 
     def send(self, topic: bytes, body: bytes) -> bool:
         """Send a message. False: it was dropped, because the topic has no receiver or the receiver reads too slowly."""
-        if topic not in self._audience.pipes:
+        if topic not in self._audience.inboxes:
             deliver = self._attached.get(topic)
             if deliver is None:
                 self.counters.dropped["no_receiver"] += 1
@@ -193,8 +200,7 @@ class Wire:
         counters = self.counters
         counters.received += 1
         counters.received_bytes += len(data)
-        # With CURVE, the principal will be the frame's User-Id, which the ZAP handler sets.
-        self._on_message(topic, body, UNAUTHENTICATED)
+        self._on_message(topic, body, self._senders.of(frame))
         return len(data)
 
     def _skip_part(self, frame: zmq.Frame) -> int:
@@ -203,7 +209,7 @@ class Wire:
         self._is_inside_multipart = frame.more
         if is_first:
             self.counters.refused["multipart"] += 1
-            self._listener.on_refused_frame("multipart", frame.bytes)
+            self._listener.on_refused_frame("multipart", frame.bytes, self._senders.of(frame))
         return 0
 
     # -- regular checks -----------------------------------------------------------------------------------------------
