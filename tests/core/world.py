@@ -17,6 +17,7 @@ from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.model import events
 from stepwire_broker.core.model.commit_group import CommitGroup, Stalled
 from stepwire_broker.core.model.events import NewTask, Now
+from stepwire_broker.core.model.principal import PROCESS
 from stepwire_broker.core.model.states import DISPATCHED, READY, STEP_FINAL
 from stepwire_broker.core.model.targets import BUS, LOCAL
 from stepwire_broker.core.routing.router import Router
@@ -123,7 +124,7 @@ class World:
 
     # -- events in ----------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Any, principal: str = "") -> None:
+    def handle(self, event: Any, principal: str = PROCESS) -> None:
         self._act(self.machine.handle(event, self.now, principal))
         self.flush()
         if self.answers_reads:

@@ -52,6 +52,13 @@ class Measured(NamedTuple):
     executors: list[ExecutorView]
 
 
+def _refusals(measured: Measured) -> dict[str, int]:
+    """Refusals by the bus, by the core and by the authenticator. Two of them may know the same code."""
+    sources = (measured.wire.refused, measured.core.counters.refused, measured.wire.connections_refused)
+    codes = {code for source in sources for code in source}
+    return {code: sum(source.get(code, 0) for source in sources) for code in codes}
+
+
 class Metric(NamedTuple):
     name: str
     kind: Kind
@@ -61,11 +68,6 @@ class Metric(NamedTuple):
 
 
 SHADOW_OUTCOMES: Final = ("equal", "differs", "failed", "not_compared", "lost", "dropped")
-
-
-def _refusals(m: Measured) -> list[tuple[Labels, int]]:
-    counts = {**m.wire.refused, **m.core.counters.refused, **m.wire.connections_refused}
-    return [((code,), n) for code, n in sorted(counts.items())]
 
 
 METRICS: Final[tuple[Metric, ...]] = (
@@ -418,7 +420,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "counter",
         ("code",),
         "Messages, subscriptions and connections that were refused.",
-        _refusals,
+        lambda m: [((code,), n) for code, n in sorted(_refusals(m).items())],
     ),
     Metric(
         "stepwire_bus_dropped_sends_total",

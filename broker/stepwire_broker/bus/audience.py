@@ -2,7 +2,7 @@
 
 XPUB reports subscriptions and delivers only the topics that the broker grants. A worker is granted its own inbox,
 `@<worker> `, exactly as subscribed. A level-0 handler subscribes all steps and is granted a `to` of its own. Every
-other subscription is refused silently.
+other subscription is refused silently, and so is one that the grant of the subscriber's principal does not allow.
 """
 
 from typing import Final
@@ -14,6 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from .alarms import Alarms
 from .counters import WireCounters
+from .identity import Identities, descriptor_of
 from .listener import BusListener
 
 LEVEL0_TOPICS: Final = (topics.STEPS, topics.STEPS.rstrip())
@@ -22,10 +23,25 @@ _SUBSCRIBE: Final = b"\x01"
 _UNSUBSCRIBE: Final = b"\x00"
 
 
+class Inbox(Struct):
+    """A worker's inbox: its principal, and the number of pipes that receive it."""
+
+    principal: str
+    pipes: int = 0
+
+
+class _Subscriber(Struct):
+    """A connection that subscribed inboxes: which it receives, and which were refused to it."""
+
+    receives: set[bytes] = set()
+    refused: set[bytes] = set()
+
+
 class _Level0Peer(Struct):
     """A connection that subscribed `steps`: its topics, and the `to` that it was granted instead."""
 
     topics: list[bytes]
+    principal: str
     to: str | None = None
 
 
@@ -41,18 +57,23 @@ class Audience:
         self,
         xpub: zmq.Socket[bytes],
         partings: zmq.Socket[bytes],
+        identities: Identities,
         listener: BusListener,
         counters: WireCounters,
         alarms: Alarms,
     ) -> None:
         """`partings` reports the descriptors of connections that ended."""
-        self.pipes: Final[dict[bytes, int]] = {}  # inbox topic → the number of pipes that receive it
+        self.inboxes: Final[dict[bytes, Inbox]] = {}  # by topic
         self.granted: Final[set[str]] = set()  # `to` of level-0 peers
         self._xpub = xpub
         self._partings = partings
+        self._identities = identities
         self._listener = listener
         self._counters = counters
         self._alarms = alarms
+        self._subscribers: dict[int, _Subscriber] = {}  # by descriptor of the connection
+        self._inner = _Subscriber()  # all of inproc, which has no descriptors
+        self._ended: dict[bytes, int] = {}  # by inbox topic: unsubscriptions due from connections that have ended
         self._peers: dict[int, _Level0Peer] = {}  # by descriptor of the connection; includes peers without a grant
         self._inproc_peers: list[_Level0Peer] = []  # the same for inproc, which has no descriptors
         self._unsubscriptions_due = 0  # still expected from connections that have ended
@@ -66,15 +87,15 @@ class Audience:
         event = frame.bytes
         sign, topic = event[:1], event[1:]
         if topic in LEVEL0_TOPICS and sign in (_SUBSCRIBE, _UNSUBSCRIBE):
-            descriptor = _descriptor(frame)
+            descriptor = descriptor_of(frame)
             if sign == _SUBSCRIBE:
-                self._on_level0_subscription(topic, descriptor)
+                self._on_level0_subscription(topic, descriptor, self._identities.of(frame))
             else:
                 self._on_level0_unsubscription(topic, descriptor)
         elif sign == _SUBSCRIBE:
-            self._on_subscription(topic)
+            self._on_subscription(topic, descriptor_of(frame), self._identities.of(frame))
         elif sign == _UNSUBSCRIBE:
-            self._on_unsubscription(topic)
+            self._on_unsubscription(topic, descriptor_of(frame))
         else:
             self._on_user_message()
         return 0
@@ -90,49 +111,118 @@ class Audience:
         self._xpub.setsockopt(zmq.SUBSCRIBE, topics.to_peer(to))
 
     def read_partings(self) -> None:
-        """Remove the level-0 peers whose connections ended."""
+        """Remove the subscriptions of connections that ended."""
         while True:
             try:
                 event = recv_monitor_message(self._partings, zmq.NOBLOCK)
             except zmq.Again:
                 return
+            subscriber = self._subscribers.pop(event["value"], None)
+            if subscriber is not None:
+                self._end(subscriber)
             peer = self._peers.pop(event["value"], None)
             if peer is not None:
                 self._unsubscriptions_due += len(peer.topics)
                 self._forget(peer)
 
     def clear(self) -> None:
-        self.pipes.clear()
+        self.inboxes.clear()
         self.granted.clear()
 
     # -- inboxes ------------------------------------------------------------------------------------------------------
 
-    def _on_subscription(self, topic: bytes) -> None:
+    def _on_subscription(self, topic: bytes, descriptor: int | None, principal: str) -> None:
         worker = topics.worker_of(topic)
-        if worker is None and topic != topics.BROKERS:
-            self._counters.refused["subscription"] += 1
-        elif self._is_peer_unsure:
-            self._counters.refused["unsure_peer"] += 1  # a worker without an answer reconnects after a while
-        else:
-            self._xpub.setsockopt(zmq.SUBSCRIBE, topic)
+        code = self._listener.refusal_of(topic, principal)
+        if code is None and self._is_peer_unsure:
+            code = "unsure_peer"  # a worker without an answer reconnects after a while
+        if code is not None:
+            self._counters.refused[code] += 1
             if worker is not None:
-                self.pipes[topic] = self.pipes.get(topic, 0) + 1
-                self._listener.on_subscribed(worker)
+                self._subscriber(descriptor).refused.add(topic)
+            return
+        self._xpub.setsockopt(zmq.SUBSCRIBE, topic)
+        if worker is None:
+            return
+        subscriber = self._subscriber(descriptor)
+        if descriptor is None or topic not in subscriber.receives:
+            inbox = self.inboxes.get(topic)
+            if inbox is None:
+                inbox = self.inboxes[topic] = Inbox(principal)
+            inbox.pipes += 1
+        subscriber.receives.add(topic)
+        subscriber.refused.discard(topic)
+        self._listener.on_subscribed(worker, principal)
 
-    def _on_unsubscription(self, topic: bytes) -> None:
+    def _subscriber(self, descriptor: int | None) -> _Subscriber:
+        if descriptor is None:
+            return self._inner
+        return self._subscribers.setdefault(descriptor, _Subscriber())
+
+    def _on_unsubscription(self, topic: bytes, descriptor: int | None) -> None:
         """Handle an unsubscription, sent by a peer or by libzmq for a dead pipe. A dead pipe has no grant to revoke."""
-        worker = topics.worker_of(topic)
-        if worker is None and topic != topics.BROKERS:
-            return
-        if not self._is_peer_unsure:
+        if topic == topics.BROKERS and not self._is_peer_unsure:
             self._xpub.setsockopt(zmq.UNSUBSCRIBE, topic)
-        if worker is None or topic not in self.pipes:
+        if topics.worker_of(topic) is None:
             return
-        # A worker that reconnects may have a new pipe before libzmq detects the death of the old pipe.
-        self.pipes[topic] -= 1
-        if not self.pipes[topic]:
-            del self.pipes[topic]
-            self._listener.on_vanished(worker)
+        if descriptor is None:
+            self._on_end_of_pipe(topic)
+            return
+        subscriber = self._subscribers.get(descriptor)
+        if subscriber is None:
+            return
+        subscriber.refused.discard(topic)
+        if topic in subscriber.receives:
+            subscriber.receives.remove(topic)
+            if not self._is_peer_unsure:
+                self._xpub.setsockopt(zmq.UNSUBSCRIBE, topic)
+            self._lose_pipe(topic)
+
+    def _on_end_of_pipe(self, topic: bytes) -> None:
+        """Handle the end of a pipe whose connection is unknown: one that the monitor has reported, or one of inproc.
+
+        A subscription may be read after the end of its connection was reported. If one of several connections with
+        this topic ended, it is taken for one without the inbox: the end of a stranger must not close a worker's inbox.
+        """
+        due = self._ended.get(topic, 0)
+        if due:
+            if due == 1:
+                del self._ended[topic]
+            else:
+                self._ended[topic] = due - 1
+            return
+        if topic in self._inner.receives:
+            if not self._is_peer_unsure:
+                self._xpub.setsockopt(zmq.UNSUBSCRIBE, topic)
+            if self.inboxes[topic].pipes == 1:
+                self._inner.receives.remove(topic)
+            self._lose_pipe(topic)
+            return
+        for subscriber in (self._inner, *self._subscribers.values()):
+            if topic in subscriber.refused:
+                subscriber.refused.remove(topic)
+                return
+        for subscriber in self._subscribers.values():
+            if topic in subscriber.receives:
+                subscriber.receives.remove(topic)
+                self._lose_pipe(topic)
+                return
+
+    def _end(self, subscriber: _Subscriber) -> None:
+        for topic in subscriber.receives | subscriber.refused:
+            self._ended[topic] = self._ended.get(topic, 0) + 1
+        for topic in subscriber.receives:
+            self._lose_pipe(topic)
+
+    def _lose_pipe(self, topic: bytes) -> None:
+        """A worker that reconnects may have a new pipe before libzmq detects the death of the old pipe."""
+        inbox = self.inboxes[topic]
+        inbox.pipes -= 1
+        if not inbox.pipes:
+            del self.inboxes[topic]
+            worker = topics.worker_of(topic)
+            assert worker is not None
+            self._listener.on_vanished(worker, inbox.principal)
 
     def _on_user_message(self) -> None:
         self._counters.refused["user_message"] += 1
@@ -142,14 +232,17 @@ class Audience:
 
     # -- level-0 peers ------------------------------------------------------------------------------------------------
 
-    def _on_level0_subscription(self, topic: bytes, descriptor: int | None) -> None:
+    def _on_level0_subscription(self, topic: bytes, descriptor: int | None, principal: str) -> None:
         peer = None if descriptor is None else self._peers.get(descriptor)
         if peer is not None:
             peer.topics.append(topic)  # subscribed twice, or with and without the space: still one handler
             return
-        peer = _Level0Peer([topic])
-        if self._is_peer_unsure:
-            self._counters.refused["unsure_peer"] += 1
+        peer = _Level0Peer([topic], principal)
+        code = self._listener.refusal_of(topic, principal)
+        if code is None and self._is_peer_unsure:
+            code = "unsure_peer"
+        if code is not None:
+            self._counters.refused[code] += 1
         else:
             self._report_peer(peer)
         if descriptor is None:
@@ -160,7 +253,7 @@ class Audience:
     def _report_peer(self, peer: _Level0Peer) -> None:
         self._subscribing = peer
         try:
-            self._listener.on_peer()
+            self._listener.on_peer(peer.principal)
         finally:
             self._subscribing = None
         if peer.to is None:
@@ -197,13 +290,4 @@ class Audience:
     def _forget(self, peer: _Level0Peer) -> None:
         if peer.to is not None and peer.to in self.granted:
             self.granted.remove(peer.to)
-            self._listener.on_peer_gone(peer.to)
-
-
-def _descriptor(frame: zmq.Frame) -> int | None:
-    """Return the descriptor of a subscription event's connection. None: the connection is gone, or is inproc."""
-    try:
-        descriptor = int(frame.get(zmq.SRCFD))
-    except zmq.ZMQError:
-        return None
-    return descriptor if descriptor >= 0 else None
+            self._listener.on_peer_gone(peer.to, peer.principal)

@@ -33,7 +33,7 @@ OPEN_DOMAIN: Final = b"stepwire.open"
 REASONS: Final = ("unknown_key", "expired_key", "revoked_key", "unknown_user", "no_key", "blocked", "bad_handshake")
 
 
-class Refusal(NamedTuple):
+class RefusedConnection(NamedTuple):
     """A refused connection, for the log."""
 
     reason: str  # one of REASONS
@@ -53,7 +53,7 @@ class Authenticator:
         """Raises AuthenticatorTaken."""
         self.refused: Final = dict.fromkeys(REASONS, 0)
         self._admission = admission
-        self._refusals: deque[Refusal] = deque(maxlen=REFUSALS_KEPT_MAX)
+        self._refusals: deque[RefusedConnection] = deque(maxlen=REFUSALS_KEPT_MAX)
         self._socket = context.socket(zmq.REP)
         self._stop = context.socket(zmq.PAIR)
         self._stopped = context.socket(zmq.PAIR)
@@ -73,7 +73,7 @@ class Authenticator:
         """Decide by this admission from now on. Connections that exist stay open."""
         self._admission = admission
 
-    def take_refusals(self) -> list[Refusal]:
+    def take_refusals(self) -> list[RefusedConnection]:
         """Return the refusals since the last call, at most the latest REFUSALS_KEPT_MAX."""
         taken = []
         while self._refusals:
@@ -120,7 +120,7 @@ class Authenticator:
         self.refused[verdict.reason] += 1
         address = request[3].decode("ascii", "replace") if len(request) > 3 else ""
         key = z85.encode(request[6]).decode() if len(request) > 6 and len(request[6]) == 32 else ""
-        self._refusals.append(Refusal(verdict.reason, address, key, verdict.principal))
+        self._refusals.append(RefusedConnection(verdict.reason, address, key, verdict.principal))
 
 
 def decide(admission: Admission, request: list[bytes]) -> ZapVerdict:

@@ -5,7 +5,15 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 DROPPED = ("full", "no_receiver")
-REFUSED = ("multipart", "level0", "subscription", "user_message", "unsure_peer")
+REFUSED = (
+    "multipart",
+    "level0",
+    "subscription",
+    "foreign_inbox",
+    "unauthorized",
+    "user_message",
+    "unsure_peer",
+)
 
 
 class WireCounters(Struct):

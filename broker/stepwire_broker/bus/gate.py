@@ -19,7 +19,7 @@ from stepwire_broker.core.model.principal import ANONYMOUS, OWNER, Grant, with_b
 
 from . import self_check
 from .admission import Admission
-from .authenticator import Authenticator, AuthenticatorTaken, Refusal
+from .authenticator import Authenticator, AuthenticatorTaken, RefusedConnection
 from .endpoints import Endpoint, EndpointRefused
 from .keys import server_key
 from .keys.client_file import ClientFile
@@ -197,7 +197,7 @@ def _server_pair(curve: CurveSettings) -> KeyPair | None:
         raise EndpointRefused(f"bus.curve.secret_file: {error}") from None
 
 
-def _log_refusal(refusal: Refusal) -> None:
+def _log_refusal(refusal: RefusedConnection) -> None:
     log.warning(
         "connection_refused",
         code=refusal.reason,

@@ -18,7 +18,8 @@ from .alarms import Alarms
 from .audience import Audience
 from .counters import WireCounters
 from .gate import PrincipalGate, PrincipalsChanged
-from .listener import UNAUTHENTICATED, BusListener
+from .identity import Identities
+from .listener import BusListener
 from .paths import Paths
 from .reader import SocketReader
 from .sockets import Bound, Sockets, read_endpoints
@@ -76,7 +77,11 @@ class Wire:
             self._gate.close()
             raise
         self._xpub = self._sockets.xpub
-        self._audience = Audience(self._xpub, self._sockets.partings, self._listener, self.counters, self._alarms)
+        self._senders = Identities(has_inner=any(results.transport == "inproc" for _, results in pairs))
+        self._subscribers = Identities(has_inner=any(steps.transport == "inproc" for steps, _ in pairs))
+        self._audience = Audience(
+            self._xpub, self._sockets.partings, self._subscribers, self._listener, self.counters, self._alarms
+        )
         self._steps = SocketReader(
             self._xpub,
             self._audience.take,
@@ -123,6 +128,7 @@ class Wire:
 
     def inner_endpoints(self) -> tuple[str, str]:
         """(steps, results) for workers in this process. Bound by the first call, in addition to the configured ones."""
+        self._senders.has_inner = self._subscribers.has_inner = True
         return self._sockets.inner_endpoints()
 
     @property
@@ -150,7 +156,7 @@ class Wire:
 
     def send(self, topic: bytes, body: bytes) -> bool:
         """Send a message. False: it was dropped, because the topic has no receiver or the receiver reads too slowly."""
-        if topic not in self._audience.pipes:
+        if topic not in self._audience.inboxes:
             deliver = self._attached.get(topic)
             if deliver is None:
                 self.counters.dropped["no_receiver"] += 1
@@ -234,8 +240,7 @@ class Wire:
         counters = self.counters
         counters.received += 1
         counters.received_bytes += len(data)
-        # With CURVE, the principal will be the frame's User-Id, which the ZAP handler sets.
-        self._on_message(topic, body, UNAUTHENTICATED)
+        self._on_message(topic, body, self._senders.of(frame))
         return len(data)
 
     def _skip_part(self, frame: zmq.Frame) -> int:
@@ -244,7 +249,7 @@ class Wire:
         self._is_inside_multipart = frame.more
         if is_first:
             self.counters.refused["multipart"] += 1
-            self._listener.on_refused_frame("multipart", frame.bytes)
+            self._listener.on_refused_frame("multipart", frame.bytes, self._senders.of(frame))
         return 0
 
     # -- regular checks -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from . import takers
 from .guards import allowance
 from .guards.breaker import BreakerPhase
 from .model.events import Now
+from .model.principal import Rights
 from .model.states import TaskState
 from .phrases import at_time, counted, named, span
 from .state import BrokerState
@@ -58,6 +59,37 @@ def _has_no_executor(state: BrokerState, step: Step, now: Now) -> Why | None:
         return None
     destination = state.router.destination(step.task.workflow, step.definition.index)
     return Why("no_executor", missing_text(destination), step.ready_ms)
+
+
+def _is_outside_grants(state: BrokerState, step: Step, now: Now) -> Why | None:
+    route = state.route_of(step)
+    if takers.can_be_taken(state, route):
+        return None
+    holders: list[tuple[str, Rights | None, str]] = [
+        (session.worker, session.rights, session.principal)
+        for session in state.sessions.values()
+        if takers.lasting_obstacle(session, route) is Obstacle.OUTSIDE_GRANT
+    ]
+    verb = "offers it"
+    if not holders and takers.level0_obstacle(state, route) is None:
+        verb = "is a level-0 handler"
+        holders = [
+            (peer.worker, peer.rights, peer.principal)
+            for peer in state.level0.peers.values()
+            if takers.peer_obstacle(peer, route, now) is Obstacle.OUTSIDE_GRANT
+        ]
+    if not holders:
+        return None
+    worker, rights, principal = holders[0]
+    if rights is None:
+        reason = f"the grant of `{principal}` was withdrawn"
+    elif rights.allows(route.handler_class, None):
+        reason = f"its key does not allow the namespace `{step.task.namespace}`"
+    else:
+        reason = f"its key does not allow the handler `{route.handler_class}`"
+    more = f" ({len(holders) - 1} more likewise)" if len(holders) > 1 else ""
+    message = f"no connected principal may run `{route.handler_class}`: `{worker}` {verb}; {reason}{more}"
+    return Why("outside_grant", message, step.ready_ms)
 
 
 def _is_offered_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | None:
@@ -322,6 +354,7 @@ _READY: Final[tuple[Callable[[BrokerState, Step, Now], Why | None], ...]] = (
     _is_draining,
     _is_changing,
     _has_no_executor,
+    _is_outside_grants,
     _is_offered_by_no_worker,
     _is_matched_by_no_worker,
     _is_of_a_paused_executor,

@@ -56,3 +56,4 @@ class Route(NamedTuple):
     goes_alone: bool = False  # a suspect: two sessions died with it
     is_at_most_once: bool = False
     is_held_to_budget: bool = False  # a retry that the retry budget of its handler may delay
+    namespace: str | None = None  # only where a grant distinguishes namespaces
