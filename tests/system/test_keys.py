@@ -205,7 +205,7 @@ def test_a_worker_gets_only_steps_of_its_handlers(deployment: Deployment) -> Non
     assert deployment.workers() == set()
 
 
-def test_a_reload_by_hup_applies_the_client_files_and_keeps_the_others(deployment: Deployment) -> None:
+def test_hup_applies_the_valid_client_files_beside_an_invalid_one(deployment: Deployment) -> None:
     deployment.run("keys", "new", "shop", "--handlers", "shop.*", "--out", "shop.key")
     _write(deployment.place.directory / ".stepwire/keys/clients/oops", "public=oops\n")
     deployment.broker.send_signal(signal.SIGHUP)
