@@ -5,6 +5,7 @@ from collections.abc import Callable
 import structlog
 
 from .core.model.events import Event, PeerSubscribed, PeersUncertain, PeerVanished, Subscribed, SubscriptionVanished
+from .core.model.principal import Grant
 
 log = structlog.get_logger("stepwire.broker")
 
@@ -15,14 +16,16 @@ class BusEvents:
     def __init__(
         self,
         *,
-        on_message: Callable[[bytes, bytes, str], None],
+        on_message: Callable[[bytes, bytes, str], str | None],
         on_refused_frame: Callable[[str, bytes], None],
         after_drain: Callable[[], None],
         handle: Callable[[Event], None],
+        grant_of: Callable[[str], Grant | None],
     ) -> None:
         self.on_message = on_message
         self.on_refused_frame = on_refused_frame
         self.after_drain = after_drain
+        self.grant_of = grant_of
         self._handle = handle
 
     def on_subscribed(self, worker: str) -> None:
@@ -42,3 +45,6 @@ class BusEvents:
 
     def on_alarm(self, text: str) -> None:
         log.warning("bus_alarm", text=text)
+
+    def on_disconnected(self, reason: str, principal: str, connections: int) -> None:
+        log.warning("peer_disconnected", reason=reason, principal=principal or None, connections=connections)

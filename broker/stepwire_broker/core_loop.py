@@ -40,6 +40,7 @@ from .core.model.events import (
     ProcessDied,
 )
 from .core.model.live import StepProgress
+from .core.model.principal import Grant
 from .core.routing.level0_handlers import OFFERED_MAX
 from .errors import BrokerError
 from .loop_measures import nothing_yet, rows_of
@@ -95,6 +96,7 @@ class CoreLoop:
             on_refused_frame=self._on_refused_frame,
             after_drain=self.flush,
             handle=self.handle,
+            grant_of=self._grant_of,
         )
         self.wire = Wire(settings.bus, settings.broker.id, listener, context)
         self.taps = Taps(self.wire)
@@ -128,24 +130,26 @@ class CoreLoop:
         if self.is_open:
             self._turn.handle(event)
 
-    def receive(self, topic: bytes, body: bytes, principal: str = "") -> None:
-        """Handle one message of the bus, or of a worker that is attached to this process."""
+    def receive(self, topic: bytes, body: bytes, principal: str = "") -> str | None:
+        """Handle one message of the bus, or of a worker that is attached to this process. Return why it is refused."""
         if not self.is_open:
-            return
+            return None
         event = results.read(topic, body, self._settings.bus.max_message_bytes)
-        if not self.taps.are_open:
-            self._turn.handle(event, principal)
-        elif isinstance(event, ResultsLevel0):
-            # Only the core can tell whether an answer without a session is at fault.
-            decision = self._turn.handle(event, principal)
-            complaint = decision.complaints[0] if decision.complaints else None
-            code, reason = (complaint.code, complaint.text) if complaint is not None else (None, None)
-            self.taps.show("in", topic, body, code, reason)
-        else:
+        is_shown_after = isinstance(event, ResultsLevel0)  # only the core can tell whether such an answer is at fault
+        if self.taps.are_open and not is_shown_after:
             code = event.code if isinstance(event, MessageRefused | MessageIgnored) else None
             reason = event.message if isinstance(event, MessageRefused) else None
             self.taps.show("in", topic, body, code, reason)
-            self._turn.handle(event, principal)
+        decision = self._turn.handle(event, principal)
+        complaint = decision.complaints[0] if decision.complaints else None
+        code, reason = (complaint.code, complaint.text) if complaint is not None else (None, None)
+        if self.taps.are_open and is_shown_after:
+            self.taps.show("in", topic, body, code, reason)
+        return code
+
+    def _grant_of(self, principal: str) -> Grant | None:
+        rights = self._state.principals.get(principal)
+        return None if rights is None else rights.grant
 
     def _on_refused_frame(self, code: str, data: bytes) -> None:
         self.taps.show("in", b"", data, code)

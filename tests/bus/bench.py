@@ -24,6 +24,7 @@ class Log:
         self.peers: list[tuple[str, str]] = []
         self.drains: list[int] = []  # messages seen by the end of each drain
         self.alarms: list[str] = []
+        self.disconnected: list[tuple[str, int]] = []
 
     def after_drain(self) -> None:
         self.drains.append(len(self.messages))
@@ -35,6 +36,8 @@ class Listener:
     def __init__(self, log: Log, on_peer: Callable[[], None], methods: dict[str, Callable[..., Any]]) -> None:
         self.on_refused_frame = lambda code, data: log.refused.append((code, data))
         self.on_message = lambda topic, body, principal: log.messages.append((topic, body))
+        self.on_disconnected = lambda reason, principal, n: log.disconnected.append((reason, n))
+        self.grant_of = lambda principal: None
         self.on_subscribed = lambda worker: log.peers.append(("subscribed", worker))
         self.on_vanished = lambda worker: log.peers.append(("vanished", worker))
         self.on_peer = on_peer

@@ -421,6 +421,20 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Messages dropped because no receiver was connected (no_receiver), or because its queue was full (full).",
         lambda m: [((reason,), n) for reason, n in m.wire.dropped.items()],
     ),
+    Metric(
+        "stepwire_bus_connections",
+        "gauge",
+        ("socket",),
+        "Open connections of the bus.",
+        lambda m: [((socket,), n) for socket, n in m.wire.connections.items()],
+    ),
+    Metric(
+        "stepwire_bus_disconnections_total",
+        "counter",
+        ("reason",),
+        "Connections that the bus has ended because of a budget.",
+        lambda m: [((reason,), n) for reason, n in m.wire.disconnected.items()],
+    ),
     # HTTP
     Metric(
         "stepwire_http_requests_total",

@@ -2,16 +2,18 @@
 
 from typing import Final, Protocol
 
+from stepwire_broker.core.model.principal import Grant
+
 UNAUTHENTICATED: Final = ""  # the principal of a message whose connection proved no identity
 
 
 class BusListener(Protocol):
     """Receives the events of the bus. Every method runs on the loop, in the order of events, and may send."""
 
-    def on_message(self, topic: bytes, body: bytes, principal: str, /) -> None:
+    def on_message(self, topic: bytes, body: bytes, principal: str, /) -> str | None:
         """Handle one frame of a subscribed topic: the topic with its space, and the unchecked bytes after it.
 
-        `principal` is the identity of the frame's connection, or UNAUTHENTICATED.
+        `principal` is the identity of the frame's connection, or UNAUTHENTICATED. Returns the code of a refusal.
         """
         ...
 
@@ -37,6 +39,14 @@ class BusListener(Protocol):
 
     def on_peers_uncertain(self) -> None:
         """Handle the end of one of several level-0 handlers, which the bus cannot identify."""
+        ...
+
+    def on_disconnected(self, reason: str, principal: str, connections: int, /) -> None:
+        """Report how many connections of a principal ("": unknown) the bus has ended since the last report."""
+        ...
+
+    def grant_of(self, principal: str, /) -> Grant | None:
+        """Return the grant of a principal, which may limit its rates."""
         ...
 
     def after_drain(self) -> None:

@@ -13,9 +13,13 @@ import zmq
 from stepwire_protocol import codec, topics
 
 from stepwire_broker.core.definitions.settings import BusSettings
+from stepwire_broker.core.model.principal import ANONYMOUS, PROCESS
+from stepwire_broker.open_files import connections_of_bus
 
+from . import budgets
 from .alarms import Alarms
 from .audience import Audience
+from .connections import BusConnection, Connections, is_from_connection
 from .counters import WireCounters
 from .listener import UNAUTHENTICATED, BusListener
 from .paths import Paths
@@ -49,6 +53,7 @@ class Wire:
         self._paths = Paths(self._alarms)
         self._sent_taps: list[Deliver] = []
         self._attached: dict[bytes, Deliver] = {}  # by inbox topic: receivers without a pipe
+        self.connections_max = connections_of_bus(settings.max_connections)
         self._check_timer: asyncio.TimerHandle | None = None
         self._is_inside_multipart = False
         self._is_closed = True
@@ -63,7 +68,15 @@ class Wire:
         endpoints = read_endpoints(self._settings)
         self._sockets = Sockets(self._context, self._settings, self._broker_id, here, endpoints)
         self._xpub = self._sockets.xpub
-        self._audience = Audience(self._xpub, self._sockets.partings, self._listener, self.counters, self._alarms)
+        self._connections = Connections(
+            self._sockets.monitors,
+            self.connections_max,
+            budgets.unread_bytes_max(self._settings.max_message_bytes),
+            self.counters,
+            self._listener.grant_of,
+            self._listener.on_disconnected,
+        )
+        self._audience = Audience(self._xpub, self._connections, self._listener, self.counters, self._alarms)
         self._steps = SocketReader(
             self._xpub,
             self._audience.take,
@@ -72,6 +85,7 @@ class Wire:
         )
         self._results = SocketReader(self._sockets.sub, self._take_message, after_drain=self._listener.after_drain)
         self._is_closed = False
+        self._connections.start()
         try:
             self.endpoints = await self._sockets.bind(self._paths)
         except BaseException:
@@ -90,6 +104,7 @@ class Wire:
             self._check_timer.cancel()
         self._steps.stop()
         self._results.stop()
+        self._connections.stop()
         self._sockets.close(linger_ms)
         if self._is_context_ours:
             self._context.term()
@@ -152,6 +167,7 @@ class Wire:
             self._xpub.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             counters.dropped["full"] += 1
+            self._audience.unmute(topic)
             return False
         finally:
             # A send can consume the edge of a subscription.
@@ -186,25 +202,39 @@ class Wire:
 
     def _take_message(self, frame: zmq.Frame) -> int:
         """Pass one message to the listener. Returns its bytes."""
+        principal = ANONYMOUS if is_from_connection(frame) else PROCESS
+        connection = self._connections.of(frame, principal)
+        size = len(frame)
+        is_admitted = self._connections.admits(connection, size, principal)
         if frame.more or self._is_inside_multipart:
-            return self._skip_part(frame)
-        data = frame.bytes
-        topic, body = codec.split(data)
+            return self._skip_part(frame, connection)
         counters = self.counters
         counters.received += 1
-        counters.received_bytes += len(data)
-        # With CURVE, the principal will be the frame's User-Id, which the ZAP handler sets.
-        self._on_message(topic, body, UNAUTHENTICATED)
-        return len(data)
+        counters.received_bytes += size
+        if is_admitted:
+            topic, body = codec.split(frame.bytes)
+            # With CURVE, the principal will be the frame's User-Id, which the ZAP handler sets.
+            if self._on_message(topic, body, UNAUTHENTICATED) is not None:
+                self._connections.refused(connection)
+        return size
 
-    def _skip_part(self, frame: zmq.Frame) -> int:
+    def _skip_part(self, frame: zmq.Frame, connection: BusConnection | None) -> int:
         """Skip one part of a multipart message. Each part uses the budget of messages: a message may have millions."""
         is_first = not self._is_inside_multipart
         self._is_inside_multipart = frame.more
         if is_first:
             self.counters.refused["multipart"] += 1
             self._listener.on_refused_frame("multipart", frame.bytes)
+            self._connections.refused(connection)
         return 0
+
+    def disconnect(self, principal: str) -> int:
+        """End every connection that has sent a frame as this principal. Returns their number."""
+        return self._connections.disconnect_principal(principal, "revoked")
+
+    def grants_changed(self) -> None:
+        """Apply the rates of new grants."""
+        self._connections.grants_changed()
 
     # -- regular checks -----------------------------------------------------------------------------------------------
 
@@ -219,7 +249,8 @@ class Wire:
     def _check(self) -> None:
         self._check_later()
         self.check_paths()
-        self._audience.read_partings()
+        self._connections.read_events()
+        self._audience.forget_parted()
         # If an edge of a descriptor is ever lost, the loss lasts one heartbeat.
         self._steps.schedule()
         self._results.schedule()
