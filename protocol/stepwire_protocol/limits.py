@@ -10,6 +10,7 @@ INTEGER_MAX: Final = 2**53 - 1  # the largest integer that the JSON parsers of a
 DEPTH_MAX: Final = 32
 CONTAINERS_MAX: Final = 250_000  # arrays and objects in one message: 4 MiB of brackets would take a second to read
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024  # the largest message a peer may send; the socket disconnects at twice that
+MESSAGE_BYTES_MIN: Final = 64 * 1024  # the smallest limit that a worker may announce
 FRAME_BYTES_MAX: Final = 8 * 1024 * 1024
 SUBSCRIPTION_BYTES_MAX: Final = 512
 BATCH_ITEMS_MAX: Final = 1000  # results, items, held items in one message

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import zmq
+from stepwire_broker.bus.audience import LEVEL0_TOPICS
 from stepwire_broker.bus.wire import Wire
 from stepwire_broker.core.definitions.settings import BusSettings
 from stepwire_protocol import topics
@@ -33,21 +34,28 @@ class Log:
 class Listener:
     """Records what the wire reports. A test replaces single methods by its own."""
 
-    def __init__(self, log: Log, on_peer: Callable[[], None], methods: dict[str, Callable[..., Any]]) -> None:
-        self.on_refused_frame = lambda code, data: log.refused.append((code, data))
-        self.on_message = lambda topic, body, principal: log.messages.append((topic, body))
+    def __init__(self, log: Log, on_peer: Callable[[str], None], methods: dict[str, Callable[..., Any]]) -> None:
+        self.on_refused_frame = lambda code, data, principal: log.refused.append((code, data))
         self.on_disconnected = lambda reason, principal, n: log.disconnected.append((reason, n))
         self.grant_of = lambda principal: None
-        self.on_subscribed = lambda worker: log.peers.append(("subscribed", worker))
-        self.on_vanished = lambda worker: log.peers.append(("vanished", worker))
+        self.on_message = lambda topic, body, principal: log.messages.append((topic, body))
+        self.refusal_of = _refusal_of
+        self.on_subscribed = lambda worker, principal: log.peers.append(("subscribed", worker))
+        self.on_vanished = lambda worker, principal: log.peers.append(("vanished", worker))
         self.on_peer = on_peer
-        self.on_peer_gone = lambda to: log.peers.append(("peer gone", to))
+        self.on_peer_gone = lambda to, principal: log.peers.append(("peer gone", to))
         self.on_peers_uncertain = lambda: log.peers.append(("uncertain", ""))
         self.after_drain = log.after_drain
         self.on_alarm = log.alarms.append
         for name, method in methods.items():
             assert hasattr(self, name), name
             setattr(self, name, method)
+
+
+def _refusal_of(topic: bytes, principal: str) -> str | None:
+    """As for principals with full grants."""
+    known = (topics.BROKERS, *LEVEL0_TOPICS)
+    return None if topic in known or topics.worker_of(topic) is not None else "subscription"
 
 
 class Bench:
@@ -61,7 +69,7 @@ class Bench:
         listener = Listener(log, self._grant, callbacks)
         self.wire = Wire(settings, "b1", listener, context)
 
-    def _grant(self) -> None:
+    def _grant(self, principal: str) -> None:
         """Each level-0 handler gets the next number."""
         self.granted += 1
         self.wire.grant(f"1.{self.granted}")

@@ -111,7 +111,7 @@ def test_a_message_sent_while_the_subscription_is_reported_arrives(settings: Bus
     async def story() -> None:
         held: list[Bench] = []
 
-        def greet(worker: str) -> None:
+        def greet(worker: str, principal: str) -> None:
             assert held[0].wire.send(b"@" + worker.encode() + b" ", b"at once")
 
         async with serving(settings, context, on_subscribed=greet) as bench:
@@ -180,7 +180,7 @@ def test_an_inbox_vanishes_with_its_last_pipe_and_not_before(settings: BusSettin
             marker, marker_inbox = new_worker()
             bench.subscriber(marker_inbox)
             await until(
-                lambda: ("subscribed", marker) in bench.log.peers and len(bench.wire._audience.pipes[inbox]) == 1
+                lambda: ("subscribed", marker) in bench.log.peers and bench.wire._audience.inboxes[inbox].pipes == 1
             )
             assert ("vanished", worker) not in bench.log.peers
             assert bench.wire.send(inbox, b"still here")
@@ -367,10 +367,10 @@ def test_a_peer_cannot_shift_an_inbox_to_another_peer(settings: BusSettings, con
                     bench.wire._xpub.getsockopt(zmq.EVENTS)
             bench.wire._steps.schedule()  # the poll consumed the edge
             await until(lambda: bench.wire.counters.refused["user_message"] == 1)
-            await until(lambda: bench.wire.counters.refused["unsure_peer"] + len(bench.wire._audience.pipes) >= 4)
+            await until(lambda: bench.wire.counters.refused["unsure_peer"] + len(bench.wire._audience.inboxes) >= 4)
             # A worker whose subscription was refused connects again, and is served.
             again = [bench.subscriber(inbox) for _, inbox in workers]
-            await until(lambda: all(bench.wire._audience.pipes.get(inbox) for _, inbox in workers))
+            await until(lambda: all(bench.wire._audience.inboxes.get(inbox) for _, inbox in workers))
             for (_, inbox), peer in zip(workers, again, strict=True):
                 assert bench.wire.send(inbox, b"secret")
                 assert await bench.receive(peer) == inbox + b"secret"

@@ -51,6 +51,12 @@ class Measured(NamedTuple):
     executors: list[ExecutorView]
 
 
+def _refusals(measured: Measured) -> dict[str, int]:
+    """Refusals by the bus and by the core. Both know some of the codes."""
+    wire, core = measured.wire.refused, measured.core.counters.refused
+    return {code: wire.get(code, 0) + core.get(code, 0) for code in wire | core}
+
+
 class Metric(NamedTuple):
     name: str
     kind: Kind
@@ -412,7 +418,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "counter",
         ("code",),
         "Messages and subscriptions that were refused.",
-        lambda m: [((code,), n) for code, n in sorted((m.wire.refused | m.core.counters.refused).items())],
+        lambda m: [((code,), n) for code, n in sorted(_refusals(m).items())],
     ),
     Metric(
         "stepwire_bus_dropped_sends_total",

@@ -2,7 +2,7 @@
 
 XPUB reports subscriptions and delivers only the topics that the broker grants. A worker is granted its own inbox,
 `@<worker> `, exactly as subscribed. A level-0 handler subscribes all steps and is granted a `to` of its own. Every
-other subscription is refused silently.
+other subscription is refused silently, and so is one that the grant of the subscriber's principal does not allow.
 """
 
 from collections import Counter
@@ -12,11 +12,10 @@ import zmq
 from msgspec import Struct
 from stepwire_protocol import topics
 
-from stepwire_broker.core.model.principal import ANONYMOUS
-
 from .alarms import Alarms
-from .connections import BusConnection, Connections, is_from_connection
+from .connections import BusConnection, Connections
 from .counters import WireCounters
+from .identity import Identities, descriptor_of
 from .listener import BusListener
 
 LEVEL0_TOPICS: Final = (topics.STEPS, topics.STEPS.rstrip())
@@ -25,10 +24,22 @@ _SUBSCRIBE: Final = b"\x01"
 _UNSUBSCRIBE: Final = b"\x00"
 
 
+class Inbox(Struct):
+    """A worker's inbox: its principal, and the connections that receive it, the oldest first. None: one of inproc."""
+
+    principal: str
+    readers: list[BusConnection | None] = []
+
+    @property
+    def pipes(self) -> int:
+        return len(self.readers)
+
+
 class _Level0Peer(Struct):
     """A connection that subscribed `steps`: its topics, and the `to` that it was granted instead."""
 
     topics: set[bytes]
+    principal: str
     to: str | None = None
 
 
@@ -46,15 +57,16 @@ class Audience:
         self,
         xpub: zmq.Socket[bytes],
         connections: Connections,
+        identities: Identities,
         listener: BusListener,
         counters: WireCounters,
         alarms: Alarms,
     ) -> None:
-        # By inbox topic: the connections that receive it, the oldest first. None: a peer on inproc.
-        self.pipes: Final[dict[bytes, list[BusConnection | None]]] = {}
+        self.inboxes: Final[dict[bytes, Inbox]] = {}  # by topic
         self.granted: Final[set[str]] = set()  # `to` of level-0 peers
         self._xpub = xpub
         self._connections = connections
+        self._identities = identities
         self._listener = listener
         self._counters = counters
         self._alarms = alarms
@@ -74,10 +86,10 @@ class Audience:
             return 0
         # A descriptor may be reused: the monitor has already reported the end of the previous connection.
         self._connections.read_events()
-        if is_from_connection(frame):
+        if descriptor_of(frame) is not None:
             self._take_from_connection(frame, sign, topic)
         elif sign == _SUBSCRIBE:
-            self._on_subscription(topic, None)
+            self._on_subscription(topic, None, self._identities.of(frame))
         elif sign == _UNSUBSCRIBE:
             self.forget_parted()  # it may be the last event of such a connection
             self._on_nameless_unsubscription(topic)
@@ -113,16 +125,17 @@ class Audience:
 
         The older pipe ends: usually it belongs to a connection that the worker has replaced.
         """
-        readers = self.pipes.get(topic, ())
-        if len(readers) > 1 and readers[0] is not None:
-            self._connections.disconnect(readers[0], "muted_inbox")
+        inbox = self.inboxes.get(topic)
+        if inbox is not None and inbox.pipes > 1 and inbox.readers[0] is not None:
+            self._connections.disconnect(inbox.readers[0], "muted_inbox")
 
     def clear(self) -> None:
-        self.pipes.clear()
+        self.inboxes.clear()
         self.granted.clear()
 
     def _take_from_connection(self, frame: zmq.Frame, sign: bytes, topic: bytes) -> None:
-        connection = self._connections.of(frame, ANONYMOUS)
+        principal = self._identities.of(frame)
+        connection = self._connections.of(frame, principal)
         is_known = connection is not None and topic in connection.topics
         is_admitted = connection is not None and self._connections.admits_event(connection, sign, topic)
         if sign not in (_SUBSCRIBE, _UNSUBSCRIBE):
@@ -134,7 +147,7 @@ class Audience:
         elif not is_admitted:
             return
         elif sign == _SUBSCRIBE:
-            self._on_subscription(topic, connection)
+            self._on_subscription(topic, connection, principal)
         elif is_known:
             self._on_unsubscription(topic, connection)
 
@@ -151,20 +164,29 @@ class Audience:
 
     # -- inboxes ------------------------------------------------------------------------------------------------------
 
-    def _on_subscription(self, topic: bytes, connection: BusConnection | None) -> None:
+    def _on_subscription(self, topic: bytes, connection: BusConnection | None, principal: str) -> None:
         if topic in LEVEL0_TOPICS:
-            self._on_level0_subscription(topic, connection)
-            return
-        worker = topics.worker_of(topic)
-        if worker is None and topic != topics.BROKERS:
-            self._counters.refused["subscription"] += 1
+            self._on_level0_subscription(topic, connection, principal)
+        elif self._may_grant(topic, connection, principal):
+            self._xpub.setsockopt(zmq.SUBSCRIBE, topic)
+            worker = topics.worker_of(topic)
+            if worker is not None:
+                inbox = self.inboxes.get(topic)
+                if inbox is None:
+                    inbox = self.inboxes[topic] = Inbox(principal)
+                if connection is None or connection not in inbox.readers:
+                    inbox.readers.append(connection)
+                self._listener.on_subscribed(worker, principal)
+
+    def _may_grant(self, topic: bytes, connection: BusConnection | None, principal: str) -> bool:
+        """Ask whether a subscription is allowed, and refuse it if not."""
+        code = self._listener.refusal_of(topic, principal)
+        if code is not None:
+            self._counters.refused[code] += 1
+            self._connections.refused(connection)
         elif self._is_peer_unsure:
             self._refuse_unsure(connection)
-        else:
-            self._xpub.setsockopt(zmq.SUBSCRIBE, topic)
-            if worker is not None:
-                self.pipes.setdefault(topic, []).append(connection)
-                self._listener.on_subscribed(worker)
+        return code is None and not self._is_peer_unsure
 
     def _on_unsubscription(self, topic: bytes, connection: BusConnection | None) -> None:
         """Handle an unsubscription. None: sent by a peer on inproc, or by libzmq for a dead pipe of such a peer."""
@@ -189,27 +211,25 @@ class Audience:
     def _leave_inbox(self, topic: bytes, connection: BusConnection | None) -> None:
         """Remove one pipe. A worker that reconnects may have a new pipe before libzmq detects the death of the old
         pipe."""
-        readers = self.pipes.get(topic)
-        if readers is None or connection not in readers:
+        inbox = self.inboxes.get(topic)
+        if inbox is None or connection not in inbox.readers:
             return
-        readers.remove(connection)
-        if not readers:
-            del self.pipes[topic]
+        inbox.readers.remove(connection)
+        if not inbox.readers:
+            del self.inboxes[topic]
             worker = topics.worker_of(topic)
             assert worker is not None, topic
-            self._listener.on_vanished(worker)
+            self._listener.on_vanished(worker, inbox.principal)
 
     # -- level-0 peers ------------------------------------------------------------------------------------------------
 
-    def _on_level0_subscription(self, topic: bytes, connection: BusConnection | None) -> None:
+    def _on_level0_subscription(self, topic: bytes, connection: BusConnection | None, principal: str) -> None:
         peer = None if connection is None else self._peers.get(connection)
         if peer is not None:
             peer.topics.add(topic)  # subscribed twice, or with and without the space: still one handler
             return
-        peer = _Level0Peer({topic})
-        if self._is_peer_unsure:
-            self._refuse_unsure(connection)
-        else:
+        peer = _Level0Peer({topic}, principal)
+        if self._may_grant(topic, connection, principal):
             self._report_peer(peer)
         if connection is None:
             self._inproc_peers.append(peer)
@@ -219,7 +239,7 @@ class Audience:
     def _report_peer(self, peer: _Level0Peer) -> None:
         self._subscribing = peer
         try:
-            self._listener.on_peer()
+            self._listener.on_peer(peer.principal)
         finally:
             self._subscribing = None
         if peer.to is None:
@@ -253,7 +273,7 @@ class Audience:
     def _forget(self, peer: _Level0Peer) -> None:
         if peer.to is not None and peer.to in self.granted:
             self.granted.remove(peer.to)
-            self._listener.on_peer_gone(peer.to)
+            self._listener.on_peer_gone(peer.to, peer.principal)
 
 
 def _is_granted(topic: bytes) -> bool:

@@ -21,6 +21,7 @@ from . import budgets
 from .budgets import Offences, Usage, Window
 from .counters import WireCounters
 from .disconnecting import disconnect, inode_of
+from .identity import descriptor_of
 from .kernel_counts import KernelCounts, bytes_waiting, read_counts
 from .stuck_watch import StuckWatch
 
@@ -211,7 +212,7 @@ class Connections:
 
     def of(self, frame: zmq.Frame, principal: str) -> BusConnection | None:
         """Return the connection that sent this frame. None: inproc, or it has ended by itself."""
-        descriptor = _descriptor(frame)
+        descriptor = descriptor_of(frame)
         if descriptor is None:
             return None
         connection = self._open.get(descriptor) or self._muted.get(descriptor)
@@ -226,7 +227,7 @@ class Connections:
 
     def has_ended(self, frame: zmq.Frame) -> bool:
         """True if the bus has disconnected the connection that sent this frame."""
-        descriptor = _descriptor(frame)
+        descriptor = descriptor_of(frame)
         if descriptor is None:
             return False
         connection = self._open.get(descriptor) or self._muted.get(descriptor)
@@ -351,17 +352,3 @@ class Connections:
             excess -= left
             if excess <= 0:
                 return
-
-
-def is_from_connection(frame: zmq.Frame) -> bool:
-    """False for a peer on inproc, and for the unsubscriptions that libzmq sends for a dead pipe."""
-    return _descriptor(frame) is not None
-
-
-def _descriptor(frame: zmq.Frame) -> int | None:
-    """Return the descriptor of the connection that sent a frame. None: it is unknown, or the peer is on inproc."""
-    try:
-        descriptor = int(frame.get(zmq.SRCFD))
-    except zmq.ZMQError:
-        return None
-    return descriptor if descriptor >= 0 else None

@@ -3,7 +3,16 @@
 from msgspec import Struct, field
 
 DROPPED = ("full", "no_receiver")
-REFUSED = ("multipart", "level0", "subscription", "user_message", "unsure_peer", "rate")
+REFUSED = (
+    "multipart",
+    "level0",
+    "subscription",
+    "foreign_inbox",
+    "unauthorized",
+    "user_message",
+    "unsure_peer",
+    "rate",
+)
 DISCONNECTED = (
     "connections",
     "unauthenticated",

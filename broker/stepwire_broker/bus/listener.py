@@ -1,39 +1,42 @@
 """The interface of the wire's owner."""
 
-from typing import Final, Protocol
+from typing import Protocol
 
 from stepwire_broker.core.model.principal import Grant
-
-UNAUTHENTICATED: Final = ""  # the principal of a message whose connection proved no identity
 
 
 class BusListener(Protocol):
     """Receives the events of the bus. Every method runs on the loop, in the order of events, and may send."""
 
     def on_message(self, topic: bytes, body: bytes, principal: str, /) -> str | None:
-        """Handle one frame of a subscribed topic: the topic with its space, and the unchecked bytes after it.
+        """Handle one frame of a subscribed topic: the topic with its space, and the unchecked bytes after it. Returns
+        the code of its refusal, or None.
 
-        `principal` is the identity of the frame's connection, or UNAUTHENTICATED. Returns the code of a refusal.
+        `principal` is the identity that the frame's connection proved.
         """
         ...
 
-    def on_refused_frame(self, code: str, first_part: bytes, /) -> None:
+    def on_refused_frame(self, code: str, first_part: bytes, principal: str, /) -> None:
         """Handle a frame that is not a message. `code` is one of errors.REFUSALS."""
         ...
 
-    def on_subscribed(self, worker: str, /) -> None:
+    def refusal_of(self, topic: bytes, principal: str, /) -> str | None:
+        """Return the code with which this subscription is refused, or None if the principal may receive the topic."""
+        ...
+
+    def on_subscribed(self, worker: str, principal: str, /) -> None:
         """Handle a peer that subscribed this worker's inbox: the next send reaches the peer."""
         ...
 
-    def on_vanished(self, worker: str, /) -> None:
+    def on_vanished(self, worker: str, principal: str, /) -> None:
         """Handle the end of the last pipe that received this worker's inbox."""
         ...
 
-    def on_peer(self) -> None:
+    def on_peer(self, principal: str, /) -> None:
         """Handle a level-0 handler that subscribed `steps`. It receives only what is granted during this call."""
         ...
 
-    def on_peer_gone(self, to: str, /) -> None:
+    def on_peer_gone(self, to: str, principal: str, /) -> None:
         """Handle a level-0 handler that unsubscribed or lost its connection. `to` was granted to it."""
         ...
 

@@ -13,15 +13,15 @@ import zmq
 from stepwire_protocol import codec, topics
 
 from stepwire_broker.core.definitions.settings import BusSettings
-from stepwire_broker.core.model.principal import ANONYMOUS, PROCESS
 from stepwire_broker.open_files import connections_of_bus
 
 from . import budgets
 from .alarms import Alarms
 from .audience import Audience
-from .connections import BusConnection, Connections, is_from_connection
+from .connections import BusConnection, Connections
 from .counters import WireCounters
-from .listener import UNAUTHENTICATED, BusListener
+from .identity import Identities
+from .listener import BusListener
 from .paths import Paths
 from .reader import SocketReader
 from .sockets import Sockets, read_endpoints
@@ -68,6 +68,9 @@ class Wire:
         endpoints = read_endpoints(self._settings)
         self._sockets = Sockets(self._context, self._settings, self._broker_id, here, endpoints)
         self._xpub = self._sockets.xpub
+        steps, results = endpoints
+        self._senders = Identities(results.transport)
+        self._subscribers = Identities(steps.transport)
         self._connections = Connections(
             self._sockets.monitors,
             self.connections_max,
@@ -76,7 +79,9 @@ class Wire:
             self._listener.grant_of,
             self._listener.on_disconnected,
         )
-        self._audience = Audience(self._xpub, self._connections, self._listener, self.counters, self._alarms)
+        self._audience = Audience(
+            self._xpub, self._connections, self._subscribers, self._listener, self.counters, self._alarms
+        )
         self._steps = SocketReader(
             self._xpub,
             self._audience.take,
@@ -118,13 +123,14 @@ class Wire:
 
     def inner_endpoints(self) -> tuple[str, str]:
         """(steps, results) for workers in this process. Bound by the first call, in addition to the configured ones."""
+        self._senders.has_inner = self._subscribers.has_inner = True
         return self._sockets.inner_endpoints()
 
     # -- out ----------------------------------------------------------------------------------------------------------
 
     def send(self, topic: bytes, body: bytes) -> bool:
         """Send a message. False: it was dropped, because the topic has no receiver or the receiver reads too slowly."""
-        if topic not in self._audience.pipes:
+        if topic not in self._audience.inboxes:
             deliver = self._attached.get(topic)
             if deliver is None:
                 self.counters.dropped["no_receiver"] += 1
@@ -202,29 +208,28 @@ class Wire:
 
     def _take_message(self, frame: zmq.Frame) -> int:
         """Pass one message to the listener. Returns its bytes."""
-        principal = ANONYMOUS if is_from_connection(frame) else PROCESS
+        principal = self._senders.of(frame)
         connection = self._connections.of(frame, principal)
         size = len(frame)
         is_admitted = self._connections.admits(connection, size, principal)
         if frame.more or self._is_inside_multipart:
-            return self._skip_part(frame, connection)
+            return self._skip_part(frame, connection, principal)
         counters = self.counters
         counters.received += 1
         counters.received_bytes += size
         if is_admitted:
             topic, body = codec.split(frame.bytes)
-            # With CURVE, the principal will be the frame's User-Id, which the ZAP handler sets.
-            if self._on_message(topic, body, UNAUTHENTICATED) is not None:
+            if self._on_message(topic, body, principal) is not None:
                 self._connections.refused(connection)
         return size
 
-    def _skip_part(self, frame: zmq.Frame, connection: BusConnection | None) -> int:
+    def _skip_part(self, frame: zmq.Frame, connection: BusConnection | None, principal: str) -> int:
         """Skip one part of a multipart message. Each part uses the budget of messages: a message may have millions."""
         is_first = not self._is_inside_multipart
         self._is_inside_multipart = frame.more
         if is_first:
             self.counters.refused["multipart"] += 1
-            self._listener.on_refused_frame("multipart", frame.bytes)
+            self._listener.on_refused_frame("multipart", frame.bytes, principal)
             self._connections.refused(connection)
         return 0
 

@@ -15,7 +15,7 @@ from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads
 from stepwire_broker.core.definitions.workflow import Workflow
 
 from .commit_group import Outcome
-from .principal import Grant
+from .principal import PROCESS, Grant
 
 
 class Now(NamedTuple):
@@ -92,6 +92,11 @@ class Attached(Struct, frozen=True):
     worker: str
     executor: str
     joins_bus: bool = False
+    grant: Grant | None = None  # of the token that the worker's calls carry; None: the worker is part of the process
+
+    @property
+    def principal(self) -> str:
+        return PROCESS if self.grant is None else self.grant.principal
 
 
 class Detached(Struct, frozen=True):
@@ -101,7 +106,7 @@ class Detached(Struct, frozen=True):
 
 
 class Subscribed(Struct, frozen=True):
-    """A peer subscribed this worker's inbox."""
+    """A peer subscribed this worker's inbox, which was not refused to its principal."""
 
     worker: str
 

@@ -10,8 +10,6 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 from stepwire_protocol import patterns
 
-from .worker_session import offer_of
-
 PROCESS: Final = "process"  # a worker inside the broker's own process
 OWNER: Final = "owner"  # the broker's own account, over ipc
 ANONYMOUS: Final = "anonymous"  # a connection that proves nothing: tcp without keys
@@ -69,13 +67,19 @@ class Rights:
 
     def __init__(self, grant: Grant) -> None:
         self.grant = grant
-        self.allows_worker: Final = offer_of(grant.workers)
-        self.allows_handler: Final = offer_of(grant.handlers)
-        self.allows_namespace: Final = offer_of(grant.namespaces)
+        self.allows_worker: Final = patterns.any_of(grant.workers)
+        self.allows_handler: Final = patterns.any_of(grant.handlers)
+        self.allows_namespace: Final = patterns.any_of(grant.namespaces)
         self.is_for_all_handlers: Final = patterns.ANY in grant.handlers
         self.is_for_all_namespaces: Final = patterns.ANY in grant.namespaces
         self._handlers = [patterns.compile_pattern(text) for text in grant.handlers]
         self._labels = frozenset(grant.labels)
+
+    def allows(self, handler_class: str, namespace: str | None) -> bool:
+        """True if steps of this handler in this namespace are granted. None: every grant is for all namespaces."""
+        return (self.is_for_all_handlers or self.allows_handler(handler_class)) and (
+            namespace is None or self.is_for_all_namespaces or self.allows_namespace(namespace)
+        )
 
     def covers(self, offered: str) -> bool:
         """True if every handler that this name or pattern matches is granted."""
