@@ -29,11 +29,13 @@ class BusEvents:
         refusal_of: Callable[[bytes, str], str | None],
         after_drain: Callable[[], None],
         handle: Callable[[Event, str], None],
+        grant_of: Callable[[str], Grant | None],
     ) -> None:
         self.on_message = on_message
         self.on_refused_frame = on_refused_frame
         self.refusal_of = refusal_of
         self.after_drain = after_drain
+        self.grant_of = grant_of
         self._handle = handle
 
     def on_subscribed(self, worker: str, principal: str) -> None:
@@ -57,3 +59,6 @@ class BusEvents:
 
     def on_alarm(self, text: str) -> None:
         log.warning("bus_alarm", text=text)
+
+    def on_disconnected(self, reason: str, principal: str, connections: int) -> None:
+        log.warning("peer_disconnected", reason=reason, principal=principal or None, connections=connections)

@@ -40,7 +40,7 @@ from .core.model.events import (
     ProcessDied,
 )
 from .core.model.live import StepProgress
-from .core.model.principal import PROCESS
+from .core.model.principal import PROCESS, Grant
 from .core.routing.level0_handlers import OFFERED_MAX
 from .core.workers import authority
 from .errors import BrokerError
@@ -101,6 +101,7 @@ class CoreLoop:
             refusal_of=self._refusal_of,
             after_drain=self.flush,
             handle=self.handle,
+            grant_of=self._grant_of,
         )
         self.wire = Wire(settings.bus, settings.broker.id, listener, context, is_strict=settings.security.strict)
         self.taps = Taps(self.wire)
@@ -167,6 +168,10 @@ class CoreLoop:
     def _on_refused_frame(self, code: str, data: bytes, principal: str) -> None:
         self.taps.show("in", b"", data, code)
         self.handle(FrameRefused(code), principal)
+
+    def _grant_of(self, principal: str) -> Grant | None:
+        rights = self._state.principals.get(principal)
+        return None if rights is None else rights.grant
 
     def _refusal_of(self, topic: bytes, principal: str) -> str | None:
         refusal = authority.of_subscription(self._state, principal, topic)

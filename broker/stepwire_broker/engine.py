@@ -164,7 +164,7 @@ class Engine:
             broker=settings.broker.id,
             epoch=opened.epoch,
             deployment=opened.deployment,
-            nonce=os.urandom(6).hex(),
+            batch_key=os.urandom(16),
             host=host.identity() or "",
         )
         self.broker_id, self.epoch, self.deployment = settings.broker.id, opened.epoch, opened.deployment

@@ -46,6 +46,13 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
         _error("broker_failed", "reason", "The broker stops because it cannot continue safely."),
         _warning("bus_alarm", "text", "The bus needs attention. `text` is the reason."),
         _warning(
+            "peer_disconnected",
+            "reason principal connections",
+            "The bus has ended connections because of a budget. `reason` is that of the last one, and `connections` is"
+            " the number since the last such line of this principal: at most one line in 10 s. A peer that has sent"
+            " nothing has no principal.",
+        ),
+        _warning(
             "loop_was_late",
             "gap_ms busy_ms",
             "The loop read nothing for `gap_ms`. If `busy_ms`, its own computing time, is much less, the process or "

@@ -21,6 +21,7 @@ def _whole(pattern: str) -> str:
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=limits.INTEGER_MAX)]
 Id: TypeAlias = Annotated[int, Meta(ge=1, le=limits.INTEGER_MAX)]
+MessageBytes: TypeAlias = Annotated[int, Meta(ge=limits.MESSAGE_BYTES_MIN, le=limits.INTEGER_MAX)]
 WorkerId: TypeAlias = Annotated[str, Meta(pattern=_whole(topics.WORKER_PATTERN))]
 BrokerId: TypeAlias = Annotated[str, Meta(pattern=_whole(topics.BROKER_PATTERN))]
 SessionId: TypeAlias = Annotated[str, Meta(pattern=_whole(topics.SESSION_PATTERN))]
@@ -78,7 +79,7 @@ class Hello(FromWorker, frozen=True, kw_only=True, tag="hello"):
     pid: Count = 0
     pid_started: Count = 0
     proof: bool = False
-    max_message_bytes: Id = limits.MESSAGE_BYTES_MAX
+    max_message_bytes: MessageBytes = limits.MESSAGE_BYTES_MAX
 
 
 class Heartbeat(FromWorker, frozen=True, kw_only=True, tag="heartbeat"):

@@ -20,6 +20,7 @@ from .messages import (
     HeldItem,
     Id,
     Item,
+    MessageBytes,
     ProgressItem,
     Result,
     SessionId,
@@ -64,7 +65,7 @@ class LeaseCall(FromPoller, frozen=True, kw_only=True):
     sdk: str = ""
     host: str = ""
     pid: Count = 0
-    max_message_bytes: Id = limits.MESSAGE_BYTES_MAX
+    max_message_bytes: MessageBytes = limits.MESSAGE_BYTES_MAX
 
 
 class HeartbeatCall(FromPoller, frozen=True, kw_only=True):

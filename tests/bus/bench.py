@@ -27,6 +27,7 @@ class Log:
         self.drains: list[int] = []  # messages seen by the end of each drain
         self.alarms: list[str] = []
         self.grants: list[tuple[tuple[Grant, ...], frozenset[str]]] = []  # with the principals declared dead
+        self.disconnected: list[tuple[str, int]] = []
 
     def after_drain(self) -> None:
         self.drains.append(len(self.messages))
@@ -37,6 +38,8 @@ class Listener:
 
     def __init__(self, log: Log, on_peer: Callable[[str], None], methods: dict[str, Callable[..., Any]]) -> None:
         self.on_refused_frame = lambda code, data, principal: log.refused.append((code, data))
+        self.on_disconnected = lambda reason, principal, n: log.disconnected.append((reason, n))
+        self.grant_of = lambda principal: None
         self.on_message = lambda topic, body, principal: log.messages.append((topic, body))
         self.refusal_of = _refusal_of
         self.on_subscribed = lambda worker, principal: log.peers.append(("subscribed", worker))

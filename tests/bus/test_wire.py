@@ -339,7 +339,11 @@ def test_messages_into_the_steps_socket_are_dropped_and_raise_one_alarm(
             await bench.greeting(intruder)  # the greeting: it is connected
             for _ in range(50):
                 intruder.send_multipart([b"hello", b"there"])
-            await until(lambda: bench.wire.counters.refused["user_message"] == 100)
+            # A peer on inproc cannot be disconnected. Of other peers, the first message is the last one that counts.
+            has_descriptor = not settings.steps.startswith("inproc")
+            at_least = 1 if has_descriptor else 100
+            await until(lambda: bench.wire.counters.refused["user_message"] >= at_least)
+            assert (bench.wire.counters.disconnected["user_message"] == 1) is has_descriptor
             assert bench.log.alarms == ["a peer sends messages to the steps socket; a peer should only subscribe there"]
 
     run(story())
@@ -532,14 +536,14 @@ def test_the_sockets_have_the_options_of_the_protocol(ipc: BusSettings, context:
                 "LINGER": (0, 0),
                 "IMMEDIATE": (0, 0),
                 "HEARTBEAT_IVL": (0, 0),
-                "HANDSHAKE_IVL": (5000, 5000),
+                "HANDSHAKE_IVL": (2000, 2000),
                 "BACKLOG": (1024, 1024),
                 "TCP_KEEPALIVE": (1, 1),
                 "TCP_KEEPALIVE_IDLE": (15, 15),
                 "TCP_KEEPALIVE_INTVL": (5, 5),
                 "TCP_KEEPALIVE_CNT": (3, 3),
-                "RCVHWM": (10_000, 10_000),
-                "MAXMSGSIZE": (4096, 8 * 1024 * 1024),
+                "RCVHWM": (64, 32),
+                "MAXMSGSIZE": (512, 8 * 1024 * 1024),
             }
             assert xpub.getsockopt(zmq.SNDHWM) == 1000
 

@@ -590,6 +590,15 @@ def test_why_names_the_worker_whose_key_does_not_allow_the_step() -> None:
     assert "the grant of `shop` was withdrawn" in why(world, task_id).message
 
 
+def test_why_names_the_size_of_a_step_that_is_too_large_for_every_worker() -> None:
+    world = World(Settings(limits=LimitSettings(resident_payload_bytes=1 << 20)))
+    world.hello(max_message_bytes=65_536)
+    task_id = world.task(ONE, context=b'"' + b"x" * 70_000 + b'"')
+    assert why(world, task_id).code == "workers_too_small"
+    assert "needs a message of 73728 bytes" in why(world, task_id).message
+    assert "accepts more than 65536" in why(world, task_id).message
+
+
 def test_every_code_of_why_occurs_in_a_test_of_this_file() -> None:
     """A code that no situation produces has no place in the table. The codes of final states are tested by message."""
     final = ["failed", "cancelled", "skipped"]

@@ -85,7 +85,7 @@ class World:
 
     def _begin(self, epoch: int, seq: int, ids: tuple[int, int]) -> None:
         self.rows.begin(epoch)
-        identity = Identity(BROKER, epoch=epoch, deployment=DEPLOYMENT, nonce=f"n{epoch}", host=HOST)
+        identity = Identity(BROKER, epoch=epoch, deployment=DEPLOYMENT, batch_key=b"key of start %d" % epoch, host=HOST)
         rules = [placed.rule for placed in stored_rules(self.rows.controls)]
         execution = self.settings.execution
         router = Router(execution, self.executors, bus_is_distributed=self.bus_is_distributed, runtime=rules)

@@ -121,7 +121,7 @@ class BrokerNode:
             broker=BROKER,
             epoch=opened.epoch,
             deployment=opened.deployment,
-            nonce=f"{self.chance.getrandbits(48):012x}",
+            batch_key=self.chance.randbytes(16),
             host=HOST,
         )
         router = world.routes.router(settings, opened.controls)

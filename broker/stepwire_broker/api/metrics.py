@@ -436,6 +436,20 @@ METRICS: Final[tuple[Metric, ...]] = (
         f"1 for what is open to other users or hosts: {', '.join(INSECURE)}.",
         lambda m: [((what,), int(what in m.broker.insecure())) for what in INSECURE],
     ),
+    Metric(
+        "stepwire_bus_connections",
+        "gauge",
+        ("socket",),
+        "Open connections of the bus.",
+        lambda m: [((socket,), n) for socket, n in m.wire.connections.items()],
+    ),
+    Metric(
+        "stepwire_bus_disconnections_total",
+        "counter",
+        ("reason",),
+        "Connections that the bus has ended because of a budget.",
+        lambda m: [((reason,), n) for reason, n in m.wire.disconnected.items()],
+    ),
     # HTTP
     Metric(
         "stepwire_http_requests_total",

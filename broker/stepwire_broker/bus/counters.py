@@ -13,6 +13,20 @@ REFUSED = (
     "unauthorized",
     "user_message",
     "unsure_peer",
+    "rate",
+)
+DISCONNECTED = (
+    "connections",
+    "unauthenticated",
+    "subscriptions",
+    "user_message",
+    "unsure_peer",
+    "muted_inbox",
+    "refused_frames",
+    "rate",
+    "unread_bytes",
+    "blocked",
+    "revoked",
 )
 
 
@@ -26,3 +40,5 @@ class WireCounters(Struct):
     dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DROPPED, 0))
     refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REFUSED, 0))
     connections_refused: Mapping[str, int] = {}  # by reason; the authenticator counts them
+    disconnected: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DISCONNECTED, 0))
+    connections: dict[str, int] = field(default_factory=lambda: {"steps": 0, "results": 0})  # open now

@@ -115,8 +115,9 @@ class PrincipalGate:
 
     def block(self, principals: frozenset[str]) -> None:
         """Refuse new connections of these principals, and of no others, until the next call."""
-        self._blocked = principals
-        self._apply()
+        if principals != self._blocked:
+            self._blocked = principals
+            self._apply()
 
     async def check(self, on_changed: Callable[[PrincipalsChanged], None]) -> None:
         """Read the client files in a thread, because their disk may be slow, and apply what has changed."""

@@ -49,6 +49,14 @@ class BusListener(Protocol):
         that the workers of the revoked principals `declared_dead` have ended."""
         ...
 
+    def on_disconnected(self, reason: str, principal: str, connections: int, /) -> None:
+        """Report how many connections of a principal ("": unknown) the bus has ended since the last report."""
+        ...
+
+    def grant_of(self, principal: str, /) -> Grant | None:
+        """Return the grant of a principal, which may limit its rates."""
+        ...
+
     def after_drain(self) -> None:
         """Decide and flush once for all messages of a drain that ended or used up its budget."""
         ...

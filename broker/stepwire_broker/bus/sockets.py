@@ -1,8 +1,8 @@
 """The broker's sockets: created with the protocol's options, bound, and closed.
 
 XPUB sends. With XPUB_MANUAL the broker decides which topics a connected peer receives. SUB receives results and worker
-messages. A third socket reports the connections of the XPUB that end. Each endpoint has its own mechanism: ipc without
-keys, tcp with CURVE if the broker has a key pair.
+messages. Two further sockets report the begin and the end of their connections. Each endpoint has its own mechanism:
+ipc without keys, tcp with CURVE if the broker has a key pair.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ from stepwire_protocol import limits, topics
 
 from stepwire_broker.core.definitions.settings import BusSettings, listed
 
+from . import budgets
 from .authenticator import CURVE_DOMAIN, IPC_DOMAIN, OPEN_DOMAIN
+from .connections import MONITORED, Role
 from .endpoints import Endpoint, EndpointRefused, Protection, read_endpoint
 from .keys.key_text import KeyPair
 from .paths import Paths
 
-SUBSCRIPTIONS_QUEUED: Final = 10_000
 BIND_RETRY_MS: Final = 100
 BIND_RETRY_MAX_MS: Final = 5_000  # the predecessor's port is free again by then
-MAX_MESSAGE_FACTOR: Final = limits.FRAME_BYTES_MAX // limits.MESSAGE_BYTES_MAX
 ENDPOINTS_MAX: Final = 8  # of one socket
 
 Options: TypeAlias = dict[int, int | bytes]
@@ -38,7 +38,7 @@ _BOTH: Final[Options] = _TCP_KEEPALIVE | {
     zmq.LINGER: 0,
     zmq.IMMEDIATE: 0,
     zmq.HEARTBEAT_IVL: 0,  # heartbeats of a bound socket would kill healthy peers that are slow to read
-    zmq.HANDSHAKE_IVL: 5_000,
+    zmq.HANDSHAKE_IVL: budgets.HANDSHAKE_MS,
     zmq.BACKLOG: 1_024,
 }
 
@@ -87,7 +87,7 @@ class Bound(NamedTuple):
 
 
 class Sockets:
-    """The three sockets of one wire. They are configured by the constructor; `bind` makes them reachable."""
+    """The sockets of one wire. They are configured by the constructor; `bind` makes them reachable."""
 
     def __init__(
         self,
@@ -104,9 +104,10 @@ class Sockets:
         self._inner: tuple[str, str] | None = None  # the endpoints for workers in this process
         self.xpub = context.socket(zmq.XPUB)
         self.sub = context.socket(zmq.SUB)
-        self.partings = context.socket(zmq.PAIR)
+        self.monitors: dict[Role, zmq.Socket[bytes]] = {}
         try:
-            self._monitor_partings()
+            self._monitor(context, "steps", self.xpub)
+            self._monitor(context, "results", self.sub)
             _configure(self.xpub, _BOTH | _xpub_options(settings, here))
             _configure(self.sub, _BOTH | _sub_options(settings))
             for topic in (topics.RESULTS, topics.results_to(broker_id), topics.WORKERS):
@@ -141,8 +142,9 @@ class Sockets:
         return self._inner
 
     def close(self, linger_ms: int = 0) -> None:
-        self.xpub.disable_monitor()
-        for socket in (self.partings, self.xpub, self.sub):
+        for monitored in (self.xpub, self.sub):
+            monitored.disable_monitor()
+        for socket in (*self.monitors.values(), self.xpub, self.sub):
             socket.close(linger_ms)
 
     async def _bind(self, socket: zmq.Socket[bytes], endpoint: Endpoint, paths: Paths) -> str:
@@ -165,16 +167,17 @@ class Sockets:
         paths.bound(endpoint)
         return socket.get_string(zmq.LAST_ENDPOINT)
 
-    def _monitor_partings(self) -> None:
-        """Report every connection of the XPUB that ends.
+    def _monitor(self, context: zmq.Context[zmq.Socket[bytes]], role: Role, socket: zmq.Socket[bytes]) -> None:
+        """Report every connection that begins or ends.
 
         The unsubscriptions of a dead pipe do not name its connection, but the monitor does. The queue has no limit,
         because a full queue would stop the socket's thread.
         """
-        address = f"inproc://steps-partings-{id(self)}"
-        self.xpub.monitor(address, zmq.EVENT_DISCONNECTED)
-        self.partings.setsockopt(zmq.RCVHWM, 0)
-        self.partings.connect(address)
+        address = f"inproc://{role}-connections-{id(self)}"
+        socket.monitor(address, MONITORED)
+        self.monitors[role] = monitor = context.socket(zmq.PAIR)
+        monitor.setsockopt(zmq.RCVHWM, 0)
+        monitor.connect(address)
 
 
 def protect(socket: zmq.Socket[bytes], endpoint: Endpoint, server: KeyPair | None) -> None:
@@ -201,15 +204,15 @@ def _xpub_options(settings: BusSettings, here: bytes) -> Options:
         zmq.XPUB_NODROP: 1,
         zmq.XPUB_WELCOME_MSG: topics.BROKERS + here,
         zmq.SNDHWM: settings.steps_hwm,
-        zmq.RCVHWM: SUBSCRIPTIONS_QUEUED,
+        zmq.RCVHWM: budgets.SUBSCRIPTIONS_QUEUED,
         zmq.MAXMSGSIZE: limits.SUBSCRIPTION_BYTES_MAX,
     }
 
 
 def _sub_options(settings: BusSettings) -> Options:
     return {
-        zmq.RCVHWM: settings.results_hwm,
-        zmq.MAXMSGSIZE: settings.max_message_bytes * MAX_MESSAGE_FACTOR,
+        zmq.RCVHWM: budgets.results_queued(settings.results_hwm, settings.max_message_bytes),
+        zmq.MAXMSGSIZE: settings.max_message_bytes * budgets.MAX_MESSAGE_FACTOR,
     }
 
 

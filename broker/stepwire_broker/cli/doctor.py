@@ -17,6 +17,7 @@ from stepwire.client import Client, ClientError
 
 from stepwire_broker.configuration import loader
 from stepwire_broker.core.definitions.settings import Settings, listed
+from stepwire_broker.open_files import connections_of_bus, files_for_bus
 from stepwire_broker.posture import INSECURE
 
 from . import config_commands, doctor_keys, output
@@ -33,7 +34,6 @@ SQLITE_MIN: Final = (3, 37, 0)  # STRICT tables
 # In these versions two connections that write or checkpoint at once can corrupt the log: sqlite.org/wal.html.
 SQLITE_WAL_RESET_FIRST: Final = (3, 7, 0)
 SQLITE_WAL_RESET_FIXED: Final = (3, 51, 3)
-OPEN_FILES_MIN: Final = 4096
 DISK_FREE_RED_BYTES: Final = 64 * 1024 * 1024
 DISK_FREE_LOW_BYTES: Final = 1024 * 1024 * 1024
 CONNECT_TIMEOUT_S: Final = 2.0
@@ -252,11 +252,12 @@ def posture(settings: Settings) -> Iterator[Finding]:
     if os.geteuid() == 0:
         todo = "run the broker as a user of its own"
         yield Finding("warning", "user", "this process runs as root, which a broker does not need", todo)
-    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if open_files != resource.RLIM_INFINITY and open_files < OPEN_FILES_MIN:
-        todo = f"ulimit -n {OPEN_FILES_MIN}, or LimitNOFILE= in the systemd unit"
-        text = f"a process may open {open_files} files: too few for many workers"
-        yield Finding("warning", "open files", text, todo)
+    _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)  # `serve` raises its own limit to this one
+    connections = connections_of_bus(bus.max_connections, open_files)
+    if connections < bus.max_connections:
+        todo = f"ulimit -n {files_for_bus(bus.max_connections)}, or LimitNOFILE= in the systemd unit"
+        text = f"a process may open {open_files} files: enough for {connections} connections of the bus"
+        yield Finding("warning", "open files", f"{text}, fewer than bus.max_connections", todo)
 
 
 def _is_open_tcp(settings: Settings, key: str) -> bool:

@@ -79,9 +79,12 @@ def serve(
             "use ipc:// (the default)",
         )
 
+    from stepwire_broker.open_files import raise_to_hard_limit
+
     from . import logs
 
     logs.set_up(loaded.settings.log_level, options.verbosity)
+    raise_to_hard_limit()
     os.umask(FILE_CREATION_MASK)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     code = asyncio.run(_serve(options, loaded, flags, modules))

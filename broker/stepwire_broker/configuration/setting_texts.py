@@ -35,6 +35,7 @@ ABOUT: Final[dict[str, str]] = {
     "bus.allow_insecure": "Listen on the network without keys: every host there can read and send everything.",
     "bus.advertise": "Host that workers connect to. Unset: the host of the endpoint, or this host's name.",
     "bus.lost_sessions_max": "A step fails once N workers were lost while they ran it.",
+    "bus.max_connections": "Maximum number of connections. The limit of open files may reduce it.",
     "bus.max_message_bytes": "Maximum size of a message. The broker refuses larger ones.",
     "execution.default_execution_mode": "Where a step without labels runs: `distributed` (on executors) or `local` (in "
     "this process). Unset: distributed, unless the bus is inproc only.",

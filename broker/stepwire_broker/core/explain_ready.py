@@ -24,6 +24,9 @@ QUEUE_EXAMINED_MAX: Final = 2_000
 
 
 def explain_ready(state: BrokerState, step: Step, now: Now) -> Why:
+    live = state.steps.get(step.id)
+    if live is not None:
+        step.message_bytes = live.message_bytes  # not stored
     for check in _READY:
         why = check(state, step, now)
         if why is not None:
@@ -184,6 +187,16 @@ def _rule(state: BrokerState, step: Step) -> str:
 def _is_matched_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | None:
     if takers.can_be_taken(state, state.route_of(step)):
         return None
+    route = state.route_of(step)
+    small = [s for s in state.sessions.values() if takers.lasting_obstacle(s, route) is Obstacle.TOO_SMALL]
+    if small:
+        most = max(s.max_message_bytes for s in small)
+        return Why(
+            "workers_too_small",
+            f"the step needs a message of {route.message_bytes} bytes, and no connected worker that offers"
+            f" `{route.handler_class}` accepts more than {most}",
+            step.ready_ms,
+        )
     name, target = step.definition.handler_class, state.router.target(step)
     of_executor = [s for s in _of_executor(state, target.executor) if s.offers(name)]
     have = sorted({f"{k}={v}" for s in of_executor for k, v in s.labels.items()})

@@ -5,6 +5,7 @@ state.
 """
 
 from collections import OrderedDict
+from hashlib import blake2b
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -43,7 +44,7 @@ class Identity(Struct, frozen=True):
     broker: str
     epoch: int
     deployment: str
-    nonce: str  # random per start: a restored database must not meet old batch ids
+    batch_key: bytes  # random per start: a restored database must not meet old batch ids
     host: str = ""
 
 
@@ -291,8 +292,10 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         self.decision.answers.append(ToRequest(request, refused))
 
     def next_batch_id(self) -> str:
+        """Ids cannot be guessed: a peer that knows one of them learns nothing about the others."""
         self.batches += 1
-        return f"batch_{self.identity.nonce}_{self.batches}"
+        digest = blake2b(b"%d" % self.batches, digest_size=8, key=self.identity.batch_key).hexdigest()
+        return f"batch_{digest}_{self.batches}"
 
     def next_read(self) -> int:
         self.reads += 1

@@ -24,6 +24,7 @@ class Obstacle(StrEnum):
     UNKNOWN_HANDLER = "unknown_handler"  # the worker or the level-0 peer refused a step because of its handler
     RESERVED = "reserved"  # a worker has offered the handler, and no setting names it for level 0
     OUTSIDE_GRANT = "outside_grant"  # the grant of the worker's principal does not allow the handler or the namespace
+    TOO_SMALL = "too_small"  # the worker accepts no message as large as the step needs
     LABELS = "labels"  # a required label is missing, or the worker is one of a canary that the step is not part of
     NOT_ALLOWED = "not_allowed"  # level 0 gets at_most_once steps only with bus.level0.at_most_once
     SESSIONS_FIRST = "sessions_first"  # level 0 gets nothing that a worker with a session can take
@@ -80,6 +81,8 @@ def lasting_obstacle(session: WorkerSession, route: Route) -> Obstacle | None:
         return Obstacle.UNKNOWN_HANDLER
     if session.rights is None or not session.rights.allows(handler_class, route.namespace):
         return Obstacle.OUTSIDE_GRANT
+    if session.max_message_bytes < route.message_bytes:
+        return Obstacle.TOO_SMALL
     return None if target.labels_match(session) else Obstacle.LABELS
 
 

@@ -59,6 +59,7 @@ class BusSettings(Struct, frozen=True, forbid_unknown_fields=True):
         None  # the host that workers connect to, if it differs from the address that the broker binds
     )
     lost_sessions_max: Limit = 3
+    max_connections: Limit = 4_096
     max_message_bytes: Size = limits.MESSAGE_BYTES_MAX
 
 

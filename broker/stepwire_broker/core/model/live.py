@@ -107,6 +107,7 @@ class Step(Struct, gc=False, weakref=False, eq=False):
     fetched_outputs: dict[int, bytes] | None = None
     stderr: "StandardError | None" = None  # to be written when the group closes
     rests_until_ms: int | None = None  # until then the step may leave memory, even if a worker offers its handler
+    message_bytes: int = 0  # once it was too large for a worker: what a worker must accept, in whole MESSAGE_BYTES_UNIT
     retry: str | None = None  # for its next attempt: RETRY_COUNTED, RETRY_NAMED, or None: the retry budget decides
 
     @property

@@ -144,9 +144,11 @@ class Router:
             assert step_route.destination.rule is not None
             if step_route.destination.rule.part(task.id) < step_route.canary_below:
                 route = step_route.canary
-        if step.attempt or step.lost_sessions:
+        if step.attempt or step.lost_sessions or step.message_bytes:
             is_held_to_budget = step.attempt > 0 and step.retry is None
-            route = route._replace(goes_alone=step.is_suspect, is_held_to_budget=is_held_to_budget)
+            route = route._replace(
+                goes_alone=step.is_suspect, is_held_to_budget=is_held_to_budget, message_bytes=step.message_bytes
+            )
         return route
 
     def target(self, step: Step) -> Target:
