@@ -70,7 +70,7 @@ class Visitor:
     """A worker's SUB, and the events of its handshakes."""
 
     def __init__(self, bench: Bench, endpoint: str, server: str | None = None, pair: KeyPair | None = None) -> None:
-        self.name = f"w{id(self)}"
+        self.inbox = f"w{id(self)}:0123456789abcdef"
         self.socket = bench._socket(zmq.SUB)
         self._counters = bench.wire.counters
         self._refused_before = self._refused()
@@ -83,7 +83,7 @@ class Visitor:
         if pair is not None and server is not None:
             self.socket.curve_serverkey = server.encode()
             self.socket.curve_publickey, self.socket.curve_secretkey = (key.encode() for key in pair)
-        self.socket.subscribe(topics.to_worker(f"{self.name}:0123456789abcdef"))
+        self.socket.subscribe(topics.to_worker(self.inbox))
         self.socket.connect(endpoint)
 
     async def is_admitted(self) -> bool:
@@ -181,7 +181,7 @@ def test_ipc_beside_curve_needs_no_key_and_refuses_curve(keys: Keys, settings: B
             assert bench.wire.endpoints["steps"].startswith("ipc://")
             plain = Visitor(bench, bench.wire.endpoints["steps"])
             assert await plain.is_admitted()
-            await until(lambda: ("subscribed", f"{plain.name}:0123456789abcdef") in bench.log.peers)
+            await until(lambda: ("subscribed", plain.inbox) in bench.log.peers)
             with_keys = Visitor(bench, bench.wire.endpoints["steps"], keys.server.public, keys.shop)
             assert not await with_keys.is_admitted()
             plain.close(), with_keys.close()
@@ -254,6 +254,57 @@ def test_an_expired_a_revoked_and_a_removed_key_are_refused_from_then_on(
                 assert not await visitor.is_admitted(), code
                 assert bench.wire.counters.connections_refused[code] > 0
                 visitor.close()
+
+    run(story())
+
+
+def test_the_open_connections_of_a_revoked_principal_end_and_others_stay(
+    keys: Keys, settings: BusSettings, context: Context
+) -> None:
+    other = new_pair()
+
+    async def story() -> None:
+        keys.put("other", f"public={other.public}")
+        async with serving(settings, context) as bench:
+            endpoint = bench.wire.bound[1].steps
+            visitors = [Visitor(bench, endpoint, keys.server.public, pair) for pair in (keys.shop, other)]
+            for visitor in visitors:
+                await until(lambda name=visitor.inbox: ("subscribed", name) in bench.log.peers)  # type: ignore[misc]
+            keys.put("shop", f"public={keys.shop.public}", f"revoked={LONG_AGO}")
+            await bench.wire.reload_clients()
+            await until(lambda: ("vanished", visitors[0].inbox) in bench.log.peers)
+            await until(lambda: bench.wire.counters.connections_refused["revoked_key"] > 0)
+            assert bench.wire.counters.disconnected["revoked"] == 1
+            assert ("vanished", visitors[1].inbox) not in bench.log.peers
+            keys.put("shop", f"public={keys.shop.public}")
+            await bench.wire.reload_clients()
+            # libzmq subscribes again on a new connection when the program uses the socket.
+            await until(
+                lambda: (
+                    visitors[0].socket.poll(0) == 0 and bench.log.peers.count(("subscribed", visitors[0].inbox)) == 2
+                )
+            )
+            for visitor in visitors:
+                visitor.close()
+
+    run(story())
+
+
+def test_a_finished_rotation_ends_connections_with_the_old_key(
+    keys: Keys, settings: BusSettings, context: Context
+) -> None:
+    async def story() -> None:
+        async with serving(settings, context) as bench:
+            fresh = new_pair()
+            visitor = Visitor(bench, bench.wire.bound[1].steps, keys.server.public, keys.shop)
+            await until(lambda: ("subscribed", visitor.inbox) in bench.log.peers)
+            keys.put("shop", f"public={fresh.public}", f"public={keys.shop.public}")
+            await bench.wire.reload_clients()
+            keys.put("shop", f"public={fresh.public}")
+            await bench.wire.reload_clients()
+            await until(lambda: ("vanished", visitor.inbox) in bench.log.peers)
+            assert bench.wire.counters.disconnected["revoked"] == 1, "adding a key disconnects nobody"
+            visitor.close()
 
     run(story())
 
