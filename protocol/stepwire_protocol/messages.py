@@ -40,7 +40,7 @@ AdoptedItem: TypeAlias = tuple[Id, Id, Literal["queued", "asking", "running", "d
 ProgressItem: TypeAlias = tuple[Id, Id, float | int, float | int | None, Text | None]  # …, done, total, note
 
 Items: TypeAlias = Annotated[list[Item], Meta(max_length=limits.BATCH_ITEMS_MAX)]
-HeldItems: TypeAlias = list[HeldItem]
+HeldItems: TypeAlias = Annotated[list[HeldItem], Meta(max_length=limits.HELD_ITEMS_MAX)]
 
 RefuseCode: TypeAlias = Literal["busy", "unknown_handler", "draining", "stale", "bad_message", "too_large"]
 CancelReason: TypeAlias = Literal["not_granted", "timeout", "task_cancelled", "superseded"]

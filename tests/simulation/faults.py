@@ -15,6 +15,7 @@ BREAKER_KINDS: Final = (
     "handler_unavailable",  # a service that the handler needs is down, and the handler reports it
     "operator_breaker",
 )
+HOSTILE_KINDS: Final = ("forged", "revoked")
 KINDS: Final = (
     # messages
     "loss",
@@ -68,6 +69,7 @@ KINDS: Final = (
     "slow_read",  # the answer to a read reaches the core long after the read
     *BREAKER_KINDS,
     "worker_killed_after_hello",  # the end of its subscription and its hello reach the broker in any order
+    *HOSTILE_KINDS,
 )
 OFTEN: Final = 0.7  # in the half of the seeds that can have them
 MESSAGE_KINDS: Final = frozenset(
@@ -124,7 +126,9 @@ class Faults:
         chances["slow_read"] = Random(f"faults/slow_read/{seed}")
         chances |= dict.fromkeys(BREAKER_KINDS, Random(f"faults/breakers/{seed}"))
         chances["worker_killed_after_hello"] = Random(f"faults/after_hello/{seed}")
-        self.on = {kind for kind in KINDS if chances[kind].random() < (OFTEN if kind in BREAKER_KINDS else share)}
+        chances |= dict.fromkeys(HOSTILE_KINDS, Random(f"faults/hostile/{seed}"))
+        often = (*BREAKER_KINDS, *HOSTILE_KINDS)
+        self.on = {kind for kind in KINDS if chances[kind].random() < (OFTEN if kind in often else share)}
         if only is not None:
             self.on = set(only)
         self.rates = {kind: chances[kind].random() for kind in KINDS}

@@ -1,4 +1,4 @@
-"""Keys at work: workers over tcp with CURVE beside workers over ipc without keys, revoked and admitted again.
+"""Keys at work: workers over tcp with CURVE, and workers over ipc without keys, revoked and admitted again.
 
 The programs of other SDKs run if they are built: `sh handlers_sdk/<language>/check.sh build`. The variable SDKS names
 another folder with built SDKs.

@@ -20,11 +20,13 @@ from stepwire_broker.loop_measures import Measures as LoopMeasures
 from stepwire_broker.posture import INSECURE
 
 from . import core_views
+from .connections import HttpConnections
 from .core_views import CoreFigures
 from .engine_port import EnginePort
 from .http import HttpCall
 from .replies import Reply
 from .request_counts import RequestCounts
+from .shares import Shares
 
 TEXT_FORMAT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 HANDLERS_MAX: Final = 500  # handler classes with their own figures; further classes are summed up
@@ -47,6 +49,7 @@ class Measured(NamedTuple):
     loop: LoopMeasures
     wire: WireCounters
     requests: RequestCounts
+    usage: "Usage"
     held: int | None  # None when the database did not answer in time
     now: Now
     executors: list[ExecutorView]
@@ -57,6 +60,13 @@ def _refusals(measured: Measured) -> dict[str, int]:
     sources = (measured.wire.refused, measured.core.counters.refused, measured.wire.connections_refused)
     codes = {code for source in sources for code in source}
     return {code: sum(source.get(code, 0) for source in sources) for code in codes}
+
+
+class Usage(NamedTuple):
+    """The figures of the limits: shares of requests, connections and refusals."""
+
+    shares: Shares
+    connections: HttpConnections
 
 
 class Metric(NamedTuple):
@@ -458,10 +468,39 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Requests answered. The route `none` is an unknown path, or a request that access control refused.",
         lambda m: [((route, method, str(code)), n) for (route, method, code), n in m.requests.counts.items()],
     ),
+    Metric(
+        "stepwire_http_refusals_total",
+        "counter",
+        ("limit",),
+        "Refused requests and closed connections, by the exceeded limit; see docs/operating/http-limits.md.",
+        lambda m: [((limit,), n) for limit, n in sorted(m.usage.shares.refusals.counts.items())],
+    ),
+    Metric(
+        "stepwire_http_open",
+        "gauge",
+        ("what",),
+        "Open connections, requests in progress, requests that only wait, and streams, which also wait.",
+        lambda m: [
+            (("connections",), m.usage.connections.count),
+            (("requests",), m.usage.shares.requests),
+            (("waits",), m.usage.shares.waits),
+            (("streams",), m.usage.shares.streams),
+        ],
+    ),
+    Metric(
+        "stepwire_http_bytes",
+        "gauge",
+        ("what",),
+        "Bytes of large request bodies in progress (bodies), and of answers that clients do not accept (unread).",
+        lambda m: [
+            (("bodies",), m.usage.shares.body_bytes),
+            (("unread",), m.usage.connections.unread_bytes),
+        ],
+    ),
 )
 
 
-async def show(call: HttpCall, requests: RequestCounts) -> Reply:
+async def show(call: HttpCall, requests: RequestCounts, usage: Usage) -> Reply:
     call.query()
     broker = call.broker
     held = await _held(broker)
@@ -471,6 +510,7 @@ async def show(call: HttpCall, requests: RequestCounts) -> Reply:
         broker.measures,
         broker.wire_counters,
         requests,
+        usage,
         held,
         broker.now(),
         broker.executors(),

@@ -77,7 +77,7 @@ def examine(options: Options) -> Iterator[Finding]:
     yield from files(settings)
     yield from posture(settings)
     yield from doctor_keys.keys(settings.bus)
-    yield from broker(options, settings)
+    yield from broker(options, loaded)
 
 
 def versions() -> Iterator[Finding]:
@@ -266,10 +266,10 @@ def _is_open_tcp(settings: Settings, key: str) -> bool:
     return settings.bus.curve.secret_file is None and any(one.startswith("tcp://") for one in endpoints)
 
 
-def broker(options: Options, settings: Settings) -> Iterator[Finding]:
+def broker(options: Options, loaded: loader.Configuration) -> Iterator[Finding]:
     try:
-        url, _ = address(options, settings)
-        with open_client(options, settings) as client:
+        url = address(options, loaded).url
+        with open_client(options, loaded) as client:
             yield from _broker_findings(client, url)
     except Failure as failure:
         yield Finding("red", "broker", failure.message, failure.hint)

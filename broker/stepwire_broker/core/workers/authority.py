@@ -131,10 +131,9 @@ def of_message(state: BrokerState, principal: str, message: Any) -> Refusal | No
 
 
 def may_answer(state: BrokerState, principal: str, worker: str) -> bool:
-    """True if what the broker sends to this worker's inbox reaches no other principal."""
-    attached = state.attached.get(worker)
-    receiver = attached.principal if attached is not None else state.inboxes.get(worker)
-    return receiver is None or receiver == principal
+    """True if what the broker sends to this worker's inbox reaches no other principal, now or once it is subscribed."""
+    receiver = state.inboxes.get(worker)
+    return receiver in (None, principal) and owner_of(state, worker) in (None, principal)
 
 
 def owner_of(state: BrokerState, worker: str) -> str | None:
