@@ -309,6 +309,19 @@ def test_a_principal_has_at_most_the_sessions_of_its_grant() -> None:
     assert list(world.state.sessions) == [ids[3]]
 
 
+def test_a_broker_has_at_most_its_own_number_of_sessions_of_all_principals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authority, "SESSIONS_MAX", 2)
+    world = a_world()
+    say(world, hello("shop-1:0000000000000001"), "shop")
+    say(world, hello("t-1:0000000000000002"), "thief")
+    say(world, hello("t-2:0000000000000003"), "thief")
+    assert len(world.state.sessions) == 2
+    assert "accepts no further one" in world.last(wire.Refused).message
+    assert world.last(wire.Reset).code == "unauthorized"
+    say(world, hello("t-1:0000000000000002", k=2), "thief")
+    assert world.state.sessions["t-1:0000000000000002"].k == 2, "a worker may replace its own session"
+
+
 # -- changed grants ---------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from stepwire_protocol import messages as wire
 from stepwire_protocol import topics
 
-from stepwire_broker.core.model.principal import PROCESS, Rights
+from stepwire_broker.core.model.principal import PROCESS, SESSIONS_MAX, Rights
 from stepwire_broker.core.model.worker_session import is_inner_name
 from stepwire_broker.core.state import BrokerState
 
@@ -163,9 +163,13 @@ def outside_grant(state: BrokerState, rights: Rights, hello: wire.Hello) -> str 
             return f"{whose} does not allow the label {key}={value}"
     if hello.slots > grant.slots:
         return f"{whose} allows {grant.slots} slots, and the worker has {hello.slots}"
+    if hello.worker in state.sessions:
+        return None
     count = state.sessions_of.get(grant.principal, 0)
-    if hello.worker not in state.sessions and count >= grant.sessions:
+    if count >= grant.sessions:
         return f"{whose} allows {grant.sessions} sessions, and {count} are open"
+    if len(state.sessions) >= SESSIONS_MAX:
+        return f"{len(state.sessions)} sessions are open, and this broker accepts no further one"
     return None
 
 
