@@ -31,3 +31,10 @@ def strange_owner(path: Path, descriptor: int) -> str | None:
 def is_inside(path: Path, directory: Path) -> bool:
     """Whether the file that this path leads to is in the directory. Symbolic links are followed."""
     return path.resolve().is_relative_to(directory.resolve())
+
+
+def open_to_others(status: os.stat_result) -> bool:
+    """Whether other users may change this directory. The user's own group counts as the user: many systems give each
+    user a group of that name, and let it write by default."""
+    is_of_own_group = status.st_gid == os.getegid()
+    return bool(status.st_mode & stat.S_IWOTH) or bool(status.st_mode & stat.S_IWGRP and not is_of_own_group)

@@ -20,7 +20,6 @@ SUBSCRIPTION_BYTES_MAX: Final = 512
 BATCH_ITEMS_MAX: Final = 1000  # results or items in one message
 HELD_ITEMS_MAX: Final = 20_000  # items in `holding`
 HANDLERS_MAX: Final = 1000
-HELD_ITEMS_MAX: Final = 20_000
 LABELS_MAX: Final = 64
 LABEL_MAX: Final = 256
 DESCRIPTION_MAX: Final = 128

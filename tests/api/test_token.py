@@ -9,6 +9,8 @@ from stepwire_broker.api import token
 from stepwire_broker.api.token import Grant, TokenError
 from stepwire_broker.core.answers.scopes import Scope
 
+from tests.foreign_files import give_away
+
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +100,22 @@ def test_a_state_directory_that_others_can_enter_is_refused() -> None:
     Path(".stepwire").chmod(0o755)
     with pytest.raises(TokenError, match=r"chmod 700 \.stepwire"):
         token.open_tokens(None)
+
+
+def test_a_token_file_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Path(private(GOOD))
+    assert admitted(token.open_tokens(str(file)), GOOD)
+    give_away(monkeypatch, file)
+    for read in (token.open_tokens, token.first_token):
+        with pytest.raises(TokenError, match="tokens belongs to the user"):
+            read(file)  # type: ignore[operator]
+
+
+def test_a_state_directory_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(".stepwire").mkdir(mode=0o700)
+    give_away(monkeypatch, Path(".stepwire"))
+    with pytest.raises(TokenError, match=r"\.stepwire belongs to the user .*: run this as that user"):
+        token.make_state_dir()
 
 
 def test_an_unreadable_token_file_is_refused_with_the_cause() -> None:

@@ -6,7 +6,8 @@ import pytest
 from stepwire_broker.bench import languages
 from stepwire_broker.bench.languages import LanguagesLoad
 from stepwire_broker.bench.load import BenchFailed
-from stepwire_broker.bench.without_storage import BareEcho, BrokerWithoutStorage, bound
+from stepwire_broker.bench.without_storage import BareEcho, BrokerWithoutStorage, V, bound
+from stepwire_protocol.messages import Refuse, RefuseCode
 
 from .a_place import Place
 
@@ -44,6 +45,31 @@ def test_a_language_that_was_not_built_is_refused_with_the_command_that_builds_i
     monkeypatch.setattr(languages, "SDKS", languages.SDKS / "missing")
     with pytest.raises(BenchFailed, match=r"sh handlers_sdk/go/check\.sh build"):
         languages.programs("go")
+
+
+def test_loop_and_sdk_of_ruby_run_with_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(languages.os, "access", lambda path, mode: True)
+    monkeypatch.setattr(languages, "environ_words", {"ruby": ("env", "RUBYOPT=--yjit"), "go": ()}.__getitem__)
+    echo, worker = languages.programs("ruby")
+    assert echo[:2] == worker[:2] == ("env", "RUBYOPT=--yjit")
+    assert len(languages.programs("go")[0]) == 1
+
+
+def test_steps_that_a_worker_returns_because_it_is_busy_are_sent_again() -> None:
+    with bound() as sockets:
+        broker = BrokerWithoutStorage(sockets)
+        broker._send(10)
+        broker._on_message(refuse("busy"))
+        assert (broker._unsent, broker._free, broker._unanswered) == (2, 5, {})
+        with pytest.raises(BenchFailed, match="unknown_handler"):
+            broker._on_message(refuse("unknown_handler"))
+
+
+def refuse(code: RefuseCode) -> Refuse:
+    items = [(9, 1), (10, 1)]
+    return Refuse(
+        v=V, worker="w:0123456789abcdef", session="1.1", batch_id="batch_bench_1", items=items, code=code, free=5
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Where a setting comes from, which origin wins, and the error for a wrong one."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -245,3 +246,60 @@ def test_a_password_is_never_printed() -> None:
     with pytest.raises(SettingsError) as refused:
         load(flags={"database.urll": "postgresql://u:secret@db/s"})
     assert "secret" not in str(refused.value)
+
+
+SECRET_ARGUMENTS = [
+    "--token=hidden1",
+    "--db-password",
+    "hidden2",
+    "API_KEY=hidden3",
+    "https://user:hidden4@example.test/x",
+    "Authorization: Bearer hidden5",
+    "-secret",
+    "hidden6",
+]
+OPEN_ARGUMENTS = [
+    "/usr/bin/curl",
+    "--tokenizer=fast",
+    "--key-size",
+    "2048",
+    "--verbose",
+    "--token",
+    "--next",
+    "x=1",
+    "a b",
+]
+
+
+@pytest.mark.parametrize("form", ["list", "map"])
+def test_arguments_and_options_that_look_like_secrets_are_not_printed(form: str) -> None:
+    argv = [*OPEN_ARGUMENTS, *SECRET_ARGUMENTS]
+    command = argv if form == "list" else {"argv": argv}
+    options = {"sqs": {"queue": "orders", "access_key": "hidden7"}}
+    Path("stepwire.yaml").write_text(
+        json.dumps({"executors": {"exec": {"commands": {"a": command}}, "options": options}})
+    )
+    Path("stepwire.yaml").chmod(0o600)
+    printed = shown(load())
+    assert "hidden" not in repr(printed)
+    (command_shown,) = printed["executors.exec.commands"].values()  # type: ignore[attr-defined]
+    words = command_shown if form == "list" else command_shown.argv
+    assert list(words[: len(OPEN_ARGUMENTS)]) == OPEN_ARGUMENTS
+    assert list(words[len(OPEN_ARGUMENTS) :]) == [
+        "--token=***",
+        "--db-password",
+        "***",
+        "API_KEY=***",
+        "https://user:***@example.test/x",
+        "Authorization: Bearer ***",
+        "-secret",
+        "***",
+    ]
+    assert printed["executors.options"] == {"sqs": {"queue": "***", "access_key": "***"}}
+
+
+def test_an_error_about_a_command_does_not_print_its_secrets() -> None:
+    with pytest.raises(SettingsError) as refused:
+        load("executors: {exec: {commands: {a: {argv: 7, env: {KEY: hidden}}}}}")
+    assert "executors.exec.commands" in str(refused.value)
+    assert "hidden" not in str(refused.value)

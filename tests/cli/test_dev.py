@@ -1,5 +1,6 @@
 """`stepwire new` and `stepwire dev`: from an empty directory to a completed task, and a clean stop."""
 
+import json
 import os
 import signal
 import subprocess
@@ -159,6 +160,24 @@ def test_processes_of_dev_get_no_variable_that_is_not_meant_for_them(empty: Plac
     names = {line.split()[2].partition("=")[0] for line in running[0].lines if "well   | " in line and "=" in line}
     assert {"SHOP_COLOUR", "STEPWIRE_STEPS", "STEPWIRE_NAME", "HOME", "PATH"} <= names
     assert {"AWS_SECRET_ACCESS_KEY", "STEPWIRE_TOKEN", "STEPWIRE_TOKEN_FILE"} & names == set()
+
+
+def test_text_of_a_stranger_forges_no_line_and_does_not_control_the_terminal() -> None:
+    batch_id = "x\n12:00 worker | all is well\x1b]0;title\x07" + "y" * 500
+    line = json.dumps({"event": "level0_answer_refused", "level": "warning", "code": "unknown_batch", "text": batch_id})
+    shown = dev._readable(line)
+    assert shown is not None
+    assert "\n" not in shown
+    assert shown.isprintable()
+    assert "level0 answer refused code=unknown_batch text=x 12:00 worker | all is well" in shown
+    assert len(shown) < 300
+    failed = json.dumps({"event": "request_failed", "exception": "Traceback:\nbroker | forged"})
+    assert dev._readable(failed) == "request failed exception=\n    Traceback:\n    broker | forged"
+
+
+def test_a_process_can_colour_its_lines_and_do_nothing_else_to_the_terminal() -> None:
+    assert dev._harmless("a\tb \x1b[31mred\x1b[0m é") == "a\tb \x1b[31mred\x1b[0m é\x1b[0m"
+    assert dev._harmless("\x1b]0;title\x07\x1b[2J\r\x9b1mx") == "\ufffd]0;title\ufffd\ufffd[2J\ufffd\ufffd1mx"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel signals the children of a dead process")

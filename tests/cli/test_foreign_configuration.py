@@ -13,8 +13,9 @@ from stepwire.errors import ConfigurationError
 from stepwire_broker.configuration import loader
 from stepwire_broker.configuration.loader import SettingsError
 
+from tests.foreign_files import NOBODY, give_away
+
 from .a_place import Ended, Place, place
-from .foreign_files import NOBODY, give_away
 
 OK, USAGE = 0, 2
 SECRET = "s" * 43

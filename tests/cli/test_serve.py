@@ -1,18 +1,24 @@
 """`stepwire serve`: what it prints, what it creates, and how it ends."""
 
 import json
+import os
+import re
+import shutil
 import signal
 import socket
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from stepwire import Context, Worker
 
-from .a_place import Place, Serving, stop
+from .a_place import STEPWIRE, Place, Serving, stop
 
 OK, FAILURE, USAGE = range(3)
 WORKFLOW = "name: w\nsteps:\n  - {name: s, handler_class: slow}\n"
@@ -226,3 +232,33 @@ def test_hup_reloads_the_log_level_and_logs_what_needs_a_restart(empty: Place) -
         ended = broker.end(signal.SIGTERM)
     assert ended.code == OK
     assert [json.loads(line)["event"] for line in ended.err.splitlines()] == ["broker_drained"]
+
+
+# Root without its capabilities is an ordinary user, who owns many files.
+WITHOUT_PRIVILEGES = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"] if os.geteuid() == 0 else []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_program_of_the_same_user_reads_the_memory_or_the_environment_of_a_broker(empty: Place) -> None:
+    if WITHOUT_PRIVILEGES and shutil.which(WITHOUT_PRIVILEGES[0]) is None:
+        pytest.skip("setpriv is not installed")
+    broker = subprocess.Popen(
+        [*WITHOUT_PRIVILEGES, *STEPWIRE, "serve"],
+        cwd=empty.directory,
+        env={**empty.environ, "STEPWIRE_BUS__ADVERTISE": "secret.example"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert broker.stdout is not None
+        if not broker.stdout.readline():
+            pytest.fail(broker.communicate(timeout=20)[1])
+        for name in ("environ", "maps"):
+            command = [*WITHOUT_PRIVILEGES, "cat", f"/proc/{broker.pid}/{name}"]
+            read = subprocess.run(command, capture_output=True, text=True, timeout=20)
+            assert (read.returncode, read.stdout, "Permission denied" in read.stderr) == (1, "", True), name
+        limits = Path(f"/proc/{broker.pid}/limits").read_text()
+        assert re.search(r"^Max core file size +0 ", limits, re.MULTILINE), limits
+    finally:
+        stop(broker)

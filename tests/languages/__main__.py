@@ -39,6 +39,11 @@ def _kit(*words: str) -> Callable[[Sdk], Call]:
     return lambda sdk: Call((sys.executable, "-m", "conformance", *words, "--", *sdk.driver), PROTOCOL)
 
 
+def _simulation(sdk: Sdk) -> Call:
+    """The whole system in simulated time, with this SDK's session in every worker. pytest does it for Python's."""
+    return Call((sys.executable, "-m", "tests.simulation", "--session", sdk.name, "--seeds", "50", "--jobs", "1"))
+
+
 def _conform(sdk: Sdk) -> Call:
     return Call((sys.executable, "-m", "tests.languages.graded", sdk.name))
 
@@ -64,6 +69,7 @@ CASES: Final[dict[str, Callable[[Sdk], Call]]] = {
     "vectors": _check("vectors"),
     "hostile": _kit("hostile", "--seeds", "100"),
     "lockstep": _kit("lockstep", "--seeds", "200", "--jobs", "1"),
+    "simulation": _simulation,
     "mistakes": _module("mistakes"),
     "conform": _conform,
     "features": _features,  # reads the report of `conform`
@@ -75,7 +81,7 @@ CASES: Final[dict[str, Callable[[Sdk], Call]]] = {
 }
 # Once, after those of all SDKs.
 TOGETHER: Final = {"order": Call((sys.executable, "-m", "tests.languages.order"))}
-NOT_OF_PYTHON: Final = frozenset({"build", "lint", "test", "vectors", "lockstep", "package", "new"})
+NOT_OF_PYTHON: Final = frozenset({"build", "lint", "test", "vectors", "lockstep", "simulation", "package", "new"})
 
 
 class Tally:

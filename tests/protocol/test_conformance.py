@@ -1,10 +1,12 @@
 """The conformance kit grades drivers: a right one passes, and every kind of wrong one fails with a reason."""
 
+import json
 import os
 import sys
 import time
 from pathlib import Path
 
+import conformance
 import pytest
 from conformance.__main__ import main
 from conformance.dialogue import load
@@ -13,6 +15,7 @@ from conformance.worker_stage import DriverUnderTest
 
 PYTHON_DRIVER = [sys.executable, "-m", "stepwire.driver"]
 WRONG_DRIVER = Path(__file__).with_name("wrong_driver.py")
+DRIVER_PAGE = Path(conformance.__file__).with_name("DRIVER.md")
 REPEATED_BATCH = "repeated steps are answered again, and run once"
 FIRST = load()[0]
 
@@ -31,6 +34,18 @@ def test_a_right_driver_passes(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert [line[:6] for line in lines[:-1]] == ["pass  "] * (len(lines) - 1)
     assert lines[-1] == f"{len(lines) - 1} passed, 0 failed"
+
+
+def test_the_example_of_the_drivers_page_is_what_pythons_driver_replies() -> None:
+    lines = [line.strip() for line in DRIVER_PAGE.read_text().splitlines() if line.startswith(("    → ", "    ← "))]
+    driver = DriverProcess(PYTHON_DRIVER)
+    try:
+        for op, expected in zip(lines[::2], lines[1::2], strict=True):
+            reply = driver.exchange(json.loads(op[2:]))
+            reply["actions"] = [action for action in reply["actions"] if action["action"] != "log"]
+            assert reply == json.loads(expected[2:])
+    finally:
+        driver.close()
 
 
 def test_a_driver_that_runs_a_delivery_twice_fails(capsys: pytest.CaptureFixture[str]) -> None:

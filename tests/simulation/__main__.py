@@ -1,15 +1,21 @@
-"""`python -m tests.simulation --seeds 500 --jobs 2`, `--merge FILE…`, `--replay SEED`, `--planted`, `--record`."""
+"""`python -m tests.simulation --seeds 500 --jobs 2`, `--merge FILE…`, `--replay SEED`, `--planted`, `--record`.
+
+With `--session go`, the workers have the session of the Go SDK. With `-- COMMAND`, that of the driver COMMAND.
+"""
 
 import argparse
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from . import campaign, coverage, planted, shrink
+from .driven import CannotPlay, DriverCommand, Drivers, command_of, driver_of, known_sessions
 from .faults import KINDS
 from .world import World
 
@@ -40,23 +46,60 @@ def main() -> int:
         help="write the figures to this JSON file; if it already holds them, run nothing",
     )
     parser.add_argument("--merge", nargs="+", metavar="FILE", help="add up the figures of several campaigns")
+    parser.add_argument(
+        "--session",
+        choices=known_sessions(),
+        default="python",
+        help="session of the workers: Python's in this process (default), or a driver's, one process for each worker",
+    )
+    parser.add_argument("command", nargs="*", metavar="COMMAND", help="a driver to use in place of --session")
     options = parser.parse_args()
+    driver = command_of(options.command) if options.command else driver_of(options.session)
+    if driver is not None and (options.planted or options.record or options.keep):
+        parser.error("--planted, --record and --keep need Python's session in this process")
+    try:
+        with _drivers(driver) as drivers:
+            return _run(options, driver, drivers)
+    except CannotPlay as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+@contextmanager
+def _drivers(driver: DriverCommand | None) -> Iterator[Drivers | None]:
+    """The drivers of this process, which end with it. Raises CannotPlay before the first seed."""
+    if driver is None:
+        yield None
+        return
+    drivers = Drivers(driver)
+    try:
+        drivers.try_out()
+        yield drivers
+    finally:
+        drivers.close()
+
+
+def _run(options: argparse.Namespace, driver: DriverCommand | None, drivers: Drivers | None) -> int:
     if options.planted:
         return planted.report(options.first, options.seeds, options.jobs, options.only, options.note)
     if options.record:
         return _record(options.first, options.seeds)
     if options.replay is not None:
-        return _replay(options.replay, options.keep)
+        return _replay(options.replay, options.keep, drivers)
     if options.merge:
         return _merge(options.merge, options.figures)
-    return _campaign(range(options.first, options.first + options.seeds), options.jobs, options.figures)
+    seeds = range(options.first, options.first + options.seeds)
+    return _campaign(seeds, options.jobs, options.figures, driver, drivers)
 
 
-def _campaign(seeds: range, jobs: int, figures: str | None) -> int:
+def _campaign(
+    seeds: range, jobs: int, figures: str | None, driver: DriverCommand | None, drivers: Drivers | None
+) -> int:
     commit = _commit()
     if figures is not None and Path(figures).exists():
         done = _read(figures)
-        if done.is_whole and (done.ranges, done.commits) == ([(seeds.start, len(seeds))], [commit]):
+        wanted = "python" if driver is None else driver.name, [(seeds.start, len(seeds))], [commit]
+        if done.is_whole and (done.session, done.ranges, done.commits) == wanted:
             return _report(done)
     shrunk = 0
 
@@ -68,7 +111,7 @@ def _campaign(seeds: range, jobs: int, figures: str | None) -> int:
         if shrunk > SHRUNK_MAX:
             return None
         try:
-            kept, runs = shrink.shrink(seed)
+            kept, runs = shrink.shrink(seed, drivers)
         except AssertionError as error:
             print(f"seed {seed} did not fail when it was run again: {error}", flush=True)
             return None
@@ -86,7 +129,7 @@ def _campaign(seeds: range, jobs: int, figures: str | None) -> int:
         if figures is not None:
             _write(figures, so_far)
 
-    total = campaign.run(seeds, jobs, show, progress)
+    total = campaign.run(seeds, jobs, show, progress, driver)
     write(total)
     return _report(total)
 
@@ -118,7 +161,7 @@ def _write(file: str, total: campaign.Sum) -> None:
 def _report(total: campaign.Sum) -> int:
     where = ", ".join(f"{first}-{first + count - 1}" for first, count in total.ranges)
     speed = f"{total.seeds / total.seconds:.1f} a second, {total.seeds / total.cpu_seconds:.1f} a CPU second"
-    print(f"{total.seeds:,} seeds ({where}) at {', '.join(total.commits)}, {speed}")
+    print(f"{total.seeds:,} seeds ({where}) at {', '.join(total.commits)}, {speed}; session: {total.session}")
     days = total.simulated_ms / 86_400_000
     print(f"{total.events:,} events in {days:,.2f} simulated days, {days / 365.25:.2f} years")
     counts = total.counts
@@ -137,15 +180,15 @@ def _report(total: campaign.Sum) -> int:
     return 1 if total.violations or missing else 0
 
 
-def _replay(seed: int, keeps: bool) -> int:
-    report = World(seed, keeps_trace=True).run()
+def _replay(seed: int, keeps: bool, drivers: Drivers | None) -> int:
+    report = World(seed, keeps_trace=True, drivers=drivers).run()
     if report.violation is None:
         print(f"seed {seed}: no promise broken; {report.events} events, {len(report.fired)} faults")
         return 0
     print(f"seed {seed} at {_commit()}: {report.violation}")
-    kept, runs = shrink.shrink(seed)
+    kept, runs = shrink.shrink(seed, drivers)
     print(f"{len(report.fired)} faults shrunk to {len(kept)} in {runs} runs: {kept}")
-    small = World(seed, frozenset(kept), keeps_trace=True).run()
+    small = World(seed, frozenset(kept), keeps_trace=True, drivers=drivers).run()
     for line in small.trace[-TRACE_SHOWN:]:
         print("  " + line[:400])
     print(small.violation)

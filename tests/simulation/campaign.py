@@ -1,5 +1,6 @@
 """A campaign: many seeds on several processes, added up. Parts from other days or machines can be merged."""
 
+import functools
 import gc
 import multiprocessing
 import time
@@ -9,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from .driven import DriverCommand, Drivers
 from .world import Report, World
 
 CHUNK: Final = 20
@@ -27,6 +29,7 @@ class Broken(msgspec.Struct, frozen=True):
 
 
 class Sum(msgspec.Struct):
+    session: str = "python"  # of the workers
     commits: list[str] = []
     ranges: list[tuple[int, int]] = []  # first seed and count; set when the campaign has ended
     seeds: int = 0
@@ -68,9 +71,12 @@ class Sum(msgspec.Struct):
             self.figures[name] = self.figures.get(name, 0) + n
 
     def merge(self, other: "Sum") -> None:
-        """Add another campaign. It must be whole and must not share a seed with this one."""
+        """Add another campaign. It must be whole, of the same session, and must not share a seed with this one."""
         if not other.is_whole:
             raise ValueError(f"the campaign of the seeds {other.ranges} was not ended: run it again")
+        if self.ranges and other.session != self.session:
+            raise ValueError(f"its workers have the session {other.session}, and those before {self.session}")
+        self.session = other.session
         for first, count in other.ranges:
             for ours, length in self.ranges:
                 if first < ours + length and ours < first + count:
@@ -95,11 +101,15 @@ def run(
     jobs: int,
     on_violation: Callable[[int, str], list[str] | None] | None = None,
     on_progress: Callable[[Sum], None] | None = None,
+    driver: DriverCommand | None = None,
 ) -> Sum:
-    """Run the seeds. `on_violation` may return the faults that suffice to reproduce it; the campaign continues."""
+    """Run the seeds. `on_violation` may return the faults that suffice to reproduce it; the campaign continues.
+
+    `driver`: the session of the workers; None: Python's, in the process of the simulation.
+    """
     began = time.monotonic()
-    total = Sum()
-    for report in _reports(seeds, jobs):
+    total = Sum() if driver is None else Sum(session=driver.name)
+    for report in _reports(seeds, jobs, driver):
         total.add(report)
         if report.violation is not None:
             kept = None if on_violation is None else on_violation(report.seed, report.violation)
@@ -112,7 +122,7 @@ def run(
     return total
 
 
-def run_seed(seed: int) -> Report:
+def run_seed(seed: int, driver: DriverCommand | None = None) -> Report:
     """Run one seed. The report leaves out the trace and the list of faults, which are long."""
     global _since_collected
     if gc.isenabled():
@@ -120,7 +130,7 @@ def run_seed(seed: int) -> Report:
         gc.freeze()
         gc.disable()
     began = time.process_time()
-    report = World(seed).run()
+    report = World(seed, drivers=_drivers(driver)).run()
     _since_collected += 1
     if _since_collected >= COLLECT_EVERY:
         # All objects of a world refer to each other, so collecting pays only when a whole world is garbage.
@@ -139,12 +149,23 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def _reports(seeds: range, jobs: int) -> Iterator[Report]:
+@functools.cache
+def _drivers(driver: DriverCommand | None) -> Drivers | None:
+    """The processes of the driver that this process uses for all its seeds."""
+    return None if driver is None else Drivers(driver)
+
+
+def _reports(seeds: range, jobs: int, driver: DriverCommand | None) -> Iterator[Report]:
+    run_one = functools.partial(run_seed, driver=driver)
     if jobs == 1:
         try:
-            yield from map(run_seed, seeds)
+            yield from map(run_one, seeds)
         finally:
             gc.enable()
+            drivers = _drivers(driver)
+            if drivers is not None:
+                drivers.close()
         return
+    # A process of the pool ends without a word, and its drivers end with their stdin.
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(run_seed, seeds, CHUNK)
+        yield from pool.imap_unordered(run_one, seeds, CHUNK)

@@ -16,6 +16,10 @@ BREAKER_KINDS: Final = (
     "operator_breaker",
 )
 HOSTILE_KINDS: Final = ("forged", "revoked")
+CREDIT_KINDS: Final = (
+    "worker_quiet",  # its program stops to offer credit, and ends later
+    "worker_full",  # its runner has no room for a while
+)
 KINDS: Final = (
     # messages
     "loss",
@@ -70,8 +74,10 @@ KINDS: Final = (
     *BREAKER_KINDS,
     "worker_killed_after_hello",  # the end of its subscription and its hello reach the broker in any order
     *HOSTILE_KINDS,
+    *CREDIT_KINDS,
 )
 OFTEN: Final = 0.7  # in the half of the seeds that can have them
+SELDOM: Final = 0.08
 MESSAGE_KINDS: Final = frozenset(
     {"loss", "duplicate", "late_duplicate", "delay", "reorder", "hwm_burst", "slow_joiner"}
 )
@@ -127,8 +133,10 @@ class Faults:
         chances |= dict.fromkeys(BREAKER_KINDS, Random(f"faults/breakers/{seed}"))
         chances["worker_killed_after_hello"] = Random(f"faults/after_hello/{seed}")
         chances |= dict.fromkeys(HOSTILE_KINDS, Random(f"faults/hostile/{seed}"))
-        often = (*BREAKER_KINDS, *HOSTILE_KINDS)
-        self.on = {kind for kind in KINDS if chances[kind].random() < (OFTEN if kind in often else share)}
+        chances |= dict.fromkeys(CREDIT_KINDS, Random(f"faults/credit/{seed}"))
+        shares = dict.fromkeys(KINDS, share) | dict.fromkeys((*BREAKER_KINDS, *HOSTILE_KINDS), OFTEN)
+        shares |= dict.fromkeys(CREDIT_KINDS, SELDOM)
+        self.on = {kind for kind in KINDS if chances[kind].random() < shares[kind]}
         if only is not None:
             self.on = set(only)
         self.rates = {kind: chances[kind].random() for kind in KINDS}

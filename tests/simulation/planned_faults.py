@@ -4,6 +4,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from stepwire.worker.socket_thread import DRAIN_MS
 
 from .faults import LEVEL0_KINDS
 from .peer_node import PeerNode
@@ -27,6 +28,8 @@ class PlannedFaults:
             ("worker_paused", 5, self._pause_worker),
             ("worker_drained", 4, self._drain_worker),
             ("worker_forgets", 3, self._report_gone),
+            ("worker_quiet", 3, self._quiet_worker),
+            ("worker_full", 4, self._fill_worker),
             ("peer_killed", 5, self._kill_peer),
             ("peer_paused", 4, self._pause_peer),
             ("partition", 6, self._cut),
@@ -88,7 +91,13 @@ class PlannedFaults:
         self._peer(luck).pause(1_000.0 + (15_000.0 if size < 0.7 else 85_000.0) * size)
 
     def _drain_worker(self, luck: float, size: float) -> None:
-        self._worker(luck).drain()
+        self._worker(luck).drain(DRAIN_MS * size**2)
+
+    def _quiet_worker(self, luck: float, size: float) -> None:
+        self._worker(luck).quiet(30_000.0 * size**2)
+
+    def _fill_worker(self, luck: float, size: float) -> None:
+        self._worker(luck).refuse_for(20_000.0 * size**2)
 
     def _report_gone(self, luck: float, size: float) -> None:
         """A worker dies, and its supervisor reports it."""

@@ -3,18 +3,17 @@
 Random numbers are drawn whether or not a fault strikes, so everything before the first fault left out stays the same.
 """
 
-from collections.abc import Callable
 from typing import Final
 
-from .world import Report, World
+from .driven import Drivers
+from .world import World
 
 RUNS_MAX: Final = 400
 
 
-def shrink(seed: int, run: Callable[[int, frozenset[str] | None], Report] | None = None) -> tuple[list[str], int]:
+def shrink(seed: int, drivers: Drivers | None = None) -> tuple[list[str], int]:
     """Return the faults that suffice to break the same promise, and the number of runs that took."""
-    run = run or (lambda seed, kept: World(seed, kept).run())
-    first = run(seed, None)
+    first = World(seed, drivers=drivers).run()
     assert first.violation is not None, f"seed {seed} does not fail"
     promise = _promise(first.violation)
     runs = 1
@@ -22,7 +21,7 @@ def shrink(seed: int, run: Callable[[int, frozenset[str] | None], Report] | None
     def fails(kept: list[str]) -> bool:
         nonlocal runs
         runs += 1
-        violation = run(seed, frozenset(kept)).violation
+        violation = World(seed, frozenset(kept), drivers=drivers).run().violation
         return violation is not None and _promise(violation) == promise
 
     kept = list(dict.fromkeys(first.fired))

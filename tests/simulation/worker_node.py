@@ -15,6 +15,7 @@ from stepwire.errors import OutcomeUnknown, Permanent, Retry, StepError
 from stepwire.handler import Handler, completed, failed, make_handler, stopped
 from stepwire.runners.run_slots import RunSlots
 from stepwire.session import Config, Offer, Session
+from stepwire.worker.socket_thread import DRAIN_MS, EXPEL_MS
 from stepwire_protocol import codec
 from stepwire_protocol.messages import Item, Result, ResultMetadata
 
@@ -117,7 +118,7 @@ class WorkerNode:
         self.life += 1
         world.hostile.owners[worker_id] = self.principal
         self.is_alive = True
-        self.is_paused = False
+        self.is_paused = self.is_quiet = self.is_full = self.is_draining = False
         self._backlog = []
         self.pid = 100 * (self.number + 1) + self.life
         self.running: dict[Item, Running] = {}
@@ -132,8 +133,7 @@ class WorkerNode:
             pid_started=MISSTATED if self.misstates_start else 1 + self.life,
             proof=self.proof,
         )
-        self.session = Session(config, Random(f"{world.seed}/{self.id}").random)
-        self.run_slots: RunSlots[Running] = RunSlots(self.slots, self.offers)
+        self.session, self.run_slots = self.new_session(config)
         self.ended_ms: deque[float] = deque(maxlen=100)  # when the latest runs ended
         self._wakes = 0
         self._wake_at = float("inf")
@@ -145,6 +145,11 @@ class WorkerNode:
     @property
     def principal(self) -> str:
         return self.world.hostile.principal_of(self)
+
+    def new_session(self, config: Config) -> tuple[Session, RunSlots[Running]]:
+        """The session and the run slots of a new process."""
+        chance = Random(f"{self.world.seed}/{self.id}")
+        return Session(config, chance.random), RunSlots(self.slots, self.offers)
 
     def new_id(self) -> str | None:
         return f"{self.name}:{self.chance.getrandbits(64):016x}"
@@ -191,9 +196,22 @@ class WorkerNode:
         """The handlers that run now, by the number of their offer."""
         return Counter(running.offer for running in self.running.values() if running.entered)
 
-    def drain(self) -> None:
+    def drain(self, drain_ms: float) -> None:
+        """End the worker, as on SIGTERM. Runs have this time to end."""
         if self.is_alive:
-            self.post("drain")
+            self.post("drain", drain_ms)
+
+    def quiet(self, for_ms: float) -> None:
+        """Offer no credit, as on SIGTSTP, and drain later."""
+        if self.is_alive:
+            self.post("quiet")
+            self._later(for_ms, "drain", float(DRAIN_MS))
+
+    def refuse_for(self, for_ms: float) -> None:
+        """The runner has no room for a while, although slots are free."""
+        if self.is_alive:
+            self.post("full", True)
+            self._later(for_ms, "full", False)
 
     # -- events in ----------------------------------------------------------------------------------------------------
 
@@ -231,8 +249,34 @@ class WorkerNode:
             self._wake_at = float("inf")
             self._pump()
 
-    def _on_drain(self) -> None:
+    def _on_drain(self, drain_ms: float) -> None:
+        if not self.is_draining:
+            self._later(drain_ms, "expel")
+        self.is_draining = True
         self.session.drain(self.now())
+        self._pump()
+
+    def _on_expel(self) -> None:
+        """The time to drain is over: ask every run to stop, and do not wait for those that go on."""
+        self.world.checks.drain_over(self)
+        self._later(EXPEL_MS, "leave")
+        self._expel()
+        self._pump()
+
+    def _expel(self) -> None:
+        self.session.expel()
+
+    def _on_leave(self) -> None:
+        self._leave()
+
+    def _on_quiet(self) -> None:
+        self.is_quiet = True
+        self.session.quiet(self.now())
+        self._pump()
+
+    def _on_full(self, is_full: bool) -> None:
+        self.is_full = is_full
+        self.session.full(is_full, self.now())
         self._pump()
 
     def _pump(self) -> None:
@@ -314,6 +358,9 @@ class WorkerNode:
         self.world.network.reconnect(self.link)
 
     def _quit(self, action: Quit) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
         world = self.world
         world.trace("worker_quit", self.id)
         self._end()

@@ -28,6 +28,7 @@ from .breakers import Breakers
 from .broker_node import BrokerNode
 from .checks import Checks, Violation
 from .clock import Endless, Schedule
+from .driven import DrivenNode, Drivers
 from .faults import BREAKER_KINDS, Faults
 from .flows import AT_LEVEL0, COUNT
 from .hostile import Hostile
@@ -74,7 +75,9 @@ class World:
         only: frozenset[str] | None = None,
         keeps_trace: bool = False,
         is_sqlite: bool | None = None,
+        drivers: Drivers | None = None,
     ) -> None:
+        """`drivers`: the sessions of the workers on the bus; None: Python's, in this process."""
         self.seed = seed
         self.chance = Random(f"{seed}/world")
         self.schedule = Schedule(EVENTS_MAX)
@@ -113,7 +116,9 @@ class World:
         workers = self.chance.choice((1, 2, 2, 3, 3, 4, 6))
         if self.focus is not None:
             workers = 2 + workers % 2
-        self.workers = [WorkerNode(self, i) for i in range(workers)]
+        self.workers = [
+            WorkerNode(self, i) if drivers is None else DrivenNode(self, i, drivers) for i in range(workers)
+        ]
         self.on_bus = len(self.workers)
         self.workers += self.routes.workers(self.on_bus)
         self.peers = [PeerNode(self, i) for i in range(peers)]

@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 from stepwire_broker.cli import demo, demo_screen
+from stepwire_broker.demo import sdks
 from stepwire_broker.demo.books import Booking, LedgerRun
 from stepwire_broker.demo.proof import Evidence, prove
+from stepwire_broker.demo.shop import Shop
 
 from tests.cli.a_place import STEPWIRE, Place, place
 
@@ -98,6 +100,49 @@ def test_every_installed_language_took_part(output: str, books: Path) -> None:
     started = {language for language in ("python", "ruby", "node") if f"{language} (" in level0_line(output)}
     assert "python" in started
     assert {run["language"] for run in runs_of(books) if run["step"] in ("price", "invoice")} == started
+
+
+def test_each_sdk_that_takes_part_ran_its_step(output: str, books: Path) -> None:
+    """Which SDKs are built depends on the machine, so the test compares what the demo printed with their logs."""
+    listed = re.findall(r"^  (go|node|ruby|rust) +\(\d+\)$", output, re.MULTILINE)
+    ran = re.findall(r"\b(\w+) by \1:[0-9a-f]{16}", output)
+    assert ran == listed
+    assert ("The same step in other languages" in output) == bool(listed)
+    connected = [name for name in sdks.LANGUAGES if "connected to broker b1" in log_of(books, name)]
+    assert listed == connected
+
+
+def test_the_worker_of_an_sdk_takes_part_only_if_it_connects(tmp_path: Path) -> None:
+    folder = tmp_path / "handlers_sdk"
+    worker = f"exec {sys.executable} -m stepwire.conform"
+    for language, text in (("go", worker), ("node", "exec /not/built"), ("rust", "exit 0")):
+        program = folder / language / "bin" / "conform"
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    assert sdks.programs(tmp_path) == {}
+    with tempfile.TemporaryDirectory(prefix="sw-") as directory, Shop(Path(directory)) as shop:
+        client = shop.open()
+        shop.try_sdks(sdks.programs(folder))
+        assert shop.until_sdks_are_known(client) == ["go"]
+        pid = shop.pid("go")
+        client.apply_workflow(sdks.workflow(["go"]))
+        task = {"workflow": sdks.NAME, "namespace": "demo", "context": {"to": "all"}}
+        document = client.wait(client.submit_many([task])[0], 30)
+        assert [(step["name"], step["state"]) for step in document["steps"]] == [("go", "completed")]
+        assert document["steps"][0]["worker"].startswith("go:")
+    assert not is_running(pid)
+
+
+def test_the_steps_of_the_sdks_follow_each_other_each_on_a_worker_of_its_language() -> None:
+    document = sdks.workflow(["go", "ruby", "rust"])
+    assert [step["name"] for step in document["steps"]] == ["go", "ruby", "rust"]
+    assert [step["worker_selector"] for step in document["steps"]] == [
+        {"language": "go"},
+        {"language": "ruby"},
+        {"language": "rust"},
+    ]
+    assert [step.get("depends_on") for step in document["steps"]] == [None, ["go"], ["ruby"]]
 
 
 def test_no_process_of_the_demo_is_left(output: str) -> None:
@@ -232,6 +277,11 @@ def test_the_proof_reports_no_false_claim(evidence: Evidence, holds: list[bool])
 
 def level0_line(output: str) -> str:
     return next(line for line in output.splitlines() if line.startswith("  level 0"))
+
+
+def log_of(books: Path, name: str) -> str:
+    log = books / "logs" / f"{name}.log"
+    return log.read_text() if log.exists() else ""
 
 
 def runs_of(books: Path) -> list[dict[str, Any]]:

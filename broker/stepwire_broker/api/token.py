@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.errors import BrokerError
+from stepwire_broker.file_owners import strange_owner, stranger
 from stepwire_broker.timestamps import parse_rfc3339
 
 STATE_DIR: Final = Path(".stepwire")
@@ -226,14 +227,22 @@ def make_state_dir(path: Path = STATE_DIR) -> None:
         raise TokenError(
             f"{path} cannot be created ({error.strerror}): start the broker in a directory that you may write to"
         ) from None
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+    status = path.stat()
+    owner = stranger(status)
+    if owner is not None:
+        raise TokenError(f"{path} belongs to the user {owner}: run this as that user, or in another directory")
+    if stat.S_IMODE(status.st_mode) & 0o077:
         raise TokenError(f"{path} can be read by others: chmod 700 {path}")
 
 
 def read_private(path: Path) -> str:
-    """The text of a file with secrets. Raises TokenError if users other than its owner may read or write it."""
+    """The text of a file with secrets. Raises TokenError if another user owns the file or a link to it, or may read or
+    write the file."""
     try:
         with path.open(encoding="utf-8") as file:
+            owner = strange_owner(path, file.fileno())
+            if owner is not None:
+                raise TokenError(f"{path} belongs to the user {owner}: run this as that user, or name your own file")
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
                 raise TokenError(f"{path} can be read by others: chmod 600 {path}")
             return file.read()

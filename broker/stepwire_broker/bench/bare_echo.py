@@ -1,12 +1,13 @@
-"""The bare loop in Python: level 0 on plain pyzmq with msgspec, without the SDK. It answers each step with its context.
+"""The bare loop in Python: level 0 on plain pyzmq and the language's own `json`, as in the guide for SDKs. It answers
+each step with its context.
 
 python -m stepwire_broker.bench.bare_echo, with STEPWIRE_STEPS and STEPWIRE_RESULTS
 """
 
+import json
 import os
 from typing import Any, Final
 
-import msgspec
 import zmq
 
 TOPIC: Final = b"steps "
@@ -19,18 +20,17 @@ def main() -> None:
     incoming.subscribe(TOPIC)
     incoming.connect(os.environ["STEPWIRE_STEPS"])
     outgoing.connect(os.environ["STEPWIRE_RESULTS"])
-    decode, encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
     while True:
         frame = incoming.recv()
         if not frame.startswith(TOPIC):
             continue
-        batch = decode(frame[len(TOPIC) :])
+        batch = json.loads(frame[len(TOPIC) :])
         results = [
             {"step_id": step["step_id"], "status": "completed", "output": step["task_context"]}
             for step in batch["steps"]
         ]
         answer = {"batch_id": batch["batch_id"], "protocol_version": "1.0", "results": results}
-        outgoing.send(b"results " + encode(answer))
+        outgoing.send(b"results " + json.dumps(answer).encode())
 
 
 if __name__ == "__main__":

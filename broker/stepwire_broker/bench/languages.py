@@ -5,6 +5,7 @@ The programs are those of a clone of the repository: `bin/echo`, a level-0 loop 
 take turns, so that a slower machine slows all of them.
 """
 
+import functools
 import os
 import statistics
 import subprocess
@@ -38,7 +39,7 @@ class LanguagesLoad(msgspec.Struct, frozen=True):
     batches: int = 20_000  # of each size, to the loop and to the SDK
     lone_steps: int = 2_000  # one at a time, for the latency
     tasks: int = 10_000  # of four steps each, in the product
-    warm_up_batches: int = 5_000
+    warm_up_batches: int = 20_000  # of each size: compilers at run time need them
     window: int = WINDOW
 
 
@@ -56,7 +57,16 @@ def programs(language: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
                 f"there is no {folder / name}: this measurement needs a clone of the repository,"
                 f" in which `sh handlers_sdk/{language}/check.sh build` was run"
             )
-    return (str(folder / "echo"),), (str(folder / "conform"),)
+    options = environ_words(language)
+    return (*options, str(folder / "echo")), (*options, str(folder / "conform"))
+
+
+@functools.cache
+def environ_words(language: str) -> tuple[str, ...]:
+    """What precedes the commands of a language, so that the loop and the SDK run as its README deploys the SDK."""
+    if language != "ruby" or subprocess.run(["ruby", "--yjit", "-e", ""], stderr=subprocess.DEVNULL).returncode != 0:
+        return ()  # this Ruby has no compiler
+    return ("env", "RUBYOPT=--yjit")
 
 
 def run(load: LanguagesLoad, languages: list[str], progress: Progress) -> list[dict[str, Figures]]:
@@ -84,9 +94,9 @@ def _bare(load: LanguagesLoad, command: tuple[str, ...]) -> Figures:
     with bound() as sockets, _program(command, sockets.endpoints):
         loop = BareEcho(sockets)
         loop.connect()
-        loop.run(load.warm_up_batches, BATCHES[-1], load.window)
         figures = {}
         for size in BATCHES:
+            loop.run(load.warm_up_batches, size, load.window)
             seconds = loop.run(load.batches, size, load.window)
             figures[f"bare_{size}_steps_per_s"] = load.batches * size / seconds
         lone_ms = sorted(loop.run(1, 1, 1) * 1000 for _ in range(load.lone_steps))
@@ -97,9 +107,9 @@ def _sdk(load: LanguagesLoad, command: tuple[str, ...]) -> Figures:
     with bound() as sockets, _program(command, sockets.endpoints) as process:
         broker = BrokerWithoutStorage(sockets)
         broker.connect()
-        broker.run(load.warm_up_batches * BATCHES[-1], BATCHES[-1], load.window)
         figures = {}
         for size in BATCHES:
+            broker.run(load.warm_up_batches * size, size, load.window)
             before = product.cpu_s_of(process.pid)
             seconds = broker.run(load.batches * size, size, load.window)
             figures[f"sdk_{size}_steps_per_s"] = load.batches * size / seconds

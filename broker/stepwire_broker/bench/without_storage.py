@@ -143,6 +143,7 @@ class BrokerWithoutStorage:
         self._worker = ""
         self._inbox = b""
         self._batch = self._step = self._done = 0
+        self._unsent = 0  # steps of this run that are to be sent, or to be sent again
         self._free = 0
         self._free_n = -1
         self._unanswered: dict[str, int] = {}  # steps of each batch that was neither accepted nor answered
@@ -163,14 +164,15 @@ class BrokerWithoutStorage:
     def run(self, steps: int, batch_steps: int, window: int) -> float:
         """Run this many steps in batches, with at most `window` batches in flight and never more than the worker's
         credit. Returns the seconds until the last result."""
-        first = self._done
-        sent = 0
+        until = self._done + steps
+        self._unsent = steps
         self._result_s = time.monotonic()
         started = time.perf_counter()
-        while self._done - first < steps:
-            while sent < steps and self._has_room(sent - (self._done - first), batch_steps, window):
-                self._send(batch_steps)
-                sent += batch_steps
+        while self._done < until:
+            while self._unsent and self._has_room(until - self._done - self._unsent, batch_steps, window):
+                size = min(batch_steps, self._unsent)
+                self._send(size)
+                self._unsent -= size
             self._wait()
         return time.perf_counter() - started
 
@@ -226,6 +228,10 @@ class BrokerWithoutStorage:
             case Accept():
                 self._unanswered.pop(message.batch_id, None)
                 self._free = message.free
+            case Refuse(code="busy"):  # its steps became longer, so it returns some that wait: they are sent again
+                self._unanswered.pop(message.batch_id, None)
+                self._free = message.free
+                self._unsent += len(message.items)
             case Refuse():
                 raise BenchFailed(f"the worker refused steps: {message.code}")
             case Results():

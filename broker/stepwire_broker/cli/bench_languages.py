@@ -45,7 +45,11 @@ def measure(options: Options, names: str, is_quick: bool, rounds: int | None) ->
         load = msgspec.structs.replace(load, rounds=rounds)
     with output.progress(options, "measuring", 3 * load.rounds * len(chosen)) as advance:
         measured = languages.run(load, chosen, lambda done: advance(int(done)))
-    return {"load": msgspec.to_builtins(load), "medians": languages.medians(measured), "rounds": measured}
+    environ = {name: " ".join(languages.environ_words(name)[1:]) for name in chosen}
+    load_and_environ = msgspec.to_builtins(load) | {
+        "environ": {name: words for name, words in environ.items() if words}
+    }
+    return {"load": load_and_environ, "medians": languages.medians(measured), "rounds": measured}
 
 
 def show(options: Options, report: dict[str, Any]) -> None:
@@ -54,6 +58,8 @@ def show(options: Options, report: dict[str, Any]) -> None:
         f"{machine['cpus']} CPUs, tcp, {load['rounds']} rounds; to loop and SDK {load['batches']:,} batches of each"
         f" size with {load['window']} in flight; in the product {load['tasks']:,} tasks of four steps"
     )
+    for name, words in load["environ"].items():
+        output.echo(f"{name}: {words}, for the loop and for the SDK")
     output.echo("steps per second, at 1 and at 10 steps in a message; the ratios are medians of those within a round")
     click.echo()
     output.several(options, [_rates(name, of) for name, of in report["medians"].items()], BUS_COLUMNS, "")

@@ -111,10 +111,12 @@ class _Story:
         self._resolved: set[int] = set()
         self._recovered_s: list[float] = []
         self._run_number = 0
+        self._sdks: list[str] = []
 
     def run(self) -> "list[Proof]":
         client = self._open()
         self._one_order(client)
+        self._a_step_in_each_sdk(client)
         self._an_order_that_cannot_be_shipped(client)
         self._a_worker_is_killed(client)
         self._a_payment_is_held(client)
@@ -123,6 +125,7 @@ class _Story:
     # -- the acts -----------------------------------------------------------------------------------------------------
 
     def _open(self) -> Client:
+        from stepwire_broker.demo import sdks
         from stepwire_broker.demo.shop import WORKFLOW
 
         shop = self._shop
@@ -136,6 +139,7 @@ class _Story:
             shop.start_worker(name, offer)
         for language in installed:
             shop.start_level0(language)
+        shop.try_sdks(sdks.programs())
         shop.until_connected(client, "shop-1", "shop-2", "payments")
         workers = ", ".join(f"{name} ({shop.pid(name)})" for name in ("shop-1", "shop-2", "payments"))
         loops = ", ".join(f"{one.name} ({shop.pid(f'level0-{one.name}')})" for one in installed)
@@ -155,6 +159,22 @@ class _Story:
         by = [f"{name} by {outputs[name].get('language')}" for name in ("price", "invoice")]
         self._screen.line(f"Without an SDK: {', '.join(by)}.")
         self._screen.line(f"The result: {output.shortened(document['result'])}")
+
+    def _a_step_in_each_sdk(self, client: Client) -> None:
+        """Run a task with one step for each SDK that is built in this clone. Without any, this act is left out."""
+        from stepwire_broker.demo import sdks
+
+        self._sdks = languages = self._shop.until_sdks_are_known(client)
+        if not languages:
+            return
+        self._screen.title("The same step in other languages", "a worker of each SDK that is built in this clone")
+        for language in languages:
+            self._screen.line(f"  {language:<8} ({self._shop.pid(language)})")
+        client.apply_workflow(sdks.workflow(languages))
+        task = {"workflow": sdks.NAME, "namespace": "demo", "context": {"to": "every language"}}
+        document = self._follow(client, client.submit_many([task])[0])
+        ran = [f"{step['name']} by {step['worker']}" for step in document["steps"] if step["state"] == "completed"]
+        self._screen.line(f"{len(ran)} of {len(languages)} steps are completed: {', '.join(ran)}.")
 
     def _an_order_that_cannot_be_shipped(self, client: Client) -> None:
         self._screen.title(
@@ -247,6 +267,7 @@ class _Story:
                 "run": self._run_number,
                 "directory": str(self._shop.directory),
                 "tasks": len(self._task_ids),
+                "sdks": self._sdks,
                 "recovered_s": sorted(self._recovered_s),
                 "proofs": [proof._asdict() for proof in proofs],
                 "took_s": took_s,

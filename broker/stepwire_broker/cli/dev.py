@@ -36,6 +36,10 @@ STOP_WITHOUT_BROKER_S: Final = 3.0  # the same for handlers whose results no bro
 LINE_BYTES_MAX: Final = 64 * 1024
 COLOURS: Final = ("cyan", "yellow", "green", "magenta", "blue", "bright_cyan", "bright_yellow", "bright_green")
 
+VALUE_CHARACTERS_MAX: Final = 200  # of each value in a line of the broker's log
+
+_COLOUR_CODE: Final = re.compile(r"\x1b\[[0-9;]{0,32}m")
+_COLOURS_OFF: Final = "\x1b[0m"
 _QUOTED: Final = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"")
 _NOT_PLAIN: Final = re.compile(r"[;&|()`\n]|^\s*(if|for|while|case|cd|exit|set|trap|until|\{|!)\b")
 
@@ -284,13 +288,13 @@ class _Processes:
             for line in lines:
                 text = line.decode(errors="replace").rstrip("\r")
                 shown = _readable(text) if name == "broker" else text
-                if shown is not None:
-                    self._print(name, shown)
+                for part in () if shown is None else shown.split("\n"):
+                    self._print(name, _harmless(part))
             if len(rest) >= LINE_BYTES_MAX:
-                self._print(name, rest.decode(errors="replace"))
+                self._print(name, _harmless(rest.decode(errors="replace")))
                 rest = b""
         if rest:
-            self._print(name, rest.decode(errors="replace"))
+            self._print(name, _harmless(rest.decode(errors="replace")))
 
     def _print(self, name: str, text: str) -> None:
         prefix = f"{name:<{self._width}} | "
@@ -313,6 +317,18 @@ def _for_shell(command: str) -> str:
     return f"exec {command}" if is_plain else command
 
 
+def _harmless(text: str) -> str:
+    """A line without control characters, except tabs and colours: a program may print what a stranger has sent."""
+    parts = _COLOUR_CODE.split(text)
+    codes = [*_COLOUR_CODE.findall(text), ""]
+    kept = "".join(f"{_without_controls(part)}{code}" for part, code in zip(parts, codes, strict=True))
+    return f"{kept}{_COLOURS_OFF}" if len(codes) > 1 else kept
+
+
+def _without_controls(text: str) -> str:
+    return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def _readable(line: str) -> str | None:
     """A line of the broker's JSON log as text. None for its start, which the line `ready` reports."""
     try:
@@ -326,5 +342,14 @@ def _readable(line: str) -> str | None:
         return None
     if not event and isinstance(error := facts.get("error"), dict):  # the last line of a broker that cannot run
         return ": ".join(str(error[name]) for name in ("detail", "hint") if error.get(name))
-    shown = (f"{name}={value if isinstance(value, str) else output.shortened(value)}" for name, value in facts.items())
-    return " ".join((event.replace("_", " "), *shown))
+    shown = (f"{output.cell(name)}={_value(name, value)}" for name, value in facts.items())
+    return " ".join((output.cell(event.replace("_", " ")), *shown))
+
+
+def _value(name: str, value: Any) -> str:
+    """A value in a log line. Others may have chosen it, so it is one line and is cut. Only a traceback of the broker is
+    whole, on indented lines."""
+    if name == "exception" and isinstance(value, str):
+        return "".join(f"\n    {line}" for line in value.splitlines())
+    text = output.cell(value)
+    return text if len(text) <= VALUE_CHARACTERS_MAX else f"{text[:VALUE_CHARACTERS_MAX]}…"

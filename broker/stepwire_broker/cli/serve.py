@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stepwire_broker.configuration import loader
+from stepwire_broker.configuration import hidden, loader
 from stepwire_broker.core.definitions.settings import listed
 
 from . import config_commands, output
 from .children import handler_environ
 from .failure import Exit, Failure
 from .handlers import Handlers
+from .hardening import harden
 from .options import Options, StepwireCommand
 from .systemd import Systemd, without_systemd
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from stepwire_broker.core.definitions.settings import Settings
     from stepwire_broker.engine import Engine
 
-FILE_CREATION_MASK = 0o077  # only the owner may read the files of this process
 SWITCH_INTERVAL_S = 0.0002  # the longest time that a busy loop keeps the database writer waiting for the interpreter
 _SERVING = "serving"
 
@@ -85,7 +85,7 @@ def serve(
 
     logs.set_up(loaded.settings.log_level, options.verbosity)
     raise_to_hard_limit()
-    os.umask(FILE_CREATION_MASK)
+    harden()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     code = asyncio.run(_serve(options, loaded, flags, modules))
     sys.exit(int(code))
@@ -317,7 +317,7 @@ def _print_ready(options: Options, loaded: loader.Configuration, broker: "Engine
         **{name: broker.endpoints[name] for name in ("steps", "results")},
         "listeners": [{"steps": pair.steps, "results": pair.results, "curve": pair.has_curve} for pair in listeners],
         "insecure": broker.insecure(),
-        "database": loader.without_password(settings.database.url),
+        "database": hidden.without_password(settings.database.url),
         "token_file": str(tokens.file),
         "config": loaded.file and str(loaded.file),
     }

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import GenericAlias
 from typing import Any, Final, NamedTuple, get_type_hints
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Struct
@@ -23,7 +22,8 @@ from stepwire_broker.core.reading.nearest import did_you_mean, echoed
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.file_owners import OTHERS_WRITE, is_inside, strange_owner
 
-from . import misspelt_names, seed_block
+from . import hidden, misspelt_names, seed_block
+from .hidden import without_password
 
 FILE_NAME: Final = "stepwire.yaml"
 FILE_BYTES_MAX: Final = 256 * 1024
@@ -110,24 +110,20 @@ def _named(config_file: str | None, environ: Mapping[str, str]) -> str | None:
 
 
 def show(configuration: Configuration) -> list[tuple[str, Any, str]]:
-    """(key, value, origin) of every setting, without passwords."""
+    """(key, value, origin) of every setting, without secrets."""
     shown = []
     for key in KEYS:
         value = value_of(configuration.settings, key)
         if isinstance(value, tuple):
             value = list(value)
-        elif key == _URL and value:
-            value = without_password(value)
         elif key == _COMMANDS:
-            value = {name: _without_environment(command) for name, command in value.items()}
+            value = {name: hidden.without_secrets(command) for name, command in value.items()}
+        elif key == _OPTIONS:
+            value = {executor: dict.fromkeys(options, hidden.HIDDEN) for executor, options in value.items()}
+        elif isinstance(value, str):
+            value = without_password(value)
         shown.append((key, value, configuration.origins[key]))
     return shown
-
-
-def _without_environment(command: Any) -> Any:
-    """The command without the values of its environment, which are often passwords."""
-    env = getattr(command, "env", None)
-    return msgspec.structs.replace(command, env=dict.fromkeys(env, "***")) if env else command
 
 
 def value_of(settings: Settings, key: str) -> Any:
@@ -135,18 +131,6 @@ def value_of(settings: Settings, key: str) -> Any:
     for name in key.split("."):
         value = getattr(value, name)
     return value
-
-
-def without_password(url: str) -> str:
-    """The database URL in a form that may be printed and logged."""
-    try:
-        parts = urlsplit(url)
-        if parts.password is None:
-            return url
-    except ValueError:
-        return "***"
-    user, _, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}"))
 
 
 def shown_without_password(text: str, url: str) -> str:
@@ -170,6 +154,7 @@ _OTHER_SPELLINGS: Final = {
     "execution.defaultExecutionMode": "execution.default_execution_mode",
 }
 _COMMANDS: Final = "executors.exec.commands"
+_OPTIONS: Final = "executors.options"
 _URL: Final = "database.url"  # may hold a password
 
 
@@ -401,8 +386,8 @@ def _unknown(given: Given) -> str:
 
 
 def _given_text(given: Given) -> str:
-    value = without_password(str(given.value)) if given.key == _URL else given.value
-    shown = repr(value)[:100]
+    value = without_password(given.value) if isinstance(given.value, str) else given.value
+    shown = hidden.HIDDEN if given.key.startswith((_COMMANDS, _OPTIONS)) else repr(value)[:100]
     return f"{given.origin} is {shown}" if given.is_text else f"{given.key} in {given.origin} is {shown}"
 
 

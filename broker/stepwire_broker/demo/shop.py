@@ -21,13 +21,14 @@ from stepwire.client import Client
 from stepwire_broker.end_with_parent import end_with_parent
 from stepwire_broker.errors import BrokerError
 
-from . import books
+from . import books, sdks
 
 T = TypeVar("T")
 
 HERE: Final = Path(__file__).parent
 WORKFLOW: Final = HERE / "workflow.yaml"
 START_S: Final = 20.0
+SDK_START_S: Final = 10.0  # the worker of an SDK that has not connected by then does not take part
 STOP_S: Final = 3.0  # a process that has not ended by then is killed
 PROBE_S: Final = 10.0
 POLL_S: Final = 0.02
@@ -82,6 +83,7 @@ class Shop:
         self.directory = directory
         self.url = ""
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._tried: dict[str, subprocess.Popen[bytes]] = {}  # workers of SDKs, which may end at once
         self._endpoints: dict[str, str] = {}
         self._clients: list[Client] = []
 
@@ -132,6 +134,28 @@ class Shop:
 
     def start_level0(self, language: Language) -> int:
         return self._start(f"level0-{language.name}", language.command, {}).pid
+
+    def try_sdks(self, programs: Mapping[str, Path]) -> None:
+        """Start the worker of each SDK. `until_sdks_are_known` returns those that are built."""
+        for language, program in programs.items():
+            self._start(language, [str(program)], sdks.environ(language))
+            self._tried[language] = self._running.pop(language)
+
+    def until_sdks_are_known(self, client: Client) -> list[str]:
+        """Wait until each worker of an SDK has connected or ended. Returns the languages of those that have connected;
+        the others end here."""
+        until_s = time.monotonic() + SDK_START_S
+        connected: set[str] = set()
+        while self._tried and time.monotonic() < until_s:
+            connected = {one["worker"].partition(":")[0] for one in client.workers()["workers"]}
+            if all(name in connected or process.poll() is not None for name, process in self._tried.items()):
+                break
+            time.sleep(POLL_S)
+        ready = [name for name, process in self._tried.items() if name in connected and process.poll() is None]
+        self._running |= {name: self._tried.pop(name) for name in ready}
+        _end(list(self._tried.values()))
+        self._tried.clear()
+        return ready
 
     def languages(self) -> tuple[list[Language], list[Language]]:
         """The languages whose level-0 program can run here, and the languages that are not installed completely."""
@@ -211,19 +235,10 @@ class Shop:
         return process
 
     def _end_all(self) -> None:
-        """End the workers first, while the broker still accepts their results. Kill processes that do not end in
-        time."""
+        """End the workers first, while the broker still accepts their results."""
+        self._running |= self._tried
         for names in ([name for name in self._running if name != "broker"], ["broker"]):
-            ending = [self._running.pop(name) for name in names if name in self._running]
-            for process in ending:
-                process.terminate()
-            until_s = time.monotonic() + STOP_S
-            for process in ending:
-                try:
-                    process.wait(max(0.0, until_s - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+            _end([self._running.pop(name) for name in names if name in self._running])
 
     def _log_tail(self, name: str) -> str:
         """The end of a process's log. For the broker, the error in the last line of its log."""
@@ -235,6 +250,19 @@ class Shop:
 
     def _log(self, name: str) -> Path:
         return self.directory / "logs" / f"{name}.log"
+
+
+def _end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
+    """End these processes. Those that have not ended in time are killed."""
+    for process in processes:
+        process.terminate()
+    until_s = time.monotonic() + STOP_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, until_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _succeeds(probe: "subprocess.Popen[bytes]") -> bool:

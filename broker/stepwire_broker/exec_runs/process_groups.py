@@ -8,7 +8,8 @@ environment contains the run's mark.
 
 import os
 import signal
-from collections.abc import Iterable
+import time
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 from stepwire_protocol import host
@@ -17,6 +18,7 @@ from stepwire_broker.errors import BrokerError
 from stepwire_broker.process_state import is_alive
 
 MARK: Final = "STEPWIRE_RUN"  # in the environment of the program and of the processes that it starts
+SHORT_S: Final = 1.0  # the kernel cannot give out all pids in this time
 _VARIABLE: Final = f"{MARK}=".encode()
 
 
@@ -74,9 +76,10 @@ def strays(groups: Iterable[ProcessGroup]) -> list[Member]:
     if not by_mark:
         return []
     first = min(group.started for group in by_mark.values())
+    lowest = _lowest_pid(by_mark.values(), first)
     alive = []
     for pid in _pids():
-        if not _is_of_this_user(pid):
+        if pid < lowest or not _is_of_this_user(pid):
             continue
         process = host.process(pid)
         if process is None or process.started < first or not is_alive(pid, process):
@@ -107,6 +110,16 @@ def send_signal(member: Member, number: signal.Signals) -> None:
 
 def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _lowest_pid(groups: Collection[ProcessGroup], first: int) -> int:
+    """The lowest pid that a process of these runs can have. The kernel gives out rising pids and begins again at their
+    end, which takes seconds: a pass after a short run looks at few processes."""
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - first / os.sysconf("SC_CLK_TCK")
+    lowest = min(group.pid for group in groups)
+    with open("/proc/loadavg", "rb") as file:
+        last = int(file.read().split()[-1])
+    return lowest if age_s < SHORT_S and last >= lowest else 0
 
 
 def _is_of_this_user(pid: int) -> bool:

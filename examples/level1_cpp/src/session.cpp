@@ -75,7 +75,7 @@ std::vector<Action> Session::actions() {
       if (item->report_at <= now_ && item->state == State::Running) send_progress(item);
     watch_pairs();
     if (hello_at_ <= now_) send_hello();
-    bool empty = outbox_.empty() && pending_.empty() && strays_.empty() && load() == 0;
+    bool empty = outbox_.empty() && pending_.empty() && load() == 0;
     if (heartbeat_at_ <= now_) {
       send_heartbeat(true);
     } else if (heartbeat_wanted_ || (draining_ && empty)) {
@@ -168,7 +168,7 @@ void Session::drop(Broker& b, const std::string& code) {
   hello_interval_ = 250;
 }
 
-void Session::replace_database(Broker& b, const std::string& deployment) {
+void Session::replace_database(Broker& b, const std::string& deployment, int64_t epoch) {
   log("the broker " + b.id + " has another database: its deliveries are forgotten");
   std::vector<ItemPtr> mine;
   for (auto& [order, item] : by_order_) if (item->owner == b.id) mine.push_back(item);
@@ -187,7 +187,7 @@ void Session::replace_database(Broker& b, const std::string& deployment) {
   drop(b, "deployment");
   for (auto at = tombstones_.begin(); at != tombstones_.end();) at = at->second.broker == b.id ? tombstones_.erase(at) : std::next(at);
   b.deployment = deployment;
-  b.epoch = -1;
+  b.epoch = epoch;
 }
 
 void Session::want_hello() {
@@ -329,23 +329,21 @@ void Session::salvage(std::string_view body, const char* code) {
   json m = json::parse(body, nullptr, false);
   if (!m.is_object() || m.value("type", json()) != "steps" || !m.value("broker", json()).is_string()) return;
   auto found = brokers_.find(m["broker"]);
-  if (found == brokers_.end() || !found->second.open || m.value("session", json()) != found->second.session ||
-      m.value("epoch", json()) != found->second.epoch)
-    return;
+  if (found == brokers_.end() || !found->second.open || m.value("session", json()) != found->second.session) return;
   json batch = m.value("batch_id", json()), steps = m.value("steps", json());
   if (!batch.is_string() || batch == "" || !steps.is_array()) return;
   std::vector<Key> keys;
   for (auto& step : steps) {
-    if (!step.is_object()) continue;
+    if (!step.is_object()) return;
     json id = step.value("step_id", json()), delivery = step.value("delivery", json());
-    if (!id.is_number_unsigned() || !delivery.is_number_unsigned()) continue;
+    if (!id.is_number_unsigned() || !delivery.is_number_unsigned()) return;
     uint64_t a = id, d = delivery;
-    if (a < 1 || d < 1 || a > 9007199254740991 || d > 9007199254740991) continue;
+    if (a < 1 || d < 1 || a > 9007199254740991 || d > 9007199254740991) return;
     Key key{int64_t(a), int64_t(d)};
-    if (items_.count(key) || std::count(keys.begin(), keys.end(), key)) continue;
-    if (!tombstones_.count(key)) bury(key, found->first, found->second.session, batch_number(batch));
-    keys.push_back(key);
+    if (!std::count(keys.begin(), keys.end(), key)) keys.push_back(key);
   }
+  for (auto& key : keys)
+    if (!items_.count(key) && !tombstones_.count(key)) bury(key, found->first, found->second.session, batch_number(batch));
   refuse(found->second, batch, keys, code);
 }
 
@@ -354,7 +352,7 @@ void Session::on_here(const json& m) {
   int64_t epoch = m["epoch"];
   const std::string deployment = m["deployment"];
   if (!b.known) b.known = true, order_.push_back(b.id);
-  if (!b.deployment.empty() && b.deployment != deployment) replace_database(b, deployment);
+  if (!b.deployment.empty() && b.deployment != deployment) return replace_database(b, deployment, epoch);
   if (epoch < b.epoch) return;
   b.deployment = deployment;
   if (epoch > b.epoch) close(b);
@@ -372,9 +370,8 @@ void Session::on_welcome(const json& m) {
   auto sent = sent_at_.find(n);
   if (sent == sent_at_.end() || n <= b.n_after) return;
   double lease_ms = double(m["lease_ms"].get<int64_t>()), until = sent->second + lease_ms * 0.97;
-  if (until <= now_) return;
-  if (!b.deployment.empty() && b.deployment != deployment) return replace_database(b, deployment);
-  if (epoch < b.epoch) return;
+  if (!b.deployment.empty() && b.deployment != deployment) return replace_database(b, deployment, epoch);
+  if (until <= now_ || epoch < b.epoch) return;
   bool fresh = !b.open || b.session != session;
   b.heard = now_;
   b.deployment = deployment;

@@ -183,7 +183,7 @@ class Session {
   void check_leases();
   void drop(Broker& b, const std::string& code);
   void close(Broker& b);
-  void replace_database(Broker& b, const std::string& deployment);
+  void replace_database(Broker& b, const std::string& deployment, int64_t epoch);
   void want_hello();
   void send_hello();
   void send_heartbeat(bool regular);

@@ -31,6 +31,7 @@ void Session::on_steps(Broker& b, const json& m) {
   for (auto& [n, free] : b.promises) free = std::max<int64_t>(0, free - count);
   std::map<std::string, std::vector<Key>> refusals;
   std::set<Key> seen, kept;
+  bool is_repeated = false;
   capacity_offered_ = std::max<int64_t>(capacity_offered_, config_.slots + room());
   for (auto& step : m["steps"]) {
     Key key{step["step_id"], step["delivery"]};
@@ -39,7 +40,7 @@ void Session::on_steps(Broker& b, const json& m) {
     if (found != items_.end()) {
       auto& item = found->second;
       if (item->owner != b.id) refusals["stale"].push_back(key);
-      else if (item->state != State::Done) kept.insert(key);
+      else if (item->state != State::Done) kept.insert(key), is_repeated = true;
       else
         for (auto& [rid, e] : outbox_)
           for (auto& r : e.results) if (r.item == item) e.due = now_;
@@ -71,8 +72,10 @@ void Session::on_steps(Broker& b, const json& m) {
   }
   for (auto& [code, keys] : refusals) refuse(b, batch_id, keys, code.c_str());
   if (kept.empty()) return;
-  if (config_.accept_delay_ms <= 0) return accept(b, batch_id);
-  for (auto& one : accepts_) if (one.broker == b.id && one.batch_id == batch_id) return;
+  if (config_.accept_delay_ms <= 0 || is_repeated) {
+    accepts_.remove_if([&](auto& one) { return one.broker == b.id && one.batch_id == batch_id; });
+    return accept(b, batch_id);
+  }
   accepts_.push_back({b.id, batch_id, kept, now_ + config_.accept_delay_ms});
 }
 

@@ -4,7 +4,7 @@
  *
  *     send              topic, body            send this frame: the topic, then the body
  *     run               run                    run this step as soon as a slot is free; if `begin` says no, give it back
- *     cancel_run        item, reason           ask a run that has begun to stop; `lease_lost` only informs the handler
+ *     cancel_run        run, reason            ask a run that has begun to stop; `lease_lost` only informs the handler
  *     connect           link, serverKey        connect to a broker that another broker has listed
  *     disconnect        link                   disconnect from a broker that is no longer listed
  *     rebuild           link                   disconnect this pair of endpoints, and connect it again

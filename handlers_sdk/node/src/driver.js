@@ -161,7 +161,7 @@ function asLine(action) {
     case 'send':
       return { action: 'send', frame: action.topic + action.body }
     case 'cancel_run':
-      return { action: 'request_stop', step_id: action.item[0], delivery: action.item[1], reason: action.reason }
+      return asStopRequest(action)
     case 'connect':
       return { action: 'connect', ...action.link, server_key: action.serverKey }
     case 'disconnect':
@@ -173,6 +173,10 @@ function asLine(action) {
       return { action: 'log', level: action.level, event: action.event }
   }
   return null
+}
+
+function asStopRequest({ run, reason }) {
+  return { action: 'request_stop', step_id: run.item[0], delivery: run.item[1], reason }
 }
 
 /** Answer each line until the input ends. A fault of the session is the reply to the op that caused it. */

@@ -106,6 +106,17 @@ test('an integer that is written as a float is refused where an integer is requi
   assert.deepEqual(codec.decodeBroker(ack('1')).rids, [1])
 })
 
+test('a float is known as such however it is written, and a price costs no second parser', () => {
+  for (const number of ['1.0', '1.00', '1e0', '10E-1', '0.99999999999999999', '1.00000000000000001']) {
+    for (const text of [`{"a":${number}}`, `{"b":1.5,"a" : ${number} }`]) {
+      const { value, floats } = strictJson.parse(text)
+      assert.equal(value.a, 1)
+      assert.ok(floats.get(value).has('a'), text)
+    }
+  }
+  assert.equal(strictJson.parse('{"price":12.50,"weight":-0.25}').floats.size, 0)
+})
+
 test('the strict parser reads what JSON.parse reads', () => {
   const texts = [
     '{"a":[1,-2.5e3,true,null,"\\u00e4\\n\\"x\\"",{}],"b":{"c":[]}}',
@@ -123,6 +134,8 @@ test('half of a surrogate pair, U+0000, a key twice and 33 levels are refused wh
     '{"a":{"b\\u0000":1}}': 'nul_character',
     '{"a":{"b":1,"\\u0062":2}}': 'duplicate_key',
     '{"a":1,"a":1}': 'duplicate_key',
+    '{"a" :1,"a":1}': 'duplicate_key',
+    '{"a":{"b"\n :{"c":1},"b":{}}}': 'duplicate_key',
     '{"a":9007199254740992}': 'integer_out_of_range',
     '{"a":1e999}': 'number_out_of_range',
     [deep(33)]: 'too_deep',

@@ -77,9 +77,8 @@ class CodecTest < Minitest::Test
     end
     value = vector["value"]
     results = value["results"].map do |r|
-      Stepwire::Result.new(r["step_id"], r["delivery"], r["status"], output: JSON.generate(r["output"]),
-                                                                     error: compact(r["error"]),
-                                                                     metadata: compact(r["metadata"]))
+      Stepwire::Result.new(r["step_id"], r["delivery"], r["status"], JSON.generate(r["output"]),
+                           compact(r["error"]), compact(r["metadata"]))
     end
     head = JSON.generate(value.reject { |name, v| name == "results" || v.nil? }).chop
     assert_equal vector["text"], Codec.encode_results(head, results)

@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require_relative "helper"
+require "stepwire/driver"
 
 # The small parts beside the session: slots of the runner, signals, log lines, diagnosis.
 class PartsTest < Minitest::Test
@@ -40,8 +41,41 @@ class PartsTest < Minitest::Test
     refute Stepwire::Run.new([1, 3], nil, 0, lease).begin(100), "the lease is over"
   end
 
+  def test_a_result_that_was_sent_may_be_too_large_for_the_broker_that_adopts_it
+    driver = Stepwire::Driver.new
+    now_ms = 0
+    op = lambda do |name, **members|
+      reply = driver.handle({ op: name, now_ms: now_ms += 0.1, **members }.transform_keys(&:to_s))
+      assert_nil reply[:error], reply[:backtrace]
+      reply[:actions].filter_map { |action| JSON.parse(action[:frame].split(" ", 2)[1]) if action[:action] == "send" }
+    end
+    receive = lambda do |type, broker, **members|
+      op.call("receive", frame: "@w:0123456789abcdef #{JSON.generate(
+        { type: type, v: '2.0', broker: broker, epoch: 7, **members }
+      )}")
+    end
+    op.call("start", worker: "w:0123456789abcdef", offers: [{ "pattern" => "h" }], slots: 100)
+    { "b1" => 4_000_000, "b2" => 1_000 }.each do |broker, bytes|
+      receive.call("here", broker, deployment: "d", versions: ["2.0"])
+      now_ms += 300
+      hello = op.call("tick").find { |message| message["type"] == "hello" }
+      receive.call("welcome", broker, session: "7.1", deployment: "d", n: hello["n"], lease_ms: 100_000,
+                                      heartbeat_ms: 2_000, max_message_bytes: bytes)
+    end
+    metadata = { attempt: 0, retry_limit: 0, timeout_ms: 0, idempotency_key: "k" }
+    steps = [1, 2].map do |id|
+      { step_id: id, task_id: 1, step_name: "s", handler_class: "h", delivery: 1, metadata: metadata }
+    end
+    receive.call("steps", "b1", session: "7.1", batch_id: "b_1", protocol_version: "2.0", steps: steps)
+    op.call("complete", step_id: 1, delivery: 1, output: "x" * 2_000)
+    op.call("complete", step_id: 2, delivery: 1, output: 2)
+    sent = receive.call("adopt", "b2", session: "7.1", items: [[1, 1]])
+    codes = sent.filter_map { |message| message["results"] }.flatten(1).map { |result| result.dig("error", "code") }
+    assert_includes codes, "too_large"
+  end
+
   def test_a_request_to_stop_wakes_a_handler_that_waits_for_it
-    context = Stepwire::Context.new(nil, started_ms: 0.0, timeout_at_ms: 0.0, report: nil)
+    context = Stepwire::Context.new(Stepwire::Run.new([1, 1], nil, 0, nil), nil)
     refute context.cancelled.wait(0.01)
     waiting = Thread.new { context.cancelled.wait(5) }
     sleep(0.02)

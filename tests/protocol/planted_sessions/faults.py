@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from .open_points import OPEN_POINTS
 from .plant import Fault
 
 LEASES: Final = "session/leases.py"
@@ -801,4 +802,5 @@ FAULTS: Final = (
     ),
     Fault("progress is sent at once each time", PROGRESS, "max(now_ms, self._sent_ms + PROGRESS_EVERY_MS)", "now_ms"),
     Fault("progress of ended runs is sent", SESSION, "            self.progress.forget(held)\n", "            pass\n"),
+    *OPEN_POINTS,
 )

@@ -286,6 +286,7 @@ class Checks:
         step_id, delivery = running.run.item
         if isinstance(worker, WorkerNode):
             worker_duties.check_slots(books, worker)
+            worker_duties.check_lease(books, worker, running.run.item)
         if step_id >= FIRST:
             return  # a shadow is no step of the store
         book = dependencies.check_entered(books, running, worker)
@@ -330,7 +331,9 @@ class Checks:
         """A message leaves a worker, whether it arrives or not."""
         books, worker = self.books, node.id
         if body.startswith(b'{"type":"heartbeat"'):
-            worker_duties.check_waiting(books, node, _heartbeat(body))
+            heartbeat = _heartbeat(body)
+            worker_duties.check_waiting(books, node, heartbeat)
+            worker_duties.check_credit(books, node, heartbeat)
         elif body.startswith(b'{"type":"refuse"'):
             worker_duties.count_returned(books, node, _refuse(body))
         if books.unanswered and b'"batch_id"' in body[:400]:
@@ -360,6 +363,9 @@ class Checks:
             self.books.numbers["sessions dropped"] += 1
         elif action.event == "message_refused":
             self.world.counts["refused", str(action.facts["code"])] += 1
+
+    def drain_over(self, worker: WorkerNode) -> None:
+        worker_duties.check_drained(self.books, worker)
 
     def worker_died(self, worker: WorkerNode) -> None:
         recovery.note_death(self.books, worker)

@@ -3,6 +3,7 @@
 from typing import Final
 
 from stepwire_protocol import messages as wire
+from stepwire_protocol.messages import Item
 
 from tests.simulation.worker_node import WorkerNode
 
@@ -38,6 +39,13 @@ def check_slots(books: Books, worker: WorkerNode) -> None:
         books.fail("W a handler keeps to its concurrency", f"{entered} at {worker.id}")
 
 
+def check_lease(books: Books, worker: WorkerNode, item: Item) -> None:
+    """A handler was entered: its worker is sure that no broker considers it dead. Also during a broker's restart."""
+    peer = worker.session.brokers.get("b1")
+    if peer is None or worker.now() >= peer.lease.until_ms:
+        books.fail("W a step starts within the lease", f"{item} at {worker.id}")
+
+
 def check_waiting(books: Books, worker: WorkerNode, message: wire.Heartbeat) -> None:
     """Steps that wait for long at a worker could have run elsewhere. It may keep twice as many as its program declared,
     and as many as it ran in that time."""
@@ -51,6 +59,19 @@ def check_waiting(books: Books, worker: WorkerNode, message: wire.Heartbeat) -> 
     )
     if waiting > may_wait:
         books.fail("W a worker does not hoard steps", f"{waiting} wait at {worker.id}, and {may_wait} may")
+
+
+def check_credit(books: Books, worker: WorkerNode, message: wire.Heartbeat) -> None:
+    """A worker that is quiet, full or drains wants no further step."""
+    if any(message.free.values()) and (worker.is_quiet or worker.is_full or worker.is_draining):
+        books.fail("W a worker that accepts no steps offers no credit", f"{message.free} at {worker.id}")
+
+
+def check_drained(books: Books, worker: WorkerNode) -> None:
+    """The time to drain is over. A worker that holds nothing has quit before."""
+    books.numbers["drains that took their whole time"] += 1
+    if worker.session.is_idle:
+        books.fail("W a drained worker quits", worker.id)
 
 
 def count_returned(books: Books, worker: WorkerNode, message: wire.Refuse) -> None:

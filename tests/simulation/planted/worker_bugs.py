@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from stepwire.actions import NEVER, Run
 from stepwire.runners import run_slots
-from stepwire.session import credit, deliveries, intake, leases, slots, tombstones
+from stepwire.session import Session, credit, deliveries, intake, leases, slots, tombstones
 from stepwire.session import outbox as sdk_outbox
 
 from .plant import Bug, Plant
@@ -115,6 +115,17 @@ def _more_runs_than_slots(plant: Plant) -> None:
     plant.method(run_slots.RunSlots, "add", add)
 
 
+def _full_offers_credit(plant: Plant) -> None:
+    def is_closed(original: Any, self: Any, peer: Any) -> bool:
+        return bool(self.is_draining or self.is_quiet or peer.is_quiet)
+
+    plant.method(credit.Credit, "_is_closed", is_closed)
+
+
+def _never_quits(plant: Plant) -> None:
+    plant.method(Session, "_may_quit", lambda _, self: False)
+
+
 BUGS: Final = (
     Bug("worker: lease counted from the answer's arrival", _lease_from_arrival),
     Bug("worker: results not resent", _not_resent),
@@ -128,4 +139,6 @@ BUGS: Final = (
     Bug("worker: steps that became long are not returned", _hoards),
     Bug("worker: steps are returned although credit is left", _returns_with_credit),
     Bug("worker: the runner starts more steps than it has slots", _more_runs_than_slots),
+    Bug("worker: a full runner offers credit", _full_offers_credit),
+    Bug("worker: a drained worker does not quit", _never_quits),
 )

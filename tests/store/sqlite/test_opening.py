@@ -13,12 +13,14 @@ import pytest
 from sqlalchemy import create_engine
 from stepwire_broker.core.definitions.settings import DatabaseSettings
 from stepwire_broker.store import StoreRefused, open_store
+from stepwire_broker.store.sqlite import opening
 from stepwire_broker.store.sqlite.migrate import HEAD, SCHEMA, revision, schema
 from stepwire_broker.store.sqlite.opening import path_of
 from stepwire_broker.store.sqlite.queries import SqliteQueries
 from stepwire_broker.store.sqlite.readers import SqliteReaders
 from stepwire_broker.store.tables import metadata
 
+from tests.foreign_files import give_away
 from tests.store.running import PATIENCE_S, Running
 from tests.store.stored_rows import NOW, submission
 
@@ -49,6 +51,64 @@ def test_head_is_the_newest_migration() -> None:
     config = Config()
     config.set_main_option("script_location", str(migrate._SCRIPTS))
     assert ScriptDirectory.from_config(config).get_current_head() == HEAD
+
+
+@pytest.mark.parametrize("name", ["state.db", "state.db.lock"])
+def test_a_link_in_the_place_of_a_file_is_refused_and_its_target_is_unchanged(database: Path, name: str) -> None:
+    database.parent.mkdir(mode=0o700)
+    target = database.parent / "precious"
+    target.write_text("precious\n")
+    target.chmod(0o644)
+    (database.parent / name).symlink_to(target)
+    with pytest.raises(StoreRefused, match=f"{name} is a symbolic link.*: remove the link"):
+        Running(database)
+    assert (target.read_text(), stat.S_IMODE(target.stat().st_mode)) == ("precious\n", 0o644)
+    if name == "state.db.lock":
+        with pytest.raises(StoreRefused, match="is a symbolic link"):
+            opening.holder(database)
+
+
+@pytest.mark.parametrize("name", ["state.db", "state.db.lock"])
+def test_a_file_of_another_user_is_refused(database: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Running(database):
+        pass
+    give_away(monkeypatch, database.parent / name)
+    with pytest.raises(StoreRefused, match="belongs to the user"):
+        opening.prepare(database)
+
+
+def test_something_that_is_not_a_file_is_refused(database: Path) -> None:
+    database.parent.mkdir(mode=0o700)
+    os.mkfifo(f"{database}.lock")
+    with pytest.raises(StoreRefused, match="is not a regular file"):
+        Running(database)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o722])
+def test_a_directory_in_which_others_can_write_is_refused(database: Path, mode: int) -> None:
+    database.parent.mkdir()
+    database.parent.chmod(mode)
+    try:
+        with pytest.raises(StoreRefused, match=f"mode is {mode:o}.*chmod go-w {database.parent}"):
+            Running(database)
+    finally:
+        database.parent.chmod(0o700)
+    assert list(database.parent.iterdir()) == []
+
+
+def test_a_directory_of_another_user_is_refused(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database.parent.mkdir(mode=0o700)
+    give_away(monkeypatch, database.parent)
+    with pytest.raises(StoreRefused, match=r"belongs to the user .*, who could replace the database"):
+        opening.prepare(database)
+
+
+def test_a_directory_of_the_users_own_group_is_accepted(database: Path) -> None:
+    database.parent.mkdir()
+    database.parent.chmod(0o775)
+    os.chown(database.parent, -1, os.getegid())
+    with Running(database):
+        pass
 
 
 def test_a_database_of_a_newer_program_is_refused_and_left_as_it_is(database: Path) -> None:

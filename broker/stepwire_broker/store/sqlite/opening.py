@@ -2,13 +2,16 @@
 commit synced. A database that cannot be opened like this is refused with an error that names the remedy.
 """
 
+import errno
 import fcntl
 import os
 import sqlite3
+import stat
 import time
 from pathlib import Path
 from typing import Final
 
+from stepwire_broker.file_owners import open_to_others, stranger
 from stepwire_broker.store.errors import InUse, StoreRefused
 from stepwire_broker.store.urls import scheme_of
 
@@ -54,7 +57,7 @@ class Lock:
     """The right to be the only broker of a file. The kernel releases it when the process ends, however it ends."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = _open_own(Path(f"{path}.lock"))
         try:
             self._take()
         except BlockingIOError:
@@ -84,9 +87,11 @@ class Lock:
 def holder(path: Path) -> int | None:
     """Return the process that has the database open, 0 if its id is unknown, None if no broker has it open."""
     try:
-        descriptor = os.open(f"{path}.lock", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(f"{path}.lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise _not_opened(Path(f"{path}.lock"), error) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -108,7 +113,7 @@ def prepare(path: Path) -> Lock:
     try:
         if restoring(path).exists():
             raise StoreRefused(f"a restore of {path} was interrupted: run `stepwire db restore FILE --yes` again")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = _open_own(path)
         try:
             os.fchmod(descriptor, 0o600)
         finally:
@@ -131,10 +136,58 @@ def lock(path: Path) -> Lock:
         )
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_strangers(path.parent)
         _refuse_network(path.parent)
         return Lock(path)
     except OSError as error:
         raise StoreRefused(f"{path}: {error.strerror}; the broker must be able to write in {path.parent}") from error
+
+
+def _refuse_strangers(directory: Path) -> None:
+    """Refuse a directory in which another user could replace the database, or put a link in its place."""
+    status = directory.stat()
+    owner = stranger(status)
+    if owner is not None:
+        raise StoreRefused(
+            f"the directory {directory.absolute()} belongs to the user {owner}, who could replace the database: run "
+            "the broker as that user, or name a directory of its own user in database.url"
+        )
+    if open_to_others(status):
+        raise StoreRefused(
+            f"other users can write in the directory {directory.absolute()} (its mode is "
+            f"{stat.S_IMODE(status.st_mode):o}), and could replace the database: chmod go-w {directory.absolute()}, or "
+            "name another directory in database.url"
+        )
+
+
+def _open_own(path: Path) -> int:
+    """Open a file of this user for writing, and make it if it does not exist. A link is not followed, because it may
+    lead to any other file. Raises StoreRefused and OSError."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _not_opened(path, error) from None
+        raise
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+        return descriptor
+    os.close(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise StoreRefused(f"{path} is not a regular file: remove it, or name another place in database.url")
+    raise StoreRefused(
+        f"{path} belongs to the user with the id {status.st_uid}, and this process runs as {os.geteuid()}: run it as "
+        "the owner of the file"
+    )
+
+
+def _not_opened(path: Path, error: OSError) -> StoreRefused:
+    if error.errno == errno.ELOOP:
+        return StoreRefused(
+            f"{path} is a symbolic link, which could lead to a file of something else: remove the link, and name the "
+            "real place in database.url"
+        )
+    return StoreRefused(f"{path}: {error.strerror}")
 
 
 def _dotted(version: tuple[int, ...]) -> str:

@@ -140,13 +140,16 @@ func DecodeRemains(body []byte) (Remains, bool) {
 				r.object(func(key []byte) {
 					switch string(key) {
 					case "step_id":
-						item.StepID = r.integer(-IntegerMax)
+						item.StepID = r.integer(1)
 					case "delivery":
-						item.Delivery = r.integer(-IntegerMax)
+						item.Delivery = r.integer(1)
 					default:
 						r.skip()
 					}
 				})
+				if item.StepID == 0 || item.Delivery == 0 {
+					r.fail("bad_field", "a step without its ids")
+				}
 				remains.Items = append(remains.Items, item)
 			})
 		default:

@@ -111,12 +111,13 @@ const ERROR = ['message', 'code', 'category', 'retryable', 'retry_after_ms', 'ba
 const METADATA = ['execution_time_ms', 'handler_version', 'retryable', 'stderr']
 
 function encodeWithout(from, keys) {
-  const members = {}
+  let members = ''
   for (const key of keys) {
     const value = from[key]
-    if (value !== undefined && value !== null && !(key === 'message' && value === '')) members[key] = value
+    if (value === undefined || value === null || (key === 'message' && value === '')) continue
+    members += `${members === '' ? '' : ','}"${key}":${JSON.stringify(value)}`
   }
-  return JSON.stringify(members)
+  return `{${members}}`
 }
 
 /** The JSON of a results message, whose results are JSON already. */

@@ -254,5 +254,7 @@ export function remainsOf(value, floats) {
 
 function isItem(step, floats) {
   if (typeof step !== 'object' || step === null) return false
-  return ['step_id', 'delivery'].every((key) => Number.isSafeInteger(step[key]) && !floats.get(step)?.has(key))
+  return ['step_id', 'delivery'].every(
+    (key) => Number.isSafeInteger(step[key]) && step[key] >= 1 && !floats.get(step)?.has(key),
+  )
 }

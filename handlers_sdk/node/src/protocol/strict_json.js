@@ -2,24 +2,29 @@
  * Strict JSON: the rules of protocol/SPEC.md section 3, which JSON.parse does not check.
  *
  * JSON.parse accepts a key twice, U+0000, half of a surrogate pair and any depth, and it rounds integers above 2^53 and
- * reads 8127.0 as an integer. A text is read by JSON.parse if a few searches prove that it has none of these. Any other
- * text is read by the parser of this module, character by character.
+ * reads 8127.0 as an integer. A text is read by JSON.parse if a few searches prove that it has none of these, which is
+ * so for nearly every text. Any other text is read by the parser of this module, character by character.
  */
 
 import { CONTAINERS_MAX, DEPTH_MAX, INTEGER_MAX } from './limits.js'
 import { InvalidMessage } from './errors.js'
 
 const NO_FLOATS = new Map()
-// A number with a fraction, an exponent or 16 digits, or an escape that may be U+0000 or half of a surrogate pair. The
-// same text inside a string is harmless, and costs only time.
-const SUSPECT = /[:[,]\s*-?(?:\d{16}|\d+[.eE])|\\u(?:0000|[dD][89a-fA-F])/
+const QUOTE = 0x22
+const SPACE = 0x20
+// The same text inside a string is harmless for all of these, and costs only time.
+const ESCAPED = /\\u(?:0000|[dD][89a-fA-F])/ // U+0000, or half of a surrogate pair
+const FLOAT = /[:[,]\s*-?\d+[.eE]/
+// A float that may have the value of an integer: with an exponent, with only zeros after its point, or so long that it is
+// rounded.
+const INTEGRAL = /[\d.]{16}|(?:\.0+|\d[eE][+-]?\d+)\s*[,}\]]/
 
 /**
  * Decode one JSON text. Returns `value`, and in `floats` the members of each object or array that are integers by value
  * and floats by their text (8127.0). Throws InvalidMessage.
  */
 export function parse(text) {
-  if (SUSPECT.test(text)) return new Parser(text).parse()
+  if (ESCAPED.test(text) || (FLOAT.test(text) && INTEGRAL.test(text))) return new Parser(text).parse()
   let value
   try {
     value = JSON.parse(text)
@@ -27,9 +32,9 @@ export function parse(text) {
     throw new InvalidMessage('not_json', error.message)
   }
   const seen = new Census()
-  seen.visit(value, 1)
-  // Each key is followed by `":`. In a text without escapes and white space, their number is the number of keys.
-  if (seen.deepest > DEPTH_MAX || seen.containers > CONTAINERS_MAX || seen.keys !== count(text, '":')) {
+  seen.member(value, 0)
+  // A key that occurs twice is one key of the value, but two of the text.
+  if (seen.isSuspect || seen.containers > CONTAINERS_MAX || seen.keys !== countKeys(text)) {
     return new Parser(text).parse()
   }
   return { value, floats: NO_FLOATS }
@@ -38,37 +43,47 @@ export function parse(text) {
 /** The same for a text that breaks some of the rules: a refusal still needs the ids in it. Throws if it is no JSON. */
 export const parseLeniently = (text) => new Parser(text, true).parse()
 
-/** The number of keys and containers in a value, and the deepest level of nesting up to one above the limit. */
+/** The number of keys and containers in a value, and whether it is nested too deep or has a number out of range. */
 class Census {
   constructor() {
     this.keys = 0
     this.containers = 0
-    this.deepest = 0
+    this.isSuspect = false
   }
 
-  visit(value, depth) {
-    if (typeof value !== 'object' || value === null) return
-    this.containers += 1
-    if (depth > this.deepest) this.deepest = depth
-    if (depth > DEPTH_MAX) return
-    if (Array.isArray(value)) {
-      for (let i = 0; i < value.length; i++) {
-        const member = value[i]
-        if (typeof member === 'object' && member !== null) this.visit(member, depth + 1)
-      }
-      return
+  /** `depth`: of the container of this member. */
+  member(value, depth) {
+    if (typeof value === 'number') {
+      if (!(value <= INTEGER_MAX && value >= -INTEGER_MAX)) this.isSuspect = true
+    } else if (typeof value === 'object' && value !== null) {
+      this.container(value, depth + 1)
     }
-    for (const key in value) {
-      this.keys += 1
-      const member = value[key]
-      if (typeof member === 'object' && member !== null) this.visit(member, depth + 1)
+  }
+
+  container(value, depth) {
+    this.containers += 1
+    if (depth > DEPTH_MAX) this.isSuspect = true
+    else if (Array.isArray(value)) for (let i = 0; i < value.length; i++) this.member(value[i], depth)
+    else {
+      for (const key in value) {
+        this.keys += 1
+        this.member(value[key], depth)
+      }
     }
   }
 }
 
-function count(text, part) {
+/**
+ * The number of colons after a quote: at least the number of keys, and more only for some texts with `":` in a string.
+ * Most colons follow a key, so this is faster than a search for both characters.
+ */
+function countKeys(text) {
   let number = 0
-  for (let at = text.indexOf(part); at >= 0; at = text.indexOf(part, at + part.length)) number += 1
+  for (let at = text.indexOf(':'); at >= 0; at = text.indexOf(':', at + 1)) {
+    let before = text.charCodeAt(at - 1)
+    for (let i = at - 2; before <= SPACE && i >= 0; i--) before = text.charCodeAt(i)
+    if (before === QUOTE) number += 1
+  }
   return number
 }
 

@@ -76,7 +76,7 @@ export class Runs {
     held.isInterrupted = true
     if (!held.isStopping) {
       held.isStopping = reason !== 'lease_lost'
-      this.out.add({ kind: 'cancel_run', item: held.item, reason })
+      this.out.add({ kind: 'cancel_run', run: held.run, reason })
     }
   }
 

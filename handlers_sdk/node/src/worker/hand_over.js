@@ -90,6 +90,13 @@ function packed(runs) {
       position = 0
     }
     flat.push(run.index, run.offer, run.timeoutMs, run.deadlineMs, number, position)
+    dropData(run.step)
   }
   return { texts, runs: flat }
+}
+
+/** The handlers' thread has the data now. Here they would only be copied by each collection of garbage. */
+function dropData(step) {
+  step.handler_config = step.task_context = step.previous_results = step.source = null
+  if ('input' in step) step.input = null
 }

@@ -13,7 +13,6 @@ import { Clock } from '../identity.js'
 import * as codec from '../protocol/codec.js'
 import * as runLog from '../runners/run_log.js'
 import { Config } from '../session/config.js'
-import { keyOf } from '../session/deliveries.js'
 import { Session } from '../session/session.js'
 import { WorkerEvents } from './events.js'
 import { Outgoing } from './hand_over.js'
@@ -41,7 +40,6 @@ class SocketThread {
     this.loopWatch = loopWatch
     loopWatch.ping = () => this.toMain.ping()
     this.runs = new Map() // handed over, until their outcome: by their place in shared memory
-    this.byItem = new Map()
     this.expelAtMs = this.leaveAtMs = NEVER
     this.isDraining = this.hasQuit = this.hasFailed = false
     this.receivedBytes = 0
@@ -99,7 +97,6 @@ class SocketThread {
       const run = this.runs.get(outcomes[i])
       const outcome = outcomes[i + 1]
       this.runs.delete(outcomes[i])
-      this.byItem.delete(keyOf(run.item[0], run.item[1]))
       if (outcome === null) this.session.giveBack(run.item, nowMs)
       else this.session.finished(run.item, this.resultOf(run, outcome, outcomes[i + 2]), nowMs)
       run.release()
@@ -204,7 +201,6 @@ class SocketThread {
     switch (action.kind) {
       case 'run':
         this.runs.set(action.run.index, action.run)
-        this.byItem.set(keyOf(action.run.item[0], action.run.item[1]), action.run)
         this.toMain.addRun(action.run)
         return
       case 'send':
@@ -236,9 +232,8 @@ class SocketThread {
     throw new Error(`unknown action ${action.kind}`)
   }
 
-  cancel({ item, reason }) {
-    const run = this.byItem.get(keyOf(item[0], item[1]))
-    if (run === undefined) return
+  cancel({ run, reason }) {
+    if (run.endedMs !== undefined) return
     runLog.interrupted(this.logger, run.step, reason)
     run.requestStop(reason)
     if (reason !== 'lease_lost') this.toMain.addCancel(run)

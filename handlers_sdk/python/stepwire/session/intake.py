@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
-from stepwire_protocol.messages import Accept, Item, Refuse, RefuseCode, Steps
+from stepwire_protocol.messages import Accept, Id, Item, Refuse, RefuseCode, Steps
 
 from stepwire.actions import NEVER
 
@@ -192,8 +192,8 @@ class Intake:
 
 
 class _StepRemains(Struct):
-    step_id: int
-    delivery: int
+    step_id: Id
+    delivery: Id
 
 
 class _Remains(Struct):

@@ -8,11 +8,12 @@ module Stepwire
   # five times as fast as an array.
   module Item
     DELIVERY_BITS = 9
+    DELIVERIES = 1 << DELIVERY_BITS
 
     module_function
 
     def key(step_id, delivery)
-      return (step_id << DELIVERY_BITS) | delivery if (delivery >> DELIVERY_BITS).zero? && step_id >= 0
+      return (step_id << DELIVERY_BITS) | delivery if delivery >= 0 && delivery < DELIVERIES && step_id >= 0
 
       [step_id, delivery]
     end
@@ -42,19 +43,20 @@ module Stepwire
   # The session and a runner share this object. The runner begins the run; until then, the session may take it back.
   # Each writes its own decision before it reads the other's, so a run that was taken back never begins.
   class Run
-    attr_reader :item, :key, :step, :offer, :timeout_ms, :deadline_ms, :started_ms, :timeout_at_ms
-    attr_accessor :lease
+    attr_reader :item, :step, :offer, :timeout_ms, :deadline_ms, :started_ms, :timeout_at_ms
+    attr_accessor :lease,
+                  :call # the runner's call of the handler, until its outcome
 
     # `offer`: the number of the offer that handles the step. `deadline_ms`: the time at which the run must end,
     # whenever it begins.
     def initialize(item, step, offer, lease, timeout_ms = NEVER, deadline_ms = NEVER)
       @item = item
-      @key = Item.key(item[0], item[1])
       @step = step
       @offer = offer
       @lease = lease
       @timeout_ms = timeout_ms
       @deadline_ms = deadline_ms
+      @call = nil
       @is_taken_back = false
       @started_ms = nil
       @timeout_at_ms = NEVER # the earlier of timeout and deadline, once the run has begun
@@ -72,6 +74,11 @@ module Stepwire
       true
     end
 
+    # The run has ended, and its result is sent. Until the acknowledgement, only that is kept.
+    def forget_step
+      @step = nil
+    end
+
     # Called by the session: true if the run has not begun, and therefore never will.
     def take_back
       @is_taken_back = true
@@ -80,7 +87,7 @@ module Stepwire
   end
 
   # Ask a run that has begun to stop. `lease_lost` only informs the handler: the run continues.
-  CancelRun = Struct.new(:item, :reason)
+  CancelRun = Struct.new(:run, :reason)
 
   # Connect to a broker that another broker has listed. `server_key`: its CURVE key; nil: the configured one.
   Connect = Struct.new(:link, :server_key)

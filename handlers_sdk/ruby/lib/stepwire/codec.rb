@@ -95,14 +95,47 @@ module Stepwire
       metadata = step["metadata"]
       bad("`metadata` is not an object") unless metadata.is_a?(Hash)
 
-      StepRequest.new(
-        id(step, "step_id"), id(step, "task_id"), text(step, "step_name"), text(step, "handler_class"),
+      request = StepRequest.new(
+        step["step_id"], step["task_id"], step["step_name"], step["handler_class"],
         any(step, "handler_config"), any(step, "task_context"), any(step, "previous_results"),
-        step.fetch("input", ABSENT), id(step, "delivery"), delivery_mode(step),
-        count(metadata, "attempt"), count(metadata, "retry_limit"), count(metadata, "timeout_ms"),
-        text(metadata, "idempotency_key"), text_or_nil(metadata, "traceparent"), tracestate(metadata),
-        count_or_nil(metadata, "deadline_ms"), flag(metadata, "shadow")
+        step.fetch("input", ABSENT), step["delivery"], delivery_mode(step),
+        metadata["attempt"], metadata["retry_limit"], metadata["timeout_ms"], metadata["idempotency_key"],
+        nil, nil, nil, false
       )
+      check_members(request, step, metadata)
+      read_optional(request, metadata) if metadata.size > METADATA_REQUIRED
+      request
+    end
+
+    METADATA_REQUIRED = 4 # members
+
+    # Check the members that every step has, all of a type in one call. The check of one member only names the fault.
+    def check_members(request, step, metadata)
+      %w[step_id task_id delivery].each { |name| id(step, name) } unless
+        counts?(1, request.step_id, request.task_id, request.delivery)
+      %w[attempt retry_limit timeout_ms].each { |name| count(metadata, name) } unless
+        counts?(0, request.attempt, request.retry_limit, request.timeout_ms)
+      return if texts?(request.step_name, request.handler_class, request.idempotency_key)
+
+      %w[step_name handler_class].each { |name| text(step, name) }
+      text(metadata, "idempotency_key")
+    end
+
+    def read_optional(request, metadata)
+      request.traceparent = text_or_nil(metadata, "traceparent")
+      request.tracestate = tracestate(metadata)
+      request.deadline_ms = count_or_nil(metadata, "deadline_ms")
+      request.shadow = flag(metadata, "shadow")
+    end
+
+    def counts?(least, one, two, three)
+      max = Limits::INTEGER_MAX
+      one.is_a?(Integer) && one >= least && one <= max && two.is_a?(Integer) && two >= least && two <= max &&
+        three.is_a?(Integer) && three >= least && three <= max
+    end
+
+    def texts?(one, two, three)
+      one.is_a?(String) && two.is_a?(String) && three.is_a?(String)
     end
 
     # Business data: any JSON, an empty object if it is absent.
@@ -127,7 +160,7 @@ module Stepwire
       texts = %w[type broker session batch_id].map { |name| message.fetch(name, "") }
       steps = message.fetch("steps", [])
       return unless message.key?("type") && texts.all?(String) && steps.is_a?(Array)
-      return unless steps.all? { |s| s.is_a?(Hash) && s["step_id"].is_a?(Integer) && s["delivery"].is_a?(Integer) }
+      return unless steps.all? { |s| s.is_a?(Hash) && id?(s["step_id"]) && id?(s["delivery"]) }
 
       [*texts, steps.map { |step| [step["step_id"], step["delivery"]] }]
     rescue InvalidMessage
@@ -255,19 +288,13 @@ module Stepwire
 
     # Complete the JSON of a results message, whose `head` has all members but `results`.
     def encode_results(head, results)
-      head << ',"results":['
-      results.each_with_index do |result, number|
-        head << "," unless number.zero?
-        result.append_to(head)
-      end
-      head << "]}"
+      "#{head},\"results\":[#{results.map(&:json).join(',')}]}"
     end
 
     def results_head(worker, session, deployment, batch_id, rid, n, free, slots_free)
-      head = StrictJson.generate({ type: "results", v: V, worker: worker, session: session, deployment: deployment,
-                                   batch_id: batch_id, protocol_version: V, rid: rid, n: n, free: free,
-                                   slots_free: slots_free })
-      head.chop!
+      "{\"type\":\"results\",\"v\":\"#{V}\",\"worker\":\"#{worker}\",\"session\":\"#{session}\"," \
+        "\"deployment\":#{StrictJson.generate(deployment)},\"batch_id\":#{StrictJson.generate(batch_id)}," \
+        "\"protocol_version\":\"#{V}\",\"rid\":#{rid},\"n\":#{n},\"free\":#{free},\"slots_free\":#{slots_free}"
     end
   end
 end

@@ -45,15 +45,12 @@ module Stepwire
 
     attr_reader :cancel_reason # timeout, task_cancelled, superseded, shutdown, …; nil until the run should stop
 
-    # `report` is called with the item, done, total and note of each progress report.
-    def initialize(step, started_ms:, timeout_at_ms:, report:, clock: Identity)
-      @step = step
-      @started_ms = started_ms
-      @timeout_at_ms = timeout_at_ms
-      @clock = clock
+    # `report` is called with the item, done, total and note of each progress report. Ruby keeps three members inside an
+    # object, and more in memory of their own: the others are set when they are needed.
+    def initialize(run, report)
+      @run = run
+      @step = run.step
       @report = report
-      @cancel_reason = nil
-      @is_lease_lost = false
     end
 
     # -- the step -----------------------------------------------------------------------------------------------------
@@ -89,17 +86,17 @@ module Stepwire
 
     # Milliseconds until the timeout; infinite without a timeout.
     def remaining_ms
-      [0.0, @timeout_at_ms - @clock.now_ms].max
+      [0.0, @run.timeout_at_ms - Identity.now_ms].max
     end
 
     # The time of the timeout on the worker's own clock (`Stepwire::Identity.now_ms`).
     def deadline_ms
-      @timeout_at_ms
+      @run.timeout_at_ms
     end
 
     # Milliseconds since the start of the run.
     def elapsed_ms
-      [0.0, @clock.now_ms - @started_ms].max
+      [0.0, Identity.now_ms - @run.started_ms].max
     end
 
     # -- requests to stop ---------------------------------------------------------------------------------------------
@@ -116,7 +113,7 @@ module Stepwire
 
     # True if the broker may now run the step on another worker. The flag stops nothing.
     def lease_lost?
-      @is_lease_lost
+      @is_lease_lost == true
     end
 
     # The same as a signal to wait for.
@@ -157,12 +154,6 @@ module Stepwire
       @log ||= Logs::StepLogger.new(@step)
     end
     alias logger log
-
-    # Called before the handler: the run may have waited for a slot since this object was made.
-    def begin_run(started_ms, timeout_at_ms)
-      @started_ms = started_ms
-      @timeout_at_ms = timeout_at_ms
-    end
 
     # Set the flags for this reason. A lost lease does not cancel the run, which may still be the only one.
     def request_stop(reason)

@@ -89,7 +89,7 @@ module Stepwire
       return if run.nil?
 
       following = @slots.release(run)
-      result = Result.new(op["step_id"], op["delivery"], status, **outcome)
+      result = Result.new(op["step_id"], op["delivery"], status, *outcome.values_at(:output, :error, :metadata))
       @session.finished(item(op), result, op["now_ms"])
       begin_run(following, op["now_ms"]) if following
       nil
@@ -147,12 +147,13 @@ module Stepwire
       when Send then { action: "send", frame: action.topic + action.body }
       when Run then { action: "run", step_id: action.item[0], delivery: action.item[1] }
       when CancelRun
-        { action: "request_stop", step_id: action.item[0], delivery: action.item[1], reason: action.reason }
+        { action: "request_stop", step_id: action.run.item[0], delivery: action.run.item[1], reason: action.reason }
       when Quit then { action: "quit" }
       when Connect
         { action: "connect", steps: action.link.steps, results: action.link.results, server_key: action.server_key }
       when Disconnect then { action: "disconnect", steps: action.link.steps, results: action.link.results }
       when Rebuild then { action: "rebuild", steps: action.link.steps, results: action.link.results }
+      when ResultTooLarge then { action: "log", level: :error, event: "result_too_large", step_id: action.step.step_id }
       when Log then { action: "log", level: action.level, event: action.event }
       end
     end

@@ -60,16 +60,18 @@ module Stepwire
       @offer.pattern
     end
 
-    # The arguments after the context. Raises BadInput.
+    # The input as the handler takes it. Raises BadInput.
     def read_input(step)
       @arguments.read(step.input.equal?(ABSENT) ? step.task_context : step.input)
     end
 
-    def call(context, positional, keywords)
+    def call(context, input)
       target = @callable || @factory.call
-      return target.call(context, *positional) if keywords.nil?
-
-      target.call(context, **keywords)
+      case @arguments.form
+      when :object then target.call(context, input)
+      when :keywords then target.call(context, **input)
+      else target.call(context)
+      end
     end
 
     private
@@ -86,6 +88,8 @@ module Stepwire
 
   # How a handler takes its input: as keywords, as one object, or not at all.
   class Arguments
+    attr_reader :form # :keywords, :object or :none
+
     def initialize(name, parameters, types)
       kinds = parameters.map(&:first)
       positional = kinds.count { |kind| %i[req opt].include?(kind) }
@@ -102,15 +106,12 @@ module Stepwire
       @types = types
     end
 
-    # [positional arguments, keywords or nil]. Raises BadInput.
+    # The input in this form. Raises BadInput.
     def read(input)
-      case @form
-      when :none then [[], nil]
-      when :object
-        @types.check(input) if input.is_a?(Hash)
-        [[input], nil]
-      else [[], keywords_of(input)]
-      end
+      return keywords_of(input) if @form == :keywords
+
+      @types.check(input) if @form == :object && input.is_a?(Hash)
+      input
     end
 
     private

@@ -36,36 +36,23 @@ module Stepwire
     Refused = Struct.new(:broker, :epoch, :code, :message, :refused, :rid)
   end
 
+  Result = Struct.new(:step_id, :delivery, :status, :output, :error, :metadata)
+
   # The outcome of one step. `failed`: the handler failed it. `error`: the step could not be run. `output` is JSON text.
-  # `error` and `metadata` are hashes with the members of SPEC.md §5 in that order, or nil.
+  # `error` and `metadata` are hashes with the members of SPEC.md §5 in that order, or nil. Nearly all results have
+  # only a duration: then `metadata` is the number of milliseconds.
   class Result
-    THOUSANDTHS = Array.new(1000) { |number| format("%03d", number) }.freeze
+    THOUSANDTHS = Array.new(1000) { |number| format("%03d", number).freeze }.freeze
 
-    attr_reader :step_id, :delivery, :status, :output, :error, :metadata
-
-    def initialize(step_id, delivery, status, output: nil, error: nil, metadata: nil)
-      @step_id = step_id
-      @delivery = delivery
-      @status = status
-      @output = output
-      @error = error
-      @metadata = metadata
+    # The JSON of the result.
+    def json
+      error = self.error
+      "{\"step_id\":#{step_id},\"delivery\":#{delivery},\"status\":\"#{status}\",\"output\":#{output || 'null'}," \
+        "\"error\":#{error ? JSON.generate(error) : 'null'},\"metadata\":#{metadata_json}}"
     end
 
-    def with_error(error)
-      Result.new(@step_id, @delivery, @status, output: @output, error: error, metadata: @metadata)
-    end
-
-    def with_metadata(metadata)
-      Result.new(@step_id, @delivery, @status, output: @output, error: @error, metadata: metadata)
-    end
-
-    # Write the result into the text of a message.
-    def append_to(text)
-      text << '{"step_id":' << @step_id.to_s << ',"delivery":' << @delivery.to_s << ',"status":"' << @status <<
-        '","output":' << (@output || "null") << ',"error":' << (@error ? JSON.generate(@error) : "null") <<
-        ',"metadata":'
-      append_metadata_to(text) << "}"
+    def stderr?
+      metadata.is_a?(Hash) && metadata.key?(:stderr)
     end
 
     # An error detail without the members that have their default.
@@ -82,15 +69,13 @@ module Stepwire
 
     private
 
-    # Nearly all results have only a duration. Its digits are written here: `Float#to_s` looks for the shortest ones.
-    def append_metadata_to(text)
-      return text << "null" if @metadata.nil?
+    # The digits of the duration are written here, in microseconds: `Float#to_s` looks for the shortest ones.
+    def metadata_json
+      metadata = self.metadata
+      return JSON.generate(metadata) unless metadata.is_a?(Float)
 
-      took_ms = @metadata[:execution_time_ms]
-      return text << JSON.generate(@metadata) if @metadata.size != 1 || !took_ms.is_a?(Float)
-
-      took_us = (took_ms * 1000).round
-      text << '{"execution_time_ms":' << (took_us / 1000).to_s << "." << THOUSANDTHS[took_us % 1000] << "}"
+      took_us = (metadata * 1000).round
+      "{\"execution_time_ms\":#{took_us / 1000}.#{THOUSANDTHS[took_us % 1000]}}"
     end
   end
 end

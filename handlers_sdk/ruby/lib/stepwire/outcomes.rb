@@ -23,8 +23,7 @@ module Stepwire
     # The result of a handler that returned: its output, or an error if a language or a database cannot represent it.
     def completed(handler, step, value, took_ms)
       output = StrictJson.encode(value)
-      Result.new(step.step_id, step.delivery, "completed", output: output,
-                                                           metadata: metadata(took_ms, handler.version))
+      Result.new(step.step_id, step.delivery, "completed", output, nil, metadata(took_ms, handler.version))
     rescue InvalidMessage, JSON::GeneratorError, SystemStackError => e
       why = (e.is_a?(InvalidMessage) && (REFUSED[e.code] || e.detail)) || e.message
       text = "the output of '#{handler.name}' cannot be sent as JSON: #{Texts.shortened(why, 500)}"
@@ -37,7 +36,7 @@ module Stepwire
     # and a subclass of the handler's own names its code.
     def failed(handler, step, error, took_ms)
       detail = error.is_a?(StepError) ? said(error) : unexpected(error)
-      Result.new(step.step_id, step.delivery, "failed", error: detail, metadata: metadata(took_ms, handler.version))
+      Result.new(step.step_id, step.delivery, "failed", nil, detail, metadata(took_ms, handler.version))
     end
 
     # The result of a run that stopped because of a timeout or a cancel.
@@ -45,8 +44,8 @@ module Stepwire
       text = reason == "timeout" ? "the run exceeded its timeout" : "the run was cancelled: #{reason}"
       code = reason == "timeout" ? "timeout" : "cancelled"
       code = OUTCOME_UNKNOWN if step.at_most_once?
-      Result.new(step.step_id, step.delivery, "failed", error: Result.error_detail(message: text, code: code),
-                                                        metadata: metadata(took_ms, version))
+      detail = Result.error_detail(message: text, code: code)
+      Result.new(step.step_id, step.delivery, "failed", nil, detail, metadata(took_ms, version))
     end
 
     # The result of a handler that was called, but whose outcome the SDK cannot report.
@@ -58,7 +57,7 @@ module Stepwire
 
     def error(step, code, text, retryable:, took_ms: nil)
       detail = Result.error_detail(message: Texts.clean(text), code: code, retryable: retryable)
-      Result.new(step.step_id, step.delivery, "error", error: detail, metadata: took_ms ? metadata(took_ms, nil) : {})
+      Result.new(step.step_id, step.delivery, "error", nil, detail, took_ms ? metadata(took_ms, nil) : {})
     end
 
     def said(error)
@@ -80,11 +79,9 @@ module Stepwire
                           backtrace: Backtraces.lines(error))
     end
 
-    # The metadata of a result. The time is rounded to microseconds.
+    # The metadata of a result.
     def metadata(took_ms, version)
-      members = { execution_time_ms: (took_ms * 1000).round / 1000.0 }
-      members[:handler_version] = version if version
-      members
+      version ? { execution_time_ms: (took_ms * 1000).round / 1000.0, handler_version: version } : took_ms
     end
   end
 end

@@ -33,12 +33,19 @@ module Stepwire
       check_escapes(text) if text.include?("\\")
       check_comments(text) if text.include?("//") || text.include?("/*")
       begin
-        JSON.parse(text, max_nesting: PARSE_DEPTH_MAX)
+        parse_to_depth(text)
       rescue JSON::NestingError
         raise InvalidMessage.new("too_deep", "the nesting is deeper than #{PARSE_DEPTH_MAX}")
       rescue JSON::ParserError => e
         raise InvalidMessage.new("not_json", Texts.shortened(e.message, 200))
       end
+    end
+
+    # Parse without options first, which permits 100 levels: to read an option takes as long as a small message.
+    def parse_to_depth(text)
+      JSON.parse(text)
+    rescue JSON::NestingError
+      JSON.parse(text, max_nesting: PARSE_DEPTH_MAX)
     end
 
     # Ruby's parser accepts unknown escapes, and the second half of a surrogate pair without the first.

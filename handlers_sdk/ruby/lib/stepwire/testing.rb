@@ -52,7 +52,7 @@ module Stepwire
       lease = Lease.new
       lease.until_ms = NEVER
       run = Run.new([2, 1], step, 0, lease, timeout_ms || NEVER)
-      context = Context.new(step, started_ms: 0.0, timeout_at_ms: NEVER, report: report)
+      context = Context.new(run, report)
       call = HandlerCall.new(run, entry, context)
       call.begin(Identity.now_ms)
       timer = timeout_ms && Thread.new { stop_after(timeout_ms, context) }

@@ -3,8 +3,8 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::limits::{NAME_BYTES_MAX, PROTOCOL_LEVEL_1, TRACESTATE_MAX};
-use super::messages::{BrokerMessage, Endpoints, Remains, ResultsHead, StepRequest, StepResult};
+use super::limits::{INTEGER_MAX, NAME_BYTES_MAX, PROTOCOL_LEVEL_1, TRACESTATE_MAX};
+use super::messages::{BrokerMessage, Endpoints, Remains, ResultsHead, StepRemains, StepRequest, StepResult};
 use super::{strict_json, topics, InvalidMessage};
 
 /// The JSON of a message, as it follows the topic.
@@ -52,7 +52,8 @@ pub fn decode_remains(body: &[u8]) -> Option<Remains> {
     let remains: Remains = serde_json::from_str(&text).ok()?;
     let own = [&remains.kind, &remains.broker, &remains.session, &remains.batch_id];
     let is_whole = !own.into_iter().any(|member| member.contains('\u{FFFD}'));
-    is_whole.then_some(remains)
+    let are_ids = |step: &StepRemains| [step.step_id, step.delivery].iter().all(|id| (1..=INTEGER_MAX).contains(id));
+    (is_whole && remains.steps.iter().all(are_ids)).then_some(remains)
 }
 
 #[derive(Deserialize)]

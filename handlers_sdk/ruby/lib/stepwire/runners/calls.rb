@@ -5,21 +5,21 @@ module Stepwire
 
   # One call of a handler, from the session's `Run` to the result for the broker.
   class HandlerCall
-    attr_reader :run, :handler, :context, :offer
+    attr_reader :run, :handler, :context
 
     def initialize(run, handler, context)
       @run = run
-      @offer = run.offer
       @handler = handler
       @context = context
     end
 
+    def offer
+      @run.offer
+    end
+
     # The last check before the handler is called: may it be called? If not, the step is given back.
     def begin(at_ms)
-      return false unless @run.begin(at_ms)
-
-      @context.begin_run(at_ms, @run.timeout_at_ms)
-      @context.cancel_reason.nil?
+      @run.begin(at_ms) && @context.cancel_reason.nil?
     end
 
     # Call the handler in this thread. Returns the result.
@@ -27,12 +27,12 @@ module Stepwire
       step = @run.step
       started_ms = Identity.now_ms
       begin
-        positional, keywords = @handler.read_input(step)
+        input = @handler.read_input(step)
       rescue BadInput => e
         return logged(Outcomes.bad_input(@handler, step, e.message))
       end
       begin
-        value = @handler.call(@context, positional, keywords)
+        value = @handler.call(@context, input)
       rescue Exception => e # rubocop:disable Lint/RescueException -- a run ends with a result, whatever it raises
         return ended(e, Identity.now_ms - started_ms)
       end

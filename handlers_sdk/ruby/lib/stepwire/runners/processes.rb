@@ -104,8 +104,7 @@ module Stepwire
     end
 
     def result_of(parts)
-      step_id, delivery, status, output, error, metadata = parts
-      Result.new(step_id, delivery, status, output: output, error: error, metadata: metadata)
+      Result.new(*parts)
     end
 
     def ending(status)
@@ -171,7 +170,7 @@ module Stepwire
       lease = Lease.new
       lease.until_ms = NEVER
       run = Run.new([step.step_id, step.delivery], step, offer, lease, left_ms || NEVER)
-      context = Context.new(step, started_ms: at_ms, timeout_at_ms: NEVER, report: method(:report))
+      context = Context.new(run, method(:report))
       call = HandlerCall.new(run, @handlers[offer], context)
       call.begin(at_ms)
       send_result(call.perform)
@@ -180,7 +179,7 @@ module Stepwire
     def send_result(result)
       return write([:give_back]) if result.nil?
 
-      write([:result, result.step_id, result.delivery, result.status, result.output, result.error, result.metadata])
+      write([:result, *result])
     end
 
     def report(_item, done, total, note)

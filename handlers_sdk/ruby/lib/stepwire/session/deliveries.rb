@@ -13,7 +13,7 @@ module Stepwire
     attr_reader :id, :number, :session
     attr_accessor :open, # accepted steps that have not ended
                   :unsent, # steps without a sent result
-                  :ready # finished, and in no message yet: [delivery, result]
+                  :ready # deliveries with a result that is in no message yet
 
     def initialize(id, session, size)
       @id = id
@@ -38,6 +38,7 @@ module Stepwire
     attr_accessor :step, # nil after the run has ended, when only the result is needed
                   :peer, # the broker that owns the delivery; changed by an adoption
                   :run, # since its hand-over to the runner
+                  :result, # since the end of the run
                   :state, # nil: no longer held
                   :is_stopping, # was asked to stop
                   :is_interrupted, # the same, or lost its broker: a failure of an at_most_once step proves nothing
@@ -52,6 +53,7 @@ module Stepwire
       @offer = offer
       @received_ms = now_ms
       @run = nil
+      @result = nil
       @state = QUEUED
       @is_at_most_once = step.at_most_once?
       @is_stopping = false
@@ -89,12 +91,12 @@ module Stepwire
     end
   end
 
-  # A results message that no broker has acknowledged yet. `results` are in the order of the deliveries in `done`.
+  # A results message that no broker has acknowledged yet, with the results of the deliveries in `done`.
   class ResultsMessage
-    attr_reader :rid, :batch, :done, :is_replacement, :results, :n, :free, :slots_free
+    attr_reader :rid, :batch, :done, :is_replacement, :n, :free, :slots_free
     attr_accessor :peer, :session, :body, :tries, :wait_ms, :at_ms
 
-    def initialize(rid, peer, batch, session, body, done, now_ms, is_replacement, results, n, free, slots_free)
+    def initialize(rid, peer, batch, session, body, done, now_ms, is_replacement, n, free, slots_free)
       @rid = rid
       @peer = peer
       @batch = batch
@@ -102,7 +104,6 @@ module Stepwire
       @body = body
       @done = done
       @is_replacement = is_replacement # carries an error in place of a result that no broker accepts
-      @results = results
       @n = n
       @free = free
       @slots_free = slots_free

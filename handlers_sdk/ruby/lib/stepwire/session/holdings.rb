@@ -67,14 +67,18 @@ module Stepwire
       end
     end
 
-    # Add a delivery that was just received, and put it into the run queue.
+    # Add a delivery that was just received. The caller then calls `queue` once for all of its message.
     def add(held)
       @held[held.key] = held
-      held.peer.load += 1
-      @load += 1
-      held.batch.open += 1
-      @pace.resume(held.received_ms) if @load == 1
-      @slots.queue(held)
+    end
+
+    # Put the added deliveries of one message into the run queue.
+    def queue(deliveries, peer, batch, now_ms)
+      @pace.resume(now_ms) if @load.zero?
+      peer.load += deliveries.size
+      @load += deliveries.size
+      batch.open += deliveries.size
+      @slots.queue(deliveries)
     end
 
     # Record the end of a run. Only its result is kept.
@@ -84,6 +88,18 @@ module Stepwire
       @pace.count_end(now_ms)
       lighten(held, now_ms)
       @slots.release(held, now_ms)
+    end
+
+    # Forget deliveries whose results are acknowledged.
+    def bury_all(deliveries, now_ms)
+      deliveries.each do |held|
+        next bury(held, now_ms) unless held.state.equal?(DONE)
+
+        held.state = held.message = nil
+        key = held.key
+        @held.delete(key)
+        @tombstones.add(key, held.peer, held.batch, now_ms)
+      end
     end
 
     # Forget the delivery, but keep its tombstone.

@@ -29,10 +29,12 @@ module Stepwire
         refuse_unread(peer, message.session, message.batch_id, items, "bad_message", now_ms)
         return
       end
-      batch = HeldBatch.new(message.batch_id, message.session, message.steps.size)
+      batch = HeldBatch.new(message.batch_id, peer.session, message.steps.size)
       @credit.note_size(size.to_f / [1, message.steps.size].max)
+      number = batch.number
+      accepted = []
       refused = {}
-      is_accepted = is_repeated = false
+      is_repeated = false
       tombstones = @holdings.tombstones
       places = @credit.places
       peer.steps_ms = now_ms
@@ -42,7 +44,7 @@ module Stepwire
           is_repeated = true if answer_again(peer, held, refused, now_ms)
           next
         end
-        if tombstones.include?(key) || (batch.number >= 0 && batch.number <= peer.floor)
+        if tombstones.include?(key) || (number >= 0 && number <= peer.floor)
           code = "stale"
         elsif (offer = @offers.find(step.handler_class)).nil?
           code = "unknown_handler"
@@ -52,15 +54,15 @@ module Stepwire
           code = "busy"
         else
           item = [step.step_id, step.delivery]
-          @holdings.add(HeldDelivery.new(item, key, step, peer, batch, offer, now_ms))
-          is_accepted = true
+          accepted << @holdings.add(HeldDelivery.new(item, key, step, peer, batch, offer, now_ms))
           places -= 1
           next
         end
         (refused[code] ||= []) << [step.step_id, step.delivery]
         tombstones.add(key, peer, batch, now_ms) if code != "stale"
       end
-      if is_accepted || is_repeated
+      @holdings.queue(accepted, peer, batch, now_ms) unless accepted.empty?
+      if is_repeated || !accepted.empty?
         at_ms = is_repeated ? now_ms : now_ms + @accept_delay_ms
         @unaccepted[[peer, message.session, message.batch_id]] = at_ms
         @accept_at_ms = at_ms if at_ms < @accept_at_ms

@@ -76,7 +76,7 @@ module Stepwire
       message.session = session
       head = Codec.results_head(@out.worker, session, message.peer.deployment || "", message.batch.id, message.rid,
                                 message.n, message.free, message.slots_free)
-      message.body = Codec.encode_results(head, message.results)
+      message.body = Codec.encode_results(head, message.done.map(&:result))
       @bytes += message.body.bytesize
     end
   end

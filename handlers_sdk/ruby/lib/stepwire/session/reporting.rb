@@ -28,7 +28,8 @@ module Stepwire
 
     def add(held, result, now_ms)
       batch = held.batch
-      batch.ready << [held, result]
+      held.result = result
+      batch.ready << held
       batch.open -= 1
       @whole << batch if batch.open.zero?
       @ready[batch] = true
@@ -60,11 +61,9 @@ module Stepwire
       end
       @send_at_ms = NEVER if @ready.empty?
       ready.each do |batch|
-        done = batch.ready.select { |held, _| held.state.equal?(DONE) }
+        done = batch.ready
         batch.ready = []
-        owners = done.map { |held, _| held.peer }.uniq
-        owners.each do |peer|
-          own = owners.size == 1 ? done : done.select { |held, _| held.peer.equal?(peer) }
+        by_owner(done).each do |peer, own|
           Outgoing.parts(own).each { |part| send_results(peer, batch, part, now_ms) }
         end
       end
@@ -72,7 +71,8 @@ module Stepwire
 
     def on_ack(message, now_ms)
       message.rids.each do |rid|
-        @outbox.remove(rid)&.done&.each { |held| @holdings.bury(held, now_ms) }
+        acknowledged = @outbox.remove(rid)
+        @holdings.bury_all(acknowledged.done, now_ms) if acknowledged
       end
     end
 
@@ -88,8 +88,8 @@ module Stepwire
       end
       # The broker will never accept these results. If they were only dropped, the steps would run again.
       refused.done.each do |held|
-        failure = sdk_failure(held, "result_refused", "#{message.code}: #{message.message}")
-        send_results(refused.peer, refused.batch, [[held, failure]], now_ms, is_replacement: true)
+        held.result = sdk_failure(held, "result_refused", "#{message.code}: #{message.message}")
+        send_results(refused.peer, refused.batch, [held], now_ms, is_replacement: true)
       end
     end
 
@@ -101,11 +101,9 @@ module Stepwire
         message.peer = peer
         return
       end
-      result_of = message.done.map(&:key).zip(message.results).to_h
       @outbox.remove(message.rid)
       [[message.peer, rest], [peer, adopted]].each do |owner, deliveries|
-        pairs = deliveries.map { |held| [held, result_of[held.key]] }
-        send_results(owner, message.batch, pairs, now_ms, is_replacement: message.is_replacement)
+        send_results(owner, message.batch, deliveries, now_ms, is_replacement: message.is_replacement)
       end
     end
 
@@ -114,7 +112,7 @@ module Stepwire
     def self.without_verdict(held, result)
       return result if !held.is_at_most_once || result.error.nil?
 
-      result.with_error(with_code(result.error, OUTCOME_UNKNOWN))
+      result.dup.tap { |unknown| unknown.error = with_code(result.error, OUTCOME_UNKNOWN) }
     end
 
     # The error with this code, its members in their order.
@@ -124,23 +122,32 @@ module Stepwire
 
     private
 
+    # The deliveries that are still done, by the broker that owns them. Nearly always, one owns all.
+    def by_owner(deliveries)
+      owner = deliveries.first&.peer
+      return { owner => deliveries } if
+        owner && deliveries.all? { |held| held.peer.equal?(owner) && held.state.equal?(DONE) }
+
+      deliveries.select { |held| held.state.equal?(DONE) }.group_by(&:peer)
+    end
+
     # Send one results message, or two halves if the broker does not accept its size.
     def send_results(peer, batch, done, now_ms, is_replacement: false)
       session = peer.session || batch.session
       rid = @rid + 1
       free, slots_free = @credit.offer(peer, now_ms)
       n = @out.next_n
-      results = done.map(&:last)
       head = Codec.results_head(@out.worker, session, peer.deployment || "", batch.id, rid, n, free, slots_free)
-      body = Codec.encode_results(head, results)
+      body = Codec.encode_results(head, done.map(&:result))
       return if body.bytesize > peer.bytes_max && split(peer, batch, done, now_ms, is_replacement, body.bytesize)
 
       @rid = rid
-      deliveries = done.map(&:first)
-      batch.unsent -= deliveries.count { |held| held.message.nil? } # a replacement counts once
-      kept = ResultsMessage.new(rid, peer, batch, session, body, deliveries, now_ms, is_replacement, results, n, free,
-                                slots_free)
-      deliveries.each { |held| held.message = kept }
+      kept = ResultsMessage.new(rid, peer, batch, session, body, done, now_ms, is_replacement, n, free, slots_free)
+      done.each do |held|
+        batch.unsent -= 1 if held.message.nil? # a replacement counts once
+        held.message = kept
+        held.run&.forget_step
+      end
       @outbox.send_message(kept)
       @intake.cancel_accept(peer, session, batch.id) if batch.unsent.zero?
     end
@@ -155,15 +162,17 @@ module Stepwire
       end
       return false if is_replacement
 
-      held, result = done.first
-      if result.metadata&.key?(:stderr) # for people only, and must not cost the outcome
-        without = result.with_metadata(result.metadata.except(:stderr))
-        send_results(peer, batch, [[held, without]], now_ms)
+      held = done.first
+      result = held.result
+      if result.stderr? # for people only, and must not cost the outcome
+        held.result = result.dup.tap { |without| without.metadata = result.metadata.except(:stderr) }
+        send_results(peer, batch, done, now_ms)
         return true
       end
-      failure = too_large(held, size, peer.bytes_max)
-      @out.add(ResultTooLarge.new(held.run.step, failure))
-      send_results(peer, batch, [[held, failure]], now_ms, is_replacement: true)
+      held.result = too_large(held, size, peer.bytes_max)
+      # A result that was sent before to another broker has no step any more: then only the failure is reported.
+      @out.add(ResultTooLarge.new(held.run.step, held.result)) if held.run.step
+      send_results(peer, batch, done, now_ms, is_replacement: true)
       true
     end
 
@@ -188,7 +197,7 @@ module Stepwire
                 Result.error_detail(message: text, code: code, retryable: false)
               end
       step_id, delivery = held.item
-      Result.new(step_id, delivery, "error", error: error)
+      Result.new(step_id, delivery, "error", nil, error)
     end
   end
 end

@@ -73,7 +73,7 @@ module Stepwire
       return if held.is_stopping
 
       held.is_stopping = reason != "lease_lost"
-      @out.add(CancelRun.new(held.item, reason))
+      @out.add(CancelRun.new(held.run, reason))
     end
 
     # Ask every run to stop. Returns their number.

@@ -25,8 +25,8 @@ module Stepwire
       end
     end
 
-    def queue(held)
-      @queued << held
+    def queue(deliveries)
+      @queued.concat(deliveries)
     end
 
     def queue?

@@ -17,7 +17,7 @@ module Stepwire
     end
 
     def include?(key)
-      @received.key?(key) || @disowned.key?(key)
+      @received.key?(key) || (!@disowned.empty? && @disowned.key?(key))
     end
 
     def add(key, peer, batch, now_ms)

@@ -25,7 +25,6 @@ module Stepwire
       @search = BrokerSearch.new(@events, has_curve: config.curve)
       @mailbox = Mailbox.new
       @report_progress = method(:report_progress)
-      @calls = {} # by key of the item
       @expel_at_ms = @leave_at_ms = NEVER
       @has_quit = false
       @fault = nil
@@ -145,7 +144,7 @@ module Stepwire
         request.call
       end
       while (run, result = @mailbox.next_outcome)
-        @calls.delete(run.key)
+        run.call = nil
         if result.nil?
           @session.give_back(run.item, now)
         else
@@ -188,10 +187,9 @@ module Stepwire
     end
 
     def run(action)
-      context = Context.new(action.step, started_ms: 0.0, timeout_at_ms: NEVER, report: @report_progress)
-      call = HandlerCall.new(action, @handlers[action.offer], context)
-      @calls[action.key] = call
-      @runners.submit(call)
+      context = Context.new(action, @report_progress)
+      action.call = HandlerCall.new(action, @handlers[action.offer], context)
+      @runners.submit(action.call)
     end
 
     def look_for_brokers
@@ -199,7 +197,7 @@ module Stepwire
     end
 
     def cancel(action)
-      call = @calls[Item.key_of(action.item)]
+      call = action.run.call
       return if call.nil?
 
       @events.line(*RunLog.interrupted(call.run.step, action.reason))

@@ -110,21 +110,17 @@ public final class Codec {
   private static Item itemOf(JsonReader in) {
     long stepId = 0;
     long delivery = 0;
-    boolean hasStep = false;
-    boolean hasDelivery = false;
     in.beginObject();
     while (in.nextMember()) {
       if (in.name().equals("step_id")) {
         stepId = in.integer();
-        hasStep = true;
       } else if (in.name().equals("delivery")) {
         delivery = in.integer();
-        hasDelivery = true;
       } else {
         in.skip(3);
       }
     }
-    if (!hasStep || !hasDelivery) {
+    if (stepId < 1 || delivery < 1) {
       throw new InvalidMessage("bad_field", "a step without its ids");
     }
     return new Item(stepId, delivery);

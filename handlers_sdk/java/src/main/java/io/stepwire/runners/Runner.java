@@ -24,6 +24,7 @@ public final class Runner {
   private final List<Thread> threads = new ArrayList<>();
   private List<HandlerCall> submitted = new ArrayList<>();
   private int idle;
+  private boolean isWaking; // a thread was woken or started, and has not arrived yet
   private boolean isStopped;
 
   /** {@code report} accepts a result, or null for a step that is given back, on any thread. */
@@ -76,16 +77,18 @@ public final class Runner {
   }
 
   /**
-   * Wakes or starts one thread, if there is a call for it. That thread does the same for the next
-   * call: so the socket thread wakes one thread for a whole batch, and short handlers need few.
+   * Wakes or starts one thread, if there is a call for it. That thread does the same when it has
+   * arrived: so one thread at a time is woken, and it finds no call if the others were short.
    */
   private void callThread() {
-    if (ready.isEmpty()) {
+    if (ready.isEmpty() || isWaking) {
       return;
     }
     if (idle > 0) {
+      isWaking = true;
       notify();
     } else if (threads.size() < threadsMax) {
+      isWaking = true;
       Thread thread = new Thread(this::serve, "stepwire-handler-" + (threads.size() + 1));
       thread.setDaemon(true);
       threads.add(thread);
@@ -94,8 +97,8 @@ public final class Runner {
   }
 
   private void serve() {
-    HandlerCall call;
-    while ((call = take()) != null) {
+    HandlerCall call = take(true);
+    for (; call != null; call = take(false)) {
       while (call != null) {
         Result result = call.perform();
         HandlerCall ended = call;
@@ -106,8 +109,14 @@ public final class Runner {
     }
   }
 
-  /** The next call that has a slot. Null: this thread must end. */
-  private synchronized HandlerCall take() {
+  /**
+   * The next call that has a slot. Null: this thread must end. {@code hasArrived}: it was just
+   * started.
+   */
+  private synchronized HandlerCall take(boolean hasArrived) {
+    if (hasArrived) {
+      isWaking = false;
+    }
     while (true) {
       if (isStopped) {
         return null;
@@ -124,6 +133,7 @@ public final class Runner {
         // A handler has interrupted this thread after its own run.
       }
       idle--;
+      isWaking = false;
     }
   }
 }

@@ -13,6 +13,7 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.locks.LockSupport;
 import org.zeromq.SocketType;
 import org.zeromq.ZContext;
 import org.zeromq.ZMQ;
@@ -27,11 +28,19 @@ import org.zeromq.ZMQException;
  */
 final class WorkerSockets implements AutoCloseable {
   private static final int LINGER_MS = 2_000;
+  private static final int EMPTY_SIGNALS_MAX = 2;
+  private static final long LEAVE_PROCESSOR_NS = 20_000;
   private static final int SEND_HWM = 10_000;
   private static final int PUB_MESSAGE_BYTES_MAX = 64 * 1024;
 
   private final ZContext context = new ZContext(1);
   private final Selector selector;
+
+  // Successive times that the descriptor was readable, and there was no frame. JeroMQ's thread
+  // writes the byte that wakes this thread before it counts that byte. Until then the descriptor
+  // stays readable, and there is nothing to receive. If this thread took the other's processor, it
+  // would poll in vain until the end of its time slice.
+  private int emptySignals;
   private final Socket sub;
   private final Socket pub;
   private final CurveKeys keys; // null without CURVE
@@ -86,7 +95,11 @@ final class WorkerSockets implements AutoCloseable {
   byte[] receive() {
     while (true) {
       byte[] frame = sub.recv(ZMQ.DONTWAIT);
-      if (frame == null || !sub.hasReceiveMore()) {
+      if (frame == null) {
+        return null;
+      }
+      emptySignals = 0;
+      if (!sub.hasReceiveMore()) {
         return frame;
       }
       while (sub.hasReceiveMore()) {
@@ -100,7 +113,10 @@ final class WorkerSockets implements AutoCloseable {
    * the descriptor of the socket fires once for each change.
    */
   void poll(long waitMs) throws IOException {
-    selector.select(Math.max(1, waitMs));
+    if (emptySignals > EMPTY_SIGNALS_MAX) {
+      LockSupport.parkNanos(LEAVE_PROCESSOR_NS);
+    }
+    emptySignals = selector.select(Math.max(1, waitMs)) > 0 ? emptySignals + 1 : 0;
     selector.selectedKeys().clear();
   }
 
