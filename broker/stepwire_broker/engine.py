@@ -16,7 +16,6 @@ from stepwire_protocol import codec, host, topics
 from . import posture
 from .bus.counters import WireCounters
 from .bus.endpoints import advertised
-from .bus.sockets import Bound
 from .bus.wire import Wire
 from .core import letters, overview
 from .core.answers.answers import Answer, CommandRefused
@@ -308,11 +307,6 @@ class Engine:
         """The addresses of "steps" and "results" for workers on this host."""
         return self.core_loop.wire.endpoints
 
-    @property
-    def listeners(self) -> tuple[Bound, ...]:
-        """The pairs of endpoints that the bus listens on."""
-        return self.core_loop.wire.bound
-
     async def reload_clients(self) -> tuple[str, ...]:
         """Read the files of `bus.curve.clients_dir` now. Returns the sentences about invalid files."""
         return await self.core_loop.wire.reload_clients()
@@ -337,7 +331,7 @@ class Engine:
         """Return what is open to other users or hosts, as codes of INSECURE; empty if nothing is."""
         if self._core is None or not self._core.is_open:
             return []
-        return posture.of(self.settings, self.listeners, self._core.wire.client_faults)
+        return posture.of(self.settings, self._core.wire.bound, self._core.wire.client_faults)
 
     def workers(self) -> list[WorkerView]:
         return overview.workers(self.state, read_clocks())

@@ -5,7 +5,7 @@ import resource
 import pytest
 from stepwire_broker import open_files
 from stepwire_broker.bus import budgets
-from stepwire_broker.bus.budgets import Bucket, Offences, Usage, Window
+from stepwire_broker.bus.budgets import Bucket, Offences, PrincipalUsage, Window
 
 MIB = 1024 * 1024
 
@@ -40,7 +40,7 @@ def test_a_message_larger_than_the_rest_of_the_burst_passes_once() -> None:
 
 
 def test_bytes_are_limited_like_messages() -> None:
-    usage = Usage.unused(None, None, 0.0)
+    usage = PrincipalUsage.unused(None, None, 0.0)
     verdicts = [usage.take(4 * MIB, 0.0) for _ in range(65)]
     assert [verdicts.count(one) for one in ("pass", "drop", "disconnect")] == [32, 32, 1]
 

@@ -24,6 +24,7 @@ from .connections import HttpConnections
 from .core_views import CoreFigures
 from .engine_port import EnginePort
 from .http import HttpCall
+from .metric_text import Labels, Value, metric_text, number
 from .replies import Reply
 from .request_counts import RequestCounts
 from .shares import Shares
@@ -36,8 +37,6 @@ VERSION: Final = importlib.metadata.version("stepwire")
 
 _BREAKER: Final[dict[BreakerPhase, int]] = {BreakerPhase.CLOSED: 0, BreakerPhase.HALF_OPEN: 1, BreakerPhase.OPEN: 2}
 
-Labels: TypeAlias = tuple[str, ...]
-Value: TypeAlias = int | float
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
@@ -515,7 +514,14 @@ async def show(call: HttpCall, requests: RequestCounts, usage: Usage) -> Reply:
         broker.now(),
         broker.executors(),
     )
-    return Reply(200, b"".join(_text(metric, measured) for metric in METRICS), TEXT_FORMAT)
+    return Reply(
+        200,
+        b"".join(
+            metric_text(metric.name, metric.kind, metric.help, metric.labels, metric.read(measured))
+            for metric in METRICS
+        ),
+        TEXT_FORMAT,
+    )
 
 
 async def _held(broker: EnginePort) -> int | None:
@@ -545,44 +551,6 @@ def _age_s(since_ms: int, now: Now) -> float:
     return max(0, now.wall - since_ms) / 1000
 
 
-# -- the text format --------------------------------------------------------------------------------------------------
-
-
-def _text(metric: Metric, m: Measured) -> bytes:
-    value_or_series = metric.read(m)
-    lines = [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
-    if isinstance(value_or_series, Histogram):
-        lines += _histogram(metric.name, value_or_series)
-    elif isinstance(value_or_series, int | float):
-        lines.append(f"{metric.name} {_number(value_or_series)}")
-    elif value_or_series is not None:
-        for values, value in value_or_series:
-            labels = ",".join(f'{name}="{_escaped(text)}"' for name, text in zip(metric.labels, values, strict=True))
-            if isinstance(value, Histogram):
-                lines += _histogram(metric.name, value, labels)
-            else:
-                lines.append(f"{metric.name}{{{labels}}} {_number(value)}")
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
-def _histogram(name: str, histogram: Histogram, labels: str = "") -> list[str]:
-    """The lines of a histogram. The count of a bucket includes the lower buckets, as the format requires."""
-    lines, below = [], 0
-    before, whole = (f"{labels},", f"{{{labels}}}") if labels else ("", "")
-    for bound, count in zip((*histogram.bounds, None), histogram.counts, strict=True):
-        below += count
-        lines.append(f'{name}_bucket{{{before}le="{"+Inf" if bound is None else _number(bound)}"}} {below}')
-    return [*lines, f"{name}_sum{whole} {_number(histogram.total)}", f"{name}_count{whole} {below}"]
-
-
-def _number(value: Value) -> str:
-    return str(value) if isinstance(value, int) else repr(value)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
@@ -606,7 +574,7 @@ def page() -> str:
         "",
         "| histogram | upper bounds |",
         "|---|---|",
-        *(f"| `{name}` | {', '.join(map(_number, bounds))} |" for name, bounds in _BOUNDS.items()),
+        *(f"| `{name}` | {', '.join(map(number, bounds))} |" for name, bounds in _BOUNDS.items()),
     ]
     return "\n".join([*lines, *bounds, ""])
 

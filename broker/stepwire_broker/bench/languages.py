@@ -63,7 +63,7 @@ def programs(language: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @functools.cache
 def environ_words(language: str) -> tuple[str, ...]:
-    """What precedes the commands of a language, so that the loop and the SDK run as its README deploys the SDK."""
+    """The words before the commands of a language, so that the loop and the SDK run as its README deploys the SDK."""
     if language != "ruby" or subprocess.run(["ruby", "--yjit", "-e", ""], stderr=subprocess.DEVNULL).returncode != 0:
         return ()  # this Ruby has no compiler
     return ("env", "RUBYOPT=--yjit")

@@ -81,14 +81,14 @@ class Bucket(Struct):
         return "disconnect"
 
 
-class Usage(Struct):
+class PrincipalUsage(Struct):
     """The messages and bytes of one principal."""
 
     messages: Bucket
     bytes: Bucket
 
     @classmethod
-    def unused(cls, messages_per_s: float | None, bytes_per_s: float | None, now_s: float) -> "Usage":
+    def unused(cls, messages_per_s: float | None, bytes_per_s: float | None, now_s: float) -> "PrincipalUsage":
         return cls(
             Bucket.full(messages_per_s or MESSAGES_PER_S, now_s),
             Bucket.full(bytes_per_s or BYTES_PER_S, now_s),

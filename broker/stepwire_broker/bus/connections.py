@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from stepwire_broker.core.model.principal import BUILT_IN, PROCESS, Grant
 
 from . import budgets
-from .budgets import Offences, Usage, Window
+from .budgets import Offences, PrincipalUsage, Window
 from .counters import WireCounters
 from .disconnecting import disconnect, inode_of
 from .identity import descriptor_of
@@ -83,7 +83,7 @@ class Connections:
         self._open: dict[int, BusConnection] = {}
         self._muted: dict[int, BusConnection] = {}  # disconnected and gone, with frames that may still be read
         self._handshaking: dict[int, BusConnection] = {}  # in the order of their begin
-        self._usage: dict[str, Usage] = {}
+        self._usage: dict[str, PrincipalUsage] = {}
         self._offences: dict[str, Offences] = {}
         self._reported: dict[str, tuple[float, int]] = {}  # by principal: when, and how many were not reported since
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -279,10 +279,10 @@ class Connections:
             self._disconnect_heaviest(principal)
         return False
 
-    def _unused(self, principal: str, now_s: float) -> Usage:
+    def _unused(self, principal: str, now_s: float) -> PrincipalUsage:
         grant = self._grant_of(principal)
         rates = (None, None) if grant is None else (grant.messages_per_s, grant.bytes_per_s)
-        usage = self._usage[principal] = Usage.unused(*rates, now_s)
+        usage = self._usage[principal] = PrincipalUsage.unused(*rates, now_s)
         return usage
 
     def grants_changed(self) -> None:

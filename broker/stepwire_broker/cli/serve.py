@@ -310,7 +310,7 @@ class _Signals:
 
 def _print_ready(options: Options, loaded: loader.Configuration, broker: "Engine", url: str, tokens: "Tokens") -> None:
     """Print one line with the addresses and files that handlers and clients need."""
-    settings, listeners = loaded.settings, broker.listeners
+    settings, listeners = loaded.settings, broker.core_loop.wire.bound
     facts = {
         "broker": broker.broker_id,
         "http": url,
