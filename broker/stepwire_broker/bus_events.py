@@ -4,7 +4,16 @@ from collections.abc import Callable
 
 import structlog
 
-from .core.model.events import Event, PeerSubscribed, PeersUncertain, PeerVanished, Subscribed, SubscriptionVanished
+from .core.model.events import (
+    Event,
+    GrantsChanged,
+    PeerSubscribed,
+    PeersUncertain,
+    PeerVanished,
+    Subscribed,
+    SubscriptionVanished,
+)
+from .core.model.principal import PROCESS, Grant
 
 log = structlog.get_logger("stepwire.broker")
 
@@ -15,30 +24,41 @@ class BusEvents:
     def __init__(
         self,
         *,
-        on_message: Callable[[bytes, bytes, str], None],
-        on_refused_frame: Callable[[str, bytes], None],
+        on_message: Callable[[bytes, bytes, str], str | None],
+        on_refused_frame: Callable[[str, bytes, str], None],
+        refusal_of: Callable[[bytes, str], str | None],
         after_drain: Callable[[], None],
-        handle: Callable[[Event], None],
+        handle: Callable[[Event, str], None],
+        grant_of: Callable[[str], Grant | None],
     ) -> None:
         self.on_message = on_message
         self.on_refused_frame = on_refused_frame
+        self.refusal_of = refusal_of
         self.after_drain = after_drain
+        self.grant_of = grant_of
         self._handle = handle
 
-    def on_subscribed(self, worker: str) -> None:
-        self._handle(Subscribed(worker))
+    def on_subscribed(self, worker: str, principal: str) -> None:
+        self._handle(Subscribed(worker), principal)
 
-    def on_vanished(self, worker: str) -> None:
-        self._handle(SubscriptionVanished(worker))
+    def on_vanished(self, worker: str, principal: str) -> None:
+        self._handle(SubscriptionVanished(worker), principal)
 
-    def on_peer(self) -> None:
-        self._handle(PeerSubscribed())
+    def on_peer(self, principal: str) -> None:
+        self._handle(PeerSubscribed(), principal)
 
-    def on_peer_gone(self, to: str) -> None:
-        self._handle(PeerVanished(to))
+    def on_peer_gone(self, to: str, principal: str) -> None:
+        self._handle(PeerVanished(to), principal)
 
     def on_peers_uncertain(self) -> None:
-        self._handle(PeersUncertain())
+        self._handle(PeersUncertain(), PROCESS)
+
+    def on_grants_changed(self, grants: tuple[Grant, ...], declared_dead: frozenset[str]) -> None:
+        self._handle(GrantsChanged(grants, declared_dead), PROCESS)
+        self.after_drain()
 
     def on_alarm(self, text: str) -> None:
         log.warning("bus_alarm", text=text)
+
+    def on_disconnected(self, reason: str, principal: str, connections: int) -> None:
+        log.warning("peer_disconnected", reason=reason, principal=principal or None, connections=connections)

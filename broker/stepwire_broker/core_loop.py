@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import structlog
 import zmq
-from stepwire_protocol.messages import ResultsLevel0
+from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
 
 from .bus import deaths
 from .bus.wire import Wire
@@ -40,7 +40,9 @@ from .core.model.events import (
     ProcessDied,
 )
 from .core.model.live import StepProgress
+from .core.model.principal import PROCESS, Grant
 from .core.routing.level0_handlers import OFFERED_MAX
+from .core.workers import authority
 from .errors import BrokerError
 from .loop_measures import nothing_yet, rows_of
 from .pulse import Pulse, PulseActions, read_clocks
@@ -56,6 +58,9 @@ WATCH_MS: Final = 250
 WATCH_FOR_MS: Final = 5_000
 COMPLAIN_EVERY_S: Final = 10.0
 REFUSALS_REMEMBERED_MAX: Final = 4_096
+UNTRUSTED: Final = frozenset(
+    {authority.UNAUTHORIZED, authority.FOREIGN_INBOX, authority.LEVEL0, authority.SUBSCRIPTION}
+)
 
 
 class BrokerStopped(BrokerError):
@@ -93,10 +98,12 @@ class CoreLoop:
         listener = BusEvents(
             on_message=self.receive,
             on_refused_frame=self._on_refused_frame,
+            refusal_of=self._refusal_of,
             after_drain=self.flush,
             handle=self.handle,
+            grant_of=self._grant_of,
         )
-        self.wire = Wire(settings.bus, settings.broker.id, listener, context)
+        self.wire = Wire(settings.bus, settings.broker.id, listener, context, is_strict=settings.security.strict)
         self.taps = Taps(self.wire)
         around = Around(
             read_clocks,
@@ -124,32 +131,55 @@ class CoreLoop:
 
     # -- events in ----------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: Event, principal: str = PROCESS) -> None:
         if self.is_open:
-            self._turn.handle(event)
+            self._turn.handle(event, principal)
 
-    def receive(self, topic: bytes, body: bytes, principal: str = "") -> None:
-        """Handle one message of the bus, or of a worker that is attached to this process."""
+    def receive(self, topic: bytes, body: bytes, principal: str = PROCESS) -> str | None:
+        """Handle one message of the bus, or of a worker that is attached to this process. Returns the code of its
+        refusal, or None."""
         if not self.is_open:
-            return
+            return None
         event = results.read(topic, body, self._settings.bus.max_message_bytes)
-        if not self.taps.are_open:
-            self._turn.handle(event, principal)
-        elif isinstance(event, ResultsLevel0):
+        if self.taps.are_open and not isinstance(event, ResultsLevel0):
+            self._show_received(topic, body, event, principal)
+        decision = self._turn.handle(event, principal)
+        complaint = decision.complaints[0] if decision.complaints else None
+        code, reason = (complaint.code, complaint.text) if complaint is not None else (None, None)
+        if self.taps.are_open and isinstance(event, ResultsLevel0):
             # Only the core can tell whether an answer without a session is at fault.
-            decision = self._turn.handle(event, principal)
-            complaint = decision.complaints[0] if decision.complaints else None
-            code, reason = (complaint.code, complaint.text) if complaint is not None else (None, None)
             self.taps.show("in", topic, body, code, reason)
-        else:
-            code = event.code if isinstance(event, MessageRefused | MessageIgnored) else None
-            reason = event.message if isinstance(event, MessageRefused) else None
-            self.taps.show("in", topic, body, code, reason)
-            self._turn.handle(event, principal)
+        return code
 
-    def _on_refused_frame(self, code: str, data: bytes) -> None:
+    def _show_received(
+        self, topic: bytes, body: bytes, event: WorkerMessage | MessageRefused | MessageIgnored, principal: str
+    ) -> None:
+        """Show a message before the answers to it."""
+        match event:
+            case MessageRefused():
+                self.taps.show("in", topic, body, event.code, event.message)
+            case MessageIgnored():
+                self.taps.show("in", topic, body, event.code)
+            case _:
+                refusal = authority.of_message(self._state, principal, event)
+                code, reason = (None, None) if refusal is None else refusal
+                self.taps.show("in", topic, body, code, reason)
+
+    def _on_refused_frame(self, code: str, data: bytes, principal: str) -> None:
         self.taps.show("in", b"", data, code)
-        self.handle(FrameRefused(code))
+        self.handle(FrameRefused(code), principal)
+
+    def _grant_of(self, principal: str) -> Grant | None:
+        rights = self._state.principals.get(principal)
+        return None if rights is None else rights.grant
+
+    def _refusal_of(self, topic: bytes, principal: str) -> str | None:
+        refusal = authority.of_subscription(self._state, principal, topic)
+        if refusal is None:
+            return None
+        self.taps.show("in", topic, b"", refusal.code, refusal.message)
+        self._log_complaint(Complaint(refusal.code, refusal.message, "", "subscription", principal))
+        return refusal.code
 
     def report(self, outcome: Outcome) -> None:
         """Pass an outcome to the loop. Called in the writer's thread."""
@@ -267,17 +297,28 @@ class CoreLoop:
     def _log_complaint(self, complaint: Complaint) -> None:
         """Log the first refusal of each code for each worker. For unknown senders, log each code once in
         `COMPLAIN_EVERY_S`: unsolicited messages must not fill the log."""
+        if complaint.code in UNTRUSTED:
+            # The names in such a message are the sender's inventions, so the principal decides how often it is logged.
+            if self._is_due(f"{complaint.code} of {complaint.principal}"):
+                self._log_refused(complaint)
+            return
         if complaint.worker:
             if self._is_new_refusal(complaint.worker, complaint.code):
                 self._log_refused(complaint)
             return
-        now_s = self._loop.time()
-        if now_s - self._complained.get(complaint.code, -COMPLAIN_EVERY_S) >= COMPLAIN_EVERY_S:
-            self._complained[complaint.code] = now_s
+        if self._is_due(complaint.code):
             if complaint.worker is None:
                 log.warning("level0_answer_refused", code=complaint.code, text=complaint.text)
             else:
                 self._log_refused(complaint)
+
+    def _is_due(self, what: str) -> bool:
+        """True if this was last logged at least `COMPLAIN_EVERY_S` ago."""
+        now_s = self._loop.time()
+        if now_s - self._complained.get(what, -COMPLAIN_EVERY_S) < COMPLAIN_EVERY_S:
+            return False
+        self._complained[what] = now_s
+        return True
 
     def _is_new_refusal(self, worker: str, code: str) -> bool:
         key = (worker, code)
@@ -295,6 +336,7 @@ class CoreLoop:
             type=complaint.kind,
             code=complaint.code,
             text=complaint.text,
+            principal=complaint.principal,
         )
 
 

@@ -13,12 +13,14 @@ import structlog
 import zmq
 from stepwire_protocol import codec, host, topics
 
+from . import posture
 from .bus.counters import WireCounters
 from .bus.endpoints import advertised
+from .bus.wire import Wire
 from .core import letters, overview
 from .core.answers.answers import Answer, CommandRefused
 from .core.answers.hints import Hint, HintCode
-from .core.definitions.settings import ExecutionSettings, Settings
+from .core.definitions.settings import ExecutionSettings, Settings, listed
 from .core.definitions.workflow import Workflow, stored_workflow
 from .core.machine import Machine
 from .core.model.events import Attached, Command, Detached, Drain, EndpointsBound, Forget, Leave, Now, Reconfigure
@@ -138,8 +140,7 @@ class Engine:
         if self._companion is not None:
             await self._companion.prepare()
         await core.wire.open(codec.encode(letters.here(self.identity)))
-        bound = {name: advertised(at, self.settings.bus.advertise) for name, at in self.endpoints.items()}
-        core.handle(EndpointsBound(bound["steps"], bound["results"]))
+        core.handle(_endpoints_for_workers(core.wire, self.settings.bus.advertise))
         if self._companion is not None:
             self._companion.start(self)
         core.pulse.start()
@@ -151,8 +152,8 @@ class Engine:
             deployment=self.deployment,
             open_tasks=store.opened.open_tasks,
             open_steps=store.opened.open_steps,
-            steps=self.endpoints["steps"],
-            results=self.endpoints["results"],
+            steps=[pair.steps for pair in core.wire.bound],
+            results=[pair.results for pair in core.wire.bound],
         )
 
     def _open_core(self, store: Store, now: Now) -> CoreLoop:
@@ -162,14 +163,14 @@ class Engine:
             broker=settings.broker.id,
             epoch=opened.epoch,
             deployment=opened.deployment,
-            nonce=os.urandom(6).hex(),
+            batch_key=os.urandom(16),
             host=host.identity() or "",
         )
         self.broker_id, self.epoch, self.deployment = settings.broker.id, opened.epoch, opened.deployment
         router = Router(
             settings.execution,
             self._executors,
-            bus_is_distributed=not settings.bus.steps.startswith(INPROC),
+            bus_is_distributed=not all(each.startswith(INPROC) for each in listed(settings.bus.steps)),
             runtime=[placed.rule for placed in stored_rules(opened.controls)],
         )
         self.state = BrokerState.begin(settings, self.identity, opened, now, router)
@@ -303,8 +304,12 @@ class Engine:
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """The addresses that the bus is bound to."""
+        """The addresses of "steps" and "results" for workers on this host."""
         return self.core_loop.wire.endpoints
+
+    async def reload_clients(self) -> tuple[str, ...]:
+        """Read the files of `bus.curve.clients_dir` now. Returns the sentences about invalid files."""
+        return await self.core_loop.wire.reload_clients()
 
     @property
     def unroutable(self) -> list[Unroutable]:
@@ -321,6 +326,12 @@ class Engine:
             return ["not running"]
         reasons = ["draining"] if self.state.draining else []
         return reasons if self.state.stalled is None else [*reasons, self.state.stalled]
+
+    def insecure(self) -> list[str]:
+        """Return what is open to other users or hosts, as codes of INSECURE; empty if nothing is."""
+        if self._core is None or not self._core.is_open:
+            return []
+        return posture.of(self.settings, self._core.wire.bound, self._core.wire.client_faults)
 
     def workers(self) -> list[WorkerView]:
         return overview.workers(self.state, read_clocks())
@@ -394,6 +405,13 @@ def _added(listeners: list[L], listener: L) -> Callable[[], None]:
             listeners.remove(listener)
 
     return remove
+
+
+def _endpoints_for_workers(wire: Wire, host: str | None) -> EndpointsBound:
+    """The endpoints that most workers can reach: with keys from other hosts, else over tcp, else over ipc."""
+    pair = max(wire.bound, key=lambda pair: (pair.has_curve, pair.steps.startswith("tcp://")))
+    server_key = wire.server_key if pair.has_curve else None
+    return EndpointsBound(advertised(pair.steps, host), advertised(pair.results, host), server_key)
 
 
 def _warn_of_hidden_rules(router: Router) -> None:

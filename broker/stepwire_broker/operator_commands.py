@@ -15,10 +15,10 @@ from .core.answers.scopes import Scope
 from .core.definitions.settings import LimitSettings, RuleSettings
 from .core.guards.allowance import BreakerSet, SetBreaker
 from .core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
+from .core.intake.drain import DrainWorker, Quieted
 from .core.intake.routing_rules import Routed, SetRule
 from .core.model.events import Command, CommandOfOperator
 from .core.model.states import TaskState
-from .core.workers.drain import DrainWorker, Quieted
 from .core.workers.executor_control import ExecutorPaused, PauseExecutor, ResumeExecutor
 from .stages.requests import Make, read_body
 from .timestamps import rfc3339_or_none

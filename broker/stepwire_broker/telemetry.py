@@ -46,6 +46,13 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
         _error("broker_failed", "reason", "The broker stops because it cannot continue safely."),
         _warning("bus_alarm", "text", "The bus needs attention. `text` is the reason."),
         _warning(
+            "peer_disconnected",
+            "reason principal connections",
+            "The bus has ended connections because of a budget. `reason` is that of the last one, and `connections` is"
+            " the number since the last such line of this principal: at most one line in 10 s. A peer that has sent"
+            " nothing has no principal.",
+        ),
+        _warning(
             "loop_was_late",
             "gap_ms busy_ms",
             "The loop read nothing for `gap_ms`. If `busy_ms`, its own computing time, is much less, the process or "
@@ -58,9 +65,11 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
         ),
         _warning(
             "message_refused",
-            "worker type code text",
-            "The broker refused a message of a worker. The first refusal of each code is logged for each worker."
-            " Without `worker`, its id could not be read, and each code is logged at most once in 10 s.",
+            "worker type code text principal",
+            "The broker refused a message or a subscription. The first refusal of each code is logged for each worker."
+            " Without `worker`, its id could not be read, and each code is logged at most once in 10 s. `unauthorized`,"
+            " `foreign_inbox`, `level0` and `subscription` are logged at most once in 10 s for each principal: `worker`"
+            " is then only what the sender claims.",
         ),
         _info("worker_died", "worker pid", "The process of a worker has ended. Its steps run again at once."),
         _warning(
@@ -114,6 +123,24 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "breaker_closed",
             "handler_class by cause reason left_ms",
             "The breaker of a handler has closed: its steps run again.",
+        ),
+    ),
+    "stepwire.bus": (
+        _warning(
+            "bus_is_open",
+            "text",
+            "`bus.allow_insecure` is set, and the bus listens on the network without keys. Logged every minute.",
+        ),
+        _error(
+            "client_file_invalid",
+            "text",
+            "A file of `bus.curve.clients_dir` is invalid. Its principal keeps the rights of the last valid file.",
+        ),
+        _warning(
+            "connection_refused",
+            "code address key principal",
+            "The bus refused a connection: its key or its user has no access. `principal` is the owner of an expired or"
+            " revoked key. Logged at most once in 10 s for the same key and address.",
         ),
     ),
     "stepwire.store": (

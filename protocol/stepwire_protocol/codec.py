@@ -49,6 +49,14 @@ def split(data: bytes) -> tuple[bytes, bytes]:
     return data[:end], data[end:]
 
 
+def check_size(topic: bytes, body: bytes, bytes_max: int = limits.MESSAGE_BYTES_MAX) -> None:
+    """Raise InvalidMessage if a body is too large for its topic. Call this before the body is parsed."""
+    if topic == topics.WORKERS:
+        bytes_max = min(bytes_max, limits.WORKERS_BYTES_MAX)
+    if len(body) > bytes_max:
+        raise InvalidMessage("too_large", f"{len(body)} bytes, at most {bytes_max}")
+
+
 def decode_worker(body: bytes, bytes_max: int = limits.MESSAGE_BYTES_MAX) -> WorkerMessage:
     """Decode a level-1 message of a worker. Raises InvalidMessage: the caller ignores `unknown_type`, and answers every
     other code."""

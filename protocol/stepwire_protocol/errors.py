@@ -26,10 +26,12 @@ REFUSALS: Final[dict[str, str]] = {
     "missing_version": "the message has no protocol version",
     "unknown_version": "the receiver does not support this protocol version",
     "duplicate_item": "the message lists the same step and delivery twice",
+    # the sender
+    "unauthorized": "the sender's grant does not allow this",
     # the step, the delivery, the session
     "unknown_session": "the broker has no such session; send hello",
     "wrong_batch": "the delivery was sent in another batch",
-    "wrong_sender": "the delivery was sent to another worker",
+    "wrong_sender": "the delivery was sent to another worker, or to another principal",
     "unknown_delivery": "the step never had this delivery",
 }
 

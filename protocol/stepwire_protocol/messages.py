@@ -21,6 +21,7 @@ def _whole(pattern: str) -> str:
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=limits.INTEGER_MAX)]
 Id: TypeAlias = Annotated[int, Meta(ge=1, le=limits.INTEGER_MAX)]
+MessageBytes: TypeAlias = Annotated[int, Meta(ge=limits.MESSAGE_BYTES_MIN, le=limits.INTEGER_MAX)]
 WorkerId: TypeAlias = Annotated[str, Meta(pattern=_whole(topics.WORKER_PATTERN))]
 BrokerId: TypeAlias = Annotated[str, Meta(pattern=_whole(topics.BROKER_PATTERN))]
 SessionId: TypeAlias = Annotated[str, Meta(pattern=_whole(topics.SESSION_PATTERN))]
@@ -40,6 +41,10 @@ ProgressItem: TypeAlias = tuple[Id, Id, float | int, float | int | None, Text | 
 
 Items: TypeAlias = Annotated[list[Item], Meta(max_length=limits.BATCH_ITEMS_MAX)]
 HeldItems: TypeAlias = Annotated[list[HeldItem], Meta(max_length=limits.HELD_ITEMS_MAX)]
+HandlerPatterns: TypeAlias = Annotated[list[HandlerPattern], Meta(max_length=limits.HANDLERS_MAX)]
+LabelText: TypeAlias = Annotated[str, Meta(max_length=limits.LABEL_MAX)]
+Labels: TypeAlias = Annotated[dict[LabelText, LabelText], Meta(max_length=limits.LABELS_MAX)]
+Description: TypeAlias = Annotated[str, Meta(max_length=limits.DESCRIPTION_MAX)]  # of a worker's program, for people
 
 RefuseCode: TypeAlias = Literal["busy", "unknown_handler", "draining", "stale", "bad_message", "too_large"]
 CancelReason: TypeAlias = Literal["not_granted", "timeout", "task_cancelled", "superseded"]
@@ -62,23 +67,23 @@ class Hello(FromWorker, frozen=True, kw_only=True, tag="hello"):
     versions: list[str]
     next: dict[BrokerId, Id] = {}
     sessions: dict[BrokerId, SessionId] = {}
-    handlers: Annotated[list[HandlerPattern], Meta(max_length=limits.HANDLERS_MAX)]
-    shadow_safe: list[HandlerPattern] = []
-    labels: dict[str, str] = {}
+    handlers: HandlerPatterns
+    shadow_safe: HandlerPatterns = []
+    labels: Labels = {}
     slots: Id
     prefetch: Count = 0
     free: dict[BrokerId, Count] = {}
     slots_free: dict[BrokerId, Count] = {}
     holding: HeldItems = []
     heartbeat_ms: Count = limits.HEARTBEAT_MS
-    lang: str = ""
-    sdk: str = ""
+    lang: Description = ""
+    sdk: Description = ""
     handler_version: HandlerVersion = ""
-    host: str = ""
+    host: Description = ""
     pid: Count = 0
     pid_started: Count = 0
     proof: bool = False
-    max_message_bytes: Id = limits.MESSAGE_BYTES_MAX
+    max_message_bytes: MessageBytes = limits.MESSAGE_BYTES_MAX
 
 
 class Heartbeat(FromWorker, frozen=True, kw_only=True, tag="heartbeat"):

@@ -5,6 +5,7 @@ characters; everything else is literal. The matcher keeps only one position to r
 the length of the pattern times the length of the name, even for a hostile pattern.
 """
 
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -56,6 +57,23 @@ def compile_pattern(text: str) -> Pattern:
 
 def matches(pattern: str, name: str) -> bool:
     return compile_pattern(pattern).matches(name)
+
+
+def has_literal_part(text: str) -> bool:
+    """True for a handler class, and for a pattern with a character that is neither a star nor a separator."""
+    return bool(text.strip("*:"))
+
+
+def any_of(texts: Iterable[str]) -> Callable[[str], bool]:
+    """Return a function that is true for a name that one of these names or patterns matches."""
+    texts = tuple(texts)
+    exact = frozenset(text for text in texts if not is_pattern(text))
+    globs = [compile_pattern(text) for text in texts if is_pattern(text)]
+
+    def matches_one(name: str) -> bool:
+        return name in exact or any(glob.matches(name) for glob in globs)
+
+    return matches_one
 
 
 def covers(wide: Pattern, narrow: Pattern) -> bool:

@@ -16,10 +16,13 @@ from .messages import (
     BrokerId,
     CancelReason,
     Count,
-    HandlerPattern,
+    Description,
+    HandlerPatterns,
     HeldItem,
     Id,
     Item,
+    Labels,
+    MessageBytes,
     ProgressItem,
     Result,
     SessionId,
@@ -52,19 +55,19 @@ class LeaseCall(FromPoller, frozen=True, kw_only=True):
 
     n: Id
     session: SessionId | None = None
-    handlers: Annotated[list[HandlerPattern], Meta(max_length=limits.HANDLERS_MAX)]
-    shadow_safe: list[HandlerPattern] = []
-    labels: dict[str, str] = {}
+    handlers: HandlerPatterns
+    shadow_safe: HandlerPatterns = []
+    labels: Labels = {}
     slots: Id
     prefetch: Count = 0
     free: Count | None = None
     holding: Held = []
     wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = WAIT_MS
-    lang: str = ""
-    sdk: str = ""
-    host: str = ""
+    lang: Description = ""
+    sdk: Description = ""
+    host: Description = ""
     pid: Count = 0
-    max_message_bytes: Id = limits.MESSAGE_BYTES_MAX
+    max_message_bytes: MessageBytes = limits.MESSAGE_BYTES_MAX
 
 
 class HeartbeatCall(FromPoller, frozen=True, kw_only=True):

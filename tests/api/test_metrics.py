@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from stepwire_broker.api import core_views, metrics
+from stepwire_broker.api import core_views, metric_text, metrics
 from stepwire_broker.api.app import Application
 from stepwire_broker.core.model.commit_group import Stalled
 from stepwire_broker.core.model.targets import Route, Target
@@ -81,7 +81,7 @@ def test_a_histogram_puts_a_value_into_the_first_bucket_that_is_not_below_it() -
     for value in (0.5, 1.0, 1.5, 2.5):
         histogram.observe(value)
     assert (histogram.counts, histogram.total) == ([2, 1, 1], 5.5)
-    assert metrics._histogram("m", histogram) == [
+    assert metric_text._histogram("m", histogram) == [
         'm_bucket{le="1.0"} 2',
         'm_bucket{le="2.0"} 3',
         'm_bucket{le="+Inf"} 4',
@@ -135,7 +135,7 @@ def test_a_stall_of_the_database_is_counted_once_and_metrics_still_answer(api: A
 
 
 def test_a_label_value_of_any_characters_stays_in_its_line(api: Api) -> None:
-    assert metrics._escaped('a"b\\c\nd') == r"a\"b\\c\nd"
+    assert metric_text._escaped('a"b\\c\nd') == r"a\"b\\c\nd"
     assert api.call("POST", "/v1/workflows", {**WORKFLOW, "name": "odd", "steps": [
         {"name": "a", "handler_class": "Module::Klass"}
     ]}).status == 201  # fmt: skip

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import zmq
+from stepwire_broker.bus.audience import LEVEL0_TOPICS
 from stepwire_broker.bus.wire import Wire
 from stepwire_broker.core.definitions.settings import BusSettings
+from stepwire_broker.core.model.principal import Grant
 from stepwire_protocol import topics
 
 BOUND_S = 10.0  # how long a test waits for an event before it calls it missing
@@ -24,6 +26,8 @@ class Log:
         self.peers: list[tuple[str, str]] = []
         self.drains: list[int] = []  # messages seen by the end of each drain
         self.alarms: list[str] = []
+        self.grants: list[tuple[tuple[Grant, ...], frozenset[str]]] = []  # with the principals declared dead
+        self.disconnected: list[tuple[str, int]] = []
 
     def after_drain(self) -> None:
         self.drains.append(len(self.messages))
@@ -32,19 +36,29 @@ class Log:
 class Listener:
     """Records what the wire reports. A test replaces single methods by its own."""
 
-    def __init__(self, log: Log, on_peer: Callable[[], None], methods: dict[str, Callable[..., Any]]) -> None:
-        self.on_refused_frame = lambda code, data: log.refused.append((code, data))
+    def __init__(self, log: Log, on_peer: Callable[[str], None], methods: dict[str, Callable[..., Any]]) -> None:
+        self.on_refused_frame = lambda code, data, principal: log.refused.append((code, data))
+        self.on_disconnected = lambda reason, principal, n: log.disconnected.append((reason, n))
+        self.grant_of = lambda principal: None
         self.on_message = lambda topic, body, principal: log.messages.append((topic, body))
-        self.on_subscribed = lambda worker: log.peers.append(("subscribed", worker))
-        self.on_vanished = lambda worker: log.peers.append(("vanished", worker))
+        self.refusal_of = _refusal_of
+        self.on_subscribed = lambda worker, principal: log.peers.append(("subscribed", worker))
+        self.on_vanished = lambda worker, principal: log.peers.append(("vanished", worker))
         self.on_peer = on_peer
-        self.on_peer_gone = lambda to: log.peers.append(("peer gone", to))
+        self.on_peer_gone = lambda to, principal: log.peers.append(("peer gone", to))
         self.on_peers_uncertain = lambda: log.peers.append(("uncertain", ""))
         self.after_drain = log.after_drain
         self.on_alarm = log.alarms.append
+        self.on_grants_changed = lambda grants, declared_dead: log.grants.append((grants, declared_dead))
         for name, method in methods.items():
             assert hasattr(self, name), name
             setattr(self, name, method)
+
+
+def _refusal_of(topic: bytes, principal: str) -> str | None:
+    """As for principals with full grants."""
+    known = (topics.BROKERS, *LEVEL0_TOPICS)
+    return None if topic in known or topics.worker_of(topic) is not None else "subscription"
 
 
 class Bench:
@@ -58,7 +72,7 @@ class Bench:
         listener = Listener(log, self._grant, callbacks)
         self.wire = Wire(settings, "b1", listener, context)
 
-    def _grant(self) -> None:
+    def _grant(self, principal: str) -> None:
         """Each level-0 handler gets the next number."""
         self.granted += 1
         self.wire.grant(f"1.{self.granted}")

@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from stepwire_broker.bus.endpoints import EndpointRefused, advertised, read_endpoint
+from stepwire_broker.bus.endpoints import EndpointRefused, Protection, advertised, read_endpoint
 
 IPV6 = socket.has_ipv6 and Path("/proc/net/if_inet6").exists()
 
@@ -38,7 +38,7 @@ def test_an_endpoint_of_this_host_alone_is_accepted(written: str, address: str) 
 def test_an_endpoint_for_other_hosts_needs_allow_insecure(written: str) -> None:
     with pytest.raises(EndpointRefused, match=r"other hosts can reach it.*allow_insecure: true"):
         read_endpoint("bus.steps", written)
-    assert read_endpoint("bus.steps", written, allow_insecure=True).transport == "tcp"
+    assert read_endpoint("bus.steps", written, Protection(allow_insecure=True)).transport == "tcp"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_an_endpoint_for_other_hosts_needs_allow_insecure(written: str) -> None:
     ],
 )
 def test_ipv6_is_on_only_where_the_address_needs_it(written: str, is_ipv6: bool) -> None:
-    assert read_endpoint("bus.steps", written, allow_insecure=True).is_ipv6 is is_ipv6
+    assert read_endpoint("bus.steps", written, Protection(allow_insecure=True)).is_ipv6 is is_ipv6
 
 
 FORM = "it needs a form like tcp://127.0.0.1:7411, ipc:///run/stepwire/steps.sock or inproc://steps"

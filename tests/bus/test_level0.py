@@ -156,7 +156,7 @@ def test_an_inproc_handler_that_leaves_cannot_be_identified(context: Context) ->
 
 def test_a_handler_without_a_grant_receives_nothing_and_is_counted(ipc: BusSettings, context: Context) -> None:
     async def story() -> None:
-        async with serving(ipc, context, on_peer=lambda: None) as bench:
+        async with serving(ipc, context, on_peer=lambda principal: None) as bench:
             socket = bench.subscriber(b"steps", kind=zmq.XSUB)
             await until(lambda: bench.wire.counters.refused["level0"] == 1)
             bench.wire._xpub.send(b"steps " + body_for("1.1"))

@@ -111,7 +111,7 @@ def test_a_message_sent_while_the_subscription_is_reported_arrives(settings: Bus
     async def story() -> None:
         held: list[Bench] = []
 
-        def greet(worker: str) -> None:
+        def greet(worker: str, principal: str) -> None:
             assert held[0].wire.send(b"@" + worker.encode() + b" ", b"at once")
 
         async with serving(settings, context, on_subscribed=greet) as bench:
@@ -179,7 +179,9 @@ def test_an_inbox_vanishes_with_its_last_pipe_and_not_before(settings: BusSettin
             old.close(0)
             marker, marker_inbox = new_worker()
             bench.subscriber(marker_inbox)
-            await until(lambda: ("subscribed", marker) in bench.log.peers and bench.wire._audience.pipes[inbox] == 1)
+            await until(
+                lambda: ("subscribed", marker) in bench.log.peers and bench.wire._audience.inboxes[inbox].pipes == 1
+            )
             assert ("vanished", worker) not in bench.log.peers
             assert bench.wire.send(inbox, b"still here")
             assert await bench.receive(new) == inbox + b"still here"
@@ -337,7 +339,11 @@ def test_messages_into_the_steps_socket_are_dropped_and_raise_one_alarm(
             await bench.greeting(intruder)  # the greeting: it is connected
             for _ in range(50):
                 intruder.send_multipart([b"hello", b"there"])
-            await until(lambda: bench.wire.counters.refused["user_message"] == 100)
+            # A peer on inproc cannot be disconnected. Of other peers, the first message is the last one that counts.
+            has_descriptor = not settings.steps.startswith("inproc")
+            at_least = 1 if has_descriptor else 100
+            await until(lambda: bench.wire.counters.refused["user_message"] >= at_least)
+            assert (bench.wire.counters.disconnected["user_message"] == 1) is has_descriptor
             assert bench.log.alarms == ["a peer sends messages to the steps socket; a peer should only subscribe there"]
 
     run(story())
@@ -361,10 +367,10 @@ def test_a_peer_cannot_shift_an_inbox_to_another_peer(settings: BusSettings, con
                     bench.wire._xpub.getsockopt(zmq.EVENTS)
             bench.wire._steps.schedule()  # the poll consumed the edge
             await until(lambda: bench.wire.counters.refused["user_message"] == 1)
-            await until(lambda: bench.wire.counters.refused["unsure_peer"] + len(bench.wire._audience.pipes) >= 4)
+            await until(lambda: bench.wire.counters.refused["unsure_peer"] + len(bench.wire._audience.inboxes) >= 4)
             # A worker whose subscription was refused connects again, and is served.
             again = [bench.subscriber(inbox) for _, inbox in workers]
-            await until(lambda: all(bench.wire._audience.pipes.get(inbox) for _, inbox in workers))
+            await until(lambda: all(bench.wire._audience.inboxes.get(inbox) for _, inbox in workers))
             for (_, inbox), peer in zip(workers, again, strict=True):
                 assert bench.wire.send(inbox, b"secret")
                 assert await bench.receive(peer) == inbox + b"secret"
@@ -530,14 +536,14 @@ def test_the_sockets_have_the_options_of_the_protocol(ipc: BusSettings, context:
                 "LINGER": (0, 0),
                 "IMMEDIATE": (0, 0),
                 "HEARTBEAT_IVL": (0, 0),
-                "HANDSHAKE_IVL": (5000, 5000),
+                "HANDSHAKE_IVL": (2000, 2000),
                 "BACKLOG": (1024, 1024),
                 "TCP_KEEPALIVE": (1, 1),
                 "TCP_KEEPALIVE_IDLE": (15, 15),
                 "TCP_KEEPALIVE_INTVL": (5, 5),
                 "TCP_KEEPALIVE_CNT": (3, 3),
-                "RCVHWM": (10_000, 10_000),
-                "MAXMSGSIZE": (4096, 8 * 1024 * 1024),
+                "RCVHWM": (64, 32),
+                "MAXMSGSIZE": (512, 8 * 1024 * 1024),
             }
             assert xpub.getsockopt(zmq.SNDHWM) == 1000
 

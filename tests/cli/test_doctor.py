@@ -1,7 +1,10 @@
 """`stepwire doctor`: what is ok, what is a warning, and what is red."""
 
 import json
+import os
 import socket
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,3 +111,60 @@ def test_old_versions_of_libzmq_are_red_or_warnings(version: tuple[int, ...], st
 )
 def test_old_versions_of_sqlite_are_red_or_warnings(version: tuple[int, ...], state: str) -> None:
     assert doctor.of_sqlite(version).state == state
+
+
+def test_the_keys_of_the_bus_are_examined(empty: Place) -> None:
+    made = empty.stepwire("-o", "json", "keys", "init").json
+    environ = {
+        "STEPWIRE_BUS__CURVE__SECRET_FILE": made["secret_file"],
+        "STEPWIRE_BUS__CURVE__CLIENTS_DIR": made["clients_dir"],
+        "STEPWIRE_BUS__STEPS": "tcp://0.0.0.0:7411",
+        "STEPWIRE_BUS__RESULTS": "tcp://0.0.0.0:7412",
+    }
+    empty.stepwire("keys", "new", "good", "--handlers", "good.*", "--expires", "90d", "--out", "good.key")
+    done = empty.stepwire("doctor", "-o", "jsonl", **environ)
+    by_subject = findings(done)
+    assert (done.code, by_subject["bus"]["state"], "keys" in by_subject) == (OK, "ok", False), done
+    assert by_subject["bus.steps"]["text"] == "tcp://0.0.0.0:7411, with CURVE"
+    assert by_subject["bus.curve.clients_dir"]["text"] == "1 of 1 principals have access"
+    empty.stepwire("keys", "new", "wide", "--handlers", "**", "--out", "wide.key")
+    empty.stepwire("keys", "new", "soon", "--expires", "7d", "--out", "soon.key")
+    empty.stepwire("keys", "new", "late", "--expires", "1ms", "--out", "late.key")
+    empty.stepwire("keys", "rotate", "good", "--out", "good-2.key")
+    texts = empty.stepwire("doctor", **environ).out
+    for text in (
+        "warning\tkeys\twide may offer every handler",
+        "note\tkeys\tthe access of wide never expires",
+        "warning\tkeys\tthe access of soon ends at 20",
+        "warning\tkeys\tthe access of these principals has expired: late",
+        "note\tkeys\tgood has 2 keys: a rotation is not finished",
+    ):
+        assert text in texts, text
+
+
+@pytest.mark.parametrize(
+    ("break_it", "about", "text"),
+    [
+        (lambda keys: (keys / "server.key").chmod(0o640), "bus.curve.secret_file", "chmod 600"),
+        (lambda keys: (keys / "server.key").unlink(), "bus.curve.secret_file", "cannot be read: No such file"),
+        (lambda keys: (keys / "clients").chmod(0o777), "bus.curve.clients_dir", "can be written by other users"),
+        (lambda keys: (keys / "clients/shop").write_text("public=x"), "bus.curve.clients_dir", "`public` is no key"),
+        (lambda keys: (keys / "clients/shop").chmod(0o666), "bus.curve.clients_dir", "chmod go-w"),
+        (lambda keys: os.chown(keys / "clients/shop", 12345, 0), "bus.curve.clients_dir", "belongs to user 12345"),
+        (lambda keys: os.chown(keys / "server.key", 12345, 0), "bus.curve.secret_file", "belongs to user 12345"),
+    ],
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs files of another user")
+def test_a_key_file_that_cannot_be_trusted_is_red(
+    empty: Place, break_it: Callable[[Path], object], about: str, text: str
+) -> None:
+    made = empty.stepwire("-o", "json", "keys", "init").json
+    empty.stepwire("keys", "new", "shop", "--handlers", "shop.*", "--out", "shop.key")
+    environ = {f"STEPWIRE_BUS__CURVE__{name.upper()}": made[name] for name in ("secret_file", "clients_dir")}
+    break_it(empty.directory / ".stepwire/keys")
+    done = empty.stepwire("doctor", "-o", "jsonl", **environ)
+    red = [
+        one["text"] for one in map(json.loads, done.out.splitlines()) if (one["about"], one["state"]) == (about, "red")
+    ]
+    assert (done.code, len(red)) == (FAILURE, 1), done
+    assert text in red[0]

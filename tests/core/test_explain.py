@@ -11,6 +11,7 @@ from stepwire_broker.core.intake.commands import CancelTask, PauseTask
 from stepwire_broker.core.intake.routing_rules import SetRule
 from stepwire_broker.core.loading.residency import restored
 from stepwire_broker.core.model import events
+from stepwire_broker.core.model.principal import Grant, with_built_in
 from stepwire_broker.core.why import CODES, WAITS_FOR
 from stepwire_broker.core.workers.executor_control import PauseExecutor, ResumeExecutor
 from stepwire_protocol import messages as wire
@@ -573,6 +574,29 @@ def test_why_reports_retries_that_wait_for_their_budget() -> None:
         "retries of `h` wait: in the last 60 s 10 of its 10 starts were retries; the limit is 20 %, or 10 retries; "
         "first attempts are not delayed",
     )
+
+
+def test_why_names_the_worker_whose_key_does_not_allow_the_step() -> None:
+    world = World()
+    allowed = Grant(principal="shop", workers=("w",), handlers=("h",), namespaces=("shop",))
+    world.handle(events.GrantsChanged(with_built_in([allowed])))
+    hello = wire.Hello(v="2.0", worker=W, n=1, handlers=["h"], slots=1, prefetch=0, next={BROKER: 1}, versions=["2.0"])
+    world.handle(hello, "shop")
+    task_id = world.task({**ONE, "namespace": "billing"})
+    assert why(world, task_id).code == "outside_grant"
+    message = "no connected principal may run `h`: `w:0000000000000001` offers it; its key does not allow the namespace"
+    assert why(world, task_id).message == f"{message} `billing`"
+    world.handle(events.GrantsChanged(with_built_in()))
+    assert "the grant of `shop` was withdrawn" in why(world, task_id).message
+
+
+def test_why_names_the_size_of_a_step_that_is_too_large_for_every_worker() -> None:
+    world = World(Settings(limits=LimitSettings(resident_payload_bytes=1 << 20)))
+    world.hello(max_message_bytes=65_536)
+    task_id = world.task(ONE, context=b'"' + b"x" * 70_000 + b'"')
+    assert why(world, task_id).code == "workers_too_small"
+    assert "needs a message of 73728 bytes" in why(world, task_id).message
+    assert "accepts more than 65536" in why(world, task_id).message
 
 
 def test_every_code_of_why_occurs_in_a_test_of_this_file() -> None:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from stepwire_broker.core import explain
 from stepwire_broker.core.definitions.settings import BusSettings, Level0Settings, Settings
 from stepwire_broker.core.intake.commands import CancelTask
+from stepwire_broker.core.intake.drain import DrainWorker
 from stepwire_broker.core.model import events
 from stepwire_broker.core.takers import is_free
-from stepwire_broker.core.workers.drain import DrainWorker
 from stepwire_protocol import messages as wire
 
 from .world import CHAIN, ONE, W, World, once, one, steps

@@ -143,12 +143,18 @@ def test_a_worker_that_has_sent_no_free_gets_nothing_until_it_sends_one() -> Non
     assert batch_sizes(world) == [1]
 
 
-def test_batch_numbers_rise_and_the_nonce_is_that_of_this_start() -> None:
+def test_batch_numbers_rise_and_their_digits_come_from_a_key_of_this_start() -> None:
     world = World(Settings(bus=BusSettings(batch=BatchSettings(max_steps=1))))
     world.apply(ONE)
-    world.submit(count=3)
-    world.hello()
-    assert [b.batch_id for b in world.batches()] == ["batch_n7_1", "batch_n7_2", "batch_n7_3"]
+    world.submit(count=6)
+    world.hello(slots=3, prefetch=0)
+    parts = [b.batch_id.split("_") for b in world.batches()]
+    assert [(name, number) for name, _, number in parts] == [("batch", "1"), ("batch", "2"), ("batch", "3")]
+    world.restart()
+    world.hello(W2, slots=3, prefetch=0)
+    parts += [b.batch_id.split("_") for b in world.batches(W2)]
+    assert len({digits for _, digits, _ in parts}) == len(parts) == 6
+    assert all(len(digits) == 16 for _, digits, _ in parts)
 
 
 # -- choice -----------------------------------------------------------------------------------------------------------
@@ -383,8 +389,9 @@ def test_the_idempotency_key_is_the_same_over_attempts_and_deliveries() -> None:
     assert len({s.metadata.traceparent for s in (first, second, third)}) == 3
 
 
-def test_a_request_larger_than_a_message_fails_as_too_large_and_the_others_go() -> None:
-    world = World(Settings(limits=LimitSettings(resident_payload_bytes=1 << 20)))
+def test_a_request_larger_than_the_brokers_limit_fails_as_too_large_and_the_others_go() -> None:
+    settings = Settings(bus=BusSettings(max_message_bytes=65_536), limits=LimitSettings(resident_payload_bytes=1 << 20))
+    world = World(settings)
     world.apply(ONE)
     large = world.submit(context=b'"' + b"x" * 70_000 + b'"').task_ids[0]
     small = world.submit().task_ids[0]
@@ -393,6 +400,30 @@ def test_a_request_larger_than_a_message_fails_as_too_large_and_the_others_go() 
     assert world.row(large).reason == "too_large"
     assert [s.task_id for b in world.batches() for s in b.steps] == [small]
     world.check()
+
+
+def test_a_step_too_large_for_one_worker_waits_for_another_one_and_holds_up_no_other_step() -> None:
+    world = World(Settings(limits=LimitSettings(resident_payload_bytes=1 << 20)))
+    world.apply(ONE)
+    large = world.submit(context=b'"' + b"x" * 70_000 + b'"', count=300, priority=5).task_ids
+    small = world.submit().task_ids[0]
+    world.hello(max_message_bytes=65_536, slots=400)
+    assert [s.task_id for b in world.batches() for s in b.steps] == [small]
+    assert {world.stored(task_id).state for task_id in large} == {"running"}
+    world.check()
+    world.hello(W2, max_message_bytes=100_000, slots=400)
+    sent = {s.task_id for b in world.batches(W2) for s in b.steps}
+    assert sent == set(large)
+    world.check()
+
+
+def test_a_step_too_large_for_the_first_worker_goes_to_the_next_in_the_same_turn() -> None:
+    world = World(Settings(limits=LimitSettings(resident_payload_bytes=1 << 20)))
+    world.hello(max_message_bytes=65_536, slots=40)
+    world.hello(W2, slots=2)
+    world.apply(ONE)
+    task_id = world.submit(context=b'"' + b"x" * 70_000 + b'"').task_ids[0]
+    assert [s.task_id for b in world.batches(W2) for s in b.steps] == [task_id]
 
 
 @pytest.mark.parametrize("context_bytes", [58_000, 62_000, 63_000, 64_000, 65_000])

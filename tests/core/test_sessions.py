@@ -2,9 +2,9 @@
 
 import pytest
 from stepwire_broker.core import overview
+from stepwire_broker.core.intake.drain import DrainWorker, Quieted
 from stepwire_broker.core.model import events
 from stepwire_broker.core.progress.step_outcomes import undeliver
-from stepwire_broker.core.workers.drain import DrainWorker, Quieted
 from stepwire_protocol import messages as wire
 
 from .world import (

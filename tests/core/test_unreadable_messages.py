@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from stepwire_broker.core.commit.decision import Complaint
 from stepwire_broker.core.model import events
+from stepwire_broker.core.model.principal import PROCESS, full_grant, with_built_in
 from stepwire_broker.stages import results
 from stepwire_protocol import codec, limits, topics
 from stepwire_protocol import messages as wire
@@ -66,11 +67,12 @@ def test_a_welcome_carries_the_addresses_the_bus_is_bound_to() -> None:
 
 def test_a_session_keeps_the_principal_that_opened_it() -> None:
     world = World()
+    world.handle(events.GrantsChanged(with_built_in([full_grant("shop")])))
     hello = wire.Hello(v="2.0", worker=W, n=1, handlers=["**"], slots=1, prefetch=0, next={BROKER: 1}, versions=["2.0"])
-    world.handle(codec.decode_worker(codec.encode(hello)), "curve:abc")
-    world.beat()
-    assert world.state.sessions[W].principal == "curve:abc"
-    assert world.state.principal == ""
+    world.handle(codec.decode_worker(codec.encode(hello)), "shop")
+    world.handle(events.Tick())
+    assert world.state.sessions[W].principal == "shop"
+    assert world.state.principal == PROCESS
 
 
 def answer(batch_id: str, step_id: int) -> wire.ResultsLevel0:

@@ -17,6 +17,7 @@ from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.model import events
 from stepwire_broker.core.model.commit_group import CommitGroup, Stalled
 from stepwire_broker.core.model.events import NewTask, Now
+from stepwire_broker.core.model.principal import PROCESS
 from stepwire_broker.core.model.states import DISPATCHED, READY, STEP_FINAL
 from stepwire_broker.core.model.targets import BUS, LOCAL
 from stepwire_broker.core.routing.router import Router
@@ -84,7 +85,7 @@ class World:
 
     def _begin(self, epoch: int, seq: int, ids: tuple[int, int]) -> None:
         self.rows.begin(epoch)
-        identity = Identity(BROKER, epoch=epoch, deployment=DEPLOYMENT, nonce=f"n{epoch}", host=HOST)
+        identity = Identity(BROKER, epoch=epoch, deployment=DEPLOYMENT, batch_key=b"key of start %d" % epoch, host=HOST)
         rules = [placed.rule for placed in stored_rules(self.rows.controls)]
         execution = self.settings.execution
         router = Router(execution, self.executors, bus_is_distributed=self.bus_is_distributed, runtime=rules)
@@ -123,7 +124,7 @@ class World:
 
     # -- events in ----------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Any, principal: str = "") -> None:
+    def handle(self, event: Any, principal: str = PROCESS) -> None:
         self._act(self.machine.handle(event, self.now, principal))
         self.flush()
         if self.answers_reads:

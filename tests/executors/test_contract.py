@@ -166,7 +166,7 @@ def test_an_executor_can_express_runs_that_outlive_the_broker() -> None:
 
 def test_a_broker_that_stores_no_handles_refuses_an_executor_that_needs_them() -> None:
     with pytest.raises(BadExecutor, match=r"executor cluster: `survives_broker` is True, .* end earlier runs in"):
-        Host("cluster", Cluster({}), 0)
+        Host("cluster", Cluster({}))
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------

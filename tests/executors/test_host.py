@@ -438,4 +438,4 @@ def test_an_incomplete_executor_is_refused_with_the_missing_member() -> None:
         (Broken(hang), r"metrics\(\) raised OSError\('no cluster'\)"),
     ):
         with pytest.raises(BadExecutor, match=lack):
-            Host("scripted", executor, 0)  # type: ignore[arg-type]
+            Host("scripted", executor)  # type: ignore[arg-type]

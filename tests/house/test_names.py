@@ -13,7 +13,8 @@ from . import drawing, files
 from .source import PRODUCT, ROOT, product
 
 # What users write in Python has the same word as what the broker makes of it: both are that thing.
-SHARED_CLASS_NAMES = frozenset({"Step", "Task", "Workflow", "Submitted"})
+# A token and a connection of the bus both have a grant.
+SHARED_CLASS_NAMES = frozenset({"Step", "Task", "Workflow", "Submitted", "Grant"})
 
 
 def test_no_two_classes_have_one_name() -> None:

@@ -11,6 +11,7 @@ def read_as_broker(frames: list[bytes]) -> Struct:
     topic, body = _split(frames)
     if topic not in (topics.RESULTS, topics.WORKERS, topics.results_to(BROKER)):
         raise InvalidMessage("unknown_topic")
+    codec.check_size(topic, body)
     if topic == topics.RESULTS and not codec.is_level1(body):
         return codec.decode_results_level0(body)
     return codec.decode_worker(body)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec import Struct, inspect
 from stepwire_broker.core.model.level0_peer import UNKNOWN_REMEMBERED_MAX
+from stepwire_broker.core.model.principal import SESSIONS_MAX
 from stepwire_broker.core.routing.level0_handlers import OFFERED_MAX
 from stepwire_broker.core.workers import level0
 from stepwire_protocol import codec, errors, limits, messages, schema
@@ -116,7 +117,12 @@ def test_every_code_of_a_refusal_is_printed_with_its_sentence() -> None:
 
 def test_every_number_is_printed() -> None:
     text = section("19. Timers and limits", "##")
-    numbers = {**vars(limits), "SETTLE_MS": level0.SETTLE_MS, "PEERS_MAX": level0.PEERS_MAX}
+    numbers = {
+        **vars(limits),
+        "SETTLE_MS": level0.SETTLE_MS,
+        "PEERS_MAX": level0.PEERS_MAX,
+        "SESSIONS_MAX": SESSIONS_MAX,
+    }
     numbers |= {"OFFERED_MAX": OFFERED_MAX, "UNKNOWN_REMEMBERED_MAX": UNKNOWN_REMEMBERED_MAX}
     for name, value in numbers.items():
         if name.isupper():

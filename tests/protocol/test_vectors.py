@@ -17,7 +17,7 @@ ACCEPTED = load("accepted")["messages"]
 IGNORED = load("accepted")["ignored"]
 REFUSED = load("refused")["messages"]
 # Codes that depend on the state of the receiver, not on the bytes alone.
-NEEDS_STATE = {"unknown_session", "wrong_batch", "wrong_sender", "unknown_delivery"}
+NEEDS_STATE = {"unauthorized", "unknown_session", "wrong_batch", "wrong_sender", "unknown_delivery"}
 
 
 def read(vector: dict[str, Any]) -> Struct:

@@ -33,6 +33,7 @@ from stepwire_broker.core.model.events import (
     SubscriptionVanished,
     Tick,
 )
+from stepwire_broker.core.model.principal import PROCESS
 from stepwire_broker.core.state import BrokerState, Identity
 from stepwire_broker.core.timer_kinds import AnyTimer
 from stepwire_broker.core_loop import WATCH_FOR_MS, WATCH_MS
@@ -45,6 +46,7 @@ from stepwire_protocol import codec, topics
 from tests.memory_store.writer import CannotWriteNow, SyncFailed
 
 from .clock import Clock
+from .hostile import THIEF
 from .stores import Observed
 
 if TYPE_CHECKING:
@@ -121,7 +123,7 @@ class BrokerNode:
             broker=BROKER,
             epoch=opened.epoch,
             deployment=opened.deployment,
-            nonce=f"{self.chance.getrandbits(48):012x}",
+            batch_key=self.chance.getrandbits(48).to_bytes(16, "big"),
             host=HOST,
         )
         router = world.routes.router(settings, opened.controls)
@@ -155,6 +157,8 @@ class BrokerNode:
         world.network.broker_started()
         world.routes.broker_started()
         self.world.count("event", "EndpointsBound")
+        if world.hostile.is_on:
+            self.turn.handle(world.hostile.grants())
         self.turn.handle(EndpointsBound("inproc://steps", "inproc://results"))
         self.post("tick")
 
@@ -252,7 +256,7 @@ class BrokerNode:
 
     def post(self, kind: str, *args: Any) -> None:
         """An input reaches this process. While the process is suspended, the input waits."""
-        if kind == "message" and self.is_alive:
+        if kind == "message" and self.is_alive and args[1] != THIEF:
             self.world.checks.broker_received(args[0])
         if self.is_paused:
             self._backlog.append((kind, args))
@@ -269,30 +273,33 @@ class BrokerNode:
             return
         self.world.checks.event_handled()
 
-    def _on_message(self, frame: bytes) -> None:
+    def _on_message(self, frame: bytes, principal: str) -> None:
         topic, body = codec.split(frame)
         event = results.read(topic, body, self.settings.bus.max_message_bytes)
         self.world.count("event", type(event).__name__)
-        self.turn.handle(event)
+        self.world.hostile.handle(event, principal, lambda: self.turn.handle(event, principal))
         self._flush_soon()
 
-    def _on_subscribed(self, worker: str) -> None:
-        self._on_event(Subscribed(worker))
+    def _on_subscribe(self, worker: str, principal: str) -> None:
+        self.world.hostile.subscribe(worker, principal)
 
-    def _on_vanished(self, worker: str) -> None:
-        self._on_event(SubscriptionVanished(worker))
+    def _on_subscribed(self, worker: str, principal: str) -> None:
+        self._on_event(Subscribed(worker), principal)
+
+    def _on_vanished(self, worker: str, principal: str) -> None:
+        self._on_event(SubscriptionVanished(worker), principal)
 
     def _on_peer(self, link: "Link") -> None:
         self._asking = link
-        self._on_event(PeerSubscribed())
+        self._on_event(PeerSubscribed(), link.worker.principal)
 
     def _on_peer_gone(self, link: "Link") -> None:
         if link.to is not None:
-            self._on_event(PeerVanished(link.to))
+            self._on_event(PeerVanished(link.to), link.worker.principal)
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: Event, principal: str = PROCESS) -> None:
         self.world.count("event", type(event).__name__)
-        self.turn.handle(event)
+        self.turn.handle(event, principal)
         self._flush()
 
     def _on_tick(self) -> None:
@@ -460,7 +467,7 @@ class BrokerNode:
             self._later(WATCH_MS, "watched", watch, waited_ms + WATCH_MS)
 
 
-_BUS: Final = frozenset({"message", "subscribed", "vanished", "peer", "peer_gone"})
+_BUS: Final = frozenset({"message", "subscribe", "subscribed", "vanished", "peer", "peer_gone"})
 _ON: Final[dict[str, Callable[..., None]]] = {
     name.removeprefix("_on_"): on for name, on in vars(BrokerNode).items() if name.startswith("_on_")
 }
@@ -483,7 +490,8 @@ class Frames:
         worker = topics.worker_of(topic)
         assert worker is not None, topic
         node._crash_between_sends()
-        node.world.checks.sent(worker, body)
+        if not worker.startswith(THIEF):
+            node.world.checks.sent(worker, body)
         node.world.trace("b1>" + worker, body)
         node.world.network.to_worker(worker, frame)
         return True
@@ -494,6 +502,7 @@ class Frames:
     def send_to_peer(self, to: str, body: bytes) -> bool:
         node = self._node
         node._crash_between_sends()
+        node.world.network.note_batch(to, body)
         node.world.checks.sent_level0(to, body)
         node.world.trace("b1>" + to, body)
         node.world.network.to_peer(to, body)

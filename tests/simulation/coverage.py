@@ -33,7 +33,7 @@ RARE: Final = {
 
 
 def required() -> list[tuple[str, str]]:
-    kinds = [("event", kind.__name__) for kind in machine.HANDLERS]
+    kinds = [("event", kind.__name__) for kind in (machine.MESSAGES | machine.HANDLERS)]
     kinds += [("timer", kind.__name__) for kind in get_args(AnyTimer)]
     kinds += [("fault", kind) for kind in KINDS]
     kinds += [("breaker", str(state)) for state in breaker.BreakerPhase]

@@ -15,6 +15,7 @@ BREAKER_KINDS: Final = (
     "handler_unavailable",  # a service that the handler needs is down, and the handler reports it
     "operator_breaker",
 )
+HOSTILE_KINDS: Final = ("forged", "revoked")
 CREDIT_KINDS: Final = (
     "worker_quiet",  # its program stops to offer credit, and ends later
     "worker_full",  # its runner has no room for a while
@@ -72,6 +73,7 @@ KINDS: Final = (
     "slow_read",  # the answer to a read reaches the core long after the read
     *BREAKER_KINDS,
     "worker_killed_after_hello",  # the end of its subscription and its hello reach the broker in any order
+    *HOSTILE_KINDS,
     *CREDIT_KINDS,
 )
 OFTEN: Final = 0.7  # in the half of the seeds that can have them
@@ -130,8 +132,10 @@ class Faults:
         chances["slow_read"] = Random(f"faults/slow_read/{seed}")
         chances |= dict.fromkeys(BREAKER_KINDS, Random(f"faults/breakers/{seed}"))
         chances["worker_killed_after_hello"] = Random(f"faults/after_hello/{seed}")
+        chances |= dict.fromkeys(HOSTILE_KINDS, Random(f"faults/hostile/{seed}"))
         chances |= dict.fromkeys(CREDIT_KINDS, Random(f"faults/credit/{seed}"))
-        shares = dict.fromkeys(KINDS, share) | dict.fromkeys(BREAKER_KINDS, OFTEN) | dict.fromkeys(CREDIT_KINDS, SELDOM)
+        shares = dict.fromkeys(KINDS, share) | dict.fromkeys((*BREAKER_KINDS, *HOSTILE_KINDS), OFTEN)
+        shares |= dict.fromkeys(CREDIT_KINDS, SELDOM)
         self.on = {kind for kind in KINDS if chances[kind].random() < shares[kind]}
         if only is not None:
             self.on = set(only)

@@ -8,7 +8,7 @@ A killed peer's subscription vanishes at once. One connection neither doubles no
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from stepwire_protocol import topics
+from stepwire_protocol import codec, topics
 
 if TYPE_CHECKING:
     from .broker_node import BrokerNode
@@ -88,7 +88,7 @@ class Network:
         link.knows_subscription = False
         if link.joined == self.broker.life and self.broker.is_alive:
             link.joined = 0
-            self.broker.post("vanished", link.id)
+            self.broker.post("vanished", link.id, link.worker.principal)
         self._join_soon(link, 1.0, 30.0)
 
     def broker_started(self) -> None:
@@ -108,7 +108,7 @@ class Network:
             if link.worker.at_level0:
                 self.broker.post("peer_gone", link)
             else:
-                self.broker.post("vanished", link.id)
+                self.broker.post("vanished", link.id, link.worker.principal)
 
     def _join_soon(self, link: Link, least_ms: float, most_ms: float) -> None:
         wait_ms = least_ms + (most_ms - least_ms) * link.up.chance.random()
@@ -132,7 +132,7 @@ class Network:
         if link.worker.at_level0:
             broker.post("peer", link)
         else:
-            broker.post("subscribed", link.id)
+            broker.post("subscribed", link.id, link.worker.principal)
             self.to_worker(link.id, world.broker.here_frame)
         link.knows_subscription = True
         queue, link.queue = link.queue, []
@@ -149,6 +149,11 @@ class Network:
     def grant(self, link: Link, to: str) -> None:
         link.to = to
         self.granted[to] = link
+
+    def note_batch(self, to: str, body: bytes) -> None:
+        link = self.granted.get(to)
+        if link is not None:
+            self.world.hostile.batches[codec.decode_steps_level0(body).batch_id] = link.worker.principal
 
     def to_peer(self, to: str, body: bytes) -> None:
         link = self.granted.get(to)
@@ -215,13 +220,13 @@ class Network:
     def _reach_broker(self, link: Link, frame: bytes, life: int) -> None:
         broker, world = self.broker, self.world
         if life in (0, broker.life) and broker.is_alive:
-            broker.post("message", frame)
+            broker.post("message", frame, link.worker.principal)
         elif not link.is_dead:
             link.up.stale += 1
             name = f"{link.up.name} {link.up.stale}"
             if link.up.chance.random() < self._stale and world.faults.strikes("stale_delivery", name):
                 if broker.is_alive:
-                    broker.post("message", frame)
+                    broker.post("message", frame, link.worker.principal)
                 elif len(link.queue) < QUEUE_MAX:
                     link.queue.append(frame)
 

@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
-from stepwire_broker.core.model.live import LEVEL0
+from stepwire_broker.core.workers.level0 import peer_name
 from stepwire_protocol import codec, limits, topics
 from stepwire_protocol.messages import ErrorDetail, Result, ResultsLevel0, StepRequestLevel0, StepsLevel0
 
@@ -67,6 +67,10 @@ class PeerNode:
         self.id = f"{self.name}.{self.life}"
         self.world.trace("peer_started", self.id)
         self.link = self.world.network.connect(self, self.id)
+
+    @property
+    def principal(self) -> str:
+        return self.world.hostile.principal_of(self)
 
     def kill(self) -> None:
         if not self.is_alive:
@@ -130,7 +134,7 @@ class PeerNode:
         if not self._knows(step):
             self._later(self._refusal_ms(step), "unknown", batch, results)
             return
-        worker = f"{LEVEL0}{batch.to}"
+        worker = peer_name(batch.to, self.principal)
         delivery = self.world.checks.books.delivery_of(step.step_id, worker, batch.batch_id)
         running = self._at = RunningAtLevel0(Received((step.step_id, delivery), step), worker)
         self.ran += 1

@@ -12,8 +12,8 @@ from msgspec import Raw
 from stepwire_broker.core.answers.answers import Answer, Applied, CommandRefused, Done, TasksSubmitted
 from stepwire_broker.core.guards.allowance import SetBreaker
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
+from stepwire_broker.core.intake.drain import DrainWorker
 from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow, AwaitTask, NewTask, SubmitTasks
-from stepwire_broker.core.workers.drain import DrainWorker
 
 from . import flows
 from .worker_node import HANDLERS

@@ -105,7 +105,9 @@ class PlannedFaults:
         if worker.is_alive:
             gone = msgspec.json.encode({"type": "gone", "v": "2.0", "worker": worker.id})
             worker.kill()
-            self.world.schedule.after(50.0 * size, self.world.broker.post, "message", b"workers " + gone)
+            self.world.schedule.after(
+                50.0 * size, self.world.broker.post, "message", b"workers " + gone, worker.principal
+            )
 
     def _cut(self, luck: float, size: float) -> None:
         worker = self._worker(luck)

@@ -20,6 +20,7 @@ from stepwire_broker.core.definitions.settings import (
 from stepwire_broker.core.definitions.stored_rows import StoredControl
 from stepwire_broker.core.intake.routing_rules import SetRule
 from stepwire_broker.core.model.events import Attached, Detached, Reconfigure
+from stepwire_broker.core.model.principal import PROCESS
 from stepwire_broker.core.model.targets import BUS, LOCAL
 from stepwire_broker.core.model.worker_session import own_worker
 from stepwire_broker.core.routing.router import Router
@@ -118,6 +119,10 @@ class InnerNode(WorkerNode):
         self.proof = self.is_provable = False
         self._rate = dict.fromkeys(self._rate, 0.0)
         self._lives = 0
+
+    @property
+    def principal(self) -> str:
+        return PROCESS
 
     def start(self) -> None:
         if not self.is_alive and self.world.broker.is_alive:

@@ -116,6 +116,7 @@ class WorkerNode:
             return
         self.id = worker_id
         self.life += 1
+        world.hostile.owners[worker_id] = self.principal
         self.is_alive = True
         self.is_paused = self.is_quiet = self.is_full = self.is_draining = False
         self._backlog = []
@@ -140,6 +141,10 @@ class WorkerNode:
         world.trace("worker_started", self.id)
         self.session.start(self.now())
         self._pump()
+
+    @property
+    def principal(self) -> str:
+        return self.world.hostile.principal_of(self)
 
     def new_session(self, config: Config) -> tuple[Session, RunSlots[Running]]:
         """The session and the run slots of a new process."""

@@ -31,6 +31,7 @@ from .clock import Endless, Schedule
 from .driven import DrivenNode, Drivers
 from .faults import BREAKER_KINDS, Faults
 from .flows import AT_LEVEL0, COUNT
+from .hostile import Hostile
 from .network import Network
 from .peer_node import HANDLER, PeerNode
 from .people import People
@@ -109,6 +110,7 @@ class World:
         self.store: Any = kind(self._refuse, self.checks.committed)
         self.tables = self.store.tables
         self.restarts_workers = self.chance.random() < 0.8
+        self.hostile = Hostile(self)
         self.network = Network(self)
         self.broker = BrokerNode(self)
         workers = self.chance.choice((1, 2, 2, 3, 3, 4, 6))
@@ -210,6 +212,7 @@ class World:
         self.people.begin(self.phase_ms)
         self.planned_faults.plan()
         self.routes.plan(self.phase_ms)
+        self.hostile.plan(self.phase_ms)
         schedule.run(self.phase_ms)
         self._heal()
         # A time that was read from the database may be as wrong as the clock was.
@@ -265,6 +268,7 @@ class World:
         self.schedule.after(DOUBTED_MS, self._restart_doubted)
         self.people.tidy()
         self.routes.heal()
+        self.hostile.heal()
 
     def _restart_doubted(self) -> None:
         """Restart idle level-0 handlers, as an operator would.

@@ -67,6 +67,10 @@ class EnginePort(Protocol):
         """The reasons why the broker accepts no work now; empty if it accepts work."""
         ...
 
+    def insecure(self) -> list[str]:
+        """The codes of `posture.INSECURE` that apply: what is open to other users or hosts."""
+        ...
+
     @property
     def state(self) -> BrokerState:
         """The core's state, read-only. Only core_views.py uses it."""

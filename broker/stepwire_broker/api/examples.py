@@ -199,7 +199,7 @@ BODIES: Final[dict[str, Any]] = {
 # Members of answers that depend on the operation.
 ANSWERS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("cancelTask", "200"): {"state": "cancelled"},
-    ("checkReadiness", "503"): {"ready": False, "reasons": ["disk_full"]},
+    ("checkReadiness", "503"): {"ready": False, "reasons": ["disk_full"], "insecure": []},
     ("getOpenapi", "200"): {"openapi": "3.0.3"},
     ("pauseExecutor", "200"): {"paused_since": _TIME},
     ("pauseTask", "200"): {"state": "paused"},

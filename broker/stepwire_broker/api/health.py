@@ -13,6 +13,7 @@ class Alive(Struct, frozen=True):
 class Readiness(Struct, frozen=True):
     ready: bool
     reasons: list[str]
+    insecure: list[str]
 
 
 async def livez(call: HttpCall) -> Reply:
@@ -21,7 +22,8 @@ async def livez(call: HttpCall) -> Reply:
 
 
 async def readyz(call: HttpCall) -> Reply:
-    reasons = call.broker.readiness()
+    """`insecure` does not affect `ready`: it names what is open to other users or hosts."""
+    reasons, insecure = call.broker.readiness(), call.broker.insecure()
     if reasons:
-        return Reply(503, encode(Readiness(False, reasons)), headers=((b"retry-after", b"1"),))
-    return Reply(200, encode(Readiness(True, [])))
+        return Reply(503, encode(Readiness(False, reasons, insecure)), headers=((b"retry-after", b"1"),))
+    return Reply(200, encode(Readiness(True, [], insecure)))

@@ -17,12 +17,14 @@ from stepwire_broker.core.model.figures import DURATION_S, Histogram
 from stepwire_broker.core.overview import ExecutorView
 from stepwire_broker.loop_measures import COMMIT_S, GROUP_ROWS, LOOP_LAG_S
 from stepwire_broker.loop_measures import Measures as LoopMeasures
+from stepwire_broker.posture import INSECURE
 
 from . import core_views
 from .connections import HttpConnections
 from .core_views import CoreFigures
 from .engine_port import EnginePort
 from .http import HttpCall
+from .metric_text import Labels, Value, metric_text, number
 from .replies import Reply
 from .request_counts import RequestCounts
 from .shares import Shares
@@ -35,8 +37,6 @@ VERSION: Final = importlib.metadata.version("stepwire")
 
 _BREAKER: Final[dict[BreakerPhase, int]] = {BreakerPhase.CLOSED: 0, BreakerPhase.HALF_OPEN: 1, BreakerPhase.OPEN: 2}
 
-Labels: TypeAlias = tuple[str, ...]
-Value: TypeAlias = int | float
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
@@ -52,6 +52,13 @@ class Measured(NamedTuple):
     held: int | None  # None when the database did not answer in time
     now: Now
     executors: list[ExecutorView]
+
+
+def _refusals(measured: Measured) -> dict[str, int]:
+    """Refusals by the bus, by the core and by the authenticator. Two of them may know the same code."""
+    sources = (measured.wire.refused, measured.core.counters.refused, measured.wire.connections_refused)
+    codes = {code for source in sources for code in source}
+    return {code: sum(source.get(code, 0) for source in sources) for code in codes}
 
 
 class Usage(NamedTuple):
@@ -421,8 +428,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         "stepwire_bus_refusals_total",
         "counter",
         ("code",),
-        "Messages and subscriptions that were refused.",
-        lambda m: [((code,), n) for code, n in sorted((m.wire.refused | m.core.counters.refused).items())],
+        "Messages, subscriptions and connections that were refused.",
+        lambda m: [((code,), n) for code, n in sorted(_refusals(m).items())],
     ),
     Metric(
         "stepwire_bus_dropped_sends_total",
@@ -430,6 +437,27 @@ METRICS: Final[tuple[Metric, ...]] = (
         ("reason",),
         "Messages dropped because no receiver was connected (no_receiver), or because its queue was full (full).",
         lambda m: [((reason,), n) for reason, n in m.wire.dropped.items()],
+    ),
+    Metric(
+        "stepwire_insecure",
+        "gauge",
+        ("what",),
+        f"1 for what is open to other users or hosts: {', '.join(INSECURE)}.",
+        lambda m: [((what,), int(what in m.broker.insecure())) for what in INSECURE],
+    ),
+    Metric(
+        "stepwire_bus_connections",
+        "gauge",
+        ("socket",),
+        "Open connections of the bus.",
+        lambda m: [((socket,), n) for socket, n in m.wire.connections.items()],
+    ),
+    Metric(
+        "stepwire_bus_disconnections_total",
+        "counter",
+        ("reason",),
+        "Connections that the bus has ended because of a budget.",
+        lambda m: [((reason,), n) for reason, n in m.wire.disconnected.items()],
     ),
     # HTTP
     Metric(
@@ -486,7 +514,14 @@ async def show(call: HttpCall, requests: RequestCounts, usage: Usage) -> Reply:
         broker.now(),
         broker.executors(),
     )
-    return Reply(200, b"".join(_text(metric, measured) for metric in METRICS), TEXT_FORMAT)
+    return Reply(
+        200,
+        b"".join(
+            metric_text(metric.name, metric.kind, metric.help, metric.labels, metric.read(measured))
+            for metric in METRICS
+        ),
+        TEXT_FORMAT,
+    )
 
 
 async def _held(broker: EnginePort) -> int | None:
@@ -516,44 +551,6 @@ def _age_s(since_ms: int, now: Now) -> float:
     return max(0, now.wall - since_ms) / 1000
 
 
-# -- the text format --------------------------------------------------------------------------------------------------
-
-
-def _text(metric: Metric, m: Measured) -> bytes:
-    value_or_series = metric.read(m)
-    lines = [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
-    if isinstance(value_or_series, Histogram):
-        lines += _histogram(metric.name, value_or_series)
-    elif isinstance(value_or_series, int | float):
-        lines.append(f"{metric.name} {_number(value_or_series)}")
-    elif value_or_series is not None:
-        for values, value in value_or_series:
-            labels = ",".join(f'{name}="{_escaped(text)}"' for name, text in zip(metric.labels, values, strict=True))
-            if isinstance(value, Histogram):
-                lines += _histogram(metric.name, value, labels)
-            else:
-                lines.append(f"{metric.name}{{{labels}}} {_number(value)}")
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
-def _histogram(name: str, histogram: Histogram, labels: str = "") -> list[str]:
-    """The lines of a histogram. The count of a bucket includes the lower buckets, as the format requires."""
-    lines, below = [], 0
-    before, whole = (f"{labels},", f"{{{labels}}}") if labels else ("", "")
-    for bound, count in zip((*histogram.bounds, None), histogram.counts, strict=True):
-        below += count
-        lines.append(f'{name}_bucket{{{before}le="{"+Inf" if bound is None else _number(bound)}"}} {below}')
-    return [*lines, f"{name}_sum{whole} {_number(histogram.total)}", f"{name}_count{whole} {below}"]
-
-
-def _number(value: Value) -> str:
-    return str(value) if isinstance(value, int) else repr(value)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
@@ -577,7 +574,7 @@ def page() -> str:
         "",
         "| histogram | upper bounds |",
         "|---|---|",
-        *(f"| `{name}` | {', '.join(map(_number, bounds))} |" for name, bounds in _BOUNDS.items()),
+        *(f"| `{name}` | {', '.join(map(number, bounds))} |" for name, bounds in _BOUNDS.items()),
     ]
     return "\n".join([*lines, *bounds, ""])
 

@@ -2,18 +2,20 @@
 
 XPUB reports subscriptions and delivers only the topics that the broker grants. A worker is granted its own inbox,
 `@<worker> `, exactly as subscribed. A level-0 handler subscribes all steps and is granted a `to` of its own. Every
-other subscription is refused silently.
+other subscription is refused silently, and so is one that the grant of the subscriber's principal does not allow.
 """
 
+from collections import Counter
 from typing import Final
 
 import zmq
 from msgspec import Struct
 from stepwire_protocol import topics
-from zmq.utils.monitor import recv_monitor_message
 
 from .alarms import Alarms
+from .connections import BusConnection, Connections
 from .counters import WireCounters
+from .identity import Identities, descriptor_of
 from .listener import BusListener
 
 LEVEL0_TOPICS: Final = (topics.STEPS, topics.STEPS.rstrip())
@@ -22,10 +24,22 @@ _SUBSCRIBE: Final = b"\x01"
 _UNSUBSCRIBE: Final = b"\x00"
 
 
+class Inbox(Struct):
+    """A worker's inbox: its principal, and the connections that receive it, the oldest first. None: one of inproc."""
+
+    principal: str
+    readers: list[BusConnection | None] = []
+
+    @property
+    def pipes(self) -> int:
+        return len(self.readers)
+
+
 class _Level0Peer(Struct):
     """A connection that subscribed `steps`: its topics, and the `to` that it was granted instead."""
 
-    topics: list[bytes]
+    topics: set[bytes]
+    principal: str
     to: str | None = None
 
 
@@ -34,49 +48,54 @@ class Audience:
 
     libzmq pairs the events in its queue with their pipes by counting, and it counts user messages, too. After a user
     message a grant could go to a peer other than the subscriber, so nothing is granted until the queue is empty
-    (`queue_emptied`).
+    (`queue_emptied`). A peer that subscribes meanwhile is disconnected, so that it subscribes again at once.
+
+    A grant goes to the pipe of the event that was read last, so nothing else may use the socket before the grant.
     """
 
     def __init__(
         self,
         xpub: zmq.Socket[bytes],
-        partings: zmq.Socket[bytes],
+        connections: Connections,
+        identities: Identities,
         listener: BusListener,
         counters: WireCounters,
         alarms: Alarms,
     ) -> None:
-        """`partings` reports the descriptors of connections that ended."""
-        self.pipes: Final[dict[bytes, int]] = {}  # inbox topic → the number of pipes that receive it
+        self.inboxes: Final[dict[bytes, Inbox]] = {}  # by topic
         self.granted: Final[set[str]] = set()  # `to` of level-0 peers
         self._xpub = xpub
-        self._partings = partings
+        self._connections = connections
+        self._identities = identities
         self._listener = listener
         self._counters = counters
         self._alarms = alarms
-        self._peers: dict[int, _Level0Peer] = {}  # by descriptor of the connection; includes peers without a grant
-        self._inproc_peers: list[_Level0Peer] = []  # the same for inproc, which has no descriptors
-        self._unsubscriptions_due = 0  # still expected from connections that have ended
+        self._peers: dict[BusConnection, _Level0Peer] = {}  # includes peers without a grant
+        self._inproc_peers: list[_Level0Peer] = []
+        self._unsubscriptions_due: Counter[bytes] = Counter()  # still expected from connections that have ended
         self._subscribing: _Level0Peer | None = None  # the peer that `on_peer` is reporting
         self._is_peer_unsure = False
 
     def take(self, frame: zmq.Frame) -> int:
         """Handle one event. Returns its cost for the reader's budget of bytes: none."""
-        # A descriptor may be reused: the monitor has already reported the end of the previous connection.
-        self.read_partings()
         event = frame.bytes
         sign, topic = event[:1], event[1:]
-        if topic in LEVEL0_TOPICS and sign in (_SUBSCRIBE, _UNSUBSCRIBE):
-            descriptor = _descriptor(frame)
-            if sign == _SUBSCRIBE:
-                self._on_level0_subscription(topic, descriptor)
-            else:
-                self._on_level0_unsubscription(topic, descriptor)
+        if self._is_peer_unsure and sign not in (_SUBSCRIBE, _UNSUBSCRIBE) and self._connections.has_ended(frame):
+            # The rest of a flood: the sooner the queue is empty, the sooner a worker can join.
+            self._counters.refused["user_message"] += 1
+            return 0
+        # A descriptor may be reused: the monitor has already reported the end of the previous connection.
+        self._connections.read_events()
+        if descriptor_of(frame) is not None:
+            self._take_from_connection(frame, sign, topic)
         elif sign == _SUBSCRIBE:
-            self._on_subscription(topic)
+            self._on_subscription(topic, None, self._identities.of(frame))
         elif sign == _UNSUBSCRIBE:
-            self._on_unsubscription(topic)
+            self.forget_parted()  # it may be the last event of such a connection
+            self._on_nameless_unsubscription(topic)
         else:
             self._on_user_message()
+        self.forget_parted()
         return 0
 
     def queue_emptied(self) -> None:
@@ -89,50 +108,48 @@ class Audience:
         self.granted.add(to)
         self._xpub.setsockopt(zmq.SUBSCRIBE, topics.to_peer(to))
 
-    def read_partings(self) -> None:
-        """Remove the level-0 peers whose connections ended."""
-        while True:
-            try:
-                event = recv_monitor_message(self._partings, zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            peer = self._peers.pop(event["value"], None)
+    def forget_parted(self) -> None:
+        """Remove the inboxes and the level-0 peers whose connections have ended."""
+        parted = self._connections.parted
+        while parted:
+            connection = parted.popleft()
+            self._unsubscriptions_due.update(filter(_is_granted, connection.topics))
+            for topic in connection.topics:
+                self._leave_inbox(topic, connection)
+            peer = self._peers.pop(connection, None)
             if peer is not None:
-                self._unsubscriptions_due += len(peer.topics)
                 self._forget(peer)
 
+    def unmute(self, topic: bytes) -> None:
+        """Handle a full pipe. A second reader of an inbox that does not read would keep all messages from the first.
+
+        The older pipe ends: usually it belongs to a connection that the worker has replaced.
+        """
+        inbox = self.inboxes.get(topic)
+        if inbox is not None and inbox.pipes > 1 and inbox.readers[0] is not None:
+            self._connections.disconnect(inbox.readers[0], "muted_inbox")
+
     def clear(self) -> None:
-        self.pipes.clear()
+        self.inboxes.clear()
         self.granted.clear()
 
-    # -- inboxes ------------------------------------------------------------------------------------------------------
-
-    def _on_subscription(self, topic: bytes) -> None:
-        worker = topics.worker_of(topic)
-        if worker is None and topic != topics.BROKERS:
-            self._counters.refused["subscription"] += 1
-        elif self._is_peer_unsure:
-            self._counters.refused["unsure_peer"] += 1  # a worker without an answer reconnects after a while
-        else:
-            self._xpub.setsockopt(zmq.SUBSCRIBE, topic)
-            if worker is not None:
-                self.pipes[topic] = self.pipes.get(topic, 0) + 1
-                self._listener.on_subscribed(worker)
-
-    def _on_unsubscription(self, topic: bytes) -> None:
-        """Handle an unsubscription, sent by a peer or by libzmq for a dead pipe. A dead pipe has no grant to revoke."""
-        worker = topics.worker_of(topic)
-        if worker is None and topic != topics.BROKERS:
+    def _take_from_connection(self, frame: zmq.Frame, sign: bytes, topic: bytes) -> None:
+        principal = self._identities.of(frame)
+        connection = self._connections.of(frame, principal)
+        is_known = connection is not None and topic in connection.topics
+        is_admitted = connection is not None and self._connections.admits_event(connection, sign, topic)
+        if sign not in (_SUBSCRIBE, _UNSUBSCRIBE):
+            self._on_user_message()
+        elif connection is None:
+            # The connection has ended, and libzmq will report the end of this subscription without its name.
+            if sign == _SUBSCRIBE and _is_granted(topic):
+                self._unsubscriptions_due[topic] += 1
+        elif not is_admitted:
             return
-        if not self._is_peer_unsure:
-            self._xpub.setsockopt(zmq.UNSUBSCRIBE, topic)
-        if worker is None or topic not in self.pipes:
-            return
-        # A worker that reconnects may have a new pipe before libzmq detects the death of the old pipe.
-        self.pipes[topic] -= 1
-        if not self.pipes[topic]:
-            del self.pipes[topic]
-            self._listener.on_vanished(worker)
+        elif sign == _SUBSCRIBE:
+            self._on_subscription(topic, connection, principal)
+        elif is_known:
+            self._on_unsubscription(topic, connection)
 
     def _on_user_message(self) -> None:
         self._counters.refused["user_message"] += 1
@@ -140,53 +157,112 @@ class Audience:
             self._is_peer_unsure = True
             self._alarms.report("a peer sends messages to the steps socket; a peer should only subscribe there")
 
+    def _refuse_unsure(self, connection: BusConnection | None) -> None:
+        self._counters.refused["unsure_peer"] += 1
+        if connection is not None:  # a peer on inproc without an answer reconnects after a while
+            self._connections.disconnect(connection, "unsure_peer")
+
+    # -- inboxes ------------------------------------------------------------------------------------------------------
+
+    def _on_subscription(self, topic: bytes, connection: BusConnection | None, principal: str) -> None:
+        if topic in LEVEL0_TOPICS:
+            self._on_level0_subscription(topic, connection, principal)
+        elif self._may_grant(topic, connection, principal):
+            self._xpub.setsockopt(zmq.SUBSCRIBE, topic)
+            worker = topics.worker_of(topic)
+            if worker is not None:
+                inbox = self.inboxes.get(topic)
+                if inbox is None:
+                    inbox = self.inboxes[topic] = Inbox(principal)
+                if connection is None or connection not in inbox.readers:
+                    inbox.readers.append(connection)
+                self._listener.on_subscribed(worker, principal)
+
+    def _may_grant(self, topic: bytes, connection: BusConnection | None, principal: str) -> bool:
+        """Ask whether a subscription is allowed, and refuse it if not."""
+        code = self._listener.refusal_of(topic, principal)
+        if code is not None:
+            self._counters.refused[code] += 1
+            self._connections.refused(connection)
+        elif self._is_peer_unsure:
+            self._refuse_unsure(connection)
+        return code is None and not self._is_peer_unsure
+
+    def _on_unsubscription(self, topic: bytes, connection: BusConnection | None) -> None:
+        """Handle an unsubscription. None: sent by a peer on inproc, or by libzmq for a dead pipe of such a peer."""
+        if topic in LEVEL0_TOPICS:
+            self._on_level0_unsubscription(topic, connection)
+        elif _is_granted(topic) or topic == topics.BROKERS:
+            if self._is_peer_unsure:
+                self._refuse_unsure(connection)
+            else:
+                self._xpub.setsockopt(zmq.UNSUBSCRIBE, topic)
+            self._leave_inbox(topic, connection)
+
+    def _on_nameless_unsubscription(self, topic: bytes) -> None:
+        """Handle an unsubscription of a peer on inproc, or of a pipe whose connection the monitor has reported."""
+        if self._unsubscriptions_due[topic] > 0:
+            self._unsubscriptions_due[topic] -= 1
+        else:
+            self._on_unsubscription(topic, None)
+        if not self._unsubscriptions_due[topic]:
+            del self._unsubscriptions_due[topic]
+
+    def _leave_inbox(self, topic: bytes, connection: BusConnection | None) -> None:
+        """Remove one pipe. A worker that reconnects may have a new pipe before libzmq detects the death of the old
+        pipe."""
+        inbox = self.inboxes.get(topic)
+        if inbox is None or connection not in inbox.readers:
+            return
+        inbox.readers.remove(connection)
+        if not inbox.readers:
+            del self.inboxes[topic]
+            worker = topics.worker_of(topic)
+            assert worker is not None, topic
+            self._listener.on_vanished(worker, inbox.principal)
+
     # -- level-0 peers ------------------------------------------------------------------------------------------------
 
-    def _on_level0_subscription(self, topic: bytes, descriptor: int | None) -> None:
-        peer = None if descriptor is None else self._peers.get(descriptor)
+    def _on_level0_subscription(self, topic: bytes, connection: BusConnection | None, principal: str) -> None:
+        peer = None if connection is None else self._peers.get(connection)
         if peer is not None:
-            peer.topics.append(topic)  # subscribed twice, or with and without the space: still one handler
+            peer.topics.add(topic)  # subscribed twice, or with and without the space: still one handler
             return
-        peer = _Level0Peer([topic])
-        if self._is_peer_unsure:
-            self._counters.refused["unsure_peer"] += 1
-        else:
+        peer = _Level0Peer({topic}, principal)
+        if self._may_grant(topic, connection, principal):
             self._report_peer(peer)
-        if descriptor is None:
+        if connection is None:
             self._inproc_peers.append(peer)
         else:
-            self._peers[descriptor] = peer
+            self._peers[connection] = peer
 
     def _report_peer(self, peer: _Level0Peer) -> None:
         self._subscribing = peer
         try:
-            self._listener.on_peer()
+            self._listener.on_peer(peer.principal)
         finally:
             self._subscribing = None
         if peer.to is None:
             self._counters.refused["level0"] += 1
 
-    def _on_level0_unsubscription(self, topic: bytes, descriptor: int | None) -> None:
-        if descriptor is None:
-            self._on_unsubscription_of_gone_pipe(topic)
+    def _on_level0_unsubscription(self, topic: bytes, connection: BusConnection | None) -> None:
+        if connection is None:
+            self._on_inproc_unsubscription(topic)
             return
-        peer = self._peers.get(descriptor)
+        peer = self._peers.get(connection)
         if peer is None:
             return
-        if topic in peer.topics:
-            peer.topics.remove(topic)
+        peer.topics.discard(topic)
         if not peer.topics:
-            del self._peers[descriptor]
-            if peer.to is not None and not self._is_peer_unsure:
+            del self._peers[connection]
+            if self._is_peer_unsure:
+                self._refuse_unsure(connection)
+            elif peer.to is not None:
                 self._xpub.setsockopt(zmq.UNSUBSCRIBE, topics.to_peer(peer.to))
             self._forget(peer)
 
-    def _on_unsubscription_of_gone_pipe(self, topic: bytes) -> None:
-        """Handle an unsubscription whose connection the monitor has already reported. For inproc only the topic is
-        known, so one of several peers with the same topic cannot be identified."""
-        if self._unsubscriptions_due:
-            self._unsubscriptions_due -= 1
-            return
+    def _on_inproc_unsubscription(self, topic: bytes) -> None:
+        """For inproc only the topic is known, so one of several peers with the same topic cannot be identified."""
         peers = [peer for peer in self._inproc_peers if topic in peer.topics]
         if len(peers) == 1:
             self._inproc_peers.remove(peers[0])
@@ -197,13 +273,9 @@ class Audience:
     def _forget(self, peer: _Level0Peer) -> None:
         if peer.to is not None and peer.to in self.granted:
             self.granted.remove(peer.to)
-            self._listener.on_peer_gone(peer.to)
+            self._listener.on_peer_gone(peer.to, peer.principal)
 
 
-def _descriptor(frame: zmq.Frame) -> int | None:
-    """Return the descriptor of a subscription event's connection. None: the connection is gone, or is inproc."""
-    try:
-        descriptor = int(frame.get(zmq.SRCFD))
-    except zmq.ZMQError:
-        return None
-    return descriptor if descriptor >= 0 else None
+def _is_granted(topic: bytes) -> bool:
+    """True for a topic that this module keeps books about."""
+    return topic in LEVEL0_TOPICS or topics.worker_of(topic) is not None

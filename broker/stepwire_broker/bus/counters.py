@@ -1,9 +1,33 @@
 """The counters of the bus, as the metrics show them."""
 
+from collections.abc import Mapping
+
 from msgspec import Struct, field
 
 DROPPED = ("full", "no_receiver")
-REFUSED = ("multipart", "level0", "subscription", "user_message", "unsure_peer")
+REFUSED = (
+    "multipart",
+    "level0",
+    "subscription",
+    "foreign_inbox",
+    "unauthorized",
+    "user_message",
+    "unsure_peer",
+    "rate",
+)
+DISCONNECTED = (
+    "connections",
+    "unauthenticated",
+    "subscriptions",
+    "user_message",
+    "unsure_peer",
+    "muted_inbox",
+    "refused_frames",
+    "rate",
+    "unread_bytes",
+    "blocked",
+    "revoked",
+)
 
 
 class WireCounters(Struct):
@@ -15,3 +39,6 @@ class WireCounters(Struct):
     received_bytes: int = 0
     dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DROPPED, 0))
     refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REFUSED, 0))
+    connections_refused: Mapping[str, int] = {}  # by reason; the authenticator counts them
+    disconnected: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DISCONNECTED, 0))
+    connections: dict[str, int] = field(default_factory=lambda: {"steps": 0, "results": 0})  # open now

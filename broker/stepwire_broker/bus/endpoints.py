@@ -33,15 +33,33 @@ class Endpoint(NamedTuple):
     address: str
     path: str | None = None  # of ipc
     is_ipv6: bool = False
+    is_loopback: bool = True  # only processes of this host can connect
+    has_curve: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """True if a connection proves no identity."""
+        return self.transport == "tcp" and not self.has_curve
 
 
-def read_endpoint(key: str, written: str, *, allow_insecure: bool = False) -> Endpoint:
+class Protection(NamedTuple):
+    """The settings that decide which endpoints may be served."""
+
+    allow_insecure: bool = False
+    has_curve: bool = False
+    is_strict: bool = False
+
+
+UNPROTECTED: Final = Protection()
+
+
+def read_endpoint(key: str, written: str, protection: Protection = UNPROTECTED) -> Endpoint:
     """Check an endpoint. Raises EndpointRefused. Resolves host names, touches no file."""
     transport, separator, rest = written.strip().partition("://")
     reader = _READERS.get(transport) if separator and rest else None
     if reader is None:
         raise EndpointRefused(f"{key} is {written!r}: it needs a form like {_FORMS}")
-    return reader(key, written, rest, allow_insecure)
+    return reader(key, written, rest, protection)
 
 
 def advertised(bound: str, host: str | None) -> str:
@@ -57,13 +75,13 @@ def advertised(bound: str, host: str | None) -> str:
     return f"tcp://[{host.strip('[]')}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def _read_inproc(key: str, written: str, name: str, allow_insecure: bool) -> Endpoint:
+def _read_inproc(key: str, written: str, name: str, protection: Protection) -> Endpoint:
     if len(name.encode()) > INPROC_NAME_BYTES_MAX:
         raise EndpointRefused(f"{key}: an inproc name has at most {INPROC_NAME_BYTES_MAX} bytes")
     return Endpoint(key, written, "inproc", f"inproc://{name}")
 
 
-def _read_ipc(key: str, written: str, path: str, allow_insecure: bool) -> Endpoint:
+def _read_ipc(key: str, written: str, path: str, protection: Protection) -> Endpoint:
     if path.startswith("@"):
         raise EndpointRefused(
             f"{key} is {written!r}: an abstract socket has no permissions: every process on this host could connect; "
@@ -82,7 +100,7 @@ def _read_ipc(key: str, written: str, path: str, allow_insecure: bool) -> Endpoi
     return Endpoint(key, written, "ipc", f"ipc://{chosen}", chosen)
 
 
-def _read_tcp(key: str, written: str, rest: str, allow_insecure: bool) -> Endpoint:
+def _read_tcp(key: str, written: str, rest: str, protection: Protection) -> Endpoint:
     host, colon, port_text = rest.rpartition(":")
     if not colon or not host or (":" in host and not host.startswith("[")):
         raise EndpointRefused(f"{key} is {written!r}: it has no port; write tcp://HOST:PORT, like tcp://127.0.0.1:7411")
@@ -92,12 +110,25 @@ def _read_tcp(key: str, written: str, rest: str, allow_insecure: bool) -> Endpoi
             f"{key} is {written!r}: {port_text!r} is no port; write a number from 1 to {PORT_MAX}, or *"
         )
     address, is_loopback, is_ipv6 = _resolve(key, written, host)
-    if not is_loopback and not allow_insecure:
+    if not protection.has_curve:
+        _refuse_open(key, written, is_loopback, protection)
+    bound = f"tcp://{address}:{port or '*'}"
+    return Endpoint(key, written, "tcp", bound, None, is_ipv6, is_loopback, protection.has_curve)
+
+
+def _refuse_open(key: str, written: str, is_loopback: bool, protection: Protection) -> None:
+    """Refuse an endpoint without keys, unless the configuration accepts it."""
+    if protection.is_strict:
+        raise EndpointRefused(
+            f"{key} is {written!r}: security.strict refuses tcp without keys; create keys with `stepwire keys init`, "
+            "or listen on an ipc path"
+        )
+    if not is_loopback and not protection.allow_insecure:
         raise EndpointRefused(
             f"{key} is {written!r}: other hosts can reach it, and no connection would be encrypted or "
-            "authenticated; listen on 127.0.0.1 or an ipc path, or set bus.allow_insecure: true in a private network"
+            "authenticated; create keys with `stepwire keys init`, listen on 127.0.0.1 or an ipc path, or set "
+            "bus.allow_insecure: true in a private network"
         )
-    return Endpoint(key, written, "tcp", f"tcp://{address}:{port or '*'}", None, is_ipv6)
 
 
 def _resolve(key: str, written: str, host: str) -> tuple[str, bool, bool]:
@@ -146,7 +177,7 @@ def _host_has_ipv6() -> bool:
     return True
 
 
-_READERS: Final[dict[str, Callable[[str, str, str, bool], Endpoint]]] = {
+_READERS: Final[dict[str, Callable[[str, str, str, Protection], Endpoint]]] = {
     "inproc": _read_inproc,
     "ipc": _read_ipc,
     "tcp": _read_tcp,

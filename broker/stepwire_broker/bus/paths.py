@@ -1,8 +1,10 @@
 """The paths of ipc endpoints: claimed with a lock, and bound again after another process replaced the socket."""
 
+import contextlib
 import fcntl
 import os
 import stat
+from collections.abc import Callable
 from typing import Final
 
 import zmq
@@ -16,44 +18,47 @@ LISTENERS_LOST_MAX: Final = 16
 class Paths:
     """The claimed paths of one wire's sockets."""
 
-    def __init__(self, alarms: Alarms) -> None:
+    def __init__(self, alarms: Alarms, mode: int = 0o600) -> None:
         self._alarms = alarms
-        self._claims: dict[str, _Claimed] = {}
+        self._mode = mode
+        self._claims: dict[str, _Claimed] = {}  # by path
 
-    def claim(self, socket: zmq.Socket[bytes], endpoint: Endpoint) -> None:
-        """Take the right to bind this endpoint, if it is a path. Raises EndpointRefused."""
+    def claim(self, endpoint: Endpoint, bind: Callable[[], None], unbind: Callable[[], None]) -> None:
+        """Take the right to bind this endpoint, if it is a path. Raises EndpointRefused.
+
+        `bind` binds the path again when another process has replaced it.
+        """
         if endpoint.path is not None:
-            self._claims[endpoint.key] = _Claimed(socket, PathClaim(endpoint))
+            self._claims[endpoint.path] = _Claimed(PathClaim(endpoint), bind, unbind)
 
     def bound(self, endpoint: Endpoint) -> None:
         """Note that ZeroMQ has just bound the endpoint."""
         if endpoint.path is not None:
-            self._claims[endpoint.key].claim.bound()
+            self._claims[endpoint.path].claim.bound(self._mode)
 
     def check(self) -> None:
         """Bind again each path that another process has bound or removed."""
-        for key, claimed in self._claims.items():
+        for claimed in self._claims.values():
             if not claimed.claim.is_ours():
-                self._bind_again(key, claimed)
+                self._bind_again(claimed)
 
     def release(self) -> None:
         for claimed in self._claims.values():
             claimed.claim.release()
         self._claims.clear()
 
-    def _bind_again(self, key: str, claimed: "_Claimed") -> None:
-        path = claimed.claim.path
-        address = f"ipc://{path}"
+    def _bind_again(self, claimed: "_Claimed") -> None:
+        key, path = claimed.claim.key, claimed.claim.path
         # The lost listener still has its peers, so it is kept, up to a limited number of listeners.
         claimed.listeners_lost += 1
         if claimed.listeners_lost % LISTENERS_LOST_MAX == 0:
-            claimed.socket.unbind(address)
+            claimed.unbind()
         try:
-            claimed.socket.bind(address)
+            claimed.bind()
         except zmq.ZMQError as error:
             self._alarms.report(f"{key}: the socket {path} is gone and cannot be bound again: {error}")
             return
-        claimed.claim.bound()
+        claimed.claim.bound(self._mode)
         self._alarms.report_each(
             f"{key}: another process had bound or removed {path}; it is bound again. "
             "A handler must connect to this path, not bind it"
@@ -61,11 +66,12 @@ class Paths:
 
 
 class _Claimed:
-    __slots__ = ("claim", "listeners_lost", "socket")
+    __slots__ = ("bind", "claim", "listeners_lost", "unbind")
 
-    def __init__(self, socket: zmq.Socket[bytes], claim: "PathClaim") -> None:
-        self.socket = socket
+    def __init__(self, claim: "PathClaim", bind: Callable[[], None], unbind: Callable[[], None]) -> None:
         self.claim = claim
+        self.bind = bind
+        self.unbind = unbind
         self.listeners_lost = 0  # listeners whose path was replaced: they keep their peers
 
 
@@ -79,10 +85,10 @@ class PathClaim:
         """Make the directory and take the lock. Raises EndpointRefused when another broker or program owns the path."""
         assert endpoint.path is not None, endpoint
         self.path = endpoint.path
-        self._key = endpoint.key
+        self.key = endpoint.key
         self._ours: tuple[int, int] | None = None
-        _prepare_directory(self._key, os.path.dirname(self.path) or ".")
-        _refuse_other_files(self._key, self.path)
+        _prepare_directory(self.key, os.path.dirname(self.path) or ".")
+        _refuse_other_files(self.key, self.path)
         self._lock = self._take_lock()
 
     def _take_lock(self) -> int:
@@ -91,27 +97,29 @@ class PathClaim:
             try:
                 lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             except OSError as error:
-                raise EndpointRefused(f"{self._key}: {lock_path} cannot be opened: {error.strerror}") from None
+                raise EndpointRefused(f"{self.key}: {lock_path} cannot be opened: {error.strerror}") from None
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
                 os.close(lock)
                 raise EndpointRefused(
-                    f"{self._key}: another broker (pid {holder or 'unknown'}) serves {self.path}; "
+                    f"{self.key}: another broker (pid {holder or 'unknown'}) serves {self.path}; "
                     f"stop it, or give this one another path"
                 ) from None
             except OSError as error:
                 os.close(lock)
-                raise EndpointRefused(f"{self._key}: {lock_path} cannot be locked: {error.strerror}") from None
+                raise EndpointRefused(f"{self.key}: {lock_path} cannot be locked: {error.strerror}") from None
             if _identity(lock_path) == _identity_of(os.fstat(lock)):
                 os.ftruncate(lock, 0)
                 os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
                 return lock
             os.close(lock)  # the file was deleted between open and lock: another broker would not see this lock
 
-    def bound(self) -> None:
-        """Record the identity of the socket that ZeroMQ has just bound at the path."""
+    def bound(self, mode: int) -> None:
+        """Set the mode of the socket that ZeroMQ has just bound at the path, and record the socket's identity."""
+        with contextlib.suppress(OSError):  # another process has replaced it already: the next check binds it again
+            os.chmod(self.path, mode)
         self._ours = _identity(self.path)
 
     def is_ours(self) -> bool:

@@ -7,20 +7,27 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import zmq
 from stepwire_protocol import codec, topics
 
 from stepwire_broker.core.definitions.settings import BusSettings
+from stepwire_broker.open_files import connections_of_bus
 
+from . import budgets
 from .alarms import Alarms
 from .audience import Audience
+from .connections import BusConnection, Connections
 from .counters import WireCounters
-from .listener import UNAUTHENTICATED, BusListener
+from .gate import PrincipalGate, PrincipalsChanged
+from .identity import Identities
+from .listener import BusListener
 from .paths import Paths
 from .reader import SocketReader
-from .sockets import Sockets, read_endpoints
+from .sockets import Bound, Sockets, read_endpoints
+
+DISCONNECT_AFTER_S: Final = 0.1  # a reset that was sent before has left by then
 
 # Takes the topic and the body of a message.
 Deliver: TypeAlias = Callable[[bytes, bytes], None]
@@ -35,20 +42,25 @@ class Wire:
         broker_id: str,
         listener: BusListener,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        *,
+        is_strict: bool = False,
     ) -> None:
         """With a `context` of the caller, peers in this process can connect over inproc. `close` does not end it."""
         self.counters = WireCounters()
-        self.endpoints: dict[str, str] = {}  # "steps" and "results": the actual addresses
+        self.bound: tuple[Bound, ...] = ()
+        self.server_key: str | None = None  # the brokers' public CURVE key
         self._settings = settings
+        self._is_strict = is_strict
         self._broker_id = broker_id
         self._listener = listener
         self._on_message = listener.on_message
         self._context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
         self._is_context_ours = context is None
         self._alarms = Alarms(listener.on_alarm)
-        self._paths = Paths(self._alarms)
+        self._paths = Paths(self._alarms, int(settings.ipc_mode, 8))
         self._sent_taps: list[Deliver] = []
         self._attached: dict[bytes, Deliver] = {}  # by inbox topic: receivers without a pipe
+        self.connections_max = connections_of_bus(settings.max_connections)
         self._check_timer: asyncio.TimerHandle | None = None
         self._is_inside_multipart = False
         self._is_closed = True
@@ -60,10 +72,30 @@ class Wire:
 
         Raises EndpointRefused, with no socket left open. The bind of a busy tcp port is retried for some seconds.
         """
-        endpoints = read_endpoints(self._settings)
-        self._sockets = Sockets(self._context, self._settings, self._broker_id, here, endpoints)
+        pairs = read_endpoints(self._settings, is_strict=self._is_strict)
+        self._gate = PrincipalGate(self._settings.curve, tuple(each for pair in pairs for each in pair))
+        server = self._gate.server
+        self.server_key = None if server is None else server.public
+        self.counters.connections_refused = self._gate.open(self._context)
+        try:
+            self._sockets = Sockets(self._context, self._settings, self._broker_id, here, pairs, server)
+        except BaseException:
+            self._gate.close()
+            raise
         self._xpub = self._sockets.xpub
-        self._audience = Audience(self._xpub, self._sockets.partings, self._listener, self.counters, self._alarms)
+        self._senders = Identities(has_inner=any(results.transport == "inproc" for _, results in pairs))
+        self._subscribers = Identities(has_inner=any(steps.transport == "inproc" for steps, _ in pairs))
+        self._connections = Connections(
+            self._sockets.monitors,
+            self.connections_max,
+            budgets.unread_bytes_max(self._settings.max_message_bytes),
+            self.counters,
+            self._listener.grant_of,
+            self._listener.on_disconnected,
+        )
+        self._audience = Audience(
+            self._xpub, self._connections, self._subscribers, self._listener, self.counters, self._alarms
+        )
         self._steps = SocketReader(
             self._xpub,
             self._audience.take,
@@ -72,11 +104,18 @@ class Wire:
         )
         self._results = SocketReader(self._sockets.sub, self._take_message, after_drain=self._listener.after_drain)
         self._is_closed = False
+        self._connections.start()
         try:
-            self.endpoints = await self._sockets.bind(self._paths)
+            if server is not None:
+                address = self._sockets.bind_probe()
+                await self._gate.check_door(self._context, address)
+                self._xpub.unbind(address)
+            self._listener.on_grants_changed(self._gate.grants, frozenset())
+            self.bound = await self._sockets.bind(self._paths)
         except BaseException:
             self.close()
             raise
+        self._gate.start(self._on_grants_changed)
         self._steps.start()
         self._results.start()
         self._check_later()
@@ -90,7 +129,9 @@ class Wire:
             self._check_timer.cancel()
         self._steps.stop()
         self._results.stop()
+        self._connections.stop()
         self._sockets.close(linger_ms)
+        self._gate.close()
         if self._is_context_ours:
             self._context.term()
         self._paths.release()
@@ -103,13 +144,44 @@ class Wire:
 
     def inner_endpoints(self) -> tuple[str, str]:
         """(steps, results) for workers in this process. Bound by the first call, in addition to the configured ones."""
+        self._senders.has_inner = self._subscribers.has_inner = True
         return self._sockets.inner_endpoints()
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """The addresses of "steps" and "results" for workers on this host: those without keys, if there are any."""
+        if not self.bound:
+            return {}
+        nearest = next((pair for pair in self.bound if not pair.has_curve), self.bound[0])
+        return {"steps": nearest.steps, "results": nearest.results}
+
+    async def reload_clients(self) -> tuple[str, ...]:
+        """Read the client files now, besides every 2 s. Returns the sentences about invalid files."""
+        await self._gate.check(self._on_grants_changed)
+        return self._gate.faults
+
+    @property
+    def client_faults(self) -> tuple[str, ...]:
+        """The sentences about client files that are invalid now."""
+        return () if self._is_closed else self._gate.faults
+
+    def _on_grants_changed(self, changed: PrincipalsChanged) -> None:
+        """Apply new grants. The core resets the sessions of revoked principals, then their connections end."""
+        self._listener.on_grants_changed(changed.grants, changed.declared_dead)
+        self.grants_changed()
+        if changed.disconnected:
+            asyncio.get_running_loop().call_later(DISCONNECT_AFTER_S, self._disconnect_all, changed.disconnected)
+
+    def _disconnect_all(self, principals: frozenset[str]) -> None:
+        if not self._is_closed:
+            for principal in principals:
+                self.disconnect(principal)
 
     # -- out ----------------------------------------------------------------------------------------------------------
 
     def send(self, topic: bytes, body: bytes) -> bool:
         """Send a message. False: it was dropped, because the topic has no receiver or the receiver reads too slowly."""
-        if topic not in self._audience.pipes:
+        if topic not in self._audience.inboxes:
             deliver = self._attached.get(topic)
             if deliver is None:
                 self.counters.dropped["no_receiver"] += 1
@@ -152,6 +224,7 @@ class Wire:
             self._xpub.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             counters.dropped["full"] += 1
+            self._audience.unmute(topic)
             return False
         finally:
             # A send can consume the edge of a subscription.
@@ -186,25 +259,38 @@ class Wire:
 
     def _take_message(self, frame: zmq.Frame) -> int:
         """Pass one message to the listener. Returns its bytes."""
+        principal = self._senders.of(frame)
+        connection = self._connections.of(frame, principal)
+        size = len(frame)
+        is_admitted = self._connections.admits(connection, size, principal)
         if frame.more or self._is_inside_multipart:
-            return self._skip_part(frame)
-        data = frame.bytes
-        topic, body = codec.split(data)
+            return self._skip_part(frame, connection, principal)
         counters = self.counters
         counters.received += 1
-        counters.received_bytes += len(data)
-        # With CURVE, the principal will be the frame's User-Id, which the ZAP handler sets.
-        self._on_message(topic, body, UNAUTHENTICATED)
-        return len(data)
+        counters.received_bytes += size
+        if is_admitted:
+            topic, body = codec.split(frame.bytes)
+            if self._on_message(topic, body, principal) is not None:
+                self._connections.refused(connection)
+        return size
 
-    def _skip_part(self, frame: zmq.Frame) -> int:
+    def _skip_part(self, frame: zmq.Frame, connection: BusConnection | None, principal: str) -> int:
         """Skip one part of a multipart message. Each part uses the budget of messages: a message may have millions."""
         is_first = not self._is_inside_multipart
         self._is_inside_multipart = frame.more
         if is_first:
             self.counters.refused["multipart"] += 1
-            self._listener.on_refused_frame("multipart", frame.bytes)
+            self._listener.on_refused_frame("multipart", frame.bytes, principal)
+            self._connections.refused(connection)
         return 0
+
+    def disconnect(self, principal: str) -> int:
+        """End every connection that has sent a frame as this principal. Returns their number."""
+        return self._connections.disconnect_principal(principal, "revoked")
+
+    def grants_changed(self) -> None:
+        """Apply the rates of new grants."""
+        self._connections.grants_changed()
 
     # -- regular checks -----------------------------------------------------------------------------------------------
 
@@ -219,7 +305,9 @@ class Wire:
     def _check(self) -> None:
         self._check_later()
         self.check_paths()
-        self._audience.read_partings()
+        self._gate.block(self._connections.blocked)
+        self._connections.read_events()
+        self._audience.forget_parted()
         # If an edge of a descriptor is ever lost, the loss lasts one heartbeat.
         self._steps.schedule()
         self._results.schedule()

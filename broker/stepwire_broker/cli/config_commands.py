@@ -73,7 +73,7 @@ def check(settings: "Settings") -> None:
         check_listen(settings.http)
         if settings.http.tokens_file is not None:
             Tokens(Path(settings.http.tokens_file))
-        read_endpoints(settings.bus)
+        read_endpoints(settings.bus, is_strict=settings.security.strict)
         Executors(settings).configure()
         router.check(settings.execution, known(settings))
     except (ListenError, TokenError, EndpointRefused, CannotStart, BadExecutor) as error:

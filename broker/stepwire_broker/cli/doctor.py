@@ -5,21 +5,25 @@ import resource
 import shutil
 import socket
 import sqlite3
+import ssl
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import click
 from stepwire.client import Client, ClientError
 
 from stepwire_broker.configuration import loader
-from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.core.definitions.settings import Settings, listed
+from stepwire_broker.open_files import connections_of_bus, files_for_bus
+from stepwire_broker.posture import INSECURE
 
-from . import config_commands, output
+from . import config_commands, doctor_keys, output
 from .connection import address, open_client
 from .failure import Exit, Failure, leave
+from .finding import Finding
 from .options import Options, StepwireCommand
 
 Version = tuple[int, ...]
@@ -30,22 +34,15 @@ SQLITE_MIN: Final = (3, 37, 0)  # STRICT tables
 # In these versions two connections that write or checkpoint at once can corrupt the log: sqlite.org/wal.html.
 SQLITE_WAL_RESET_FIRST: Final = (3, 7, 0)
 SQLITE_WAL_RESET_FIXED: Final = (3, 51, 3)
-OPEN_FILES_MIN: Final = 4096
 DISK_FREE_RED_BYTES: Final = 64 * 1024 * 1024
 DISK_FREE_LOW_BYTES: Final = 1024 * 1024 * 1024
 CONNECT_TIMEOUT_S: Final = 2.0
+BUS_KEYS: Final = ("bus.steps", "bus.results")
 
 # A worker elsewhere, or in the broker's process: nothing is wrong.
 _EXPECTED_REASONS: Final = frozenset({"it runs on another host", "it is not connected to the bus"})
 
 _SIGNS: Final = {"ok": ("✓", "green"), "note": ("·", "dim"), "warning": ("!", "yellow"), "red": ("✗", "red")}
-
-
-class Finding(NamedTuple):
-    state: Literal["ok", "note", "warning", "red"]
-    about: str
-    text: str
-    todo: str = ""
 
 
 @click.command(cls=StepwireCommand)
@@ -79,6 +76,7 @@ def examine(options: Options) -> Iterator[Finding]:
     yield from endpoints(settings)
     yield from files(settings)
     yield from posture(settings)
+    yield from doctor_keys.keys(settings.bus)
     yield from broker(options, loaded)
 
 
@@ -87,6 +85,7 @@ def versions() -> Iterator[Finding]:
 
     yield of_libzmq(zmq.zmq_version_info())
     yield of_sqlite(sqlite3.sqlite_version_info)
+    yield Finding("ok", "OpenSSL", ssl.OPENSSL_VERSION)
 
 
 def of_libzmq(version: Version) -> Finding:
@@ -120,15 +119,24 @@ def of_sqlite(version: Version) -> Finding:
 def endpoints(settings: Settings) -> Iterator[Finding]:
     from stepwire_broker.api.listening import ListenError, check_listen
     from stepwire_broker.bus.endpoints import EndpointRefused, read_endpoint
+    from stepwire_broker.bus.sockets import protection_of, read_endpoints
 
-    for key in ("bus.steps", "bus.results"):
-        written = loader.value_of(settings, key)
+    is_strict = settings.security.strict
+    refused = False
+    for key in BUS_KEYS:
+        for written in listed(loader.value_of(settings, key)):
+            try:
+                endpoint = read_endpoint(key, written, protection_of(settings.bus, is_strict=is_strict))
+            except EndpointRefused as error:
+                refused = True
+                yield Finding("red", key, str(error))
+            else:
+                yield Finding("ok", key, f"{written}{', with CURVE' if endpoint.has_curve else ''}")
+    if not refused:
         try:
-            read_endpoint(key, written, allow_insecure=settings.bus.allow_insecure)
+            read_endpoints(settings.bus, is_strict=is_strict)
         except EndpointRefused as error:
-            yield Finding("red", key, str(error))
-        else:
-            yield Finding("ok", key, written)
+            yield Finding("red", "bus.steps", str(error))
     try:
         check_listen(settings.http)
     except ListenError as error:
@@ -140,7 +148,7 @@ def endpoints(settings: Settings) -> Iterator[Finding]:
 def files(settings: Settings) -> Iterator[Finding]:
     """Files that exist must be accessible to their owner only. The first start creates missing files."""
     from stepwire_broker.api.token import STATE_DIR, TOKEN_FILE
-    from stepwire_broker.bus.endpoints import EndpointRefused, read_endpoint
+    from stepwire_broker.bus.endpoints import EndpointRefused, Protection, read_endpoint
     from stepwire_broker.store.errors import StoreRefused
     from stepwire_broker.store.sqlite.opening import path_of
 
@@ -156,13 +164,14 @@ def files(settings: Settings) -> Iterator[Finding]:
         yield from _disk(database)
     for name, path in private.items():
         yield from _private(name, path)
-    for key in ("bus.steps", "bus.results"):
-        try:
-            endpoint = read_endpoint(key, loader.value_of(settings, key), allow_insecure=True)
-        except EndpointRefused:
-            continue
-        if endpoint.path is not None:
-            yield from _socket(key, Path(endpoint.path))
+    for key in BUS_KEYS:
+        for written in listed(loader.value_of(settings, key)):
+            try:
+                endpoint = read_endpoint(key, written, Protection(allow_insecure=True))
+            except EndpointRefused:
+                continue
+            if endpoint.path is not None:
+                yield from _socket(key, Path(endpoint.path))
 
 
 def _private(name: str, path: Path) -> Iterator[Finding]:
@@ -224,16 +233,17 @@ def _disk(database: Path) -> Iterator[Finding]:
 def posture(settings: Settings) -> Iterator[Finding]:
     """Which users and hosts can read steps and send results."""
     bus, http = settings.bus, settings.http
-    over_tcp = [key for key in ("bus.steps", "bus.results") if loader.value_of(settings, key).startswith("tcp://")]
+    over_tcp = [key for key in BUS_KEYS if _is_open_tcp(settings, key)]
     if over_tcp and bus.allow_insecure:
         todo = "listen on 127.0.0.1 or on ipc paths, or make sure that you control this network"
         text = f"{' and '.join(over_tcp)}: every host on the network can read all steps and send results"
         yield Finding("warning", "bus", text, todo)
     elif over_tcp:
         text = f"{' and '.join(over_tcp)}: every user of this host can read all steps and send results"
-        yield Finding("warning", "bus", text, "use ipc paths in a directory that only you can access")
+        todo = "use ipc paths, or create keys: stepwire keys init"
+        yield Finding("warning", "bus", text, todo)
     else:
-        yield Finding("ok", "bus", "only users who can open its sockets can read steps and send results")
+        yield Finding("ok", "bus", "only this user and principals with a client file can connect")
     if http.allow_insecure:
         text = "http.allow_insecure is set: tokens may travel unencrypted"
         yield Finding("warning", "http", text, "terminate TLS in a proxy")
@@ -242,11 +252,18 @@ def posture(settings: Settings) -> Iterator[Finding]:
     if os.geteuid() == 0:
         todo = "run the broker as a user of its own"
         yield Finding("warning", "user", "this process runs as root, which a broker does not need", todo)
-    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if open_files != resource.RLIM_INFINITY and open_files < OPEN_FILES_MIN:
-        todo = f"ulimit -n {OPEN_FILES_MIN}, or LimitNOFILE= in the systemd unit"
-        text = f"a process may open {open_files} files: too few for many workers"
-        yield Finding("warning", "open files", text, todo)
+    _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)  # `serve` raises its own limit to this one
+    connections = connections_of_bus(bus.max_connections, open_files)
+    if connections < bus.max_connections:
+        todo = f"ulimit -n {files_for_bus(bus.max_connections)}, or LimitNOFILE= in the systemd unit"
+        text = f"a process may open {open_files} files: enough for {connections} connections of the bus"
+        yield Finding("warning", "open files", f"{text}, fewer than bus.max_connections", todo)
+
+
+def _is_open_tcp(settings: Settings, key: str) -> bool:
+    """True if a connection over tcp needs no key."""
+    endpoints = listed(loader.value_of(settings, key))
+    return settings.bus.curve.secret_file is None and any(one.startswith("tcp://") for one in endpoints)
 
 
 def broker(options: Options, loaded: loader.Configuration) -> Iterator[Finding]:
@@ -277,6 +294,8 @@ def _broker_findings(client: Client, url: str) -> Iterator[Finding]:
         yield Finding("ok", "broker", f"{url} accepts work")
     else:
         yield Finding("red", "broker", f"{url} accepts no work now: {', '.join(readiness['reasons'])}")
+    for what in readiness.get("insecure", ()):
+        yield Finding("warning", "broker", f"the running broker is insecure: {INSECURE.get(what, what)}")
     stuck = [one["worker"] for one in workers if one["stuck"]]
     if stuck:
         todo = f"see: stepwire worker show {stuck[0]}"

@@ -49,6 +49,7 @@ def _print_version(context: click.Context, _: click.Parameter, value: bool) -> N
         "Operate a broker": {
             "config": f"{_HERE}.config_commands:configuration",
             "token": f"{_HERE}.token:token",
+            "keys": f"{_HERE}.keys:keys",
             "db": f"{_HERE}.db:db",
             "doctor": f"{_HERE}.doctor:doctor",
             "tap": f"{_HERE}.tap:tap",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stepwire_broker.configuration import hidden, loader
+from stepwire_broker.core.definitions.settings import listed
 
 from . import config_commands, output
 from .children import handler_environ
@@ -24,6 +25,7 @@ from .systemd import Systemd, without_systemd
 if TYPE_CHECKING:
     from stepwire_broker.api.listening import Listeners
     from stepwire_broker.api.token import Tokens
+    from stepwire_broker.bus.sockets import Bound
     from stepwire_broker.core.definitions.settings import Settings
     from stepwire_broker.engine import Engine
 
@@ -59,7 +61,7 @@ def serve(
 ) -> None:
     """Run a broker. TERM or Ctrl-C drains and stops it; a second Ctrl-C stops it at once.
 
-    HUP reloads the log level, the tokens and the routing rules from the configuration. If anything in it is wrong,
+    HUP reloads the log level, the tokens, the client files and the routing rules. If anything in it is wrong,
     nothing changes.
     """
     flags = dict(_setting(text) for text in settings)
@@ -69,16 +71,19 @@ def serve(
     loaded = config_commands.load(options, flags)
 
     config_commands.print_notes(options, loaded)
-    if modules and loaded.settings.bus.steps.startswith("inproc://"):
+    if modules and all(each.startswith("inproc://") for each in listed(loaded.settings.bus.steps)):
         raise Failure(
             Exit.USAGE,
             "--with-handlers starts another process, but bus.steps is inproc://, which only this process can reach",
             "use ipc:// (the default)",
         )
 
+    from stepwire_broker.open_files import raise_to_hard_limit
+
     from . import logs
 
     logs.set_up(loaded.settings.log_level, options.verbosity)
+    raise_to_hard_limit()
     harden()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     code = asyncio.run(_serve(options, loaded, flags, modules))
@@ -225,7 +230,10 @@ async def _drain(broker: "Engine", server: Any, handlers: list[Handlers]) -> Non
 
 
 class _Reload:
-    """Reloads the log level, the tokens and the routing rules. Other changed settings are logged as `needs_restart`."""
+    """Reloads the log level, the tokens, the client files and the routing rules.
+
+    Other changed settings are logged as `needs_restart`.
+    """
 
     def __init__(
         self,
@@ -242,6 +250,7 @@ class _Reload:
         self._systemd = systemd
         self._running = loaded
         self._flags = flags
+        self._reading: asyncio.Future[Any] | None = None  # of the client files; a reference keeps it alive
 
     def __call__(self) -> None:
         self._systemd.reloading()
@@ -264,6 +273,7 @@ class _Reload:
             self._broker.check(loaded.settings.execution)  # everything is checked before anything changes
             tokens = self._tokens.reload()
             self._broker.reconfigure(loaded.settings.execution)
+            self._reading = asyncio.ensure_future(self._broker.reload_clients())
         except (loader.SettingsError, RulesRefused, TokenError) as error:
             log.warning("reload_refused", error=str(error))
             return
@@ -301,27 +311,41 @@ def _print_ready(
     options: Options, loaded: loader.Configuration, broker: "Engine", listeners: "Listeners", tokens: "Tokens"
 ) -> None:
     """Print one line with the addresses and files that handlers and clients need."""
-    settings, url = loaded.settings, listeners.url
+    settings, url, pairs = loaded.settings, listeners.url, broker.core_loop.wire.bound
     socket_url = listeners.local and listeners.local.absolute_url
     facts = {
         "broker": broker.broker_id,
         "http": url,
         "http_socket": socket_url,
         **{name: broker.endpoints[name] for name in ("steps", "results")},
+        "listeners": [{"steps": pair.steps, "results": pair.results, "curve": pair.has_curve} for pair in pairs],
+        "insecure": broker.insecure(),
         "database": hidden.without_password(settings.database.url),
         "token_file": str(tokens.file),
         "config": loaded.file and str(loaded.file),
     }
     if options.output == "text":
         text = (
-            f"stepwire {facts['broker']} is ready: {url}, handlers connect to {facts['steps']} and {facts['results']},"
-            f" state in {facts['database']}, token in {facts['token_file']};"
+            f"stepwire {facts['broker']} is ready: {url}, handlers connect to {_shown_listeners(pairs)},"
+            f" state in {facts['database']}, token in {facts['token_file']};{_shown_posture(broker.insecure())}"
             " next: stepwire workflow apply FILE, then stepwire task submit WORKFLOW"
         )
         click.echo(text)
     else:
         output.one(options, facts, "")
     sys.stdout.flush()
+
+
+def _shown_listeners(pairs: "tuple[Bound, ...]") -> str:
+    return ", or ".join(
+        f"{pair.steps} and {pair.results}{' (with keys)' if pair.has_curve else ''}" for pair in pairs
+    )
+
+
+def _shown_posture(insecure: list[str]) -> str:
+    from stepwire_broker.posture import INSECURE
+
+    return "".join(f" insecure: {INSECURE[what]};" for what in insecure)
 
 
 def _setting(text: str) -> tuple[str, str]:

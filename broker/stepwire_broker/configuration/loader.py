@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 from stepwire_protocol.decode_errors import fault_of
 
-from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.core.definitions.settings import OneOrMore, Settings, listed
 from stepwire_broker.core.reading import durations
 from stepwire_broker.core.reading.nearest import did_you_mean, echoed
 from stepwire_broker.errors import BrokerError
@@ -266,7 +266,7 @@ def _heartbeat_notes(settings: Settings) -> Iterator[str]:
 def _inproc_notes(settings: Settings) -> Iterator[str]:
     for key in ("bus.steps", "bus.results"):
         value = value_of(settings, key)
-        if value.startswith("inproc://"):
+        if all(endpoint.startswith("inproc://") for endpoint in listed(value)):
             yield (
                 f"{key} is {value}: only handlers in the broker's process can connect to it;"
                 f" for others use a form like ipc://.stepwire/{key.removeprefix('bus.')}.sock"
@@ -310,10 +310,11 @@ def _typed(given: Given) -> tuple[str, Any]:
 def _of_text(text: str, kind: Any) -> Any:
     """Parse a text: commas separate the items of a list, structures are JSON. An empty text is None if the type allows
     None."""
-    if text[:1] in ("[", "{") and isinstance(kind, GenericAlias):
+    if text[:1] in ("[", "{") and (isinstance(kind, GenericAlias) or kind == OneOrMore):
         return msgspec.json.decode(text)
     if "tuple" in str(kind) or "list" in str(kind):
-        return [part.strip() for part in text.split(",") if part.strip()]
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        return text if kind == OneOrMore and len(parts) <= 1 else parts
     return None if not text and "None" in str(kind) else text
 
 

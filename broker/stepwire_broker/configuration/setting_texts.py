@@ -15,20 +15,27 @@ ABOUT: Final[dict[str, str]] = {
     "broker.drain_timeout_ms": "Maximum time for running steps to finish when the broker is stopped.",
     "database.url": "Database that holds the state. The environment variable `DATABASE_URL` is read too.",
     "database.pool_size": "Number of connections that only read.",
-    "bus.steps": "Endpoint where steps are published and handlers connect: ipc://, tcp:// or inproc://.",
-    "bus.results": "Endpoint where handlers send their results.",
+    "bus.steps": "Endpoint where steps are published and handlers connect: ipc://, tcp:// or inproc://. Or a list of "
+    "endpoints, such as ipc:// for this host and tcp:// with keys for others.",
+    "bus.results": "Endpoint where handlers send their results, or a list of the same length as bus.steps.",
+    "bus.ipc_mode": "Mode of the ipc sockets: 0600, or 0660 for other users of the broker's group that have a client "
+    "file.",
+    "bus.curve.secret_file": "File with the brokers' CURVE key pair: see `stepwire keys init`. With it, each tcp "
+    "endpoint of the bus requires a key.",
+    "bus.curve.clients_dir": "Directory with one file per principal: its keys and its grant. See `stepwire keys new`.",
     "bus.batch.max_steps": "Maximum number of steps in one message.",
     "bus.batch.max_bytes": "Maximum size of one message with steps.",
     "bus.heartbeat_ms": "Interval of the workers' heartbeats: at most half of the lease; a fifth of it is recommended.",
     "bus.lease_ms": "A worker that is silent for this time loses its steps to other workers.",
     "bus.steps_hwm": "Maximum number of messages that wait for one slow subscriber.",
-    "bus.results_hwm": "Maximum number of messages of one worker that wait for the broker.",
+    "bus.results_hwm": "Maximum number of messages of one connection that wait; fewer if they could exceed 256 MiB.",
     "bus.level0.handlers": "Handler classes for level 0. Patterns; ** matches all that no worker ever offered.",
     "bus.level0.at_most_once": "Also send at_most_once steps to level-0 handlers.",
     "bus.level0.batch_max_steps": "Maximum number of steps that a level-0 handler gets at a time.",
-    "bus.allow_insecure": "Listen on the network without encryption: every host there can read and send everything.",
+    "bus.allow_insecure": "Listen on the network without keys: every host there can read and send everything.",
     "bus.advertise": "Host that workers connect to. Unset: the host of the endpoint, or this host's name.",
     "bus.lost_sessions_max": "A step fails once N workers were lost while they ran it.",
+    "bus.max_connections": "Maximum number of connections. The limit of open files may reduce it.",
     "bus.max_message_bytes": "Maximum size of a message. The broker refuses larger ones.",
     "execution.default_execution_mode": "Where a step without labels runs: `distributed` (on executors) or `local` (in "
     "this process). Unset: distributed, unless the bus is inproc only.",
@@ -85,6 +92,8 @@ ABOUT: Final[dict[str, str]] = {
     "limits.steps_per_batch": "Maximum number of steps of all tasks in one submission. A single task may have more.",
     "retention.completed_ms": "Time that completed tasks are kept.",
     "retention.failed_ms": "Time that failed and cancelled tasks are kept.",
+    "security.strict": "Refuse what the default settings only report as insecure: tcp without keys, also on the "
+    "loopback.",
     "log_level": "Lowest level that is logged: debug, info, warning or error. HUP reloads it.",
 }
 assert ABOUT.keys() == KEYS.keys(), ABOUT.keys() ^ KEYS.keys()

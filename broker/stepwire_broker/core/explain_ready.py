@@ -12,6 +12,7 @@ from . import takers
 from .guards import allowance
 from .guards.breaker import BreakerPhase
 from .model.events import Now
+from .model.principal import Rights
 from .model.states import TaskState
 from .phrases import at_time, counted, named, span
 from .state import BrokerState
@@ -23,6 +24,9 @@ QUEUE_EXAMINED_MAX: Final = 2_000
 
 
 def explain_ready(state: BrokerState, step: Step, now: Now) -> Why:
+    live = state.steps.get(step.id)
+    if live is not None:
+        step.message_bytes = live.message_bytes  # not stored
     for check in _READY:
         why = check(state, step, now)
         if why is not None:
@@ -58,6 +62,37 @@ def _has_no_executor(state: BrokerState, step: Step, now: Now) -> Why | None:
         return None
     destination = state.router.destination(step.task.workflow, step.definition.index)
     return Why("no_executor", missing_text(destination), step.ready_ms)
+
+
+def _is_outside_grants(state: BrokerState, step: Step, now: Now) -> Why | None:
+    route = state.route_of(step)
+    if takers.can_be_taken(state, route):
+        return None
+    holders: list[tuple[str, Rights | None, str]] = [
+        (session.worker, session.rights, session.principal)
+        for session in state.sessions.values()
+        if takers.lasting_obstacle(session, route) is Obstacle.OUTSIDE_GRANT
+    ]
+    verb = "offers it"
+    if not holders and takers.level0_obstacle(state, route) is None:
+        verb = "is a level-0 handler"
+        holders = [
+            (peer.worker, peer.rights, peer.principal)
+            for peer in state.level0.peers.values()
+            if takers.peer_obstacle(peer, route, now) is Obstacle.OUTSIDE_GRANT
+        ]
+    if not holders:
+        return None
+    worker, rights, principal = holders[0]
+    if rights is None:
+        reason = f"the grant of `{principal}` was withdrawn"
+    elif rights.allows(route.handler_class, None):
+        reason = f"its key does not allow the namespace `{step.task.namespace}`"
+    else:
+        reason = f"its key does not allow the handler `{route.handler_class}`"
+    more = f" ({len(holders) - 1} more likewise)" if len(holders) > 1 else ""
+    message = f"no connected principal may run `{route.handler_class}`: `{worker}` {verb}; {reason}{more}"
+    return Why("outside_grant", message, step.ready_ms)
 
 
 def _is_offered_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | None:
@@ -152,6 +187,16 @@ def _rule(state: BrokerState, step: Step) -> str:
 def _is_matched_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | None:
     if takers.can_be_taken(state, state.route_of(step)):
         return None
+    route = state.route_of(step)
+    small = [s for s in state.sessions.values() if takers.lasting_obstacle(s, route) is Obstacle.TOO_SMALL]
+    if small:
+        most = max(s.max_message_bytes for s in small)
+        return Why(
+            "workers_too_small",
+            f"the step needs a message of {route.message_bytes} bytes, and no connected worker that offers"
+            f" `{route.handler_class}` accepts more than {most}",
+            step.ready_ms,
+        )
     name, target = step.definition.handler_class, state.router.target(step)
     of_executor = [s for s in _of_executor(state, target.executor) if s.offers(name)]
     have = sorted({f"{k}={v}" for s in of_executor for k, v in s.labels.items()})
@@ -322,6 +367,7 @@ _READY: Final[tuple[Callable[[BrokerState, Step, Now], Why | None], ...]] = (
     _is_draining,
     _is_changing,
     _has_no_executor,
+    _is_outside_grants,
     _is_offered_by_no_worker,
     _is_matched_by_no_worker,
     _is_of_a_paused_executor,

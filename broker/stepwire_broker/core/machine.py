@@ -21,7 +21,7 @@ from .definitions.stored_rows import Loaded
 from .definitions.workflow import Workflow
 from .dispatch import level0_placement, placement, transmission
 from .guards import allowance
-from .intake import commands, routing_rules, storing, submission, workflows
+from .intake import commands, drain, grants, routing_rules, storing, submission, workflows
 from .intake.submission import on_decided
 from .intake.workflows import add_workflow, on_applied
 from .loading import eviction, large_payloads, residency
@@ -29,6 +29,7 @@ from .loading.residency import keep_loading, load_for, not_found
 from .model import events
 from .model.commit_group import CommitGroup, Committed, Stalled
 from .model.events import Command, Event, Now
+from .model.principal import PROCESS
 from .model.states import STEP_FINAL
 from .progress.discard import discard
 from .progress.readiness import expire_retry
@@ -57,7 +58,17 @@ from .timer_kinds import (
     StepDeadline,
     TaskDeadline,
 )
-from .workers import batch_answers, drain, executor_control, hello, holding, level0, loss, refusals, time_limits
+from .workers import (
+    authority,
+    batch_answers,
+    executor_control,
+    hello,
+    holding,
+    level0,
+    loss,
+    refusals,
+    time_limits,
+)
 from .workers.step_results import on_results
 
 NOTHING: Final = Decision()
@@ -73,13 +84,19 @@ class Machine:
             state.timers.set(0, PageDue())
         state.timers.set(state.safe_at_mono, RecoverySafe())
 
-    def handle(self, event: Event, now: Now, principal: str = "") -> Decision:
+    def handle(self, event: Event, now: Now, principal: str = PROCESS) -> Decision:
         """Decide on one event. The Decision holds the actions that must be taken at once.
 
-        `principal` is the authenticated sender of a message of the bus; "" for every other event.
+        `principal` is the identity that the event's connection proved; events that come from no connection are the
+        process's own.
         """
-        self.state.principal = principal
-        HANDLERS[type(event)](self.state, event, now)
+        state = self.state
+        state.principal = principal
+        kind = type(event)
+        if kind in MESSAGES:
+            _on_message(state, event, now)
+        else:
+            HANDLERS[kind](state, event, now)
         return self._decided(now)
 
     def dispatch(self, lane: int, now: Now) -> None:
@@ -120,6 +137,14 @@ class Machine:
         return decision
 
 
+def _on_message(state: BrokerState, message: Any, now: Now, *more: Any) -> None:
+    refusal = authority.of_message(state, state.principal, message)
+    if refusal is None:
+        MESSAGES[type(message)](state, message, now, *more)
+    else:
+        refusals.on_unauthorized(state, message, refusal, now)
+
+
 def _release(state: BrokerState, now: Now) -> None:
     """Send every message that waits for no open commit, unless its session is dead or its task's rows were refused."""
     decision = state.decision
@@ -133,7 +158,7 @@ def _release(state: BrokerState, now: Now) -> None:
             _answer(state, send)
         elif isinstance(send, SendHandout):
             level0.released(state, send, now)
-        elif not send.session.dead and not any(task.rejected for task in send.about):
+        elif send.session.is_addressable and not any(task.rejected for task in send.about):
             decision.sends.append(ToWorker(send.session.topic, send.message))
 
 
@@ -199,25 +224,14 @@ def _on_loaded(state: BrokerState, event: events.LoadedTasks, now: Now) -> None:
             residency.on_page(state, event.loaded, load, now)
         case ResultsLoad():
             state.unloaded -= residency.insert(state, event.loaded, load.gone, now)
-            _results_again(state, load.message, event.absent - _steps_in(event.loaded, load.gone), now)
+            state.principal = load.principal
+            _on_message(state, load.message, now, event.absent - _steps_in(event.loaded, load.gone))
         case CommandLoad():
             _command_again(state, event.loaded, load.gone, load.command, now)
         case RejectedLoad():
             state.unloaded -= residency.insert(state, event.loaded, load.gone, now)
         case _:
             assert_never(load)
-
-
-def _results_again(
-    state: BrokerState, message: wire.Results | wire.ResultsLevel0, absent: frozenset[int], now: Now
-) -> None:
-    match message:
-        case wire.Results():
-            on_results(state, message, now, absent)
-        case wire.ResultsLevel0():
-            level0.on_results(state, message, now, absent)
-        case _:
-            assert_never(message)
 
 
 def _steps_in(loaded: Loaded, gone: set[int]) -> frozenset[int]:
@@ -372,15 +386,15 @@ def _reload_rejected(state: BrokerState, task_id: int) -> None:
 
 
 def _on_endpoints_bound(state: BrokerState, event: events.EndpointsBound, now: Now) -> None:
-    state.peers = [wire.Endpoints(state.identity.broker, event.steps, event.results)]
+    state.peers = [wire.Endpoints(state.identity.broker, event.steps, event.results, event.server_key)]
 
 
 def _on_drain(state: BrokerState, event: events.Drain, now: Now) -> None:
     state.draining = True
 
 
-HANDLERS: Final[dict[type, Callable[..., None]]] = {
-    # workers
+# Messages of the bus. `authority` decides first whether their sender may send them.
+MESSAGES: Final[dict[type, Callable[..., None]]] = {
     wire.Results: on_results,
     wire.ResultsLevel0: level0.on_results,
     wire.Accept: batch_answers.on_accept,
@@ -392,6 +406,10 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     wire.Progress: batch_answers.on_progress,
     wire.Bye: hello.on_bye,
     wire.Gone: loss.on_gone,
+}
+
+HANDLERS: Final[dict[type, Callable[..., None]]] = {
+    # frames that are no messages
     events.MessageRefused: refusals.on_message_refused,
     events.MessageIgnored: refusals.on_message_ignored,
     events.FrameRefused: refusals.on_frame_refused,
@@ -427,6 +445,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ClaimRefuted: loss.on_claim_refuted,
     events.LoopWasLate: loss.on_loop_was_late,
     events.EndpointsBound: _on_endpoints_bound,
+    events.GrantsChanged: grants.on_grants_changed,
     events.Drain: _on_drain,
     events.Leave: _on_leave,
 }

@@ -5,6 +5,7 @@ state.
 """
 
 from collections import OrderedDict
+from hashlib import blake2b
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -29,6 +30,7 @@ from .model.events import ApplyWorkflow, Attached, Now, SubmitTasks
 from .model.facts import Fact
 from .model.figures import Figures
 from .model.level0_peer import Level0
+from .model.principal import PROCESS, Principals, Rights, compile_grants, with_built_in
 from .routing.level0_handlers import Level0Handlers
 from .routing.router import Router, StepRoute
 from .routing.runtime_rules import PlacedRule, stored_rules
@@ -42,7 +44,7 @@ class Identity(Struct, frozen=True):
     broker: str
     epoch: int
     deployment: str
-    nonce: str  # random per start: a restored database must not meet old batch ids
+    batch_key: bytes  # random per start: a restored database must not meet old batch ids
     host: str = ""
 
 
@@ -91,7 +93,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     # the turn that is being decided
     decision: Decision = field(default_factory=Decision)
-    principal: str = ""  # who sent the message that is being handled; "" for every other event
+    principal: str = PROCESS  # whose event is being handled
     undecided_steps: list[Step] = []  # payloads that their rules compare must be fetched first
 
     # workflows
@@ -138,6 +140,11 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     shadows: Shadows
 
     # sessions
+    principals: Principals = field(default_factory=lambda: compile_grants(with_built_in()))
+    token_rights: dict[str, Rights] = {}  # by principal: the tokens of attached workers
+    inboxes: dict[str, str] = {}  # by worker: the principal whose connection receives its inbox
+    former_owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # by worker: of an ended session
+    sessions_of: dict[str, int] = {}  # by principal: the number of its sessions
     peers: list[Endpoints] = []  # the addresses of brokers, for `welcome`
     sessions: dict[str, WorkerSession] = {}
     level0: Level0
@@ -232,6 +239,16 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     def route_by(self, router: Router) -> None:
         """Use this router from now on. Dispatched steps stay where they are."""
+        router.split_namespaces(self.router.splits_namespaces)
+        self._queue_by(router)
+
+    def split_namespaces(self, is_split: bool) -> None:
+        """Queue ready steps by namespace as well, if a grant distinguishes namespaces."""
+        if is_split != self.router.splits_namespaces:
+            self.router.split_namespaces(is_split)
+            self._queue_by(self.router)
+
+    def _queue_by(self, router: Router) -> None:
         self.router = router
         self.offer_cache.clear()
         self.ready.reroute(router.route_of)
@@ -275,8 +292,10 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         self.decision.answers.append(ToRequest(request, refused))
 
     def next_batch_id(self) -> str:
+        """Ids cannot be guessed: a peer that knows one of them learns nothing about the others."""
         self.batches += 1
-        return f"batch_{self.identity.nonce}_{self.batches}"
+        digest = blake2b(b"%d" % self.batches, digest_size=8, key=self.identity.batch_key).hexdigest()
+        return f"batch_{digest}_{self.batches}"
 
     def next_read(self) -> int:
         self.reads += 1

@@ -23,6 +23,8 @@ class Obstacle(StrEnum):
     NOT_OFFERED = "not_offered"  # the handler is not offered
     UNKNOWN_HANDLER = "unknown_handler"  # the worker or the level-0 peer refused a step because of its handler
     RESERVED = "reserved"  # a worker has offered the handler, and no setting names it for level 0
+    OUTSIDE_GRANT = "outside_grant"  # the grant of the worker's principal does not allow the handler or the namespace
+    TOO_SMALL = "too_small"  # the worker accepts no message as large as the step needs
     LABELS = "labels"  # a required label is missing, or the worker is one of a canary that the step is not part of
     NOT_ALLOWED = "not_allowed"  # level 0 gets at_most_once steps only with bus.level0.at_most_once
     SESSIONS_FIRST = "sessions_first"  # level 0 gets nothing that a worker with a session can take
@@ -77,6 +79,10 @@ def lasting_obstacle(session: WorkerSession, route: Route) -> Obstacle | None:
         return Obstacle.NOT_OFFERED
     if not knows_handler(session, handler_class):
         return Obstacle.UNKNOWN_HANDLER
+    if session.rights is None or not session.rights.allows(handler_class, route.namespace):
+        return Obstacle.OUTSIDE_GRANT
+    if session.max_message_bytes < route.message_bytes:
+        return Obstacle.TOO_SMALL
     return None if target.labels_match(session) else Obstacle.LABELS
 
 
@@ -102,7 +108,7 @@ def knows_handler(session: WorkerSession, handler_class: str) -> bool:
 
 def level0_serves(state: BrokerState, route: Route) -> bool:
     """True if level 0 can take a step of this route, now or once a peer is free."""
-    return _a_peer_may_know(state, route.handler_class) and level0_obstacle(state, route) is None
+    return _a_peer_may_know(state, route.handler_class, route.namespace) and level0_obstacle(state, route) is None
 
 
 def level0_offers(state: BrokerState, handler_class: str) -> bool:
@@ -110,8 +116,11 @@ def level0_offers(state: BrokerState, handler_class: str) -> bool:
     return _a_peer_may_know(state, handler_class) and state.level0_handlers.allows(handler_class)
 
 
-def _a_peer_may_know(state: BrokerState, handler_class: str) -> bool:
-    return any(handler_class not in peer.unknown for peer in state.level0.peers.values())
+def _a_peer_may_know(state: BrokerState, handler_class: str, namespace: str | None = None) -> bool:
+    return any(
+        handler_class not in peer.unknown and peer.may_run(handler_class, namespace)
+        for peer in state.level0.peers.values()
+    )
 
 
 def level0_obstacle(state: BrokerState, route: Route) -> Obstacle | None:
@@ -133,6 +142,8 @@ def peer_obstacle(peer: Level0Peer, route: Route, now: Now) -> Obstacle | None:
     """Return the obstacle of one level-0 peer for a step of this route that level 0 may take."""
     if route.handler_class in peer.unknown:
         return Obstacle.UNKNOWN_HANDLER
+    if not peer.may_run(route.handler_class, route.namespace):
+        return Obstacle.OUTSIDE_GRANT
     obstacle = _peer_obstacle(peer, now)
     return Obstacle.DOUBTED if obstacle is None and peer.doubted and route.is_at_most_once else obstacle
 

@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import os
 import random
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -44,13 +45,11 @@ class BadExecutor(BrokerError):
 class Host:
     """Hosts one executor: `prepare`, `start`, `drain`, `close`, in this order, on the broker's loop."""
 
-    def __init__(self, key: str, executor: Executor, number: int) -> None:
-        """`number` is unique among the hosts of this process."""
+    def __init__(self, key: str, executor: Executor) -> None:
         check(key, executor)
         self.key = key
         self.executor = executor
         self.slots = executor.metrics().max_concurrent
-        self._number = number
         self._many: Callable[[Sequence[StepReady]], Awaitable[Any]] | None = getattr(executor, "execute_many", None)
         self._canceller: Callable[[StepReady, RunEnd], Any] | None = getattr(executor, "cancel", None)
         self._runs: dict[Item, _Running] = {}
@@ -81,7 +80,7 @@ class Host:
         """Connect the executor to the broker, which can now dispatch steps to it."""
         self._broker = broker
         self._loop = asyncio.get_running_loop()
-        self.worker = own_worker(self.key, broker.broker_id, broker.epoch, self._number)
+        self.worker = own_worker(self.key, broker.broker_id, broker.epoch, secrets.randbits(32))
         self._session = Session(self._config(), random.Random().random)
         self._detach = broker.attach(self.worker, self.key, self._receive)
         now = now_ms()

@@ -5,6 +5,7 @@ with the broker. All threads share the broker's interpreter, so a long computati
 """
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -25,10 +26,9 @@ class Local:
 
     key: Final = LOCAL
 
-    def __init__(self, handlers: Iterable[Handler], slots: int, number: int, *, joins_bus: bool) -> None:
+    def __init__(self, handlers: Iterable[Handler], slots: int, *, joins_bus: bool) -> None:
         self.handlers = tuple(handlers)
         self.slots = slots
-        self._number = number
         self._joins_bus = joins_bus
         self._worker: Worker | None = None
         self._unregister: Callable[[], None] | None = None
@@ -46,7 +46,7 @@ class Local:
             heartbeat_ms=broker.settings.bus.heartbeat_ms,
             context=context,
         )
-        worker._given_id = own_worker(LOCAL, broker.broker_id, broker.epoch, self._number)
+        worker._given_id = own_worker(LOCAL, broker.broker_id, broker.epoch, secrets.randbits(32))
         for handler in self.handlers:
             worker.add(handler)
         self._unregister = broker.expect(worker._given_id, LOCAL, joins_bus=self._joins_bus)

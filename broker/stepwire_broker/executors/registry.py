@@ -3,7 +3,6 @@ an application registers. All of them start and stop with their broker.
 """
 
 import asyncio
-import itertools
 import re
 from collections.abc import Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
@@ -43,7 +42,6 @@ class Executors:
         self._is_embedded = is_embedded
         self._has_http = has_http
         self._hosts: dict[str, Hosted] = {}
-        self._numbers = itertools.count()
         self._is_started = False
 
     @property
@@ -71,9 +69,7 @@ class Executors:
         local = self._settings.executors.local
         handlers = (*handlers, *handlers_of(local.modules, handlers))
         if handlers:
-            self._hosts[LOCAL] = Local(
-                handlers, slots or local.threads, next(self._numbers), joins_bus=self._is_embedded
-            )
+            self._hosts[LOCAL] = Local(handlers, slots or local.threads, joins_bus=self._is_embedded)
         if self._settings.executors.exec.commands:
             try:
                 self._add(EXEC, Exec(self._settings))
@@ -100,7 +96,7 @@ class Executors:
     def _add(self, key: str, executor: Executor) -> None:
         if key in self._hosts:
             raise BadExecutor(f"executor {key} is registered twice")
-        self._hosts[key] = Host(key, executor, next(self._numbers))
+        self._hosts[key] = Host(key, executor)
 
     # -- called by the engine -----------------------------------------------------------------------------------------
 

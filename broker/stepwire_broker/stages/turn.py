@@ -21,6 +21,7 @@ from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.model.commit_group import CommitGroup, Outcome
 from stepwire_broker.core.model.events import Event, Now
 from stepwire_broker.core.model.live import StepProgress
+from stepwire_broker.core.model.principal import PROCESS
 
 from . import dispatch
 
@@ -46,7 +47,7 @@ class Turn:
         self._machine = machine
         self._around = around
 
-    def handle(self, event: Event, principal: str = "") -> Decision:
+    def handle(self, event: Event, principal: str = PROCESS) -> Decision:
         """Pass one event to the core and act on the decision, which is returned for the taps."""
         decision = self._machine.handle(event, self._around.clock(), principal)
         self.act(decision)

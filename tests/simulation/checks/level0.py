@@ -40,7 +40,7 @@ def note_undelivered(books: Books, task_id: int, step_id: int, book: StepBook, f
         books.fail("P6 only its program returns a step", f"step {step_id} at {worker}: {fact}")
     if batch_id not in books.mixed_refusals:
         handler = books.definition(task_id, fact[2]).handler_class
-        books.refused_handlers.add((worker.removeprefix(LEVEL0), handler))
+        books.refused_handlers.add((worker.removeprefix(LEVEL0).partition("/")[0], handler))
 
 
 def check_failure(books: Books, step_id: int, book: StepBook, fact: list[Any]) -> None:

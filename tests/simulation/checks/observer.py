@@ -6,8 +6,8 @@ import msgspec
 from stepwire.actions import Log
 from stepwire_broker.core.answers.answers import TasksSubmitted
 from stepwire_broker.core.model import events
-from stepwire_broker.core.model.live import LEVEL0
 from stepwire_broker.core.shadows.shadow import FIRST
+from stepwire_broker.core.workers.level0 import peer_name
 from stepwire_broker.store.lane import Rows
 from stepwire_protocol import messages as wire
 
@@ -262,8 +262,9 @@ class Checks:
         deliveries.check_level0_batch(books, to, message)
         level0.check_batch(books, message)
         books.seen_batches.add(message.batch_id)
+        worker = peer_name(to, books.world.network.granted[to].worker.principal)
         for step in message.steps:
-            delivery = books.delivery_of(step.step_id, LEVEL0 + to, message.batch_id)
+            delivery = books.delivery_of(step.step_id, worker, message.batch_id)
             definition = books.definition(step.task_id, step.step_id - step.task_id - 1)
             if definition.delivery_mode == "at_most_once":
                 at_most_once.check_granted(books, books.steps[step.step_id], delivery, f"step {step.step_id} to {to}")

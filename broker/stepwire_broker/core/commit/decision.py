@@ -84,6 +84,7 @@ class Complaint(Struct, frozen=True):
     text: str
     worker: str | None = None
     kind: str | None = None  # the type of the message
+    principal: str | None = None  # who sent it, where that matters
 
 
 class WorkerDied(Struct, frozen=True):

@@ -22,6 +22,7 @@ class ResultsLoad(Struct):
     """Steps that a message names and that are not in memory. The message is handled again."""
 
     message: Results | ResultsLevel0
+    principal: str  # who sent it
     gone: set[int] = set()
 
 

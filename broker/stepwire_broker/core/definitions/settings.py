@@ -33,9 +33,21 @@ class Level0Settings(Struct, frozen=True, forbid_unknown_fields=True):
     batch_max_steps: Limit = 1
 
 
+class CurveSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """With a secret file, every tcp endpoint of the bus requires CURVE."""
+
+    secret_file: str | None = None
+    clients_dir: str | None = None
+
+
+OneOrMore: TypeAlias = str | tuple[str, ...]
+
+
 class BusSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    steps: str = "ipc://.stepwire/steps.sock"
-    results: str = "ipc://.stepwire/results.sock"
+    steps: OneOrMore = "ipc://.stepwire/steps.sock"
+    results: OneOrMore = "ipc://.stepwire/results.sock"
+    ipc_mode: Literal["0600", "0660"] = "0600"
+    curve: CurveSettings = CurveSettings()
     batch: BatchSettings = BatchSettings()
     heartbeat_ms: PositiveMs = limits.HEARTBEAT_MS
     lease_ms: PositiveMs = limits.LEASE_MS
@@ -47,6 +59,7 @@ class BusSettings(Struct, frozen=True, forbid_unknown_fields=True):
         None  # the host that workers connect to, if it differs from the address that the broker binds
     )
     lost_sessions_max: Limit = 3
+    max_connections: Limit = 4_096
     max_message_bytes: Size = limits.MESSAGE_BYTES_MAX
 
 
@@ -201,6 +214,10 @@ class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
     failed_ms: PositiveMs = 30 * 24 * 3600 * 1000
 
 
+class SecuritySettings(Struct, frozen=True, forbid_unknown_fields=True):
+    strict: bool = False
+
+
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     broker: BrokerSettings = BrokerSettings()
     database: DatabaseSettings = DatabaseSettings()
@@ -212,4 +229,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     http: HttpSettings = HttpSettings()
     limits: LimitSettings = LimitSettings()
     retention: RetentionSettings = RetentionSettings()
+    security: SecuritySettings = SecuritySettings()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+def listed(endpoints: OneOrMore) -> tuple[str, ...]:
+    """The endpoints of `bus.steps` or `bus.results`, which may be one string or a list."""
+    return (endpoints,) if isinstance(endpoints, str) else endpoints

@@ -17,6 +17,7 @@ from .payloads import fetch_payloads
 from .requests import REQUEST_OVERHEAD_BYTES, request_of
 
 ASIDE_MAX: Final = 200  # a round ends when it has set aside more steps than this
+MESSAGE_BYTES_UNIT: Final = 4096  # limits the number of routes of large steps
 FETCHES_IN_FLIGHT_MAX: Final = 256  # steps whose payloads are being read from the database
 
 
@@ -24,6 +25,7 @@ class DispatchRound:
     """One pass of dispatch over the ready queue, with the steps that it took out and could not hand out."""
 
     def __init__(self, state: BrokerState) -> None:
+        self.has_rerouted = False  # a step was queued again, for workers that accept larger messages
         self.aside: list[Step] = []  # returned to the queue when the round ends
         self._fetch: list[Step] = []
         self._fetches_in_flight = sum(map(len, state.fetching.values()))
@@ -77,7 +79,7 @@ class BatchFiller:
                 if self.has_too_many_aside:
                     break
             elif made[1] > step_bytes_max:
-                fail_for(state, step, "too_large", now)
+                self._set_apart(state, step, made[1] + REQUEST_OVERHEAD_BYTES)
             elif requests and made[1] > bytes_left:
                 self.left_over.append(step)
                 break
@@ -88,6 +90,17 @@ class BatchFiller:
                 if len(steps) >= self._steps_max:
                     break
             step = next_step()
+
+    def _set_apart(self, state: BrokerState, step: Step, message_bytes: int) -> None:
+        """Queue a step that is too large for this worker for workers that accept larger messages. Fail the step if the
+        broker itself accepts no message of this size."""
+        if message_bytes > state.settings.bus.max_message_bytes:
+            fail_for(state, step, "too_large", self._now)
+            return
+        step.message_bytes = -(-message_bytes // MESSAGE_BYTES_UNIT) * MESSAGE_BYTES_UNIT
+        step.payload_context = step.fetched_outputs = None  # no worker for it may be connected for a long time
+        enqueue(state, step)
+        self._round.has_rerouted = True
 
 
 def record_dispatches(

@@ -29,7 +29,7 @@ def dispatch(state: BrokerState, now: Now) -> None:
     allowances = allowance.limits(state, routes, now)
     free.sort(key=lambda peer: (peer.doubted, peer.turn))
     share = -(-state.ready.count_of(routes) // len(free))
-    is_choosy = any(peer.unknown for peer in free)
+    is_choosy = any(peer.is_choosy for peer in free)
     round = DispatchRound(state)
     while free and routes and not round.is_over:
         if free[0].doubted or is_choosy:
@@ -58,7 +58,7 @@ def _is_paused(state: BrokerState) -> bool:
 
 def _choose(free: list[Level0Peer], route: Route, step: Step, now: Now) -> Level0Peer:
     """Return the first free peer that may take the step. A peer that lost the step is chosen only if no other can."""
-    if not step.avoid and not free[0].unknown:
+    if not step.avoid and not free[0].is_choosy:
         return free[0]
     able = [peer for peer in free if takers.peer_obstacle(peer, route, now) is None]
     return next((peer for peer in able if peer.worker not in (step.avoid or ())), able[0])
@@ -99,6 +99,8 @@ def _fill(
 def _may_join(peer: Level0Peer, route: Route, first: Step) -> bool:
     """True if steps of this route may be in a batch of this peer that begins with another step."""
     if route.goes_alone or route.is_at_most_once or route.handler_class in peer.unknown:
+        return False
+    if not peer.may_run(route.handler_class, route.namespace):
         return False
     return not peer.is_uniform or route.handler_class == first.definition.handler_class
 

@@ -51,6 +51,8 @@ def dispatch(state: BrokerState, now: Now, *, whole_batches: bool = False) -> No
         if session.credit <= 0 or session.suspects:
             by_route = _without(by_route, session)
     round.end(state)
+    if round.has_rerouted:
+        dispatch(state, now, whole_batches=whole_batches)
 
 
 def _takers(state: BrokerState) -> dict[Route, list[WorkerSession]]:

@@ -16,7 +16,8 @@ def released(state: BrokerState, batch: StepBatch, now: Now) -> None:
         return
     batch.released = True
     batch.released_mono = now.mono
-    state.decision.batches.append(batch)
+    if batch.session.is_addressable:
+        state.decision.batches.append(batch)
     state.timers.set(now.mono + batch.pause_ms, RetransmitDue(batch))
 
 
@@ -28,6 +29,9 @@ def retransmit(state: BrokerState, batch: StepBatch, now: Now) -> None:
     if session.has_lease and now.mono - batch.released_mono >= state.settings.bus.lease_ms:
         # The worker renews its lease and does not answer its batch. When the lease ends, the steps may go elsewhere.
         session.muted = True
+        return
+    if not session.is_addressable:
+        state.timers.set(now.mono + batch.pause_ms, RetransmitDue(batch))  # the grant may return before the lease ends
         return
     if not resend(state, batch):
         return

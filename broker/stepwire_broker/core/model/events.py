@@ -15,6 +15,7 @@ from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads
 from stepwire_broker.core.definitions.workflow import Workflow
 
 from .commit_group import Outcome
+from .principal import PROCESS, Grant
 
 
 class Now(NamedTuple):
@@ -91,6 +92,11 @@ class Attached(Struct, frozen=True):
     worker: str
     executor: str
     joins_bus: bool = False
+    grant: Grant | None = None  # of the token that the worker's calls carry; None: the worker is part of the process
+
+    @property
+    def principal(self) -> str:
+        return PROCESS if self.grant is None else self.grant.principal
 
 
 class Detached(Struct, frozen=True):
@@ -100,7 +106,7 @@ class Detached(Struct, frozen=True):
 
 
 class Subscribed(Struct, frozen=True):
-    """A peer subscribed this worker's inbox."""
+    """A peer subscribed this worker's inbox, which was not refused to its principal."""
 
     worker: str
 
@@ -126,6 +132,7 @@ class EndpointsBound(Struct, frozen=True):
 
     steps: str
     results: str
+    server_key: str | None = None  # the brokers' CURVE key, if these endpoints require keys
 
 
 class MessageRefused(Struct, frozen=True):
@@ -201,6 +208,14 @@ class Reconfigure(Struct, frozen=True):
     execution: ExecutionSettings
 
 
+class GrantsChanged(Struct, frozen=True):
+    """Use these grants from now on, and no others. A principal without a grant is revoked: its sessions get no further
+    step, and nothing that it sends counts. An operator states that the workers of `declared_dead` have ended."""
+
+    grants: tuple[Grant, ...]
+    declared_dead: frozenset[str] = frozenset()  # names of revoked principals
+
+
 class Drain(Struct, frozen=True):
     """The broker will stop: it accepts and dispatches nothing new; running steps may finish."""
 
@@ -233,6 +248,7 @@ Event: TypeAlias = (
     | LoopWasLate
     | Tick
     | Reconfigure
+    | GrantsChanged
     | Drain
     | Leave
 )

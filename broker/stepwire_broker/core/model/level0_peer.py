@@ -9,6 +9,8 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from .principal import PROCESS, Rights
+
 EXPIRED_REMEMBERED_MAX: Final = 4_096
 UNKNOWN_REMEMBERED_MAX: Final = 256  # handlers, for each peer
 
@@ -22,6 +24,8 @@ class Level0Peer(Struct, weakref=False, eq=False):
     since_mono: int
     settled_mono: int  # from this time on the peer's PUB socket can reach this broker
     heard_mono: int  # when it last answered, or else when it subscribed
+    principal: str = PROCESS
+    rights: Rights | None = None  # None: the principal's grant was withdrawn
     turn: int = 0  # number of its latest batch, counted over all peers
     holds: dict[str, "Handout"] = {}  # by batch id: handed out, not answered, and the lease is not over
     doubted: bool = False  # a lease expired, and it has not answered since
@@ -31,6 +35,15 @@ class Level0Peer(Struct, weakref=False, eq=False):
     is_uniform: bool = False  # it refused a mixed batch as a whole: its batches have steps of one handler only
     completed: int = 0
     failed: int = 0
+
+    @property
+    def is_choosy(self) -> bool:
+        """True if there are handlers or namespaces whose steps this peer does not get."""
+        rights = self.rights
+        return bool(self.unknown) or rights is None or not (rights.is_for_all_handlers and rights.is_for_all_namespaces)
+
+    def may_run(self, handler_class: str, namespace: str | None) -> bool:
+        return self.rights is not None and self.rights.allows(handler_class, namespace)
 
     def learn_unknown(self, handler_class: str) -> None:
         """Remember that the peer does not know this handler. Beyond the limit, the peer is asked again about the

@@ -17,6 +17,7 @@ from stepwire_broker.core.definitions.workflow import Workflow
 
 from .facts import Fact
 from .figures import Figures
+from .principal import PROCESS, Rights
 from .states import STEP_FINAL, WAITING, StepState, TaskState
 from .targets import Route
 
@@ -106,6 +107,7 @@ class Step(Struct, gc=False, weakref=False, eq=False):
     fetched_outputs: dict[int, bytes] | None = None
     stderr: "StandardError | None" = None  # to be written when the group closes
     rests_until_ms: int | None = None  # until then the step may leave memory, even if a worker offers its handler
+    message_bytes: int = 0  # once it was too large for a worker: what a worker must accept, in whole MESSAGE_BYTES_UNIT
     retry: str | None = None  # for its next attempt: RETRY_COUNTED, RETRY_NAMED, or None: the retry budget decides
 
     @property
@@ -205,7 +207,8 @@ class WorkerSession(Struct, weakref=False, eq=False):
     topic: bytes
     of: ExecutorState
     joins_bus: bool = False  # takes steps of the executor `bus`, in addition to its own executor's
-    principal: str = ""  # the identity that opened it; "" while connections are not authenticated
+    principal: str = PROCESS  # the identity that opened it
+    rights: Rights | None = None  # of the principal; None: its grant was withdrawn, and the session is mute
     free: int = 0  # number of further steps that the worker last offered to take
     slots_free: int | None = None  # how many of them would start at once; None: the worker does not report it
     free_n: int = -1  # number of the message with that `free`
@@ -231,9 +234,21 @@ class WorkerSession(Struct, weakref=False, eq=False):
         return self.of.key
 
     @property
+    def is_addressable(self) -> bool:
+        """True if messages may be sent in this session: it is not dead, and its principal has a grant."""
+        return not self.dead and self.rights is not None
+
+    @property
     def credit(self) -> int:
         """The number of further steps that may be sent to this worker now."""
-        if self.draining or self.stuck or self.muted or self.dead or self.of.paused_wall is not None:
+        if (
+            self.rights is None
+            or self.draining
+            or self.stuck
+            or self.muted
+            or self.dead
+            or self.of.paused_wall is not None
+        ):
             return 0
         return self.free - self.unanswered
 

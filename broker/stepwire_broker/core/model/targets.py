@@ -56,3 +56,5 @@ class Route(NamedTuple):
     goes_alone: bool = False  # a suspect: two sessions died with it
     is_at_most_once: bool = False
     is_held_to_budget: bool = False  # a retry that the retry budget of its handler may delay
+    message_bytes: int = 0  # of a step that was too large for a worker: other workers must accept this much
+    namespace: str | None = None  # only where a grant distinguishes namespaces

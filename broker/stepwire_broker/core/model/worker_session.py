@@ -4,38 +4,54 @@ The broker's side of a lease ends 3 % after the worker's: the worker counts from
 Therefore a worker starts no step of a session that is dead at the broker.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from stepwire_protocol import patterns, topics
 from stepwire_protocol.messages import Hello
 
 from .live import ExecutorState, WorkerSession
+from .principal import Rights
 
 NAME_MAX: Final = 48  # characters of a worker's id before its digits
 
 
-def own_worker(executor: str, broker: str, epoch: int, number: int) -> str:
+def own_worker(executor: str, broker: str, epoch: int, entropy: int) -> str:
     """The id of a worker inside the broker's process. The id contains the epoch, so that the broker's next process
-    knows that this worker is dead."""
-    return f"{executor[: NAME_MAX - 1 - len(broker)]}.{broker}:{epoch:012x}{number:04x}"
+    knows that this worker is dead, and `entropy`, 32 random bits."""
+    return f"{_inner_name(executor, broker)}:{epoch & _HALF:08x}{entropy & _HALF:08x}"
 
 
 def died_with(worker: str, broker: str, epoch: int) -> bool:
     """True if this worker ran inside an earlier process of this broker. Other worker ids contain random digits."""
     name, _, digits = worker.partition(":")
-    return name.endswith(f".{broker}") and int(digits[:12], 16) < epoch
+    return name.endswith(f".{broker}") and int(digits[:8], 16) < epoch
 
 
-def opened(hello: Hello, k: int, epoch: int, broker: str, of: ExecutorState, mono: int, wall: int) -> WorkerSession:
+def is_inner_name(worker: str, broker: str, executors: Iterable[str]) -> bool:
+    """True if this id has the name of a worker inside the broker's process."""
+    name = worker.partition(":")[0]
+    return name.endswith(f".{broker}") and any(name == _inner_name(executor, broker) for executor in executors)
+
+
+def _inner_name(executor: str, broker: str) -> str:
+    return f"{executor[: NAME_MAX - 1 - len(broker)]}.{broker}"
+
+
+_HALF: Final = (1 << 32) - 1  # of the digits of an id
+
+
+def opened(
+    hello: Hello, k: int, epoch: int, broker: str, of: ExecutorState, rights: Rights, mono: int, wall: int
+) -> WorkerSession:
     return WorkerSession(
         worker=hello.worker,
         k=k,
         id=topics.session_id(epoch, k),
-        offers=offer_of(hello.handlers),
-        is_shadow_safe=offer_of(hello.shadow_safe),
+        offers=patterns.any_of(hello.handlers),
+        is_shadow_safe=patterns.any_of(hello.shadow_safe),
         handlers=list(hello.handlers),
-        offers_any=not all(map(has_literal_part, hello.handlers)),
+        offers_any=not all(map(patterns.has_literal_part, hello.handlers)),
         labels=dict(hello.labels),
         slots=hello.slots,
         prefetch=hello.prefetch,
@@ -53,24 +69,10 @@ def opened(hello: Hello, k: int, epoch: int, broker: str, of: ExecutorState, mon
         reported_n=-1,
         topic=topics.to_worker(hello.worker),
         of=of,
+        principal=rights.grant.principal,
+        rights=rights,
         free=hello.free.get(broker, 0),
         slots_free=hello.slots_free.get(broker),
         free_n=hello.n,
         idle_since_mono=mono,
     )
-
-
-def has_literal_part(text: str) -> bool:
-    """True for a handler class, and for a pattern with a character that is neither a star nor a separator."""
-    return bool(text.strip("*:"))
-
-
-def offer_of(handlers: Iterable[str]) -> Callable[[str], bool]:
-    """Return a function that is true for a handler_class that one of these names or patterns matches."""
-    exact = frozenset(h for h in handlers if "*" not in h)
-    globs = [patterns.compile_pattern(h) for h in handlers if "*" in h]
-
-    def offers(handler_class: str) -> bool:
-        return handler_class in exact or any(g.matches(handler_class) for g in globs)
-
-    return offers

@@ -18,7 +18,6 @@ from stepwire_protocol import patterns
 
 from stepwire_broker.core.definitions.stored_rows import StoredControl
 from stepwire_broker.core.model.commit_group import ControlChanged
-from stepwire_broker.core.model.worker_session import has_literal_part, offer_of
 
 KIND: Final = "offered"  # in `controls`
 OFFERED_MAX: Final = 10_000  # further handlers are not recorded, and `**` includes them
@@ -44,8 +43,8 @@ class Level0Handlers:
     """`configured`: the patterns of `bus.level0.handlers`."""
 
     def __init__(self, configured: Sequence[str], controls: Iterable[StoredControl]) -> None:
-        self._matches = offer_of(configured)
-        self._names = offer_of([text for text in configured if has_literal_part(text)])
+        self._matches = patterns.any_of(configured)
+        self._names = patterns.any_of([text for text in configured if patterns.has_literal_part(text)])
         self.offered: dict[str, FirstOffer] = {}  # by handler class or pattern
         self._globs: list[patterns.Pattern] = []
         self._allowed: dict[str, bool] = {}
@@ -84,7 +83,7 @@ class Level0Handlers:
         rows: list[ControlChanged] = []
         left_out = 0
         for name in handlers:
-            if name in self.offered or not has_literal_part(name):
+            if name in self.offered or not patterns.has_literal_part(name):
                 continue
             if len(self.offered) >= OFFERED_MAX:
                 left_out += 1

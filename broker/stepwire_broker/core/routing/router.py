@@ -126,8 +126,14 @@ class Router:
         self.has_asides = any(rule.canary is not None or rule.shadow is not None for rule in self.rules)
         self._patterns = [patterns.compile_pattern(rule.match) for rule in self.rules]
         self._targets: dict[tuple[str, Selector, Selector], Target] = {}
+        self.splits_namespaces = False  # routes name the namespace of their steps
         self._step_routes: dict[int, list[StepRoute | None]] = {}  # by workflow
         self._refusals: dict[int, str | None] = {}
+
+    def split_namespaces(self, is_split: bool) -> None:
+        """Let each route name its namespace, or not. Ready steps must be queued again."""
+        self.splits_namespaces = is_split
+        self._step_routes.clear()
 
     def route_of(self, step: Step) -> Route:
         """Return the route by which the step is queued and dispatched."""
@@ -138,9 +144,11 @@ class Router:
             assert step_route.destination.rule is not None
             if step_route.destination.rule.part(task.id) < step_route.canary_below:
                 route = step_route.canary
-        if step.attempt or step.lost_sessions:
+        if step.attempt or step.lost_sessions or step.message_bytes:
             is_held_to_budget = step.attempt > 0 and step.retry is None
-            route = route._replace(goes_alone=step.is_suspect, is_held_to_budget=is_held_to_budget)
+            route = route._replace(
+                goes_alone=step.is_suspect, is_held_to_budget=is_held_to_budget, message_bytes=step.message_bytes
+            )
         return route
 
     def target(self, step: Step) -> Target:
@@ -171,7 +179,10 @@ class Router:
         path = path_of(workflow.namespace, workflow.name, definition.name)
         destination = self.route(path, definition.worker_selector)
         route = Route(
-            destination.target, definition.handler_class, is_at_most_once=definition.delivery_mode == "at_most_once"
+            destination.target,
+            definition.handler_class,
+            is_at_most_once=definition.delivery_mode == "at_most_once",
+            namespace=workflow.namespace if self.splits_namespaces else None,
         )
         canary = None if destination.rule is None else destination.rule.canary
         return StepRoute(

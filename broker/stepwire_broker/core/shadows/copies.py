@@ -15,7 +15,7 @@ from stepwire_protocol.messages import Result, StepRequest
 from stepwire_broker.core import letters, takers
 from stepwire_broker.core.commit.outbox import SendMessage
 from stepwire_broker.core.model.events import Now
-from stepwire_broker.core.model.live import Step, WorkerSession
+from stepwire_broker.core.model.live import Step
 from stepwire_broker.core.model.states import COMPLETED
 from stepwire_broker.core.model.targets import Route
 from stepwire_broker.core.state import BrokerState
@@ -54,16 +54,17 @@ def _send(state: BrokerState, wanted: WantedCopy, now: Now) -> None:
     if (wanted.match, handler_class) not in shadows.tallies and len(shadows.tallies) >= TALLIES_MAX:
         return
     tally = shadows.tally(wanted.match, handler_class, wanted.target.executor)
+    namespace = step.task.namespace if state.router.splits_namespaces else None
     sessions = [
         session
-        for session in takers.takers(state, Route(wanted.target, handler_class))
+        for session in takers.takers(state, Route(wanted.target, handler_class, namespace=namespace))
         if session.is_shadow_safe(handler_class) and session.slots_open
     ]
     if not sessions or len(shadows.by_id) >= UNDER_WAY_MAX:
         tally.dropped += 1
         return
     session = max(sessions, key=lambda s: s.rank)
-    shadow = Shadow(shadows.next_id(), step.id, step.task.id, handler_class, tally)
+    shadow = Shadow(shadows.next_id(), step.id, step.task.id, handler_class, session.worker, tally)
     shadows.by_id[shadow.id] = shadows.of_step[step.id] = shadow
     session.offer(session.free - 1, session.slots_open - 1)  # until the worker next reports its credit
     request = wanted.request
@@ -81,10 +82,10 @@ def _send(state: BrokerState, wanted: WantedCopy, now: Now) -> None:
     state.timers.set(now.mono + step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS, ShadowEnds(shadow))
 
 
-def on_result(state: BrokerState, result: Result, session: WorkerSession | None, now: Now) -> None:
+def on_result(state: BrokerState, result: Result, worker: str, now: Now) -> None:
     """Handle the result of a copy: the result is acked like any other, and changes no state."""
     shadow = state.shadows.by_id.get(result.step_id)
-    if shadow is None or shadow.copied is not None:
+    if shadow is None or shadow.copied is not None or shadow.worker != worker:
         state.counters.late_results += 1
         return
     output = bytes(result.output) if result.status == "completed" else None

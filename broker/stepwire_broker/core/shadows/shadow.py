@@ -25,6 +25,7 @@ class Shadow(Struct, weakref=False, eq=False):
     step_id: int
     task_id: int
     handler_class: str
+    worker: str  # that has the copy
     tally: "Tally"
     over: bool = False
     copied: tuple[str, bytes | None] | None = None  # status and output of the copy

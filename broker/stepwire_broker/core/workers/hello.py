@@ -11,15 +11,17 @@ from stepwire_broker.core.commit.decision import OffersLeftOut, ToWorker
 from stepwire_broker.core.dispatch.transmission import resend
 from stepwire_broker.core.model.events import Attached, Leave, Now, Subscribed
 from stepwire_broker.core.model.live import WorkerSession
+from stepwire_broker.core.model.principal import Rights
 from stepwire_broker.core.model.targets import BUS
 from stepwire_broker.core.model.worker_session import opened
 from stepwire_broker.core.progress.deliveries import hand_to
 from stepwire_broker.core.progress.step_outcomes import undeliver
 from stepwire_broker.core.state import BrokerState
 
+from . import authority
 from .holding import ask_soon, compare_holding
 from .loss import close, watch, watch_lease
-from .replies import send_here, send_reset, turn_away
+from .replies import refuse, send_here, send_reset, turn_away
 
 MAJOR_VERSION: Final = limits.PROTOCOL_LEVEL_1.partition(".")[0]
 
@@ -41,7 +43,14 @@ def on_hello(state: BrokerState, hello: Hello, now: Now) -> None:
         send_reset(state, hello.worker, k, "expired", now)
         return
     if session is None or k > session.k:
-        session = _open(state, hello, k, session, now)
+        rights = authority.rights_of(state, state.principal)
+        assert rights is not None, "authority lets no message of a principal without a grant pass"
+        violation = authority.outside_grant(state, rights, hello)
+        if violation is not None:
+            refuse(state, hello.worker, authority.UNAUTHORIZED, violation, "hello")
+            send_reset(state, hello.worker, k, "unauthorized", now)
+            return
+        session = _open(state, hello, k, rights, session, now)
     elif session.muted:
         return  # its lease must end
     if hello.n > session.reported_n:
@@ -50,19 +59,22 @@ def on_hello(state: BrokerState, hello: Hello, now: Now) -> None:
     state.decision.sends.append(ToWorker(session.topic, welcome))
 
 
-def _open(state: BrokerState, hello: Hello, k: int, before: WorkerSession | None, now: Now) -> WorkerSession:
+def _open(
+    state: BrokerState, hello: Hello, k: int, rights: Rights, before: WorkerSession | None, now: Now
+) -> WorkerSession:
     """Open a session. It takes over the deliveries that the worker still holds; the worker dropped the others."""
     attached = state.attached.get(hello.worker) or state.on_the_bus(hello.worker)
     executor = state.executor(attached.executor)
-    session = opened(hello, k, state.identity.epoch, state.identity.broker, executor, now.mono, now.wall)
-    session.principal = state.principal
+    session = opened(hello, k, state.identity.epoch, state.identity.broker, executor, rights, now.mono, now.wall)
     session.draining = hello.worker in state.quieted
     session.joins_bus = attached.joins_bus
     state.sessions[hello.worker] = session
     state.offer_cache.clear()
     record_offers(state, session, session.handlers, now)
     state.counters.sessions_opened += 1
-    if before is not None:
+    if before is None:
+        state.sessions_of[session.principal] = state.sessions_of.get(session.principal, 0) + 1
+    else:
         _take_over(state, hello, before, session, now)
     if session.has_lease:
         watch_lease(state, session)
@@ -133,8 +145,9 @@ def on_bye(state: BrokerState, bye: Bye, now: Now) -> None:
 
 def on_subscribed(state: BrokerState, event: Subscribed, now: Now) -> None:
     """Resend the worker's unanswered batches at once: from now on the worker receives its messages."""
+    state.inboxes[event.worker] = state.principal
     session = state.sessions.get(event.worker)
-    if session is not None:
+    if session is not None and session.is_addressable:
         for batch in list(session.unanswered_batches.values()):
             if batch.released:
                 resend(state, batch)
@@ -143,6 +156,8 @@ def on_subscribed(state: BrokerState, event: Subscribed, now: Now) -> None:
 def on_attached(state: BrokerState, event: Attached, now: Now) -> None:
     """Record that a worker inside this process belongs to this executor."""
     state.attached[event.worker] = event
+    if event.grant is not None:
+        state.token_rights[event.principal] = Rights(event.grant)
     session = state.sessions.get(event.worker)
     if session is not None:
         session.of, session.joins_bus = state.executor(event.executor), event.joins_bus

@@ -13,7 +13,7 @@ An at_most_once step goes here only if the settings allow it, and it counts as s
 from typing import Final
 
 import msgspec
-from stepwire_protocol import limits
+from stepwire_protocol import limits, topics
 from stepwire_protocol.errors import REFUSALS
 from stepwire_protocol.messages import ErrorDetail, Result, ResultsLevel0
 
@@ -23,6 +23,7 @@ from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model.events import Now, PeerSubscribed, PeersUncertain, PeerVanished
 from stepwire_broker.core.model.level0_peer import EXPIRED_REMEMBERED_MAX, Handout, Level0Peer
 from stepwire_broker.core.model.live import LEVEL0, Step
+from stepwire_broker.core.model.principal import BUILT_IN
 from stepwire_broker.core.model.states import DISPATCHED, HELD, READY, STEP_FINAL
 from stepwire_broker.core.progress.readiness import watch_deadline
 from stepwire_broker.core.progress.step_outcomes import fail_for, undeliver, unknown_outcome
@@ -30,6 +31,7 @@ from stepwire_broker.core.progress.task_outcome import update_attention
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import HandoutEnds, PeerSettled
 
+from . import authority
 from .step_results import apply_result, look_up
 
 SETTLE_MS: Final = 500  # from a subscription until the peer's own PUB socket reaches this broker
@@ -42,12 +44,19 @@ UNKNOWN_HANDLER: Final = "unknown_handler"  # the error code of a program that d
 
 def on_subscribed(state: BrokerState, event: PeerSubscribed, now: Now) -> None:
     """Add a peer under a new name, so that the peer receives nothing that was meant for an earlier peer."""
-    level0 = state.level0
-    if not state.settings.bus.level0.handlers or len(level0.peers) >= PEERS_MAX:
+    level0, principal = state.level0, state.principal
+    rights = authority.rights_of(state, principal)
+    if rights is None or authority.of_subscription(state, principal, topics.STEPS) is not None:
+        return
+    count = sum(peer.principal == principal for peer in level0.peers.values())
+    if not state.settings.bus.level0.handlers or len(level0.peers) >= PEERS_MAX or count >= rights.grant.sessions:
         return  # a peer without a grant receives nothing
     level0.numbered += 1
     to = f"{state.identity.epoch}.{level0.numbered}"
-    level0.peers[to] = Level0Peer(to, LEVEL0 + to, now.wall, now.mono, now.mono + SETTLE_MS, now.mono)
+    worker = peer_name(to, principal)
+    level0.peers[to] = Level0Peer(
+        to, worker, now.wall, now.mono, now.mono + SETTLE_MS, now.mono, principal=principal, rights=rights
+    )
     state.decision.grants.append(to)
     state.timers.set(now.mono + SETTLE_MS, PeerSettled())
 
@@ -117,6 +126,8 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
         return
     handout = state.level0.handouts.get(message.batch_id)
     peer = handout.peer if handout is not None else state.level0.expired.pop(message.batch_id, None)
+    if peer is None and handout is not None and not _may_answer(state, handout):
+        handout = None  # each of its results is refused below
     if peer is not None:
         peer.doubted = False
         peer.heard_mono = now.mono
@@ -129,7 +140,9 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
     refused: str | None = None
     for result in results:
         step = state.steps.get(result.step_id)
-        delivery = None if step is None or step.state in STEP_FINAL else _delivery(step, message.batch_id)
+        delivery = None
+        if step is not None and step.state not in STEP_FINAL:
+            delivery = _delivery(step, message.batch_id, state.principal)
         if step is None or delivery is None:
             code = _count_rejected(state, result.step_id, message.batch_id)
             refused = refused or code
@@ -214,21 +227,38 @@ def _results_of_error(handout: Handout | None, message: ResultsLevel0) -> list[R
 def _mismatch(state: BrokerState, step_id: int, batch_id: str) -> str | None:
     """Return why a result of this batch is refused; None if the result is late, which is no fault."""
     step = state.steps.get(step_id)
-    if step is None or step.state in STEP_FINAL or _delivery(step, batch_id) is not None:
+    if step is None or step.state in STEP_FINAL or _delivery(step, batch_id, state.principal) is not None:
         return None
     if batch_id == step.batch_id or any(batch_id == earlier.batch_id for earlier in step.earlier or ()):
-        return "wrong_sender"  # a worker has this batch, and answers in its session
+        return "wrong_sender"  # a worker has this batch, and answers in its session; or another principal has it
     return "wrong_batch"
 
 
-def _delivery(step: Step, batch_id: str) -> int | None:
-    """Return the number of the step's delivery in this batch, if the batch went to level 0."""
+def _delivery(step: Step, batch_id: str, principal: str) -> int | None:
+    """Return the number of the step's delivery in this batch, if the batch went to a level-0 peer of this principal."""
     if step.batch_id == batch_id:
-        return step.delivery if step.at_level0 else None
+        return step.delivery if step.worker is not None and _went_to(step.worker, principal) else None
     for earlier in step.earlier or ():
-        if earlier.batch_id == batch_id and earlier.worker.startswith(LEVEL0):
+        if earlier.batch_id == batch_id and _went_to(earlier.worker, principal):
             return earlier.number
     return None
+
+
+def peer_name(to: str, principal: str) -> str:
+    """The name under which the deliveries of a peer are stored. It outlives the broker, and names the principal of a
+    key: after a restart no other principal can answer them."""
+    return f"{LEVEL0}{to}" if principal in BUILT_IN else f"{LEVEL0}{to}/{principal}"
+
+
+def _went_to(worker: str, principal: str) -> bool:
+    named = worker.partition("/")[2]
+    return worker.startswith(LEVEL0) and (named == principal if named else principal in BUILT_IN)
+
+
+def _may_answer(state: BrokerState, handout: Handout) -> bool:
+    """True if a step of this batch, which was handed out before this start, went to the principal that answers."""
+    steps = [state.steps[step_id] for step_id, _ in handout.items if step_id in state.steps]
+    return any(_delivery(step, handout.id, state.principal) is not None for step in steps)
 
 
 def expire(state: BrokerState, handout: Handout, now: Now) -> None:

@@ -39,6 +39,7 @@ def _watch(state: BrokerState, session: WorkerSession, now: Now) -> None:
 
 
 def on_subscription_vanished(state: BrokerState, event: SubscriptionVanished, now: Now) -> None:
+    state.inboxes.pop(event.worker, None)
     session = state.sessions.get(event.worker)
     if session is not None:
         watch(state, session, now)
@@ -70,7 +71,9 @@ def on_claim_refuted(state: BrokerState, event: ClaimRefuted, now: Now) -> None:
 
 def on_detached(state: BrokerState, event: Detached, now: Now) -> None:
     """End the session of a worker inside this process. While the broker drains, no step is blamed for the end."""
-    state.attached.pop(event.worker, None)
+    attached = state.attached.pop(event.worker, None)
+    if attached is not None and all(other.principal != attached.principal for other in state.attached.values()):
+        state.token_rights.pop(attached.principal, None)
     _bury_worker(state, event.worker, now, blames=not state.draining)
 
 
@@ -137,7 +140,11 @@ def bury(state: BrokerState, session: WorkerSession, now: Now, *, blames: bool =
     state.dead_k[session.worker] = session.k
     if len(state.dead_k) > DEAD_REMEMBERED_MAX:
         state.dead_k.popitem(last=False)
-    state.sessions.pop(session.worker, None)
+    if state.sessions.pop(session.worker, None) is not None:
+        state.sessions_of[session.principal] -= 1
+    state.former_owners[session.worker] = session.principal
+    if len(state.former_owners) > DEAD_REMEMBERED_MAX:
+        state.former_owners.popitem(last=False)
     state.offer_cache.clear()
     held = list(session.deliveries.values())
     # A worker starts steps in the order in which it receives them: only the first `slots` can have been running.

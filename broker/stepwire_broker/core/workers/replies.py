@@ -66,6 +66,6 @@ def _count_reset(state: BrokerState, worker: str, code: ResetCode, now: Now) -> 
 def refuse(state: BrokerState, worker: str, code: str, message: str, kind: str | None, rid: int | None = None) -> None:
     """Count a refused message, send the reason to its sender, and log it."""
     state.counters.count_refused(code)
-    state.decision.complaints.append(Complaint(code, message, worker, kind))
+    state.decision.complaints.append(Complaint(code, message, worker, kind, state.principal))
     refused = letters.refused(state.identity, code, message, kind, rid)
     state.decision.sends.append(ToWorker(topics.to_worker(worker), refused))

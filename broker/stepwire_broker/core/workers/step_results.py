@@ -66,7 +66,7 @@ def on_results(state: BrokerState, message: Results, now: Now, absent: frozenset
 def look_up(state: BrokerState, message: Results | ResultsLevel0, unknown: list[int]) -> None:
     """Read these steps from the database. The message is handled again after the read."""
     request = state.next_read()
-    state.loads[request] = ResultsLoad(message)
+    state.loads[request] = ResultsLoad(message, state.principal)
     state.decision.reads.append(LoadBySteps(request, sorted(set(unknown))))
 
 
@@ -92,7 +92,7 @@ def _apply_all(
         step = state.steps.get(result.step_id)
         if step is None:
             if result.step_id >= FIRST:
-                copies.on_result(state, result, session, now)
+                copies.on_result(state, result, message.worker, now)
             else:
                 state.counters.late_results += 1
             continue

@@ -188,7 +188,7 @@ def _hold(
     """Hold every step that must not start twice, through the core and the lane, so that the history has the change.
     Returns the numbers of tasks and steps."""
     now = Now(0, wall_ms)
-    identity = Identity(broker_id, opened.epoch, opened.deployment, nonce="")
+    identity = Identity(broker_id, opened.epoch, opened.deployment, batch_key=b"")
     state = BrokerState.begin(Settings(), identity, opened, now)
     for row in opened.workflows:
         try:

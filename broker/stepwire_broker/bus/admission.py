@@ -1,0 +1,23 @@
+"""The admission: which connections the authenticator admits, as an immutable value that the loop replaces."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from msgspec import Struct
+
+
+class ZapVerdict(NamedTuple):
+    """The answer to one request. Without a reason the connection is admitted as this principal."""
+
+    principal: str = ""  # of a refused connection: the owner of its key, if known
+    reason: str = ""  # one of REASONS
+
+
+class Admission(Struct, frozen=True):
+    """Which connections are admitted, and as which principal. Keys are the 32 bytes of public keys."""
+
+    keys: Mapping[bytes, str] = {}
+    uids: Mapping[int, str] = {}
+    anonymous: str | None = None  # the principal of tcp connections without CURVE; None: they are refused
+    refused_keys: Mapping[bytes, ZapVerdict] = {}  # known keys without access: expired or revoked
+    blocked: frozenset[str] = frozenset()  # principals that are refused for a while

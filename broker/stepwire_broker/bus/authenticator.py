@@ -1,0 +1,160 @@
+"""The authenticator: answers libzmq's question whether a connection is admitted, in a thread of its own.
+
+libzmq asks it at each handshake of tcp and ipc, over inproc (the ZAP protocol, rfc.zeromq.org/spec/27). The thread
+reads an immutable `Admission`, which the loop replaces. It never waits for the loop, and no request ends it.
+
+A refusal is always 300: the refused client tries again, and is admitted without a restart once its key is allowed.
+After 400 a client would never try again.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import zmq
+from zmq.utils import z85
+
+from stepwire_broker.errors import BrokerError
+
+from .admission import Admission, ZapVerdict
+
+ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
+VERSION: Final = b"1.0"
+ADMITTED: Final = b"200"
+REFUSED: Final = b"300"
+REFUSALS_KEPT_MAX: Final = 256
+
+# The ZAP domains of the listeners. The domain, and not the peer, states how a connection proves its identity.
+IPC_DOMAIN: Final = b"stepwire.ipc"
+CURVE_DOMAIN: Final = b"stepwire.curve"
+OPEN_DOMAIN: Final = b"stepwire.open"
+
+REASONS: Final = ("unknown_key", "expired_key", "revoked_key", "unknown_user", "no_key", "blocked", "bad_handshake")
+
+
+class RefusedConnection(NamedTuple):
+    """A refused connection, for the log."""
+
+    reason: str  # one of REASONS
+    address: str
+    key: str  # public, Z85; empty without CURVE
+    principal: str  # the owner of a key that is expired, revoked or blocked
+
+
+class AuthenticatorTaken(BrokerError):
+    """Another authenticator serves this ZeroMQ context."""
+
+
+class Authenticator:
+    """Start it before any socket of the context is bound. `close` ends the thread."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], admission: Admission) -> None:
+        """Raises AuthenticatorTaken."""
+        self.refused: Final = dict.fromkeys(REASONS, 0)
+        self._admission = admission
+        self._refusals: deque[RefusedConnection] = deque(maxlen=REFUSALS_KEPT_MAX)
+        self._socket = context.socket(zmq.REP)
+        self._stop = context.socket(zmq.PAIR)
+        self._stopped = context.socket(zmq.PAIR)
+        for socket in (self._socket, self._stop, self._stopped):
+            socket.linger = 0
+        try:
+            self._socket.bind(ZAP_ENDPOINT)
+        except zmq.ZMQError:
+            self._close_sockets()
+            raise AuthenticatorTaken(f"{ZAP_ENDPOINT} is bound already") from None
+        self._stopped.bind(f"inproc://authenticator-{id(self)}")
+        self._stop.connect(f"inproc://authenticator-{id(self)}")
+        self._thread = threading.Thread(target=self._serve, name="stepwire-authenticator", daemon=True)
+        self._thread.start()
+
+    def replace(self, admission: Admission) -> None:
+        """Decide by this admission from now on. Connections that exist stay open."""
+        self._admission = admission
+
+    def take_refusals(self) -> list[RefusedConnection]:
+        """Return the refusals since the last call, at most the latest REFUSALS_KEPT_MAX."""
+        taken = []
+        while self._refusals:
+            taken.append(self._refusals.popleft())
+        return taken
+
+    def forget_refusals(self) -> None:
+        """Set the counters to zero."""
+        self.take_refusals()
+        self.refused.update(dict.fromkeys(REASONS, 0))
+
+    def close(self) -> None:
+        self._stop.send(b"")
+        self._thread.join()
+        self._socket.unbind(ZAP_ENDPOINT)  # at once: the next authenticator of this context binds it
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        for socket in (self._socket, self._stop, self._stopped):
+            socket.close(0)
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._stopped, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._stopped in ready:
+                return
+            self._answer(self._socket.recv_multipart())
+
+    def _answer(self, request: list[bytes]) -> None:
+        try:
+            verdict = decide(self._admission, request)
+        except Exception:  # an error must refuse this connection, and must not end the thread
+            verdict = ZapVerdict(reason="bad_handshake")
+        user_id = b"" if verdict.reason else verdict.principal.encode()
+        if verdict.reason:
+            self._note(verdict, request)
+        request_id = request[1] if len(request) > 1 else b""
+        self._socket.send_multipart([VERSION, request_id, ADMITTED if user_id else REFUSED, b"", user_id, b""])
+
+    def _note(self, verdict: ZapVerdict, request: list[bytes]) -> None:
+        self.refused[verdict.reason] += 1
+        address = request[3].decode("ascii", "replace") if len(request) > 3 else ""
+        key = z85.encode(request[6]).decode() if len(request) > 6 and len(request[6]) == 32 else ""
+        self._refusals.append(RefusedConnection(verdict.reason, address, key, verdict.principal))
+
+
+def decide(admission: Admission, request: list[bytes]) -> ZapVerdict:
+    """Decide on one ZAP request: version, request id, domain, address, identity, mechanism, credentials."""
+    if len(request) < 6 or request[0] != VERSION:
+        return ZapVerdict(reason="bad_handshake")
+    by_domain = _BY_DOMAIN.get((request[2], request[5]))
+    if by_domain is None:
+        return ZapVerdict(reason="bad_handshake")
+    verdict = by_domain(admission, request)
+    return verdict._replace(reason="blocked") if verdict.principal in admission.blocked else verdict
+
+
+def _of_key(admission: Admission, request: list[bytes]) -> ZapVerdict:
+    key = request[6] if len(request) == 7 else b""
+    principal = admission.keys.get(key)
+    if principal is not None:
+        return ZapVerdict(principal)
+    return admission.refused_keys.get(key, ZapVerdict(reason="unknown_key"))
+
+
+def _of_user(admission: Admission, request: list[bytes]) -> ZapVerdict:
+    """The kernel supplies the uid of an ipc peer: the address is `localhost:<uid>:<gid>:<pid>`."""
+    parts = request[3].split(b":")
+    principal = admission.uids.get(int(parts[1])) if len(parts) == 4 and parts[1].isdigit() else None
+    return ZapVerdict(principal) if principal is not None else ZapVerdict(reason="unknown_user")
+
+
+def _of_anyone(admission: Admission, request: list[bytes]) -> ZapVerdict:
+    return ZapVerdict(admission.anonymous) if admission.anonymous is not None else ZapVerdict(reason="no_key")
+
+
+_BY_DOMAIN: Final[dict[tuple[bytes, bytes], Callable[[Admission, list[bytes]], ZapVerdict]]] = {
+    (IPC_DOMAIN, b"NULL"): _of_user,
+    (CURVE_DOMAIN, b"CURVE"): _of_key,
+    (OPEN_DOMAIN, b"NULL"): _of_anyone,
+}

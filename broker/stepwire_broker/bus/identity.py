@@ -1,0 +1,36 @@
+"""The principal of a frame: who sent it, as the connection proved at its handshake.
+
+The authenticator names the principal of each connection that it admits, and libzmq attaches this User-Id to every frame
+of the connection. A peer may write metadata itself, but never in place of what the authenticator has set. Frames of
+this process have no metadata.
+"""
+
+from typing import Final
+
+import zmq
+
+from stepwire_broker.core.model.principal import NOBODY, PROCESS
+
+USER_ID: Final = "User-Id"
+
+
+class Identities:
+    """The principals of one socket's frames. `has_inner`: the socket is also bound for workers in this process."""
+
+    def __init__(self, *, has_inner: bool) -> None:
+        self.has_inner = has_inner
+
+    def of(self, frame: zmq.Frame) -> str:
+        try:
+            return str(frame.get(USER_ID))
+        except zmq.ZMQError:
+            return PROCESS if self.has_inner and descriptor_of(frame) is None else NOBODY
+
+
+def descriptor_of(frame: zmq.Frame) -> int | None:
+    """Return the descriptor of a frame's connection. None: the event reports a lost connection, or is of inproc."""
+    try:
+        descriptor = int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None
+    return descriptor if descriptor >= 0 else None

@@ -1,0 +1,381 @@
+"""Budgets on real sockets: a peer that exceeds one is disconnected, and other peers are served meanwhile."""
+
+import asyncio
+import contextlib
+import os
+import socket as plain_socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import zmq
+from stepwire_broker.bus import budgets
+from stepwire_broker.bus.disconnecting import disconnect, inode_of
+from stepwire_broker.core.definitions.settings import BusSettings
+from stepwire_broker.core.model.principal import ANONYMOUS, OWNER
+
+from . import strangers
+from .bench import Bench, new_worker, run, serving, until
+
+Context = zmq.Context[Any]
+MIB = 1024 * 1024
+
+TCP = BusSettings(steps="tcp://127.0.0.1:*", results="tcp://127.0.0.1:*")
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def remote(request: pytest.FixtureRequest, ipc: BusSettings) -> BusSettings:
+    """The transports whose peers have connections."""
+    return ipc if request.param == "ipc" else TCP
+
+
+async def join(bench: Bench) -> zmq.Socket[bytes]:
+    """The inbox of an honest worker, once it receives messages."""
+    worker, inbox = new_worker()
+    subscriber = bench.subscriber(b"brokers ", inbox)
+    # After a reconnect, a SUB subscribes again only when its owner uses it.
+    await until(lambda: subscriber.poll(0) >= 0 and ("subscribed", worker) in bench.log.peers)
+    await until(lambda: bench.wire.send(inbox, b"{}"))
+    while await bench.receive(subscriber) != inbox + b"{}":
+        pass
+    return subscriber
+
+
+async def flood(peer: plain_socket.socket, data: bytes) -> None:
+    """Send everything, or as much as the broker accepts before it ends the connection."""
+    with contextlib.suppress(OSError):
+        await asyncio.to_thread(peer.sendall, data)
+
+
+def ended(bench: Bench, reason: str) -> int:
+    return bench.wire.counters.disconnected[reason]
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# -- subscriptions ----------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_requests_thousands_of_topics_is_disconnected_and_costs_no_memory(
+    remote: BusSettings, context: Context
+) -> None:
+    async def story() -> None:
+        async with serving(remote, context) as bench:
+            await join(bench)
+            topics = b"".join(strangers.frame(b"\x01%08d" % n + b"x" * 450) for n in range(20_000))
+            peer = strangers.shake_hands(bench.wire.endpoints["steps"], "SUB")
+            before = resident_bytes()
+            await flood(peer, topics)
+            await until(lambda: ended(bench, "subscriptions") == 1)
+            await join(bench)
+            assert resident_bytes() - before < 64 * MIB  # without a budget: 400 MiB
+
+    run(story())
+
+
+def test_a_peer_may_subscribe_eight_topics_and_not_nine(remote: BusSettings, context: Context) -> None:
+    async def story() -> None:
+        async with serving(remote, context) as bench:
+            worker, inbox = new_worker()
+            others = [b"other%d " % n for n in range(budgets.SUBSCRIPTIONS_MAX - 1)]
+            peer = bench.subscriber(*others, inbox, kind=zmq.XSUB)
+            await until(lambda: ("subscribed", worker) in bench.log.peers)
+            assert not any(bench.wire.counters.disconnected.values())
+            peer.send(b"\x01one more ")
+            await until(lambda: ended(bench, "subscriptions") == 1)
+            await until(lambda: ("vanished", worker) in bench.log.peers)
+
+    run(story())
+
+
+def test_a_peer_that_subscribes_and_unsubscribes_without_end_is_disconnected(
+    remote: BusSettings, context: Context
+) -> None:
+    async def story() -> None:
+        async with serving(remote, context) as bench:
+            worker, inbox = new_worker()
+            turns = budgets.SUBSCRIPTION_CHANGES_MAX
+            peer = strangers.shake_hands(bench.wire.endpoints["steps"], "SUB")
+            await flood(peer, (strangers.frame(b"\x01" + inbox) + strangers.frame(b"\x00" + inbox)) * turns)
+            await until(lambda: ended(bench, "subscriptions") == 1)
+            assert bench.log.peers.count(("subscribed", worker)) <= turns / 2 + 1
+
+    run(story())
+
+
+def test_a_user_message_disconnects_its_sender_and_no_other_peer(remote: BusSettings, context: Context) -> None:
+    async def story() -> None:
+        async with serving(remote, context) as bench:
+            honest = await join(bench)
+            peer = strangers.shake_hands(bench.wire.endpoints["steps"], "XSUB")
+            peer.sendall(strangers.frame(b"hello"))
+            await until(lambda: strangers.is_closed(peer))
+            assert {reason: n for reason, n in bench.wire.counters.disconnected.items() if n} == {"user_message": 1}
+            inbox = next(iter(bench.wire._audience.inboxes))
+            assert bench.wire.send(inbox, b"still")
+            assert await bench.receive(honest) == inbox + b"still"
+
+    run(story())
+
+
+def test_a_worker_joins_while_user_messages_flood_the_steps_socket(remote: BusSettings, context: Context) -> None:
+    async def story() -> None:
+        async with serving(remote, context) as bench:
+            stop = False
+
+            def attack() -> None:
+                with zmq.Context() as own, own.socket(zmq.XSUB) as peer:
+                    peer.linger = 0
+                    peer.connect(bench.wire.endpoints["steps"])
+                    while not stop:
+                        for _ in range(100):
+                            with contextlib.suppress(zmq.Again):
+                                peer.send(b"hello", zmq.NOBLOCK)
+                        time.sleep(0.001)
+
+            attacks = [asyncio.create_task(asyncio.to_thread(attack)) for _ in range(2)]
+            try:
+                await until(lambda: ended(bench, "user_message") >= 4)
+                for _ in range(5):
+                    await join(bench)  # in less than the time after which a worker rebuilds its sockets
+            finally:
+                stop = True
+                await asyncio.gather(*attacks)
+
+    run(story())
+
+
+def test_the_older_of_two_readers_of_an_inbox_is_disconnected_when_it_does_not_read(
+    ipc: BusSettings, context: Context
+) -> None:
+    async def story() -> None:
+        settings = BusSettings(steps="tcp://127.0.0.1:*", results="tcp://127.0.0.1:*", steps_hwm=10)
+        async with serving(settings, context) as bench:
+            worker, inbox = new_worker()
+            stranger = strangers.shake_hands(bench.wire.endpoints["steps"], "SUB")
+            stranger.sendall(strangers.frame(b"\x01" + inbox))
+            await until(lambda: ("subscribed", worker) in bench.log.peers)
+            honest = bench.subscriber(inbox)
+            await until(lambda: bench.log.peers.count(("subscribed", worker)) == 2)
+            received = 0
+            for _ in range(500):
+                if bench.wire.send(inbox, b"x" * 100_000):
+                    await bench.receive(honest)
+                    received += 1
+                else:
+                    await asyncio.sleep(0.001)
+            assert received >= 490
+            assert ended(bench, "muted_inbox") == 1
+
+    run(story())
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_with_too_many_refused_messages_is_disconnected(remote: BusSettings, context: Context) -> None:
+    async def story() -> None:
+        seen: list[bytes] = []
+
+        def refuse(topic: bytes, body: bytes, principal: str) -> str | None:
+            seen.append(body)
+            return "not_json" if body == b"bad" else None
+
+        async with serving(remote, context, on_message=refuse) as bench:
+            peer = strangers.shake_hands(bench.wire.endpoints["results"], "PUB")
+            honest = strangers.shake_hands(bench.wire.endpoints["results"], "PUB")
+            peer.sendall(strangers.frame(b"workers bad") * budgets.REFUSED_MAX + strangers.frame(b"workers {}"))
+            await until(lambda: seen.count(b"{}") == 1)
+            assert not ended(bench, "refused_frames")
+            peer.sendall(strangers.frame(b"workers bad") + strangers.frame(b"workers late") * 100)
+            await until(lambda: strangers.is_closed(peer))
+            assert ended(bench, "refused_frames") == 1
+            honest.sendall(strangers.frame(b"workers honest"))
+            await until(lambda: b"honest" in seen)
+            assert b"late" not in seen  # what a disconnected peer has already sent is ignored
+
+    run(story())
+
+
+def test_parts_of_messages_count_as_refused(remote: BusSettings, context: Context) -> None:
+    async def story() -> None:
+        async with serving(remote, context) as bench:
+            peer = strangers.shake_hands(bench.wire.endpoints["results"], "PUB")
+            message = strangers.frame(b"workers ", more=True) + strangers.frame(b"{}")
+            peer.sendall(message * (budgets.REFUSED_MAX + 1))
+            await until(lambda: ended(bench, "refused_frames") == 1)
+
+    run(story())
+
+
+def test_the_connection_that_floods_is_disconnected_before_others_of_its_principal(
+    remote: BusSettings, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        monkeypatch.setattr(budgets, "MESSAGES_PER_S", 500)
+        async with serving(remote, context) as bench:
+            honest = strangers.shake_hands(bench.wire.endpoints["results"], "PUB")
+            honest.sendall(strangers.frame(b"workers honest"))
+            await until(lambda: bool(bench.log.messages))
+            peer = strangers.shake_hands(bench.wire.endpoints["results"], "PUB")
+            await flood(peer, strangers.frame(b"workers flood") * 20_000)
+            await until(lambda: ended(bench, "rate") == 1)
+            assert len(bench.log.messages) < 5_000
+            assert bench.wire.counters.refused["rate"] > 0
+            await until(lambda: honest.sendall(strangers.frame(b"workers again")) is None and _has(bench, b"again"))
+
+    run(story())
+
+
+def _has(bench: Bench, body: bytes) -> bool:
+    return any(message == body for _, message in bench.log.messages)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        lambda n: strangers.begun(8 * MIB) + bytes(4 * MIB),
+        lambda n: strangers.frame(bytes(MIB), more=True) * 4,
+    ],
+    ids=["unfinished frames", "unfinished messages of many parts"],
+)
+def test_unfinished_messages_of_all_peers_together_stay_within_the_budget(
+    attack: Callable[[int], bytes], context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        monkeypatch.setattr(budgets, "UNREAD_BYTES_MAX", 32 * MIB)
+        settings = BusSettings(steps=TCP.steps, results=TCP.results, max_message_bytes=4 * MIB)
+        async with serving(settings, context) as bench:
+            honest = await bench.publisher()
+            peers = [strangers.shake_hands(bench.wire.endpoints["results"], "PUB") for _ in range(16)]
+            await asyncio.gather(*(flood(peer, attack(n)) for n, peer in enumerate(peers)))
+            await until(lambda: ended(bench, "unread_bytes") >= 8)
+            assert sum(map(strangers.is_closed, peers)) == ended(bench, "unread_bytes") <= 10
+            honest.send(b"workers honest")
+            await until(lambda: _has(bench, b"honest"))
+
+    run(story())
+
+
+def test_an_endless_message_into_the_steps_socket_is_disconnected(context: Context) -> None:
+    async def story() -> None:
+        async with serving(TCP, context) as bench:
+            peer = strangers.shake_hands(bench.wire.endpoints["steps"], "XSUB")
+            await flood(peer, strangers.frame(bytes(500), more=True) * 20_000)
+            await until(lambda: ended(bench, "unread_bytes") + ended(bench, "user_message") == 1)
+            await until(lambda: strangers.is_closed(peer))
+
+    run(story())
+
+
+# -- connections ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("socket_name", ["steps", "results"])
+def test_the_oldest_of_many_connections_without_a_handshake_are_disconnected(
+    socket_name: str, context: Context
+) -> None:
+    async def story() -> None:
+        async with serving(TCP, context) as bench:
+            kind = "SUB" if socket_name == "steps" else "PUB"
+            honest = [strangers.shake_hands(bench.wire.endpoints[socket_name], kind) for _ in range(5)]
+            silent = [strangers.connected(bench.wire.endpoints[socket_name]) for _ in range(100)]
+            await until(lambda: ended(bench, "unauthenticated") > 0)
+            await until(lambda: all(map(strangers.is_closed, silent[:36])))
+            await join(bench)
+            assert not any(map(strangers.is_closed, honest))
+            # The others are disconnected when their time for the handshake is over.
+            await until(lambda: all(map(strangers.is_closed, silent)))
+
+    run(story())
+
+
+def test_the_newest_connection_above_the_limit_is_disconnected(remote: BusSettings, context: Context) -> None:
+    async def story() -> None:
+        settings = BusSettings(steps=remote.steps, results=remote.results, max_connections=5)
+        async with serving(settings, context) as bench:
+            first = [strangers.shake_hands(bench.wire.endpoints["results"], "PUB") for _ in range(5)]
+            await until(lambda: bench.wire.counters.connections["results"] == 5)
+            more = [strangers.connected(bench.wire.endpoints[name]) for name in ("steps", "results") for _ in range(5)]
+            await until(lambda: ended(bench, "connections") == 10)
+            await until(lambda: all(map(strangers.is_closed, more)))
+            assert not any(map(strangers.is_closed, first))
+            first.pop().close()
+            await until(lambda: bench.wire.counters.connections["results"] == 4)
+            late = strangers.shake_hands(bench.wire.endpoints["results"], "PUB")
+            late.sendall(strangers.frame(b"workers late"))
+            await until(lambda: _has(bench, b"late"))
+
+    run(story())
+
+
+def test_connections_that_come_and_go_leave_no_descriptor_and_no_record(remote: BusSettings, context: Context) -> None:
+    async def story() -> None:
+        async with serving(remote, context) as bench:
+            await join(bench)
+            before = len(os.listdir("/proc/self/fd"))
+            for _ in range(20):
+                peers = [strangers.connected(bench.wire.endpoints["results"]) for _ in range(10)]
+                peers.append(strangers.shake_hands(bench.wire.endpoints["steps"], "SUB"))
+                await until(lambda: sum(bench.wire.counters.connections.values()) == 12)
+                for peer in peers:
+                    peer.close()
+                await until(lambda: sum(bench.wire.counters.connections.values()) == 1)
+            await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+            assert len(bench.wire._connections._open) == 1
+            assert not bench.wire._connections._muted
+            assert not bench.wire._audience._unsubscriptions_due
+
+    run(story())
+
+
+def test_every_connection_of_a_principal_can_be_disconnected(remote: BusSettings, context: Context) -> None:
+    async def story() -> None:
+        async with serving(remote, context) as bench:
+            worker, inbox = new_worker()
+            subscriber = strangers.shake_hands(bench.wire.endpoints["steps"], "SUB")
+            subscriber.sendall(strangers.frame(b"\x01" + inbox))
+            publisher = strangers.shake_hands(bench.wire.endpoints["results"], "PUB")
+            publisher.sendall(strangers.frame(b"workers {}"))
+            await until(lambda: ("subscribed", worker) in bench.log.peers and bool(bench.log.messages))
+            assert bench.wire.disconnect("another") == 0
+            principal = OWNER if remote.steps.startswith("ipc") else ANONYMOUS
+            assert bench.wire.disconnect(principal) == 2
+            await until(lambda: strangers.is_closed(subscriber) and strangers.is_closed(publisher))
+            await until(lambda: ("vanished", worker) in bench.log.peers)
+            assert ended(bench, "revoked") == 2
+
+    run(story())
+
+
+def test_disconnections_are_reported_once_and_counted_each(remote: BusSettings, context: Context) -> None:
+    async def story() -> None:
+        async with serving(remote, context) as bench:
+            for number in range(10):
+                peer = strangers.shake_hands(bench.wire.endpoints["steps"], "XSUB")
+                peer.sendall(strangers.frame(b"hello"))
+                await until(lambda number=number: ended(bench, "user_message") == number + 1)  # type: ignore[misc]
+            assert bench.log.disconnected == [("user_message", 1)]
+
+    run(story())
+
+
+def test_a_descriptor_that_was_closed_or_reused_is_left_alone() -> None:
+    first, other = plain_socket.socketpair()
+    innocent, far = plain_socket.socketpair()
+    descriptor, inode = first.fileno(), inode_of(first.fileno())
+    first.close()
+    assert not disconnect(descriptor, inode)
+    os.dup2(innocent.fileno(), descriptor)
+    assert not disconnect(descriptor, inode)
+    innocent.sendall(b"still connected")
+    assert far.recv(64) == b"still connected"
+    assert disconnect(descriptor, inode_of(descriptor))
+    assert far.recv(64) == b""
+    os.close(descriptor)
+    for peer in (other, innocent, far):
+        peer.close()
