@@ -1,10 +1,13 @@
 """The unit files and the container file match the broker."""
 
 import configparser
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,12 +54,47 @@ def test_systemd_accepts_every_directive_of_the_units(tmp_path: Path) -> None:
     assert not ours
 
 
-def test_the_container_file_uses_known_settings_and_copies_existing_paths() -> None:
+def container_file() -> tuple[str, dict[str, str]]:
+    """The text, and the variables that it sets."""
     text = (FILES / "Containerfile").read_text().replace("\\\n", " ")
-    environ = dict(re.findall(r"(STEPWIRE_\w+)=(\S+)", text))
+    return text, dict(re.findall(r"(STEPWIRE_\w+)=(\S+)", text))
+
+
+def test_the_container_file_uses_known_settings_and_copies_existing_paths() -> None:
+    text, environ = container_file()
     loaded = loader.load(None, {}, {**environ, "HOME": "/nowhere", "PATH": os.defpath})
     assert loaded.settings.http.listen == "0.0.0.0:7410"
-    assert (loaded.settings.bus.allow_insecure, loaded.settings.http.allow_insecure) == (True, True)
+    assert (loaded.settings.bus.allow_insecure, loaded.settings.http.allow_insecure) == (False, True)
     copied = [word for words in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE) for word in words.split()]
     assert {"pyproject.toml", "broker", "protocol"} <= set(copied)
     assert all((REPOSITORY / path).exists() for path in copied)
+
+
+def test_the_command_of_the_container_creates_keys_once_and_serves_no_worker_without_a_key(tmp_path: Path) -> None:
+    text, environ = container_file()
+    (command,) = re.findall(r"^CMD (\[.+\])$", text, re.MULTILINE)
+    tmp_path.chmod(0o700)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "stepwire").write_text(f'#!/bin/sh\nexec {sys.executable} -m stepwire "$@"\n')
+    (programs / "stepwire").chmod(0o700)
+    environ |= {"STEPWIRE_HTTP__LISTEN": "127.0.0.1:0"}
+    environ |= {f"STEPWIRE_BUS__{name}": "tcp://127.0.0.1:*" for name in ("STEPS", "RESULTS")}
+    environ |= {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    environ |= {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+    keys = set()
+    for _ in range(2):
+        broker = subprocess.Popen(json.loads(command), cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True)
+        try:
+            assert broker.stdout is not None
+            assert "is ready" in broker.stdout.readline()
+            keys.add((tmp_path / ".stepwire/keys/server.key").read_text())
+            asked = subprocess.run(
+                [programs / "stepwire", "doctor"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60
+            )
+            assert "can read all steps" not in asked.stdout
+        finally:
+            broker.send_signal(signal.SIGTERM)
+            broker.communicate(timeout=40)
+        assert broker.returncode == 0
+    assert len(keys) == 1
