@@ -337,9 +337,7 @@ def _print_ready(
 
 
 def _shown_listeners(pairs: "tuple[Bound, ...]") -> str:
-    return ", or ".join(
-        f"{pair.steps} and {pair.results}{' (with keys)' if pair.has_curve else ''}" for pair in pairs
-    )
+    return ", or ".join(f"{pair.steps} and {pair.results}{' (with keys)' if pair.has_curve else ''}" for pair in pairs)
 
 
 def _shown_posture(insecure: list[str]) -> str:

@@ -231,7 +231,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     point = tmp_path / "disk"
     point.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(point)], capture_output=True, check=False, timeout=10
+        ["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "tmpfs", str(point)],
+        capture_output=True,
+        check=False,
+        timeout=10,
     )
     if mounted.returncode:
         pytest.skip("no tmpfs can be mounted here")
