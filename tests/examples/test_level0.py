@@ -72,8 +72,11 @@ def test_a_step_that_the_example_does_not_know_waits_for_a_program_that_does(
     client = site.client()
     task_id = client.submit("unknown", {}).task_id
     eventually(lambda: peers(site)[0]["unknown_handlers"] == ["quote.wish"] or None, "the program to refuse the step")
-    step = client.task(task_id)["steps"][0]
-    assert (step["state"], step["attempt"]) == ("ready", 0)
+    # The list of peers is live, and the task is read from the database, which may be a commit behind.
+    step = eventually(
+        lambda: one if (one := client.task(task_id)["steps"][0])["state"] == "ready" else None, "the step to wait"
+    )
+    assert step["attempt"] == 0
     assert "answered that it does not know `quote.wish`" in client.why(task_id)["message"]
     assert run(site, ORDER)["state"] == "completed"
 
