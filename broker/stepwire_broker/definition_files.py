@@ -17,6 +17,7 @@ from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.limits import INTEGER_MAX
 
 from stepwire_broker.core.reading.document_problems import Path
+from stepwire_broker.core.reading.nearest import echoed
 from stepwire_broker.errors import BrokerError
 
 YAML_BYTES_MAX: Final = 256 * 1024
@@ -156,7 +157,7 @@ class _Builder:
             place = (*path, key)
             if key in members:
                 raise DocumentError(
-                    f"the key {key!r} occurs twice; the first is on line {self.lines[place]}", _line(event)
+                    f"the key {echoed(key)!r} occurs twice; the first is on line {self.lines[place]}", _line(event)
                 )
             self.lines[place] = _line(event)
             members[key] = self._value(next(self._events), place)
@@ -170,17 +171,19 @@ class _Builder:
             raise DocumentError("<<: merges are not supported; write the members out", _line(event))
         key = _scalar(event)
         if not isinstance(key, str):
-            raise DocumentError(f"the key {event.value} is not a string; quote it", _line(event))
+            raise DocumentError(f"the key {echoed(event.value)} is not a string; quote it", _line(event))
         return key
 
 
 def _refuse_indirection(event: Any) -> None:
     if isinstance(event, yaml.AliasEvent):
-        raise DocumentError(f"*{event.anchor}: aliases are not supported; write the value out", _line(event))
+        raise DocumentError(
+            f"*{echoed(str(event.anchor))}: aliases are not supported; write the value out", _line(event)
+        )
     if event.anchor is not None:
-        raise DocumentError(f"&{event.anchor}: anchors are not supported; remove it", _line(event))
+        raise DocumentError(f"&{echoed(event.anchor)}: anchors are not supported; remove it", _line(event))
     if event.tag is not None:
-        raise DocumentError(f"{event.tag}: tags are not supported; remove it", _line(event))
+        raise DocumentError(f"{echoed(event.tag)}: tags are not supported; remove it", _line(event))
 
 
 _WORDS: Final = {
@@ -206,7 +209,7 @@ def _scalar(event: Any) -> Any:
         return _WORDS[text]
     if _DISPUTED.fullmatch(text):
         raise DocumentError(
-            f"{text} is a different number in different versions of YAML; quote it, or write it in decimal",
+            f"{echoed(text)} is a different number in different versions of YAML; quote it, or write it in decimal",
             _line(event),
         )
     if _INTEGER.fullmatch(text):
@@ -219,7 +222,7 @@ def _scalar(event: Any) -> Any:
             raise DocumentError(f"{text[:32]} is too large for a double; quote it", _line(event))
         return number
     if _NOT_JSON.fullmatch(text):
-        raise DocumentError(f"{text} is not a number in JSON; quote it", _line(event))
+        raise DocumentError(f"{echoed(text)} is not a number in JSON; quote it", _line(event))
     return text
 
 

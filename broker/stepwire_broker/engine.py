@@ -276,6 +276,11 @@ class Engine:
         assert self._store is not None
         return await asyncio.wrap_future(self._store.read(query, *args, **kwargs))
 
+    async def scan(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a query that may read many rows, in a thread that no other read waits for."""
+        assert self._store is not None
+        return await asyncio.wrap_future(self._store.scan(query, *args, **kwargs))
+
     def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Run a query on the loop, for a few rows committed a moment ago. None instead of waiting for a lock."""
         assert self._store is not None

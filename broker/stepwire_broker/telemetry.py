@@ -65,9 +65,11 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
         ),
         _warning(
             "message_refused",
-            "worker type code text",
-            "The broker refused a message of a worker. The first refusal of each code is logged for each worker."
-            " Without `worker`, its id could not be read, and each code is logged at most once in 10 s.",
+            "worker type code text principal",
+            "The broker refused a message or a subscription. The first refusal of each code is logged for each worker."
+            " Without `worker`, its id could not be read, and each code is logged at most once in 10 s. `unauthorized`,"
+            " `foreign_inbox`, `level0` and `subscription` are logged at most once in 10 s for each principal: `worker`"
+            " is then only what the sender claims.",
         ),
         _info("worker_died", "worker pid", "The process of a worker has ended. Its steps run again at once."),
         _warning(
@@ -154,10 +156,21 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "pid step_id program",
             "An earlier run is in another PID namespace, so the broker cannot end it.",
         ),
+        _warning("stray_process_killed", "pid run", "A process had left the session of its program, which has ended."),
+        _error("stray_process_lives", "pid run", "Such a process still exists, although it was killed."),
+        _error("sweep_failed", "error", "The broker could not look for such processes."),
         _warning("earlier_run_ended", "pid step_id program", "The broker ended a program of an earlier process."),
     ),
     "stepwire.api": (
         _error("request_failed", "method path", "The broker failed to answer a request. `exception` is the traceback."),
+        _warning(
+            "requests_refused",
+            "source refused",
+            "Requests from this address were refused. `refused` counts them by status, and by token if the token is "
+            "known. A source is logged at its first refusal, and then at most once in 10 s.",
+        ),
+        _info("tokens_changed", "", "A token file has changed, and the tokens in it apply now."),
+        _warning("tokens_refused", "error", "A token file has changed and cannot be read, so the old tokens apply."),
         _error("stream_failed", "path", "The broker failed to continue a stream. `exception` is the traceback."),
     ),
     "stepwire.serve": (

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Raw, Struct
 
 from . import limits, strict_json, topics
 from .decode_errors import plain
@@ -60,7 +60,7 @@ def check_size(topic: bytes, body: bytes, bytes_max: int = limits.MESSAGE_BYTES_
 def decode_worker(body: bytes, bytes_max: int = limits.MESSAGE_BYTES_MAX) -> WorkerMessage:
     """Decode a level-1 message of a worker. Raises InvalidMessage: the caller ignores `unknown_type`, and answers every
     other code."""
-    strict_json.parse(body, bytes_max)
+    strict_json.parse(body, bytes_max, _containers_max(body))
     try:
         message: WorkerMessage = _decode_worker(body)
     except msgspec.ValidationError as error:
@@ -150,6 +150,13 @@ def sender_of(body: bytes) -> Sender:
     )
 
 
+def _containers_max(body: bytes) -> int:
+    """Only results hold business data. In other messages, more arrays than held items are noise: refused unread."""
+    if len(body) <= limits.CONTROL_CONTAINERS_MAX or _peek(body).type == Results.__struct_config__.tag:
+        return limits.CONTAINERS_MAX
+    return limits.CONTROL_CONTAINERS_MAX
+
+
 # -- rules that types cannot express ----------------------------------------------------------------------------------
 
 _VERSION: Final = re.compile(re.escape(limits.PROTOCOL_LEVEL_1.partition(".")[0]) + r"\.[0-9]{1,4}")
@@ -202,13 +209,15 @@ def _refuse_duplicates(items: list[Any]) -> None:
 
 _WORKER: Final = re.compile(topics.WORKER_PATTERN)
 _TYPE: Final = re.compile(r"[a-z_]{1,32}")
+PEEKED_BYTES_MAX: Final = 256
+_NULL: Final = Raw(b"null")
 _FIRST_NESTED: Final = re.compile(rb"(?<=.)[\[{]", re.DOTALL)
 _MEMBER: Final = re.compile(
     rb'"(?:(?P<text>worker|type)"\s*:\s*"(?P<string>[A-Za-z0-9._:-]*)"|rid"\s*:\s*(?P<rid>[0-9]{1,16})\b)'
 )
 
 
-class _Peek(Struct):
+class _Peek(NamedTuple):
     type: object = None
     worker: object = None
     rid: object = None
@@ -216,25 +225,52 @@ class _Peek(Struct):
     protocol_version: object = None
 
 
-_decode_peek: Final = msgspec.json.Decoder(_Peek).decode
+class _RawPeek(Struct):
+    """The members as text: a member may hold anything, at any length."""
+
+    type: Raw = _NULL
+    worker: Raw = _NULL
+    rid: Raw = _NULL
+    v: Raw = _NULL
+    protocol_version: Raw = _NULL
+
+
+_decode_peek: Final = msgspec.json.Decoder(_RawPeek).decode
 
 
 def _peek(body: bytes) -> _Peek:
     try:
-        return _decode_peek(body)
+        seen = _decode_peek(body)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        pass
-    # The body is not JSON. Encoders write the short members first, and text before the first nested value is top level.
+        return _peek_of_text(body)
+    return _Peek(*map(_short_value, (seen.type, seen.worker, seen.rid, seen.v, seen.protocol_version)))
+
+
+def _short_value(written: Raw) -> object:
+    """The value, if it is short. Nothing that is compared with these members is longer."""
+    text = bytes(written)
+    if len(text) > PEEKED_BYTES_MAX:
+        return text[:PEEKED_BYTES_MAX].decode(errors="replace").removeprefix('"')
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return text
+
+
+def _peek_of_text(body: bytes) -> _Peek:
+    """Encoders write the short members first, and text before the first nested value is top level."""
     nested = _FIRST_NESTED.search(body)
-    seen = _Peek()
+    worker: object = None
+    kind: object = None
+    rid: object = None
     for member in _MEMBER.finditer(body[: nested.start()] if nested else body[:4096]):
         if member["rid"]:
-            seen.rid = int(member["rid"])
+            rid = int(member["rid"])
         elif member["text"] == b"worker":
-            seen.worker = member["string"].decode()
+            worker = member["string"].decode()
         else:
-            seen.type = member["string"].decode()
-    return seen
+            kind = member["string"].decode()
+    return _Peek(kind, worker, rid)
 
 
 def _invalid(body: bytes, error: str, kind: Any) -> InvalidMessage:

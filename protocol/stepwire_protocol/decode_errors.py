@@ -9,6 +9,8 @@ from msgspec import inspect
 
 _NAME_CHARACTERS_MAX: Final = 64  # of an unknown member, which the sender chose
 
+_ERROR_CHARACTERS_MAX: Final = 1024  # of an error, which may contain a member's name of any length
+
 _AT: Final = re.compile(r"(.*?)(?: - at `(key` in `)?\$([^`]*)`)?", re.DOTALL)
 _PART: Final = re.compile(r"\.([^.\[\]]+)|\[([0-9]+|\.\.\.)\]")
 
@@ -40,12 +42,19 @@ def plain(error: str, kind: Any, whole: str = "the JSON") -> str:
     """Return the sentence for a validation error of msgspec, or the error itself if its form is unknown. `kind` is the
     type that was decoded: its enumerations name the accepted values."""
     fault = fault_of(error, kind)
-    return error if fault is None else fault.about(whole)
+    return shortened(error) if fault is None else fault.about(whole)
+
+
+def shortened(error: str) -> str:
+    """The error, with the middle of an overlong name left out. The end names the place."""
+    if len(error) <= _ERROR_CHARACTERS_MAX:
+        return error
+    return f"{error[: _ERROR_CHARACTERS_MAX // 2]}…{error[-_ERROR_CHARACTERS_MAX // 2 :]}"
 
 
 def fault_of(error: str, kind: Any) -> Fault | None:
     """Return None for an error of an unknown form."""
-    at = _AT.fullmatch(error)
+    at = _AT.fullmatch(shortened(error))
     assert at is not None  # the pattern matches every text
     problem, is_key, path = at[1], at[2], at[3] or ""
     place = path.removeprefix(".").replace("[...]", "[…]")

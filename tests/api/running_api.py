@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from stepwire_broker.api import listening, token
+from stepwire_broker.api.limits import HttpLimits
 from stepwire_broker.api.server import Server
 from stepwire_broker.core.answers import answers
 from stepwire_broker.core.definitions.settings import (
@@ -61,6 +62,10 @@ class ObservedBroker(Engine):
     async def read(self, query: Callable[..., T], *args: Any) -> T:
         self.heard.append("read")
         return await super().read(query, *args)
+
+    async def scan(self, query: Callable[..., T], *args: Any) -> T:
+        self.heard.append("scan")
+        return await super().scan(query, *args)
 
     def readiness(self) -> list[str]:
         return super().readiness() if self.reasons is None else self.reasons
@@ -115,7 +120,7 @@ class Api(NamedTuple):
 
 
 @contextmanager
-def running(directory: Path, settings: Settings) -> Iterator[Api]:
+def running(directory: Path, settings: Settings, limits: HttpLimits | None = None) -> Iterator[Api]:
     started = threading.Event()
     stop: list[Callable[[], None]] = []
     found: list[Api | BaseException] = []
@@ -125,11 +130,11 @@ def running(directory: Path, settings: Settings) -> Iterator[Api]:
         ended = asyncio.Event()
         stop.append(lambda: loop.call_soon_threadsafe(ended.set))
         broker = ObservedBroker(settings, companion=Executors(settings))
-        broker.heard = deque(maxlen=10)
+        broker.heard = deque(maxlen=100)
         await broker.start()
         listener = listening.listen(settings.http)
         tokens = token.open_tokens(str(token_file))
-        server = Server(broker, tokens, listener)
+        server = Server(broker, tokens, listener, limits)
         await server.start()
         found.append(Api(server.port, TOKEN, tokens, broker, loop))
         started.set()

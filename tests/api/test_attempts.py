@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -187,12 +188,19 @@ def test_a_cancelled_task_shows_the_reason_and_the_name_of_the_token(api: Api, t
     assert [event["by"] for event in events if event["kind"] == "cancel_asked"] == ["ann"]
 
 
-def test_a_token_without_a_name_is_not_named(api: Api) -> None:
+@pytest.mark.parametrize("command", ["cancel", "pause", "resume", "retry"])
+def test_a_command_of_a_token_without_a_name_has_an_author(command: str, api: Api) -> None:
     task_id = submit(api)
-    assert api.call("POST", f"/v1/tasks/{task_id}/cancel", {}).status == 200
-    assert api.call("GET", f"/v1/tasks/{task_id}").json["cancel"]["by"] is None
+    before = {"resume": "pause", "retry": "cancel"}.get(command)
+    for each in [before, command] if before else [command]:
+        assert (
+            api.call("POST", f"/v1/tasks/{task_id}/{each}", {"reason": "a test"} if each == "retry" else {}).status
+            == 200
+        )
     events = api.call("GET", f"/v1/tasks/{task_id}/events").json["events"]
-    assert all("by" not in event for event in events)
+    kinds = {"cancel": "cancel_asked", "pause": "paused", "resume": "resumed", "retry": "operated"}
+    author = f"sha256:{hashlib.sha256(api.token.encode()).hexdigest()[:12]}"
+    assert [event["by"] for event in events if event["kind"] == kinds[command]] == [author]
 
 
 # -- progress ---------------------------------------------------------------------------------------------------------

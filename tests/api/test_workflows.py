@@ -1,8 +1,11 @@
 """Workflows come as JSON or YAML, never change, and are refused with the place of every fault."""
 
+import asyncio
 import json
 
 import pytest
+from stepwire_broker.api.workflows import read
+from stepwire_broker.core.definitions.settings import LimitSettings
 
 from .running_api import WORKFLOW, Api
 
@@ -114,3 +117,15 @@ def test_a_workflow_lists_the_handlers_that_no_worker_offers_when_it_is_applied_
     assert applied[1]["handlers"] == ["nothing.offers.this"]
     assert applied[1]["message"].startswith("`nothing.offers.this` is offered by no connected worker")
     assert api.call("GET", "/v1/workflows/typo").json["warnings"] == applied[1:]
+
+
+def test_a_large_document_is_read_beside_the_loop() -> None:
+    steps = ",".join(f'{{"name":"s{i}","handler_class":"h"}}' for i in range(3_000))
+
+    async def scenario() -> None:
+        reading = asyncio.ensure_future(read(f'{{"name":"w","steps":[{steps}]}}'.encode(), LimitSettings()))
+        await asyncio.sleep(0)  # the reading begins
+        assert not reading.done()
+        assert len((await reading).steps) == 3_000
+
+    asyncio.run(scenario())

@@ -150,6 +150,17 @@ def test_a_crashing_process_is_restarted_with_growing_waits(empty: Place, runnin
     assert has_ended(pid)
 
 
+def test_processes_of_dev_get_no_variable_that_is_not_meant_for_them(empty: Place, running: list[Dev]) -> None:
+    (empty.directory / "stepwire.yaml").write_text("handlers: {pass_env: [SHOP_*]}\n")
+    (empty.directory / "Procfile").write_text("well: sh -c 'env | sort; exec sleep 600'\n")
+    empty.environ.update({"AWS_SECRET_ACCESS_KEY": "secret", "STEPWIRE_TOKEN": "t" * 43, "SHOP_COLOUR": "red"})
+    running.append(Dev(empty))
+    running[0].until("well   | STEPWIRE_URL=")
+    names = {line.split()[2].partition("=")[0] for line in running[0].lines if "well   | " in line and "=" in line}
+    assert {"SHOP_COLOUR", "STEPWIRE_STEPS", "STEPWIRE_NAME", "HOME", "PATH"} <= names
+    assert {"AWS_SECRET_ACCESS_KEY", "STEPWIRE_TOKEN", "STEPWIRE_TOKEN_FILE"} & names == set()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel signals the children of a dead process")
 def test_a_killed_dev_takes_its_processes_with_it(empty: Place, running: list[Dev]) -> None:
     (empty.directory / "Procfile").write_text("well: sh -c 'echo $$ runs; exec sleep 600'\n")

@@ -161,3 +161,49 @@ def test_handlers_of_a_broker_log_json_lines_with_the_ids_of_the_step(shop_place
     assert ids.items() <= failed.items()
     (exception,) = failed["exception"]
     assert (exception["exc_type"], exception["frames"][0]["name"]) == ("KeyError", "charge")
+
+
+HELD_BACK = {
+    "STEPWIRE_TOKEN": "t" * 43,
+    "STEPWIRE_TOKEN_FILE": "/elsewhere",
+    "STEPWIRE_LOG_LEVEL": "info",
+    "DATABASE_URL": "",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+}
+PRINTS_ENVIRON = """
+import json, os, pathlib
+from stepwire import Worker
+
+pathlib.Path("environ").write_text(json.dumps(dict(os.environ)))
+worker = Worker.from_env()
+worker.handler("h")(lambda context: {})
+"""
+
+
+def environ_of_handlers(place: Place, *words: str) -> dict[str, str]:
+    (place.directory / "printing.py").write_text(PRINTS_ENVIRON)
+    given = {"STEPWIRE_LABELS": "region=eu", "TZ": "UTC", "PYTHONPATH": "src", **HELD_BACK}
+    broker = Place(place.directory, {**place.environ, **given}).serve("--with-handlers", "printing", *words)
+    try:
+        file = place.directory / "environ"
+        text = eventually(lambda: file.exists() and file.read_text(), "the handlers to start", 30)
+    finally:
+        stop(broker.process)
+    environ: dict[str, str] = json.loads(text)
+    return environ
+
+
+def test_handlers_get_no_variable_that_is_not_meant_for_them(empty: Place) -> None:
+    environ = environ_of_handlers(empty)
+    assert HELD_BACK.keys() & environ.keys() == set()
+    for name in ("STEPWIRE_STEPS", "STEPWIRE_RESULTS", "STEPWIRE_URL", "PATH", "HOME"):
+        assert environ[name]
+    shown = {name: environ[name] for name in ("STEPWIRE_LABELS", "STEPWIRE_NAME", "TZ", "PYTHONPATH")}
+    assert shown == {"STEPWIRE_LABELS": "region=eu", "STEPWIRE_NAME": "printing", "TZ": "UTC", "PYTHONPATH": "src"}
+
+
+def test_handlers_get_the_variables_and_the_token_that_the_configuration_passes(empty: Place) -> None:
+    environ = environ_of_handlers(empty, "--set", "handlers.pass_env=AWS_*, STEPWIRE_TOKEN_FILE")
+    assert environ["AWS_SECRET_ACCESS_KEY"] == "secret"
+    assert environ["STEPWIRE_TOKEN_FILE"] == str(empty.directory / ".stepwire/token")
+    assert {"STEPWIRE_TOKEN", "DATABASE_URL", "PYTHONPATH"} & environ.keys() == set()

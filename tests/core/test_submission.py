@@ -772,6 +772,16 @@ def test_a_submission_with_too_many_steps_is_refused_unless_it_is_a_single_task(
     assert len(world.submit("long").task_ids) == 1
 
 
+def test_a_submission_of_more_than_100_000_steps_is_refused_before_any_step_exists() -> None:
+    world = World()
+    world.apply({"name": "wide", "steps": [{"name": f"s{i}", "handler_class": "h"} for i in range(2_000)]})
+    for tasks in (60, 51):
+        refused = world.submit("wide", count=tasks)
+        assert refused.code == "too_large"
+        assert f"have {tasks * 2_000} steps; the limit of one submission is 100000" in refused.message
+    assert (world.state.open_steps, world.state.building) == (0, {})
+
+
 def test_many_large_submissions_at_once_are_refused_until_some_are_stored() -> None:
     world = slicing_world(3)
     requests = [begin_large(world, 3) for _ in range(9)]

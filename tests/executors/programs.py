@@ -1,14 +1,17 @@
 """Real programs, as shell scripts, and checks on their processes."""
 
 import os
+import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stepwire_broker.core.definitions.settings import ProgramLimits
 from stepwire_broker.exec_runs.records import Record, Records
 from stepwire_broker.executors.exec.program import Program, ProgramEnded, ProgramStart
+from stepwire_broker.executors.exec.sweeping import Sweeper
 from stepwire_protocol import host
 
 T = TypeVar("T")
@@ -19,19 +22,21 @@ SOON_S = 20.0
 
 def program(records: Records, *argv: str, request: bytes = b"{}", bytes_max: int = 1 << 20, **how: Any) -> Program:
     """A recorded program; a single argument is a shell script."""
+    mark = secrets.token_hex(8)
     order = ProgramStart(
         argv=argv if len(argv) > 1 else ("/bin/sh", "-c", *argv),
         cwd=how.get("cwd"),
-        environ={"PATH": os.environ["PATH"], "STEPWIRE_RUN": MARK},
+        environ={"PATH": os.environ["PATH"], "STEPWIRE_RUN": mark},
         request=request,
         stdout_bytes_max=bytes_max,
+        limits=how.get("limits", ProgramLimits()),
     )
 
     def register(pid: int) -> tuple[Record, Path]:
-        record = records.record(pid, mark=MARK, handler_class="h", ids=(1, 2, 3), program=argv[0])
+        record = records.record(pid, mark=mark, handler_class="h", ids=(1, 2, 3), program=argv[0])
         return record, records.add(record)
 
-    return Program(order, how.get("register", register))
+    return Program(order, how.get("register", register), Sweeper().sweep)
 
 
 async def run(records: Records, *argv: str, **how: Any) -> ProgramEnded:

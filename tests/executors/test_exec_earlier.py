@@ -84,11 +84,18 @@ def test_a_broker_that_is_killed_before_it_opens_the_gate_has_started_nothing(
 WITH_A_CHILD = "sleep 1000 & echo $$ $! > {file}; wait"
 STUBBORN = "trap '' TERM; sleep 1000 & echo $$ $! > {file}; wait; sleep 1000"
 IN_ANOTHER_GROUP = "timeout 1000 sleep 1000 & echo $$ $! > {file}; wait"
+IN_ANOTHER_SESSION = "setsid sleep 1000 & echo $$ $! > {file}; wait"
 
 
 @pytest.mark.parametrize(
     ("script", "is_used"),
-    [(WITH_A_CHILD, True), (WITH_A_CHILD, False), (STUBBORN, True), (IN_ANOTHER_GROUP, True)],
+    [
+        (WITH_A_CHILD, True),
+        (WITH_A_CHILD, False),
+        (STUBBORN, True),
+        (IN_ANOTHER_GROUP, True),
+        (IN_ANOTHER_SESSION, True),
+    ],
 )
 def test_a_program_and_all_it_started_are_gone_before_the_start_goes_on(
     runs: Path, tmp_path: Path, started: list[int], script: str, is_used: bool, monkeypatch: pytest.MonkeyPatch

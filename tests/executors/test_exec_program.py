@@ -2,13 +2,16 @@
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from stepwire_broker.core.definitions.settings import CommandLimits, ProgramLimits
 from stepwire_broker.exec_runs.records import Records
 from stepwire_broker.executors.exec import program as module
+from stepwire_broker.executors.exec import starting
 from stepwire_broker.executors.exec.program import NotStarted
 
 from .programs import each_dead, lives, pids, program, run, wait_for, written
@@ -81,6 +84,47 @@ def test_a_program_runs_in_its_directory(records: Records, tmp_path: Path) -> No
     assert asyncio.run(run(records, "pwd", cwd=str(tmp_path))).stdout.decode().strip() == str(tmp_path)
 
 
+# -- rights -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_can_gain_no_privileges_and_its_files_are_private(records: Records) -> None:
+    before = os.umask(0o022)
+    try:
+        ended = asyncio.run(run(records, "grep NoNewPrivs: /proc/self/status; umask"))
+    finally:
+        os.umask(before)
+    assert ended.stdout.decode().split() == ["NoNewPrivs:", "1", "0077"]
+    assert "NoNewPrivs:\t0" in Path("/proc/self/status").read_text()  # this process keeps its own
+
+
+def test_a_program_has_the_limits_of_the_configuration(records: Records) -> None:
+    limits = ProgramLimits(memory_bytes=1 << 30, cpu_s=7, open_files=99, core_bytes=0, file_bytes=1 << 20)
+    script = "cat /proc/self/limits; head -c 2000000 /dev/zero > big; ls -l big | awk '{print $5}'; rm big"
+    ended = asyncio.run(run(records, script, limits=limits, cwd=str(records.directory.parent)))
+    text = ended.stdout.decode()
+    for name, value in [
+        ("Max address space", 1 << 30),
+        ("Max cpu time", 7),
+        ("Max open files", 99),
+        ("Max core file size", 0),
+        ("Max file size", 1 << 20),
+    ]:
+        assert re.search(rf"^{name} +{value} +{value} ", text, re.MULTILINE), text
+    assert text.splitlines()[-1] == str(1 << 20)
+
+
+def test_a_program_without_configured_limits_makes_no_core_dump_and_opens_1024_files(records: Records) -> None:
+    text = asyncio.run(run(records, "cat /proc/self/limits")).stdout.decode()
+    assert re.search(r"^Max core file size +0 +0 ", text, re.MULTILINE), text
+    assert re.search(r"^Max open files +1024 +1024 ", text, re.MULTILINE), text
+
+
+def test_the_limits_of_a_command_replace_those_of_all_programs() -> None:
+    general = ProgramLimits(cpu_s=5, open_files=50)
+    assert starting.narrowed(general, None) == general
+    assert starting.narrowed(general, CommandLimits(cpu_s=9)) == ProgramLimits(cpu_s=9, open_files=50)
+
+
 # -- output -----------------------------------------------------------------------------------------------------------
 
 
@@ -134,6 +178,35 @@ def test_a_process_that_holds_the_output_open_is_killed_and_not_waited_for(
     ended = asyncio.run(run(records, f"echo 1; sleep 1000 & echo $! > {tmp_path}/pid; exit 0"))
     assert (ended.exit_code, ended.stdout) == (0, b"1\n")
     assert each_dead(wait_for(pids(tmp_path / "pid", 1), "the pid"))
+
+
+@pytest.mark.parametrize("then", ["exit 0", "sleep 1000"])
+def test_a_process_that_has_left_the_session_twice_is_gone_when_the_run_is_over(
+    records: Records, tmp_path: Path, then: str
+) -> None:
+    daemon = f"setsid sh -c 'setsid sleep 1000 <&- >&- 2>&- & echo $! > {tmp_path}/pid'"
+    script = f"{daemon}; until [ -s {tmp_path}/pid ]; do sleep 0.01; done; echo 1; {then}"
+
+    async def it() -> int:
+        left = program(records, script)
+        running = asyncio.ensure_future(left.run())
+        (pid,) = await asyncio.to_thread(wait_for, pids(tmp_path / "pid", 1), "the pid")
+        if then != "exit 0":
+            left.end("timeout")
+        await running
+        return pid
+
+    assert not lives(asyncio.run(it()))
+
+
+def test_the_sweep_after_a_run_kills_no_process_of_another_run(records: Records, tmp_path: Path) -> None:
+    async def it() -> bytes:
+        other = asyncio.ensure_future(run(records, f"until [ -e {tmp_path}/go ]; do sleep 0.01; done; echo alive"))
+        await run(records, "exit 0")
+        (tmp_path / "go").touch()
+        return (await other).stdout
+
+    assert asyncio.run(it()) == b"alive\n"
 
 
 def test_a_silent_process_that_the_program_left_is_killed(records: Records, tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ class MemoryReaders:
             future.set_exception(error)
         return future
 
+    scan = read
+
     def read_at_once(
         self, query: Callable[Concatenate[MemoryQueries, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T | None:

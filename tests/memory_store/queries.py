@@ -19,6 +19,7 @@ from stepwire_broker.store.rows import (
     HistoryCursor,
     HistoryItem,
     LaneRow,
+    ListPoint,
     OpenCounts,
     ParkedRow,
     StepFilter,
@@ -132,8 +133,13 @@ class MemoryQueries:
             (wanted.key, lambda row: row.key == wanted.key),
             (wanted.since_ms, lambda row: row.created_ms >= wanted.since_ms),
             (wanted.before, lambda row: row.id < wanted.before),
+            (wanted.first_id, lambda row: row.id >= wanted.first_id),
         )
         return [row for row in rows if is_wanted(row)][: wanted.limit]
+
+    def newest_task(self, before: int | None) -> ListPoint | None:
+        ids = [task_id for task_id in self._tables.tasks if before is None or task_id < before]
+        return ListPoint(max(ids), self._tables.tasks[max(ids)].created_ms) if ids else None
 
     def _task_row(self, task: TaskNew) -> TaskRow:
         workflow = self._tables.workflows[task.workflow_id]
@@ -177,8 +183,16 @@ class MemoryQueries:
                 ),
             ),
             (wanted.before, lambda row: row.id < wanted.before),
+            (wanted.first_id, lambda row: row.id >= wanted.first_id),
         )
         return [row for row in rows if is_wanted(row)][: wanted.limit]
+
+    def newest_step(self, before: int | None) -> ListPoint | None:
+        ids = [step_id for step_id in self._tables.steps if before is None or step_id < before]
+        if not ids:
+            return None
+        task_id = self._tables.steps[max(ids)].stored.task_id
+        return ListPoint(max(ids), self._tables.tasks[task_id].created_ms)
 
     def step_stderr(self, step_id: int) -> StepStderr | None:
         return self._tables.stderr.get(step_id)

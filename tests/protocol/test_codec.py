@@ -211,3 +211,34 @@ LEVEL_1 = b'{"type":"results","results":[]}'
 )
 def test_a_top_level_type_makes_a_message_level_1(body: bytes, is_level1: bool) -> None:
     assert codec.is_level1(body) is is_level1
+
+
+HEARTBEAT = '{"type":"heartbeat","v":"2.0","worker":"shop-1:0123456789abcdef","n":7,"holding":[%s]}'
+
+
+def held(count: int, then: str = "") -> bytes:
+    return (HEARTBEAT % ",".join(f'[{n},1,"done",5]' for n in range(1, count + 1))).encode() + then.encode()
+
+
+def test_a_heartbeat_with_more_held_items_than_allowed_is_refused_before_it_is_parsed() -> None:
+    assert len(codec.decode_worker(held(limits.HELD_ITEMS_MAX)).holding) == limits.HELD_ITEMS_MAX  # type: ignore[union-attr]
+    with pytest.raises(InvalidMessage, match="at most 20000 items"):
+        codec.decode_worker(held(limits.HELD_ITEMS_MAX + 1))
+    with pytest.raises(InvalidMessage) as refused:
+        codec.decode_worker(held(180_000, then=" not JSON"))
+    assert (refused.value.code, refused.value.message) == ("too_large", "180002 arrays and objects, at most 20100")
+
+
+def test_results_may_hold_more_arrays_than_other_messages() -> None:
+    output = "[" + ",".join(["[]"] * (limits.CONTROL_CONTAINERS_MAX + 1)) + "]"
+    result = f'{{"step_id":1,"delivery":1,"status":"completed","output":{{"a":{output}}}}}'
+    head = '"v":"2.0","protocol_version":"2.0","worker":"shop-1:0123456789abcdef","n":7,"session":"7.1","rid":3'
+    head += ',"deployment":"4f9d2c81a07be356"'
+    codec.decode_worker(f'{{"type":"results",{head},"batch_id":"b","results":[{result}]}}'.encode())
+
+
+def test_the_sender_of_a_message_is_read_without_reading_other_values() -> None:
+    body = b'{"type":[1e999],"worker":"shop-1:0123456789abcdef","rid":5}'  # a number that cannot be read
+    assert codec.sender_of(body) == ("shop-1:0123456789abcdef", None, 5)
+    assert codec.is_level1(body)
+    assert codec.sender_of(b'{"type":"' + b"x" * 100_000 + b'","rid":5}') == (None, None, 5)

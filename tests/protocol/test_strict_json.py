@@ -211,3 +211,35 @@ def test_the_garbage_collector_is_enabled_again_after_a_large_document() -> None
         except InvalidMessage:
             pass
         assert gc.isenabled()
+
+
+EXTREMES, EXPONENTS = limits.EXTREME_NUMBERS_MAX, limits.EXPONENTS_MAX
+
+
+@pytest.mark.parametrize(
+    ("number", "count", "is_refused"),
+    [
+        ("1e300", EXTREMES, False),
+        ("1e300", EXTREMES + 1, True),
+        ("-5E-324", EXTREMES + 1, True),
+        ("1e+0000280", EXTREMES + 1, True),
+        ("1e-1000", EXTREMES + 1, True),
+        ("1e279", EXTREMES + 1, False),
+        ('"1e300"', EXTREMES + 1, False),
+        ('"\\"1e300"', EXTREMES + 1, False),
+        ("1e23", EXPONENTS, False),
+        ("1e23", EXPONENTS + 1, True),
+        ("1e9", EXPONENTS + 1, False),
+    ],
+)
+def test_numbers_that_are_slow_to_read_are_counted_before_they_are_read(
+    number: str, count: int, is_refused: bool
+) -> None:
+    body = f'{{"a":[{",".join([number] * count)}]}}'.encode()
+    assert len(body) <= limits.MESSAGE_BYTES_MAX
+    if not is_refused:
+        assert len(strict_json.parse(body)["a"]) == count
+        return
+    with pytest.raises(InvalidMessage, match="exponents") as refused:
+        strict_json.parse(body + b" not JSON")  # the rest is not read
+    assert refused.value.code == "too_large"

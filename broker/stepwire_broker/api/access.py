@@ -7,16 +7,16 @@ except /livez needs a token.
 
 from typing import Final
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .http import GRANT
-from .http_problems import HttpProblem
+from .http import CONNECTION, GRANT
+from .http_problems import HttpProblem, unauthorized
+from .refusal_log import RefusalLog
 from .replies import send_problem
 from .request_counts import RequestCounts
 from .token import Tokens
 
 OPEN_PATHS: Final = frozenset({"/livez"})
-REQUESTS_MAX: Final = 1024  # requests in progress at the same time
 
 _BEARER: Final = b"bearer "
 
@@ -27,22 +27,22 @@ class AccessControl:
         self._requests = requests
         self._tokens = tokens
         self._hosts = hosts
-        self._open = 0
+        self._refusals = RefusalLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        send = self._requests.counting(scope, send)
+        send = self._refusals.noting(scope, self._requests.counting(scope, send))
         try:
             self._check(scope)
         except HttpProblem as problem:
-            await send_problem(send, problem)
+            await send_problem(_closing(send), problem)
             return
-        self._open += 1
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._open -= 1
+        if GRANT in scope:
+            scope[CONNECTION].present_token()
+        else:
+            send = _closing(send)
+        await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         if scope["path"] in OPEN_PATHS:  # the answer holds no data, and probers do not send a configured Host
@@ -56,6 +56,8 @@ class AccessControl:
             elif name == b"origin":
                 origin = value
             elif name == b"authorization":
+                if authorization is not None:
+                    raise HttpProblem(400, "bad_authorization", "the request has two Authorization headers", "send one")
                 authorization = value
         if host is None or _name(host) not in self._hosts:
             raise HttpProblem(
@@ -72,15 +74,22 @@ class AccessControl:
             lacks = (
                 "no token" if authorization is None else "an Authorization header that does not begin with `Bearer `"
             )
-            raise _unauthorized(f"the request carries {lacks}")
+            raise unauthorized(f"the request carries {lacks}")
         grant = self._tokens.admit(authorization[7:].strip())
         if grant is None:
-            raise _unauthorized("the token is unknown to this broker, or has expired")
+            raise unauthorized("the token is unknown to this broker, or has expired")
         scope[GRANT] = grant
-        if self._open >= REQUESTS_MAX:
-            raise HttpProblem(
-                503, "overloaded", f"{REQUESTS_MAX} requests are being answered already", retry_after_ms=1000
-            )
+
+
+def _closing(send: Send) -> Send:
+    """Close the connection after the answer, because its client has presented no valid token."""
+
+    async def closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (b"connection", b"close")]
+        await send(message)
+
+    return closing
 
 
 def names_of(listen_host: str, more: tuple[str, ...]) -> frozenset[bytes]:
@@ -96,13 +105,3 @@ def _name(host: bytes) -> bytes:
 
 def _shown(value: bytes | None) -> str:
     return repr(value[:100].decode("latin-1")) if value else "nothing"
-
-
-def _unauthorized(detail: str) -> HttpProblem:
-    return HttpProblem(
-        401,
-        "unauthorized",
-        detail,
-        "send `Authorization: Bearer <token>`; the token is in .stepwire/token where the broker was started",
-        headers=((b"www-authenticate", b'Bearer realm="stepwire"'),),
-    )

@@ -23,30 +23,38 @@ from . import (
     workers,
     workflows,
 )
+from .connections import HttpConnections
 from .engine_port import EnginePort
 from .events import Followers
 from .http import Handler, Resource
+from .limits import DEFAULT, HttpLimits
 from .operations import OPERATIONS
 from .polling.gateway import Gateway
+from .refusals import Refusals
 from .replies import Reply
 from .request_counts import RequestCounts
+from .shares import Shares
 from .tap import TapStreams
 
 
 class Application:
     """The API of one broker, without access control (access.py) and transport (server.py)."""
 
-    def __init__(self, broker: EnginePort) -> None:
+    def __init__(self, broker: EnginePort, limits: HttpLimits = DEFAULT) -> None:
         self.taps = TapStreams(broker)
         self.followers = Followers(broker)
         self.polling = Gateway(broker)
         self.requests = RequestCounts()
+        self.refusals = Refusals()
+        self.shares = Shares(limits, self.refusals)
+        self.connections = HttpConnections(limits, self.refusals)
         self._closing = asyncio.Event()
         by_path: dict[str, dict[str, Handler]] = {}
         for (method, path), handler in self._handlers().items():
             by_path.setdefault(path, {})[method] = handler
         self.resources = [
-            Resource(broker, self._closing, _scope_of, path, **handlers) for path, handlers in by_path.items()
+            Resource(broker, self._closing, _scope_of, self.shares, path, **handlers)
+            for path, handlers in by_path.items()
         ]
         self.paths = list(by_path)
         self.routes = Router(
@@ -93,7 +101,7 @@ class Application:
         }
 
     async def _metrics(self, call: http.HttpCall) -> Reply:
-        return await metrics.show(call, self.requests)
+        return await metrics.show(call, self.requests, metrics.Usage(self.shares, self.connections))
 
     def close(self) -> None:
         """End the requests that would not end by themselves: answer long polls, and end streams."""

@@ -190,7 +190,7 @@ class StepDetail(StepDocument, frozen=True, kw_only=True):
 
 
 class CancelDocument(Struct, frozen=True):
-    """The request to cancel a task. `by` is the name of the operator's token, or null."""
+    """The request to cancel a task. `by` is the name of the operator's token, or the beginning of its digest."""
 
     at: str
     reason: str
@@ -229,13 +229,21 @@ class WorkflowPage(Struct, frozen=True):
 
 
 class TaskPage(Struct, frozen=True):
+    """`scanned_to`: the time for searching was over. The page holds the matching tasks that were submitted after this
+    time, and perhaps none; `next_cursor` continues the search."""
+
     tasks: list[TaskSummary]
     next_cursor: str | None
+    scanned_to: str | None = None
 
 
 class StepPage(Struct, frozen=True):
+    """`scanned_to`: the time for searching was over. The page holds the matching steps of tasks that were submitted
+    after this time, and perhaps none; `next_cursor` continues the search."""
+
     steps: list[StepSummary]
     next_cursor: str | None
+    scanned_to: str | None = None
 
 
 def raw_or_null(text: str | None) -> Raw:

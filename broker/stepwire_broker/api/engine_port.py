@@ -50,6 +50,10 @@ class EnginePort(Protocol):
         """Run `query(queries, …)` in a reader's thread. The query reads committed rows only."""
         ...
 
+    async def scan(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a query that may read many rows, in a thread that no other read waits for."""
+        ...
+
     def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Run a query on the event loop, for a few rows that were just committed. None if the query would have to
         wait."""

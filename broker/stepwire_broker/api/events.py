@@ -46,9 +46,9 @@ class EventDocument(Struct, frozen=True, kw_only=True):
     """An event of a task or a step. The first six members are always present; the others depend on `kind`.
 
     `run_ms` is the duration of the run that ended, as its worker measured it. `message` is the error of the attempt,
-    `<code>: <text>`, of at most 200 characters. `by` is the name of the operator's token. `done`, `total` and `note`
-    are members of `progress`, which is sent only to streams whose `kind` names it, is not stored and is not
-    replayed."""
+    `<code>: <text>`, of at most 200 characters. `by` is the name of the operator's token, or the beginning of its
+    digest. `done`, `total` and `note` are members of `progress`, which is sent only to streams whose `kind` names it,
+    is not stored and is not replayed."""
 
     id: str
     at: str
@@ -126,6 +126,7 @@ class Followers:
                 429, "too_many_followers", f"{CLIENTS_MAX} clients follow the events already", retry_after_ms=5000
             )
         filters = _filters(query)
+        call.open_request.stream()
         after = call.header(b"last-event-id") or query.get("after")
         positions = await self._broker.read(begin, after)
         if positions is None:

@@ -224,7 +224,14 @@ PROBLEMS: Final[dict[int, dict[str, Any]]] = {
     413: {"code": "too_large", "detail": "a context of 2000000 bytes, at most 1048576"},
     415: {"code": "bad_content_type", "detail": "the body must be application/json"},
     422: {"code": "refused_by_database", "detail": "the database refused the data"},
-    429: {"code": "overloaded", "detail": "too many writes wait for the database", "retry_after_ms": 1000},
+    429: {
+        "code": "overloaded",
+        "detail": "the token 'ci' has reached a limit: 256 requests at a time",
+        "hint": "use fewer parallel requests, or another token",
+        "retry_after_ms": 1000,
+        "limit": "requests_of_token",
+        "owner": "ci",
+    },
     500: {"code": "internal", "detail": "the broker failed to answer; its log has the cause"},
     503: {"code": "starting", "detail": "the broker is starting", "retry_after_ms": 1000},
 }

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
 import structlog
@@ -20,10 +20,13 @@ from . import http_problems
 from .engine_port import EnginePort
 from .http_problems import HttpProblem
 from .replies import JSON, Reply, Stream, send_problem, send_reply, send_stream
+from .shares import OpenRequest, Purpose, Shares
+from .token import Grant
 
-BODY_TIMEOUT_S: Final = 30.0
 QUERY_MEMBERS_MAX: Final = 32
-GRANT: Final = "stepwire.grant"  # in the scope of a request that passed access control: the permissions of its token
+# Members of the scope of a request:
+GRANT: Final = "stepwire.grant"  # the permissions of its token; absent if the request needs no token
+CONNECTION: Final = "stepwire.connection"  # its connection
 
 log: Final = structlog.get_logger("stepwire.api")
 
@@ -34,12 +37,28 @@ class ClientGone(BrokerError):
     """The client has disconnected, so nothing can be answered."""
 
 
+class RequestConnection(Protocol):
+    """The connection of a request, as its handler uses it."""
+
+    is_too_slow: bool  # the client took too long to send the body
+
+    def abort(self) -> None: ...
+
+
 class HttpCall:
     """One request, as its handler uses it."""
 
-    __slots__ = ("_receive", "broker", "closing", "scope")
+    __slots__ = ("_open", "_receive", "broker", "closing", "scope")
 
-    def __init__(self, scope: ASGIScope, receive: Receive, broker: EnginePort, closing: asyncio.Event) -> None:
+    def __init__(
+        self,
+        scope: ASGIScope,
+        receive: Receive,
+        broker: EnginePort,
+        closing: asyncio.Event,
+        open_request: OpenRequest | None,
+    ) -> None:
+        self._open = open_request  # None: the request is exempt from all limits
         self.scope = scope
         self.broker = broker
         self.closing = closing  # set when the server is about to stop: long polls end
@@ -58,10 +77,10 @@ class HttpCall:
             raise http_problems.scope_missing(grant, scope)
 
     @property
-    def operator(self) -> str | None:
-        """The name of the caller's token; None if the token has no name."""
-        grant = self.scope[GRANT]
-        return grant.name if grant.is_named else None
+    def operator(self) -> str:
+        """The caller, as the history names the author of a command."""
+        grant: Grant = self.scope[GRANT]
+        return grant.author
 
     def number(self, name: str) -> int:
         """The id of a task or a step in the path."""
@@ -92,16 +111,22 @@ class HttpCall:
             members[name] = value
         return members
 
+    @property
+    def open_request(self) -> OpenRequest:
+        """The share that this request occupies. The request must have a token."""
+        assert self._open is not None
+        return self._open
+
     async def body(self, bytes_max: int, *types: bytes) -> bytes:
-        """The whole body. Raises HttpProblem as soon as it is too large, or for another content type."""
+        """The whole body. Raises HttpProblem as soon as it is too large, too slow or over the limit of all bodies, and
+        for another content type."""
         length, kind = self._body_headers()
-        if length is not None and length > bytes_max:
-            raise _too_large(bytes_max)
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        body: bytes = message.get("body", b"")
-        if message.get("more_body"):
+        if length is not None:
+            if length > bytes_max:
+                raise _too_large(bytes_max)
+            self.open_request.reserve_body(length)
+        body, is_more = await self._part()
+        if is_more:
             body = await self._rest(body, bytes_max)
         if len(body) > bytes_max:
             raise _too_large(bytes_max)
@@ -123,6 +148,17 @@ class HttpCall:
         assert isinstance(answer, expected), answer
         return answer
 
+    @property
+    def revoked(self) -> "asyncio.Future[None]":
+        """Done when the token of the request is not valid any longer."""
+        return self.open_request.revoked
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        connection: RequestConnection | None = self.scope.get(CONNECTION)
+        if connection is not None:
+            connection.abort()
+
     async def disconnected(self) -> None:
         """Wait until the client disconnects. The body must have been read before."""
         while (await self._receive())["type"] != "http.disconnect":
@@ -138,23 +174,30 @@ class HttpCall:
         return length, kind
 
     async def _rest(self, first: bytes, bytes_max: int) -> bytes:
-        chunks, size = [first], len(first)
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                while True:
-                    if size > bytes_max:
-                        raise _too_large(bytes_max)
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    chunk = message.get("body", b"")
-                    chunks.append(chunk)
-                    size += len(chunk)
-                    if not message.get("more_body"):
-                        return b"".join(chunks)
-        except TimeoutError:
-            detail = f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s"
-            raise HttpProblem(408, "too_slow", detail, headers=_CLOSE) from None
+        chunks, size, is_more = [first], len(first), True
+        while is_more:
+            if size > bytes_max:
+                raise _too_large(bytes_max)
+            self.open_request.reserve_body(size)
+            chunk, is_more = await self._part()
+            chunks.append(chunk)
+            size += len(chunk)
+        if self.open_request.is_revoked:
+            raise http_problems.revoked(self.open_request.grant)
+        return b"".join(chunks)
+
+    async def _part(self) -> tuple[bytes, bool]:
+        """The next part of the body, and whether more of it follows."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        is_more: bool = message.get("more_body", False)
+        connection: RequestConnection | None = self.scope.get(CONNECTION)
+        if is_more and connection is not None and connection.is_too_slow:
+            raise HttpProblem(
+                408, "too_slow", "the body did not arrive in time", "send the whole body at once", headers=_CLOSE
+            )
+        return message.get("body", b""), is_more
 
 
 Handler: TypeAlias = Callable[[HttpCall], Awaitable[Reply | Stream]]
@@ -168,10 +211,12 @@ class Resource:
         broker: EnginePort,
         closing: asyncio.Event,
         scope_of: Callable[[str, str], Scope | None],
+        shares: Shares,
         path: str,
         **methods: Handler,
     ) -> None:
         self.path = path
+        self._shares = shares
         self._broker = broker
         self._closing = closing
         self.methods = dict(methods)
@@ -184,11 +229,26 @@ class Resource:
         if handler is None:
             await send_problem(send, self._wrong_method(scope["method"]))
             return
-        call = HttpCall(scope, receive, self._broker, self._closing)
-        needed = self._scopes[scope["method"]]
+        open_request: OpenRequest | None = None
         try:
-            if needed is not None:
-                call.needs(needed)
+            if GRANT in scope:
+                open_request = self._admitted(scope[GRANT], self._scopes[scope["method"]])
+            await self._answer(handler, HttpCall(scope, receive, self._broker, self._closing, open_request), send)
+        except HttpProblem as problem:
+            await send_problem(send, problem)
+        finally:
+            if open_request is not None:
+                open_request.leave()
+
+    def _admitted(self, grant: Grant, needed: Scope | None) -> OpenRequest:
+        if needed is not None and not grant.allows(needed):
+            raise http_problems.scope_missing(grant, needed)
+        is_operator = grant.allows(Scope.OPERATE)
+        purpose = Purpose.WORK if needed is Scope.WORK else Purpose.OPERATE if is_operator else Purpose.OTHER
+        return self._shares.enter(grant, purpose)
+
+    async def _answer(self, handler: Handler, call: HttpCall, send: Send) -> None:
+        try:
             reply = await handler(call)
         except HttpProblem as problem:
             await send_problem(send, problem)
@@ -197,11 +257,11 @@ class Resource:
         except ClientGone:
             pass
         except Exception:
-            log.exception("request_failed", method=scope["method"], path=scope["path"])
+            log.exception("request_failed", method=call.scope["method"], path=call.scope["path"])
             await send_problem(send, HttpProblem(500, "internal_error", "the broker failed; see its log for the cause"))
         else:
             if isinstance(reply, Stream):
-                await send_stream(send, reply, scope["path"], call.disconnected)
+                await send_stream(send, reply, call)
             else:
                 await send_reply(send, reply)
 

@@ -46,7 +46,10 @@ _HINTS: Final[dict[str, str]] = {
 
 
 class ProblemDocument(Struct, frozen=True, omit_defaults=True):
-    """`code` (for programs) and `detail` (for people) describe the problem; `next` and `hint`, the next action."""
+    """`code` (for programs) and `detail` (for people) describe the problem; `next` and `hint`, the next action.
+
+    `limit` names the limit that a request exceeded. `owner` is the name of the token that the limit applies to, or `the
+    broker` if it applies to all tokens together."""
 
     title: str
     status: int
@@ -55,6 +58,8 @@ class ProblemDocument(Struct, frozen=True, omit_defaults=True):
     hint: str = ""
     next: Hint | None = None
     retry_after_ms: int | None = None
+    limit: str = ""
+    owner: str = ""
 
 
 class HttpProblem(BrokerError):
@@ -69,6 +74,8 @@ class HttpProblem(BrokerError):
         *,
         retry_after_ms: int | None = None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
+        limit: str = "",
+        owner: str = "",
     ) -> None:
         super().__init__(f"{code}: {detail}")
         self.status = status
@@ -78,12 +85,24 @@ class HttpProblem(BrokerError):
         self.next = hint if isinstance(hint, Hint) else None
         self.retry_after_ms = retry_after_ms
         self.headers = headers
+        self.limit = limit
+        self.owner = owner
         if retry_after_ms is not None:
             self.headers = (*headers, (b"retry-after", b"%d" % max(1, math.ceil(retry_after_ms / 1000))))
 
     def document(self) -> ProblemDocument:
         title = TITLES.get(self.status, "The request failed")
-        return ProblemDocument(title, self.status, self.code, self.detail, self.hint, self.next, self.retry_after_ms)
+        return ProblemDocument(
+            title,
+            self.status,
+            self.code,
+            self.detail,
+            self.hint,
+            self.next,
+            self.retry_after_ms,
+            self.limit,
+            self.owner,
+        )
 
 
 def of_refused(refused: CommandRefused) -> HttpProblem:
@@ -107,6 +126,20 @@ def raise_refused(refused: CommandRefused) -> NoReturn:
 
 def not_found(what: str, hint: str | Hint = "") -> HttpProblem:
     return HttpProblem(404, "not_found", f"there is no {what}", hint)
+
+
+def unauthorized(detail: str) -> HttpProblem:
+    return HttpProblem(
+        401,
+        "unauthorized",
+        detail,
+        "send `Authorization: Bearer <token>`; the token is in .stepwire/token where the broker was started",
+        headers=((b"www-authenticate", b'Bearer realm="stepwire"'),),
+    )
+
+
+def revoked(grant: Grant) -> HttpProblem:
+    return unauthorized(f"the token {grant.name!r} was revoked or changed, or has expired, during the request")
 
 
 def scope_missing(grant: Grant, needed: Scope) -> HttpProblem:

@@ -19,11 +19,14 @@ from stepwire_broker.loop_measures import COMMIT_S, GROUP_ROWS, LOOP_LAG_S
 from stepwire_broker.loop_measures import Measures as LoopMeasures
 
 from . import core_views
+from .bus_metrics import BUS_METRICS, Counted, ReadCounters
+from .connections import HttpConnections
 from .core_views import CoreFigures
 from .engine_port import EnginePort
 from .http import HttpCall
 from .replies import Reply
 from .request_counts import RequestCounts
+from .shares import Shares
 
 TEXT_FORMAT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 HANDLERS_MAX: Final = 500  # handler classes with their own figures; further classes are summed up
@@ -46,15 +49,27 @@ class Measured(NamedTuple):
     loop: LoopMeasures
     wire: WireCounters
     requests: RequestCounts
+    usage: "Usage"
     held: int | None  # None when the database did not answer in time
     now: Now
     executors: list[ExecutorView]
+
+
+def _of_wire(read: ReadCounters) -> Callable[[Measured], Counted]:
+    return lambda measured: read(measured.wire)
 
 
 def _refusals(measured: Measured) -> dict[str, int]:
     """Refusals by the bus and by the core. Both know some of the codes."""
     wire, core = measured.wire.refused, measured.core.counters.refused
     return {code: wire.get(code, 0) + core.get(code, 0) for code in wire | core}
+
+
+class Usage(NamedTuple):
+    """The figures of the limits: shares of requests, connections and refusals."""
+
+    shares: Shares
+    connections: HttpConnections
 
 
 class Metric(NamedTuple):
@@ -399,47 +414,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         lambda m: _shadows(m),
     ),
     # the bus
-    Metric(
-        "stepwire_bus_messages_total",
-        "counter",
-        ("direction",),
-        "Messages of the bus.",
-        lambda m: [(("in",), m.wire.received), (("out",), m.wire.sent)],
-    ),
-    Metric(
-        "stepwire_bus_bytes_total",
-        "counter",
-        ("direction",),
-        "Bytes of the messages of the bus.",
-        lambda m: [(("in",), m.wire.received_bytes), (("out",), m.wire.sent_bytes)],
-    ),
+    *(Metric(one.name, one.kind, (one.label,), one.help, _of_wire(one.read)) for one in BUS_METRICS),
     Metric(
         "stepwire_bus_refusals_total",
         "counter",
         ("code",),
         "Messages and subscriptions that were refused.",
         lambda m: [((code,), n) for code, n in sorted(_refusals(m).items())],
-    ),
-    Metric(
-        "stepwire_bus_dropped_sends_total",
-        "counter",
-        ("reason",),
-        "Messages dropped because no receiver was connected (no_receiver), or because its queue was full (full).",
-        lambda m: [((reason,), n) for reason, n in m.wire.dropped.items()],
-    ),
-    Metric(
-        "stepwire_bus_connections",
-        "gauge",
-        ("socket",),
-        "Open connections of the bus.",
-        lambda m: [((socket,), n) for socket, n in m.wire.connections.items()],
-    ),
-    Metric(
-        "stepwire_bus_disconnections_total",
-        "counter",
-        ("reason",),
-        "Connections that the bus has ended because of a budget.",
-        lambda m: [((reason,), n) for reason, n in m.wire.disconnected.items()],
     ),
     # HTTP
     Metric(
@@ -449,10 +430,39 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Requests answered. The route `none` is an unknown path, or a request that access control refused.",
         lambda m: [((route, method, str(code)), n) for (route, method, code), n in m.requests.counts.items()],
     ),
+    Metric(
+        "stepwire_http_refusals_total",
+        "counter",
+        ("limit",),
+        "Refused requests and closed connections, by the exceeded limit; see docs/operating/http-limits.md.",
+        lambda m: [((limit,), n) for limit, n in sorted(m.usage.shares.refusals.counts.items())],
+    ),
+    Metric(
+        "stepwire_http_open",
+        "gauge",
+        ("what",),
+        "Open connections, requests in progress, requests that only wait, and streams, which also wait.",
+        lambda m: [
+            (("connections",), m.usage.connections.count),
+            (("requests",), m.usage.shares.requests),
+            (("waits",), m.usage.shares.waits),
+            (("streams",), m.usage.shares.streams),
+        ],
+    ),
+    Metric(
+        "stepwire_http_bytes",
+        "gauge",
+        ("what",),
+        "Bytes of large request bodies in progress (bodies), and of answers that clients do not accept (unread).",
+        lambda m: [
+            (("bodies",), m.usage.shares.body_bytes),
+            (("unread",), m.usage.connections.unread_bytes),
+        ],
+    ),
 )
 
 
-async def show(call: HttpCall, requests: RequestCounts) -> Reply:
+async def show(call: HttpCall, requests: RequestCounts, usage: Usage) -> Reply:
     call.query()
     broker = call.broker
     held = await _held(broker)
@@ -462,6 +472,7 @@ async def show(call: HttpCall, requests: RequestCounts) -> Reply:
         broker.measures,
         broker.wire_counters,
         requests,
+        usage,
         held,
         broker.now(),
         broker.executors(),

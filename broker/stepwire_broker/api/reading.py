@@ -3,8 +3,8 @@
 The functions that take `queries` run in a reader's thread and build the document there, so the loop only sends it.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -16,11 +16,11 @@ from stepwire_broker.core.model.live import StepProgress
 from stepwire_broker.core.model.states import TASK_FINAL, StepState, TaskState
 from stepwire_broker.core.why import skipped_because
 from stepwire_broker.store.queries import Queries
-from stepwire_broker.store.rows import StepFilter, StepRow, TaskFilter, TaskRecord, TaskRow, WorkflowRow
+from stepwire_broker.store.rows import ListPoint, StepFilter, StepRow, TaskFilter, TaskRecord, TaskRow, WorkflowRow
 from stepwire_broker.store.task_results import result_of
 from stepwire_broker.timestamps import parse_rfc3339, rfc3339, rfc3339_or_none
 
-from . import attempts
+from . import attempts, scanning
 from .documents import (
     NO_LABELS,
     ProgressDocument,
@@ -50,6 +50,9 @@ OUTPUTS_BYTES_MAX: Final = 1024 * 1024  # of one task in one answer; a single st
 SMALL_BYTES_MAX: Final = 16 * 1024  # of outputs and of a context that are read on the event loop
 SMALL_STEPS_MAX: Final = 16
 RESULT_BYTES_MAX: Final = 8 * 1024 * 1024
+
+F = TypeVar("F", TaskFilter, StepFilter)
+R = TypeVar("R", TaskRow, StepRow)
 
 
 # -- filters from queries ---------------------------------------------------------------------------------------------
@@ -166,8 +169,9 @@ def _step_document(
 
 
 def tasks(queries: Queries, filters: TaskFilter) -> bytes:
-    rows = queries.tasks(filters)
-    return encode(TaskPage([TaskSummary(**_task(row)) for row in rows], _next(rows, filters.limit)))
+    rows, stopped_at = _listed(queries.tasks, queries.newest_task, filters)
+    tasks = [TaskSummary(**_task(row)) for row in rows]
+    return encode(TaskPage(tasks, _next(rows, filters.limit, stopped_at), _scanned_to(stopped_at)))
 
 
 def step(queries: Queries, step_id: int, live: Live, explained: Explained | None = None) -> bytes | None:
@@ -190,8 +194,9 @@ def step(queries: Queries, step_id: int, live: Live, explained: Explained | None
 
 
 def steps(queries: Queries, filters: StepFilter, live: Live) -> bytes:
-    rows = queries.steps(filters)
-    return encode(StepPage([StepSummary(**_step(row, live)) for row in rows], _next(rows, filters.limit)))
+    rows, stopped_at = _listed(queries.steps, queries.newest_step, filters)
+    steps = [StepSummary(**_step(row, live)) for row in rows]
+    return encode(StepPage(steps, _next(rows, filters.limit, stopped_at), _scanned_to(stopped_at)))
 
 
 def workflow(queries: Queries, namespace: str, name: str, version: str | None) -> WorkflowDocument | None:
@@ -309,9 +314,27 @@ def _workflow(row: StoredWorkflow | WorkflowRow) -> dict[str, Any]:
     }
 
 
-def _next(rows: Sequence[TaskRow] | Sequence[StepRow], limit: int) -> str | None:
-    """The cursor after a full page, because another page may follow; otherwise None."""
+def _listed(
+    read: Callable[[F], list[R]], newest: Callable[[int | None], ListPoint | None], filters: F
+) -> scanning.Scanned[R]:
+    if not scanning.needs_scan(filters):
+        return scanning.Scanned(read(filters), None)
+
+    def chunk(before: int, first_id: int, limit: int) -> list[R]:
+        return read(filters._replace(before=before, first_id=first_id, limit=limit))
+
+    return scanning.scan(chunk, newest, filters.before, filters.limit)
+
+
+def _next(rows: Sequence[TaskRow] | Sequence[StepRow], limit: int, stopped_at: ListPoint | None) -> str | None:
+    """The cursor after a full page, because another page may follow, or where a scan stopped; otherwise None."""
+    if stopped_at is not None:
+        return str(stopped_at.id + 1)
     return str(rows[-1].id) if len(rows) == limit else None
+
+
+def _scanned_to(stopped_at: ListPoint | None) -> str | None:
+    return None if stopped_at is None else rfc3339(stopped_at.created_ms)
 
 
 # -- the members of a query -------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """Replies and streams, and the functions that send them over ASGI."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, NamedTuple
+from collections.abc import AsyncIterator
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 import structlog
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 from .http_problems import HttpProblem
 
@@ -51,15 +51,32 @@ async def send_problem(send: Send, problem: HttpProblem) -> None:
     await send_reply(send, Reply(problem.status, encode(problem.document()), PROBLEM, problem.headers))
 
 
-async def send_stream(send: Send, stream: Stream, path: str, disconnected: Callable[[], Awaitable[None]]) -> None:
+class StreamClient(Protocol):
+    """The client of a stream."""
+
+    @property
+    def scope(self) -> Scope: ...
+
+    @property
+    def revoked(self) -> "asyncio.Future[None]": ...
+
+    async def disconnected(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+async def send_stream(send: Send, stream: Stream, client: StreamClient) -> None:
+    """Send the stream until it ends, the client disconnects, or its token is revoked."""
     headers = [(b"content-type", stream.content_type), *_SECURITY]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     sending = asyncio.ensure_future(_send_chunks(send, stream.chunks))
-    disconnecting = asyncio.ensure_future(disconnected())
+    disconnecting = asyncio.ensure_future(client.disconnected())
     try:
-        await asyncio.wait((sending, disconnecting), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((sending, disconnecting, client.revoked), return_when=asyncio.FIRST_COMPLETED)
         if sending.done() and (error := sending.exception()) is not None:
-            log.error("stream_failed", path=path, exc_info=error)
+            log.error("stream_failed", path=client.scope["path"], exc_info=error)
+        if client.revoked.done():
+            client.abort()  # the client may not read, so the stream cannot be ended in an orderly way
     finally:
         sending.cancel()
         disconnecting.cancel()

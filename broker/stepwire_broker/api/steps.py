@@ -1,6 +1,6 @@
 """`/v1/steps`: the steps of all tasks."""
 
-from . import core_views, explaining, reading
+from . import core_views, explaining, reading, scanning
 from .http import HttpCall
 from .replies import Reply
 
@@ -16,4 +16,8 @@ async def show(call: HttpCall) -> Reply:
 
 async def page(call: HttpCall) -> Reply:
     wanted = reading.step_filter(call.query(*reading.STEP_QUERY))
-    return Reply(200, await call.broker.read(reading.steps, wanted, core_views.live(call.broker)))
+    live = core_views.live(call.broker)
+    if scanning.needs_scan(wanted):
+        async with call.open_request.scanning():
+            return Reply(200, await call.broker.scan(reading.steps, wanted, live))
+    return Reply(200, await call.broker.read(reading.steps, wanted, live))

@@ -63,6 +63,7 @@ class TapStreams:
         if len(self._queues) >= CLIENTS_MAX:
             raise HttpProblem(429, "too_many_taps", f"{CLIENTS_MAX} clients use the tap already", retry_after_ms=5000)
         shows = _of_topic(query.get("topic"))
+        call.open_request.stream()
         if "task" in query:
             names_task = await self._of_task(query["task"])
             of_topic = shows

@@ -11,7 +11,7 @@ from stepwire_broker.core.model.events import AwaitTask, NewTask
 from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.stages import requests
 
-from . import core_views, explaining, reading
+from . import core_views, explaining, reading, scanning
 from .documents import Created, CreatedBatch
 from .http import HttpCall
 from .http_problems import HttpProblem
@@ -30,23 +30,25 @@ async def submit(call: HttpCall) -> Reply:
     if wait_ms is not None:
         wait_s = _wait_s(wait_ms)
         call.needs(Scope.READ)
-    body = await call.body(limits.payload_bytes)
-    stored = await _store(call, [requests.read_task(body, limits, _key(call))])
+    task = requests.read_task(await call.body(limits.payload_bytes), limits, _key(call))
+    if wait_s is not None:
+        call.open_request.wait()  # before the task is stored, because a task that was stored must not be refused
+    stored = await _store(call, [task])
     task_id, created = stored.task_ids[0], stored.created[0]
     live = core_views.live_task(call.broker, task_id)
-    task: Raw | UnsetType = UNSET
+    document: Raw | UnsetType = UNSET
     state: str | None
     if wait_s is not None:
         read = await _wait(call, task_id, wait_s)
         state = None if read is None else read.state
-        task = UNSET if read is None else Raw(read.document)
+        document = UNSET if read is None else Raw(read.document)
     elif created and live is not None and live.is_running:
         state = TaskState.RUNNING  # the state that was stored, without reading the database
     else:
         state = await call.broker.read(lambda queries: queries.task_state(task_id))
     if state is None:
         raise HttpProblem(404, "not_found", f"task {task_id} has ended, and its retention time is over")
-    return Reply(201 if created else 200, encode(Created(task_id, state, created, task)))
+    return Reply(201 if created else 200, encode(Created(task_id, state, created, document)))
 
 
 async def submit_batch(call: HttpCall) -> Reply:
@@ -65,7 +67,9 @@ async def show(call: HttpCall) -> Reply:
     if wait_ms is None:
         read = await explaining.task(call.broker, task_id)
     else:
-        read = await _wait(call, task_id, _wait_s(wait_ms))
+        wait_s = _wait_s(wait_ms)
+        call.open_request.wait()
+        read = await _wait(call, task_id, wait_s)
     if read is None:
         raise await explaining.no_task(call.broker, task_id)
     return Reply(200, read.document)
@@ -91,6 +95,9 @@ async def why_step(call: HttpCall) -> Reply:
 
 async def page(call: HttpCall) -> Reply:
     filters = reading.task_filter(call.query(*reading.TASK_QUERY))
+    if scanning.needs_scan(filters):
+        async with call.open_request.scanning():
+            return Reply(200, await call.broker.scan(reading.tasks, filters))
     return Reply(200, await call.broker.read(reading.tasks, filters))
 
 

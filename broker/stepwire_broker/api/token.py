@@ -26,6 +26,7 @@ MORE_TOKENS_FILE: Final = STATE_DIR / "tokens"
 URL_FILE: Final = STATE_DIR / "url"  # the address of the broker that was started last, for clients in its directory
 TOKEN_BYTES: Final = 32
 TOKEN_CHARACTERS_MIN: Final = 43  # 256 bits in base64
+LOOK_AGAIN_S: Final = 0.2
 
 _HASHED: Final = "sha256:"
 
@@ -41,6 +42,12 @@ class Grant(NamedTuple):
     scopes: frozenset[Scope]
     expires_ms: int | None = None
     is_named: bool = True  # False: `name` is only the number of its line
+    digest: bytes = b""  # of the token, so that a new token with an old name has another grant
+
+    @property
+    def author(self) -> str:
+        """The token in the history and in log lines. An unnamed one is identified as in `stepwire token list`."""
+        return self.name if self.is_named else f"sha256:{self.digest.hex()[:12]}"
 
     def allows(self, scope: Scope) -> bool:
         return scope in self.scopes or Scope.ADMIN in self.scopes
@@ -59,6 +66,8 @@ class Tokens:
     def __init__(self, file: Path, *more: Path) -> None:
         self.file = file  # the file of the token that clients on the same machine use
         self._more = more
+        self._look_again_s = 0.0
+        self._stamps = self._read_stamps()
         self._lines = self._read()
         self.is_new = False  # True: this start has generated the token
 
@@ -71,18 +80,53 @@ class Tokens:
     def admit(self, token: bytes) -> Grant | None:
         """The permissions of a token; None if the token is unknown or expired. Takes the same time for every token."""
         presented = hashlib.sha256(token).digest()
-        grant = None
-        for line in self._lines:
-            if hmac.compare_digest(presented, line.digest):
-                grant = line.grant
+        grant = self._grant_of(presented)
+        if grant is None and self._look_again():
+            grant = self._grant_of(presented)
         if grant is not None and grant.expires_ms is not None and grant.expires_ms <= time.time_ns() // 1_000_000:
             return None
         return grant
 
+    def _grant_of(self, presented: bytes) -> Grant | None:
+        grant = None
+        for line in self._lines:
+            if hmac.compare_digest(presented, line.digest):
+                grant = line.grant
+        return grant
+
+    def _look_again(self) -> bool:
+        """An unknown token may be new: look at the files, but not with each wrong token. True if they have changed."""
+        now_s = time.monotonic()
+        if now_s < self._look_again_s:
+            return False
+        self._look_again_s = now_s + LOOK_AGAIN_S
+        try:
+            return self.refresh()
+        except TokenError:
+            self._stamps = []  # the next regular look reports the error
+            return False
+
     def reload(self) -> int:
         """Read the files again. Returns the number of tokens. After a TokenError the previous tokens stay valid."""
+        self._stamps = self._read_stamps()
         self._lines = self._read()
         return len(self._lines)
+
+    def refresh(self) -> bool:
+        """Read the files again if one of them has changed, and return whether one has. Raises TokenError once for each
+        change that cannot be read; the previous tokens stay valid."""
+        if self._read_stamps() == self._stamps:
+            return False
+        self.reload()
+        return True
+
+    def is_valid(self, grant: Grant) -> bool:
+        """False if the token of the grant was removed or changed, or has expired."""
+        is_expired = grant.expires_ms is not None and grant.expires_ms <= time.time_ns() // 1_000_000
+        return not is_expired and any(line.grant == grant for line in self._lines)
+
+    def _read_stamps(self) -> list[tuple[int, int, int] | None]:
+        return [_stamp(path) for path in (self.file, *self._more)]
 
     def _read(self) -> tuple[Line, ...]:
         lines = read_lines(self.file)
@@ -159,10 +203,15 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def first_token(path: Path) -> str:
-    """The first token in the file that is in plain text, for a client on the same machine."""
+    """The first token in the file that is in plain text, for a client on the same machine. A shorter word is another
+    kind of secret, and is refused."""
     for line in read_private(path).splitlines():
         words = line.partition("#")[0].split()
         if words and not words[0].startswith(_HASHED):
+            if len(words[0]) < TOKEN_CHARACTERS_MIN:
+                raise TokenError(
+                    f"{path} is no token file: its first word has fewer than {TOKEN_CHARACTERS_MIN} characters"
+                )
             return words[0]
     raise TokenError(f"{path} holds no token in plain text")
 
@@ -192,6 +241,15 @@ def read_private(path: Path) -> str:
         raise TokenError(f"{path} is not text: write one token per line") from None
     except OSError as error:
         raise TokenError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """A value that differs after the file was replaced or changed. None if there is no file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _generate(path: Path) -> bool:
@@ -238,7 +296,8 @@ def _line(path: Path, number: int, text: str) -> Line | None:
     words = text.partition("#")[0].split()
     if not words:
         return None
-    return Line(_digest(where, words[0]), _grant(where, words[1:], f"line {number}"))
+    digest = _digest(where, words[0])
+    return Line(digest, _grant(where, words[1:], f"line {number}")._replace(digest=digest))
 
 
 def _digest(where: str, token: str) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.stages.requests import Make
 
+from . import http_problems
 from .http import ClientGone, HttpCall
 
 A = TypeVar("A", bound=Answer)
@@ -15,7 +16,8 @@ A = TypeVar("A", bound=Answer)
 
 @asynccontextmanager
 async def long_poll(call: HttpCall) -> AsyncIterator["LongPoll"]:
-    """A long poll for a request whose body has been read. `wait` raises ClientGone when the client disconnects."""
+    """A long poll for a request whose body has been read. `wait` raises ClientGone when the client disconnects, and
+    HttpProblem when its token is revoked."""
     poll = LongPoll(call)
     try:
         yield poll
@@ -31,6 +33,7 @@ class LongPoll:
         self._call = call
         self._disconnecting = asyncio.ensure_future(call.disconnected())
         self._closing = asyncio.ensure_future(call.closing.wait())
+        self._revoked = call.revoked
         self._commands: list[asyncio.Future[Any]] = []
 
     async def ask(self, make: Make, expected: type[A]) -> "asyncio.Future[A]":
@@ -43,10 +46,12 @@ class LongPoll:
 
     async def wait(self, answer: "asyncio.Future[Any]", timeout_s: float) -> None:
         """Wait for the answer, for at most `timeout_s`, or until the server is about to stop."""
-        futures = (answer, self._disconnecting, self._closing)
+        futures = (answer, self._disconnecting, self._closing, self._revoked)
         await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if self._disconnecting.done():
             raise ClientGone
+        if self._revoked.done():
+            raise http_problems.revoked(self._call.open_request.grant)
         if answer.done():
             answer.result()
 

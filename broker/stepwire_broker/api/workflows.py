@@ -1,5 +1,7 @@
 """`/v1/workflows`: definitions, as JSON or YAML."""
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from msgspec import structs
@@ -7,7 +9,8 @@ from msgspec import structs
 from stepwire_broker import definition_files
 from stepwire_broker.core.answers.answers import Applied
 from stepwire_broker.core.answers.hints import HintCode
-from stepwire_broker.core.definitions.workflow import NAMESPACE_DEFAULT, read_workflow
+from stepwire_broker.core.definitions.settings import LimitSettings
+from stepwire_broker.core.definitions.workflow import NAMESPACE_DEFAULT, Workflow, read_workflow
 from stepwire_broker.core.intake.unknown_workflow import unknown_workflow
 from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow
 from stepwire_broker.core.reading.document_problems import InvalidWorkflow
@@ -19,6 +22,9 @@ from .http import HttpCall
 from .http_problems import HttpProblem, of_refused
 from .replies import JSON, Reply, encode
 
+READ_ON_LOOP_BYTES_MAX: Final = 8 * 1024
+_READER: Final = ThreadPoolExecutor(1, "workflow reader")  # one document at a time, so that the loop keeps its share
+
 YAML: Final = (b"application/yaml", b"application/x-yaml", b"text/yaml", b"text/x-yaml")
 
 
@@ -26,14 +32,25 @@ async def apply(call: HttpCall) -> Reply:
     activate = reading.flag("activate", call.query("activate").get("activate", "true"))
     body = await call.body(definition_files.JSON_BYTES_MAX, JSON, *YAML)
     try:
-        document = definition_files.read_document(body)
-        workflow = read_workflow(document.value, document.where, call.broker.settings.limits)
+        workflow = await read(body, call.broker.settings.limits)
     except (definition_files.DocumentError, InvalidWorkflow) as error:
         raise HttpProblem(400, "invalid_workflow", str(error)) from None
     done = await call.ask(lambda request: ApplyWorkflow(request, workflow, activate), Applied)
     warnings = [*of_document(workflow), *core_views.handler_warnings(call.broker, workflow)]
     applied = WorkflowApplied(done.workflow_id, done.namespace, done.name, done.version, done.created, warnings)
     return Reply(201 if done.created else 200, encode(applied))
+
+
+async def read(body: bytes, limits: LimitSettings) -> Workflow:
+    """Read a document. A thread reads a large one, because 10,000 steps, or their mistakes, take seconds."""
+
+    def read_now() -> Workflow:
+        document = definition_files.read_document(body)
+        return read_workflow(document.value, document.where, limits)
+
+    if len(body) <= READ_ON_LOOP_BYTES_MAX:
+        return read_now()
+    return await asyncio.get_running_loop().run_in_executor(_READER, read_now)
 
 
 async def activate(call: HttpCall) -> Reply:

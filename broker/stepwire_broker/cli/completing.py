@@ -50,8 +50,10 @@ def _get(context: click.Context, path: str) -> dict[str, Any] | None:
     from .failure import Failure
 
     try:
-        url, token_file = address(context.ensure_object(Options))
-        answer = Transport(url, lambda: _token(token_file), TIMEOUT_S, Outages(0, 0, None)).get_once(path)
+        url, token_file, is_insecure_allowed = address(context.ensure_object(Options))
+        answer = Transport(
+            url, lambda: _token(token_file), TIMEOUT_S, Outages(0, 0, None), is_insecure_allowed=is_insecure_allowed
+        ).get_once(path)
         document: dict[str, Any] = msgspec.json.decode(answer.body)
     except (Failure, OSError, ValueError):  # nothing to complete is no error
         return None

@@ -4,13 +4,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from stepwire.client import Client, ClientError
+from stepwire.client import Client, ClientError, destinations
 from stepwire.errors import ConfigurationError
 
 from stepwire_broker.api.token import TOKEN_FILE, URL_FILE, TokenError, first_token
-from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.configuration.loader import Configuration
 from stepwire_broker.core.reading.durations import milliseconds
 
 from . import output
@@ -41,9 +41,9 @@ def broker_client(options: Options, *, waits: bool = False) -> Iterator[Client]:
         raise failure_of(options, error) from None
 
 
-def open_client(options: Options, settings: Settings | None = None, *, waits: bool = False) -> Client:
-    """A client that has sent nothing yet. With `settings`, the configuration is not read again."""
-    url, token_file = address(options, settings)
+def open_client(options: Options, loaded: Configuration | None = None, *, waits: bool = False) -> Client:
+    """A client that has sent nothing yet. With `loaded`, the configuration is not read again."""
+    url, token_file, is_insecure_allowed = address(options, loaded)
     if url.rstrip("/").endswith("/v1"):
         usage(f"the URL {url} must not end in /v1: use {url.rstrip('/').removesuffix('/v1')}")
     outage_s = _outage_s(options)
@@ -55,20 +55,46 @@ def open_client(options: Options, settings: Settings | None = None, *, waits: bo
             outage_s=outage_s,
             first_contact_s=None if waits or is_set else 0.0,
             on_outage=lambda text, is_over: _report_outage(options, text, is_over),
+            allow_insecure=is_insecure_allowed,
         )
     except (ConfigurationError, TokenError) as error:
         raise Failure(Exit.USAGE, str(error)) from None
 
 
-def address(options: Options, settings: Settings | None = None) -> tuple[str, str | None]:
-    """The broker's URL and, if one is set, the file that holds its token."""
-    token_file = options.token_file or _unless_in_environment(os.environ.get("STEPWIRE_TOKEN_FILE"))
+class Address(NamedTuple):
+    """The broker's URL and, if one is set, the file that holds its token. `is_insecure_allowed`: the configuration has
+    declared that its network may read tokens."""
+
+    url: str
+    token_file: str | None
+    is_insecure_allowed: bool = False
+
+
+def address(options: Options, loaded: Configuration | None = None) -> Address:
+    """The address for this command. Raises Failure if a token from the environment must not be sent there."""
+    named_file = options.token_file or _unless_in_environment(os.environ.get("STEPWIRE_TOKEN_FILE"))
     url = options.url or os.environ.get("STEPWIRE_URL")
     if url is not None:
-        return url, token_file
-    http = (settings or load(options).settings).http
-    token_file = token_file or _unless_in_environment(http.tokens_file)
-    return _running_url(options) or f"http://{http.listen}", token_file
+        return Address(url, named_file)
+    loaded = loaded or load(options)
+    http = loaded.settings.http
+    token_file = named_file or _unless_in_environment(http.tokens_file)
+    is_insecure_allowed = http.allow_insecure and not loaded.is_from_here("http.allow_insecure")
+    has_foreign_token = not options.token_file and any(os.environ.get(name) for name in _TOKENS)
+    running = _running_url(options)
+    if running is not None:
+        if has_foreign_token:
+            _refuse_unless(destinations.is_this_machine(running), running, str(URL_FILE))
+        return Address(running, token_file, is_insecure_allowed)
+    url = f"http://{http.listen}"
+    if has_foreign_token:
+        _refuse_unless(not loaded.is_from_here("http.listen"), url, str(loaded.file))
+    return Address(url, token_file, is_insecure_allowed)
+
+
+def _refuse_unless(is_allowed: bool, url: str, origin: str) -> None:
+    if not is_allowed:
+        raise Failure(Exit.USAGE, destinations.found_text(url, origin))
 
 
 def _running_url(options: Options) -> str | None:
@@ -77,11 +103,12 @@ def _running_url(options: Options) -> str | None:
     if options.config_file or any(os.environ.get(name) for name in _NAMING):
         return None
     try:
-        return URL_FILE.read_text(encoding="ascii").strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None
+        return destinations.url_of_directory()
+    except ConfigurationError as error:
+        raise Failure(Exit.USAGE, str(error)) from None
 
 
+_TOKENS: Final = ("STEPWIRE_TOKEN", "STEPWIRE_TOKEN_FILE")
 _NAMING: Final = ("STEPWIRE_CONFIG", "STEPWIRE_HTTP__LISTEN", "STEPWIRE_HTTP__LISTEN_FILE")
 
 
@@ -104,8 +131,20 @@ def pages_from(
         cursor = page["next_cursor"]
         if cursor is None:
             return items, None
-    has_more = bool(fetch_page(**filters, limit=1, cursor=cursor)[member])
-    return items, cursor if has_more else None
+    return items, cursor if _has_more(fetch_page, member, filters, cursor) else None
+
+
+def _has_more(
+    fetch_page: Callable[..., dict[str, Any]], member: str, filters: Mapping[str, Any], cursor: str | None
+) -> bool:
+    """True if an item follows. A page may be empty although another one follows, because the broker searches for a
+    limited time."""
+    while cursor is not None:
+        page = fetch_page(**filters, limit=1, cursor=cursor)
+        if page[member]:
+            return True
+        cursor = page["next_cursor"]
+    return False
 
 
 def _outage_s(options: Options) -> float | None:
@@ -131,7 +170,7 @@ def failure_of(options: Options, error: ClientError) -> Failure:
     if error.may_be_done:
         code, text, hint = OF_STATUS.get(error.status, Exit.UNREACHABLE), text.rstrip("."), _LOOK_FIRST
     elif error.status == UNREACHABLE and any(words in error.message.lower() for words in _NOT_TLS):
-        url = address(options)[0]
+        url = address(options).url
         code, text = Exit.UNREACHABLE, f"the server at {url} speaks http, not https"
         hint = f"use --url {url.replace('https:', 'http:', 1)}"
     elif error.status == UNREACHABLE:
@@ -151,7 +190,7 @@ def _origin(options: Options) -> str:
 
 
 def _denied_text(options: Options) -> str:
-    url, token_file = address(options)
+    url, token_file, _ = address(options)
     if token_file is None and os.environ.get("STEPWIRE_TOKEN"):
         return f"the token in STEPWIRE_TOKEN is not one of the broker's at {url}, or has expired"
     file = Path(token_file or TOKEN_FILE).absolute()

@@ -21,7 +21,7 @@ import msgspec
 
 from stepwire_broker.end_with_parent import end_with_parent
 
-from . import children, output
+from . import children, config_commands, output
 from .failure import Exit, leave, usage
 from .json_values import read_text
 from .options import Options, StepwireCommand
@@ -149,7 +149,10 @@ class _Processes:
         if not self._entries:
             self._print("dev", f"only the broker runs: {_without_processes(self._procfile)}")
         facts = broker.facts
-        environ = children.handler_environ(facts["steps"], facts["results"], facts["http"], facts["token_file"])
+        pass_env = config_commands.load(self._options).settings.handlers.pass_env
+        environ = children.handler_environ(
+            facts["steps"], facts["results"], facts["http"], facts["token_file"], pass_env
+        )
         keeping = asyncio.ensure_future(self._keep_broker(broker, urlsplit(facts["http"]).netloc))
         handlers = [asyncio.ensure_future(self._keep_running(entry, environ)) for entry in self._entries]
         await self._stopping.wait()

@@ -79,7 +79,7 @@ def examine(options: Options) -> Iterator[Finding]:
     yield from endpoints(settings)
     yield from files(settings)
     yield from posture(settings)
-    yield from broker(options, settings)
+    yield from broker(options, loaded)
 
 
 def versions() -> Iterator[Finding]:
@@ -250,10 +250,10 @@ def posture(settings: Settings) -> Iterator[Finding]:
         yield Finding("warning", "open files", f"{text}, fewer than bus.max_connections", todo)
 
 
-def broker(options: Options, settings: Settings) -> Iterator[Finding]:
+def broker(options: Options, loaded: loader.Configuration) -> Iterator[Finding]:
     try:
-        url, _ = address(options, settings)
-        with open_client(options, settings) as client:
+        url = address(options, loaded).url
+        with open_client(options, loaded) as client:
             yield from _broker_findings(client, url)
     except Failure as failure:
         yield Finding("red", "broker", failure.message, failure.hint)

@@ -106,7 +106,9 @@ async def _serve(
         _note_url(loaded, server.url)
         _freeze_objects()
         endpoints = broker.endpoints
-        environ = handler_environ(endpoints["steps"], endpoints["results"], server.url, str(tokens.file))
+        environ = handler_environ(
+            endpoints["steps"], endpoints["results"], server.url, str(tokens.file), broker.settings.handlers.pass_env
+        )
         handlers = [Handlers(module, without_systemd(environ)) for module in modules]
         _print_ready(options, loaded, broker, server.url, tokens)
         systemd.ready(_SERVING)

@@ -1,6 +1,6 @@
 """`stepwire token`: creates, lists and revokes tokens of the HTTP API.
 
-The commands change the tokens file. A running broker reads the file again on HUP.
+The commands change the tokens file. A running broker notices a change within 2 s, and a new token with its first use.
 """
 
 import re
@@ -29,7 +29,6 @@ COLUMNS: Final = [
     output.Column("expires", "expires_at"),
     output.Column("sha256", "sha256"),
 ]
-_NEXT: Final = "a running broker reads the file again on HUP: kill -HUP PID, or systemctl reload stepwire"
 
 
 @click.group(cls=StepwireGroup)
@@ -62,7 +61,6 @@ def new(options: Options, name: str | None, scopes: tuple[str, ...], expires: st
     except TokenError as error:
         raise Failure(Exit.FAILURE, str(error)) from None
     output.one(options, {"name": name, "scopes": sorted(grant.scopes), "token": value, "file": str(file)}, value)
-    output.note(options, _NEXT)
 
 
 @token.command(name="list")
@@ -91,7 +89,7 @@ def list_tokens(options: Options) -> None:
 @click.argument("names", metavar="NAME..", nargs=-1, required=True)
 @click.pass_obj
 def revoke(options: Options, names: tuple[str, ...]) -> None:
-    """Revoke tokens. The broker refuses them after its next HUP or start."""
+    """Revoke tokens. A running broker refuses them within 3 s, and ends their waits and streams."""
     file = _file(options)
     for name in names:
         try:
@@ -99,7 +97,6 @@ def revoke(options: Options, names: tuple[str, ...]) -> None:
         except TokenError as error:
             raise Failure(Exit.NOT_FOUND, str(error)) from None
         output.one(options, {"name": name, "revoked": True}, f"revoked {name}")
-    output.note(options, _NEXT)
 
 
 def _file(options: Options) -> Path:

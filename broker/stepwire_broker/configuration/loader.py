@@ -6,7 +6,7 @@ that holds the value), `DATABASE_URL` for the database, the configuration file, 
 paths, also in values, are relative to the current directory, as are the defaults under `.stepwire/`.
 """
 
-import stat
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import GenericAlias
@@ -19,8 +19,9 @@ from stepwire_protocol.decode_errors import fault_of
 
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.reading import durations
-from stepwire_broker.core.reading.nearest import did_you_mean
+from stepwire_broker.core.reading.nearest import did_you_mean, echoed
 from stepwire_broker.errors import BrokerError
+from stepwire_broker.file_owners import OTHERS_WRITE, is_inside, strange_owner
 
 from . import misspelt_names, seed_block
 
@@ -54,6 +55,12 @@ class Configuration(NamedTuple):
     origins: dict[str, str]  # of every key
     file: Path | None
     notes: tuple[str, ...] = ()  # for the operator: accepted values that are probably mistakes
+    is_named: bool = False  # True: the user has named the file
+
+    def is_from_here(self, key: str) -> bool:
+        """Whether the value comes from a file that was found in the working directory. A checkout or an archive may
+        have brought such a file, without the user's knowledge."""
+        return self.file == Path(FILE_NAME) and not self.is_named and self.origins[key] == str(self.file)
 
 
 def load(config_file: str | None, flags: Mapping[str, str], environ: Mapping[str, str]) -> Configuration:
@@ -75,13 +82,17 @@ def load(config_file: str | None, flags: Mapping[str, str], environ: Mapping[str
     settings = _settings(values)
     _check_heartbeat(settings, origins)
     notes += [*_environment_notes(environ), *_inproc_notes(settings), *_heartbeat_notes(settings)]
-    return Configuration(settings, origins, file, tuple(notes))
+    configuration = Configuration(
+        settings, origins, file, tuple(notes), is_named=_named(config_file, environ) is not None
+    )
+    _check_tokens_file(configuration)
+    return configuration
 
 
 def find_file(config_file: str | None, environ: Mapping[str, str]) -> Path | None:
     """Find the configuration file: `--config`, `$STEPWIRE_CONFIG`, in the current directory, the user's, the system's.
     The first one that exists is used. Raises SettingsError if a named file does not exist."""
-    named = config_file or environ.get("STEPWIRE_CONFIG")
+    named = _named(config_file, environ)
     if named:
         path = Path(named)
         if not path.is_file():
@@ -92,6 +103,10 @@ def find_file(config_file: str | None, environ: Mapping[str, str]) -> Path | Non
     home = environ.get("XDG_CONFIG_HOME") or (f"{environ['HOME']}/.config" if environ.get("HOME") else None)
     places = [Path(FILE_NAME), *([Path(home, "stepwire", FILE_NAME)] if home else []), Path("/etc/stepwire", FILE_NAME)]
     return next((path for path in places if path.is_file()), None)
+
+
+def _named(config_file: str | None, environ: Mapping[str, str]) -> str | None:
+    return config_file or environ.get("STEPWIRE_CONFIG") or None
 
 
 def show(configuration: Configuration) -> list[tuple[str, Any, str]]:
@@ -240,6 +255,20 @@ def _check_heartbeat(settings: Settings, origins: Mapping[str, str]) -> None:
         )
 
 
+def _check_tokens_file(configuration: Configuration) -> None:
+    """Refuse a file that was found here and names a file elsewhere: commands send the first word of the tokens file to
+    the address in the same configuration."""
+    tokens_file = configuration.settings.http.tokens_file
+    if tokens_file is None or not configuration.is_from_here("http.tokens_file"):
+        return
+    if not is_inside(Path(tokens_file), Path()):
+        raise SettingsError(
+            f"http.tokens_file in {configuration.file} is {tokens_file!r}, outside of this directory: a configuration "
+            "that is only found in the working directory may not name secrets elsewhere",
+            f"if the configuration is yours, name it: --config {configuration.file}",
+        )
+
+
 def _heartbeat_notes(settings: Settings) -> Iterator[str]:
     bus = settings.bus
     if bus.heartbeat_ms * HEARTBEATS_GOOD > bus.lease_ms:
@@ -315,18 +344,34 @@ def _settings(values: dict[str, Any]) -> Settings:
 
 
 def _read_config(path: Path) -> str:
-    """The text of the configuration file. A file that other users can write is refused."""
+    """The text of the configuration file. A file that other users control is refused."""
     try:
-        status = path.stat()
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise SettingsError(f"{path} can be written by other users: chmod go-w {path}")
-        if status.st_size > FILE_BYTES_MAX:
-            raise SettingsError(f"{path} has {status.st_size} bytes; the maximum is {FILE_BYTES_MAX}")
-        return path.read_text(encoding="utf-8")
+        with open(path, encoding="utf-8", opener=_open_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            _check_owner(path, file.fileno())
+            if status.st_mode & OTHERS_WRITE:
+                raise SettingsError(f"{path} can be written by other users: chmod go-w {path}")
+            if status.st_size > FILE_BYTES_MAX:
+                raise SettingsError(f"{path} has {status.st_size} bytes; the maximum is {FILE_BYTES_MAX}")
+            return file.read()
     except UnicodeDecodeError:
         raise SettingsError(f"{path} is not UTF-8 text") from None
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # `find_file` saw a file; it may have become a pipe
+
+
+def _check_owner(path: Path, descriptor: int) -> None:
+    owner = strange_owner(path, descriptor)
+    if owner is not None:
+        raise SettingsError(
+            f"{path} belongs to the user {owner}: a configuration names the programs to run and the server that gets "
+            "your token, so it must belong to you or to root",
+            f"remove the file, run the command elsewhere, or name your own: --config FILE; to trust it: chown {path}",
+        )
 
 
 def _read_value(name: str, path: str) -> str:
@@ -349,7 +394,8 @@ def _is_shared(given: Given) -> bool:
 def _unknown(given: Given) -> str:
     known = [*KEYS, *_DURATIONS, *_SECTIONS]
     hint = did_you_mean(given.key, known) or "`stepwire config schema` prints all keys"
-    where = f"{given.key} in {given.origin}" if not given.is_text else f"{given.origin} ({given.key})"
+    key = echoed(given.key)
+    where = f"{key} in {given.origin}" if not given.is_text else f"{echoed(given.origin)} ({key})"
     return f"{where} is not a known setting; {hint}"
 
 

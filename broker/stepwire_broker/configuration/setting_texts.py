@@ -38,13 +38,22 @@ ABOUT: Final[dict[str, str]] = {
     "execution.rules": "Rules that decide where steps run, by path (namespace::workflow::step). The first match wins.",
     "executors.local.modules": "Python workers to run in this process: package.module:worker.",
     "executors.local.threads": "Maximum number of local handlers that run at a time.",
-    "executors.exec.commands": "By handler_class or pattern: the program and its arguments, or a map of argv, cwd, env "
-    "and shadow_safe. The program reads the step from stdin and writes its output to stdout.",
+    "executors.exec.commands": "By handler_class or pattern: the program and its arguments, or a map of argv, cwd, "
+    "env, limits and shadow_safe. The program reads the step from stdin and writes its output to stdout.",
     "executors.exec.slots": "Maximum number of programs that run at a time.",
+    "executors.exec.limits.memory_bytes": "Maximum address space of each process of a program (RLIMIT_AS).",
+    "executors.exec.limits.cpu_s": "Maximum computing time of each process of a program, in seconds (RLIMIT_CPU).",
+    "executors.exec.limits.open_files": "Maximum number of open files of each process of a program (RLIMIT_NOFILE).",
+    "executors.exec.limits.processes": "Maximum number of processes of the broker's user, the broker included "
+    "(RLIMIT_NPROC).",
+    "executors.exec.limits.core_bytes": "Maximum size of a core dump of a program (RLIMIT_CORE).",
+    "executors.exec.limits.file_bytes": "Maximum size of a file that a program writes (RLIMIT_FSIZE).",
     "executors.exec.runs_dir": "Directory with the records of running programs, so that a restarted broker can end "
     "them. Each broker needs its own.",
     "executors.poll.enabled": "Let handlers lease steps over HTTP.",
     "executors.options": "Options of further executors, by their key.",
+    "handlers.pass_env": "Variables that `--with-handlers` and `dev` pass to handlers, besides PATH, HOME, LANG, TZ "
+    "and those of workers. Patterns like AWS_* are possible. STEPWIRE_TOKEN_FILE passes the broker's own token.",
     "dispatch.unroutable_after_ms": "Raise an alarm if no worker can take a ready step for this time.",
     "dispatch.breaker.enabled": "Pause a handler whose infrastructure fails.",
     "dispatch.breaker.failure_threshold": "Number of infrastructure failures in a row that open a handler's breaker.",
@@ -61,6 +70,7 @@ ABOUT: Final[dict[str, str]] = {
     "http.listen": "Address of the HTTP API.",
     "http.tokens_file": "File with the API's tokens or their digests (`sha256:…`), one per line. Unset: generated.",
     "http.hosts": "Names that are accepted in a request's Host header, in addition to `listen` and the loopback.",
+    "http.max_connections": "Maximum number of connections; smaller if the process may open only a few files.",
     "http.allow_insecure": "Listen on the network without TLS: behind a proxy with TLS, or on a trusted network.",
     "limits.max_open_steps": "Maximum number of open steps. The broker refuses submissions beyond it.",
     "limits.max_active_tasks": "Maximum number of tasks in memory. Other tasks wait in the database.",

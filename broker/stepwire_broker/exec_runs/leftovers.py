@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from .process_groups import Member, NotOurs, members, send_signal
+from .process_groups import Member, NotOurs, ProcessGroup, members, send_signal, strays
 from .records import UNREADABLE, Record, Records, RunsInUse, RunsRefused
 
 GRACE_S: Final = 0.5  # between SIGTERM and SIGKILL: results of these programs can no longer be delivered
@@ -56,7 +56,7 @@ def _end(recorded: list[tuple[Path, Record]]) -> None:
     groups = [record.group for _, record in recorded]
     begun_s = time.monotonic()
     signalled: set[Member] = set()
-    while alive := members(groups):
+    while alive := _alive(groups):
         waited_s = time.monotonic() - begun_s
         if waited_s > PATIENCE_S:
             raise _cannot_end(alive[0], by_mark, "SIGKILL did not end it")
@@ -73,6 +73,12 @@ def _end(recorded: list[tuple[Path, Record]]) -> None:
             except NotOurs:
                 raise _cannot_end(member, by_mark, "it now belongs to another user") from None
         time.sleep(CHECK_EVERY_S)
+
+
+def _alive(groups: list[ProcessGroup]) -> list[Member]:
+    """The processes of these runs, also those that have left the session of their program."""
+    by_pid = {member.pid: member for member in (*strays(groups), *members(groups))}
+    return list(by_pid.values())
 
 
 def _cannot_end(member: Member, by_mark: dict[str, tuple[Path, Record]], why: str) -> RunsRefused:

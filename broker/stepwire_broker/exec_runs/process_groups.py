@@ -17,6 +17,7 @@ from stepwire_broker.errors import BrokerError
 from stepwire_broker.process_state import is_alive
 
 MARK: Final = "STEPWIRE_RUN"  # in the environment of the program and of the processes that it starts
+_VARIABLE: Final = f"{MARK}=".encode()
 
 
 class ProcessGroup(NamedTuple):
@@ -66,6 +67,26 @@ def members(groups: Iterable[ProcessGroup], *, is_kept: bool = False) -> list[Me
     return alive
 
 
+def strays(groups: Iterable[ProcessGroup]) -> list[Member]:
+    """Return the live processes with the mark of one of these runs, also those that have left its session. One pass
+    over all processes. A process that has removed the mark from its environment is not found."""
+    by_mark = {group.mark.encode(): group for group in groups}
+    if not by_mark:
+        return []
+    first = min(group.started for group in by_mark.values())
+    alive = []
+    for pid in _pids():
+        if not _is_of_this_user(pid):
+            continue
+        process = host.process(pid)
+        if process is None or process.started < first or not is_alive(pid, process):
+            continue
+        group = by_mark.get(_mark_of(pid))
+        if group is not None:
+            alive.append(Member(pid, process.started, group))
+    return alive
+
+
 def send_signal(member: Member, number: signal.Signals) -> None:
     """Send a signal to this process, and to no later one with the same pid. Raises NotOurs."""
     try:
@@ -88,9 +109,22 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
+def _is_of_this_user(pid: int) -> bool:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid == os.geteuid()
+    except OSError:
+        return False  # gone
+
+
 def _is_marked(pid: int, mark: str) -> bool:
+    return _mark_of(pid) == mark.encode()
+
+
+def _mark_of(pid: int) -> bytes:
+    """The mark in the environment of the process; empty if it has none."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return f"{MARK}={mark}".encode() in file.read().split(b"\0")
+            variables = file.read().split(b"\0")
     except OSError:
-        return False  # gone, or another user's process
+        return b""  # gone, or another user's process
+    return next((each[len(_VARIABLE) :] for each in variables if each.startswith(_VARIABLE)), b"")

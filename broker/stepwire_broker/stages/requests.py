@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, Raw, Struct
 from stepwire_protocol import strict_json
-from stepwire_protocol.decode_errors import plain
+from stepwire_protocol.decode_errors import plain, shortened
 from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import EMPTY_OBJECT, Name
 
@@ -120,6 +120,7 @@ def _read(body: bytes, decoder: "msgspec.json.Decoder[S]", bytes_max: int) -> tu
 
 def _explained(error: str, kind: Any) -> str:
     """The sentence for a validation error of msgspec, with the nearest known name of an unknown member."""
+    error = shortened(error)
     member = _UNKNOWN.match(error)
     meant = did_you_mean(member[1], _names_in(kind)) if member else ""
     return f"{plain(error, kind)}{'; ' if meant else ''}{meant}"

@@ -28,6 +28,9 @@ class Readers(Protocol):
     def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run `query(queries, …)` in a reader's thread: one or a few queries, at most a page."""
 
+    def scan(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run a query that may read many rows, in a thread that no other read waits for."""
+
     def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Run a query in the caller's own thread, for a few rows that were written a moment ago. Such a read needs no
         disk and takes less time than a thread switch. Returns None instead of waiting for a lock."""

@@ -17,6 +17,7 @@ from .rows import (
     HistoryCursor,
     HistoryItem,
     LaneRow,
+    ListPoint,
     OpenCounts,
     ParkedRow,
     StepFilter,
@@ -44,6 +45,9 @@ class Queries(LoadQueries, Protocol):
     def tasks(self, wanted: TaskFilter) -> list[TaskRow]:
         """The newest first."""
 
+    def newest_task(self, before: int | None) -> ListPoint | None:
+        """Return the task with the highest id below `before`."""
+
     def open_counts(self) -> OpenCounts: ...
 
     def open_task_ids(self, after: int, limit: int) -> list[int]:
@@ -58,6 +62,9 @@ class Queries(LoadQueries, Protocol):
 
     def steps(self, wanted: StepFilter) -> list[StepRow]:
         """Return steps without outputs, the newest first."""
+
+    def newest_step(self, before: int | None) -> ListPoint | None:
+        """Return the step with the highest id below `before`."""
 
     def step_stderr(self, step_id: int) -> StepStderr | None:
         """Return the end of the standard error of the step's latest run that reported any."""

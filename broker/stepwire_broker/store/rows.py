@@ -11,7 +11,8 @@ from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
 
 
 class TaskFilter(NamedTuple):
-    """A member that is None filters nothing. `before` is a cursor: the last task id of the previous page."""
+    """A member that is None filters nothing. `before` is a cursor: the last task id of the previous page. `first_id` is
+    the lowest id that is read."""
 
     state: str | None = None
     namespace: str | None = None
@@ -21,6 +22,14 @@ class TaskFilter(NamedTuple):
     since_ms: int | None = None
     before: int | None = None
     limit: int = 50
+    first_id: int | None = None
+
+
+class ListPoint(NamedTuple):
+    """The newest task, or step, before an id."""
+
+    id: int
+    created_ms: int  # of the task
 
 
 class TaskRow(NamedTuple):
@@ -53,12 +62,14 @@ class OpenCounts(NamedTuple):
 
 
 class StepFilter(NamedTuple):
-    """`handler_class` may be a pattern. `before` is a cursor: the last step id of the previous page."""
+    """`handler_class` may be a pattern. `before` is a cursor: the last step id of the previous page. `first_id` is the
+    lowest id that is read."""
 
     state: str | None = None
     handler_class: str | None = None
     before: int | None = None
     limit: int = 50
+    first_id: int | None = None
 
 
 class StepRow(NamedTuple):

@@ -63,6 +63,10 @@ class Store:
         """Run `query(queries, …)` in a reader's thread: see queries.py."""
         return self._readers.read(query, *args, **kwargs)
 
+    def scan(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run a query that may read many rows, in a thread that no other read waits for."""
+        return self._readers.scan(query, *args, **kwargs)
+
     def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Run a query in the caller's thread, for a few rows written a moment ago. None if a lock would delay it."""
         return self._readers.read_at_once(query, *args, **kwargs)

@@ -192,6 +192,10 @@ FILTERS = [
     (TaskFilter(key="unknown"), []),
     (TaskFilter(namespace="default", state="running"), [50, 20, 10]),
     (TaskFilter(namespace="default", limit=2, before=50), [40, 30]),
+    (TaskFilter(first_id=30), [50, 40, 30]),
+    (TaskFilter(first_id=20, before=40, workflow="order"), [30, 20]),
+    (TaskFilter(first_id=40, state="failed"), [40]),
+    (TaskFilter(first_id=41, state="failed"), []),
     (TaskFilter(since_ms=NOW + 30), [50, 40, 30]),
     (TaskFilter(since_ms=NOW + 30, label=("region", "eu"), state="completed"), [30]),
 ]
@@ -238,6 +242,8 @@ STEP_FILTERS = [
     (StepFilter(state="held", before=14), [12]),
     (StepFilter(state="failed"), [13]),
     (StepFilter(state="waiting"), [15, 11]),
+    (StepFilter(state="waiting", first_id=12), [15]),
+    (StepFilter(handler_class="Shop::**", first_id=13, before=15), [14, 13]),
     (StepFilter(handler_class="Shop::Pay"), [13, 12]),
     (StepFilter(handler_class="Shop::*"), [13, 12]),
     (StepFilter(handler_class="Shop::**"), [15, 14, 13, 12]),
@@ -264,6 +270,18 @@ def test_steps_are_listed_by_state_and_handler_the_newest_first(
             ]
         )
         assert [s.id for s in run.queries.steps(wanted)] == ids
+
+
+def test_the_newest_task_and_the_newest_step_before_an_id_are_found(place: Place) -> None:
+    with Running(place) as run:
+        run.workflow()
+        steps = [step_new(11, 10, 0), step_new(12, 10, 1)]
+        run.write(submissions=[submission(1, 10, created_ms=NOW)._replace(steps=steps)])
+        run.write(submissions=[submission(2, 20, created_ms=NOW + 5)._replace(steps=[step_new(21, 20, 0)])])
+        tasks = [run.queries.newest_task(before) for before in (None, 21, 20, 10)]
+        assert tasks == [(20, NOW + 5), (20, NOW + 5), (10, NOW), None]
+        listed = [run.queries.newest_step(before) for before in (None, 21, 12, 11)]
+        assert listed == [(21, NOW + 5), (12, NOW), (11, NOW), None]
 
 
 def test_events_are_read_from_a_cursor_on(place: Place) -> None:

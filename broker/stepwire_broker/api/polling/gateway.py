@@ -35,7 +35,7 @@ from stepwire_broker.core.model.targets import POLL
 from .holdings import HELD_MAX
 from .worker import PollWorker
 
-WORKERS_MAX: Final = 512  # each may have one waiting call; access control admits twice as many calls
+WORKERS_MAX: Final = 512  # each may have one waiting call
 CALL_BYTES_MAX: Final = 512 * 1024
 WAIT_MS_MIN: Final = 100  # so that ready steps can be committed before the answer
 COMMIT_WAIT_S: Final = 15.0  # after this time the client must send the call again
@@ -59,6 +59,7 @@ class Gateway:
 
     async def lease(self, call: HttpCall) -> Reply:
         request = await self._read(call, LeaseCall, CALL_BYTES_MAX)
+        call.open_request.wait()
         if core_views.is_draining(self._broker):
             raise _draining()
         worker = self._worker(request.worker)

@@ -94,6 +94,24 @@ class LocalSettings(Struct, frozen=True, forbid_unknown_fields=True):
     threads: Limit = 8
 
 
+class ProgramLimits(Struct, frozen=True, forbid_unknown_fields=True):
+    """Resource limits of a program and, each for itself, of the processes that it starts. None: those of the broker."""
+
+    memory_bytes: Size | None = None  # address space
+    cpu_s: Limit | None = None
+    open_files: Limit | None = 1024
+    processes: Limit | None = None  # of the whole user, the broker included
+    core_bytes: Annotated[int, Meta(ge=0)] | None = 0
+    file_bytes: Size | None = None  # of each file that it writes
+
+
+class CommandLimits(ProgramLimits, frozen=True, forbid_unknown_fields=True):
+    """The limits of one command. None: those of `executors.exec.limits`."""
+
+    open_files: Limit | None = None
+    core_bytes: Annotated[int, Meta(ge=0)] | None = None
+
+
 class CommandSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The program for a handler_class. It is started without a shell."""
 
@@ -101,11 +119,13 @@ class CommandSettings(Struct, frozen=True, forbid_unknown_fields=True):
     cwd: str | None = None
     env: dict[str, str] = {}
     shadow_safe: bool = False
+    limits: CommandLimits | None = None
 
 
 class ExecSettings(Struct, frozen=True, forbid_unknown_fields=True):
     commands: dict[str, CommandSettings | tuple[str, ...]] = {}  # by handler_class or pattern
     slots: Limit = 8
+    limits: ProgramLimits = ProgramLimits()
     runs_dir: str = ".stepwire/runs"  # running programs are recorded there for the next broker process
 
 
@@ -118,6 +138,16 @@ class ExecutorsSettings(Struct, frozen=True, forbid_unknown_fields=True):
     exec: ExecSettings = ExecSettings()
     poll: PollSettings = PollSettings()
     options: dict[str, dict[str, Any]] = {}  # of executors from other packages, by their key
+
+
+class HandlersSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The processes of `serve --with-handlers` and `dev`."""
+
+    # The places of toolchains, which hold no secrets. PATH, HOME, LANG and TZ are always passed.
+    pass_env: tuple[str, ...] = (
+        *("LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "GEM_HOME", "GEM_PATH", "NODE_PATH", "JAVA_HOME"),
+        *("GOPATH", "GOCACHE", "GOFLAGS", "GOTOOLCHAIN", "GOWORK", "CARGO_HOME", "RUSTUP_HOME", "RUSTUP_TOOLCHAIN"),
+    )
 
 
 class BreakerSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,6 +180,7 @@ class HttpSettings(Struct, frozen=True, forbid_unknown_fields=True):
     tokens_file: str | None = None
     hosts: tuple[str, ...] = ()  # names that a request's Host may have in addition to `listen` and the loopback
     allow_insecure: bool = False  # listen beyond the loopback: a proxy ends TLS, or the network is trusted
+    max_connections: Annotated[int, Meta(ge=64, le=1_000_000)] = 6_144  # fewer if the process may open fewer files
 
 
 class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,7 +193,7 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
     steps_per_workflow: Limit = 10_000
     edges_per_workflow: Limit = 50_000
     tasks_per_batch: Limit = 10_000
-    steps_per_batch: Limit = 200_000  # they are written in one transaction
+    steps_per_batch: Limit = 100_000  # they are written in one transaction
 
 
 class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -176,6 +207,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     bus: BusSettings = BusSettings()
     execution: ExecutionSettings = ExecutionSettings()
     executors: ExecutorsSettings = ExecutorsSettings()
+    handlers: HandlersSettings = HandlersSettings()
     dispatch: DispatchSettings = DispatchSettings()
     http: HttpSettings = HttpSettings()
     limits: LimitSettings = LimitSettings()

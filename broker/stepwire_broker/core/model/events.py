@@ -49,7 +49,7 @@ class Command(Struct, frozen=True):
 
 
 class CommandOfOperator(Command, frozen=True, kw_only=True):
-    """A command whose sender the history names. `by`: the name of the sender's token, if the token has a name."""
+    """A command whose sender the history names. `by`: the name of the sender's token, or its digest."""
 
     by: str | None = None
 

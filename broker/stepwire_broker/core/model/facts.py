@@ -4,7 +4,7 @@ the same facts, so replaying the history gives the same state.
 The last members of some facts are for people and change nothing: `message`, `by`. They are optional, because rows that
 were stored before they existed lack them, and they keep this order: `run_ms`, `message`, `by`. `run_ms` is the duration
 of the run as its worker measured it. `message` is one line, `<code>: <text>`, of at most MESSAGE_CHARACTERS_MAX
-characters. `by` is the name of the operator's token.
+characters. `by` is the name of the operator's token, or the beginning of its digest.
 
 `at` is UTC milliseconds. A step is named by its position in the task. A fact has no payload: a completed
 step's output is in its row, and the fact carries its size and CRC-32.

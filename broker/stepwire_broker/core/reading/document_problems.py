@@ -3,11 +3,11 @@
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from stepwire_broker.core.reading.nearest import did_you_mean
+from stepwire_broker.core.reading.nearest import did_you_mean, echoed
 from stepwire_broker.errors import BrokerError
 
 PROBLEMS_MAX: Final = 100  # listed at most; further problems are counted
-GUESSES_MAX: Final = 20  # comparing names is slow
+GUESSES_MAX: Final = 8  # comparing names is slow
 GUESSED_NAMES_MAX: Final = 2_000
 _SHOWN_CHARACTERS: Final = 60
 
@@ -77,7 +77,7 @@ def path_text(path: Path) -> str:
 
 
 def shown_key(key: str) -> str:
-    return key if key.isidentifier() else repr(key[:_SHOWN_CHARACTERS])
+    return echoed(key) if key.isidentifier() else repr(key[:_SHOWN_CHARACTERS])
 
 
 def shown(value: Any) -> str:

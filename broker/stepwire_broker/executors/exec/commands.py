@@ -9,10 +9,11 @@ from typing import Final
 from msgspec import Struct
 from stepwire_protocol import patterns
 
-from stepwire_broker.core.definitions.settings import CommandSettings, ExecSettings
+from stepwire_broker.core.definitions.settings import CommandSettings, ExecSettings, ProgramLimits
 from stepwire_broker.errors import BrokerError
 
 from .program import SHELL
+from .starting import narrowed
 
 INHERITED: Final = ("PATH", "HOME", "LANG", "TZ")  # from the broker's environment; programs inherit no other variable
 _HANDLERS: Final = re.compile(r"[A-Za-z0-9_.:*-]{1,128}")
@@ -31,6 +32,7 @@ class ProgramCommand(Struct, frozen=True):
     cwd: str | None
     environ: dict[str, str]
     shadow_safe: bool
+    limits: ProgramLimits
 
 
 class Commands:
@@ -39,7 +41,9 @@ class Commands:
     def __init__(self, settings: ExecSettings, environ: Mapping[str, str]) -> None:
         inherited = {name: environ[name] for name in INHERITED if name in environ}
         inherited.setdefault("PATH", os.defpath)
-        self._all = tuple(_command(key, command, inherited) for key, command in settings.commands.items())
+        self._all = tuple(
+            _command(key, command, inherited, settings.limits) for key, command in settings.commands.items()
+        )
         if self._all and not os.access(SHELL, os.X_OK):
             raise BadCommand(f"executors.exec starts programs with {SHELL}, which does not exist here")
         self._exact = {command.handlers: command for command in self._all if not patterns.is_pattern(command.handlers)}
@@ -61,7 +65,9 @@ class Commands:
         return next((c for c in self._patterns if patterns.matches(c.handlers, handler_class)), None)
 
 
-def _command(key: str, written: CommandSettings | tuple[str, ...], inherited: dict[str, str]) -> ProgramCommand:
+def _command(
+    key: str, written: CommandSettings | tuple[str, ...], inherited: dict[str, str], limits: ProgramLimits
+) -> ProgramCommand:
     where = f"executors.exec.commands.{key}"
     if not _HANDLERS.fullmatch(key) or any(not segment for segment in key.split(patterns.SEPARATOR)):
         raise BadCommand(
@@ -80,7 +86,9 @@ def _command(key: str, written: CommandSettings | tuple[str, ...], inherited: di
         raise BadCommand(f"{where}: cwd {settings.cwd} is not a directory")
     environ = {**inherited, **settings.env}
     _check_program(where, settings.argv[0], settings.cwd, environ["PATH"])
-    return ProgramCommand(key, settings.argv, settings.cwd, environ, settings.shadow_safe)
+    return ProgramCommand(
+        key, settings.argv, settings.cwd, environ, settings.shadow_safe, narrowed(limits, settings.limits)
+    )
 
 
 def _check_program(where: str, program: str, cwd: str | None, path: str) -> None:

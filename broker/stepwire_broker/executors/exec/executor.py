@@ -31,6 +31,7 @@ from stepwire_broker.executors.contract import (
 from .commands import Commands, ProgramCommand
 from .exit_codes import outcome_of, stderr_of
 from .program import NotStarted, Program, ProgramEnded, ProgramStart
+from .sweeping import Sweeper
 
 KEY: Final = "exec"
 RESULT_OVERHEAD_BYTES: Final = 1_500  # of a results message, in addition to the output
@@ -54,6 +55,7 @@ class Exec(BaseExecutor):
         self._programs: dict[tuple[int, int], Program] = {}
         self._early_cancels: dict[tuple[int, int], RunEnd] = {}
         self._records: Records | None = None
+        self._sweeper = Sweeper()
 
     async def start(self) -> None:
         """Open the records of runs. Raises RunsRefused. Programs of an earlier broker process have ended before."""
@@ -78,8 +80,9 @@ class Exec(BaseExecutor):
                 environ=_environ(command, step, request, mark),
                 request=codec.encode(request),
                 stdout_bytes_max=self._stdout_bytes_max,
+                limits=command.limits,
             )
-            program = Program(order, lambda pid: self._register(pid, mark, command, step))
+            program = Program(order, lambda pid: self._register(pid, mark, command, step), self._sweeper.sweep)
             if run in self._early_cancels:
                 raise NoCapacity(f"the run was cancelled before it began: {self._early_cancels[run]}")
             self._programs[run] = program

@@ -6,23 +6,26 @@ of the line, and the program never begins.
 
 The run is over when the program has ended. Processes that are still in its group are then killed. Other processes may
 complete its standard output (`> >(jq .)` of a shell) and have FINISH_S for that. The process is reaped after all
-signals are sent, so that no other process can have its pid before.
+signals are sent, so that no other process can have its pid before. A sweep then ends processes that left the session.
 """
 
 import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 from msgspec import Struct
 
+from stepwire_broker.core.definitions.settings import ProgramLimits
 from stepwire_broker.errors import BrokerError
-from stepwire_broker.exec_runs.process_groups import NotOurs, members, send_signal
+from stepwire_broker.exec_runs.process_groups import NotOurs, ProcessGroup, members, send_signal
 from stepwire_broker.exec_runs.records import Record
+
+from . import starting
 
 SHELL: Final = "/bin/sh"
 GATE: Final = 'read -r _ && exec "$@"'
@@ -37,6 +40,8 @@ GRACE_S: Final = 2.0  # between SIGTERM and SIGKILL
 CHECK_EVERY_S: Final = 0.005
 CHECK_EVERY_MAX_S: Final = 0.1
 LOG_AFTER_S: Final = 10.0
+
+Sweep: TypeAlias = Callable[[ProcessGroup], Awaitable[None]]
 
 log = structlog.get_logger("stepwire.exec")
 
@@ -53,6 +58,7 @@ class ProgramStart(Struct, frozen=True, kw_only=True):
     environ: dict[str, str]
     request: bytes
     stdout_bytes_max: int
+    limits: ProgramLimits = ProgramLimits()
 
 
 class ProgramEnded(Struct, frozen=True, kw_only=True):
@@ -68,9 +74,11 @@ class ProgramEnded(Struct, frozen=True, kw_only=True):
 
 
 class Program:
-    def __init__(self, order: ProgramStart, register: Callable[[int], tuple[Record, Path]]) -> None:
-        """`register` records the process with this pid, and may raise OSError."""
+    def __init__(self, order: ProgramStart, register: Callable[[int], tuple[Record, Path]], sweep: Sweep) -> None:
+        """`register` records the process with this pid, and may raise OSError. `sweep` ends processes that have
+        left the program's session."""
         self._order = order
+        self._sweep = sweep
         self._register = register
         self._loop = asyncio.get_running_loop()
         self._exited: asyncio.Future[None] = self._loop.create_future()
@@ -124,7 +132,7 @@ class Program:
             self._open |= {self._out, stdout}
             self._err, stderr = os.pipe()
             self._open |= {self._err, stderr}
-            process = subprocess.Popen(
+            process = starting.start(
                 [SHELL, "-c", GATE, SHELL, *self._order.argv],
                 stdin=stdin,
                 stdout=stdout,
@@ -142,12 +150,13 @@ class Program:
         try:
             self._pidfd = os.pidfd_open(process.pid)
             self._open.add(self._pidfd)
+            starting.limit(process.pid, self._order.limits)
             record, path = self._register(process.pid)
         except OSError as error:
             # The input ends before the line, so the gate does not start the program.
             process.kill()
             process.wait()
-            raise NotStarted(f"the run cannot be recorded: {error.strerror or error}") from None
+            raise NotStarted(f"the run cannot be recorded or limited: {error.strerror or error}") from None
         self._group = record.group
         return process, path
 
@@ -179,6 +188,7 @@ class Program:
             else:
                 await self._grace()
             exit_code, killed_by = await self._wait_for_processes(process)
+            await self._sweep(self._group)
         except BaseException:
             if process.returncode is None:
                 self._signal(signal.SIGKILL)  # the loop ends; the record stays, for the next broker process

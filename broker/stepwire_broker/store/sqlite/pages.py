@@ -14,6 +14,7 @@ from stepwire_broker.store.rows import (
     HistoryCursor,
     HistoryItem,
     LaneRow,
+    ListPoint,
     ParkedRow,
     StepFilter,
     StepRow,
@@ -54,6 +55,7 @@ class PageQueries(Reading):
                 "tasks.namespace = :namespace": wanted.namespace,
                 "tasks.created_ms >= :since_ms": wanted.since_ms,
                 "tasks.id < :before": wanted.before,
+                "tasks.id >= :first_id": wanted.first_id,
             }
         )
         if wanted.state is not None:
@@ -85,6 +87,12 @@ class PageQueries(Reading):
             ]
         return heapq.nlargest(wanted.limit, (row for page in pages for row in page), key=lambda row: row.id)
 
+    def newest_task(self, before: int | None) -> ListPoint | None:
+        row = self.execute(
+            "SELECT id, created_ms FROM tasks WHERE id < ? ORDER BY id DESC LIMIT 1", (_below(before),)
+        ).fetchone()
+        return None if row is None else ListPoint(*row)
+
     def _task_rows(self, condition: str, values: Mapping[str, Any]) -> list[TaskRow]:
         return self.rows(
             TaskRow,
@@ -105,7 +113,9 @@ class PageQueries(Reading):
         return steps[0] if steps else None
 
     def steps(self, wanted: StepFilter) -> list[StepRow]:
-        conditions, values = _conditions({"steps.id < :before": wanted.before})
+        conditions, values = _conditions(
+            {"steps.id < :before": wanted.before, "steps.id >= :first_id": wanted.first_id}
+        )
         if wanted.state is not None:
             indexed = {"held": "steps.state = 'held'", "failed": "steps.state = 'failed'"}
             conditions.append(indexed.get(wanted.state, "steps.state = :state"))
@@ -116,6 +126,14 @@ class PageQueries(Reading):
             values["handler"] = wanted.handler_class
         values["limit"] = wanted.limit
         return self._step_rows(" AND ".join(conditions), values, "steps.id DESC", "NULL")
+
+    def newest_step(self, before: int | None) -> ListPoint | None:
+        row = self.execute(
+            "SELECT steps.id, created_ms FROM steps JOIN tasks ON tasks.id = task_id WHERE steps.id < ? "
+            "ORDER BY steps.id DESC LIMIT 1",
+            (_below(before),),
+        ).fetchone()
+        return None if row is None else ListPoint(*row)
 
     def step_stderr(self, step_id: int) -> StepStderr | None:
         row = self.execute("SELECT id, delivery, text FROM step_stderr WHERE id = ?", (step_id,)).fetchone()
@@ -236,6 +254,10 @@ _FIRST_OUTPUTS: Final = """
  CASE WHEN id IN (SELECT id FROM (
    SELECT id, sum(output_bytes) OVER (ORDER BY position) AS bytes_so_far FROM steps WHERE task_id = :task_id
  ) WHERE bytes_so_far <= :outputs_max) THEN output END""".strip()
+
+
+def _below(before: int | None) -> int:
+    return limits.INTEGER_MAX if before is None else before
 
 
 def _conditions(optional: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:

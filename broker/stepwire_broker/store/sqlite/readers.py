@@ -1,4 +1,4 @@
-"""Reading in parallel to the writer: a few threads, each with a read-only connection."""
+"""Reading in parallel to the writer: a few threads, each with a read-only connection, and two more for long reads."""
 
 import sqlite3
 import threading
@@ -17,6 +17,8 @@ from .queries import SqliteQueries
 P = ParamSpec("P")
 T = TypeVar("T")
 
+SCANS: int = 2  # threads for long reads
+
 
 class SqliteReaders:
     """The port `Readers` of store/ports.py."""
@@ -27,9 +29,13 @@ class SqliteReaders:
         self._connections: list[sqlite3.Connection] = []
         self._at_once: SqliteQueries | None = None
         self._pool = ThreadPoolExecutor(count, "stepwire-read", initializer=self._open_in_thread)
+        self._scan_pool = ThreadPoolExecutor(SCANS, "stepwire-scan", initializer=self._open_in_thread)
 
     def read(self, query: Callable[Concatenate[SqliteQueries, P], T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         return self._pool.submit(lambda: _finished(self._of_thread.queries, query, *args, **kwargs))
+
+    def scan(self, query: Callable[Concatenate[SqliteQueries, P], T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        return self._scan_pool.submit(lambda: _finished(self._of_thread.queries, query, *args, **kwargs))
 
     def read_at_once(
         self, query: Callable[Concatenate[SqliteQueries, P], T], *args: P.args, **kwargs: P.kwargs
@@ -47,7 +53,8 @@ class SqliteReaders:
             raise
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        for pool in (self._pool, self._scan_pool):
+            pool.shutdown(cancel_futures=True)
         for connection in self._connections:
             connection.close()
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from stepwire.errors import ConfigurationError
 
+from . import destinations
 from .broker import BrokerCalls
 from .executors import ExecutorCalls
 from .outages import OUTAGE_S, OnOutage, Outages
@@ -18,7 +19,6 @@ from .transport import TIMEOUT_S, URL_DEFAULT, Transport
 from .workflows import WorkflowCalls
 
 TOKEN_FILE_DEFAULT: Final = ".stepwire/token"
-URL_FILE: Final = ".stepwire/url"  # a broker writes it when it starts
 
 
 class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, StreamCalls, BrokerCalls):
@@ -27,6 +27,10 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
     The address is the first of: `url`, $STEPWIRE_URL, the content of `.stepwire/url`, http://127.0.0.1:7410. The token
     is the first of: `token`, the content of `token_file`, $STEPWIRE_TOKEN, the content of $STEPWIRE_TOKEN_FILE, the
     content of `.stepwire/token`. A file is read again when its token is refused: a new broker has a new one.
+
+    A token is sent over plain HTTP only within this machine, unless `allow_insecure` or $STEPWIRE_ALLOW_INSECURE says
+    otherwise. A token from the environment is not sent to another machine whose address was only found in
+    `.stepwire/url`. Both raise ConfigurationError.
 
     While the broker does not answer, as during a restart, each call waits for it for at most `outage_s`; default:
     $STEPWIRE_OUTAGE_S, or 30. `first_contact_s` is the same limit until the first connection was made;
@@ -45,11 +49,19 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
         outage_s: float | None = None,
         first_contact_s: float | None = None,
         on_outage: OnOutage | None = None,
+        allow_insecure: bool = False,
     ) -> None:
-        url = url or os.environ.get("STEPWIRE_URL") or _url_of_directory() or URL_DEFAULT
+        named_url = url or os.environ.get("STEPWIRE_URL")
+        found_url = None if named_url else destinations.url_of_directory()
+        url = named_url or found_url or URL_DEFAULT
+        if found_url and token is None and token_file is None and _is_token_in_environment():
+            destinations.check_found(found_url)
         outage_s = outage_seconds(os.environ.get("STEPWIRE_OUTAGE_S")) if outage_s is None else outage_s
         outages = Outages(outage_s, outage_s if first_contact_s is None else first_contact_s, on_outage)
-        super().__init__(Transport(url, lambda: _find_token(token, token_file), timeout_s, outages))
+        transport = Transport(
+            url, lambda: _find_token(token, token_file), timeout_s, outages, is_insecure_allowed=allow_insecure
+        )
+        super().__init__(transport)
 
     def __enter__(self) -> "Client":
         return self
@@ -59,14 +71,6 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
 
     def close(self) -> None:
         self._transport.close()
-
-
-def _url_of_directory() -> str | None:
-    """The address of the broker that was started last in the current directory."""
-    try:
-        return Path(URL_FILE).read_text(encoding="ascii").strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None
 
 
 def outage_seconds(text: str | None) -> float:
@@ -90,10 +94,12 @@ def _find_token(token: str | None, token_file: str | os.PathLike[str] | None) ->
             return os.environ["STEPWIRE_TOKEN"]
         token_file = os.environ.get("STEPWIRE_TOKEN_FILE")
     if not token_file:
-        if not Path(TOKEN_FILE_DEFAULT).exists():
-            return None
-        token_file = TOKEN_FILE_DEFAULT
+        return destinations.read_found(TOKEN_FILE_DEFAULT)
     try:
         return Path(token_file).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"the token file {os.fspath(token_file)!r} cannot be read: {error}") from None
+
+
+def _is_token_in_environment() -> bool:
+    return bool(os.environ.get("STEPWIRE_TOKEN") or os.environ.get("STEPWIRE_TOKEN_FILE"))

@@ -9,7 +9,10 @@ class StepCalls(Calls):
     """Read steps, and resolve held ones."""
 
     def steps(self, **filters: Any) -> dict[str, Any]:
-        """A page of steps. Filters: state, handler_class, limit, cursor."""
+        """A page of steps. Filters: state, handler_class, limit, cursor.
+
+        `next_cursor` continues the list. A page with `scanned_to` may have fewer steps than `limit`, or none, although
+        there are more: the broker has searched back to this time."""
         return self._transport.get("/v1/steps", filters)
 
     def step(self, step_id: int) -> dict[str, Any]:

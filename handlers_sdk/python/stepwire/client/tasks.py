@@ -75,7 +75,10 @@ class TaskCalls(Calls):
         return self._transport.get(_path(task_id))
 
     def tasks(self, **filters: Any) -> dict[str, Any]:
-        """A page of tasks. Filters: state, namespace, workflow, label, idempotency_key, since, limit, cursor."""
+        """A page of tasks. Filters: state, namespace, workflow, label, idempotency_key, since, limit, cursor.
+
+        `next_cursor` continues the list. A page with `scanned_to` may have fewer tasks than `limit`, or none, although
+        there are more: the broker has searched back to this time."""
         return self._transport.get("/v1/tasks", filters)
 
     def task_events(self, task_id: int, **page: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from stepwire.errors import (
 )
 
 from .connection import BadAnswer, Connection, HttpAnswer, Incomplete
+from .destinations import check_transport
 from .outages import FailedTry, Outages, Patience, failed_try_of
 
 URL_DEFAULT: Final = "http://127.0.0.1:7410"
@@ -65,7 +66,15 @@ class Request(NamedTuple):
 class Transport:
     """Sends requests to one broker over one connection, one at a time."""
 
-    def __init__(self, url: str, find_token: Callable[[], str | None], timeout_s: float, outages: Outages) -> None:
+    def __init__(
+        self,
+        url: str,
+        find_token: Callable[[], str | None],
+        timeout_s: float,
+        outages: Outages,
+        *,
+        is_insecure_allowed: bool = False,
+    ) -> None:
         address = urlsplit(url)
         if address.scheme not in ("http", "https") or not address.hostname:
             raise ConfigurationError(f"url {url!r}: it needs a form like {URL_DEFAULT}")
@@ -73,8 +82,9 @@ class Transport:
         self._is_tls = address.scheme == "https"
         self._prefix = address.path.rstrip("/")
         self._url = url
+        self._is_insecure_allowed = is_insecure_allowed
         self._find_token = find_token
-        self._token = find_token()
+        self._token = self._sendable_token()
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._connection: Connection | None = None
@@ -183,8 +193,15 @@ class Transport:
 
     def _has_new_token(self) -> bool:
         """True if the token was written or replaced after it was read, as by a broker that has just started."""
-        before, self._token = self._token, self._find_token()
+        before, self._token = self._token, self._sendable_token()
         return self._token is not None and self._token != before
+
+    def _sendable_token(self) -> str | None:
+        """The token, if there is one. Raises ConfigurationError if it must not be sent to this address."""
+        token = self._find_token()
+        if token is not None:
+            check_transport(self._url, is_insecure_allowed=self._is_insecure_allowed)
+        return token
 
     def _send(self, request: Request) -> HttpAnswer:
         headers = self._headers("application/json")

@@ -1,0 +1,25 @@
+"""Applies changes of the token files to a running broker, also to requests that are open."""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from .shares import Shares
+from .token import TokenError, Tokens
+
+CHECK_S: Final = 2.0
+
+log: Final = structlog.get_logger("stepwire.api")
+
+
+async def watch(tokens: Tokens, shares: Shares) -> None:
+    """Until cancelled: read changed token files again, and end the waits and streams of tokens that are not valid."""
+    while True:
+        await asyncio.sleep(CHECK_S)
+        try:
+            if tokens.refresh():
+                log.info("tokens_changed")
+        except TokenError as error:
+            log.warning("tokens_refused", error=str(error))
+        shares.end_revoked(tokens.is_valid)

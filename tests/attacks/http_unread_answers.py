@@ -1,0 +1,17 @@
+"""A token with the scope `read` asks for a large document on 300 connections, and does not read it."""
+
+import json
+
+from stepwire_broker.core.answers.scopes import Scope
+
+from .clients import head, keep_open
+from .target import Target
+
+RSS_MB_MAX = 250.0  # 128 MiB of answers, and what the kernel has not taken yet
+
+
+def attack(target: Target, seconds: float) -> dict[str, int]:
+    body = {"workflow": "order", "context": {"text": "x" * 1_000_000}}
+    task_id = json.loads(target.call("POST", "/v1/tasks", target.admin, body)[1])["task_id"]
+    request = head(target.token("deaf", Scope.READ), f"GET /v1/tasks/{task_id}")
+    return keep_open(target, 300, [request * 8], seconds, reads=False)
