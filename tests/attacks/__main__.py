@@ -12,10 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from .bus_peers import JOIN_S_MAX
 from .target import FIGURES, running_target
 
 PACKAGE = "tests.attacks"
-NOT_ATTACKS = ("__main__", "target", "clients", "test_attacks")
+NOT_ATTACKS = ("__main__", "target", "clients", "bus_peers", "test_attacks")
 
 
 def names() -> list[str]:
@@ -37,14 +38,21 @@ def main() -> int:
 
 def run(name: str, seconds: float) -> bool:
     module = importlib.import_module(f"{PACKAGE}.{name.replace('-', '_')}")
-    with tempfile.TemporaryDirectory(prefix="attack") as directory, running_target(Path(directory)) as target:
+    settings, open_files = getattr(module, "SETTINGS", {}), getattr(module, "OPEN_FILES", None)
+    with (
+        tempfile.TemporaryDirectory(prefix="attack") as directory,
+        running_target(Path(directory), settings, open_files) as target,
+    ):
         if hasattr(module, "prepare"):
             module.prepare(target)
         with target.observed() as figures:
             sent = module.attack(target, seconds)
         report = {"attack": name, "seconds": seconds, **figures.report(), "attacker": sent}
         verdict = figures.verdict(getattr(module, "RSS_MB_MAX", FIGURES.rss_mb))
+        if sent.get("join_max_s", 0) > JOIN_S_MAX:
+            verdict.append(f"a worker joined in {sent['join_max_s']} s, at most {JOIN_S_MAX}")
         report["refusals"] = target.refusals()
+        report["disconnections"] = target.disconnections()
         print(json.dumps({**report, "ok": not verdict, "because": verdict}), flush=True)
     return not verdict
 

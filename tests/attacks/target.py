@@ -9,9 +9,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from stepwire_broker.api.token import Grant, add_token
@@ -142,8 +143,14 @@ class Target:
             connection.close()
 
     def refusals(self) -> dict[str, int]:
+        return self._counts("_refusals_total{")
+
+    def disconnections(self) -> dict[str, int]:
+        return {reason: n for reason, n in self._counts("_disconnections_total{").items() if n}
+
+    def _counts(self, metric: str) -> dict[str, int]:
         lines = self.call("GET", "/metrics", self.admin)[1].decode().splitlines()
-        counts = [line for line in lines if "_refusals_total{" in line]
+        counts = [line for line in lines if metric in line]
         return {line.partition('"')[2].partition('"')[0]: int(line.rpartition(" ")[2]) for line in counts}
 
     def rss_mb(self) -> float:
@@ -170,8 +177,14 @@ WORKFLOW = {"name": "order", "version": "1", "steps": [{"name": "reserve", "hand
 
 
 @contextmanager
-def running_target(directory: Path) -> Iterator[Target]:
+def running_target(
+    directory: Path, settings: Mapping[str, str] = MappingProxyType({}), open_files: int | None = None
+) -> Iterator[Target]:
     command = [sys.executable, "-m", "stepwire", "-q", "-o", "json", "serve", "--listen", "127.0.0.1:0"]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
+    if open_files is not None:
+        command = ["prlimit", f"--nofile={open_files}:{open_files}", *command]
     with open(directory / "log", "w") as log:
         process = subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=log, text=True)
     try:

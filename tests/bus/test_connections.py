@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket as plain_socket
+import struct
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import zmq
 from stepwire_broker.bus import budgets
+from stepwire_broker.bus.connections import Connections, Role
+from stepwire_broker.bus.counters import WireCounters
 from stepwire_broker.bus.disconnecting import disconnect, inode_of
 from stepwire_broker.core.definitions.settings import BusSettings
 from stepwire_broker.core.model.principal import ANONYMOUS, OWNER
@@ -135,16 +138,16 @@ def test_a_worker_joins_while_user_messages_flood_the_steps_socket(remote: BusSe
                         for _ in range(100):
                             with contextlib.suppress(zmq.Again):
                                 peer.send(b"hello", zmq.NOBLOCK)
-                        time.sleep(0.001)
+                        time.sleep(0.005)  # the attack shares the interpreter with the broker
 
-            attacks = [asyncio.create_task(asyncio.to_thread(attack)) for _ in range(2)]
+            attacker = asyncio.create_task(asyncio.to_thread(attack))
             try:
-                await until(lambda: ended(bench, "user_message") >= 4)
+                await until(lambda: ended(bench, "user_message") >= 2)
                 for _ in range(5):
                     await join(bench)  # in less than the time after which a worker rebuilds its sockets
             finally:
                 stop = True
-                await asyncio.gather(*attacks)
+                await attacker
 
     run(story())
 
@@ -360,6 +363,43 @@ def test_disconnections_are_reported_once_and_counted_each(remote: BusSettings, 
                 peer.sendall(strangers.frame(b"hello"))
                 await until(lambda number=number: ended(bench, "user_message") == number + 1)  # type: ignore[misc]
             assert bench.log.disconnected == [("user_message", 1)]
+
+    run(story())
+
+
+def test_a_descriptor_that_the_other_socket_reuses_belongs_to_its_new_connection(context: Context) -> None:
+    """The two monitors are two queues: the end of the earlier connection may be read after the begin of the later."""
+
+    async def story() -> None:
+        pairs: tuple[tuple[Role, Role], ...] = (("results", "steps"), ("steps", "results"))
+        far: dict[Role, zmq.Socket[bytes]] = {"steps": context.socket(zmq.PAIR), "results": context.socket(zmq.PAIR)}
+        near: dict[Role, zmq.Socket[bytes]] = {"steps": context.socket(zmq.PAIR), "results": context.socket(zmq.PAIR)}
+        for role, monitor in near.items():
+            monitor.bind(f"inproc://{role}")
+            far[role].connect(f"inproc://{role}")
+        counters = WireCounters()
+        connections = Connections(near, 10, MIB, counters, lambda _: None, lambda *_: None)
+
+        def report(role: Role, event: int) -> None:
+            far[role].send_multipart([struct.pack("=Hi", event, 30), b"tcp://127.0.0.1:1"])
+
+        for earlier, later in pairs:
+            report(earlier, zmq.EVENT_ACCEPTED)
+            report(earlier, zmq.EVENT_DISCONNECTED)
+            report(later, zmq.EVENT_ACCEPTED)
+            connections.read_events()
+            assert counters.connections == {earlier: 0, later: 1}
+            report(later, zmq.EVENT_DISCONNECTED)
+            connections.read_events()
+        report("results", zmq.EVENT_ACCEPTED)
+        connections.read_events()
+        report("results", zmq.EVENT_DISCONNECTED)
+        report("steps", zmq.EVENT_ACCEPTED)
+        connections.read_events()
+        assert counters.connections == {"steps": 1, "results": 0}
+        report("steps", zmq.EVENT_DISCONNECTED)
+        connections.read_events()
+        assert counters.connections == {"steps": 0, "results": 0}
 
     run(story())
 

@@ -20,6 +20,7 @@ from stepwire_broker.loop_measures import Measures as LoopMeasures
 from stepwire_broker.posture import INSECURE
 
 from . import core_views
+from .bus_metrics import BUS_METRICS, Counted, ReadCounters
 from .connections import HttpConnections
 from .core_views import CoreFigures
 from .engine_port import EnginePort
@@ -52,6 +53,10 @@ class Measured(NamedTuple):
     held: int | None  # None when the database did not answer in time
     now: Now
     executors: list[ExecutorView]
+
+
+def _of_wire(read: ReadCounters) -> Callable[[Measured], Counted]:
+    return lambda measured: read(measured.wire)
 
 
 def _refusals(measured: Measured) -> dict[str, int]:
@@ -410,20 +415,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         lambda m: _shadows(m),
     ),
     # the bus
-    Metric(
-        "stepwire_bus_messages_total",
-        "counter",
-        ("direction",),
-        "Messages of the bus.",
-        lambda m: [(("in",), m.wire.received), (("out",), m.wire.sent)],
-    ),
-    Metric(
-        "stepwire_bus_bytes_total",
-        "counter",
-        ("direction",),
-        "Bytes of the messages of the bus.",
-        lambda m: [(("in",), m.wire.received_bytes), (("out",), m.wire.sent_bytes)],
-    ),
+    *(Metric(one.name, one.kind, (one.label,), one.help, _of_wire(one.read)) for one in BUS_METRICS),
     Metric(
         "stepwire_bus_refusals_total",
         "counter",
@@ -432,32 +424,11 @@ METRICS: Final[tuple[Metric, ...]] = (
         lambda m: [((code,), n) for code, n in sorted(_refusals(m).items())],
     ),
     Metric(
-        "stepwire_bus_dropped_sends_total",
-        "counter",
-        ("reason",),
-        "Messages dropped because no receiver was connected (no_receiver), or because its queue was full (full).",
-        lambda m: [((reason,), n) for reason, n in m.wire.dropped.items()],
-    ),
-    Metric(
         "stepwire_insecure",
         "gauge",
         ("what",),
         f"1 for what is open to other users or hosts: {', '.join(INSECURE)}.",
         lambda m: [((what,), int(what in m.broker.insecure())) for what in INSECURE],
-    ),
-    Metric(
-        "stepwire_bus_connections",
-        "gauge",
-        ("socket",),
-        "Open connections of the bus.",
-        lambda m: [((socket,), n) for socket, n in m.wire.connections.items()],
-    ),
-    Metric(
-        "stepwire_bus_disconnections_total",
-        "counter",
-        ("reason",),
-        "Connections that the bus has ended because of a budget.",
-        lambda m: [((reason,), n) for reason, n in m.wire.disconnected.items()],
     ),
     # HTTP
     Metric(

@@ -80,7 +80,11 @@ class Audience:
         """Handle one event. Returns its cost for the reader's budget of bytes: none."""
         event = frame.bytes
         sign, topic = event[:1], event[1:]
-        if self._is_peer_unsure and sign not in (_SUBSCRIBE, _UNSUBSCRIBE) and self._connections.has_ended(frame):
+        if (
+            self._is_peer_unsure
+            and sign not in (_SUBSCRIBE, _UNSUBSCRIBE)
+            and self._connections.has_ended("steps", frame)
+        ):
             # The rest of a flood: the sooner the queue is empty, the sooner a worker can join.
             self._counters.refused["user_message"] += 1
             return 0
@@ -135,7 +139,7 @@ class Audience:
 
     def _take_from_connection(self, frame: zmq.Frame, sign: bytes, topic: bytes) -> None:
         principal = self._identities.of(frame)
-        connection = self._connections.of(frame, principal)
+        connection = self._connections.of("steps", frame, principal)
         is_known = connection is not None and topic in connection.topics
         is_admitted = connection is not None and self._connections.admits_event(connection, sign, topic)
         if sign not in (_SUBSCRIBE, _UNSUBSCRIBE):

@@ -18,7 +18,8 @@ REFUSED_WITHIN_S: Final = 10.0
 MESSAGES_PER_S: Final = 20_000  # of one principal
 BYTES_PER_S: Final = 64 * 1024 * 1024
 BURST_S: Final = 2.0
-UNREAD_BYTES_MAX: Final = 256 * 1024 * 1024  # of one connection in the queue, and of all connections together
+QUEUED_BYTES_MAX: Final = 256 * 1024 * 1024  # of one connection
+UNREAD_BYTES_MAX: Final = 160 * 1024 * 1024  # of all tcp connections together, unfinished messages included
 BLOCK_S: Final = 10.0  # a principal that repeats its offence is blocked for this time, doubled with each repetition
 BLOCK_MAX_S: Final = 3_600.0
 FORGIVE_S: Final = 60.0  # without an offence
@@ -30,7 +31,7 @@ Verdict: TypeAlias = Literal["pass", "drop", "disconnect"]
 
 def results_queued(results_hwm: int, max_message_bytes: int) -> int:
     """Return the number of messages of one connection that may wait unread, in the setting and the budget of bytes."""
-    return max(1, min(results_hwm, UNREAD_BYTES_MAX // (max_message_bytes * MAX_MESSAGE_FACTOR)))
+    return max(1, min(results_hwm, QUEUED_BYTES_MAX // (max_message_bytes * MAX_MESSAGE_FACTOR)))
 
 
 def unread_bytes_max(max_message_bytes: int) -> int:

@@ -29,6 +29,7 @@ Role: TypeAlias = Literal["steps", "results"]
 
 MONITORED: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 SWEEP_S: Final = 0.1
+SWEEP_SOON_S: Final = 0.02  # while much waits unread
 SWEEP_EACH_S: Final = 0.0001  # with many connections the sweeps are rarer
 LOG_EVERY_S: Final = 10.0
 # What the broker sends in a handshake without encryption: the greeting, and READY with the longest socket type.
@@ -58,6 +59,10 @@ class BusConnection(Struct, eq=False):
     is_flooding: bool = False  # the watch has ended it, and the loop has not noticed
     is_ended: bool = False
 
+    @property
+    def key(self) -> tuple[Role, int]:
+        return self.role, self.descriptor
+
 
 class Connections:
     """`read_events` keeps the registry current. The sockets' owner asks it about every frame."""
@@ -80,13 +85,17 @@ class Connections:
         self._grant_of = grant_of
         self._report = report
         self.parted: Final[deque[BusConnection]] = deque()  # ended connections of `steps` that the audience must forget
-        self._open: dict[int, BusConnection] = {}
-        self._muted: dict[int, BusConnection] = {}  # disconnected and gone, with frames that may still be read
-        self._handshaking: dict[int, BusConnection] = {}  # in the order of their begin
+        # By socket as well: the two may use one descriptor in turn, and their monitors are queues of their own.
+        self._open: dict[tuple[Role, int], BusConnection] = {}
+        self._muted: dict[
+            tuple[Role, int], BusConnection
+        ] = {}  # disconnected and gone, with frames that may still be read
+        self._handshaking: dict[tuple[Role, int], BusConnection] = {}  # in the order of their begin
         self._usage: dict[str, PrincipalUsage] = {}
         self._offences: dict[str, Offences] = {}
         self._reported: dict[str, tuple[float, int]] = {}  # by principal: when, and how many were not reported since
         self._sweep_timer: asyncio.TimerHandle | None = None
+        self._unread_bytes = 0  # as of the last sweep
         self._turns = 0
         self._watch = StuckWatch(lambda: self._turns, self._end_floods)
 
@@ -121,30 +130,30 @@ class Connections:
                 if kind == zmq.EVENT_ACCEPTED:
                     self._on_accepted(role, descriptor)
                 else:
-                    self._on_disconnected(descriptor)
+                    self._on_disconnected(role, descriptor)
 
     def _on_accepted(self, role: Role, descriptor: int) -> None:
-        self._on_disconnected(descriptor)
-        self._muted.pop(descriptor, None)
+        self._on_disconnected(role, descriptor)
+        self._muted.pop((role, descriptor), None)
         connection = BusConnection(role, descriptor, inode_of(descriptor))
-        self._open[descriptor] = connection
+        self._open[connection.key] = connection
         self._counters.connections[role] += 1
-        self._handshaking[descriptor] = connection
+        self._handshaking[connection.key] = connection
         if len(self._open) > self._connections_max:
             self.disconnect(connection, "connections")
         if len(self._handshaking) > budgets.UNAUTHENTICATED_MAX:
             self._end_a_handshake()
 
-    def _on_disconnected(self, descriptor: int) -> None:
-        connection = self._open.pop(descriptor, None)
+    def _on_disconnected(self, role: Role, descriptor: int) -> None:
+        connection = self._open.pop((role, descriptor), None)
         if connection is None:
             return
         self._counters.connections[connection.role] -= 1
-        self._handshaking.pop(descriptor, None)
+        self._handshaking.pop(connection.key, None)
         if connection.is_flooding:
             self._offend(connection, "subscriptions")
         if connection.is_ended:
-            self._muted[descriptor] = connection
+            self._muted[connection.key] = connection
         if connection.role == "steps":
             self.parted.append(connection)
 
@@ -164,7 +173,7 @@ class Connections:
         connection.has_spoken = counts is None or counts.received >= HANDSHAKE_BYTES_RECEIVED
         connection.is_admitted = connection.is_admitted or counts is None or counts.sent > HANDSHAKE_BYTES_SENT
         if connection.is_admitted:
-            self._handshaking.pop(connection.descriptor, None)
+            self._handshaking.pop(connection.key, None)
         return counts
 
     # -- ending connections -------------------------------------------------------------------------------------------
@@ -174,7 +183,7 @@ class Connections:
         if connection.is_ended:
             return
         connection.is_ended = True
-        self._handshaking.pop(connection.descriptor, None)
+        self._handshaking.pop(connection.key, None)
         disconnect(connection.descriptor, connection.inode)
         self._counters.disconnected[reason] += 1
         now_s, principal = self._loop.time(), connection.principal or ""
@@ -216,27 +225,27 @@ class Connections:
 
     # -- frames -------------------------------------------------------------------------------------------------------
 
-    def of(self, frame: zmq.Frame, principal: str) -> BusConnection | None:
+    def of(self, role: Role, frame: zmq.Frame, principal: str) -> BusConnection | None:
         """Return the connection that sent this frame. None: inproc, or it has ended by itself."""
         descriptor = descriptor_of(frame)
         if descriptor is None:
             return None
-        connection = self._open.get(descriptor) or self._muted.get(descriptor)
+        connection = self._open.get((role, descriptor)) or self._muted.get((role, descriptor))
         if connection is None:
             self.read_events()
-            connection = self._open.get(descriptor)
+            connection = self._open.get((role, descriptor))
         if connection is not None and connection.principal != principal:
             connection.principal = principal
             if not connection.is_ended and self._is_blocked(connection):
                 self.disconnect(connection, "blocked")
         return connection
 
-    def has_ended(self, frame: zmq.Frame) -> bool:
+    def has_ended(self, role: Role, frame: zmq.Frame) -> bool:
         """True if the bus has disconnected the connection that sent this frame."""
         descriptor = descriptor_of(frame)
         if descriptor is None:
             return False
-        connection = self._open.get(descriptor) or self._muted.get(descriptor)
+        connection = self._open.get((role, descriptor)) or self._muted.get((role, descriptor))
         return connection is not None and connection.is_ended
 
     def admits_event(self, connection: BusConnection, sign: bytes, topic: bytes) -> bool:
@@ -316,7 +325,8 @@ class Connections:
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def _sweep_later(self) -> None:
-        delay_s = max(SWEEP_S, SWEEP_EACH_S * len(self._open))
+        wait_s = SWEEP_SOON_S if self._unread_bytes > self._unread_bytes_max / 4 else SWEEP_S
+        delay_s = max(wait_s, SWEEP_EACH_S * len(self._open))
         self._sweep_timer = self._loop.call_later(delay_s, self._sweep)
 
     def _sweep(self) -> None:
@@ -350,7 +360,8 @@ class Connections:
         self._limit_total(unread)
 
     def _limit_total(self, unread: list[tuple[int, BusConnection]]) -> None:
-        excess = sum(left for left, _ in unread) - self._unread_bytes_max
+        self._unread_bytes = sum(left for left, _ in unread)
+        excess = self._unread_bytes - self._unread_bytes_max
         if excess <= 0:
             return
         for left, connection in sorted(unread, key=lambda each: -each[0]):

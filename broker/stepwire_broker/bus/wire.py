@@ -260,7 +260,7 @@ class Wire:
     def _take_message(self, frame: zmq.Frame) -> int:
         """Pass one message to the listener. Returns its bytes."""
         principal = self._senders.of(frame)
-        connection = self._connections.of(frame, principal)
+        connection = self._connections.of("results", frame, principal)
         size = len(frame)
         is_admitted = self._connections.admits(connection, size, principal)
         if frame.more or self._is_inside_multipart:

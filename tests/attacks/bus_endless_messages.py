@@ -1,0 +1,16 @@
+"""Four peers send one message of many parts that never ends."""
+
+from typing import Any
+
+from tests.bus.strangers import frame
+
+from .bus_peers import TCP, flooding, repeat
+from .target import Target
+
+SETTINGS = TCP
+RSS_MB_MAX = 300.0
+PART = frame(b"workers " + bytes(100_000), more=True)
+
+
+def attack(target: Target, seconds: float) -> dict[str, Any]:
+    return repeat(target, seconds, flooding(target.ready["results"], "PUB", PART), threads=4)

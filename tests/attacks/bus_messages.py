@@ -1,0 +1,15 @@
+"""Two peers send valid messages of their own workers as fast as they can."""
+
+from typing import Any
+
+from tests.bus.strangers import frame
+
+from .bus_peers import TCP, flooding, repeat
+from .target import Target
+
+SETTINGS = TCP
+BYE = frame(b'workers {"type":"bye","v":"2.0","worker":"stranger:0123456789abcdef","n":1}') * 1_000
+
+
+def attack(target: Target, seconds: float) -> dict[str, Any]:
+    return repeat(target, seconds, flooding(target.ready["results"], "PUB", BYE))
