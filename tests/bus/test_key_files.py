@@ -9,7 +9,9 @@ from stepwire_broker.bus.keys.clients import Clients, DirectoryReading
 from stepwire_broker.bus.keys.key_text import KeyFileError, new_pair, raw
 from stepwire_broker.core.model.principal import Grant
 
-KEY, OTHER = new_pair().public, new_pair().public
+KEY = "wsw0<*x-^(Qjs(zSQfMH+ED->vk!qivBh:/0zYh4"
+OTHER = "!cizSoWMJg(4x$?:=32D5ZOyoR:3oWh%(TmupI^L"
+SECRET = "BQk.i[3n9AjCxn#>nS9*T$f9^Ynp7]<NxUFn&tEQ"  # of OTHER
 NOW_MS = 1_800_000_000_000
 
 
@@ -203,7 +205,7 @@ def test_the_server_pair_is_made_once(tmp_path: Path) -> None:
         ("", "has no line secret="),
         ("secret=x\n", "line 1: `secret` is no key"),
         (f"secret={KEY}\nsecret={KEY}\n", "line 2: the file has one line secret="),
-        (f"secret={new_pair().secret}\npublic={KEY}\n", "`public` does not belong to `secret`"),
+        (f"secret={SECRET}\npublic={KEY}\n", "`public` does not belong to `secret`"),
     ],
 )
 def test_a_wrong_server_file_is_refused_without_its_secret(tmp_path: Path, text: str, sentence: str) -> None:
