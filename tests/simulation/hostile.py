@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from stepwire_broker.core.commit.decision import Decision
+from stepwire_broker.core.commit.decision import Decision, LoadBySteps
 from stepwire_broker.core.model.events import GrantsChanged, Subscribed
 from stepwire_broker.core.model.principal import PROCESS, Grant, with_built_in
 from stepwire_broker.core.workers import authority
@@ -189,8 +189,9 @@ class Hostile:
             worker = topics.worker_of(send.topic)
             if worker is not None and self.owners.get(worker, principal) != principal:
                 fail("S1 forged input reaches no other principal", f"{event} of {principal} sent {send.message}")
-        has_read = bool(decision.reads) and getattr(event, "worker", None) != self._own
-        if decision.batches or decision.handouts or has_read:
+        # Steps of a level-0 batch from before this start are read first, and then compared with the sender.
+        may_read = isinstance(event, wire.ResultsLevel0) or getattr(event, "worker", None) == self._own
+        if not may_read and any(isinstance(read, LoadBySteps) for read in decision.reads):
             fail("S1 forged input does nothing", f"{event} of {principal}")
 
     def subscribe(self, worker: str, principal: str) -> None:
@@ -207,7 +208,7 @@ class Hostile:
             broker.turn.handle(Subscribed(worker), principal)
 
     def _is_forged(self, event: Any, principal: str) -> bool:
-        if principal in self.revoked or principal == THIEF:
+        if principal == THIEF or principal not in self.world.broker.state.principals:
             return True
         if isinstance(event, wire.ResultsLevel0):
             return self.batches.get(event.batch_id, principal) != principal
