@@ -76,14 +76,14 @@ class Hostile:
             strike(luck)
 
     def _revoke(self, luck: Random) -> None:
-        """Revoke a principal, and disconnect it. Frames that are under way still arrive."""
+        """Revoke a principal. The broker's messages no longer reach it, but what it sends still arrives."""
         nodes: list[Any] = [*self.world.workers[: self.world.on_bus], *self.world.peers, None]
         node = luck.choice(nodes)
         principal, for_ms = THIEF if node is None else self.principal_of(node), 15_000.0 * luck.random() ** 2
         self.revoked.add(principal)
         if node is not None and node.is_alive:
-            for way in (node.link.up, node.link.down):
-                way.cut_until_ms = max(way.cut_until_ms, self.world.now + for_ms)
+            way = node.link.down
+            way.cut_until_ms = max(way.cut_until_ms, self.world.now + for_ms)
         self._change_grants()
         self.world.schedule.after(for_ms, self._admit, principal)
 
