@@ -26,6 +26,7 @@ from .core.machine import Machine
 from .core.model.events import Attached, Command, Detached, Drain, EndpointsBound, Forget, Leave, Now, Reconfigure
 from .core.model.figures import ExecutorMetrics
 from .core.model.live import StepProgress
+from .core.model.principal import PROCESS, Grant
 from .core.model.targets import BUS, LOCAL
 from .core.overview import ExecutorView, WorkerView
 from .core.routing.router import Router, RulesRefused, check, hidden
@@ -349,11 +350,14 @@ class Engine:
 
     # -- workers of this process --------------------------------------------------------------------------------------
 
-    def attach(self, worker: str, executor: str, deliver: Callable[[bytes, bytes], None]) -> Callable[[], None]:
+    def attach(
+        self, worker: str, executor: str, deliver: Callable[[bytes, bytes], None], grant: Grant | None = None
+    ) -> Callable[[], None]:
         """Connect a worker that does not use the bus, for steps that are routed to `executor`.
 
         Messages for it go to `deliver(topic, body)` in a later callback of the loop, never during a call of the worker.
-        The worker sends with `hear`. The returned function detaches the worker, whose steps are then lost.
+        The worker sends with `hear`. The returned function detaches the worker, whose steps are then lost. `grant`: of
+        the token that the worker's calls carry; without one, the worker is part of this process.
         """
         loop = asyncio.get_running_loop()
 
@@ -361,7 +365,7 @@ class Engine:
             loop.call_soon(deliver, topic, body)
 
         detach_wire = self.core_loop.wire.attach(topics.to_worker(worker), later)
-        forget = self.expect(worker, executor)
+        forget = self.expect(worker, executor, grant=grant)
 
         def detach() -> None:
             detach_wire()
@@ -369,14 +373,20 @@ class Engine:
 
         return detach
 
-    def expect(self, worker: str, executor: str, *, joins_bus: bool = False) -> Callable[[], None]:
+    def regrant(self, worker: str, executor: str, grant: Grant) -> None:
+        """Give the workers of an attached worker's token the token's changed grant."""
+        self.core_loop.handle(Attached(worker, executor, grant=grant))
+
+    def expect(
+        self, worker: str, executor: str, *, joins_bus: bool = False, grant: Grant | None = None
+    ) -> Callable[[], None]:
         """Announce a worker that will connect to `inner_endpoints`, for steps that are routed to `executor`.
 
         With `joins_bus` the worker also gets steps that are routed to the bus. The returned function reports that the
         worker has ended, and its steps are then lost.
         """
         core = self.core_loop
-        core.handle(Attached(worker, executor, joins_bus))
+        core.handle(Attached(worker, executor, joins_bus, grant))
 
         def gone() -> None:
             core.handle(Detached(worker))
@@ -389,10 +399,10 @@ class Engine:
         wire = self.core_loop.wire
         return (wire.context, *wire.inner_endpoints())
 
-    def hear(self, topic: bytes, body: bytes) -> None:
-        """Receive a message of an attached worker."""
+    def hear(self, topic: bytes, body: bytes, principal: str = PROCESS) -> None:
+        """Receive a message of an attached worker. `principal`: of the grant that the worker was attached with."""
         core = self.core_loop
-        core.receive(topic, body)
+        core.receive(topic, body, principal)
         core.flush_soon()
 
 

@@ -497,6 +497,82 @@ def test_the_number_of_workers_over_http_is_limited(fresh: Api, monkeypatch: pyt
     third.open()
 
 
+def test_a_worker_belongs_to_the_token_that_opened_it(fresh: Api, directory: Path) -> None:
+    api = fresh
+    shop, other = (
+        token.add_token(directory / "tokens", token.Grant(name, frozenset({Scope.WORK}))) for name in ("shop", "other")
+    )
+    api.tokens.reload()
+    task_id = submit(api, "once")
+    worker = Poller(api._replace(token=shop))
+    worker.open()
+    (step,) = worker.lease()
+    item = (step["step_id"], step["delivery"])
+    stranger = Poller(api._replace(token=other))
+    stranger.id, stranger.session, stranger.deployment = worker.id, worker.session, worker.deployment
+    stranger.batches, stranger.n = dict(worker.batches), 1_000
+    calls = {
+        "lease": stranger.lease_call,
+        "heartbeat": stranger.heartbeat,
+        "start": lambda: stranger.start(item),
+        "results": lambda: stranger.report(item),
+        "bye": stranger.bye,
+    }
+    for what, call in calls.items():
+        refused = call()
+        assert (refused.status, refused.code) == (403, "not_yours"), (what, refused)
+    assert step_of(api, task_id)["state"] == StepState.DISPATCHED
+    assert worker.start(item).status == 200
+    assert worker.report(item).status == 200
+    assert step_of(api, task_id)["state"] == StepState.COMPLETED
+
+
+def test_the_workers_of_one_token_leave_room_for_those_of_another(fresh: Api, directory: Path) -> None:
+    api = fresh
+    few, other = (
+        token.add_token(directory / "tokens", token.Grant(name, frozenset({Scope.WORK}), sessions=count))
+        for name, count in (("few", 2), ("other", 2))
+    )
+    api.tokens.reload()
+    workers = [Poller(api._replace(token=few)) for _ in range(3)]
+    workers[0].open()
+    workers[1].open()
+    refused = workers[2].lease_call()
+    assert (refused.status, refused.code) == (429, "too_many_workers")
+    Poller(api._replace(token=other)).open()
+    workers[0].bye()
+    workers[2].open()
+
+
+@pytest.mark.parametrize(
+    ("changed", "detail"),
+    [
+        ({"handlers": ["billing.**"]}, "does not cover the handler `billing.**`"),
+        ({"labels": {"region": "us"}}, "does not allow the label region=us"),
+    ],
+)
+def test_a_worker_that_offers_more_than_its_token_allows_is_refused(
+    fresh: Api, directory: Path, changed: dict[str, Any], detail: str
+) -> None:
+    api = fresh
+    grant = token.Grant("shop", frozenset({Scope.WORK}), handlers=("shop.**",), labels=(("region", "eu"),))
+    value = token.add_token(directory / "tokens", grant)
+    api.tokens.reload()
+    worker = Poller(api._replace(token=value), "shop.**")
+    refused = worker.lease_call(**changed)
+    assert (refused.status, refused.code) == (403, "outside_grant")
+    assert detail in refused.json["detail"]
+    assert worker.lease_call(labels={"region": "eu"}).status == 200
+
+
+def test_a_token_allows_only_workers_with_its_names(fresh: Api, directory: Path) -> None:
+    value = token.add_token(directory / "tokens", token.Grant("shop", frozenset({Scope.WORK}), workers=("shop-*",)))
+    fresh.tokens.reload()
+    api = fresh._replace(token=value)
+    assert Poller(api, name="other").lease_call().code == "outside_grant"
+    Poller(api, name="shop-1").open()
+
+
 # -- results ----------------------------------------------------------------------------------------------------------
 
 RESULT = {"step_id": 1, "delivery": 1, "status": "completed"}

@@ -256,7 +256,7 @@ class BrokerNode:
 
     def post(self, kind: str, *args: Any) -> None:
         """An input reaches this process. While the process is suspended, the input waits."""
-        if kind == "message" and self.is_alive and args[1] != THIEF:
+        if kind == "message" and self.is_alive and args[1] != THIEF and args[1] in self.state.principals:
             self.world.checks.broker_received(args[0])
         if self.is_paused:
             self._backlog.append((kind, args))

@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from stepwire_broker.core.commit.decision import Decision
+from stepwire_broker.core.commit.decision import Decision, LoadBySteps
 from stepwire_broker.core.model.events import GrantsChanged, Subscribed
 from stepwire_broker.core.model.principal import PROCESS, Grant, with_built_in
 from stepwire_broker.core.workers import authority
@@ -76,14 +76,14 @@ class Hostile:
             strike(luck)
 
     def _revoke(self, luck: Random) -> None:
-        """Revoke a principal, and disconnect it. Frames that are under way still arrive."""
+        """Revoke a principal. The broker's messages no longer reach it, but what it sends still arrives."""
         nodes: list[Any] = [*self.world.workers[: self.world.on_bus], *self.world.peers, None]
         node = luck.choice(nodes)
         principal, for_ms = THIEF if node is None else self.principal_of(node), 15_000.0 * luck.random() ** 2
         self.revoked.add(principal)
         if node is not None and node.is_alive:
-            for way in (node.link.up, node.link.down):
-                way.cut_until_ms = max(way.cut_until_ms, self.world.now + for_ms)
+            way = node.link.down
+            way.cut_until_ms = max(way.cut_until_ms, self.world.now + for_ms)
         self._change_grants()
         self.world.schedule.after(for_ms, self._admit, principal)
 
@@ -189,8 +189,9 @@ class Hostile:
             worker = topics.worker_of(send.topic)
             if worker is not None and self.owners.get(worker, principal) != principal:
                 fail("S1 forged input reaches no other principal", f"{event} of {principal} sent {send.message}")
-        has_read = bool(decision.reads) and getattr(event, "worker", None) != self._own
-        if decision.batches or decision.handouts or has_read:
+        # Steps of a level-0 batch from before this start are read first, and then compared with the sender.
+        may_read = isinstance(event, wire.ResultsLevel0) or getattr(event, "worker", None) == self._own
+        if not may_read and any(isinstance(read, LoadBySteps) for read in decision.reads):
             fail("S1 forged input does nothing", f"{event} of {principal}")
 
     def subscribe(self, worker: str, principal: str) -> None:
@@ -207,7 +208,7 @@ class Hostile:
             broker.turn.handle(Subscribed(worker), principal)
 
     def _is_forged(self, event: Any, principal: str) -> bool:
-        if principal in self.revoked or principal == THIEF:
+        if principal == THIEF or principal not in self.world.broker.state.principals:
             return True
         if isinstance(event, wire.ResultsLevel0):
             return self.batches.get(event.batch_id, principal) != principal

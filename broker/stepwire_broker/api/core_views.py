@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from stepwire_protocol.messages import Item
+from stepwire_protocol.messages import Hello, Item
 
 from stepwire_broker.core import explain
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
@@ -12,12 +12,15 @@ from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.loading.residency import restored
 from stepwire_broker.core.model.figures import Figures
 from stepwire_broker.core.model.live import Step, StepProgress, Task
+from stepwire_broker.core.model.principal import Grant, Rights
 from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.core.model.targets import Route
+from stepwire_broker.core.model.worker_session import is_inner_name
 from stepwire_broker.core.routing.router import Router
 from stepwire_broker.core.shadows.shadow import Tally
 from stepwire_broker.core.state import CoreCounters
 from stepwire_broker.core.why import Why, WhyTask
+from stepwire_broker.core.workers import authority
 from stepwire_broker.core.workflow_warnings import WorkflowWarning, of_handlers
 
 from . import reading
@@ -42,7 +45,18 @@ def recovered_items(broker: EnginePort, worker: str) -> list[Item]:
 
 
 def is_worker(broker: EnginePort, worker: str) -> bool:
-    return worker in broker.state.sessions or worker in broker.state.attached
+    state = broker.state
+    is_inner = is_inner_name(worker, broker.broker_id, state.router.executors)
+    return is_inner or worker in state.sessions or worker in state.attached or worker in state.inboxes
+
+
+def outside_grant(broker: EnginePort, grant: Grant, hello: Hello) -> str | None:
+    """Return the first thing that a worker over HTTP offers and its token does not allow, or None."""
+    rights = Rights(grant)
+    name = hello.worker.partition(":")[0]
+    if not rights.allows_worker(name):
+        return f"the grant of `{grant.principal}` does not allow the worker name `{name}`"
+    return authority.outside_grant(broker.state, rights, hello)
 
 
 def may_hold_steps(broker: EnginePort, worker: str) -> bool:

@@ -9,6 +9,7 @@ from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.events import Command, Now
 from stepwire_broker.core.model.live import StepProgress
+from stepwire_broker.core.model.principal import PROCESS, Grant
 from stepwire_broker.core.overview import ExecutorView, WorkerView
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.unroutable import Unroutable
@@ -111,7 +112,9 @@ class EnginePort(Protocol):
         """Call `callback` with every message of the bus, until the returned function is called."""
         ...
 
-    def attach(self, worker: str, executor: str, deliver: Callable[[bytes, bytes], None]) -> Callable[[], None]:
+    def attach(
+        self, worker: str, executor: str, deliver: Callable[[bytes, bytes], None], grant: Grant | None = None
+    ) -> Callable[[], None]:
         """Attach a worker that is not connected to the bus, for steps that are routed to `executor`.
 
         `deliver(topic, body)` is called with each message to the worker. The returned function detaches the worker;
@@ -119,6 +122,10 @@ class EnginePort(Protocol):
         """
         ...
 
-    def hear(self, topic: bytes, body: bytes) -> None:
-        """Receive a message of an attached worker."""
+    def regrant(self, worker: str, executor: str, grant: Grant) -> None:
+        """Give the workers of an attached worker's token the token's changed grant."""
+        ...
+
+    def hear(self, topic: bytes, body: bytes, principal: str = PROCESS) -> None:
+        """Receive a message of an attached worker. `principal`: of the grant that the worker was attached with."""
         ...

@@ -12,11 +12,12 @@ from stepwire_protocol.errors import InvalidMessage
 
 from stepwire_broker.core.answers.answers import Answer, CommandRefused
 from stepwire_broker.core.answers.scopes import Scope
+from stepwire_broker.core.model import principal
 from stepwire_broker.core.reading.nearest import did_you_mean
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.stages.requests import Make
 
-from . import http_problems
+from . import hidden_ids, http_problems
 from .engine_port import EnginePort
 from .http_problems import HttpProblem
 from .replies import JSON, Reply, Stream, send_problem, send_reply, send_stream
@@ -81,6 +82,12 @@ class HttpCall:
         """The caller, as the history names the author of a command."""
         grant: Grant = self.scope[GRANT]
         return grant.author
+
+    @property
+    def worker_grant(self) -> principal.Grant:
+        """The grant of the workers that the caller's token opens."""
+        grant: Grant = self.scope[GRANT]
+        return grant.of_workers
 
     def number(self, name: str) -> int:
         """The id of a task or a step in the path."""
@@ -260,10 +267,22 @@ class Resource:
             log.exception("request_failed", method=call.scope["method"], path=call.scope["path"])
             await send_problem(send, HttpProblem(500, "internal_error", "the broker failed; see its log for the cause"))
         else:
+            hides_ids = self._hides_ids(call)
             if isinstance(reply, Stream):
+                if hides_ids:
+                    reply = reply._replace(chunks=hidden_ids.stream_without_ids(reply.chunks))
                 await send_stream(send, reply, call)
             else:
+                if hides_ids:
+                    reply = reply._replace(body=hidden_ids.without_ids(reply.body))
                 await send_reply(send, reply)
+
+    def _hides_ids(self, call: HttpCall) -> bool:
+        """True if the caller may only read. Workers need the ids, and operators name workers by them."""
+        if self._scopes.get(call.scope["method"]) is not Scope.READ:
+            return False
+        grant: Grant = call.scope[GRANT]
+        return not grant.allows(Scope.OPERATE)
 
     def _wrong_method(self, method: str) -> HttpProblem:
         allowed = sorted(self.methods)

@@ -16,7 +16,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from stepwire_protocol import patterns
+
 from stepwire_broker.core.answers.scopes import Scope
+from stepwire_broker.core.model import principal
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.file_owners import strange_owner, stranger
 from stepwire_broker.timestamps import parse_rfc3339
@@ -27,6 +30,10 @@ MORE_TOKENS_FILE: Final = STATE_DIR / "tokens"
 URL_FILE: Final = STATE_DIR / "url"  # the address of the broker that was started last, for clients in its directory
 TOKEN_BYTES: Final = 32
 TOKEN_CHARACTERS_MIN: Final = 43  # 256 bits in base64
+
+SESSIONS_DEFAULT: Final = 128  # workers of one token at the same time
+MEMBERS_SHOWN: Final = ("name", "scopes", "workers", "handlers", "labels", "sessions", "expires")
+MEMBERS: Final = frozenset(MEMBERS_SHOWN)
 
 _HASHED: Final = "sha256:"
 
@@ -43,11 +50,27 @@ class Grant(NamedTuple):
     expires_ms: int | None = None
     is_named: bool = True  # False: `name` is only the number of its line
     digest: bytes = b""  # of the token, so that a new token with an old name has another grant
+    # of the workers that lease steps with it, as in a client file of the bus
+    workers: tuple[str, ...] = ("*",)
+    handlers: tuple[str, ...] = (patterns.ANY,)
+    labels: tuple[tuple[str, str], ...] = (principal.ANY_LABEL,)
+    sessions: int = SESSIONS_DEFAULT
 
     @property
     def author(self) -> str:
         """The token in the history and in log lines. An unnamed one is identified as in `stepwire token list`."""
         return self.name if self.is_named else f"sha256:{self.digest.hex()[:12]}"
+
+    @property
+    def of_workers(self) -> principal.Grant:
+        """The grant of the workers that this token opens. They belong to the token."""
+        return principal.Grant(
+            principal=f"token:{self.author}",
+            workers=self.workers,
+            handlers=self.handlers,
+            labels=self.labels,
+            sessions=self.sessions,
+        )
 
     def allows(self, scope: Scope) -> bool:
         return scope in self.scopes or Scope.ADMIN in self.scopes
@@ -181,11 +204,24 @@ def add_token(path: Path, grant: Grant) -> str:
     token = secrets.token_urlsafe(TOKEN_BYTES)
     words = [f"{_HASHED}{hashlib.sha256(token.encode()).hexdigest()}", f"name={grant.name}"]
     words.append(f"scopes={','.join(sorted(grant.scopes))}")
+    words += [f"{name}={text}" for name, text in work_members(grant).items()]
     if grant.expires_ms is not None:
         words.append(f"expires={datetime.fromtimestamp(grant.expires_ms / 1000, UTC).isoformat(timespec='seconds')}")
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     _write(path, f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{' '.join(words)}{chr(10)}")
     return token
+
+
+def work_members(grant: Grant) -> dict[str, str]:
+    """The members that limit the workers of a token, as in its line. Members with their default are left out."""
+    members = {
+        "workers": ",".join(grant.workers),
+        "handlers": ",".join(grant.handlers),
+        "labels": ",".join(f"{key}={value}" for key, value in grant.labels),
+        "sessions": str(grant.sessions),
+    }
+    without = Grant(grant.name, grant.scopes)
+    return {name: text for name, text in members.items() if getattr(grant, name) != getattr(without, name)}
 
 
 def revoke_token(path: Path, name: str) -> None:
@@ -333,15 +369,31 @@ def _digest(where: str, token: str) -> bytes:
 def _grant(where: str, words: list[str], name: str) -> Grant:
     """The permissions in a line. A token without scopes has full access."""
     members = dict(word.partition("=")[::2] for word in words)
-    if len(members) != len(words) or (unknown := members.keys() - {"name", "scopes", "expires"}):
+    if len(members) != len(words) or (unknown := members.keys() - MEMBERS):
         wrong = "a member occurs twice" if len(members) != len(words) else f"{min(unknown)!r} is unknown"
-        raise TokenError(f"{where}: {wrong}; the token may be followed by name=…, scopes=… and expires=…")
+        known = " and ".join((", ".join(f"{member}=…" for member in MEMBERS_SHOWN[:-1]), f"{MEMBERS_SHOWN[-1]}=…"))
+        raise TokenError(f"{where}: {wrong}; the token may be followed by {known}")
     try:
         scopes = frozenset(Scope(scope) for scope in members.get("scopes", "admin").split(","))
     except ValueError as error:
         raise TokenError(f"{where}: {error}; scopes are {', '.join(Scope)}") from None
     expires_ms = _expires_ms(where, members.get("expires"))
-    return Grant(members.get("name", name), scopes, expires_ms, is_named="name" in members)
+    grant = Grant(members.get("name", name), scopes, expires_ms, is_named="name" in members)
+    if "workers" in members:
+        grant = grant._replace(workers=_parts(members["workers"]))
+    if "handlers" in members:
+        grant = grant._replace(handlers=_parts(members["handlers"]))
+    if "labels" in members:
+        grant = grant._replace(labels=tuple(label.partition("=")[::2] for label in _parts(members["labels"])))
+    if "sessions" in members:
+        if not (members["sessions"].isascii() and members["sessions"].isdigit()):
+            raise TokenError(f"{where}: sessions={members['sessions']}: it must be a number")
+        grant = grant._replace(sessions=int(members["sessions"]))
+    return grant
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
 
 
 def _expires_ms(where: str, text: str | None) -> int | None:

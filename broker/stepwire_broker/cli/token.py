@@ -22,6 +22,7 @@ from .options import Options, StepwireGroup
 from .task.waiting import seconds
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+PART: Final = re.compile(r"[^\s#,]+")
 SCOPES_DEFAULT: Final = (Scope.READ,)
 COLUMNS: Final = [
     output.Column("name", "name"),
@@ -45,9 +46,22 @@ def token() -> None:
     multiple=True,
     help="Permission: read, submit, work, operate, or admin for all. Repeat it for several. [read]",
 )
+@click.option("--workers", metavar="NAMES", help="Names of workers that lease steps with it: shop,shop-*. [*]")
+@click.option("--handlers", metavar="PATTERNS", help="Handlers that its workers may offer: shop::**,mail.send. [**]")
+@click.option("--labels", metavar="LABELS", help="Labels that its workers may have: region=eu,tier=*. [*=*]")
+@click.option("--sessions", metavar="N", type=click.IntRange(1), help="Number of its workers at the same time. [128]")
 @click.option("--expires", metavar="DURATION", help="Time until the token expires: 12h, 90d. [never]")
 @click.pass_obj
-def new(options: Options, name: str | None, scopes: tuple[str, ...], expires: str | None) -> None:
+def new(
+    options: Options,
+    name: str | None,
+    scopes: tuple[str, ...],
+    workers: str | None,
+    handlers: str | None,
+    labels: str | None,
+    sessions: int | None,
+    expires: str | None,
+) -> None:
     """Create a token and print it once: the file holds only its SHA-256. Logs and `token list` show NAME."""
     name = name or f"token-{secrets.token_hex(3)}"
     if not NAME.fullmatch(name):
@@ -55,6 +69,14 @@ def new(options: Options, name: str | None, scopes: tuple[str, ...], expires: st
     expires_s = seconds(expires)
     expires_ms = None if expires_s is None else time.time_ns() // 1_000_000 + int(expires_s * 1000)
     grant = Grant(name, _scopes(scopes), expires_ms)
+    if workers is not None:
+        grant = grant._replace(workers=_parts("--workers", workers))
+    if handlers is not None:
+        grant = grant._replace(handlers=_parts("--handlers", handlers))
+    if labels is not None:
+        grant = grant._replace(labels=tuple(each.partition("=")[::2] for each in _parts("--labels", labels)))
+    if sessions is not None:
+        grant = grant._replace(sessions=sessions)
     file = _file(options)
     try:
         value = add_token(file, grant)
@@ -101,6 +123,14 @@ def revoke(options: Options, names: tuple[str, ...]) -> None:
 
 def _file(options: Options) -> Path:
     return tokens_file_of(load(options).settings.http.tokens_file)
+
+
+def _parts(option: str, text: str) -> tuple[str, ...]:
+    """The parts of a list. They are words of a line in the token file, so they contain no space and no `#`."""
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not parts or any(not PART.fullmatch(part) for part in parts):
+        usage(f"{option} is {text!r}: it needs one or more parts without spaces, separated by commas")
+    return parts
 
 
 def _scopes(texts: tuple[str, ...]) -> frozenset[Scope]:

@@ -62,7 +62,7 @@ class Gateway:
         call.open_request.wait()
         if core_views.is_draining(self._broker):
             raise _draining()
-        worker = self._worker(request.worker)
+        worker = self._worker(call, request.worker)
         self._supersede(worker, request.n)
         if request.session is None or request.session != worker.session or not worker.is_alive:
             # Send no steps and take none back yet, because a call without the current session may be old.
@@ -140,7 +140,7 @@ class Gateway:
             raise HttpProblem(
                 429, "overloaded", "the database is behind", Hint(HintCode.SEND_AGAIN), retry_after_ms=1_000
             )
-        worker = self._worker(request.worker)
+        worker = self._worker(call, request.worker)
         async with long_poll(call) as client:
             reporting = worker.report(request)
             await self._until(call, client, reporting.answered)
@@ -273,10 +273,25 @@ class Gateway:
         request = polling.read(kind, body, bytes_max)
         attached = self._attached.get(request.worker)
         if attached is not None:
+            self._check_owner(call, attached.worker)
             attached.worker.heard_mono = self._broker.now().mono
         return request
 
-    def _worker(self, id: str) -> PollWorker:
+    def _check_owner(self, call: HttpCall, worker: PollWorker) -> None:
+        """Raise HttpProblem unless the caller's token is the one that opened the worker."""
+        grant = call.worker_grant
+        if grant.principal != worker.grant.principal:
+            raise HttpProblem(
+                403,
+                "not_yours",
+                f"the worker {worker.id} belongs to another token",
+                "use the token that opened the worker, or another worker id",
+            )
+        if grant != worker.grant:  # an operator has changed the token
+            worker.grant = grant
+            self._broker.regrant(worker.id, POLL, grant)
+
+    def _worker(self, call: HttpCall, id: str) -> PollWorker:
         """The worker with this id. A new worker is attached, so that the core can send messages to it."""
         attached = self._attached.get(id)
         if attached is not None:
@@ -292,8 +307,18 @@ class Gateway:
                 "give each worker more slots, or connect workers to the bus",
                 retry_after_ms=broker.settings.bus.lease_ms,
             )
-        worker = PollWorker(id, broker)
-        self._attached[id] = AttachedWorker(worker, broker.attach(id, POLL, worker.deliver))
+        grant = call.worker_grant
+        count = sum(attached.worker.grant.principal == grant.principal for attached in self._attached.values())
+        if count >= grant.sessions:
+            raise HttpProblem(
+                429,
+                "too_many_workers",
+                f"{count} workers of this token lease steps already",
+                "give each worker more slots, or the token a higher `sessions`",
+                retry_after_ms=broker.settings.bus.lease_ms,
+            )
+        worker = PollWorker(id, broker, grant)
+        self._attached[id] = AttachedWorker(worker, broker.attach(id, POLL, worker.deliver, grant))
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._detach_silent)
         return worker

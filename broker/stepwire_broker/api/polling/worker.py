@@ -40,6 +40,8 @@ from stepwire_protocol.polling import CancelledItem, LeaseCall, ResultsCall
 
 from stepwire_broker.api import core_views
 from stepwire_broker.api.engine_port import EnginePort
+from stepwire_broker.api.http_problems import HttpProblem
+from stepwire_broker.core.model.principal import Grant
 
 from .holdings import PolledSteps
 
@@ -65,8 +67,9 @@ class Reporting(Struct, eq=False):
 
 
 class PollWorker:
-    def __init__(self, id: str, broker: EnginePort) -> None:
+    def __init__(self, id: str, broker: EnginePort, grant: Grant) -> None:
         self.id = id
+        self.grant = grant  # of the token that opened it
         self.session: str | None = None
         self.last_n = 0  # of the client's lease calls
         self.heard_mono = broker.now().mono
@@ -93,7 +96,8 @@ class PollWorker:
         return session is not None and session.id == self.session
 
     def open(self, k: int, call: LeaseCall) -> bool:
-        """Open a new session. The deliveries that the client holds move into it, if this worker still owns them."""
+        """Open a new session. The deliveries that the client holds move into it, if this worker still owns them. Raises
+        HttpProblem for an offer that the token does not allow."""
         broker = self._broker
         self.session = topics.session_id(broker.epoch, k)
         self.holdings.clear()
@@ -119,6 +123,10 @@ class PollWorker:
             pid=call.pid,
             max_message_bytes=call.max_message_bytes,
         )
+        violation = core_views.outside_grant(broker, self.grant, hello)
+        if violation is not None:
+            hint = "offer only what the token allows, or ask an operator for a token with a wider grant"
+            raise HttpProblem(403, "outside_grant", violation, hint)
         self._send(hello, topics.WORKERS)
         return self.is_alive
 
@@ -337,7 +345,9 @@ class PollWorker:
 
     def _send(self, message: FromWorker, topic: bytes | None = None) -> None:
         """Send a message to the broker, by default on the broker's results topic."""
-        self._broker.hear(topic or topics.results_to(self._broker.broker_id), codec.encode(message))
+        self._broker.hear(
+            topic or topics.results_to(self._broker.broker_id), codec.encode(message), self.grant.principal
+        )
 
 
 _ACKED_TOO: Final = frozenset({"wrong_batch", "wrong_sender", "unknown_delivery"})  # an ack follows

@@ -158,6 +158,9 @@ def on_attached(state: BrokerState, event: Attached, now: Now) -> None:
     state.attached[event.worker] = event
     if event.grant is not None:
         state.token_rights[event.principal] = Rights(event.grant)
+        for each in state.sessions.values():
+            if each.principal == event.principal:
+                each.rights = state.token_rights[event.principal]
     session = state.sessions.get(event.worker)
     if session is not None:
         session.of, session.joins_bus = state.executor(event.executor), event.joins_bus
