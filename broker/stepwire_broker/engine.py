@@ -308,10 +308,6 @@ class Engine:
         """The addresses of "steps" and "results" for workers on this host."""
         return self.core_loop.wire.endpoints
 
-    async def reload_clients(self) -> tuple[str, ...]:
-        """Read the files of `bus.curve.clients_dir` now. Returns the sentences about invalid files."""
-        return await self.core_loop.wire.reload_clients()
-
     @property
     def unroutable(self) -> list[Unroutable]:
         """The ready steps that no worker could take for too long, as of the last check."""

@@ -10,6 +10,7 @@ import msgspec
 from stepwire_protocol import codec
 from stepwire_protocol.errors import InvalidMessage
 
+from . import driver_frames
 from .dialogue import WORKER, Dialogue, Frame, play
 from .driver_process import REPLY_TIMEOUT_S, DriverProcess, Failed, Op, Reply
 from .values import members
@@ -215,7 +216,7 @@ class _DriverStage:
     def _on_sent(self, frame: str) -> list[str]:
         try:
             topic, body = codec.split(frame.encode())
-            message = members(codec.decode_worker(body))
+            message = members(driver_frames.decode_worker(body))
         except InvalidMessage as invalid:
             raise Failed(f"the driver sent a message that brokers refuse ({invalid}): {frame[:500]}") from None
         self._sent.append(Frame(topic.decode(), message))

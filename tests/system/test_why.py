@@ -18,6 +18,8 @@ from .harness import Program, Site, eventually, workflow
 CORE_ONLY = {
     "payload_fetched": "a read of the database takes milliseconds, and nothing outside can delay it",
     "queued": "the time until the next commit is as short, and a writer that is stopped for long is database_stalled",
+    "outside_grant": "a worker whose grant does not allow its handlers gets no session, so the grant must change later",
+    "workers_too_small": "the worker of these tests accepts messages of any size",
     "committing": "an answer waits for the commits before it, so over HTTP this is over when the answer arrives",
 }
 

@@ -273,7 +273,7 @@ class _Reload:
             self._broker.check(loaded.settings.execution)  # everything is checked before anything changes
             tokens = self._tokens.reload()
             self._broker.reconfigure(loaded.settings.execution)
-            self._reading = asyncio.ensure_future(self._broker.reload_clients())
+            self._reading = asyncio.ensure_future(self._broker.core_loop.wire.reload_clients())
         except (loader.SettingsError, RulesRefused, TokenError) as error:
             log.warning("reload_refused", error=str(error))
             return

@@ -31,6 +31,7 @@ from stepwire_protocol.messages import (
     Welcome,
 )
 
+from conformance import driver_frames
 from conformance.driver_process import Failed, Op, Reply
 
 from .known import NEVER, Delivery, KnownBroker, SentResults, Unanswered
@@ -300,7 +301,7 @@ class Witness:
     def _on_frame(self, text: str, holding: dict[Item, str]) -> None:
         topic, _, body = text.partition(" ")
         try:
-            message = codec.decode_worker(body.encode())
+            message = driver_frames.decode_worker(body.encode())
         except (InvalidMessage, UnicodeEncodeError) as invalid:
             raise Failed(f"a broker refuses the frame ({invalid}): {text[:500]}") from None
         if message.worker != self._start["worker"]:

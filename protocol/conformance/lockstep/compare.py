@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from stepwire_protocol import codec
 from stepwire_protocol.errors import InvalidMessage
 
+from conformance import driver_frames
 from conformance.driver_process import Op, Reply
 from conformance.values import members
 
@@ -68,14 +68,14 @@ def _of_frames(ours: str, theirs: str) -> Iterator[str]:
         yield f"the topic is {our_topic!r}, not {their_topic!r}"
         return
     try:
-        their_message = members(codec.decode_worker(their_body.encode()))
+        their_message = members(driver_frames.decode_worker(their_body.encode()))
     except InvalidMessage as invalid:
         yield f"a broker refuses the frame ({invalid}): {theirs[:300]}"
         return
     except UnicodeEncodeError:
         yield f"the frame is not Unicode: {theirs[:300]!r}"
         return
-    our_message = members(codec.decode_worker(our_body.encode()))
+    our_message = members(driver_frames.decode_worker(our_body.encode()))
     yield from _of_values(our_message, their_message, our_message["type"])
 
 
