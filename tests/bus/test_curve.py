@@ -303,7 +303,7 @@ def test_a_finished_rotation_ends_connections_with_the_old_key(
             keys.put("shop", f"public={fresh.public}")
             await bench.wire.reload_clients()
             await until(lambda: ("vanished", visitor.inbox) in bench.log.peers)
-            assert bench.wire.counters.disconnected["revoked"] == 1, "adding a key disconnects nobody"
+            assert bench.wire.counters.disconnected["revoked"] == 1, "adding a key ends no connection"
             visitor.close()
 
     run(story())

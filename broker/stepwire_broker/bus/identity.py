@@ -9,7 +9,7 @@ from typing import Final
 
 import zmq
 
-from stepwire_broker.core.model.principal import NOBODY, PROCESS
+from stepwire_broker.core.model.principal import NO_PRINCIPAL, PROCESS
 
 USER_ID: Final = "User-Id"
 
@@ -24,7 +24,7 @@ class Identities:
         try:
             return str(frame.get(USER_ID))
         except zmq.ZMQError:
-            return PROCESS if self.has_inner and descriptor_of(frame) is None else NOBODY
+            return PROCESS if self.has_inner and descriptor_of(frame) is None else NO_PRINCIPAL
 
 
 def descriptor_of(frame: zmq.Frame) -> int | None:

@@ -14,7 +14,7 @@ PROCESS: Final = "process"  # a worker inside the broker's own process
 OWNER: Final = "owner"  # the broker's own account, over ipc
 ANONYMOUS: Final = "anonymous"  # a connection that proves nothing: tcp without keys
 BUILT_IN: Final = frozenset({PROCESS, OWNER, ANONYMOUS})  # no client file may have one of these names
-NOBODY: Final = ""  # a connection without a principal: everything that it sends is refused
+NO_PRINCIPAL: Final = ""  # a connection without a principal: everything that it sends is refused
 
 ANY_LABEL: Final = ("*", "*")
 SESSIONS_DEFAULT: Final = 64
