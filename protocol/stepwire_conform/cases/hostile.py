@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
+from stepwire_conform.account import Account
 from stepwire_conform.case import Level, RuleBroken, case
 from stepwire_conform.program import descendants_of, resident_bytes
 from stepwire_conform.stage import Stage
@@ -261,23 +262,18 @@ def many(stage: Stage) -> None:
 
 
 def _many(stage: Stage) -> tuple[int, int, int]:
-    """Send batches as fast as they are answered. Returns the steps done, and steps and memory at the half."""
-    done = half = memory_half = sent = 0
-    waiting = 0
+    """Send steps as fast as the worker's credit allows. Returns the steps done, and steps and memory at the half."""
+    done = half = memory_half = 0
+    account = Account(stage.expect("heartbeat", where=lambda m: "b1" in m["free"])["free"]["b1"])
     until_s = time.monotonic() + MANY_S
     while done < STEPS_MANY and time.monotonic() < until_s:
-        while waiting < IN_FLIGHT * BATCH_MANY and sent < STEPS_MANY:
-            stage.steps(*[stage.step("conform.echo", {"n": i}) for i in range(BATCH_MANY)])
-            sent += BATCH_MANY
-            waiting += BATCH_MANY
+        while count := min(BATCH_MANY, IN_FLIGHT * BATCH_MANY - account.open, account.usable):
+            account.sent(stage.steps(*[stage.step("conform.echo", {"n": i}) for i in range(count)]))
         stage.pump(0.2)
         for message in stage.inbox:
-            is_first = message.kind == "results" and stage.watch.copies[message["rid"]][0] is message
-            if is_first:
-                done += len(message["results"])
-                waiting -= len(message["results"])
-            elif message.kind == "refuse":
-                waiting -= len(message["items"])
+            is_again = message.kind == "results" and stage.watch.copies[message["rid"]][0] is not message
+            if not is_again:
+                done += account.heard(message)
         stage.inbox.clear()
         stage.watch.forget(keep=20 * IN_FLIGHT * BATCH_MANY)
         if not half and done >= STEPS_MANY * 2 // 5:
