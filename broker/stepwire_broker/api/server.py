@@ -39,7 +39,13 @@ class Server:
         listen_host = None if listen is None else address_of(listen)[0]
         hosts = access.names_of(listen_host, broker.settings.http.hosts)
         self.url = listeners.url
-        application = access.AccessControl(self._application.routes, tokens, hosts, self._application.requests)
+        application = access.AccessControl(
+            self._application.routes,
+            tokens,
+            hosts,
+            self._application.requests,
+            is_strict=broker.settings.security.strict,
+        )
         self._tokens = tokens
         self._watching: asyncio.Task[None] | None = None
         self._uvicorn = _Uvicorn(_config(application, self._application.connections))

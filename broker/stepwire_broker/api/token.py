@@ -86,8 +86,11 @@ class Line(NamedTuple):
 class Tokens:
     """The tokens that the API accepts. `reload` reads the files again and replaces all tokens, or none."""
 
-    def __init__(self, file: Path, *more: Path) -> None:
+    def __init__(self, file: Path, *more: Path, is_strict: bool = False) -> None:
+        """`is_strict`: every token expires and none has the scope admin. There may be no token, because the broker's
+        own user needs none on the Unix socket."""
         self.file = file  # the file of the token that clients on the same machine use
+        self._is_strict = is_strict
         self._more = more
         self._unreported: TokenError | None = None
         self._stamps = self._read_stamps()
@@ -157,20 +160,25 @@ class Tokens:
         return [_stamp(path) for path in (self.file, *self._more)]
 
     def _read(self) -> tuple[Line, ...]:
-        lines = read_lines(self.file)
-        if not lines:
+        lines = [] if self._is_strict and not self.file.exists() else read_lines(self.file)
+        if not lines and not self._is_strict:
             raise TokenError(f"{self.file} holds no token: write one per line")
+        _check_strict(self.file, lines if self._is_strict else [])
         for path in self._more:
-            lines += read_lines(path) if path.exists() else []
+            more = read_lines(path) if path.exists() else []
+            _check_strict(path, more if self._is_strict else [])
+            lines += more
         return tuple(lines)
 
 
-def open_tokens(tokens_file: str | None) -> Tokens:
-    """The tokens of `http.tokens_file`. Without this setting: the generated token in the state directory, and the
-    tokens of `stepwire token new`."""
+def open_tokens(tokens_file: str | None, *, is_strict: bool = False) -> Tokens:
+    """The tokens of `http.tokens_file`. Without this setting: the tokens of `stepwire token new`, and the generated
+    token in the state directory, which `is_strict` refuses."""
     if tokens_file is not None:
-        return Tokens(Path(tokens_file))
+        return Tokens(Path(tokens_file), is_strict=is_strict)
     make_state_dir()
+    if is_strict:
+        return Tokens(TOKEN_FILE, MORE_TOKENS_FILE, is_strict=True)
     is_new = not TOKEN_FILE.exists() and _generate(TOKEN_FILE)
     tokens = Tokens(TOKEN_FILE, MORE_TOKENS_FILE)
     tokens.is_new = is_new
@@ -273,6 +281,33 @@ def make_state_dir(path: Path = STATE_DIR) -> None:
         raise TokenError(f"{path} belongs to the user {owner}: run this as that user, or in another directory")
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise TokenError(f"{path} can be read by others: chmod 700 {path}")
+
+
+def strict_refusal(grant: Grant) -> str | None:
+    """The reason why `security.strict` refuses such a token, and the remedy; None if it accepts the token."""
+    if Scope.ADMIN in grant.scopes:
+        return (
+            f"the token {grant.name!r} has the scope admin, which security.strict allows only to the broker's user on "
+            "the Unix socket: write other scopes into its line, as scopes=submit,operate"
+        )
+    if grant.expires_ms is None:
+        return (
+            f"the token {grant.name!r} never expires, which security.strict refuses: add expires=2027-01-01T00:00:00Z "
+            "to its line, or revoke it and create one with --expires 90d"
+        )
+    return None
+
+
+def _check_strict(path: Path, lines: list[Line]) -> None:
+    if lines and path == TOKEN_FILE:
+        raise TokenError(
+            f"{path} holds a token with every scope that never expires, which security.strict refuses: remove the "
+            "file; commands of this user need no token on the Unix socket"
+        )
+    for line in lines:
+        refusal = strict_refusal(line.grant)
+        if refusal is not None:
+            raise TokenError(f"{path}: {refusal}")
 
 
 def read_private(path: Path) -> str:
