@@ -54,6 +54,8 @@ ABOUT: Final[dict[str, str]] = {
     "(RLIMIT_NPROC).",
     "executors.exec.limits.core_bytes": "Maximum size of a core dump of a program (RLIMIT_CORE).",
     "executors.exec.limits.file_bytes": "Maximum size of a file that a program writes (RLIMIT_FSIZE).",
+    "executors.exec.secrets_dir": "Directory of files with the secrets that steps of programs refer to by `$secret`. "
+    "Only the broker's user may use the files.",
     "executors.exec.runs_dir": "Directory with the records of running programs, so that a restarted broker can end "
     "them. Each broker needs its own.",
     "executors.poll.enabled": "Let handlers lease steps over HTTP.",
