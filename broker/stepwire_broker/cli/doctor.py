@@ -20,7 +20,7 @@ from stepwire_broker.core.definitions.settings import Settings, listed
 from stepwire_broker.open_files import connections_of_bus, files_for_bus
 from stepwire_broker.posture import INSECURE
 
-from . import config_commands, doctor_keys, output
+from . import config_commands, doctor_audit, doctor_keys, output
 from .connection import address, open_client
 from .failure import Exit, Failure, leave
 from .finding import Finding
@@ -77,6 +77,7 @@ def examine(options: Options) -> Iterator[Finding]:
     yield from files(settings)
     yield from posture(settings)
     yield from doctor_keys.keys(settings.bus)
+    yield from doctor_audit.audit(settings)
     yield from broker(options, loaded)
 
 

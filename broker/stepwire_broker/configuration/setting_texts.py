@@ -92,6 +92,7 @@ ABOUT: Final[dict[str, str]] = {
     "limits.steps_per_batch": "Maximum number of steps of all tasks in one submission. A single task may have more.",
     "retention.completed_ms": "Time that completed tasks are kept.",
     "retention.failed_ms": "Time that failed and cancelled tasks are kept.",
+    "retention.audit_ms": "Time that rows of the audit are kept.",
     "security.strict": "Refuse what the default settings only report as insecure: tcp without keys, also on the "
     "loopback.",
     "log_level": "Lowest level that is logged: debug, info, warning or error. HUP reloads it.",
