@@ -6,7 +6,6 @@ from stepwire_conform.case import RuleBroken
 from stepwire_protocol import codec
 from stepwire_protocol.messages import Heartbeat, Result, Results
 
-
 WORKER = "shop:0123456789abcdef"
 
 

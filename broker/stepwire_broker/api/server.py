@@ -63,7 +63,7 @@ class Server:
             self._serving.result()
         if self._listeners.trouble is not None:
             log.warning("http_socket_unavailable", error=self._listeners.trouble)
-        watching = token_watch.watch(self._tokens, self._application.shares)
+        watching = token_watch.watch(self._tokens, self._application.shares, self._application.notes)
         self._watching = asyncio.get_running_loop().create_task(watching, name="tokens")
 
     def stop_waiting(self) -> None:

@@ -62,6 +62,11 @@ class Grant(NamedTuple):
         return self.name if self.is_named else f"sha256:{self.digest.hex()[:12]}"
 
     @property
+    def via_text(self) -> str:
+        """How the caller was identified, as rows of the audit name it."""
+        return "token" if self.digest else "socket"
+
+    @property
     def of_workers(self) -> principal.Grant:
         """The grant of the workers that this token opens. They belong to the token."""
         return principal.Grant(
@@ -74,6 +79,15 @@ class Grant(NamedTuple):
 
     def allows(self, scope: Scope) -> bool:
         return scope in self.scopes or Scope.ADMIN in self.scopes
+
+
+class TokenChange(NamedTuple):
+    """A difference between the token files before and after they were read again."""
+
+    action: str  # `token_added`, `token_changed` or `token_revoked`
+    name: str
+    digest: str  # the beginning of the token's digest
+    scopes: frozenset[Scope]
 
 
 class Line(NamedTuple):
@@ -93,6 +107,7 @@ class Tokens:
         self._is_strict = is_strict
         self._more = more
         self._unreported: TokenError | None = None
+        self._changes: list[TokenChange] = []
         self._stamps = self._read_stamps()
         self._lines = self._read()
         self.is_new = False  # True: this start has generated the token
@@ -134,8 +149,14 @@ class Tokens:
     def reload(self) -> int:
         """Read the files again. Returns the number of tokens. After a TokenError the previous tokens stay valid."""
         self._stamps = self._read_stamps()
-        self._lines = self._read()
+        before, self._lines = self._lines, self._read()
+        self._changes += _changes(before, self._lines)
         return len(self._lines)
+
+    def take_changes(self) -> list[TokenChange]:
+        """The changes of tokens since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
 
     def refresh(self) -> bool:
         """Read the files again if one of them has changed, and return whether one has. Raises TokenError once for each
@@ -169,6 +190,19 @@ class Tokens:
             _check_strict(path, more if self._is_strict else [])
             lines += more
         return tuple(lines)
+
+
+def _changes(before: tuple[Line, ...], after: tuple[Line, ...]) -> list[TokenChange]:
+    """The differences, by the names of the tokens."""
+    old, new = ({line.grant.author: line.grant for line in lines} for lines in (before, after))
+    changes = []
+    for name in dict.fromkeys((*old, *new)):
+        grant = new.get(name, old.get(name))
+        if old.get(name) == new.get(name) or grant is None:
+            continue
+        action = "token_added" if name not in old else "token_changed" if name in new else "token_revoked"
+        changes.append(TokenChange(action, name, grant.digest.hex()[:12], grant.scopes))
+    return changes
 
 
 def open_tokens(tokens_file: str | None, *, is_strict: bool = False) -> Tokens:

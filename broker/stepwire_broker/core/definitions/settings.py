@@ -213,6 +213,7 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
     completed_ms: PositiveMs = 7 * 24 * 3600 * 1000
     failed_ms: PositiveMs = 30 * 24 * 3600 * 1000
+    audit_ms: PositiveMs = 400 * 24 * 3600 * 1000
 
 
 class SecuritySettings(Struct, frozen=True, forbid_unknown_fields=True):
