@@ -42,6 +42,7 @@ class RequestConnection(Protocol):
     """The connection of a request, as its handler uses it."""
 
     is_too_slow: bool  # the client took too long to send the body
+    answer_left: int  # bytes of the answer that wait until the client has accepted earlier ones
 
     def abort(self) -> None: ...
 
@@ -166,6 +167,16 @@ class HttpCall:
         if connection is not None:
             connection.abort()
 
+    def begin_large_answer(self) -> None:
+        """From now on the request depends on its client only, so it leaves its slot."""
+        if self._open is not None:
+            self._open.answer()
+
+    def answer_left(self, size: int) -> None:
+        connection: RequestConnection | None = self.scope.get(CONNECTION)
+        if connection is not None:
+            connection.answer_left = size
+
     async def disconnected(self) -> None:
         """Wait until the client disconnects. The body must have been read before."""
         while (await self._receive())["type"] != "http.disconnect":
@@ -275,7 +286,7 @@ class Resource:
             else:
                 if hides_ids:
                     reply = reply._replace(body=hidden_ids.without_ids(reply.body))
-                await send_reply(send, reply)
+                await send_reply(send, reply, call)
 
     def _hides_ids(self, call: HttpCall) -> bool:
         """True if the caller may only read. Workers need the ids, and operators name workers by them."""

@@ -78,6 +78,10 @@ class Shares:
     def over(self, limit: str, owner: str, most: str) -> HttpProblem:
         """The refusal of a request that would exceed a limit, which is counted."""
         self.refusals.count(limit)
+        return self.problem(limit, owner, most)
+
+    @staticmethod
+    def problem(limit: str, owner: str, most: str) -> HttpProblem:
         whose = owner if owner == OF_BROKER else f"the token {owner!r}"
         return HttpProblem(
             429,
@@ -97,14 +101,25 @@ class Shares:
 class OpenRequest:
     """One request, from its admission to its answer."""
 
-    __slots__ = ("_body_bytes", "_is_stream", "_owned", "_revoked", "_shares", "_slot", "grant", "is_revoked")
+    __slots__ = (
+        "_body_bytes",
+        "_is_stream",
+        "_is_waiting",
+        "_owned",
+        "_revoked",
+        "_shares",
+        "_slot",
+        "grant",
+        "is_revoked",
+    )
 
     def __init__(self, shares: Shares, grant: Grant, owned: _Owned, slot: Purpose) -> None:
         self.grant = grant
         self.is_revoked = False
         self._shares = shares
         self._owned = owned
-        self._slot: Purpose | None = slot  # None: the request waits
+        self._slot: Purpose | None = slot  # None: the request waits, or its answer is being sent
+        self._is_waiting = False
         self._is_stream = False
         self._body_bytes = 0
         self._revoked: asyncio.Future[None] | None = None
@@ -122,6 +137,13 @@ class OpenRequest:
         self.release_body()
         shares.waits += 1
         owned.waits += 1
+        self._is_waiting = True
+
+    def answer(self) -> None:
+        """From now on the request only waits until its client has accepted the answer."""
+        if self._slot is not None:
+            self._leave_slot()
+        self.release_body()
 
     def stream(self) -> None:
         """From now on the request is a stream. Raises HttpProblem."""
@@ -169,7 +191,7 @@ class OpenRequest:
         shares, owned = self._shares, self._owned
         if self._slot is not None:
             self._leave_slot()
-        else:
+        if self._is_waiting:
             shares.waits -= 1
             owned.waits -= 1
         if self._is_stream:
