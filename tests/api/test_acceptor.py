@@ -1,6 +1,7 @@
 """Connections before their first request: what the acceptor answers, passes on, refuses and closes."""
 
 import contextlib
+import gc
 import json
 import os
 import socket
@@ -100,3 +101,18 @@ def test_a_broker_that_stops_closes_connections_that_have_sent_nothing(tmp_path:
             silent = [stack.enter_context(found.raw()) for _ in range(5)]
             until(lambda: usage(found, "connections") == [6])
         assert all(ends(each) for each in silent)
+
+
+def test_closed_connections_are_freed_without_a_garbage_collection(api: Api) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for data in (b"", b"GET /readyz HTTP", head(WRONG, "GET /readyz"), head(api.token, "GET /v1/tasks")) * 20:
+            with api.raw() as connection:
+                connection.sendall(data)
+        until(lambda: usage(api, "connections") == [1])
+        kinds = [type(each).__name__ for each in gc.get_objects()]
+    finally:
+        gc.enable()
+    assert kinds.count("BoundedProtocol") <= 5  # of about 60
+    assert kinds.count("_SelectorSocketTransport") < 20  # of the broker's own pipes

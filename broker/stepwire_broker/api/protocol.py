@@ -64,8 +64,19 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn leaves it, and with it the connection, after a reset
+        self._postponed = None
+        self._break_cycles()
+
+    def _break_cycles(self) -> None:
+        """End the references in circles, so that no garbage collection is needed to free the connection."""
         if self.scope is not None:
-            self.scope.pop(CONNECTION, None)  # type: ignore[typeddict-item]  # a cycle of references
+            self.scope.pop(CONNECTION, None)  # type: ignore[typeddict-item]
+        for cycle in (self.cycle, self._running):
+            if cycle is not None:
+                cycle.transport = self.transport  # instead of the wrapper, which refers to the cycle
+        if hasattr(self.transport, "_read_ready_cb"):
+            self.transport._read_ready_cb = None  # a method of asyncio's transport itself
 
     def present_token(self, name: str) -> None:
         """A request of this connection has a valid token with this name."""
