@@ -138,6 +138,7 @@ class HttpCall:
             body = await self._rest(body, bytes_max)
         if len(body) > bytes_max:
             raise _too_large(bytes_max)
+        self.open_request.pay("bytes", len(body))
         accepted = types or (JSON,)
         if body and kind not in accepted:
             names = [str(known, "ascii") for known in accepted]
@@ -166,6 +167,10 @@ class HttpCall:
         connection: RequestConnection | None = self.scope.get(CONNECTION)
         if connection is not None:
             connection.abort()
+
+    def pay_answer(self, size: int) -> None:
+        if self._open is not None:
+            self._open.pay("bytes", size)
 
     def begin_large_answer(self) -> None:
         """From now on the request depends on its client only, so it leaves its slot."""
@@ -286,6 +291,7 @@ class Resource:
             else:
                 if hides_ids:
                     reply = reply._replace(body=hidden_ids.without_ids(reply.body))
+                call.pay_answer(len(reply.body))
                 await send_reply(send, reply, call)
 
     def _hides_ids(self, call: HttpCall) -> bool:

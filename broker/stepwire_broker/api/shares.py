@@ -13,6 +13,7 @@ from .http_problems import HttpProblem
 from .limits import MIB, HttpLimits
 from .refusals import Refusals
 from .token import Grant
+from .token_rate import Allowances, retry_after_ms
 
 RETRY_AFTER_MS: Final = 1_000
 OF_BROKER: Final = "the broker"
@@ -49,9 +50,12 @@ class Shares:
         self._taken = dict.fromkeys(Purpose, 0)
         self._owned: dict[str, _Owned] = {}
         self._open: set[OpenRequest] = set()
+        self.allowances = Allowances()
 
     def enter(self, grant: Grant, purpose: Purpose) -> "OpenRequest":
         """Take a slot. Raises HttpProblem. The caller calls `leave` when the request is answered."""
+        for what in ("requests", "bytes"):
+            self.check_rate(grant, what)
         owned = self._owned.setdefault(grant.name, _Owned())
         try:
             if owned.requests >= self.limits.requests_each:
@@ -67,7 +71,15 @@ class Shares:
         owned.requests += 1
         request = OpenRequest(self, grant, owned, slot)
         self._open.add(request)
+        self.allowances.pay(grant.name, grant.rate, "requests", 1)
         return request
+
+    def check_rate(self, grant: Grant, what: str) -> None:
+        """Raise HttpProblem if the token has used more of this than its rate allows."""
+        wait_s = self.allowances.wait_s(grant.name, grant.rate, what)
+        if wait_s > 0:
+            most = f"{getattr(grant.rate, what)} {what} per second"
+            raise self.over(f"{what}_per_s_of_token", grant.name, most, retry_after_ms(wait_s))
 
     def end_revoked(self, is_valid: Callable[[Grant], bool]) -> None:
         """End the open requests whose token is not valid any longer."""
@@ -75,20 +87,20 @@ class Shares:
             if not is_valid(request.grant):
                 request.revoke()
 
-    def over(self, limit: str, owner: str, most: str) -> HttpProblem:
+    def over(self, limit: str, owner: str, most: str, retry_after_ms: int = RETRY_AFTER_MS) -> HttpProblem:
         """The refusal of a request that would exceed a limit, which is counted."""
         self.refusals.count(limit)
-        return self.problem(limit, owner, most)
+        return self.problem(limit, owner, most, retry_after_ms)
 
     @staticmethod
-    def problem(limit: str, owner: str, most: str) -> HttpProblem:
+    def problem(limit: str, owner: str, most: str, retry_after_ms: int = RETRY_AFTER_MS) -> HttpProblem:
         whose = owner if owner == OF_BROKER else f"the token {owner!r}"
         return HttpProblem(
             429,
             "overloaded",
             f"{whose} has reached a limit: {most}",
             "send the request again later" if owner == OF_BROKER else "use fewer parallel requests, or another token",
-            retry_after_ms=RETRY_AFTER_MS,
+            retry_after_ms=retry_after_ms,
             limit=limit,
             owner=owner,
         )
@@ -123,6 +135,14 @@ class OpenRequest:
         self._is_stream = False
         self._body_bytes = 0
         self._revoked: asyncio.Future[None] | None = None
+
+    def pay(self, what: str, amount: int) -> None:
+        """Count what the request has used towards the rate of its token."""
+        self._shares.allowances.pay(self.grant.name, self.grant.rate, what, amount)
+
+    def check_rate(self, what: str) -> None:
+        """Raise HttpProblem if the token has used more of this than its rate allows."""
+        self._shares.check_rate(self.grant, what)
 
     def wait(self) -> None:
         """From now on the request only waits: it leaves its slot. Raises HttpProblem."""
