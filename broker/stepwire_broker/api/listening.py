@@ -11,7 +11,7 @@ from stepwire_broker.errors import BrokerError
 
 from .local_socket import LocalSocket, SocketUnavailable
 
-BACKLOG: Final = 1024
+BACKLOG: Final = 4096  # the kernel reduces it to net.core.somaxconn
 
 
 class ListenError(BrokerError):

@@ -24,6 +24,8 @@ from stepwire_broker.errors import BrokerError
 from stepwire_broker.file_owners import strange_owner, stranger
 from stepwire_broker.timestamps import parse_rfc3339
 
+from .token_rate import UNLIMITED, Rate, RateError, read_rate
+
 STATE_DIR: Final = Path(".stepwire")
 TOKEN_FILE: Final = STATE_DIR / "token"
 MORE_TOKENS_FILE: Final = STATE_DIR / "tokens"
@@ -32,7 +34,7 @@ TOKEN_BYTES: Final = 32
 TOKEN_CHARACTERS_MIN: Final = 43  # 256 bits in base64
 
 SESSIONS_DEFAULT: Final = 128  # workers of one token at the same time
-MEMBERS_SHOWN: Final = ("name", "scopes", "workers", "handlers", "labels", "sessions", "expires")
+MEMBERS_SHOWN: Final = ("name", "scopes", "workers", "handlers", "labels", "sessions", "rate", "expires")
 MEMBERS: Final = frozenset(MEMBERS_SHOWN)
 
 _HASHED: Final = "sha256:"
@@ -55,11 +57,17 @@ class Grant(NamedTuple):
     handlers: tuple[str, ...] = (patterns.ANY,)
     labels: tuple[tuple[str, str], ...] = (principal.ANY_LABEL,)
     sessions: int = SESSIONS_DEFAULT
+    rate: Rate = UNLIMITED
 
     @property
     def author(self) -> str:
         """The token in the history and in log lines. An unnamed one is identified as in `stepwire token list`."""
         return self.name if self.is_named else f"sha256:{self.digest.hex()[:12]}"
+
+    @property
+    def via_text(self) -> str:
+        """How the caller was identified, as rows of the audit name it."""
+        return "token" if self.digest else "socket"
 
     @property
     def of_workers(self) -> principal.Grant:
@@ -74,6 +82,15 @@ class Grant(NamedTuple):
 
     def allows(self, scope: Scope) -> bool:
         return scope in self.scopes or Scope.ADMIN in self.scopes
+
+
+class TokenChange(NamedTuple):
+    """A difference between the token files before and after they were read again."""
+
+    action: str  # `token_added`, `token_changed` or `token_revoked`
+    name: str
+    digest: str  # the beginning of the token's digest
+    scopes: frozenset[Scope]
 
 
 class Line(NamedTuple):
@@ -93,6 +110,7 @@ class Tokens:
         self._is_strict = is_strict
         self._more = more
         self._unreported: TokenError | None = None
+        self._changes: list[TokenChange] = []
         self._stamps = self._read_stamps()
         self._lines = self._read()
         self.is_new = False  # True: this start has generated the token
@@ -134,8 +152,14 @@ class Tokens:
     def reload(self) -> int:
         """Read the files again. Returns the number of tokens. After a TokenError the previous tokens stay valid."""
         self._stamps = self._read_stamps()
-        self._lines = self._read()
+        before, self._lines = self._lines, self._read()
+        self._changes += _changes(before, self._lines)
         return len(self._lines)
+
+    def take_changes(self) -> list[TokenChange]:
+        """The changes of tokens since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
 
     def refresh(self) -> bool:
         """Read the files again if one of them has changed, and return whether one has. Raises TokenError once for each
@@ -169,6 +193,19 @@ class Tokens:
             _check_strict(path, more if self._is_strict else [])
             lines += more
         return tuple(lines)
+
+
+def _changes(before: tuple[Line, ...], after: tuple[Line, ...]) -> list[TokenChange]:
+    """The differences, by the names of the tokens."""
+    old, new = ({line.grant.author: line.grant for line in lines} for lines in (before, after))
+    changes = []
+    for name in dict.fromkeys((*old, *new)):
+        grant = new.get(name, old.get(name))
+        if old.get(name) == new.get(name) or grant is None:
+            continue
+        action = "token_added" if name not in old else "token_changed" if name in new else "token_revoked"
+        changes.append(TokenChange(action, name, grant.digest.hex()[:12], grant.scopes))
+    return changes
 
 
 def open_tokens(tokens_file: str | None, *, is_strict: bool = False) -> Tokens:
@@ -221,12 +258,13 @@ def add_token(path: Path, grant: Grant) -> str:
 
 
 def work_members(grant: Grant) -> dict[str, str]:
-    """The members that limit the workers of a token, as in its line. Members with their default are left out."""
+    """The members that limit a token and its workers, as in its line. Members with their default are left out."""
     members = {
         "workers": ",".join(grant.workers),
         "handlers": ",".join(grant.handlers),
         "labels": ",".join(f"{key}={value}" for key, value in grant.labels),
         "sessions": str(grant.sessions),
+        "rate": str(grant.rate),
     }
     without = Grant(grant.name, grant.scopes)
     return {name: text for name, text in members.items() if getattr(grant, name) != getattr(without, name)}
@@ -424,6 +462,11 @@ def _grant(where: str, words: list[str], name: str) -> Grant:
         if not (members["sessions"].isascii() and members["sessions"].isdigit()):
             raise TokenError(f"{where}: sessions={members['sessions']}: it must be a number")
         grant = grant._replace(sessions=int(members["sessions"]))
+    if "rate" in members:
+        try:
+            grant = grant._replace(rate=read_rate(members["rate"]))
+        except RateError as error:
+            raise TokenError(f"{where}: rate: {error}") from None
     return grant
 
 
