@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from stepwire.client import Client, ClientError
 from stepwire_protocol import patterns
 
 from stepwire_broker import posture
@@ -14,10 +15,12 @@ from stepwire_broker.bus.endpoints import EndpointRefused, Protection, read_endp
 from stepwire_broker.configuration import loader
 from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.core.definitions.settings import Settings, listed
+from stepwire_broker.core.reading.literal_secrets import literals
 from stepwire_broker.open_files import connections_of_bus, files_for_bus
 
 from .finding import Finding
 
+WORKFLOWS_EXAMINED_MAX: Final = 200
 BUS_KEYS: Final = ("bus.steps", "bus.results")
 _TODO: Final = {
     "bus_loopback": "use ipc paths, or create keys: stepwire keys init",
@@ -74,8 +77,12 @@ def _programs(settings: Settings) -> Iterator[Finding]:
         if refusal is not None:
             yield Finding("red", "exec", refusal)
     elif commands := settings.executors.exec.commands:
-        count = f"{len(commands)} {'command' if len(commands) == 1 else 'commands'} of executors.exec"
-        text = f"{count} run as the broker's user, and can read its state and its token"
+        subject = (
+            "1 command of executors.exec runs"
+            if len(commands) == 1
+            else f"{len(commands)} commands of executors.exec run"
+        )
+        text = f"{subject} as the broker's user, and can read its state and its token"
         yield Finding("note", "exec", text, "programs that you do not trust: stepwire exec-worker, as another user")
 
 
@@ -117,6 +124,22 @@ def _token(file: Path, line: Line) -> Iterator[Finding]:
     if grant.allows(Scope.WORK) and Scope.ADMIN not in grant.scopes and patterns.ANY in grant.handlers:
         text = f"workers with the token {grant.name!r} may offer every handler, and so receive every step"
         yield Finding("warning", "tokens", text, "create one with --handlers PATTERN, and revoke this one")
+
+
+def literal_secrets(client: Client) -> Iterator[Finding]:
+    """Workflows in use whose documents probably hold a secret. Values are not shown."""
+    try:
+        for one in client.workflows()["workflows"][:WORKFLOWS_EXAMINED_MAX]:
+            namespace, name, version = one["namespace"], one["name"], one["version"]
+            document = client.workflow(name, namespace=namespace, version=version)["document"]
+            for step in document["steps"]:
+                for path, _ in literals(step.get("handler_config") or {}, ("handler_config",)):
+                    place = ".".join(map(str, path))
+                    where = f"{namespace}::{name} {version}, step {step['name']}: {place}"
+                    text = f"{where} probably holds a secret, in plain text"
+                    yield Finding("warning", "workflows", text, 'store a reference instead: {"$secret": "NAME"}')
+    except ClientError as error:
+        yield Finding("note", "workflows", f"the workflows were not searched for secrets: {error.message}")
 
 
 def _process(settings: Settings) -> Iterator[Finding]:
