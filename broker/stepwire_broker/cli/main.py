@@ -31,6 +31,7 @@ def _print_version(context: click.Context, _: click.Parameter, value: bool) -> N
             "new": f"{_HERE}.new:new",
             "dev": f"{_HERE}.dev:dev",
             "serve": f"{_HERE}.serve:serve",
+            "exec-worker": f"{_HERE}.exec_worker:exec_worker",
         },
         "Workflows and tasks": {
             "workflow": f"{_HERE}.workflow:workflow",
