@@ -43,5 +43,6 @@ def test_a_backup_and_its_restore_leave_a_row_each_and_the_chain_goes_on(site: S
         "backup_database",
         "restore_database",
     ]
-    assert json.loads(exported[-1]["detail"])["replaced"] == json.loads(head.read_text())["heads"]
+    ends = [{name: one[name] for name in ("lane", "n", "hash")} for one in json.loads(head.read_text())["heads"]]
+    assert json.loads(exported[-1]["detail"])["replaced"] == ends
     assert site.stepwire("audit", "verify", "--head", str(head)).returncode == 0
