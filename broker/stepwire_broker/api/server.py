@@ -42,7 +42,13 @@ class Server:
         listen_host = None if listen is None else address_of(listen)[0]
         hosts = access.names_of(listen_host, broker.settings.http.hosts)
         self.url = listeners.url
-        application = access.AccessControl(self._application.routes, tokens, hosts, self._application.requests)
+        application = access.AccessControl(
+            self._application.routes,
+            tokens,
+            hosts,
+            self._application.requests,
+            is_strict=broker.settings.security.strict,
+        )
         self._tokens = tokens
         self._watching: asyncio.Task[None] | None = None
         self._uvicorn = _Uvicorn(_config(application, self._application.connections), self._accept)
@@ -72,7 +78,7 @@ class Server:
             self._serving.result()
         if self._listeners.trouble is not None:
             log.warning("http_socket_unavailable", error=self._listeners.trouble)
-        watching = token_watch.watch(self._tokens, self._application.shares)
+        watching = token_watch.watch(self._tokens, self._application.shares, self._application.notes)
         self._watching = asyncio.get_running_loop().create_task(watching, name="tokens")
 
     def stop_waiting(self) -> None:

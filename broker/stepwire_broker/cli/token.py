@@ -11,7 +11,15 @@ from typing import Final
 
 import click
 
-from stepwire_broker.api.token import Grant, TokenError, add_token, read_lines, revoke_token, tokens_file_of
+from stepwire_broker.api.token import (
+    Grant,
+    TokenError,
+    add_token,
+    read_lines,
+    revoke_token,
+    strict_refusal,
+    tokens_file_of,
+)
 from stepwire_broker.api.token_rate import Rate, RateError, read_rate
 from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.timestamps import rfc3339
@@ -80,6 +88,9 @@ def new(
         grant = grant._replace(labels=tuple(each.partition("=")[::2] for each in _parts("--labels", labels)))
     if sessions is not None:
         grant = grant._replace(sessions=sessions)
+    settings = load(options).settings
+    if settings.security.strict and (refusal := strict_refusal(grant)) is not None:
+        usage(refusal)
     if rate is not None:
         grant = grant._replace(rate=_rate(rate))
     file = _file(options)
