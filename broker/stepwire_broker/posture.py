@@ -24,7 +24,7 @@ def of(settings: Settings, listeners: "tuple[Bound, ...]", client_faults: tuple[
     applies = {
         "bus_loopback": any(endpoint.is_loopback for endpoint in open_endpoints),
         "bus_network": any(not endpoint.is_loopback for endpoint in open_endpoints),
-        "http_network": settings.http.allow_insecure,
+        "http_network": settings.http.allow_insecure and not settings.http.tls.is_on,
         "client_files": bool(client_faults),
     }
     return [what for what in INSECURE if applies[what]]

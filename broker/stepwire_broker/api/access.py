@@ -2,13 +2,15 @@
 
 A web page in a browser on the broker's machine can send requests to the loopback address; with DNS rebinding, even
 under the page's own host name. Therefore Host must be a name of this broker, Origin must equal Host, and every route
-except /livez needs a token.
+except /livez needs a proof of identity: a token, the broker's own user on the Unix socket, or a client certificate. A
+token in the request goes first: then the socket and the certificate count for nothing.
 """
 
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from . import client_certificates
 from .http import CONNECTION, GRANT
 from .http_problems import HttpProblem, unauthorized
 from .refusal_log import RefusalLog
@@ -75,6 +77,10 @@ class AccessControl:
         user_grant: Grant | None = scope[CONNECTION].user_grant
         if authorization is None and user_grant is not None:
             scope[GRANT] = user_grant
+            return
+        certificate = scope[CONNECTION].certificate
+        if authorization is None and certificate is not None:
+            scope[GRANT] = client_certificates.grant_of(self._tokens, certificate)
             return
         if authorization is None or authorization[:7].lower() != _BEARER:
             lacks = (

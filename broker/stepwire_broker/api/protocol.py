@@ -7,6 +7,7 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from . import local_socket
+from .client_certificates import ClientCertificate, certificate_of
 from .connections import HttpConnections
 from .http import CONNECTION
 from .token import Grant
@@ -26,6 +27,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.access_log = False
         self.is_too_slow = False
         self.user_grant: Grant | None = None  # on the Unix socket: of the client's user
+        self.certificate: ClientCertificate | None = None
         self._open = open_connections
         self._limits = open_connections.limits
         self._running: RequestResponseCycle | None = None  # `cycle` may be of a later request
@@ -46,6 +48,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._arm(self._limits.head_s, self._on_slow_head)
         self._open.opened(self)
         self.user_grant = local_socket.grant_of(transport)
+        self.certificate = certificate_of(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()

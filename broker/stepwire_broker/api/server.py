@@ -7,15 +7,15 @@ import socket
 from collections.abc import Iterator
 from contextvars import ContextVar, copy_context
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import uvicorn
 
-from . import access, token_watch
+from . import access, tls_watch, token_watch
 from .app import Application
-from .connections import HttpConnections
 from .engine_port import EnginePort
+from .handshake import Handshakes
 from .limits import HttpLimits, limits_of
 from .listening import BACKLOG, Listeners, address_of
 from .protocol import BoundedProtocol
@@ -37,12 +37,18 @@ class Server:
         self._application = Application(broker, limits or limits_of(broker.settings.http))
         listen = broker.settings.http.listen
         listen_host = None if listen is None else address_of(listen)[0]
-        hosts = access.names_of(listen_host, broker.settings.http.hosts)
+        certificates = listeners.certificates
+        names = () if certificates is None else certificates.current.names
+        hosts = access.names_of(listen_host, (*broker.settings.http.hosts, *names))
         self.url = listeners.url
         application = access.AccessControl(self._application.routes, tokens, hosts, self._application.requests)
         self._tokens = tokens
-        self._watching: asyncio.Task[None] | None = None
-        self._uvicorn = _Uvicorn(_config(application, self._application.connections))
+        self._watching: list[asyncio.Task[None]] = []
+        make: Any = partial(BoundedProtocol, self._application.connections)
+        self._handshakes = None
+        if certificates is not None:
+            self._handshakes = make = Handshakes(certificates, self._application.connections, make)
+        self._uvicorn = _Uvicorn(_config(application, make))
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -57,8 +63,10 @@ class Server:
             self._serving.result()
         if self._listeners.trouble is not None:
             log.warning("http_socket_unavailable", error=self._listeners.trouble)
-        watching = token_watch.watch(self._tokens, self._application.shares)
-        self._watching = asyncio.get_running_loop().create_task(watching, name="tokens")
+        create_task = asyncio.get_running_loop().create_task
+        self._watching.append(create_task(token_watch.watch(self._tokens, self._application.shares), name="tokens"))
+        if self._handshakes is not None:
+            self._watching.append(create_task(tls_watch.watch(self._handshakes.certificates), name="certificates"))
 
     def stop_waiting(self) -> None:
         """End the long polls of workers, because the broker drains."""
@@ -67,17 +75,19 @@ class Server:
     async def stop(self) -> None:
         """Accept no further requests, end long polls and streams, and let open requests finish for STOP_TIMEOUT_S."""
         self._application.close()
-        if self._watching is not None:
-            self._watching.cancel()
+        for watching in self._watching:
+            watching.cancel()
+        if self._handshakes is not None:
+            self._handshakes.close()
         self._uvicorn.should_exit = True
         if self._serving is not None:
             await self._serving
 
 
-def _config(app: access.AccessControl, connections: HttpConnections) -> uvicorn.Config:
+def _config(app: access.AccessControl, make_protocol: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=partial(BoundedProtocol, connections),  # type: ignore[arg-type]  # uvicorn only calls it
+        http=make_protocol,  # uvicorn only calls it
         ws="none",
         lifespan="off",
         log_config=None,  # uvicorn's loggers belong to the process, which may serve an application of its own

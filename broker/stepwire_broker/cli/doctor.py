@@ -20,7 +20,7 @@ from stepwire_broker.core.definitions.settings import Settings, listed
 from stepwire_broker.open_files import connections_of_bus, files_for_bus
 from stepwire_broker.posture import INSECURE
 
-from . import config_commands, doctor_keys, output
+from . import config_commands, doctor_keys, doctor_tls, output
 from .connection import address, open_client
 from .failure import Exit, Failure, leave
 from .finding import Finding
@@ -76,6 +76,7 @@ def examine(options: Options) -> Iterator[Finding]:
     yield from endpoints(settings)
     yield from files(settings)
     yield from posture(settings)
+    yield from doctor_tls.tls(settings.http)
     yield from doctor_keys.keys(settings.bus)
     yield from broker(options, loaded)
 
@@ -244,10 +245,10 @@ def posture(settings: Settings) -> Iterator[Finding]:
         yield Finding("warning", "bus", text, todo)
     else:
         yield Finding("ok", "bus", "only this user and principals with a client file can connect")
-    if http.allow_insecure:
+    if http.allow_insecure and not http.tls.is_on:
         text = "http.allow_insecure is set: tokens may travel unencrypted"
-        yield Finding("warning", "http", text, "terminate TLS in a proxy")
-    else:
+        yield Finding("warning", "http", text, "set http.tls.cert_file and http.tls.key_file, or use a proxy with TLS")
+    elif not http.tls.is_on:
         yield Finding("ok", "http", "requests need a token, and only this host can connect")
     if os.geteuid() == 0:
         todo = "run the broker as a user of its own"

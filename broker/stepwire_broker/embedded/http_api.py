@@ -26,16 +26,17 @@ class HttpApi:
 
     async def start(self, engine: Engine) -> None:
         """Serve the API of this engine. Raises CannotStart when the address or the token file cannot be used."""
-        from stepwire_broker.api.listening import ListenError, Listeners, listen
+        from stepwire_broker.api.listening import ListenError, Listeners, certificates_of, listen
         from stepwire_broker.api.server import Server
         from stepwire_broker.api.token import TokenError, Tokens, open_token_file
 
         try:
             tokens = open_token_file(self.token_file) if self._is_own else Tokens(self.token_file)
+            certificates = certificates_of(self._settings)
             self._listener = listen(self._settings)
         except (TokenError, ListenError) as error:
             raise CannotStart(f"the HTTP API of the broker cannot start: {error}") from None
-        self._server = Server(engine, tokens, Listeners(self._listener))
+        self._server = Server(engine, tokens, Listeners(self._listener, certificates=certificates))
         await self._server.start()
         self.url = self._server.url
 
