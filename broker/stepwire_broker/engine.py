@@ -14,6 +14,7 @@ import zmq
 from stepwire_protocol import codec, host, topics
 
 from . import posture
+from .audit_trail import AuditTrail
 from .bus.counters import WireCounters
 from .bus.endpoints import advertised
 from .bus.wire import Wire
@@ -23,7 +24,17 @@ from .core.answers.hints import Hint, HintCode
 from .core.definitions.settings import ExecutionSettings, Settings, listed
 from .core.definitions.workflow import Workflow, stored_workflow
 from .core.machine import Machine
-from .core.model.events import Attached, Command, Detached, Drain, EndpointsBound, Forget, Leave, Now, Reconfigure
+from .core.model.events import (
+    Attached,
+    Command,
+    Detached,
+    Drain,
+    EndpointsBound,
+    Forget,
+    Leave,
+    Now,
+    Reconfigure,
+)
 from .core.model.figures import ExecutorMetrics
 from .core.model.live import StepProgress
 from .core.model.principal import PROCESS, Grant
@@ -99,6 +110,7 @@ class Engine:
     state: BrokerState
     workflows: Mapping[int, Workflow]
     measures: Measures
+    audit: AuditTrail
     wire_counters: WireCounters
 
     def __init__(
@@ -145,6 +157,7 @@ class Engine:
         if self._companion is not None:
             self._companion.start(self)
         core.pulse.start()
+        self.audit.start()
         _warn_of_hidden_rules(self.state.router)
         log.info(
             "broker_started",
@@ -179,6 +192,7 @@ class Engine:
         machine = Machine(self.state, [(stored_workflow(row), bool(row.active)) for row in opened.workflows])
         reader = claims.Reader(opened.epoch, settings.limits.resident_payload_bytes)
         core = CoreLoop(settings, machine, store, reader, self._context, self.failed)
+        self.audit = AuditTrail(core.handle_soon, store)
         self.measures, self.wire_counters = core.measures, core.wire.counters
         return core
 
@@ -216,6 +230,7 @@ class Engine:
             await self._companion.close()
         core = self._core
         if core is not None:
+            self.audit.stop()
             if core.is_open:
                 core.handle(Leave())
                 core.flush()

@@ -8,11 +8,14 @@ token in the request goes first: then the socket and the certificate count for n
 
 from typing import Final
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import Scope as AsgiScope
+
+from stepwire_broker.core.answers.scopes import Scope
 
 from . import client_certificates
 from .http import CONNECTION, GRANT
-from .http_problems import HttpProblem, unauthorized
+from .http_problems import HttpProblem, admin_elsewhere, unauthorized
 from .refusal_log import RefusalLog
 from .replies import send_problem
 from .request_counts import RequestCounts
@@ -24,14 +27,24 @@ _BEARER: Final = b"bearer "
 
 
 class AccessControl:
-    def __init__(self, app: ASGIApp, tokens: Tokens, hosts: frozenset[bytes], requests: RequestCounts) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        tokens: Tokens,
+        hosts: frozenset[bytes],
+        requests: RequestCounts,
+        *,
+        is_strict: bool = False,
+    ) -> None:
+        """`is_strict`: the scope admin counts only on the Unix socket."""
         self._app = app
+        self._is_strict = is_strict
         self._requests = requests
         self._tokens = tokens
         self._hosts = hosts
         self._refusals = RefusalLog()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         if CONNECTION not in scope:
@@ -48,7 +61,7 @@ class AccessControl:
             send = _closing(send)
         await self._app(scope, receive, send)
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: AsgiScope) -> None:
         if scope["path"] in OPEN_PATHS:  # the answer holds no data, and probers do not send a configured Host
             return
         host = origin = authorization = None
@@ -80,8 +93,14 @@ class AccessControl:
             return
         certificate = scope[CONNECTION].certificate
         if authorization is None and certificate is not None:
-            scope[GRANT] = client_certificates.grant_of(self._tokens, certificate)
-            return
+            grant = client_certificates.grant_of(self._tokens, certificate)
+        else:
+            grant = self._of_token(authorization)
+        if self._is_strict and Scope.ADMIN in grant.scopes:
+            raise admin_elsewhere(grant)
+        scope[GRANT] = grant
+
+    def _of_token(self, authorization: bytes | None) -> Grant:
         if authorization is None or authorization[:7].lower() != _BEARER:
             lacks = (
                 "no token" if authorization is None else "an Authorization header that does not begin with `Bearer `"
@@ -90,7 +109,7 @@ class AccessControl:
         grant = self._tokens.admit(authorization[7:].strip())
         if grant is None:
             raise unauthorized("the token is unknown to this broker, or has expired")
-        scope[GRANT] = grant
+        return grant
 
 
 def _closing(send: Send) -> Send:

@@ -5,6 +5,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from stepwire_broker import posture
 from stepwire_broker.core.definitions.settings import HttpSettings
 from stepwire_broker.errors import BrokerError
 
@@ -60,13 +61,13 @@ class Listeners(NamedTuple):
             self.local.close()
 
 
-def listen_everywhere(settings: HttpSettings) -> Listeners:
-    """Listen on `http.listen` and on `http.socket`. Raises ListenError.
+def listen_everywhere(settings: HttpSettings, *, is_strict: bool = False) -> Listeners:
+    """Listen on `http.listen` and on `http.socket`. Raises ListenError. `is_strict`: refuse tcp without TLS.
 
     A broker whose Unix socket cannot be used, for example because another broker of the same directory has it, is
     served on `http.listen` only."""
     certificates = certificates_of(settings)
-    tcp = None if settings.listen is None else listen(settings)
+    tcp = None if settings.listen is None else listen(settings, is_strict=is_strict)
     try:
         return Listeners(tcp, LocalSocket(Path(settings.socket), BACKLOG), certificates=certificates)
     except SocketUnavailable as error:
@@ -83,9 +84,9 @@ def certificates_of(settings: HttpSettings) -> Certificates | None:
         raise ListenError(str(error)) from None
 
 
-def listen(settings: HttpSettings) -> socket.socket:
+def listen(settings: HttpSettings, *, is_strict: bool = False) -> socket.socket:
     """A listening socket on `http.listen`, which is not null. Raises ListenError."""
-    checked = check_listen(settings)
+    checked = check_listen(settings, is_strict=is_strict)
     assert checked is not None
     host, port = checked
     try:
@@ -109,12 +110,14 @@ def listen(settings: HttpSettings) -> socket.socket:
     return listener
 
 
-def check_listen(settings: HttpSettings) -> tuple[str, int] | None:
+def check_listen(settings: HttpSettings, *, is_strict: bool = False) -> tuple[str, int] | None:
     """Host and port of `http.listen`, None for null. Raises ListenError if the address is malformed, or tokens could be
     intercepted."""
     if settings.listen is None:
         return None
     host, port = address_of(settings.listen)
+    if is_strict and (refusal := posture.open_http(settings)) is not None:
+        raise ListenError(refusal)
     if not (settings.tls.is_on or settings.allow_insecure or is_loopback(host)):
         raise ListenError(
             f"http.listen is {settings.listen!r}, which other machines can reach, and tokens would travel unencrypted:"

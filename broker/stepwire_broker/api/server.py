@@ -41,7 +41,13 @@ class Server:
         names = () if certificates is None else certificates.current.names
         hosts = access.names_of(listen_host, (*broker.settings.http.hosts, *names))
         self.url = listeners.url
-        application = access.AccessControl(self._application.routes, tokens, hosts, self._application.requests)
+        application = access.AccessControl(
+            self._application.routes,
+            tokens,
+            hosts,
+            self._application.requests,
+            is_strict=broker.settings.security.strict,
+        )
         self._tokens = tokens
         self._watching: list[asyncio.Task[None]] = []
         make: Any = partial(BoundedProtocol, self._application.connections)
@@ -64,7 +70,8 @@ class Server:
         if self._listeners.trouble is not None:
             log.warning("http_socket_unavailable", error=self._listeners.trouble)
         create_task = asyncio.get_running_loop().create_task
-        self._watching.append(create_task(token_watch.watch(self._tokens, self._application.shares), name="tokens"))
+        watching = token_watch.watch(self._tokens, self._application.shares, self._application.notes)
+        self._watching.append(create_task(watching, name="tokens"))
         if self._handshakes is not None:
             self._watching.append(create_task(tls_watch.watch(self._handshakes.certificates), name="certificates"))
 

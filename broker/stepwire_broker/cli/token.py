@@ -11,7 +11,15 @@ from typing import Final
 
 import click
 
-from stepwire_broker.api.token import Grant, TokenError, add_token, read_lines, revoke_token, tokens_file_of
+from stepwire_broker.api.token import (
+    Grant,
+    TokenError,
+    add_token,
+    read_lines,
+    revoke_token,
+    strict_refusal,
+    tokens_file_of,
+)
 from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.timestamps import rfc3339
 
@@ -78,7 +86,10 @@ def new(
         grant = grant._replace(labels=tuple(each.partition("=")[::2] for each in _parts("--labels", labels)))
     if sessions is not None:
         grant = grant._replace(sessions=sessions)
-    file = _file(options)
+    settings = load(options).settings
+    if settings.security.strict and (refusal := strict_refusal(grant)) is not None:
+        usage(refusal)
+    file = tokens_file_of(settings.http.tokens_file)
     try:
         value = add_token(file, grant)
     except TokenError as error:
