@@ -61,6 +61,7 @@ log = structlog.get_logger("stepwire.broker")
 
 INPROC: Final = "inproc://"
 IDLE_CHECK_S: Final = 0.05
+READS_AT_ONCE: Final = 8  # results in memory; the store has four readers
 SETTLE_S: Final = 2.0  # time to store the last messages of a drain
 LINGER_MS: Final = 1_000
 STORE_CLOSE_S: Final = 5.0
@@ -126,6 +127,7 @@ class Engine:
         self._store_faults = store_faults
         self._companion = companion
         self._executors = frozenset((BUS, LOCAL, *(() if companion is None else companion.keys())))
+        self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self._store: Store | None = None
         self._core: CoreLoop | None = None
 
@@ -289,9 +291,12 @@ class Engine:
         return self.core_loop.handled()
 
     async def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `query(queries, …)` in a reader's thread, where it sees committed rows."""
+        """Run `query(queries, …)` in a reader's thread, where it sees committed rows.
+
+        READS_AT_ONCE limits the results in memory that the loop has not used: each may have megabytes."""
         assert self._store is not None
-        return await asyncio.wrap_future(self._store.read(query, *args, **kwargs))
+        async with self._reads:
+            return await asyncio.wrap_future(self._store.read(query, *args, **kwargs))
 
     async def scan(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a query that may read many rows, in a thread that no other read waits for."""

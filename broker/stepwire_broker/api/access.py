@@ -56,7 +56,7 @@ class AccessControl:
             await send_problem(_closing(send), problem)
             return
         if GRANT in scope:
-            scope[CONNECTION].present_token()
+            scope[CONNECTION].present_token(scope[GRANT].name)
         else:
             send = _closing(send)
         await self._app(scope, receive, send)

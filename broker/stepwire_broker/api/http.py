@@ -60,6 +60,7 @@ class RequestConnection(Protocol):
     """The connection of a request, as its handler uses it."""
 
     is_too_slow: bool  # the client took too long to send the body
+    answer_left: int  # bytes of the answer that wait until the client has accepted earlier ones
 
     def abort(self) -> None: ...
 
@@ -164,6 +165,7 @@ class HttpCall:
             body = await self._rest(body, bytes_max)
         if len(body) > bytes_max:
             raise _too_large(bytes_max)
+        self.open_request.pay("bytes", len(body))
         accepted = types or (JSON,)
         if body and kind not in accepted:
             names = [str(known, "ascii") for known in accepted]
@@ -192,6 +194,20 @@ class HttpCall:
         connection: RequestConnection | None = self.scope.get(CONNECTION)
         if connection is not None:
             connection.abort()
+
+    def pay_answer(self, size: int) -> None:
+        if self._open is not None:
+            self._open.pay("bytes", size)
+
+    def begin_large_answer(self) -> None:
+        """From now on the request depends on its client only, so it leaves its slot."""
+        if self._open is not None:
+            self._open.answer()
+
+    def answer_left(self, size: int) -> None:
+        connection: RequestConnection | None = self.scope.get(CONNECTION)
+        if connection is not None:
+            connection.answer_left = size
 
     async def disconnected(self) -> None:
         """Wait until the client disconnects. The body must have been read before."""
@@ -311,7 +327,8 @@ class Resource:
                     await self._notes.read_payload(call.grant, reply.body)
                 if hides_ids:
                     reply = reply._replace(body=hidden_ids.without_ids(reply.body))
-                await send_reply(send, reply)
+                call.pay_answer(len(reply.body))
+                await send_reply(send, reply, call)
 
     def _note_refused(self, scope: ASGIScope, problem: HttpProblem) -> None:
         """Have the audit name an operator's refused attempt."""

@@ -12,7 +12,7 @@ from stepwire_broker.errors import BrokerError
 from .local_socket import LocalSocket, SocketUnavailable
 from .tls_files import Certificates, TlsError, open_certificates
 
-BACKLOG: Final = 1024
+BACKLOG: Final = 4096  # the kernel reduces it to net.core.somaxconn
 
 
 class ListenError(BrokerError):

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, Final
@@ -12,13 +12,16 @@ from typing import Any, Final
 import structlog
 import uvicorn
 
-from . import access, tls_watch, token_watch
+from . import access, health, tls_watch, token_watch
+from .acceptor import STRANGERS, Acceptor, Answers, MakeProtocol
 from .app import Application
 from .engine_port import EnginePort
 from .handshake import Handshakes
 from .limits import HttpLimits, limits_of
 from .listening import BACKLOG, Listeners, address_of
 from .protocol import BoundedProtocol
+from .replies import closing_answer, problem_reply
+from .shares import OF_BROKER
 from .token import Tokens
 
 KEEP_ALIVE_S: Final = 75
@@ -54,8 +57,21 @@ class Server:
         self._handshakes = None
         if certificates is not None:
             self._handshakes = make = Handshakes(certificates, self._application.connections, make)
-        self._uvicorn = _Uvicorn(_config(application, make))
+        # The first bytes of a connection with TLS are not those of a request.
+        self._uvicorn = _Uvicorn(_config(application, make), self._accept if certificates is None else None)
         self._serving: asyncio.Task[None] | None = None
+
+    def _accept(self, listener: socket.socket, make_protocol: MakeProtocol) -> Acceptor:
+        requests, shares = self._application.requests, self._application.shares
+        surplus = shares.problem(
+            STRANGERS, OF_BROKER, f"{shares.limits.strangers_per_s} new connections per second without a token"
+        )
+        answers = Answers(
+            alive=closing_answer(health.ALIVE),
+            on_alive=partial(requests.count, health.LIVEZ, "GET", 200),
+            refused=closing_answer(problem_reply(surplus)),
+        )
+        return Acceptor(listener, make_protocol, self._application.connections, self._tokens, answers)
 
     async def start(self) -> None:
         context = copy_context()
@@ -121,14 +137,37 @@ logging.getLogger("uvicorn.error").addFilter(_is_wanted)
 class _Uvicorn(uvicorn.Server):
     """Leaves signals to the broker, and sets `ready` when it serves."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(
+        self, config: uvicorn.Config, accept: Callable[[socket.socket, MakeProtocol], Acceptor] | None
+    ) -> None:
+        """`accept` makes the acceptor of a TCP listener. Without it, uvicorn accepts by itself."""
         super().__init__(config)
         self.ready = asyncio.Event()
+        self._accept = accept
+        self._acceptors: list[Acceptor] = []
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: "list[socket.socket] | None" = None) -> None:
-        await super().startup(sockets)
+        assert sockets is not None
+        if self._accept is None:
+            await super().startup(sockets)
+        else:
+            local = [each for each in sockets if each.family == socket.AF_UNIX]  # only the broker's user can connect
+            await super().startup(local)
+            self._acceptors = [self._accept(each, self._make_protocol) for each in sockets if each not in local]
         self.ready.set()
+
+    async def shutdown(self, sockets: "list[socket.socket] | None" = None) -> None:
+        for acceptor in self._acceptors:
+            acceptor.close()
+        await super().shutdown(sockets)
+
+    def _make_protocol(self, first_bytes: bytes) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        state = {"server_state": self.server_state, "app_state": self.lifespan.state}
+        protocol: BoundedProtocol = make(config=self.config, **state, _loop=asyncio.get_running_loop())
+        protocol.first_bytes = first_bytes
+        return protocol

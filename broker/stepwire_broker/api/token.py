@@ -28,6 +28,8 @@ from stepwire_broker.errors import BrokerError
 from stepwire_broker.file_owners import strange_owner, stranger
 from stepwire_broker.timestamps import parse_rfc3339
 
+from .token_rate import UNLIMITED, Rate, RateError, read_rate
+
 STATE_DIR: Final = Path(".stepwire")
 TOKEN_FILE: Final = STATE_DIR / "token"
 MORE_TOKENS_FILE: Final = STATE_DIR / "tokens"
@@ -36,7 +38,7 @@ TOKEN_BYTES: Final = 32
 TOKEN_CHARACTERS_MIN: Final = 43  # 256 bits in base64
 
 SESSIONS_DEFAULT: Final = 128  # workers of one token at the same time
-MEMBERS_SHOWN: Final = ("name", "scopes", "workers", "handlers", "labels", "sessions", "expires")
+MEMBERS_SHOWN: Final = ("name", "scopes", "workers", "handlers", "labels", "sessions", "rate", "expires")
 MEMBERS: Final = frozenset(MEMBERS_SHOWN)
 
 CERTIFICATE: Final = "cert:"
@@ -64,6 +66,7 @@ class Grant(NamedTuple):
     sessions: int = SESSIONS_DEFAULT
     via: Via = Via.TOKEN
     proof_ends_ms: int | None = None  # when the certificate or the signed token expires
+    rate: Rate = UNLIMITED
 
     @property
     def author(self) -> str:
@@ -275,12 +278,13 @@ def add_token(path: Path, grant: Grant) -> str:
 
 
 def work_members(grant: Grant) -> dict[str, str]:
-    """The members that limit the workers of a token, as in its line. Members with their default are left out."""
+    """The members that limit a token and its workers, as in its line. Members with their default are left out."""
     members = {
         "workers": ",".join(grant.workers),
         "handlers": ",".join(grant.handlers),
         "labels": ",".join(f"{key}={value}" for key, value in grant.labels),
         "sessions": str(grant.sessions),
+        "rate": str(grant.rate),
     }
     without = Grant(grant.name, grant.scopes)
     return {name: text for name, text in members.items() if getattr(grant, name) != getattr(without, name)}
@@ -501,6 +505,11 @@ def _grant(where: str, words: list[str], name: str) -> Grant:
         if not (members["sessions"].isascii() and members["sessions"].isdigit()):
             raise TokenError(f"{where}: sessions={members['sessions']}: it must be a number")
         grant = grant._replace(sessions=int(members["sessions"]))
+    if "rate" in members:
+        try:
+            grant = grant._replace(rate=read_rate(members["rate"]))
+        except RateError as error:
+            raise TokenError(f"{where}: rate: {error}") from None
     return grant
 
 

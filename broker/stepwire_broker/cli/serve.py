@@ -79,6 +79,7 @@ def serve(
             "use ipc:// (the default)",
         )
 
+    from stepwire_broker import large_blocks
     from stepwire_broker.open_files import raise_to_hard_limit
 
     from . import logs
@@ -87,6 +88,7 @@ def serve(
     raise_to_hard_limit()
     harden()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    large_blocks.return_when_free()
     code = asyncio.run(_serve(options, loaded, flags, modules))
     sys.exit(int(code))
 
