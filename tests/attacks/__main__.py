@@ -18,7 +18,7 @@ from .listeners import LISTENERS
 from .target import FIGURES, running_target
 
 PACKAGE = "tests.attacks"
-NOT_ATTACKS = ("__main__", "target", "clients", "bus_peers", "listeners", "test_attacks")
+NOT_ATTACKS = ("__main__", "target", "clients", "bus_peers", "listeners", "many_connections", "test_attacks")
 
 
 def names() -> list[str]:
