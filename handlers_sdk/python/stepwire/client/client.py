@@ -33,6 +33,8 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
     otherwise. A token from the environment is not sent to another machine whose address was only found in
     `.stepwire/url`. Both raise ConfigurationError.
 
+    `seal_keys_file`, by default $STEPWIRE_SEAL_KEYS_FILE, has the keys of sealed payloads.
+
     While the broker does not answer, as during a restart, each call waits for it for at most `outage_s`; default:
     $STEPWIRE_OUTAGE_S, or 30. `first_contact_s` is the same limit until the first connection was made;
     default: `outage_s`. A call that was sent is sent again only if that cannot repeat its effect. `on_outage` is called
@@ -51,6 +53,7 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
         first_contact_s: float | None = None,
         on_outage: OnOutage | None = None,
         allow_insecure: bool = False,
+        seal_keys_file: str | os.PathLike[str] | None = None,
     ) -> None:
         named_url = url or os.environ.get("STEPWIRE_URL")
         found_url = None if named_url else destinations.url_of_directory()
@@ -63,6 +66,7 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
             url, lambda: _find_token(token, token_file), timeout_s, outages, is_insecure_allowed=allow_insecure
         )
         super().__init__(transport)
+        self._seal_keys_file = seal_keys_file
 
     def __enter__(self) -> "Client":
         return self
