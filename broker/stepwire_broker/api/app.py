@@ -53,7 +53,7 @@ class Application:
         for (method, path), handler in self._handlers().items():
             by_path.setdefault(path, {})[method] = handler
         self.resources = [
-            Resource(broker, self._closing, _scope_of, self.shares, path, **handlers)
+            Resource(broker, self._closing, _scopes_of, self.shares, path, **handlers)
             for path, handlers in by_path.items()
         ]
         self.paths = list(by_path)
@@ -111,5 +111,5 @@ class Application:
         self.followers.close()
 
 
-def _scope_of(method: str, path: str) -> Scope | None:
-    return OPERATIONS[method, path].scope
+def _scopes_of(method: str, path: str) -> tuple[Scope, ...]:
+    return OPERATIONS[method, path].scopes

@@ -6,23 +6,27 @@ The first start creates a token with full access, in a file that only its owner 
     sha256:<64 hex digits> name=ci scopes=read,submit expires=2027-01-01T00:00:00Z
 """
 
+import functools
 import hashlib
 import hmac
 import os
 import secrets
 import stat
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from stepwire_protocol import patterns
 
-from stepwire_broker.core.answers.scopes import Scope
+from stepwire_broker.core.answers.scopes import Scope, includes
 from stepwire_broker.core.model import principal
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.file_owners import strange_owner, stranger
 from stepwire_broker.timestamps import parse_rfc3339
+
+from .token_uses import TokenUses
 
 STATE_DIR: Final = Path(".stepwire")
 TOKEN_FILE: Final = STATE_DIR / "token"
@@ -32,8 +36,20 @@ TOKEN_BYTES: Final = 32
 TOKEN_CHARACTERS_MIN: Final = 43  # 256 bits in base64
 
 SESSIONS_DEFAULT: Final = 128  # workers of one token at the same time
-MEMBERS_SHOWN: Final = ("name", "scopes", "workers", "handlers", "labels", "sessions", "expires")
+MEMBERS_SHOWN: Final = (
+    "name",
+    "scopes",
+    "namespaces",
+    "workers",
+    "handlers",
+    "labels",
+    "sessions",
+    "roles",
+    "expires",
+)
 MEMBERS: Final = frozenset(MEMBERS_SHOWN)
+
+NEVER: Final = "never"  # as the value of `expires`
 
 _HASHED: Final = "sha256:"
 
@@ -55,6 +71,8 @@ class Grant(NamedTuple):
     handlers: tuple[str, ...] = (patterns.ANY,)
     labels: tuple[tuple[str, str], ...] = (principal.ANY_LABEL,)
     sessions: int = SESSIONS_DEFAULT
+    namespaces: tuple[str, ...] = (patterns.ANY,)  # patterns of the only namespaces that the token reads and changes
+    roles: tuple[str, ...] = ()  # of its holder, for approvals
 
     @property
     def author(self) -> str:
@@ -70,10 +88,23 @@ class Grant(NamedTuple):
             handlers=self.handlers,
             labels=self.labels,
             sessions=self.sessions,
+            namespaces=self.namespaces,
         )
 
     def allows(self, scope: Scope) -> bool:
-        return scope in self.scopes or Scope.ADMIN in self.scopes
+        return includes(self.scopes, scope)
+
+    @property
+    def is_for_all_namespaces(self) -> bool:
+        return patterns.ANY in self.namespaces
+
+    def allows_namespace(self, namespace: str) -> bool:
+        return self.is_for_all_namespaces or _any_of(self.namespaces)(namespace)
+
+
+@functools.lru_cache(maxsize=1_024)
+def _any_of(namespaces: tuple[str, ...]) -> Callable[[str], bool]:
+    return patterns.any_of(namespaces)
 
 
 class Line(NamedTuple):
@@ -89,6 +120,7 @@ class Tokens:
     def __init__(self, file: Path, *more: Path) -> None:
         self.file = file  # the file of the token that clients on the same machine use
         self._more = more
+        self.uses = TokenUses(None)
         self._unreported: TokenError | None = None
         self._stamps = self._read_stamps()
         self._lines = self._read()
@@ -106,8 +138,11 @@ class Tokens:
         grant = self._grant_of(presented)
         if grant is None and self._look_again():
             grant = self._grant_of(presented)
-        if grant is not None and grant.expires_ms is not None and grant.expires_ms <= time.time_ns() // 1_000_000:
+        now_ms = time.time_ns() // 1_000_000
+        if grant is not None and grant.expires_ms is not None and grant.expires_ms <= now_ms:
             return None
+        if grant is not None:
+            self.uses.note(presented, now_ms)
         return grant
 
     def _grant_of(self, presented: bytes) -> Grant | None:
@@ -169,11 +204,14 @@ def open_tokens(tokens_file: str | None) -> Tokens:
     """The tokens of `http.tokens_file`. Without this setting: the generated token in the state directory, and the
     tokens of `stepwire token new`."""
     if tokens_file is not None:
-        return Tokens(Path(tokens_file))
+        tokens = Tokens(Path(tokens_file))
+        tokens.uses = TokenUses(uses_file_of(tokens_file))
+        return tokens
     make_state_dir()
     is_new = not TOKEN_FILE.exists() and _generate(TOKEN_FILE)
     tokens = Tokens(TOKEN_FILE, MORE_TOKENS_FILE)
     tokens.is_new = is_new
+    tokens.uses = TokenUses(uses_file_of(None))
     return tokens
 
 
@@ -195,6 +233,12 @@ def tokens_file_of(tokens_file: str | None) -> Path:
     return MORE_TOKENS_FILE if tokens_file is None else Path(tokens_file)
 
 
+def uses_file_of(tokens_file: str | None) -> Path:
+    """The file with the last use of each token."""
+    tokens = tokens_file_of(tokens_file)
+    return tokens.with_name(f"{tokens.name}.uses")
+
+
 def add_token(path: Path, grant: Grant) -> str:
     """Create a token. The file receives only the digest; the result is the only copy of the token."""
     if path.parent == STATE_DIR:
@@ -204,21 +248,23 @@ def add_token(path: Path, grant: Grant) -> str:
     token = secrets.token_urlsafe(TOKEN_BYTES)
     words = [f"{_HASHED}{hashlib.sha256(token.encode()).hexdigest()}", f"name={grant.name}"]
     words.append(f"scopes={','.join(sorted(grant.scopes))}")
-    words += [f"{name}={text}" for name, text in work_members(grant).items()]
-    if grant.expires_ms is not None:
-        words.append(f"expires={datetime.fromtimestamp(grant.expires_ms / 1000, UTC).isoformat(timespec='seconds')}")
+    words += [f"{name}={text}" for name, text in limiting_members(grant).items()]
+    expires = None if grant.expires_ms is None else datetime.fromtimestamp(grant.expires_ms / 1000, UTC)
+    words.append(f"expires={NEVER if expires is None else expires.isoformat(timespec='seconds')}")
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     _write(path, f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{' '.join(words)}{chr(10)}")
     return token
 
 
-def work_members(grant: Grant) -> dict[str, str]:
-    """The members that limit the workers of a token, as in its line. Members with their default are left out."""
+def limiting_members(grant: Grant) -> dict[str, str]:
+    """The members that limit a token and its workers, as in its line. Members with their default are left out."""
     members = {
+        "namespaces": ",".join(grant.namespaces),
         "workers": ",".join(grant.workers),
         "handlers": ",".join(grant.handlers),
         "labels": ",".join(f"{key}={value}" for key, value in grant.labels),
         "sessions": str(grant.sessions),
+        "roles": ",".join(grant.roles),
     }
     without = Grant(grant.name, grant.scopes)
     return {name: text for name, text in members.items() if getattr(grant, name) != getattr(without, name)}
@@ -379,6 +425,10 @@ def _grant(where: str, words: list[str], name: str) -> Grant:
         raise TokenError(f"{where}: {error}; scopes are {', '.join(Scope)}") from None
     expires_ms = _expires_ms(where, members.get("expires"))
     grant = Grant(members.get("name", name), scopes, expires_ms, is_named="name" in members)
+    if "namespaces" in members:
+        grant = grant._replace(namespaces=_namespaces(where, members["namespaces"]))
+    if "roles" in members:
+        grant = grant._replace(roles=_parts(members["roles"]))
     if "workers" in members:
         grant = grant._replace(workers=_parts(members["workers"]))
     if "handlers" in members:
@@ -396,8 +446,16 @@ def _parts(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.split(",") if part)
 
 
+def _namespaces(where: str, text: str) -> tuple[str, ...]:
+    """An empty list would read as no limit, so it is refused."""
+    namespaces = _parts(text)
+    if not namespaces:
+        raise TokenError(f"{where}: namespaces={text}: it must have the form namespaces=shop,shop::*")
+    return namespaces
+
+
 def _expires_ms(where: str, text: str | None) -> int | None:
-    if text is None:
+    if text is None or text == NEVER:
         return None
     expires_ms = parse_rfc3339(text)
     if expires_ms is None:

@@ -22,4 +22,8 @@ async def watch(tokens: Tokens, shares: Shares) -> None:
                 log.info("tokens_changed")
         except TokenError as error:
             log.warning("tokens_refused", error=str(error))
+        try:
+            tokens.uses.write()
+        except OSError as error:
+            log.warning("token_uses_unwritten", error=str(error))
         shares.end_revoked(tokens.is_valid)
