@@ -24,6 +24,7 @@ from stepwire_broker.core.model.commit_group import (
 )
 from stepwire_broker.core.model.states import TASK_FINAL
 from stepwire_broker.store import tables as declared
+from stepwire_broker.store.audit_chain import START, AuditHead, AuditRow
 from stepwire_broker.store.keys import KeyOwner, Name
 from stepwire_broker.store.lane import Rows
 
@@ -74,6 +75,8 @@ class Tables:
         self.partly_removed: set[int] = set()  # by retention
         self.notes: dict[str, str] = {}
         self.controls: dict[tuple[str, str], ControlRow] = {}  # by kind and name
+        self.audit: list[AuditRow] = []
+        self.audit_cut = AuditHead(LANE_ID, 0, START)
         self.deployment = ""
         self.broker = ""
         self.epoch = 0

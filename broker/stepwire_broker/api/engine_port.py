@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from stepwire_broker.audit_trail import AuditTrail
 from stepwire_broker.bus.counters import WireCounters
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.definitions.settings import Settings
@@ -76,6 +77,9 @@ class EnginePort(Protocol):
     def state(self) -> BrokerState:
         """The core's state, read-only. Only core_views.py uses it."""
         ...
+
+    @property
+    def audit(self) -> AuditTrail: ...
 
     @property
     def measures(self) -> Measures: ...

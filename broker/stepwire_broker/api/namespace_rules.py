@@ -54,6 +54,9 @@ _OTHERS: Final[dict[tuple[str, str], NamespaceRule]] = {
     ("GET", "/v1/breakers"): NamespaceRule.WHOLE,
     ("POST", "/v1/breakers/{handler_class}"): NamespaceRule.WHOLE,
     ("POST", "/v1/database/prune"): NamespaceRule.WHOLE,
+    ("POST", "/v1/database/backups"): NamespaceRule.WHOLE,
+    ("GET", "/v1/audit"): NamespaceRule.WHOLE,
+    ("GET", "/v1/audit/head"): NamespaceRule.WHOLE,
     ("GET", "/v1/tap"): NamespaceRule.WHOLE,
     ("GET", "/metrics"): NamespaceRule.WHOLE,
 }

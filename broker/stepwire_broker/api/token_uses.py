@@ -1,4 +1,4 @@
-"""The last use of each token, to the hour, in a file beside the tokens file.
+"""The last use of each token, to the hour, in a file next to the tokens file.
 
 A request only sets a value in memory. The file is written when a token is used for the first time in an hour, at most
 once in two seconds.

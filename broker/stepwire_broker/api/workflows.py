@@ -37,7 +37,8 @@ async def apply(call: HttpCall) -> Reply:
         raise HttpProblem(400, "invalid_workflow", str(error)) from None
     if not call.sees(workflow.namespace):
         raise not_found(f"namespace {workflow.namespace} for this token", "its `namespaces` do not include it")
-    done = await call.ask(lambda request: ApplyWorkflow(request, workflow, activate), Applied)
+    by, via = call.operator, call.via
+    done = await call.ask(lambda request: ApplyWorkflow(request, workflow, activate, by=by, via=via), Applied)
     warnings = [*of_document(workflow), *core_views.handler_warnings(call.broker, workflow)]
     applied = WorkflowApplied(done.workflow_id, done.namespace, done.name, done.version, done.created, warnings)
     return Reply(201 if done.created else 200, encode(applied))
@@ -63,7 +64,8 @@ async def activate(call: HttpCall) -> Reply:
     if version is None:
         raise HttpProblem(400, "bad_query", "`version` is missing", "name the version to activate")
     call.enter_workflow(namespace, name, version, HintCode.LIST_WORKFLOWS)
-    done = await call.ask(lambda request: ActivateWorkflow(request, namespace, name, version), Applied)
+    by, via = call.operator, call.via
+    done = await call.ask(lambda request: ActivateWorkflow(request, namespace, name, version, by=by, via=via), Applied)
     return Reply(200, encode(WorkflowActivated(done.workflow_id, done.namespace, done.name, done.version)))
 
 

@@ -21,7 +21,7 @@ from .definitions.stored_rows import Loaded
 from .definitions.workflow import Workflow
 from .dispatch import level0_placement, placement, transmission
 from .guards import allowance
-from .intake import commands, drain, grants, routing_rules, storing, submission, workflows
+from .intake import auditing, commands, drain, grants, routing_rules, storing, submission, workflows
 from .intake.submission import on_decided
 from .intake.workflows import add_workflow, on_applied
 from .loading import eviction, large_payloads, residency
@@ -428,9 +428,11 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     **dict.fromkeys(commands.TASK_COMMANDS, _on_command),
     commands.ResolveStep: _on_resolve,
     **drain.COMMANDS,
+    **auditing.COMMANDS,
     **executor_control.COMMANDS,
     **allowance.COMMANDS,
     **routing_rules.COMMANDS,
+    events.ActionNoticed: auditing.on_noticed,
     events.Reconfigure: routing_rules.on_reconfigure,
     # the outside
     events.Tick: _on_tick,

@@ -17,6 +17,8 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from stepwire_broker.core.model.commit_group import (
+    AuditNew,
+    AuditPart,
     Broken,
     CommitGroup,
     Committed,
@@ -127,6 +129,9 @@ class LaneWriter(Protocol):
 
     def write(self, rows: Rows) -> None: ...
     def park(self, parked: Sequence[Parked]) -> None: ...
+    def add_audit(self, new: Sequence[AuditNew]) -> None:
+        """Append these rows to the lane's chain: see audit_chain.py."""
+
     def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, int]: ...
     def reserve_ids(self, count: int) -> tuple[int, int]: ...
     def return_ids(self, first: int, last: int) -> None:
@@ -349,6 +354,8 @@ class Writing:
         )
         if group.parked:
             writer.park(group.parked)
+        if group.audit:
+            writer.add_audit([_with_outcome(row, workflows) for row in group.audit])
         return WriteResult(verdict.outcomes, workflows, left_out, [])
 
     def _claim(self, group: CommitGroup) -> keys.Verdict:
@@ -442,6 +449,7 @@ def _pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
     new = set(by_task)
     pieces += [Piece(_with(empty(), activations=[one]), (), now) for one in group.activations]
     pieces += [Piece(_with(empty(), controls=[one]), (), now) for one in group.controls]
+    effects = {part: piece.group for piece in pieces for part in _parts(piece.group)}
     for name in ("steps_dispatched", "steps_completed", "steps_changed", "steps_output", "steps_stderr"):
         for row in getattr(group, name):
             if row.id in task_of:  # a change of a step that does not exist changes nothing
@@ -450,8 +458,31 @@ def _pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
         by_task.setdefault(changed.id, empty()).tasks_changed.append(changed)
     for fact in group.history:
         by_task.setdefault(fact.task_id, empty()).history.append(fact)
+    for row in group.audit:
+        if row.part is not None and row.part[0] == "task":
+            by_task.setdefault(int(row.part[1]), empty()).audit.append(row)
+        elif row.part in effects:
+            effects[row.part].audit.append(row)
+        else:
+            pieces.append(Piece(_with(empty(), audit=[row]), (), row.at_ms))
     pieces += [Piece(part, (task_id,), now) for task_id, part in by_task.items() if task_id not in new]
     return pieces
+
+
+def _parts(group: CommitGroup) -> Iterable[AuditPart]:
+    """Name the effects of a piece, as the rows of `audit` name them."""
+    yield from (("request", new.request) for new in group.workflows)
+    yield from (("request", request) for request, _ in group.activations)
+    yield from (("control", f"{control.kind} {control.name}") for control in group.controls)
+
+
+def _with_outcome(row: AuditNew, workflows: Sequence[WorkflowOutcome]) -> AuditNew:
+    """Only the database knows whether a version exists, so the outcome of an application is decided here."""
+    for applied in workflows:
+        if row.part == ("request", applied.request):
+            changed = "done" if applied.created else "unchanged"
+            return row._replace(outcome="version_conflict" if applied.conflict else changed)
+    return row
 
 
 def _joined(group: CommitGroup, pieces: Sequence[Piece], left_out: set[int]) -> CommitGroup:
@@ -478,6 +509,7 @@ _LISTS: Final = (
     "steps_stderr",
     "tasks_changed",
     "history",
+    "audit",
 )
 
 

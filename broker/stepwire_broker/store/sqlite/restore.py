@@ -22,7 +22,7 @@ from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.core.definitions.workflow import stored_workflow
 from stepwire_broker.core.loading import residency
 from stepwire_broker.core.model.apply import unlink
-from stepwire_broker.core.model.commit_group import Committed
+from stepwire_broker.core.model.commit_group import AuditNew, Committed
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Task
 from stepwire_broker.core.model.states import TaskState
@@ -33,8 +33,8 @@ from stepwire_broker.store.errors import StoreRefused, WouldReplace
 from stepwire_broker.store.lane import Writing
 from stepwire_broker.store.ports import LANE
 
-from . import opening
-from .backup import MADE, Progress, connect, copy_pages, note, open_stored, sync, verify
+from . import audit, opening
+from .backup import MADE, Progress, audit_row, connect, copy_pages, note, open_stored, sync, verify
 from .database import begin_epoch
 from .migrate import migrate
 from .queries import SqliteQueries
@@ -110,10 +110,17 @@ def _renewed(built: Path, path: Path, broker_id: str, wall_ms: int, entropy: int
         made = connection.execute(
             "SELECT json_extract(value, '$.made_ms') FROM meta WHERE name = ?", (MADE,)
         ).fetchone()
+        replaced_heads = _heads_of(path)
         lease_ms = _continue_numbers(connection, path, broker_id, wall_ms)
         lane_id, opened = begin_epoch(connection, broker_id, lease_ms, wall_ms, entropy)
+        detail = {"deployment_before": before, "made_ms": None if made is None else made[0], "replaced": replaced_heads}
         held_tasks, held_steps = _hold(
-            SqliteWriter(connection, built, lane_id, opened.epoch), broker_id, opened, wall_ms, progress
+            SqliteWriter(connection, built, lane_id, opened.epoch),
+            broker_id,
+            opened,
+            wall_ms,
+            progress,
+            audit_row("restore_database", f"deployment {opened.deployment}", detail, wall_ms),
         )
         restored = RestoredBackup(
             made_ms=None if made is None else made[0],
@@ -161,6 +168,15 @@ def _continue_numbers(connection: sqlite3.Connection, path: Path, broker_id: str
     return lease_ms
 
 
+def _heads_of(path: Path) -> list[dict[str, object]]:
+    """The ends of the replaced database's audit, so that stored heads of it can still be found in a chain."""
+    try:
+        with closing(opening.open_reader(path)) as replaced:
+            return [chain.head._asdict() for chain in audit.chains(replaced)]
+    except (sqlite3.Error, StoreRefused):
+        return []  # the replaced database is gone, damaged, or of an older schema
+
+
 class UsedNumbers(NamedTuple):
     deployment: str
     epoch: int  # the last one
@@ -184,6 +200,7 @@ def _hold(
     opened: Opened,
     wall_ms: int,
     progress: Progress,
+    restored: AuditNew,
 ) -> tuple[int, int]:
     """Hold every step that must not start twice, through the core and the lane, so that the history has the change.
     Returns the numbers of tasks and steps."""
@@ -195,6 +212,8 @@ def _hold(
             state.workflows[row.id] = stored_workflow(row)
         except InvalidWorkflow as error:
             raise StoreRefused(f"workflow {row.namespace}::{row.name} {row.version} cannot be read: {error}") from error
+    state.write_audit(restored)
+    _write(state, writer, now)
     held_tasks = held_steps = checked = after = 0
     queries = SqliteQueries(writer.connection)
     while task_ids := queries.open_task_ids(after, PAGE_TASKS):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepwire_broker.core.model.commit_group import (
+    AuditNew,
     CommitGroup,
     ControlChanged,
     HistoryRow,
@@ -20,13 +21,16 @@ from stepwire_broker.core.model.commit_group import (
     TaskNew,
     WorkflowNew,
 )
+from stepwire_broker.store.audit_chain import START, AuditHead, linked
 from stepwire_broker.store.keys import KeyOwner, Name
 from stepwire_broker.store.lane import Rows, StoredDigest, Trouble
 
 from . import opening
 from .statements import (
+    AUDIT,
     CLAIM,
     HISTORY,
+    MOVE_AUDIT_END,
     PARKED,
     RELEASE,
     REMOVED,
@@ -178,6 +182,12 @@ class SqliteWriter:
     def park(self, parked: Sequence[Parked]) -> None:
         """Store refused input. Names are made storable and bodies are bytes, so that the input is not refused again."""
         PARKED.run(self._execute, [row._replace(source=_safe(row.source), code=_safe(row.code)) for row in parked])
+
+    def add_audit(self, new: Sequence[AuditNew]) -> None:
+        end = self._execute("SELECT lane, n, hash FROM audit_chains WHERE lane = ?", (self._lane_id,)).fetchone()
+        rows = linked(AuditHead(self._lane_id, 0, START) if end is None else AuditHead(*end), new)
+        AUDIT.run(self._execute, rows)
+        self._execute(MOVE_AUDIT_END, (self._lane_id, rows[-1].n, rows[-1].hash, START))
 
     def claim_keys(self, claims: Sequence[Key]) -> int:
         return CLAIM.run(self._execute, claims)
