@@ -2,6 +2,7 @@
 
 import os
 import resource
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -10,17 +11,20 @@ from stepwire.client import Client, ClientError
 from stepwire_protocol import patterns
 
 from stepwire_broker import posture
-from stepwire_broker.api.token import MORE_TOKENS_FILE, TOKEN_FILE, Line, TokenError, Tokens, read_lines
+from stepwire_broker.api.token import MORE_TOKENS_FILE, TOKEN_FILE, Line, TokenError, Tokens, read_lines, uses_file_of
+from stepwire_broker.api.token_uses import DIGITS, read_uses
 from stepwire_broker.bus.endpoints import EndpointRefused, Protection, read_endpoint
 from stepwire_broker.configuration import loader
 from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.core.definitions.settings import Settings, listed
 from stepwire_broker.core.reading.literal_secrets import literals
 from stepwire_broker.open_files import connections_of_bus, files_for_bus
+from stepwire_broker.timestamps import rfc3339
 
 from .finding import Finding
 
 WORKFLOWS_EXAMINED_MAX: Final = 200
+UNUSED_MS: Final = 90 * 24 * 3600 * 1000
 BUS_KEYS: Final = ("bus.steps", "bus.results")
 _TODO: Final = {
     "bus_loopback": "use ipc paths, or create keys: stepwire keys init",
@@ -108,16 +112,21 @@ def _tokens(settings: Settings) -> Iterator[Finding]:
         except TokenError as error:
             yield Finding("red", "tokens", str(error))
             continue
+        uses = read_uses(uses_file_of(given))
         for line in lines:
-            yield from _token(file, line)
+            yield from _token(file, line, uses.get(line.digest.hex()[:DIGITS]))
 
 
-def _token(file: Path, line: Line) -> Iterator[Finding]:
+def _token(file: Path, line: Line, used_ms: int | None) -> Iterator[Finding]:
+    """`used_ms`: the last use; None if none is known."""
     grant = line.grant
     if file == TOKEN_FILE:
         text = f"the token in {file} has every scope and never expires: it is for operators on this host"
         yield Finding("note", "tokens", text, "create one for each client: stepwire token new NAME --expires 90d")
         return
+    if used_ms is not None and time.time_ns() // 1_000_000 - used_ms > UNUSED_MS:
+        text = f"the token {grant.name!r} was not used since {rfc3339(used_ms)}"
+        yield Finding("note", "tokens", text, f"stepwire token revoke {grant.name}")
     if grant.expires_ms is None:
         todo = f"stepwire token revoke {grant.name}; stepwire token new {grant.name} --expires 90d"
         yield Finding("note", "tokens", f"the token {grant.name!r} never expires", todo)
