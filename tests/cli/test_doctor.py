@@ -3,12 +3,14 @@
 import json
 import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from stepwire_broker.cli import doctor
+from stepwire_broker.timestamps import rfc3339
 
 from .a_place import Ended, Place, stop
 
@@ -160,7 +162,7 @@ def test_a_stored_workflow_with_a_probable_secret_is_named_without_its_value(emp
 
 def test_tokens_without_expiry_and_for_every_handler_are_named(empty: Place) -> None:
     environ = {"STEPWIRE_HTTP__TOKENS_FILE": "tokens"}
-    for words in (["ci", "--scope", "read"], ["worker", "--scope", "work", "--expires", "30d"]):
+    for words in (["ci", "--scope", "read", "--expires", "never"], ["worker", "--scope", "work", "--expires", "30d"]):
         assert empty.stepwire("token", "new", *words, **environ).code == OK
     narrow = ["narrow", "--scope", "work", "--handlers", "shop.*", "--expires", "30d"]
     assert empty.stepwire("token", "new", *narrow, **environ).code == OK
@@ -170,6 +172,12 @@ def test_tokens_without_expiry_and_for_every_handler_are_named(empty: Place) -> 
     assert "the token 'ci' never expires" in found
     assert "workers with the token 'worker' may offer every handler, and so receive every step" in found
     assert not any("'narrow'" in text for text in found)
+    digits = {one["name"]: one["sha256"] for one in empty.stepwire("token", "list", "-o", "json", **environ).json}
+    uses = empty.directory / "tokens.uses"
+    uses.write_text(f"{digits['narrow']} 2026-01-01T00:00:00Z\n{digits['ci']} {rfc3339(time.time_ns() // 1_000_000)}\n")
+    examined = empty.stepwire("doctor", **environ).out
+    assert "the token 'narrow' was not used since 2026-01-01T00:00:00" in examined
+    assert "the token 'ci' was not used" not in examined
 
 
 @pytest.mark.parametrize(
