@@ -8,13 +8,16 @@ database has an error, or the broker does not work afterwards.
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
+import math
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -63,6 +66,7 @@ class Observed:
     def __init__(self) -> None:
         self.statuses: Counter[str] = Counter()
         self.faults: list[str] = []
+        self.requests = 0
         self.loop_ms = 0.0  # of the thread's own time, so that other processes do not count
         self.loop_at = ""
         self.current = ""
@@ -80,7 +84,7 @@ class Observed:
                 self.loop_ms, self.loop_at = took_ms, self.current
 
 
-async def fuzz(directory: Path, seed: int, count: int, sockets: int) -> Observed:
+async def fuzz(directory: Path, seed: int, count: int, sockets: int, seconds: float) -> Observed:
     observed = Observed()
     settings = settings_in(directory)
     asyncio.get_running_loop().set_exception_handler(lambda _, context: observed.fault(f"loop: {context}"))
@@ -89,13 +93,14 @@ async def fuzz(directory: Path, seed: int, count: int, sockets: int) -> Observed
         tokens = token.open_tokens(str(directory / "tokens"))
         entry = access.AccessControl(app.routes, tokens, frozenset({b"localhost"}), app.requests)
         watching = asyncio.create_task(observed.watch_loop())
-        numbers = iter(range(count))
+        numbers = _until(time.monotonic() + seconds, range(count))
 
         async def run() -> None:
             for number in numbers:
                 hostile = request(random.Random(f"{seed}.{number}"), number)
                 observed.current = f"{number}: {hostile.method} {hostile.path[:100]}"
                 await _enter(entry, hostile, number, observed)
+                observed.requests += 1
                 if number % CLEAN_EVERY == CLEAN_EVERY - 1:
                     await _clean(broker, entry, observed)
 
@@ -109,6 +114,10 @@ async def fuzz(directory: Path, seed: int, count: int, sockets: int) -> Observed
         for finding in check(connection, 2_000, lambda done, total: None).findings:
             observed.fault(f"db check: {finding}")
     return observed
+
+
+def _until(ends_s: float, numbers: range) -> Iterator[int]:
+    return itertools.takewhile(lambda number: time.monotonic() < ends_s, numbers)
 
 
 @contextlib.asynccontextmanager
@@ -246,10 +255,10 @@ async def _works(broker: Engine, entry: Any, settings: Settings, observed: Obser
         await asyncio.to_thread(worker.stop)
 
 
-def report(observed: Observed, seed: int, count: int, sockets: int, seconds: float) -> dict[str, Any]:
+def report(observed: Observed, seed: int, sockets: int, seconds: float) -> dict[str, Any]:
     return {
         "seed": seed,
-        "requests": count,
+        "requests": observed.requests,
         "over_sockets": sockets,
         "seconds": round(seconds, 1),
         "answers": dict(sorted(observed.statuses.items())),
@@ -260,15 +269,15 @@ def report(observed: Observed, seed: int, count: int, sockets: int, seconds: flo
     }
 
 
-def run(seed: int, count: int, sockets: int) -> dict[str, Any]:
-    """Fuzz a broker of its own, and return the report."""
+def run(seed: int, count: int, sockets: int, seconds: float = math.inf) -> dict[str, Any]:
+    """Fuzz a broker of its own with `count` requests or for this time, and return the report."""
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz") as directory, _logged() as errors:
         Path(directory).chmod(0o700)
-        observed = asyncio.run(fuzz(Path(directory), seed, count, sockets))
+        observed = asyncio.run(fuzz(Path(directory), seed, count, sockets, seconds))
     for error in errors:
         observed.fault(error)
-    return report(observed, seed, count, sockets, time.monotonic() - began_s)
+    return report(observed, seed, sockets, time.monotonic() - began_s)
 
 
 @contextlib.contextmanager
@@ -300,8 +309,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--sockets", type=int, default=20_000)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop before COUNT after this time")
     options = parser.parse_args()
-    outcome = run(options.seed, options.count, options.sockets)
+    outcome = run(options.seed, options.count, options.sockets, options.seconds)
     print(json.dumps(outcome, indent=1))
     return 0 if outcome["ok"] else 1
 
