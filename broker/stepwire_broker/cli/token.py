@@ -36,6 +36,7 @@ SCOPES_DEFAULT: Final = (Scope.READ,)
 COLUMNS: Final = [
     output.Column("name", "name"),
     output.Column("scopes", "scopes"),
+    output.Column("via", "via"),
     output.Column("expires", "expires_at"),
     output.Column("sha256", "sha256"),
 ]
@@ -116,6 +117,7 @@ def list_tokens(options: Options) -> None:
             "name": line.grant.name,
             "scopes": sorted(line.grant.scopes),
             "expires_at": None if line.grant.expires_ms is None else rfc3339(line.grant.expires_ms),
+            "via": line.grant.via,
             "sha256": line.digest.hex()[:12],
         }
         for line in lines
