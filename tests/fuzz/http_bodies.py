@@ -50,6 +50,7 @@ class Connection:
     """The connection of a request without a socket."""
 
     user_grant = None
+    certificate = None
     is_too_slow = False
     answer_left = 0
 
@@ -61,7 +62,7 @@ class Connection:
 
 
 class Observed:
-    """What went wrong, and how long the loop computed without a pause."""
+    """The faults of the broker, and the longest time that the loop computed without a pause."""
 
     def __init__(self) -> None:
         self.statuses: Counter[str] = Counter()
