@@ -26,7 +26,7 @@ import zmq
 from stepwire_broker.bus.keys import server_key
 from stepwire_broker.bus.keys.key_text import KeyPair, new_pair
 
-from tests.attacks.bus_peers import TCP
+from tests.attacks.listeners import TCP
 from tests.attacks.target import Target, running_target
 from tests.bus.strangers import GREETING, connected, frame, ready
 
