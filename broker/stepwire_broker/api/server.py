@@ -18,13 +18,14 @@ from .app import Application
 from .engine_port import EnginePort
 from .handshake import Handshakes
 from .limits import HttpLimits, limits_of
-from .listening import BACKLOG, Listeners, address_of
+from .listening import Listeners, address_of
 from .protocol import BoundedProtocol
 from .replies import closing_answer, problem_reply
 from .shares import OF_BROKER
 from .token import Tokens
 
 KEEP_ALIVE_S: Final = 75
+UVICORN_BACKLOG: Final = 1024  # of sockets that uvicorn accepts from, as many in one turn of the loop
 STOP_TIMEOUT_S: Final = 5
 
 log: Final = structlog.get_logger("stepwire.api")
@@ -117,7 +118,7 @@ def _config(app: access.AccessControl, make_protocol: Any) -> uvicorn.Config:
         log_level=None,
         server_header=False,
         proxy_headers=False,
-        backlog=BACKLOG,
+        backlog=UVICORN_BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_TIMEOUT_S,
     )
