@@ -79,6 +79,11 @@ ABOUT: Final[dict[str, str]] = {
     "http.socket": "Unix socket of the HTTP API, for programs of the broker's own user. They need no token there.",
     "http.tokens_file": "File with the API's tokens or their digests (`sha256:…`), one per line. Unset: generated.",
     "http.hosts": "Names that are accepted in a request's Host header, in addition to `listen` and the loopback.",
+    "http.tls.cert_file": "File with the certificate of `http.listen` and its intermediate certificates, PEM. With it, "
+    "the address speaks https only.",
+    "http.tls.key_file": "File with the private key of the certificate, PEM, mode 0600.",
+    "http.tls.client_ca_file": "File with the authorities of client certificates, PEM. A client with such a "
+    "certificate needs no token if a line `cert:<name>` of the tokens file names it.",
     "http.max_connections": "Maximum number of connections; smaller if the process may open only a few files.",
     "http.allow_insecure": "Listen on the network without TLS: behind a proxy with TLS, or on a trusted network.",
     "limits.max_open_steps": "Maximum number of open steps. The broker refuses submissions beyond it.",
