@@ -203,6 +203,19 @@ def test_a_progress_note_holds_no_value_of_a_secret(broker, worker):
     assert progress.items[0][4] == "using [secret stripe/live]"
 
 
+def test_an_exception_without_a_text_is_logged_in_a_process_with_secrets(caplog):
+    class Untextual(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    def fail(ctx: Context) -> None:
+        raise Untextual
+
+    outcome = testing.run(fail, config={"key": {"$secret": "stripe/live"}}, secrets={"stripe/live": KEY})
+    assert outcome.error.message == "Untextual"
+    assert caplog.records
+
+
 def test_an_output_holds_no_value_of_a_secret():
     def leak(ctx: Context) -> dict:
         return {"authorization": f"Bearer {ctx.config['key']}", ctx.config["key"]: [ctx.config["pin"]]}
