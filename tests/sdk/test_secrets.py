@@ -131,6 +131,7 @@ def test_a_step_whose_secret_is_missing_fails_with_its_name_and_its_handler_is_n
 def test_a_lease_that_ends_while_a_secret_is_read_gives_the_step_back(broker):
     """A slow resolver must not let two workers run a step."""
     called = []
+    asked = threading.Event()
     worker = Worker(steps="ipc://s", results="ipc://r", name="test", secrets=lambda name: slow())
     worker.handler("pay")(lambda ctx: called.append(1))
     worker.start()
@@ -140,12 +141,13 @@ def test_a_lease_that_ends_while_a_secret_is_read_gives_the_step_back(broker):
         assert thread is not None
         for call in thread._calls.values():
             call.run.lease.until_ms = 0.0  # as after 10 s without an ack
+        asked.set()
         return "value"
 
     try:
         broker.until_welcomed()
         broker.run(step(1, handler="pay", handler_config=CONFIG))
-        broker.until(lambda: thread_holds(worker) == [])
+        broker.until(lambda: asked.is_set() and thread_holds(worker) == [])
     finally:
         worker.stop(drain_ms=100)
     assert called == []
