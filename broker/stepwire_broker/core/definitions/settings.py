@@ -8,6 +8,7 @@ from stepwire_protocol.messages import BrokerId
 
 Ms: TypeAlias = Annotated[int, Meta(ge=0, le=366 * 24 * 3600 * 1000)]
 PositiveMs: TypeAlias = Annotated[int, Meta(ge=1, le=366 * 24 * 3600 * 1000)]
+RetentionMs: TypeAlias = Annotated[int, Meta(ge=1, le=3660 * 24 * 3600 * 1000)]
 Size: TypeAlias = Annotated[int, Meta(ge=1, le=limits.INTEGER_MAX)]
 Limit: TypeAlias = Annotated[int, Meta(ge=1, le=limits.INTEGER_MAX)]
 
@@ -226,7 +227,7 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
     completed_ms: PositiveMs = 7 * 24 * 3600 * 1000
     failed_ms: PositiveMs = 30 * 24 * 3600 * 1000
-    audit_ms: PositiveMs = 400 * 24 * 3600 * 1000
+    audit_ms: RetentionMs = 400 * 24 * 3600 * 1000
 
 
 class SecuritySettings(Struct, frozen=True, forbid_unknown_fields=True):
