@@ -136,7 +136,9 @@ def running(directory: Path, settings: Settings, limits: HttpLimits | None = Non
         broker.heard = deque(maxlen=100)
         await broker.start()
         listeners = listening.Listeners(
-            listening.listen(settings.http), certificates=listening.certificates_of(settings.http)
+            listening.listen(settings.http),
+            certificates=listening.certificates_of(settings.http),
+            jwt=listening.open_jwt(settings.http),
         )
         tokens = token.open_tokens(str(token_file))
         server = Server(broker, tokens, listeners, limits)
