@@ -8,7 +8,7 @@ import structlog
 
 from stepwire_broker.timestamps import rfc3339
 
-from .tls_files import Certificates, CertificateReading, TlsError
+from .tls_files import CertificateReading, Certificates, TlsError
 
 CHECK_S: Final = 60.0
 DAY_MS: Final = 24 * 3600 * 1000

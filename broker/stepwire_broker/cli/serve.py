@@ -15,6 +15,7 @@ from stepwire_broker.configuration import hidden, loader
 from stepwire_broker.core.definitions.settings import listed
 
 from . import config_commands, output
+from .allocator import keep_no_large_blocks
 from .children import handler_environ
 from .failure import Exit, Failure
 from .handlers import Handlers
@@ -87,6 +88,7 @@ def serve(
     logs.set_up(loaded.settings.log_level, options.verbosity)
     raise_to_hard_limit()
     harden()
+    keep_no_large_blocks()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     large_blocks.return_when_free()
     code = asyncio.run(_serve(options, loaded, flags, modules))

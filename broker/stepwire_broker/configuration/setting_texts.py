@@ -28,7 +28,7 @@ ABOUT: Final[dict[str, str]] = {
     "bus.heartbeat_ms": "Interval of the workers' heartbeats: at most half of the lease; a fifth of it is recommended.",
     "bus.lease_ms": "A worker that is silent for this time loses its steps to other workers.",
     "bus.steps_hwm": "Maximum number of messages that wait for one slow subscriber.",
-    "bus.results_hwm": "Maximum number of messages of one connection that wait; fewer if they could exceed 256 MiB.",
+    "bus.results_hwm": "Maximum number of messages of one connection that wait; fewer if they could exceed 64 MiB.",
     "bus.level0.handlers": "Handler classes for level 0. Patterns; ** matches all that no worker ever offered.",
     "bus.level0.at_most_once": "Also send at_most_once steps to level-0 handlers.",
     "bus.level0.batch_max_steps": "Maximum number of steps that a level-0 handler gets at a time.",

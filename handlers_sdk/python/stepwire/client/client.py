@@ -39,6 +39,8 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
     $STEPWIRE_CLIENT_KEY_FILE, are the client's own certificate. A token goes first: with one, the broker ignores the
     certificate.
 
+    `seal_keys_file`, by default $STEPWIRE_SEAL_KEYS_FILE, has the keys of sealed payloads.
+
     While the broker does not answer, as during a restart, each call waits for it for at most `outage_s`; default:
     $STEPWIRE_OUTAGE_S, or 30. `first_contact_s` is the same limit until the first connection was made;
     default: `outage_s`. A call that was sent is sent again only if that cannot repeat its effect. `on_outage` is called
@@ -60,6 +62,7 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
         ca_file: str | os.PathLike[str] | None = None,
         cert_file: str | os.PathLike[str] | None = None,
         key_file: str | os.PathLike[str] | None = None,
+        seal_keys_file: str | os.PathLike[str] | None = None,
     ) -> None:
         named_url = url or os.environ.get("STEPWIRE_URL")
         found_url = None if named_url else destinations.url_of_directory()
@@ -77,6 +80,7 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
             tls=tls_files(ca_file, cert_file, key_file),
         )
         super().__init__(transport)
+        self._seal_keys_file = seal_keys_file
 
     def __enter__(self) -> "Client":
         return self
