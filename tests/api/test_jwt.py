@@ -22,7 +22,7 @@ from stepwire_broker.api.jwt_keys import JwtError, JwtKeys
 from stepwire_broker.api.jwt_tokens import TOKEN_BYTES_MAX, JwtTokens
 from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.core.answers.via import Via
-from stepwire_broker.core.definitions.settings import HttpSettings, JwtSettings
+from stepwire_broker.core.definitions.settings import HttpSettings, JwtClaims, JwtSettings
 
 from .running_api import TOKEN, WORKFLOW, running, settings_in
 
@@ -174,6 +174,22 @@ def test_a_withdrawn_key_ends_its_tokens(tokens: JwtTokens, settings: JwtSetting
     with pytest.raises(HttpProblem) as refused:
         asyncio.run(tokens.admit(token))
     assert refused.value.code == "jwt_key_unknown"
+
+
+@pytest.mark.parametrize("said", [["shop", "shop::**"], "shop shop::**"])
+def test_a_token_sees_the_namespaces_of_its_claim(tokens: JwtTokens, said: Any) -> None:
+    names = JwtClaims(namespaces="spaces", roles="groups")
+    tokens._settings = msgspec.structs.replace(tokens._settings, claims=names)
+    grant = tokens.verified(signed(spaces=said, groups=["finance"]))
+    assert (grant.namespaces, grant.roles) == (("shop", "shop::**"), ("finance",))
+
+
+@pytest.mark.parametrize("said", [None, [], "", {"shop": 1}, 7, ["shop", 7], ["shop bank"]])
+def test_a_token_without_a_usable_claim_of_namespaces_is_refused(tokens: JwtTokens, said: Any) -> None:
+    tokens._settings = msgspec.structs.replace(tokens._settings, claims=JwtClaims(namespaces="spaces"))
+    with pytest.raises(HttpProblem) as refused:
+        tokens.verified(signed(spaces=said))
+    assert refused.value.code == "jwt_claims"
 
 
 class _Issuer(http.server.BaseHTTPRequestHandler):

@@ -118,7 +118,16 @@ class JwtTokens:
             raise refused("jwt_claims", f"`sub` needs 1 to {SUBJECT_CHARACTERS_MAX} printable characters")
         words = _words(claims, self._settings.claims.scopes) or ()
         scopes = frozenset(Scope(word) for word in words if word in _SCOPES)
-        return Grant(f"jwt:{subject}", scopes, digest=digest, via=Via.JWT, proof_ends_ms=int(ends_s * 1000))
+        grant = Grant(f"jwt:{subject}", scopes, digest=digest, via=Via.JWT, proof_ends_ms=int(ends_s * 1000))
+        names = self._settings.claims
+        if names.namespaces is not None:
+            namespaces = _words(claims, names.namespaces)
+            if not namespaces:
+                raise refused("jwt_claims", f"the token has no claim {names.namespaces!r} with its namespaces")
+            grant = grant._replace(namespaces=namespaces)
+        if names.roles is not None:
+            grant = grant._replace(roles=_words(claims, names.roles) or ())
+        return grant
 
 
 def has_form(token: bytes) -> bool:

@@ -8,12 +8,14 @@ The first start creates a token with full access, in a file that only its owner 
 A line `cert:<name>` gives permissions to the client certificates with this subject alternative name.
 """
 
+import functools
 import hashlib
 import hmac
 import os
 import secrets
 import stat
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import Final, NamedTuple
 
 from stepwire_protocol import patterns
 
-from stepwire_broker.core.answers.scopes import Scope
+from stepwire_broker.core.answers.scopes import Scope, includes
 from stepwire_broker.core.answers.via import Via
 from stepwire_broker.core.model import principal
 from stepwire_broker.errors import BrokerError
@@ -29,6 +31,7 @@ from stepwire_broker.file_owners import strange_owner, stranger
 from stepwire_broker.timestamps import parse_rfc3339
 
 from .token_rate import UNLIMITED, Rate, RateError, read_rate
+from .token_uses import TokenUses
 
 STATE_DIR: Final = Path(".stepwire")
 TOKEN_FILE: Final = STATE_DIR / "token"
@@ -38,11 +41,23 @@ TOKEN_BYTES: Final = 32
 TOKEN_CHARACTERS_MIN: Final = 43  # 256 bits in base64
 
 SESSIONS_DEFAULT: Final = 128  # workers of one token at the same time
-MEMBERS_SHOWN: Final = ("name", "scopes", "workers", "handlers", "labels", "sessions", "rate", "expires")
+MEMBERS_SHOWN: Final = (
+    "name",
+    "scopes",
+    "namespaces",
+    "workers",
+    "handlers",
+    "labels",
+    "sessions",
+    "roles",
+    "rate",
+    "expires",
+)
 MEMBERS: Final = frozenset(MEMBERS_SHOWN)
 
 CERTIFICATE: Final = "cert:"
 NAME_CHARACTERS_MAX: Final = 256
+NEVER: Final = "never"  # as the value of `expires`
 
 _HASHED: Final = "sha256:"
 
@@ -66,6 +81,8 @@ class Grant(NamedTuple):
     sessions: int = SESSIONS_DEFAULT
     via: Via = Via.TOKEN
     proof_ends_ms: int | None = None  # when the certificate or the signed token expires
+    namespaces: tuple[str, ...] = (patterns.ANY,)  # patterns of the only namespaces that the token reads and changes
+    roles: tuple[str, ...] = ()  # of its holder, for approvals
     rate: Rate = UNLIMITED
 
     @property
@@ -87,6 +104,7 @@ class Grant(NamedTuple):
             handlers=self.handlers,
             labels=self.labels,
             sessions=self.sessions,
+            namespaces=self.namespaces,
         )
 
     @property
@@ -95,7 +113,19 @@ class Grant(NamedTuple):
         return any(ms is not None and ms <= now_ms for ms in (self.expires_ms, self.proof_ends_ms))
 
     def allows(self, scope: Scope) -> bool:
-        return scope in self.scopes or Scope.ADMIN in self.scopes
+        return includes(self.scopes, scope)
+
+    @property
+    def is_for_all_namespaces(self) -> bool:
+        return patterns.ANY in self.namespaces
+
+    def allows_namespace(self, namespace: str) -> bool:
+        return self.is_for_all_namespaces or _any_of(self.namespaces)(namespace)
+
+
+@functools.lru_cache(maxsize=1_024)
+def _any_of(namespaces: tuple[str, ...]) -> Callable[[str], bool]:
+    return patterns.any_of(namespaces)
 
 
 class TokenChange(NamedTuple):
@@ -123,6 +153,7 @@ class Tokens:
         self.file = file  # the file of the token that clients on the same machine use
         self._is_strict = is_strict
         self._more = more
+        self.uses = TokenUses(None)
         self._unreported: TokenError | None = None
         self._changes: list[TokenChange] = []
         self._stamps = self._read_stamps()
@@ -141,7 +172,10 @@ class Tokens:
         grant = self._grant_of(presented)
         if grant is None and self._look_again():
             grant = self._grant_of(presented)
-        return None if grant is None or grant.has_expired else grant
+        if grant is None or grant.has_expired:
+            return None
+        self.uses.note(presented, time.time_ns() // 1_000_000)
+        return grant
 
     def of_certificate(self, names: tuple[str, ...]) -> list[Grant]:
         """The grants of the lines `cert:` with one of these names. A line that was just written counts at once."""
@@ -232,13 +266,18 @@ def open_tokens(tokens_file: str | None, *, is_strict: bool = False) -> Tokens:
     """The tokens of `http.tokens_file`. Without this setting: the tokens of `stepwire token new`, and the generated
     token in the state directory, which `is_strict` refuses."""
     if tokens_file is not None:
-        return Tokens(Path(tokens_file), is_strict=is_strict)
+        tokens = Tokens(Path(tokens_file), is_strict=is_strict)
+        tokens.uses = TokenUses(uses_file_of(tokens_file))
+        return tokens
     make_state_dir()
     if is_strict:
-        return Tokens(TOKEN_FILE, MORE_TOKENS_FILE, is_strict=True)
+        tokens = Tokens(TOKEN_FILE, MORE_TOKENS_FILE, is_strict=True)
+        tokens.uses = TokenUses(uses_file_of(None))
+        return tokens
     is_new = not TOKEN_FILE.exists() and _generate(TOKEN_FILE)
     tokens = Tokens(TOKEN_FILE, MORE_TOKENS_FILE)
     tokens.is_new = is_new
+    tokens.uses = TokenUses(uses_file_of(None))
     return tokens
 
 
@@ -260,6 +299,12 @@ def tokens_file_of(tokens_file: str | None) -> Path:
     return MORE_TOKENS_FILE if tokens_file is None else Path(tokens_file)
 
 
+def uses_file_of(tokens_file: str | None) -> Path:
+    """The file with the last use of each token."""
+    tokens = tokens_file_of(tokens_file)
+    return tokens.with_name(f"{tokens.name}.uses")
+
+
 def add_token(path: Path, grant: Grant) -> str:
     """Create a token. The file receives only the digest; the result is the only copy of the token."""
     if path.parent == STATE_DIR:
@@ -269,21 +314,23 @@ def add_token(path: Path, grant: Grant) -> str:
     token = secrets.token_urlsafe(TOKEN_BYTES)
     words = [f"{_HASHED}{hashlib.sha256(token.encode()).hexdigest()}", f"name={grant.name}"]
     words.append(f"scopes={','.join(sorted(grant.scopes))}")
-    words += [f"{name}={text}" for name, text in work_members(grant).items()]
-    if grant.expires_ms is not None:
-        words.append(f"expires={datetime.fromtimestamp(grant.expires_ms / 1000, UTC).isoformat(timespec='seconds')}")
+    words += [f"{name}={text}" for name, text in limiting_members(grant).items()]
+    expires = None if grant.expires_ms is None else datetime.fromtimestamp(grant.expires_ms / 1000, UTC)
+    words.append(f"expires={NEVER if expires is None else expires.isoformat(timespec='seconds')}")
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     _write(path, f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{' '.join(words)}{chr(10)}")
     return token
 
 
-def work_members(grant: Grant) -> dict[str, str]:
+def limiting_members(grant: Grant) -> dict[str, str]:
     """The members that limit a token and its workers, as in its line. Members with their default are left out."""
     members = {
+        "namespaces": ",".join(grant.namespaces),
         "workers": ",".join(grant.workers),
         "handlers": ",".join(grant.handlers),
         "labels": ",".join(f"{key}={value}" for key, value in grant.labels),
         "sessions": str(grant.sessions),
+        "roles": ",".join(grant.roles),
         "rate": str(grant.rate),
     }
     without = Grant(grant.name, grant.scopes)
@@ -495,6 +542,10 @@ def _grant(where: str, words: list[str], name: str) -> Grant:
         raise TokenError(f"{where}: {error}; scopes are {', '.join(Scope)}") from None
     expires_ms = _expires_ms(where, members.get("expires"))
     grant = Grant(members.get("name", name), scopes, expires_ms, is_named="name" in members)
+    if "namespaces" in members:
+        grant = grant._replace(namespaces=_namespaces(where, members["namespaces"]))
+    if "roles" in members:
+        grant = grant._replace(roles=_parts(members["roles"]))
     if "workers" in members:
         grant = grant._replace(workers=_parts(members["workers"]))
     if "handlers" in members:
@@ -517,8 +568,16 @@ def _parts(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.split(",") if part)
 
 
+def _namespaces(where: str, text: str) -> tuple[str, ...]:
+    """An empty list would read as no limit, so it is refused."""
+    namespaces = _parts(text)
+    if not namespaces:
+        raise TokenError(f"{where}: namespaces={text}: it must have the form namespaces=shop,shop::*")
+    return namespaces
+
+
 def _expires_ms(where: str, text: str | None) -> int | None:
-    if text is None:
+    if text is None or text == NEVER:
         return None
     expires_ms = parse_rfc3339(text)
     if expires_ms is None:

@@ -71,6 +71,8 @@ def result(options: Options, task_id: int, wait: bool, timeout: str | None) -> N
         if code is Exit.TASK_RUNS and not wait:
             hint += f"; or: stepwire task result {task_id} --wait"
         raise Failure(code, f"task {task_id} has no result: it is {document['state']}{attention}", hint)
+    if "result" not in document:
+        raise Failure(Exit.DENIED, f"the result of task {task_id} is not shown: {step_texts.NOT_INSPECTED}")
     click.echo(msgspec.json.encode(document["result"]).decode())
 
 
@@ -83,11 +85,13 @@ def print_task(options: Options, document: dict[str, Any]) -> None:
     step_texts.print_line("key", own_key(document))
     step_texts.print_line("labels", ", ".join(f"{name}={value}" for name, value in document["labels"].items()) or None)
     for name in ("context", "result"):
-        if document[name] is not None:
+        if document.get(name) is not None:
             output.echo(f"{name:<8} {output.shortened(document[name])}", indent=9)
     click.echo()
     rows = [{**step, **_texts(step)} for step in document["steps"]]
     output.several(options, rows, STEP_COLUMNS, "no steps")
+    if "context" not in document:
+        output.note(options, f"context, result and outputs are not shown: {step_texts.NOT_INSPECTED}")
     for step in document["steps"]:
         if step["state"] == "held":
             output.note(

@@ -204,6 +204,8 @@ class JwtClaims(Struct, frozen=True, forbid_unknown_fields=True):
     """The names of the claims that the broker reads."""
 
     scopes: str = "scope"
+    namespaces: str | None = None
+    roles: str | None = None
 
 
 class JwtSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from stepwire_protocol.patterns import split_name
 from stepwire import sealing
 from stepwire.errors import ConfigurationError, WaitTimeout, WrongState
 
-from . import sealed_documents
+from . import payloads, sealed_documents
 from .transport import Calls, in_path
 
 GENERATED_PREFIX: Final = "auto-"  # of the keys that the client generates
@@ -81,8 +81,8 @@ class TaskCalls(Calls):
         return list(answer["task_ids"])
 
     def task(self, task_id: int) -> dict[str, Any]:
-        """One task."""
-        return self._transport.get(_path(task_id))
+        """One task. Its payloads need the scope `inspect`: without it, `task["result"]` raises MissingPayload."""
+        return payloads.of_task(self._transport.get(_path(task_id)))
 
     def unsealed(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """A task with plaintext in the place of its sealed context, result, outputs and errors. An error is unsealed if
@@ -116,10 +116,10 @@ class TaskCalls(Calls):
         until `timeout` seconds are over."""
         until_s = None if timeout is None else time.monotonic() + timeout
         task = self._transport.poll("GET", _path(task_id), until_s, wait_s=0.0)
-        yield task
+        yield payloads.of_task(task)
         while not _is_settled(task) and (until_s is None or time.monotonic() < until_s):
             task = self._transport.poll("GET", _path(task_id), until_s, wait_s=every_s)
-            yield task
+            yield payloads.of_task(task)
 
     def why(self, task_id: int, step: str | None = None) -> dict[str, Any]:
         """Why the task, or its step with this name, is in its state: `message` is a sentence, `code` the kind."""
@@ -204,7 +204,7 @@ class TaskCalls(Calls):
             if until_s is not None and time.monotonic() >= until_s:
                 raise WaitTimeout(task_id, task["state"])
             task = self._long_poll(task_id, until_s)
-        return task
+        return payloads.of_task(task)
 
     def _long_poll(self, task_id: int, until_s: float | None) -> dict[str, Any]:
         return self._transport.poll("GET", _path(task_id), until_s)
