@@ -51,6 +51,7 @@ class Server:
             hosts,
             self._application.requests,
             is_strict=broker.settings.security.strict,
+            jwt=listeners.jwt,
         )
         self._tokens = tokens
         self._watching: list[asyncio.Task[None]] = []
@@ -87,8 +88,12 @@ class Server:
         if self._listeners.trouble is not None:
             log.warning("http_socket_unavailable", error=self._listeners.trouble)
         create_task = asyncio.get_running_loop().create_task
-        watching = token_watch.watch(self._tokens, self._application.shares, self._application.notes)
+        watching = token_watch.watch(
+            self._tokens, self._application.shares, self._application.notes, self._listeners.jwt
+        )
         self._watching.append(create_task(watching, name="tokens"))
+        if self._listeners.jwt is not None:
+            self._watching.append(create_task(self._listeners.jwt.keys.watch(), name="jwks"))
         if self._handshakes is not None:
             self._watching.append(create_task(tls_watch.watch(self._handshakes.certificates), name="certificates"))
 
