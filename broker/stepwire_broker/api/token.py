@@ -4,6 +4,8 @@ The first start creates a token with full access, in a file that only its owner 
 `tokens_file` (or `.stepwire/tokens`), one per line, as their SHA-256:
 
     sha256:<64 hex digits> name=ci scopes=read,submit expires=2027-01-01T00:00:00Z
+
+A line `cert:<name>` gives permissions to the client certificates with this subject alternative name.
 """
 
 import functools
@@ -15,12 +17,14 @@ import stat
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from stepwire_protocol import patterns
 
 from stepwire_broker.core.answers.scopes import Scope, includes
+from stepwire_broker.core.answers.via import Via
 from stepwire_broker.core.model import principal
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.file_owners import strange_owner, stranger
@@ -52,6 +56,8 @@ MEMBERS_SHOWN: Final = (
 MEMBERS: Final = frozenset(MEMBERS_SHOWN)
 
 NEVER: Final = "never"  # as the value of `expires`
+CERTIFICATE: Final = "cert:"
+NAME_CHARACTERS_MAX: Final = 256
 
 _HASHED: Final = "sha256:"
 
@@ -61,7 +67,7 @@ class TokenError(BrokerError):
 
 
 class Grant(NamedTuple):
-    """The permissions of one token, and the time at which they expire."""
+    """The permissions of one principal of the API, and the time at which they expire."""
 
     name: str
     scopes: frozenset[Scope]
@@ -75,6 +81,8 @@ class Grant(NamedTuple):
     sessions: int = SESSIONS_DEFAULT
     namespaces: tuple[str, ...] = (patterns.ANY,)  # patterns of the only namespaces that the token reads and changes
     roles: tuple[str, ...] = ()  # of its holder, for approvals
+    via: Via = Via.TOKEN
+    proof_ends_ms: int | None = None  # when the certificate or the signed token expires
     rate: Rate = UNLIMITED
 
     @property
@@ -85,19 +93,24 @@ class Grant(NamedTuple):
     @property
     def via_text(self) -> str:
         """How the caller was identified, as rows of the audit name it."""
-        return "token" if self.digest else "socket"
+        return str(self.via)
 
     @property
     def of_workers(self) -> principal.Grant:
         """The grant of the workers that this token opens. They belong to the token."""
         return principal.Grant(
-            principal=f"token:{self.author}",
+            principal=f"{self.via}:{self.author}",
             workers=self.workers,
             handlers=self.handlers,
             labels=self.labels,
             sessions=self.sessions,
             namespaces=self.namespaces,
         )
+
+    @property
+    def has_expired(self) -> bool:
+        now_ms = time.time_ns() // 1_000_000
+        return any(ms is not None and ms <= now_ms for ms in (self.expires_ms, self.proof_ends_ms))
 
     def allows(self, scope: Scope) -> bool:
         return includes(self.scopes, scope)
@@ -159,17 +172,24 @@ class Tokens:
         grant = self._grant_of(presented)
         if grant is None and self._look_again():
             grant = self._grant_of(presented)
-        now_ms = time.time_ns() // 1_000_000
-        if grant is not None and grant.expires_ms is not None and grant.expires_ms <= now_ms:
+        if grant is None or grant.has_expired:
             return None
-        if grant is not None:
-            self.uses.note(presented, now_ms)
+        self.uses.note(presented, time.time_ns() // 1_000_000)
         return grant
+
+    def of_certificate(self, names: tuple[str, ...]) -> list[Grant]:
+        """The grants of the lines `cert:` with one of these names. A line that was just written counts at once."""
+        found = self._grants_of_names(names)
+        return found if found or not self._look_again() else self._grants_of_names(names)
+
+    def _grants_of_names(self, names: tuple[str, ...]) -> list[Grant]:
+        wanted = {digest_of_name(name) for name in names}
+        return [line.grant for line in self._lines if line.grant.via is Via.CERTIFICATE and line.digest in wanted]
 
     def _grant_of(self, presented: bytes) -> Grant | None:
         grant = None
         for line in self._lines:
-            if hmac.compare_digest(presented, line.digest):
+            if line.grant.via is Via.TOKEN and hmac.compare_digest(presented, line.digest):
                 grant = line.grant
         return grant
 
@@ -208,12 +228,11 @@ class Tokens:
         return True
 
     def is_valid(self, grant: Grant) -> bool:
-        """False if the token of the grant was removed or changed, or has expired. A grant without a token is that of a
-        user on the Unix socket."""
-        if not grant.digest:
+        """False if the line of the grant was removed or changed, or if the grant has expired."""
+        if grant.via is Via.SOCKET:
             return True
-        is_expired = grant.expires_ms is not None and grant.expires_ms <= time.time_ns() // 1_000_000
-        return not is_expired and any(line.grant == grant for line in self._lines)
+        in_file = grant._replace(proof_ends_ms=None)
+        return not grant.has_expired and any(line.grant == in_file for line in self._lines)
 
     def _read_stamps(self) -> list[tuple[int, int, int] | None]:
         return [_stamp(path) for path in (self.file, *self._more)]
@@ -342,7 +361,7 @@ def first_token(path: Path) -> str:
     kind of secret, and is refused."""
     for line in read_private(path).splitlines():
         words = line.partition("#")[0].split()
-        if words and not words[0].startswith(_HASHED):
+        if words and not words[0].startswith((_HASHED, CERTIFICATE)):
             if len(words[0]) < TOKEN_CHARACTERS_MIN:
                 raise TokenError(
                     f"{path} is no token file: its first word has fewer than {TOKEN_CHARACTERS_MIN} characters"
@@ -376,7 +395,7 @@ def strict_refusal(grant: Grant) -> str | None:
             f"the token {grant.name!r} has the scope admin, which security.strict allows only to the broker's user on "
             "the Unix socket: write other scopes into its line, as scopes=submit,operate"
         )
-    if grant.expires_ms is None:
+    if grant.expires_ms is None and grant.via is Via.TOKEN:  # a certificate expires by itself
         return (
             f"the token {grant.name!r} never expires, which security.strict refuses: add expires=2027-01-01T00:00:00Z "
             "to its line, or revoke it and create one with --expires 90d"
@@ -466,8 +485,29 @@ def _line(path: Path, number: int, text: str) -> Line | None:
     words = text.partition("#")[0].split()
     if not words:
         return None
+    if words[0].startswith(CERTIFICATE):
+        digest = digest_of_name(_name(where, words[0].removeprefix(CERTIFICATE)))
+        grant = _grant(where, words[1:], words[0])._replace(digest=digest, is_named=True, via=Via.CERTIFICATE)
+        return Line(digest, grant)
     digest = _digest(where, words[0])
     return Line(digest, _grant(where, words[1:], f"line {number}")._replace(digest=digest))
+
+
+def digest_of_name(name: str) -> bytes:
+    return hashlib.sha256(f"{CERTIFICATE}{name.lower()}".encode()).digest()
+
+
+def _name(where: str, name: str) -> str:
+    """The name of a client certificate: a DNS name, a URI or a mail address."""
+    if not name or len(name) > NAME_CHARACTERS_MAX or not name.isprintable() or "*" in name:
+        raise TokenError(
+            f"{where}: `cert:` must be followed by a subject alternative name: a DNS name, a URI or a mail address"
+        )
+    try:
+        ip_address(name)
+    except ValueError:
+        return name
+    raise TokenError(f"{where}: cert:{name}: an address names a machine, not a principal; use a DNS name or a URI")
 
 
 def _digest(where: str, token: str) -> bytes:
@@ -490,6 +530,8 @@ def _digest(where: str, token: str) -> bytes:
 def _grant(where: str, words: list[str], name: str) -> Grant:
     """The permissions in a line. A token without scopes has full access."""
     members = dict(word.partition("=")[::2] for word in words)
+    if name.startswith(CERTIFICATE) and "scopes" not in members:
+        raise TokenError(f"{where}: a line `cert:` needs scopes=…")
     if len(members) != len(words) or (unknown := members.keys() - MEMBERS):
         wrong = "a member occurs twice" if len(members) != len(words) else f"{min(unknown)!r} is unknown"
         known = " and ".join((", ".join(f"{member}=…" for member in MEMBERS_SHOWN[:-1]), f"{MEMBERS_SHOWN[-1]}=…"))

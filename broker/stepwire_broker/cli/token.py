@@ -40,6 +40,7 @@ EXPIRES_DEFAULT: Final = "90d"
 COLUMNS: Final = [
     output.Column("name", "name"),
     output.Column("scopes", "scopes"),
+    output.Column("via", "via"),
     output.Column("namespaces", "namespaces"),
     output.Column("roles", "roles"),
     output.Column("last used", "last_used_at"),
@@ -129,6 +130,7 @@ def list_tokens(options: Options) -> None:
         {
             "name": line.grant.name,
             "scopes": sorted(line.grant.scopes),
+            "via": line.grant.via,
             "namespaces": None if line.grant.is_for_all_namespaces else list(line.grant.namespaces),
             "roles": list(line.grant.roles) or None,
             "last_used_at": _time(uses.get(line.digest.hex()[:DIGITS])),

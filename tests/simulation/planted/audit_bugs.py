@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from stepwire_broker.core import state
 from stepwire_broker.core.commit import outbox
-from stepwire_broker.store import audit_chain, lane
+from stepwire_broker.store import audit_chain
 
 from tests.memory_store import writer
 
@@ -35,16 +35,6 @@ def _row_outside(plant: Plant) -> None:
     plant.method(outbox.Outbox, "close", close)
 
 
-def _row_of_a_refused_part(plant: Plant) -> None:
-    """The row of an effect that the database refused is written nevertheless."""
-
-    def pieces(original: Any, group: Any, tasks_of_steps: Any) -> Any:
-        group.audit = [row._replace(part=("none", row.part[1])) if row.part else row for row in group.audit]
-        return original(group, tasks_of_steps)
-
-    plant.function(lane._pieces, pieces)
-
-
 def _not_linked(plant: Plant) -> None:
     """Every row is linked to the first row of the chain's last group."""
 
@@ -58,6 +48,5 @@ def _not_linked(plant: Plant) -> None:
 BUGS: Final = (
     Bug("audit: the row of a retry is missing", _row_missing),
     Bug("audit: the row is in a later transaction than its effect", _row_outside),
-    Bug("audit: the row of a refused part is written", _row_of_a_refused_part),
     Bug("audit: rows of one group are not linked to each other", _not_linked),
 )
