@@ -34,12 +34,14 @@ from .core.routing.runtime_rules import stored_rules
 from .core.state import BrokerState, Identity
 from .core.unroutable import Unroutable
 from .core_loop import CoreLoop
+from .erasures import Erasures, Finished
 from .errors import BrokerError
 from .loop_measures import Measures
 from .pulse import read_clocks
 from .stages import claims
 from .store import Store, open_store
 from .store.queries import Queries
+from .store.sqlite.opening import path_of
 from .taps import Tap
 
 P = ParamSpec("P")
@@ -115,6 +117,7 @@ class Engine:
         self._companion = companion
         self._executors = frozenset((BUS, LOCAL, *(() if companion is None else companion.keys())))
         self._store: Store | None = None
+        self._erasures: Erasures | None = None
         self._core: CoreLoop | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -292,6 +295,23 @@ class Engine:
         """Remove old rows now, rather than within a minute."""
         assert self._store is not None
         self._store.prune()
+
+    async def erase(self, task_id: int, make: Callable[[int], Command]) -> Answer:
+        """Erase a task that has ended. The answer comes when the erasure is also recorded outside the database. Raises
+        SecurityKeyError."""
+        return await self._erasures_of_store().erase(task_id, lambda: self.ask(make))
+
+    async def finish_erasures(self) -> Finished:
+        """Search the database file for what was erased, and rewrite the file if anything is left. Raises
+        SecurityKeyError."""
+        return await self._erasures_of_store().finish()
+
+    def _erasures_of_store(self) -> Erasures:
+        assert self._store is not None
+        if self._erasures is None:
+            path = path_of(self.settings.database.url)
+            self._erasures = Erasures(self.settings.security, self._store, path)
+        return self._erasures
 
     def add_commit_listener(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` after every commit until the returned function is called."""

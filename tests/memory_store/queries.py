@@ -12,6 +12,7 @@ from stepwire_broker.core.definitions.stored_rows import (
     StoredTask,
     StoredWorkflow,
 )
+from stepwire_broker.core.model import erasing
 from stepwire_broker.core.model.commit_group import StepStderr, TaskNew
 from stepwire_broker.store.queries import PAGE_ROWS_MAX
 from stepwire_broker.store.rows import (
@@ -118,6 +119,10 @@ class MemoryQueries:
             bytes_so_far += row.output_bytes
             steps.append(row if bytes_so_far <= outputs_bytes_max else row._replace(output=None))
         return TaskRecord(self._task_row(task), task.context.decode(), steps)
+
+    def erased_tasks(self) -> list[tuple[str, int]]:
+        rows = ((row.uid, erasing.erased_ms(row.labels)) for row in self._tables.tasks.values())
+        return [(uid, at_ms) for uid, at_ms in rows if at_ms is not None]
 
     def task_state(self, task_id: int) -> str | None:
         task = self._tables.tasks.get(task_id)

@@ -173,6 +173,18 @@ class MemoryWriter:
     def rest(self, group: CommitGroup) -> None:
         pass
 
+    def checkpoint(self) -> bool:
+        return True
+
+    def compact(self) -> None:
+        pass
+
+    def unverified_erasures(self) -> int:
+        return 0
+
+    def erasures_are_verified(self, count: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

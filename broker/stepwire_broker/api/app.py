@@ -5,12 +5,13 @@ import asyncio
 from starlette.routing import Route, Router
 
 from stepwire_broker.core.answers.scopes import Scope
-from stepwire_broker.operator_commands import COMMANDS
+from stepwire_broker.operator_commands import COMMANDS, ERASE_TASK
 
 from . import (
     breakers,
     commands,
     database,
+    erasing,
     events,
     executors,
     health,
@@ -93,7 +94,9 @@ class Application:
             ("GET", "/v1/breakers"): breakers.page,
             ("POST", "/v1/database/prune"): database.prune,
             ("GET", "/v1/tap"): self.taps.stream,
+            ("POST", "/v1/database/finish-erasures"): erasing.finish,
             **{("POST", command.path): commands.handler(command) for command in COMMANDS},
+            ("POST", ERASE_TASK.path): erasing.erase,
             ("GET", "/openapi.json"): openapi.show,
             ("GET", "/metrics"): self._metrics,
             ("GET", "/readyz"): health.readyz,

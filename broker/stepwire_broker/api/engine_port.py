@@ -13,6 +13,7 @@ from stepwire_broker.core.model.principal import PROCESS, Grant
 from stepwire_broker.core.overview import ExecutorView, WorkerView
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.unroutable import Unroutable
+from stepwire_broker.erasures import Finished
 from stepwire_broker.loop_measures import Measures
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.taps import Tap
@@ -58,6 +59,15 @@ class EnginePort(Protocol):
     def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Run a query on the event loop, for a few rows that were just committed. None if the query would have to
         wait."""
+        ...
+
+    async def erase(self, task_id: int, make: Callable[[int], Command]) -> Answer:
+        """Send the command to erase a task, and record the erasure outside the database. Raises SecurityKeyError."""
+        ...
+
+    async def finish_erasures(self) -> Finished:
+        """Search the database file for what was erased, and rewrite the file if anything is left. Raises
+        SecurityKeyError."""
         ...
 
     def prune(self) -> None:

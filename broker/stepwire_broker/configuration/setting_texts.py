@@ -94,6 +94,9 @@ ABOUT: Final[dict[str, str]] = {
     "retention.failed_ms": "Time that failed and cancelled tasks are kept.",
     "security.strict": "Refuse what the default settings only report as insecure: tcp without keys, also on the "
     "loopback.",
+    "security.key_file": "File with the broker's secret key, which the first start makes. Keep a copy apart from the "
+    "database and its backups.",
+    "security.erasures_file": "File with keyed hashes of erased tasks. A restore erases these tasks again.",
     "log_level": "Lowest level that is logged: debug, info, warning or error. HUP reloads it.",
 }
 assert ABOUT.keys() == KEYS.keys(), ABOUT.keys() ^ KEYS.keys()

@@ -69,6 +69,7 @@ class CoreCounters(Struct):
     breakers_opened: int = 0
     probes: int = 0
     ignored: int = 0
+    erased: int = 0  # tasks
     refused: dict[str, int] = {}  # by code
 
     def count_refused(self, code: str) -> None:

@@ -13,8 +13,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from stepwire_broker.core.model.commit_group import (
     Broken,
@@ -37,6 +38,7 @@ from stepwire_broker.core.model.commit_group import (
     StepStderr,
     SubmissionOutcome,
     TaskChanged,
+    TaskErased,
     TaskNew,
     WorkflowNew,
     WorkflowOutcome,
@@ -44,6 +46,8 @@ from stepwire_broker.core.model.commit_group import (
 from stepwire_broker.errors import BrokerError
 
 from . import keys
+
+T = TypeVar("T")
 
 PAUSE_MS: Final = 50
 PAUSE_MAX_MS: Final = 500
@@ -75,6 +79,7 @@ class Rows(NamedTuple):
     steps_stderr: Sequence[StepStderr]
     tasks_changed: Sequence[TaskChanged]
     history: Sequence[HistoryRow]
+    erasures: Sequence[TaskErased] = ()  # written last: they replace payloads in rows of the same transaction too
 
 
 class WriteResult(NamedTuple):
@@ -136,6 +141,18 @@ class LaneWriter(Protocol):
     def rest(self, group: CommitGroup) -> None:
         """Do the database's housekeeping, after the outcome of a group was reported and before the next group."""
 
+    def checkpoint(self) -> bool:
+        """Move the whole log into the database, and empty the log. False: a reader needs the log, so try again."""
+
+    def compact(self) -> None:
+        """Rewrite the whole database, so that its unused parts hold nothing. Takes seconds for each 100 MB."""
+
+    def unverified_erasures(self) -> int:
+        """Return the number of erasures since the file was last searched."""
+
+    def erasures_are_verified(self, count: int) -> None:
+        """Note that this number of erasures were searched for."""
+
     def close(self) -> None: ...
 
 
@@ -176,7 +193,9 @@ class Lane:
         self._report = report
         self._faults = faults
         self._upkeep = upkeep
-        self._groups: queue.SimpleQueue[CommitGroup | Literal["look", "end"]] = queue.SimpleQueue()
+        self._groups: queue.SimpleQueue[CommitGroup | Callable[[], object] | Literal["look", "end"]] = (
+            queue.SimpleQueue()
+        )
         self._give_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"stepwire-lane-{number}", daemon=True)
 
@@ -189,6 +208,22 @@ class Lane:
     def look(self) -> None:
         """Wake the upkeep, because it has something to do now."""
         self._groups.put("look")
+
+    def aside(self, work: Callable[[LaneWriter], T]) -> Future[T]:
+        """Run work on the database between two groups, in the writer's thread. Groups wait meanwhile."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(work(self._writer))
+            except Exception as error:
+                future.set_exception(error)
+                raise
+
+        self._groups.put(run)
+        return future
 
     def close(self, timeout_s: float) -> bool:
         """Write the queued groups, for at most `timeout_s`. False: at least one group could not be written, and its
@@ -229,8 +264,10 @@ class Lane:
                 continue
             if item == "end":
                 return None
-            if item != "look":
+            if isinstance(item, CommitGroup):
                 return item
+            if item != "look":
+                self._aside(item)
 
     def _aside(self, work: Callable[[], object]) -> Trouble | None:
         """Do work that may fail without harm, and return its trouble. Raises only if the database is broken."""
@@ -334,6 +371,8 @@ class Writing:
             tasks_new = [task for task in tasks_new if task.id not in left_out]
             steps_new = [step for step in steps_new if step.task_id not in left_out]
             history = [row for row in history if row.task_id not in left_out]
+        if group.parked:
+            writer.park(group.parked)
         writer.write(
             Rows(
                 tasks_new,
@@ -345,10 +384,9 @@ class Writing:
                 group.steps_stderr,
                 tasks_changed,
                 history,
+                group.erasures,
             )
         )
-        if group.parked:
-            writer.park(group.parked)
         return WriteResult(verdict.outcomes, workflows, left_out, [])
 
     def _claim(self, group: CommitGroup) -> keys.Verdict:
@@ -379,7 +417,9 @@ class Writing:
         transaction."""
         writer = self._writer
         whole = WriteResult([], [], set(), [])
-        parked = list(group.parked)
+        parked: list[Parked] = []
+        if group.parked:
+            writer.park(group.parked)  # before an erasure of the same task
 
         def write(pieces: Sequence[Piece]) -> None:
             writer.savepoint()
@@ -450,6 +490,8 @@ def _pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
         by_task.setdefault(changed.id, empty()).tasks_changed.append(changed)
     for fact in group.history:
         by_task.setdefault(fact.task_id, empty()).history.append(fact)
+    for erasure in group.erasures:
+        by_task.setdefault(erasure.task_id, empty()).erasures.append(erasure)
     pieces += [Piece(part, (task_id,), now) for task_id, part in by_task.items() if task_id not in new]
     return pieces
 
@@ -478,6 +520,7 @@ _LISTS: Final = (
     "steps_stderr",
     "tasks_changed",
     "history",
+    "erasures",
 )
 
 

@@ -9,7 +9,7 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 from stepwire_broker.core.definitions.settings import DatabaseSettings, RetentionSettings
 from stepwire_broker.core.model.commit_group import CommitGroup
 
-from .lane import Faults, Lane, Report
+from .lane import Faults, Lane, LaneWriter, Report
 from .ports import LANE, Database, OpenDatabase
 from .queries import Queries
 from .retention import Retention
@@ -53,6 +53,11 @@ class Store:
         if self._retention is not None:
             self._retention.ask()
             self._lane.look()
+
+    def aside(self, work: Callable[[LaneWriter], T]) -> Future[T]:
+        """Run work on the database between two groups, in the writer's thread. Groups wait meanwhile."""
+        assert self._lane is not None, "the store was not started"
+        return self._lane.aside(work)
 
     def put(self, group: CommitGroup) -> None:
         """Queue a group. Groups are written in order. Never waits."""

@@ -145,6 +145,7 @@ class Books:
         self.is_closing = False
         self.steps: dict[int, StepBook] = {}
         self.tasks: dict[int, TaskBook] = {}
+        self.erased: dict[int, int] = {}  # by task: when it was erased
         self.open_tasks: set[int] = set()
         self.held: set[int] = set()
         self.acked_keys: dict[tuple[str, str], tuple[bytes, int]] = {}

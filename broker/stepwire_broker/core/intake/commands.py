@@ -12,7 +12,7 @@ from stepwire_protocol.messages import ErrorDetail
 from stepwire_broker.core.answers.answers import CommandRefused, Done
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.dispatch.payloads import forget_fetched
-from stepwire_broker.core.model import facts
+from stepwire_broker.core.model import erasing, facts
 from stepwire_broker.core.model.apply import counted
 from stepwire_broker.core.model.events import AwaitTask, Command, CommandOfOperator, Forget, Now
 from stepwire_broker.core.model.live import Step, Task
@@ -167,6 +167,10 @@ def _retry_refused(state: BrokerState, task: Task, event: RetryTask) -> CommandR
     """Refuse a retry that is wrong for any states of the steps."""
     if (missing := state.router.refusal(task.workflow)) is not None:
         return no_executor(task.workflow, missing)
+    if erasing.erased_ms(task.labels) is not None:
+        return CommandRefused(
+            "wrong_state", f"task {task.id} is erased: its payloads are gone, so no step of it can run again"
+        )
     if event.from_step is not None and event.from_step not in task.workflow.by_name:
         names = tuple(sorted(task.workflow.by_name)[:20])
         return CommandRefused(

@@ -23,7 +23,7 @@ from stepwire_broker.core.model.commit_group import (
 from stepwire_broker.store.keys import KeyOwner, Name
 from stepwire_broker.store.lane import Rows, StoredDigest, Trouble
 
-from . import opening
+from . import erasing, opening
 from .statements import (
     CLAIM,
     HISTORY,
@@ -44,6 +44,7 @@ from .statements import (
 from .troubles import FileReplaced, TaskIsGone, trouble_of
 
 CHECKPOINT_PAGES: Final = 8_192  # about 32 MB of write-ahead log
+MEMORY_BYTES_MAX: Final = 32 * 1024 * 1024  # a larger database is rewritten through a temporary file
 PAGE_BYTES: Final = 4_096
 FRAME_BYTES: Final = PAGE_BYTES + 24  # a page in the log
 PAGES_AHEAD: Final = 256  # the log is lengthened this many pages before its end is reached
@@ -150,6 +151,8 @@ class SqliteWriter:
             self._change_tasks(rows.tasks_changed)
         if rows.history:
             self._write_history(rows.history)
+        if rows.erasures:
+            erasing.erase(run, rows.erasures)
 
     def _change_tasks(self, changed: Sequence[TaskChanged]) -> None:
         """Refuse to change a task that retention removed after it was read, so that no answer reports the change."""
@@ -257,6 +260,26 @@ class SqliteWriter:
     def _lay_out(self) -> None:
         length = opening.lay_out_log(self._path)
         self._pages_laid_out = length // FRAME_BYTES if length else CHECKPOINT_PAGES + PAGES_AHEAD
+
+    def checkpoint(self) -> bool:
+        busy, _, _ = self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        self._pages = 0
+        self._lay_out()
+        return not busy
+
+    def compact(self) -> None:
+        if self._path.stat().st_size > MEMORY_BYTES_MAX:
+            self._execute("PRAGMA temp_store=FILE").fetchall()
+        try:
+            self._execute("VACUUM")
+        finally:
+            self._execute("PRAGMA temp_store=MEMORY").fetchall()
+
+    def unverified_erasures(self) -> int:
+        return erasing.unverified(self._execute)
+
+    def erasures_are_verified(self, count: int) -> None:
+        erasing.are_verified(self._execute, count)
 
     def close(self) -> None:
         """Close the connection. SQLite moves the whole log into the database when the last connection closes."""

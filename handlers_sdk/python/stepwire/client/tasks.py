@@ -141,6 +141,12 @@ class TaskCalls(Calls):
         body = {"from_step": from_step, "again": again, "new_key": new_key, "reason": reason}
         return self._command(task_id, "retry", {name: value for name, value in body.items() if value}, is_safe=False)
 
+    def erase(self, task_id: int, reason: str) -> dict[str, Any]:
+        """Erase the payloads of a task that has ended. After the last task, call `finish_erasures`.
+
+        Returns `{"task_id", "state", "attention", "erased_at"}`. An erased task stays as it is."""
+        return self._command(task_id, "erase", {"reason": reason}, is_safe=True)
+
     def _command(self, task_id: int, name: str, body: Mapping[str, Any], *, is_safe: bool) -> dict[str, Any]:
         return self._transport.post(f"{_path(task_id)}/{name}", body, is_safe=is_safe)
 
